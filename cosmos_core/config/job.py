@@ -1,0 +1,57 @@
+"""The job: a resolved recipe with the facts that planning found, as every process of a run reads it.
+
+`cosmos run` writes it into the run's folder before any process starts; a process is told the folder only.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+
+from cosmos_core.config.schema import Recipe
+
+
+@attrs.frozen(kw_only=True)
+class Job:
+    """One run.
+
+    Attributes:
+        run_id: Unique id; a resumed run keeps it.
+        directory: The run's folder (`<output_dir>/<name>`).
+        recipe_directory: Folder of the recipe file; relative paths of datasets start there.
+        recipe: The resolved recipe.
+        num_train_rows: Rows of the dataset's train split.
+        num_heldout_rows: Rows of its held-out split.
+        num_evaluation_prompts: Held-out prompts of one evaluation (0: no evaluation).
+        uses_rollouts: Whether any stage needs rollout replicas.
+    """
+
+    run_id: str
+    directory: Path
+    recipe_directory: Path
+    recipe: Recipe
+    num_train_rows: int
+    num_heldout_rows: int
+    num_evaluation_prompts: int
+    uses_rollouts: bool
+
+    @property
+    def assets(self) -> Path:
+        """Folder of what planning made locally (config, tokenizer)."""
+        return self.directory / "assets"
+
+    @property
+    def journal(self) -> Path:
+        """The controller's journal."""
+        return self.directory / "journal.sqlite"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of each process's log, `<replica>.jsonl`."""
+        return self.directory / "logs"
+
+    @property
+    def checkpoints(self) -> str:
+        """fsspec URL or path of the folder of checkpoints."""
+        return self.recipe.policy.checkpoint.url or str(self.directory / "checkpoints")

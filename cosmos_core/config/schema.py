@@ -1,0 +1,281 @@
+"""The recipe: every key, its type, default, bounds and help.
+
+The reference in the documentation is generated from these classes, so `help` is written for users.
+Validators reject, they never rewrite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import attrs
+from attrs import validators as check
+
+from cosmos_core.types import JSON
+
+
+def option(default: Any = attrs.NOTHING, *, help: str, validator: Any = None, factory: Any = None) -> Any:  # noqa: A002
+    """An attrs field with its help text."""
+    if factory is not None:
+        return attrs.field(factory=factory, validator=validator, metadata={"help": help})
+    return attrs.field(default=default, validator=validator, metadata={"help": help})
+
+
+POSITIVE = check.ge(1)
+NOT_NEGATIVE = check.ge(0)
+ABOVE_ZERO = check.gt(0.0)
+FRACTION = check.and_(check.ge(0.0), check.le(1.0))
+NAME = check.matches_re(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@attrs.frozen(kw_only=True)
+class RunConfig:
+    """The run itself."""
+
+    name: str = option(help="Name of the run and of its folder.", validator=NAME)
+    output_dir: str = option("runs", help="Folder in which the run's folder is made.")
+    seed: int = option(0, help="Seed of everything random.", validator=NOT_NEGATIVE)
+    steps: int = option(help="Training steps of the algorithm, the warm-up not counted.", validator=POSITIVE)
+
+
+@attrs.frozen(kw_only=True)
+class TokenizerConfig:
+    """A tokenizer made locally, for models from random weights."""
+
+    build: Literal["byte-bpe"] = option("byte-bpe", help="What to make: a byte-level BPE trained on the dataset.")
+    vocab_size: int = option(512, help="Most entries of the vocabulary.", validator=check.ge(260))
+    split_digits: bool = option(True, help="Whether each digit is a token of its own.")
+    corpus_rows: int = option(2000, help="Rows of the train split to train it on.", validator=POSITIVE)
+
+
+@attrs.frozen(kw_only=True)
+class ModelConfig:
+    """The model to train."""
+
+    plugin: str = option("hf", help="Name of the model plugin.")
+    path: str | None = option(None, help="Folder or hub name of a Hugging Face checkpoint.")
+    config: Mapping[str, JSON] | None = option(
+        None, help="A Hugging Face config, for a model from random weights; give this or `path`."
+    )
+    tokenizer: TokenizerConfig | None = option(None, help="Make a tokenizer from the dataset instead of loading one.")
+    trust_remote_code: bool = option(False, help="Whether code inside the checkpoint may run.")
+    options: Mapping[str, JSON] = option(factory=dict, help="The plugin's own options.")
+
+
+@attrs.frozen(kw_only=True)
+class AlgorithmConfig:
+    """The training objective."""
+
+    plugin: str = option(help="Name of the algorithm plugin.")
+    options: Mapping[str, JSON] = option(factory=dict, help="The plugin's own options.")
+
+
+@attrs.frozen(kw_only=True)
+class DatasetConfig:
+    """Where prompts come from."""
+
+    plugin: str = option(help="Name of the dataset plugin.")
+    options: Mapping[str, JSON] = option(factory=dict, help="The plugin's own options.")
+
+
+@attrs.frozen(kw_only=True)
+class RewardConfig:
+    """One reward; several are summed by weight and reported apart."""
+
+    plugin: str = option(help="Name of the reward plugin.")
+    weight: float = option(1.0, help="Factor in the sum.")
+    timeout_s: float = option(10.0, help="Seconds until a score counts as timed out.", validator=ABOVE_ZERO)
+    options: Mapping[str, JSON] = option(factory=dict, help="The plugin's own options.")
+
+
+@attrs.frozen(kw_only=True)
+class OptimizerConfig:
+    """AdamW and its schedule."""
+
+    lr: float = option(1e-6, help="Peak learning rate.", validator=NOT_NEGATIVE)
+    betas: tuple[float, float] = option((0.9, 0.95), help="AdamW's decay rates.")
+    eps: float = option(1e-8, help="AdamW's epsilon.", validator=ABOVE_ZERO)
+    weight_decay: float = option(0.0, help="Decoupled weight decay.", validator=NOT_NEGATIVE)
+    clip_norm: float = option(1.0, help="Largest global gradient norm; 0 does not clip.", validator=NOT_NEGATIVE)
+    schedule: Literal["constant", "linear", "cosine"] = option("constant", help="Shape after the warm-up steps.")
+    warmup_steps: int = option(0, help="Steps of linear rise from 0 to `lr`.", validator=NOT_NEGATIVE)
+    final_lr_ratio: float = option(0.1, help="Last learning rate over the peak (linear, cosine).", validator=FRACTION)
+
+
+@attrs.frozen(kw_only=True)
+class WarmupConfig:
+    """A supervised stage before the main one: same model, its own objective and optimizer."""
+
+    plugin: str = option("sft", help="Name of the algorithm plugin; it must learn from demonstrations.")
+    steps: int = option(help="Training steps of the warm-up.", validator=POSITIVE)
+    prompts_per_step: int = option(16, help="Demonstrations of one step, over all policy replicas.", validator=POSITIVE)
+    options: Mapping[str, JSON] = option(factory=dict, help="The plugin's own options.")
+    optimizer: OptimizerConfig = option(factory=OptimizerConfig, help="The warm-up's optimizer.")
+
+
+@attrs.frozen(kw_only=True)
+class MeshConfig:
+    """Sizes of the axes of a replica's device mesh."""
+
+    dp_replicate: int = option(1, help="Replicated data parallel.", validator=POSITIVE)
+    dp_shard: int = option(1, help="Sharded data parallel (FSDP).", validator=POSITIVE)
+    tp: int = option(1, help="Tensor parallel, with sequence parallel.", validator=POSITIVE)
+    cp: int = option(1, help="Context parallel.", validator=POSITIVE)
+    pp: int = option(1, help="Pipeline parallel.", validator=POSITIVE)
+    ep: int = option(1, help="Expert parallel.", validator=POSITIVE)
+
+
+@attrs.frozen(kw_only=True)
+class CheckpointConfig:
+    """When to save, and what to keep."""
+
+    interval: int = option(
+        0, help="Steps between checkpoints; 0 saves only at the end and on Ctrl-C.", validator=NOT_NEGATIVE
+    )
+    keep: int = option(
+        2, help="Newest checkpoints to keep; the best one by evaluation is kept besides.", validator=POSITIVE
+    )
+    url: str | None = option(None, help="fsspec URL of the folder for checkpoints; the run's folder if absent.")
+
+
+@attrs.frozen(kw_only=True)
+class PolicyConfig:
+    """Policy replicas: they train."""
+
+    replicas: int = option(
+        1, help="Number of policy replicas; each step's batch is shared among them.", validator=POSITIVE
+    )
+    prompts_per_step: int = option(16, help="Prompts of one step, over all policy replicas.", validator=POSITIVE)
+    micro_batch_units: int = option(
+        8192, help="Units (tokens, prompt included) of one forward, at most.", validator=POSITIVE
+    )
+    precision: Literal["fp32", "bf16"] = option("bf16", help="Compute precision; weights and optimizer stay fp32.")
+    activation_checkpointing: bool = option(False, help="Recompute activations in the backward pass to save memory.")
+    max_nonfinite_steps: int = option(
+        3, help="Consecutive steps with a non-finite gradient to skip before failing.", validator=NOT_NEGATIVE
+    )
+    device: Literal["auto", "cpu", "cuda"] = option("auto", help="Where to train.")
+    mesh: MeshConfig = option(factory=MeshConfig, help="The replica's device mesh.")
+    optimizer: OptimizerConfig = option(factory=OptimizerConfig, help="The optimizer.")
+    checkpoint: CheckpointConfig = option(factory=CheckpointConfig, help="Checkpoints.")
+
+
+@attrs.frozen(kw_only=True)
+class SamplingConfig:
+    """How training completions are drawn."""
+
+    temperature: float = option(1.0, help="Softmax temperature.", validator=ABOVE_ZERO)
+    top_p: float = option(
+        1.0, help="Nucleus mass; 1 takes the whole vocabulary.", validator=check.and_(check.gt(0.0), check.le(1.0))
+    )
+    top_k: int = option(0, help="Most likely tokens to draw from; 0 takes all.", validator=NOT_NEGATIVE)
+    max_units: int = option(256, help="Longest completion.", validator=POSITIVE)
+
+
+@attrs.frozen(kw_only=True)
+class EngineConfig:
+    """The rollout engine."""
+
+    plugin: str = option("embedded", help="Name of the engine plugin.")
+    options: Mapping[str, JSON] = option(factory=dict, help="The plugin's own options.")
+
+
+@attrs.frozen(kw_only=True)
+class RolloutConfig:
+    """Rollout replicas: they generate and score."""
+
+    replicas: int = option(1, help="Number of rollout replicas.", validator=POSITIVE)
+    group_size: int = option(8, help="Completions of each prompt.", validator=POSITIVE)
+    max_in_flight: int = option(64, help="Sequences that one replica decodes at once.", validator=POSITIVE)
+    precision: Literal["fp32", "bf16"] = option("bf16", help="Precision of the engine's weights and compute.")
+    reward_workers: int = option(1, help="Processes of one replica that score completions.", validator=POSITIVE)
+    device: Literal["auto", "cpu", "cuda"] = option("auto", help="Where to generate.")
+    mesh: MeshConfig = option(factory=MeshConfig, help="The replica's device mesh.")
+    engine: EngineConfig = option(factory=EngineConfig, help="The engine.")
+    sampling: SamplingConfig = option(factory=SamplingConfig, help="Sampling of training completions.")
+
+
+@attrs.frozen(kw_only=True)
+class SyncConfig:
+    """How the two pools keep pace."""
+
+    mode: Literal["async", "sync"] = option("async", help="`sync` generates each batch with the weights it trains.")
+    max_staleness: int = option(
+        2,
+        help="Most steps that a sample's oldest weights may lag the weights it trains (0 in sync mode).",
+        validator=NOT_NEGATIVE,
+    )
+    interval: int = option(1, help="Steps between weight publications.", validator=POSITIVE)
+    transport: Literal["auto", "shared-memory", "zmq"] = option(
+        "auto", help="How weights travel; `auto` uses shared memory on one host."
+    )
+    cache: Literal["keep", "recompute"] = option(
+        "keep", help="What becomes of the KV cache of sequences in flight at an update."
+    )
+
+
+@attrs.frozen(kw_only=True)
+class EvaluationConfig:
+    """Greedy completions of held-out prompts, scored by the same rewards."""
+
+    interval: int = option(
+        0, help="Steps between evaluations; 0 evaluates only before and after training.", validator=NOT_NEGATIVE
+    )
+    prompts: int = option(
+        256,
+        help="Held-out prompts of one evaluation, the first of the split; 0 never evaluates.",
+        validator=NOT_NEGATIVE,
+    )
+    max_units: int | None = option(None, help="Longest completion; `rollout.sampling.max_units` if absent.")
+
+
+@attrs.frozen(kw_only=True)
+class TrackingConfig:
+    """Lifecycle hooks of the run."""
+
+    hooks: tuple[str, ...] = option((), help="Names of hook plugins, such as `mlflow`.")
+    options: Mapping[str, Mapping[str, JSON]] = option(factory=dict, help="Options of each hook, by name.")
+
+
+@attrs.frozen(kw_only=True)
+class ControlConfig:
+    """The controller."""
+
+    bind: str = option("127.0.0.1", help="Address that the controller and the replicas' payload servers listen on.")
+    port: int = option(
+        0, help="Port of the controller; 0 takes a free one.", validator=check.and_(check.ge(0), check.le(65535))
+    )
+    join_timeout_s: float = option(
+        120.0, help="Seconds within which the replicas of the recipe must have joined.", validator=ABOVE_ZERO
+    )
+    heartbeat_s: float = option(1.0, help="Seconds between heartbeats.", validator=ABOVE_ZERO)
+    lost_after_s: float = option(15.0, help="Seconds of silence after which a replica is lost.", validator=ABOVE_ZERO)
+    durable: bool = option(False, help="Whether a journal commit survives a power cut (slower), not only a crash.")
+
+
+@attrs.frozen(kw_only=True)
+class LaunchConfig:
+    """How processes are started."""
+
+    launcher: Literal["local"] = option("local", help="`local` starts every process on this machine.")
+    threads: int = option(1, help="OpenMP threads of each process on a CPU.", validator=POSITIVE)
+
+
+@attrs.frozen(kw_only=True)
+class Recipe:
+    """A whole run."""
+
+    run: RunConfig = option(help="The run itself.")
+    model: ModelConfig = option(help="The model to train.")
+    algorithm: AlgorithmConfig = option(help="The training objective.")
+    dataset: DatasetConfig = option(help="Where prompts come from.")
+    reward: tuple[RewardConfig, ...] = option((), help="The rewards.")
+    warmup: WarmupConfig | None = option(None, help="A supervised stage before the main one.")
+    policy: PolicyConfig = option(factory=PolicyConfig, help="Policy replicas.")
+    rollout: RolloutConfig = option(factory=RolloutConfig, help="Rollout replicas.")
+    sync: SyncConfig = option(factory=SyncConfig, help="How the two pools keep pace.")
+    evaluation: EvaluationConfig = option(factory=EvaluationConfig, help="Held-out evaluation.")
+    tracking: TrackingConfig = option(factory=TrackingConfig, help="Trackers and other lifecycle hooks.")
+    control: ControlConfig = option(factory=ControlConfig, help="The controller.")
+    launch: LaunchConfig = option(factory=LaunchConfig, help="How processes are started.")

@@ -1,0 +1,67 @@
+"""The exception tree: every error that cosmos-core raises on purpose is a `CosmosError`.
+
+A message says what happened, where, the value seen, and what to do next. The command line prints
+it without a traceback; `--debug` shows the traceback as well.
+"""
+
+from __future__ import annotations
+
+
+class CosmosError(Exception):
+    """Root of every error raised on purpose."""
+
+
+class ConfigError(CosmosError):
+    """A recipe or an override is wrong; the message names the key's path and the value seen."""
+
+
+class PluginError(CosmosError):
+    """Root of what can go wrong with a plugin."""
+
+
+class PluginNotFoundError(PluginError):
+    """No installed distribution provides this name."""
+
+
+class PluginConflictError(PluginError):
+    """Two distributions provide one name, and the recipe did not say which."""
+
+
+class PluginBrokenError(PluginError):
+    """A selected plugin could not be imported or does not implement its protocol."""
+
+
+class PluginIncompatibleError(PluginError):
+    """A plugin was built for another version of cosmos-core or of its protocol."""
+
+
+class DataError(CosmosError):
+    """A dataset, a row or a tokenizer is unusable; the message names file, line and reason."""
+
+
+class TransportError(CosmosError):
+    """A message or a payload could not be sent, received or decoded."""
+
+
+class JournalError(CosmosError):
+    """The controller's journal could not be written or read."""
+
+
+class WeightSyncError(CosmosError):
+    """A weight transfer failed, or what was loaded does not match its digest."""
+
+
+class CheckpointError(CosmosError):
+    """A checkpoint could not be written, read, or does not fit the run."""
+
+
+class EngineError(CosmosError):
+    """A rollout engine refused a request or failed."""
+
+
+class TrainingError(CosmosError):
+    """A training step cannot go on (too many non-finite steps, a lost gradient group)."""
+
+
+class ReplicaError(CosmosError):
+    """A replica failed, was fenced, or did not appear in time."""

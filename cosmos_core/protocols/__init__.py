@@ -1,0 +1,80 @@
+"""The contract with plugins. Importing it imports no torch."""
+
+from cosmos_core.protocols.algorithm import (
+    Aggregation,
+    Algorithm,
+    AlgorithmCapabilities,
+    AlgorithmContext,
+    Decisions,
+    Loss,
+    OldLogprobs,
+    Source,
+)
+from cosmos_core.protocols.dataset import Dataset, DatasetCapabilities, DatasetContext, Split
+from cosmos_core.protocols.engine import (
+    CachePolicy,
+    EngineCapabilities,
+    EngineContext,
+    EngineStats,
+    FinishReason,
+    Generated,
+    Handle,
+    PauseMode,
+    Request,
+    RolloutEngine,
+    Sampling,
+    TensorSlice,
+)
+from cosmos_core.protocols.hooks import PROJECT, RunInfo, hookimpl, hookspec
+from cosmos_core.protocols.model import Decided, MicroBatch, Model, ModelCapabilities, ModelContext, ModelFacts
+from cosmos_core.protocols.provider import NoOptions, Provider
+from cosmos_core.protocols.reward import Completion, Reward, RewardCapabilities, RewardContext, Score
+from cosmos_core.protocols.versions import KINDS, PROTOCOL_VERSIONS, Kind, entry_point_group
+
+__all__ = [
+    "KINDS",
+    "PROJECT",
+    "PROTOCOL_VERSIONS",
+    "Aggregation",
+    "Algorithm",
+    "AlgorithmCapabilities",
+    "AlgorithmContext",
+    "CachePolicy",
+    "Completion",
+    "Dataset",
+    "DatasetCapabilities",
+    "DatasetContext",
+    "Decided",
+    "Decisions",
+    "EngineCapabilities",
+    "EngineContext",
+    "EngineStats",
+    "FinishReason",
+    "Generated",
+    "Handle",
+    "Kind",
+    "Loss",
+    "MicroBatch",
+    "Model",
+    "ModelCapabilities",
+    "ModelContext",
+    "ModelFacts",
+    "NoOptions",
+    "OldLogprobs",
+    "PauseMode",
+    "Provider",
+    "Request",
+    "Reward",
+    "RewardCapabilities",
+    "RewardContext",
+    "RolloutEngine",
+    "RunInfo",
+    "Sampling",
+    "Score",
+    "Source",
+    "Split",
+    "TensorSlice",
+    "entry_point_group",
+    "hookimpl",
+    "hookspec",
+]

@@ -1,0 +1,153 @@
+"""What an algorithm plugin implements: admit groups, give advantages, price decisions.
+
+A loss is given per decision and never summed by the algorithm: the trainer weighs each decision so
+that the result does not depend on how the batch was split over micro-batches, ranks or replicas.
+
+Shape legend: N decisions of a micro-batch (all its sequences, one after another), S its sequences.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+import attrs
+
+from cosmos_core.types import Group
+
+if TYPE_CHECKING:
+    import torch
+
+Source: TypeAlias = Literal["rollouts", "demonstrations"]
+OldLogprobs: TypeAlias = Literal["none", "behaviour", "recompute"]
+
+
+class Aggregation(enum.StrEnum):
+    """How per-decision losses become the step's loss, over the global batch (all replicas, ranks, micro-batches)."""
+
+    TOKEN_MEAN = "token-mean"
+    """Sum over decisions / number of decisions."""
+    SEQUENCE_MEAN_TOKEN_MEAN = "sequence-mean-token-mean"
+    """Mean over sequences of each sequence's mean over decisions."""
+    SEQUENCE_MEAN_TOKEN_SUM = "sequence-mean-token-sum"
+    """Sum over decisions / (number of sequences · a constant length)."""
+
+
+@attrs.frozen(kw_only=True)
+class AlgorithmContext:
+    """What the recipe says that an algorithm may need to know.
+
+    Attributes:
+        group_size: Samples of each prompt (1 for demonstrations).
+        temperature: Sampling temperature.
+        max_units: Longest completion.
+        max_staleness: `sync.max_staleness`.
+    """
+
+    group_size: int
+    temperature: float
+    max_units: int
+    max_staleness: int
+
+
+@attrs.frozen(kw_only=True)
+class AlgorithmCapabilities:
+    """What an algorithm is and needs; `cosmos plan` refuses a recipe that cannot give it.
+
+    Attributes:
+        source: Where its batches come from.
+        payload_kinds: Kinds of payload it can price.
+        min_group_size: Fewest samples of a prompt that its estimator needs.
+        logprob_semantics: Engine log-prob semantics that it can use as the behaviour policy's.
+    """
+
+    source: Source = "rollouts"
+    payload_kinds: frozenset[str] = frozenset({"tokens", "latents"})
+    min_group_size: int = 1
+    logprob_semantics: frozenset[str] = frozenset({"processed"})
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Decisions:
+    """What is known of the decisions of one micro-batch. Every tensor but `logprobs_N` is detached.
+
+    Attributes:
+        logprobs_N: float32, under the current weights; carries the gradient.
+        behaviour_logprobs_N: float32, the engine's, at the weights that generated; zeros for demonstrations.
+        old_logprobs_N: float32, under the weights at the start of the step (`old_logprobs = "recompute"`), the
+            behaviour's (`"behaviour"`), or None (`"none"`).
+        entropy_N: float32, or None unless `needs_entropy`.
+        advantages_N: float32, each sequence's advantage at each of its decisions.
+        sequence_N: int64 in [0, S), non-decreasing: the sequence of each decision.
+        num_sequences: S.
+    """
+
+    logprobs_N: torch.Tensor
+    behaviour_logprobs_N: torch.Tensor
+    old_logprobs_N: torch.Tensor | None
+    entropy_N: torch.Tensor | None
+    advantages_N: torch.Tensor
+    sequence_N: torch.Tensor
+    num_sequences: int
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Loss:
+    """The price of each decision.
+
+    Attributes:
+        loss_N: float32; its weighted sum is minimised.
+        metrics: Detached float32 [N] per-decision quantities to report; each is averaged over the step's decisions.
+    """
+
+    loss_N: torch.Tensor
+    metrics: Mapping[str, torch.Tensor] = attrs.field(factory=dict)
+
+
+class Algorithm(Protocol):
+    """A training objective."""
+
+    @property
+    def aggregation(self) -> Aggregation:
+        """How the trainer weighs decisions."""
+        ...
+
+    @property
+    def constant_length(self) -> int:
+        """The constant of `SEQUENCE_MEAN_TOKEN_SUM`; unused otherwise."""
+        ...
+
+    @property
+    def old_logprobs(self) -> OldLogprobs:
+        """Which old log-probs `Decisions` must hold. `recompute` costs a forward of the batch before the step."""
+        ...
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether `Decisions.entropy_N` must be filled."""
+        ...
+
+    @property
+    def skips_zero_advantage(self) -> bool:
+        """Whether a sequence with advantage 0 has exactly zero gradient, so its forward may be skipped.
+
+        It still counts in the aggregation's denominators.
+        """
+        ...
+
+    def admit(self, group: Group) -> str | None:
+        """None to train on the group, else the reason to drop it (dynamic sampling); counted and shown."""
+        ...
+
+    def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
+        """The advantage of each sample of each group of the step's whole batch; None for an unscored sample.
+
+        Every replica calls it with the same groups in the same order, so that batch statistics agree.
+        Demonstrations have no rewards and are not passed here.
+        """
+        ...
+
+    def loss(self, decisions: Decisions) -> Loss:
+        """Price the decisions of a micro-batch."""
+        ...

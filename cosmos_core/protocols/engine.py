@@ -1,0 +1,246 @@
+"""What a rollout engine implements: generate for requests in flight while weights change under it.
+
+One engine a rollout replica. Its methods may be called from any thread; the engine runs on a thread (or
+processes) of its own and drains a queue of commands between two steps, so that every command takes effect
+between two units.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+import attrs
+
+from cosmos_core.types import Payload
+
+if TYPE_CHECKING:
+    import torch
+
+    from cosmos_core.protocols.model import Model
+
+PauseMode: TypeAlias = Literal["keep", "abort", "wait"]
+CachePolicy: TypeAlias = Literal["keep", "recompute"]
+
+
+class FinishReason(enum.StrEnum):
+    """Why a completion ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+
+
+@attrs.frozen(kw_only=True)
+class Sampling:
+    """How completions are drawn. `temperature = 0` is greedy and needs `num_samples = 1`."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_units: int = 256
+    num_samples: int = 1
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Request:
+    """One prompt to complete `sampling.num_samples` times.
+
+    Attributes:
+        request_id: Unique among requests in flight.
+        prompt: The conditioning payload (`Model.encode`).
+        sampling: How to draw.
+        seed: Draws of sample i, unit j depend on (seed, i, j) and the logits only, never on what else is in flight.
+        priority: Lower goes first among waiting requests.
+    """
+
+    request_id: str
+    prompt: Payload
+    sampling: Sampling
+    seed: int
+    priority: int = 0
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Generated:
+    """One finished completion.
+
+    Attributes:
+        payload: Prompt and completion with log-probs and versions (see `Payload`).
+        reason: Why it ended. An aborted one holds the partial result.
+        oldest_version: Oldest weight version among its units.
+        newest_version: Newest weight version among its units.
+        num_units: Generated units.
+    """
+
+    payload: Payload
+    reason: FinishReason
+    oldest_version: int
+    newest_version: int
+    num_units: int
+
+
+class Handle(Protocol):
+    """A request in flight."""
+
+    @property
+    def request(self) -> Request:
+        """The request."""
+        ...
+
+    def result(self, timeout_s: float | None = None) -> list[Generated]:
+        """Wait for all samples, in the order of their index.
+
+        Raises:
+            TimeoutError: Not finished in time.
+            EngineError: The engine refused or failed the request.
+        """
+        ...
+
+    def add_done_callback(self, callback: Callable[[Handle], None]) -> None:
+        """Call `callback(self)` once finished, on the engine's thread (at once if it is already)."""
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class EngineCapabilities:
+    """What an engine supports; what is not declared is refused."""
+
+    payload_kinds: frozenset[str] = frozenset({"tokens"})
+    mesh_axes: frozenset[str] = frozenset()
+    in_flight_update: bool = True
+    prefix_sharing: bool = False
+    seeded: bool = True
+    """Whether a request's draws depend on its seed alone."""
+    logprob_semantics: str = "processed"
+    """`processed`: log-probs of the distribution that was sampled from, after temperature, top-k and top-p.
+    `raw`: log-probs of the model before any of these."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class EngineContext:
+    """What the recipe and the replica give an engine.
+
+    Attributes:
+        model: The model plugin's instance (config, tokenizer, `build`).
+        dtype: Weights' dtype.
+        device: Where to run.
+        max_in_flight: Most sequences decoding at once.
+        context_length: Units of the longest prompt and completion together.
+        seed: `run.seed`, for `Model.build`.
+    """
+
+    model: Model
+    dtype: torch.dtype
+    device: torch.device
+    max_in_flight: int
+    context_length: int
+    seed: int
+
+
+@attrs.frozen(kw_only=True)
+class EngineStats:
+    """Counters since the start, and gauges."""
+
+    num_running: int
+    num_waiting: int
+    generated_units: int
+    prompt_units: int
+    busy_s: float
+    paused_s: float
+    weight_version: int
+
+
+@attrs.frozen(kw_only=True)
+class TensorSlice:
+    """A box of a canonical (Hugging Face) tensor.
+
+    Attributes:
+        name: Canonical name.
+        start: First index in each dim.
+        shape: Size in each dim.
+    """
+
+    name: str
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+class RolloutEngine(Protocol):
+    """Generates. A pause is a queue that is not drained: nothing in flight is lost."""
+
+    def start(self) -> None:
+        """Build the model (weights from `Model.build`, version 0) and begin to serve."""
+        ...
+
+    def shutdown(self) -> None:
+        """Stop; unfinished requests end as aborted. Idempotent."""
+        ...
+
+    def submit(self, requests: Sequence[Request]) -> list[Handle]:
+        """Queue requests; those of one call enter together.
+
+        Raises:
+            EngineError: A request does not fit `context_length` or asks for what the engine cannot do.
+        """
+        ...
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """End these requests at the next unit, partial results kept; unknown ids are ignored."""
+        ...
+
+    def pause(self, mode: PauseMode = "keep") -> None:
+        """Return when nothing generates: `keep` holds what is in flight, `abort` ends it, `wait` finishes it."""
+        ...
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        ...
+
+    def layout(self) -> Mapping[int, Sequence[tuple[TensorSlice, str]]]:
+        """For each rank, the slices of canonical tensors that it holds and their torch dtype names."""
+        ...
+
+    def begin_update(self, version: int) -> None:
+        """Open an update to `version`.
+
+        Raises:
+            WeightSyncError: An update is open already, or `version` is not newer than what is loaded.
+        """
+        ...
+
+    def write(self, rank: int, piece: TensorSlice, data: torch.Tensor) -> None:
+        """Give the content of one slice; `data` must stay unchanged until the commit or abort."""
+        ...
+
+    def commit_update(self, cache: CachePolicy = "keep") -> str:
+        """Copy everything written between two units, and go on with `version`.
+
+        Returns:
+            The digest of what is now loaded (`cosmos_core.weights.digest`), read back from the loaded weights.
+
+        Raises:
+            WeightSyncError: The slices written do not cover the layout.
+        """
+        ...
+
+    def abort_update(self) -> None:
+        """Forget an open update; what is loaded stays."""
+        ...
+
+    def score(self, payloads: Sequence[Payload], *, temperature: float) -> list[torch.Tensor]:
+        """float32 log-probs [N] of each payload's completion under the loaded weights."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges, cheap."""
+        ...
+
+    def health(self) -> None:
+        """Return if the engine can serve.
+
+        Raises:
+            EngineError: It cannot, and why (the engine thread's error chained).
+        """
+        ...

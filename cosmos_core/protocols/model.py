@@ -1,0 +1,174 @@
+"""What a model plugin implements: build, encode, pack, evaluate decisions, save.
+
+Language and world models share this: a payload goes in, one log-probability per *decision* comes out.
+A decision is a sampled token of a language model or a denoising step of a diffusion model.
+
+Shape legend: N decisions of a micro-batch, S sequences of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+from cosmos_core.types import JSON, Payload, Prompt
+
+if TYPE_CHECKING:
+    import torch
+
+
+@attrs.frozen(kw_only=True)
+class ModelContext:
+    """What the recipe says of the model.
+
+    Attributes:
+        path: Folder (or hub name) of a Hugging Face checkpoint; None when `config` is given.
+        config: A Hugging Face config as a mapping, for a model from random weights; None when `path` is given.
+        assets: Folder of the run that holds what was made locally (`config.json`, the tokenizer); the model reads
+            its tokenizer from there when the recipe asked for one to be trained, else from `path`.
+        trust_remote_code: Whether code inside a checkpoint may run; False unless the recipe says so.
+    """
+
+    path: str | None
+    config: Mapping[str, JSON] | None
+    assets: Path
+    trust_remote_code: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class ModelCapabilities:
+    """What a model plugin supports.
+
+    Attributes:
+        payload_kinds: Kinds of payload that `pack` takes.
+        mesh_axes: Axes of `[policy.mesh]` that may be greater than one.
+    """
+
+    payload_kinds: frozenset[str] = frozenset({"tokens"})
+    mesh_axes: frozenset[str] = frozenset()
+
+
+@attrs.frozen(kw_only=True)
+class ModelFacts:
+    """What planning needs to know, found without building weights.
+
+    Attributes:
+        architecture: Class name, for people.
+        num_parameters: All parameters, tied ones once.
+        num_layers: Transformer layers.
+        hidden_size: Width of the residual stream.
+        vocab_size: Rows of the embedding (0 where there is none).
+        tokenizer_size: Largest token id of the tokenizer plus one (0 where there is none).
+        context_length: Units the model can attend to, prompt included.
+        stop_ids: Token ids that end a completion.
+        pad_id: Token id for padding.
+    """
+
+    architecture: str
+    num_parameters: int
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    tokenizer_size: int
+    context_length: int
+    stop_ids: frozenset[int]
+    pad_id: int
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class MicroBatch:
+    """Sequences packed for one forward, within the unit budget.
+
+    Attributes:
+        sequences: For each packed sequence, its index in the payloads that `pack` was given.
+        num_decisions: Decisions of each packed sequence, in order; their sum is N.
+        num_units: Units (prompt included) that the forward processes.
+        inputs: Tensors that only the model plugin interprets, on the CPU.
+    """
+
+    sequences: tuple[int, ...]
+    num_decisions: tuple[int, ...]
+    num_units: int
+    inputs: Mapping[str, torch.Tensor]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Decided:
+    """What a forward says of the decisions that were taken.
+
+    Attributes:
+        logprobs_N: float32 log-probability of each decision, after the temperature; carries the gradient.
+        entropy_N: float32 entropy of each decision's distribution, detached; None where not asked for.
+    """
+
+    logprobs_N: torch.Tensor
+    entropy_N: torch.Tensor | None
+
+
+class Model(Protocol):
+    """A model family. One instance a process; it holds the tokenizer or processor, never weights."""
+
+    def facts(self) -> ModelFacts:
+        """Describe the model without building weights."""
+        ...
+
+    def build(self, *, seed: int, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
+        """Make the module: weights of `path` if given, else drawn from `seed` (bitwise the same each time).
+
+        Raises:
+            CosmosError: A checkpoint is missing, truncated or of another architecture.
+        """
+        ...
+
+    def encode(self, prompt: Prompt) -> Payload:
+        """The conditioning part of a payload (`prompt` array for tokens), chat template applied.
+
+        Raises:
+            DataError: The prompt cannot be encoded.
+        """
+        ...
+
+    def encode_demonstration(self, prompt: Prompt) -> Payload:
+        """A payload of the prompt and its demonstration, a stop token included, as if it had been generated.
+
+        Raises:
+            DataError: The prompt has no demonstration, or cannot be encoded.
+        """
+        ...
+
+    def decode(self, payload: Payload) -> str:
+        """The completion of a payload as text (for rewards, reports); empty for what has no text."""
+        ...
+
+    def pack(self, payloads: Sequence[Payload], *, budget: int) -> list[MicroBatch]:
+        """Pack payloads into micro-batches of at most `budget` units each, every payload exactly once.
+
+        Deterministic in its arguments. Sequences never see one another.
+
+        Raises:
+            DataError: One payload alone exceeds the budget.
+        """
+        ...
+
+    def decide(
+        self, module: torch.nn.Module, batch: MicroBatch, *, temperature: float, with_entropy: bool = False
+    ) -> Decided:
+        """Evaluate the decisions of a micro-batch, in the order of `batch.sequences`."""
+        ...
+
+    def export(self, module: torch.nn.Module, directory: Path) -> None:
+        """Write the weights, config and tokenizer in the family's public format (Hugging Face safetensors)."""
+        ...
+
+    def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:
+        """Make what the recipe asks to be made locally into `context.assets` (a tokenizer trained on `corpus`).
+
+        Called once, before any replica starts, and only when `[model.tokenizer]` is in the recipe.
+
+        Raises:
+            ConfigError: `tokenizer` asks for something this family cannot make.
+        """
+        ...

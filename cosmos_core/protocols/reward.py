@@ -1,0 +1,72 @@
+"""What a reward plugin implements: score one completion."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from typing import Protocol
+
+import attrs
+
+from cosmos_core.types import JSON, Payload, Prompt
+
+
+@attrs.frozen(kw_only=True)
+class RewardContext:
+    """What a reward is told of the run.
+
+    Attributes:
+        name: The name under which the recipe selected it.
+        seed: `run.seed`, for rewards that draw random numbers.
+    """
+
+    name: str
+    seed: int
+
+
+@attrs.frozen(kw_only=True)
+class RewardCapabilities:
+    """What a reward is.
+
+    Attributes:
+        payload_kinds: Kinds of payload it can score.
+        deterministic: Whether the same completion always gets the same score.
+    """
+
+    payload_kinds: frozenset[str] = frozenset({"tokens"})
+    deterministic: bool = True
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Completion:
+    """What there is to score.
+
+    Attributes:
+        prompt: The dataset row.
+        text: The completion as text, stop token stripped; empty for world models.
+        payload: The arrays, for rewards that look at latents or media; None for text rewards.
+        truncated: Whether generation hit the longest length instead of stopping.
+    """
+
+    prompt: Prompt
+    text: str
+    payload: Payload | None = None
+    truncated: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Score:
+    """A number, and what is worth showing of how it came about."""
+
+    value: float
+    details: Mapping[str, JSON] = attrs.field(factory=dict)
+
+
+class Reward(Protocol):
+    """A scorer. It runs in a worker process of its own, apart from generation, under a timeout.
+
+    Raising is the way to say that a completion could not be scored: the sample gets a status, never a number.
+    """
+
+    def score(self, completion: Completion) -> float | Score | Awaitable[float | Score]:
+        """Score one completion; a finite number, higher is better. May be a coroutine function."""
+        ...

@@ -1,0 +1,76 @@
+"""The one envelope for what a rollout produces: tokens, latents or media.
+
+A payload is a kind and named arrays. Its bytes travel as they lie (zero-copy frames), so an array
+is a dtype, a shape and a buffer; each side views it with its own array library.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+ITEM_SIZES: Final[Mapping[str, int]] = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "float8_e4m3fn": 1,
+    "float16": 2,
+    "bfloat16": 2,
+    "int16": 2,
+    "int32": 4,
+    "float32": 4,
+    "int64": 8,
+    "float64": 8,
+}
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Array:
+    """A dense, C-contiguous, little-endian array.
+
+    Attributes:
+        dtype: A key of `ITEM_SIZES`.
+        shape: Sizes of its dims.
+        data: Its bytes; `len(data) == prod(shape) * itemsize` always holds.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes | memoryview
+
+    def __attrs_post_init__(self) -> None:
+        if self.dtype not in ITEM_SIZES:
+            raise ValueError(f"array dtype {self.dtype!r} is not one of {', '.join(ITEM_SIZES)}")
+        size = self.data.nbytes if isinstance(self.data, memoryview) else len(self.data)
+        if size != self.nbytes:
+            raise ValueError(f"array of {self.dtype} {self.shape} needs {self.nbytes} bytes, got {size}")
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * ITEM_SIZES[self.dtype]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Payload:
+    """Named arrays of one kind.
+
+    Kinds used by the core, and their arrays (N = generated units, P = conditioning units):
+
+    - ``tokens``: ``prompt`` int32 [P], ``completion`` int32 [N], ``logprobs`` float32 [N] (the engine's,
+      under the engine's declared semantics), ``versions`` int32 [N] (weight version that made each token).
+      A demonstration has ``prompt`` and ``completion`` only.
+    - ``latents``: what a diffusion engine and its model agree on; the core only moves it.
+    - ``media``: encoded images or video, ``data`` uint8 [bytes].
+    """
+
+    kind: str
+    arrays: Mapping[str, Array]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all arrays in bytes."""
+        return sum(array.nbytes for array in self.arrays.values())

@@ -1,0 +1,41 @@
+"""What a dataset yields: one conditioning input, with what rewards and demonstrations need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import attrs
+
+if TYPE_CHECKING:
+    JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
+else:
+    # Converters read annotations at run time and cannot resolve a recursive alias.
+    JSON = Any
+
+
+@attrs.frozen(kw_only=True)
+class Message:
+    """One turn of a chat."""
+
+    role: str
+    content: str
+
+
+@attrs.frozen(kw_only=True)
+class Prompt:
+    """One dataset row, for language and world models alike.
+
+    Attributes:
+        text: Plain text, or the turns of a chat that the model's own template renders.
+        reference: What rewards compare a completion with (an answer, a schema, a label); any JSON value.
+        demonstration: A completion to imitate, for supervised algorithms; None where the row has none.
+        media: Locations (paths or URLs) of conditioning images or videos, in order.
+        metadata: Anything else the row carries; shown in samples, never interpreted by the core.
+    """
+
+    text: str | tuple[Message, ...]
+    reference: JSON = None
+    demonstration: str | None = None
+    media: tuple[str, ...] = ()
+    metadata: Mapping[str, JSON] = attrs.field(factory=dict)

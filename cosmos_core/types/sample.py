@@ -1,0 +1,81 @@
+"""What came of a prompt: samples, and the group of samples of one prompt."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+import attrs
+
+
+class SampleStatus(enum.StrEnum):
+    """How a sample ended. Only `OK` and `TRUNCATED` samples carry a reward and are trained on."""
+
+    OK = "ok"
+    TRUNCATED = "truncated"
+    """Generation hit `rollout.sampling.max_units`; its reward counts, and it is counted and shown."""
+    REWARD_FAILED = "reward_failed"
+    """A reward raised, or returned no finite number."""
+    REWARD_TIMEOUT = "reward_timeout"
+    """A reward did not answer in its `timeout_s`."""
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the sample has a reward that statistics and training may use."""
+        return self in (SampleStatus.OK, SampleStatus.TRUNCATED)
+
+
+@attrs.frozen(kw_only=True)
+class Sample:
+    """One generated completion, as the control plane knows it (its payload stays with its maker).
+
+    Attributes:
+        index: Place within its group, from 0.
+        status: How it ended.
+        reward: Weighted sum of `rewards`; None unless the status is scored.
+        rewards: Each reward by its plugin's name, unweighted.
+        oldest_version: Weight version of its oldest generated unit; a sample is as stale as that.
+        newest_version: Weight version of its newest generated unit.
+        num_units: Generated units: tokens of a language model, denoising steps of a diffusion model.
+        num_prompt_units: Conditioning units.
+        detail: Why it failed, for people; empty otherwise.
+    """
+
+    index: int
+    status: SampleStatus
+    reward: float | None
+    rewards: Mapping[str, float]
+    oldest_version: int
+    newest_version: int
+    num_units: int
+    num_prompt_units: int
+    detail: str = ""
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the sample has a reward that statistics and training may use."""
+        return self.status.is_scored and self.reward is not None
+
+
+@attrs.frozen(kw_only=True)
+class Group:
+    """All samples of one prompt, in the order of their index.
+
+    Attributes:
+        position: Place of the prompt in the run's prompt stream, from 0. It names the prompt: a dataset
+            row seen in two epochs has two positions.
+        samples: The group's samples.
+    """
+
+    position: int
+    samples: tuple[Sample, ...]
+
+    @property
+    def oldest_version(self) -> int:
+        """Weight version of the oldest unit of any sample."""
+        return min(sample.oldest_version for sample in self.samples)
+
+    @property
+    def num_units(self) -> int:
+        """Generated units of all samples."""
+        return sum(sample.num_units for sample in self.samples)
