@@ -1,0 +1,97 @@
+# `make demo` and `make test` need Python 3.11 or newer and make, nothing else.
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PLUGINS := $(sort $(wildcard plugins/*/*/pyproject.toml))
+PLUGIN_DIRS := $(patsubst %/pyproject.toml,%,$(PLUGINS))
+DEMO_RUN := runs/arithmetic
+export OMP_NUM_THREADS ?= 1
+
+say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
+
+.PHONY: help
+help: ## Show what there is to make.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+# -- environment ------------------------------------------------------------------------------------------------------
+
+$(VENV)/.python:
+	$(call say,Creating $(VENV) with $$($(PYTHON) --version))
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.python pyproject.toml constraints.txt $(PLUGINS)
+	$(call say,Installing torch and the build tools (once; a few minutes))
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt torch hatchling editables
+	$(call say,Installing cosmos-core and $(words $(PLUGIN_DIRS)) plugin distributions)
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation \
+		--editable ".[mlflow]" $(addprefix --editable ./,$(PLUGIN_DIRS))
+	@touch $@
+
+$(VENV)/.developing: $(VENV)/.installed
+	$(call say,Installing what the tests and the documentation need)
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev
+	@touch $@
+
+.PHONY: install develop
+install: $(VENV)/.installed ## Make the environment with cosmos-core and every plugin of this repository.
+develop: $(VENV)/.developing ## The same, with the tools for tests, lint and documentation.
+
+# -- what users run ---------------------------------------------------------------------------------------------------
+
+.PHONY: demo demo-again
+demo: $(VENV)/.installed ## Train a tiny model with GRPO on this machine (under 3 minutes); goes on where it stopped.
+	@if [ -f $(DEMO_RUN)/summary.json ] && grep -q '"outcome": "finished"' $(DEMO_RUN)/summary.json; then \
+		echo "The demo has run: see $(DEMO_RUN)/report.html and $(DEMO_RUN)/summary.json, or make demo-again."; \
+	elif [ -f $(DEMO_RUN)/job.json ]; then \
+		printf '\033[1m==> %s\033[0m\n' "Going on with $(DEMO_RUN)"; $(BIN)/cosmos run --resume $(DEMO_RUN); \
+	else \
+		printf '\033[1m==> %s\033[0m\n' "cosmos run recipes/arithmetic.toml"; $(BIN)/cosmos run recipes/arithmetic.toml; \
+	fi
+
+demo-again: $(VENV)/.installed ## The demo from the start.
+	$(call say,cosmos run recipes/arithmetic.toml --overwrite)
+	@$(BIN)/cosmos run recipes/arithmetic.toml --overwrite
+
+# -- what developers run ----------------------------------------------------------------------------------------------
+
+.PHONY: test lint types contracts pytest docs
+test: lint types contracts pytest docs ## Lint, types, import contracts, the whole test suite, documentation.
+	$(call say,All checks passed)
+
+lint: $(VENV)/.developing ## Ruff: lint and format.
+	$(call say,Lint)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(VENV)/.developing ## Mypy, strict.
+	$(call say,Types)
+	@$(BIN)/mypy
+
+contracts: $(VENV)/.developing ## The layers of the packages, by import-linter.
+	$(call say,Import contracts)
+	@$(BIN)/lint-imports
+
+pytest: $(VENV)/.developing ## The test suite.
+	$(call say,Tests)
+	@$(BIN)/python -m pytest
+
+docs: $(VENV)/.developing ## The documentation, into docs/_build.
+	$(call say,Documentation)
+	@$(BIN)/python -m sphinx -q -W -b html docs docs/_build
+
+.PHONY: bench
+bench: $(VENV)/.installed ## Every benchmark of benchmarks/ that runs on a CPU.
+	$(call say,Benchmarks)
+	@for script in benchmarks/*.py; do echo; echo "# $$script"; $(BIN)/python $$script || exit 1; done
+
+.PHONY: clean
+clean: ## Remove the environment, caches and built files; runs/ stays.
+	rm -rf $(VENV) docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
