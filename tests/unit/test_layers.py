@@ -1,0 +1,28 @@
+"""What must not be imported: torch by the command line and the controller, anything by the bare package."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "cosmos_core",
+        "cosmos_core.cli.main",
+        "cosmos_core.cli.plugins",
+        "cosmos_core.config.loading",
+        "cosmos_core.controller.server",
+        "cosmos_core.plugin.selection",
+        "cosmos_core.protocols",
+        "cosmos_core.replica.client",
+        "cosmos_core.transport.payloads",
+    ],
+)
+def test_no_torch(module: str) -> None:
+    heavy = "{'torch', 'transformers', 'mlflow', 'matplotlib'}"
+    check = f"loaded = {heavy} & set(sys.modules); sys.exit(f'imports {{loaded}}' if loaded else 0)"
+    code = f"import sys, {module}; {check}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
