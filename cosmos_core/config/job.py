@@ -6,10 +6,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import attrs
 
 from cosmos_core.config.schema import Recipe
+
+
+@attrs.frozen(kw_only=True)
+class StageFacts:
+    """What the controller, which imports no plugin, must know of a stage's algorithm.
+
+    Attributes:
+        source: Where its batches come from (`AlgorithmCapabilities.source`).
+        min_group_size: Fewest scored samples of a prompt that it can train on (`AlgorithmCapabilities.min_group_size`).
+    """
+
+    source: Literal["rollouts", "demonstrations"]
+    min_group_size: int = 1
 
 
 @attrs.frozen(kw_only=True)
@@ -24,7 +38,8 @@ class Job:
         num_train_rows: Rows of the dataset's train split.
         num_heldout_rows: Rows of its held-out split.
         num_evaluation_prompts: Held-out prompts of one evaluation (0: no evaluation).
-        uses_rollouts: Whether any stage needs rollout replicas.
+        uses_rollouts: Whether a stage or an evaluation needs rollout replicas.
+        stages: Facts of each stage, in order: the warm-up's first, if the recipe has one.
     """
 
     run_id: str
@@ -35,6 +50,7 @@ class Job:
     num_heldout_rows: int
     num_evaluation_prompts: int
     uses_rollouts: bool
+    stages: tuple[StageFacts, ...]
 
     @property
     def assets(self) -> Path:

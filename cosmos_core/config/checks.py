@@ -1,0 +1,123 @@
+"""Checks across keys of a recipe that need no plugin. They reject, they never rewrite."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+from cosmos_core.config.nearest import suggestion
+from cosmos_core.config.schema import MeshConfig, OptimizerConfig, Recipe, SyncConfig
+from cosmos_core.errors import ConfigError
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Check what a single key's validator cannot see.
+
+    Raises:
+        ConfigError: Lists every contradiction, each with the path of the key to change.
+    """
+    problems = [
+        *_model(recipe),
+        *_rewards(recipe),
+        *_pace(recipe.sync),
+        *_meshes(recipe),
+        *_optimizers(recipe),
+        *_shares(recipe),
+        *_rest(recipe),
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def staleness_bound(sync: SyncConfig) -> int:
+    """Steps that a sample may lag the weights it trains: `max_staleness`, and 0 in sync mode."""
+    return 0 if sync.mode == "sync" else sync.max_staleness
+
+
+def _model(recipe: Recipe) -> Iterator[str]:
+    model = recipe.model
+    if model.path is not None and model.config is not None:
+        yield f"model.path: given ({model.path}) besides model.config; a checkpoint has its own config, remove one"
+    if model.path is None and model.config is None:
+        yield (
+            "model.path: neither model.path nor model.config is given; name a checkpoint "
+            "(--set model.path=FOLDER), or give a config for a model from random weights"
+        )
+
+
+def _rewards(recipe: Recipe) -> Iterator[str]:
+    for plugin, count in Counter(reward.plugin for reward in recipe.reward).items():
+        if count > 1:
+            yield f"reward: {plugin} is listed {count} times; rewards are reported by name, list it once"
+
+
+def _pace(sync: SyncConfig) -> Iterator[str]:
+    bound = staleness_bound(sync)
+    if sync.mode == "sync" and sync.max_staleness > 0:
+        yield (
+            f'sync.max_staleness: got {sync.max_staleness}, but sync.mode = "sync" means 0; '
+            'remove it, or set sync.mode = "async"'
+        )
+    if sync.interval - 1 > bound:
+        yield (
+            f"sync.interval: weights published every {sync.interval} steps lag up to {sync.interval - 1}, more than "
+            f"the {bound} that sync.max_staleness and sync.mode allow; lower sync.interval or allow more staleness"
+        )
+
+
+def _meshes(recipe: Recipe) -> Iterator[str]:
+    for role, mesh in (("policy", recipe.policy.mesh), ("rollout", recipe.rollout.mesh)):
+        for field in attrs.fields(MeshConfig):
+            size = getattr(mesh, field.name)
+            if size != 1:
+                yield (
+                    f"{role}.mesh.{field.name}: must be 1, got {size}; in this release a replica is one process, "
+                    f"use {role}.replicas to spread the work"
+                )
+
+
+def _optimizers(recipe: Recipe) -> Iterator[str]:
+    optimizers: list[tuple[str, OptimizerConfig]] = [("policy.optimizer", recipe.policy.optimizer)]
+    if recipe.warmup is not None:
+        optimizers.append(("warmup.optimizer", recipe.warmup.optimizer))
+    for path, optimizer in optimizers:
+        for index, beta in enumerate(optimizer.betas):
+            if not 0.0 <= beta < 1.0:
+                yield f"{path}.betas.{index}: must be at least 0 and less than 1, got {beta}"
+
+
+def _shares(recipe: Recipe) -> Iterator[str]:
+    sizes = [("policy.prompts_per_step", recipe.policy.prompts_per_step)]
+    if recipe.warmup is not None:
+        sizes.append(("warmup.prompts_per_step", recipe.warmup.prompts_per_step))
+    for path, size in sizes:
+        if size < recipe.policy.replicas:
+            yield (
+                f"{path}: {size} prompts cannot be shared among policy.replicas = {recipe.policy.replicas}; "
+                "each replica needs at least one"
+            )
+
+
+def _rest(recipe: Recipe) -> Iterator[str]:
+    longest = recipe.evaluation.max_units
+    if longest is not None and longest < 1:
+        yield f"evaluation.max_units: must be >= 1, got {longest}"
+    control = recipe.control
+    if control.lost_after_s <= control.heartbeat_s:
+        yield (
+            f"control.lost_after_s: {control.lost_after_s} s is not longer than control.heartbeat_s = "
+            f"{control.heartbeat_s} s, so every replica would be lost; a few heartbeats are needed"
+        )
+    yield from _hooks(recipe.tracking.hooks, recipe.tracking.options)
+
+
+def _hooks(hooks: tuple[str, ...], options: Any) -> Iterator[str]:
+    for name in options:
+        if name not in hooks:
+            yield f"tracking.options.{name}: no such hook in tracking.hooks; {suggestion(name, hooks)}"
+    for name, count in Counter(hooks).items():
+        if count > 1:
+            yield f"tracking.hooks: {name} is listed {count} times"

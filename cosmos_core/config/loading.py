@@ -1,0 +1,158 @@
+"""Recipes from TOML files and the command line; jobs from the run's folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from cosmos_core.config.checks import check_recipe
+from cosmos_core.config.dump import dump_recipe
+from cosmos_core.config.job import Job
+from cosmos_core.config.nearest import nearest
+from cosmos_core.config.overrides import apply_override, apply_selections
+from cosmos_core.config.schema import Recipe
+from cosmos_core.config.structure import structure, unstructure
+from cosmos_core.errors import ConfigError
+
+__all__ = ["DEFAULT_STEPS", "dump_recipe", "load_job", "load_recipe", "read_toml", "recipe_from", "save_job"]
+
+DEFAULT_STEPS: Final = 100
+"""`run.steps` of a run without a recipe file."""
+
+
+def load_recipe(
+    path: Path | None, *, overrides: Sequence[str] = (), selections: Mapping[str, str] | None = None
+) -> Recipe:
+    """Load, change, structure and check a recipe.
+
+    Args:
+        path: The recipe; None starts from nothing but `selections` and `overrides`.
+        overrides: `a.b.c=VALUE`, applied in order after the selections.
+        selections: Plugin names by kind (`model`, `algorithm`, `dataset`, `reward`).
+
+    Raises:
+        ConfigError: The file is missing or no TOML, a key is unknown, a value is wrong, or keys contradict
+            each other; every problem of a step is listed.
+    """
+    data = {} if path is None else read_toml(path)
+    apply_selections(data, selections or {})
+    for override in overrides:
+        apply_override(data, override)
+    if path is None:
+        _name_run(data)
+    return recipe_from(data)
+
+
+def recipe_from(data: Mapping[str, Any]) -> Recipe:
+    """Structure and check a recipe given as plain data.
+
+    Raises:
+        ConfigError: A key is unknown, a value is wrong, or keys contradict each other.
+    """
+    recipe = structure(_with_mode_defaults(data), Recipe)
+    check_recipe(recipe)
+    return recipe
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises:
+        ConfigError: It is missing, unreadable or no TOML (line and column).
+    """
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such recipe{_similar_file(path)}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}{_line_of(path, str(error))}") from None
+
+
+def save_job(job: Job) -> Path:
+    """Write `job.json` into the run's folder; a crash leaves the old one or the new one, never a part.
+
+    Raises:
+        ConfigError: The folder cannot be made or written.
+    """
+    path = job.directory / "job.json"
+    partial = path.with_name(f".job.json.{os.getpid()}")
+    try:
+        job.directory.mkdir(parents=True, exist_ok=True)
+        with partial.open("w", encoding="utf-8") as file:
+            json.dump(unstructure(job), file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+    return path
+
+
+def load_job(run_dir: Path) -> Job:
+    """Read the job of a run; a folder that was moved since is the job's folder now.
+
+    Raises:
+        ConfigError: The folder is no run's, or `job.json` is damaged.
+    """
+    path = Path(run_dir) / "job.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{run_dir}: not the folder of a run (it has no job.json)") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: damaged: {error}") from error
+    return attrs.evolve(structure(data, Job, path=str(path)), directory=Path(run_dir))
+
+
+def _with_mode_defaults(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The default of `sync.max_staleness` depends on the mode; a value that was given stays as it is."""
+    sync = data.get("sync")
+    if isinstance(sync, Mapping) and sync.get("mode") == "sync" and "max_staleness" not in sync:
+        return {**data, "sync": {**sync, "max_staleness": 0}}
+    return data
+
+
+def _name_run(data: MutableMapping[str, Any]) -> None:
+    """Name a run without a recipe file after its algorithm and dataset, and give it a length."""
+    run = data.setdefault("run", {})
+    if not isinstance(run, MutableMapping):
+        return
+    tables = [data.get(kind) for kind in ("algorithm", "dataset")]
+    plugins = [table["plugin"] for table in tables if isinstance(table, Mapping) and "plugin" in table]
+    name = "-".join(str(plugin).rpartition(":")[2] for plugin in plugins)
+    if name:
+        run.setdefault("name", name)
+    run.setdefault("steps", DEFAULT_STEPS)
+
+
+def _similar_file(path: Path) -> str:
+    try:
+        names = [sibling.name for sibling in path.parent.iterdir() if sibling.suffix == ".toml"]
+    except OSError:
+        return f"; the folder {path.parent} does not exist"
+    close = nearest(path.name, names)
+    return f"; did you mean {path.with_name(close[0])}?" if close else ""
+
+
+def _line_of(path: Path, message: str) -> str:
+    """The line that a TOML error is about."""
+    found = re.search(r"at line (\d+)", message)
+    if found is None:
+        return ""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    number = int(found[1])
+    return f"\n  {number} | {lines[number - 1]}" if number <= len(lines) else ""

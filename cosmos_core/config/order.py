@@ -1,0 +1,77 @@
+"""The order of prompts: which row a position of a stage is, and the seed of its samples.
+
+Both are pure functions of the run's seed, so that a resumed run, and any number of replicas, draw the same.
+A permutation is evaluated one row at a time, in constant memory.
+
+Source: format-preserving encryption by a Feistel network with cycle walking (Black and Rogaway, 2002,
+"Ciphers with Arbitrary Finite Domains", method 2). Deviation: the round function is an integer mixer, not a
+cipher, because a shuffle needs no secrecy.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from typing import Final
+
+_ROUNDS: Final = 8
+_MASK: Final = (1 << 64) - 1
+
+
+def row_of(position: int, num_rows: int, seed: int, stage: int) -> tuple[int, int]:
+    """The epoch and row of a position.
+
+    Each epoch visits every row of `range(num_rows)` exactly once, in an order of its own.
+
+    Args:
+        position: Place in the stage's prompt stream, from 0.
+        num_rows: Rows of the split.
+        seed: `run.seed`.
+        stage: Index of the stage.
+
+    Returns:
+        (epoch, row).
+
+    Raises:
+        ValueError: `position` is negative or there are no rows.
+    """
+    if position < 0 or num_rows < 1:
+        raise ValueError(f"position {position} of {num_rows} rows does not exist")
+    epoch, place = divmod(position, num_rows)
+    half = max(1, ((num_rows - 1).bit_length() + 1) // 2)
+    keys = _round_keys(seed, stage, epoch)
+    # The network permutes 4**half >= num_rows numbers; following it until it lands inside the range permutes the range.
+    row = _permute(place, half, keys)
+    while row >= num_rows:
+        row = _permute(row, half, keys)
+    return epoch, row
+
+
+def group_seed(seed: int, stage: int, position: int) -> int:
+    """Sampling seed of a prompt's group, in `range(2**63)`; a prompt leased again draws the same numbers."""
+    return int.from_bytes(_digest(f"group/{seed}/{stage}/{position}")[:8], "little") >> 1
+
+
+def _permute(number: int, half: int, keys: tuple[int, ...]) -> int:
+    mask = (1 << half) - 1
+    left, right = number >> half, number & mask
+    for key in keys:
+        left, right = right, left ^ (_mix(right ^ key) & mask)
+    return left << half | right
+
+
+def _mix(value: int) -> int:
+    """The finalizer of SplitMix64."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+@functools.lru_cache(maxsize=256)
+def _round_keys(seed: int, stage: int, epoch: int) -> tuple[int, ...]:
+    digest = _digest(f"order/{seed}/{stage}/{epoch}")
+    return tuple(int.from_bytes(digest[8 * index : 8 * index + 8], "little") for index in range(_ROUNDS))
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=8 * _ROUNDS).digest()

@@ -1,0 +1,62 @@
+import pytest
+
+from cosmos_core.config.checks import staleness_bound
+from cosmos_core.config.loading import recipe_from
+from cosmos_core.config.overrides import apply_override
+from cosmos_core.errors import ConfigError
+
+
+def load(*overrides: str):
+    data = {
+        "run": {"name": "a", "steps": 3},
+        "model": {"path": "m"},
+        "algorithm": {"plugin": "grpo"},
+        "dataset": {"plugin": "arithmetic"},
+        "reward": [{"plugin": "math"}],
+    }
+    for override in overrides:
+        apply_override(data, override)
+    return recipe_from(data)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.config={hidden_size=8}"], "model.path: given .* besides model.config"),
+        (["model={}"], "neither model.path nor model.config"),
+        (['reward=[{plugin="a"}, {plugin="a"}]'], "a is listed 2 times"),
+        (["sync.mode=sync", "sync.max_staleness=2"], 'sync.mode = "sync" means 0'),
+        (["sync.mode=sync", "sync.interval=2"], "sync.interval: .*lag up to 1, more than the 0"),
+        (["sync.interval=4", "sync.max_staleness=2"], "lag up to 3, more than the 2"),
+        (["policy.mesh.tp=2"], "policy.mesh.tp: must be 1, got 2; .*policy.replicas"),
+        (["rollout.mesh.dp_shard=4"], "rollout.mesh.dp_shard: must be 1, got 4; .*rollout.replicas"),
+        (["policy.optimizer.betas=[0.9, 1.0]"], "policy.optimizer.betas.1: must be .* less than 1, got 1.0"),
+        (["warmup={steps=1, optimizer={betas=[-1, 0.5]}}"], "warmup.optimizer.betas.0"),
+        (["policy.replicas=3", "policy.prompts_per_step=2"], "policy.prompts_per_step: 2 prompts"),
+        (["policy.replicas=3", "warmup={steps=1, prompts_per_step=2}"], "warmup.prompts_per_step: 2 prompts"),
+        (["evaluation.max_units=0"], "evaluation.max_units: must be >= 1, got 0"),
+        (["control.lost_after_s=1"], "control.lost_after_s: 1.0 s is not longer"),
+        (["tracking.hooks=['mlflow']", "tracking.options.mlfow.x=1"], r"mlfow: no such hook.*did you mean mlflow\?"),
+        (["tracking.hooks=['mlflow', 'mlflow']"], "mlflow is listed 2 times"),
+        (["rollout.sampling.temperature=0"], "rollout.sampling.temperature: must be > 0.0, got 0.0"),
+    ],
+)
+def test_contradictions_are_refused(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load(*overrides)
+
+
+def test_all_contradictions_are_listed():
+    with pytest.raises(ConfigError) as caught:
+        load("policy.mesh.tp=2", "policy.mesh.pp=2", "sync.interval=9")
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_sync_mode_has_no_staleness_unless_told_otherwise():
+    assert load("sync.mode=sync").sync.max_staleness == 0
+    assert staleness_bound(load("sync.mode=sync", "sync.max_staleness=0").sync) == 0
+    assert staleness_bound(load().sync) == 2
+
+
+def test_an_interval_within_the_staleness_is_fine():
+    assert load("sync.interval=3", "sync.max_staleness=2").sync.interval == 3

@@ -1,0 +1,77 @@
+import itertools
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cosmos_core.config.order import group_seed, row_of
+
+# A resumed run must draw what it drew before, also with a newer release.
+GOLDEN_ROWS = [9, 3, 6, 2, 4, 8, 7, 5, 0, 1]
+GOLDEN_SEEDS = [135851042560207719, 6259405198084569922]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    num_rows=st.integers(1, 700),
+    seed=st.integers(0, 2**70),
+    stage=st.integers(0, 3),
+    epoch=st.integers(0, 1000),
+)
+def test_each_epoch_visits_every_row_once(num_rows, seed, stage, epoch):
+    first = epoch * num_rows
+    drawn = [row_of(position, num_rows, seed, stage) for position in range(first, first + num_rows)]
+    assert {each for each, _ in drawn} == {epoch}
+    assert sorted(row for _, row in drawn) == list(range(num_rows))
+
+
+@given(position=st.integers(0, 2**60), num_rows=st.integers(1, 2**40))
+@settings(deadline=None)
+def test_rows_of_huge_datasets_are_in_range(position, num_rows):
+    epoch, row = row_of(position, num_rows, 7, 0)
+    assert epoch == position // num_rows
+    assert 0 <= row < num_rows
+
+
+def test_epochs_stages_and_seeds_have_orders_of_their_own():
+    def order(seed, stage, epoch):
+        return tuple(row_of(epoch * 100 + place, 100, seed, stage)[1] for place in range(100))
+
+    orders = {order(seed, stage, epoch) for seed in range(3) for stage in range(2) for epoch in range(3)}
+    assert len(orders) == 18
+    assert tuple(range(100)) not in orders
+
+
+def test_the_order_is_fixed_for_ever():
+    assert [row_of(position, 10, 0, 1)[1] for position in range(10)] == GOLDEN_ROWS
+    assert [group_seed(0, 1, position) for position in range(2)] == GOLDEN_SEEDS
+
+
+@pytest.mark.parametrize("num_rows", [2, 3, 5, 17])
+def test_every_row_is_as_often_first(num_rows):
+    draws = 3000
+    counts = Counter(row_of(0, num_rows, seed, 0)[1] for seed in range(draws))
+    expected = draws / num_rows
+    chi_square = sum((counts[row] - expected) ** 2 / expected for row in range(num_rows))
+    # Beyond 4 standard deviations of a chi-square of num_rows - 1 degrees of freedom.
+    assert chi_square < (num_rows - 1) + 4 * (2 * (num_rows - 1)) ** 0.5
+
+
+def test_neighbours_are_spread():
+    rows = [row_of(position, 1000, 3, 0)[1] for position in range(1000)]
+    gaps = [abs(one - other) for one, other in itertools.pairwise(rows)]
+    assert 300 < sum(gaps) / len(gaps) < 370  # a random permutation of 1,000: 333.7
+
+
+@pytest.mark.parametrize(("position", "num_rows"), [(-1, 5), (0, 0)])
+def test_positions_that_do_not_exist(position, num_rows):
+    with pytest.raises(ValueError, match="does not exist"):
+        row_of(position, num_rows, 0, 0)
+
+
+def test_group_seeds_differ_and_fit_63_bits():
+    seeds = [group_seed(seed, stage, place) for seed in range(4) for stage in range(2) for place in range(500)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert max(seeds) > 2**62
