@@ -1,0 +1,71 @@
+"""From a chosen plugin to its `Provider`: import, the provider hook, and whether what it returns holds together."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pluggy
+
+from cosmos_core.config.structure import check_class
+from cosmos_core.errors import PluginBrokenError, PluginIncompatibleError
+from cosmos_core.plugin.compatibility import protocol_mismatch
+from cosmos_core.plugin.discovery import PluginRecord
+from cosmos_core.protocols import Provider
+
+
+def describe(record: PluginRecord) -> str:
+    """A plugin in messages: kind, name and where it comes from."""
+    return f"{record.kind} plugin {record.name!r} ({record.module} of {record.distribution} {record.version})"
+
+
+def import_plugin(record: PluginRecord) -> Any:
+    """Import what the entry point names.
+
+    Raises:
+        PluginBrokenError: The import failed; the original exception is chained.
+    """
+    try:
+        return record.entry_point.load()
+    except Exception as error:
+        because = f" ({record.problem})" if record.status == "broken" else ""
+        raise PluginBrokenError(
+            f"{describe(record)} could not be imported: {type(error).__name__}: {error}{because}"
+        ) from error
+
+
+def ask_provider(manager: pluggy.PluginManager, target: Any, record: PluginRecord) -> Provider[Any]:
+    """Call the provider hook of one registered plugin and check what it returns.
+
+    Raises:
+        PluginBrokenError: There is no such hook, it failed, or what it returned is unusable.
+        PluginIncompatibleError: It was written for another version of the protocol.
+    """
+    hook = f"cosmos_{record.kind}"
+    caller: pluggy.HookCaller = getattr(manager.hook, hook)
+    if not any(implementation.plugin is target for implementation in caller.get_hookimpls()):
+        raise PluginBrokenError(f"{describe(record)} has no function {hook}() marked @hookimpl")
+    others = [plugin for plugin in manager.get_plugins() if plugin is not target]
+    try:
+        provider = manager.subset_hook_caller(hook, others)()
+    except Exception as error:
+        raise PluginBrokenError(f"{describe(record)}: {hook}() failed: {type(error).__name__}: {error}") from error
+    _check(provider, hook, record)
+    return provider  # type: ignore[no-any-return]  # checked above
+
+
+def _check(provider: Any, hook: str, record: PluginRecord) -> None:
+    if inspect.iscoroutine(provider):
+        provider.close()
+        raise PluginBrokenError(f"{describe(record)}: {hook}() is a coroutine function; it must be a plain one")
+    if not isinstance(provider, Provider):
+        raise PluginBrokenError(f"{describe(record)}: {hook}() returned {provider!r}, which is no Provider")
+    mismatch = protocol_mismatch(record.kind, provider.protocol)
+    if mismatch:
+        raise PluginIncompatibleError(f"{describe(record)} cannot be used: {mismatch}")
+    if not callable(provider.create):
+        raise PluginBrokenError(f"{describe(record)}: Provider.create is {provider.create!r}, which is not callable")
+    try:
+        check_class(provider.options)
+    except (TypeError, NameError) as error:
+        raise PluginBrokenError(f"{describe(record)}: its options class is unusable: {error}") from error

@@ -1,0 +1,109 @@
+"""What a role makes of its job: the plugins that it needs, with the contexts that the recipe implies."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import cast
+
+from cosmos_core.config.checks import staleness_bound
+from cosmos_core.config.job import Job
+from cosmos_core.config.schema import Recipe
+from cosmos_core.config.stages import Stage, stages
+from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.protocols import (
+    KINDS,
+    Algorithm,
+    AlgorithmCapabilities,
+    AlgorithmContext,
+    Dataset,
+    DatasetContext,
+    Kind,
+    Model,
+    ModelContext,
+    Reward,
+    RewardContext,
+    Source,
+)
+
+
+def selections(recipe: Recipe, kinds: Collection[Kind] = KINDS) -> tuple[tuple[Kind, str], ...]:
+    """The plugins that a recipe names, of the given kinds, for `PluginSet.load`."""
+    named: list[tuple[Kind, str]] = [
+        ("model", recipe.model.plugin),
+        *(("algorithm", stage.plugin) for stage in stages(recipe)),
+        *(("reward", reward.plugin) for reward in recipe.reward),
+        ("dataset", recipe.dataset.plugin),
+        ("engine", recipe.rollout.engine.plugin),
+        *(("hook", name) for name in recipe.tracking.hooks),
+    ]
+    return tuple(dict.fromkeys(selection for selection in named if selection[0] in kinds))
+
+
+def source_of(plugins: PluginSet, stage: Stage) -> Source:
+    """Where the batches of a stage come from."""
+    capabilities = plugins.provider("algorithm", stage.plugin).capabilities or AlgorithmCapabilities()
+    return cast("AlgorithmCapabilities", capabilities).source
+
+
+def load_model(job: Job, plugins: PluginSet) -> Model:
+    """The recipe's model. A relative `model.path` that exists beside the recipe means that folder.
+
+    Raises:
+        ConfigError: An option is wrong.
+        PluginError: The plugin failed.
+    """
+    config = job.recipe.model
+    beside = job.recipe_directory / config.path if config.path else None
+    context = ModelContext(
+        path=str(beside.absolute()) if beside is not None and beside.exists() else config.path,
+        config=config.config,
+        assets=job.assets,
+        trust_remote_code=config.trust_remote_code,
+    )
+    return cast("Model", plugins.create("model", config.plugin, config.options, context, "model.options"))
+
+
+def load_dataset(job: Job, plugins: PluginSet) -> Dataset:
+    """The recipe's dataset.
+
+    Raises:
+        ConfigError: An option is wrong.
+        DataError: Its files are missing or bad.
+        PluginError: The plugin failed.
+    """
+    config = job.recipe.dataset
+    context = DatasetContext(seed=job.recipe.run.seed, directory=job.recipe_directory)
+    return cast("Dataset", plugins.create("dataset", config.plugin, config.options, context, "dataset.options"))
+
+
+def load_algorithm(job: Job, plugins: PluginSet, stage: Stage) -> Algorithm:
+    """The algorithm of a stage.
+
+    Raises:
+        ConfigError: An option is wrong.
+        PluginError: The plugin failed.
+    """
+    rollout = job.recipe.rollout
+    context = AlgorithmContext(
+        group_size=rollout.group_size if source_of(plugins, stage) == "rollouts" else 1,
+        temperature=rollout.sampling.temperature,
+        max_units=rollout.sampling.max_units,
+        max_staleness=staleness_bound(job.recipe.sync),
+    )
+    instance = plugins.create("algorithm", stage.plugin, stage.options, context, f"{stage.key}.options")
+    return cast("Algorithm", instance)
+
+
+def load_rewards(job: Job, plugins: PluginSet) -> tuple[Reward, ...]:
+    """The rewards, in the order of `recipe.reward`.
+
+    Raises:
+        ConfigError: An option is wrong.
+        PluginError: A plugin failed.
+    """
+    loaded = []
+    for index, config in enumerate(job.recipe.reward):
+        context = RewardContext(name=config.plugin, seed=job.recipe.run.seed)
+        path = f"reward.{index}.options"
+        loaded.append(cast("Reward", plugins.create("reward", config.plugin, config.options, context, path)))
+    return tuple(loaded)

@@ -1,0 +1,145 @@
+"""The plugins of one process: those that its recipe names, imported, checked and registered with pluggy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, final
+
+import pluggy
+
+from cosmos_core.config.nearest import nearest
+from cosmos_core.config.structure import structure
+from cosmos_core.errors import CosmosError, PluginBrokenError
+from cosmos_core.plugin.choice import choose
+from cosmos_core.plugin.discovery import PluginRecord, discover
+from cosmos_core.plugin.providing import ask_provider, describe, import_plugin
+from cosmos_core.protocols import PROJECT, Kind, Provider, hooks
+from cosmos_core.types import JSON
+
+
+@final
+class PluginSet:
+    """Selected plugins. Iterating yields their records, in the order of selection.
+
+    Attributes:
+        manager: The one plugin manager of the run; plugins are registered as `kind:selection`.
+    """
+
+    __slots__ = ("_providers", "_records", "manager")
+
+    def __init__(self) -> None:
+        self.manager: Final = pluggy.PluginManager(PROJECT)
+        self.manager.add_hookspecs(hooks)
+        self._records: Final[dict[tuple[Kind, str], PluginRecord]] = {}
+        self._providers: Final[dict[tuple[Kind, str], Provider[Any]]] = {}
+
+    @classmethod
+    def load(
+        cls, selections: Iterable[tuple[Kind, str]], *, records: Sequence[PluginRecord] | None = None
+    ) -> PluginSet:
+        """Import, register and check plugins; nothing that is not selected is imported.
+
+        Args:
+            selections: (kind, name or `distribution:name`); repeated ones count once.
+            records: What is installed; discovered if not given.
+
+        Raises:
+            PluginNotFoundError: A name is unknown.
+            PluginConflictError: Two distributions provide a name.
+            PluginIncompatibleError: A plugin was made for another release.
+            PluginBrokenError: A plugin cannot be imported or does not keep the protocol.
+        """
+        plugins = cls()
+        installed = discover() if records is None else records
+        # All names are looked up first: a wrong one is told before any import takes its time.
+        chosen = {(kind, name): choose(kind, name, installed) for kind, name in selections}
+        targets = {key: plugins._register(key, record) for key, record in chosen.items()}
+        plugins._check_hooks()
+        for key, record in chosen.items():
+            plugins._providers[key] = ask_provider(plugins.manager, targets[key], record)
+        return plugins
+
+    def __iter__(self) -> Iterator[PluginRecord]:
+        return iter(self._records.values())
+
+    @property
+    def records(self) -> tuple[PluginRecord, ...]:
+        """The selected plugins, in the order of selection."""
+        return tuple(self._records.values())
+
+    def record(self, kind: Kind, name: str) -> PluginRecord:
+        """Where a selected plugin comes from.
+
+        Raises:
+            KeyError: It was not selected.
+        """
+        return self._records[kind, name]
+
+    def provider(self, kind: Kind, name: str) -> Provider[Any]:
+        """What a selected plugin provides.
+
+        Raises:
+            KeyError: It was not selected.
+        """
+        return self._providers[kind, name]
+
+    def create(self, kind: Kind, name: str, options: Mapping[str, JSON], context: Any, path: str = "") -> Any:
+        """Make an instance of a selected plugin.
+
+        Args:
+            kind: Its kind.
+            name: The name with which it was selected.
+            options: The recipe's options, structured into the plugin's own class.
+            context: The context record of that kind.
+            path: Key path of the options in error messages; `<kind>.options` if empty.
+
+        Raises:
+            ConfigError: An option is unknown or wrong.
+            PluginBrokenError: The plugin failed with an error that it does not explain itself.
+        """
+        provider = self._providers[kind, name]
+        structured: Any = structure(options, provider.options, path or f"{kind}.options")
+        try:
+            return provider.create(structured, context)
+        except CosmosError:
+            raise
+        except Exception as error:
+            record = self._records[kind, name]
+            raise PluginBrokenError(f"{describe(record)} could not be made: {type(error).__name__}: {error}") from error
+
+    def attach(self, name: str, instance: object) -> None:
+        """Register an instance that a hook plugin made, so that its lifecycle hooks are called.
+
+        Raises:
+            PluginBrokenError: It implements a hook that does not exist, or with wrong arguments.
+        """
+        record = self._records["hook", name]
+        self._add(instance, f"hook:{name}:instance", record)
+        self._check_hooks()
+
+    def _register(self, key: tuple[Kind, str], record: PluginRecord) -> Any:
+        target = import_plugin(record)
+        self._records[key] = record
+        # One module may provide several kinds or names; pluggy takes each object once, so its hooks run once.
+        if self.manager.get_name(target) is None:
+            self._add(target, ":".join(key), record)
+        return target
+
+    def _add(self, target: object, name: str, record: PluginRecord) -> None:
+        try:
+            registered = self.manager.register(target, name=name)
+        except pluggy.PluginValidationError as error:
+            raise PluginBrokenError(f"{describe(record)} implements a hook wrongly: {error}") from error
+        assert registered == name, f"{name} was registered before"
+
+    def _check_hooks(self) -> None:
+        """A misspelt hook would never be called; it is an error instead."""
+        try:
+            self.manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            known = [hook for hook in vars(hooks) if hook.startswith("cosmos_")]
+            wrong = str(error).partition("unknown hook '")[2].partition("'")[0]
+            close = nearest(wrong, known)
+            hint = f"; did you mean {close[0]}?" if close else f"; hooks are {', '.join(known)}"
+            name = self.manager.get_name(error.plugin)
+            raise PluginBrokenError(f"plugin {name} implements {wrong}, which is no hook{hint}") from error

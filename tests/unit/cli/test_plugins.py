@@ -1,0 +1,111 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from cosmos_core.cli.plugins import app
+from cosmos_core.errors import ConfigError, PluginNotFoundError
+
+REWARD = """
+import attrs
+from cosmos_core.protocols import Provider, RewardCapabilities, hookimpl
+
+@attrs.frozen(kw_only=True)
+class Inner:
+    deep: float = attrs.field(default=0.5, metadata={"help": "How deep."})
+
+@attrs.frozen(kw_only=True)
+class Options:
+    length: int = attrs.field(metadata={"help": "How long."})
+    names: tuple[str, ...] = ("a", "b")
+    extra: dict = attrs.field(factory=dict)
+    inner: Inner = attrs.field(factory=Inner)
+    cap: float | None = None
+
+@hookimpl
+def cosmos_reward():
+    return Provider(create=dict, options=Options, capabilities=RewardCapabilities())
+"""
+
+
+@pytest.fixture
+def run():
+    def invoke(*arguments: str) -> str:
+        result = CliRunner().invoke(app, arguments, catch_exceptions=False, terminal_width=200)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    return invoke
+
+
+@pytest.fixture
+def short(make_distribution):
+    make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": REWARD})
+
+
+def test_the_list_has_every_plugin_with_its_status(run, short, make_distribution):
+    make_distribution("acme-b", entries={"reward/bad": "acme_gone"})
+    lines = run("list").splitlines()
+    assert lines[0].split() == ["KIND", "NAME", "DISTRIBUTION", "VERSION", "STATUS"]
+    rows = [line.split() for line in lines]
+    assert ["reward", "short", "acme-a", "1.0", "ok"] in rows
+    assert ["reward", "bad", "acme-b", "1.0", "broken"] in rows
+    assert "reward bad: its module acme_gone does not exist" in lines
+
+
+def test_the_list_can_be_of_one_kind_and_json(run, short):
+    listed = json.loads(run("list", "--kind", "reward", "--json"))
+    assert {each["kind"] for each in listed} == {"reward"}
+    assert {
+        "kind": "reward",
+        "name": "short",
+        "distribution": "acme-a",
+        "version": "1.0",
+        "module": "acme_a",
+        "status": "ok",
+        "problem": "",
+    } in listed
+
+
+def test_a_wrong_kind_is_refused():
+    result = CliRunner().invoke(app, ["list", "--kind", "rewards"])
+    assert result.exit_code == 2
+
+
+def test_show_has_source_capabilities_and_options(run, short):
+    lines = [" ".join(line.split()) for line in run("show", "short").splitlines()]
+    assert "reward short" in lines
+    assert "distribution acme-a 1.0" in lines
+    assert "requires cosmos-core>=0.1" in lines
+    assert "payload_kinds tokens" in lines
+    assert "deterministic true" in lines
+    assert "length an integer required How long." in lines
+    assert "names an array a, b" in lines
+    assert "inner.deep a number 0.5 How deep." in lines
+    assert "cap a number none" in lines
+
+
+def test_show_needs_the_kind_where_a_name_has_two(run, short, make_distribution):
+    make_distribution("acme-b", entries={"dataset/short": "acme_b"})
+    with pytest.raises(ConfigError, match="reward and of a dataset plugin; say which with --kind"):
+        run("show", "short")
+    assert "reward short" in run("show", "short", "--kind", "reward")
+
+
+def test_show_takes_the_distribution_too(run, short):
+    assert "reward short" in run("show", "acme-a:short")
+
+
+def test_show_of_an_unknown_name(run, short):
+    with pytest.raises(PluginNotFoundError, match="did you mean short"):
+        run("show", "shrot")
+
+
+def test_importing_the_commands_imports_nothing_heavy():
+    code = (
+        "import sys; import cosmos_core.cli.plugins; heavy = ('torch', 'rich', 'cattrs', 'packaging', 'zmq'); "
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,232 @@
+import sys
+
+import attrs
+import pytest
+
+from cosmos_core.errors import (
+    ConfigError,
+    DataError,
+    PluginBrokenError,
+    PluginConflictError,
+    PluginIncompatibleError,
+    PluginNotFoundError,
+)
+from cosmos_core.plugin.discovery import DISABLE_VARIABLE
+from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.protocols import RewardCapabilities, RewardContext, hookimpl
+
+REWARD = """
+import attrs
+from cosmos_core.errors import DataError
+from cosmos_core.protocols import Provider, RewardCapabilities, hookimpl
+
+@attrs.frozen(kw_only=True)
+class Options:
+    length: int = 3
+
+class Short:
+    def __init__(self, options, context):
+        self.options, self.context = options, context
+        if options.length == 13:
+            raise DataError("13 rows are too many")
+        if options.length == 14:
+            raise ZeroDivisionError("oh")
+
+@hookimpl
+def cosmos_reward():
+    return Provider(create=Short, options=Options, capabilities=RewardCapabilities())
+"""
+CONTEXT = RewardContext(name="short", seed=1)
+
+
+@pytest.fixture
+def make_reward(make_distribution):
+    def make(source: str = REWARD, name: str = "acme-a", **changes):
+        module = name.replace("-", "_")
+        make_distribution(name, entries={"reward/short": module}, modules={f"{module}.py": source}, **changes)
+
+    return make
+
+
+def load_short() -> PluginSet:
+    return PluginSet.load([("reward", "short")])
+
+
+def test_a_selected_plugin_is_imported_registered_and_made(make_reward):
+    make_reward()
+    plugins = PluginSet.load([("reward", "short"), ("reward", "short")])
+    reward = plugins.create("reward", "short", {"length": 4}, CONTEXT, "reward.0.options")
+    assert (reward.options.length, reward.context) == (4, CONTEXT)
+    assert [name for name, _ in plugins.manager.list_name_plugin()] == ["reward:short"]
+    assert [record.distribution for record in plugins] == ["acme-a"]
+    assert plugins.provider("reward", "short").capabilities == RewardCapabilities()
+
+
+def test_what_is_not_selected_is_not_imported(make_reward, make_distribution):
+    make_reward()
+    make_distribution("acme-b", entries={"reward/bad": "acme_b"}, modules={"acme_b.py": "raise RuntimeError('no')"})
+    load_short()
+    assert "acme_b" not in sys.modules
+
+
+def test_each_set_has_a_manager_of_its_own(make_reward):
+    make_reward()
+    assert load_short().manager is not load_short().manager
+
+
+def test_wrong_options_are_config_errors_at_their_path(make_reward):
+    make_reward()
+    with pytest.raises(ConfigError, match=r"^reward\.0\.options\.lenght: unknown option; did you mean length\?$"):
+        load_short().create("reward", "short", {"lenght": 1}, CONTEXT, "reward.0.options")
+    with pytest.raises(ConfigError, match=r"^reward\.options\.length: expected an integer"):
+        load_short().create("reward", "short", {"length": "4"}, CONTEXT)
+
+
+def test_a_plugins_own_error_passes_and_any_other_is_chained(make_reward):
+    make_reward()
+    plugins = load_short()
+    with pytest.raises(DataError, match="13 rows"):
+        plugins.create("reward", "short", {"length": 13}, CONTEXT)
+    with pytest.raises(PluginBrokenError, match=r"acme-a 1\.0.*could not be made: ZeroDivisionError: oh") as caught:
+        plugins.create("reward", "short", {"length": 14}, CONTEXT)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_an_unknown_name_is_met_with_the_nearest(make_reward):
+    make_reward()
+    with pytest.raises(PluginNotFoundError, match=r"no reward plugin named 'shrot' is installed; did you mean short\?"):
+        PluginSet.load([("reward", "shrot")])
+
+
+def test_a_known_name_is_met_with_its_install_line(monkeypatch):
+    monkeypatch.setenv(DISABLE_VARIABLE, "1")
+    with pytest.raises(PluginNotFoundError, match="pip install cosmos-algorithm-grpo; COSMOS_DISABLE_PLUGIN_AUTOLOAD"):
+        PluginSet.load([("algorithm", "dapo")])
+    with pytest.raises(PluginNotFoundError, match=r"did you mean .*grpo.*pip install cosmos-algorithm-grpo"):
+        PluginSet.load([("algorithm", "gpro")])
+
+
+def test_a_name_of_another_kind_is_told(make_reward):
+    make_reward()
+    with pytest.raises(PluginNotFoundError, match="a reward plugin has that name"):
+        PluginSet.load([("dataset", "short")])
+
+
+def test_two_distributions_conflict_until_one_is_named(make_reward):
+    make_reward(name="acme-a")
+    make_reward(name="acme-b")
+    with pytest.raises(PluginConflictError, match=r"provided by acme-[ab] 1\.0 and by acme-[ab] 1\.0.*acme-a:short"):
+        load_short()
+    plugins = PluginSet.load([("reward", "Acme_B:short")])
+    assert plugins.record("reward", "Acme_B:short").distribution == "acme-b"
+    assert plugins.create("reward", "Acme_B:short", {}, CONTEXT).__class__.__module__ == "acme_b"
+    both = PluginSet.load([("reward", "acme-a:short"), ("reward", "acme-b:short")])
+    assert [type(both.create("reward", name, {}, CONTEXT)).__module__ for _, name in both._records] == [
+        "acme_a",
+        "acme_b",
+    ]
+
+
+def test_a_distribution_that_does_not_provide_the_name(make_reward):
+    make_reward()
+    with pytest.raises(PluginNotFoundError, match="by acme-z; it is installed by acme-a"):
+        PluginSet.load([("reward", "acme-z:short")])
+
+
+def test_an_incompatible_plugin_is_refused_before_import(make_reward):
+    make_reward("raise RuntimeError('imported')", requires=("cosmos-core<0.1",))
+    with pytest.raises(PluginIncompatibleError, match=r"requires cosmos-core<0\.1"):
+        load_short()
+
+
+def test_a_plugin_of_another_protocol_version_is_refused(make_reward):
+    make_reward(REWARD.replace("options=Options,", "options=Options, protocol=2,"))
+    with pytest.raises(PluginIncompatibleError, match=r"version 2 of the reward protocol.*speaks 1"):
+        load_short()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import surely_not_there", "could not be imported: ModuleNotFoundError: No module named 'surely_not_there'"),
+        ("def f(:", "could not be imported: SyntaxError"),
+        ("1 / 0", "could not be imported: ZeroDivisionError"),
+        ("def cosmos_reward(): pass", r"no function cosmos_reward\(\) marked @hookimpl"),
+        (REWARD.replace("return Provider", "return dict"), r"cosmos_reward\(\) returned {.*}, which is no Provider"),
+        (REWARD.replace("return Provider", "Provider"), r"cosmos_reward\(\) returned None"),
+        (REWARD.replace("def cosmos_reward", "async def cosmos_reward"), "coroutine function"),
+        (REWARD.replace("return Provider", "1 / 0; Provider"), r"cosmos_reward\(\) failed: ZeroDivisionError"),
+        (REWARD.replace("options=Options", "options=dict"), "options class is unusable: .*dict.* no attrs class"),
+        (REWARD.replace("length: int", "length: complex"), "options class is unusable: .*complex"),
+        (REWARD.replace("length: int", "length: 'Gone'"), "options class is unusable: .*Gone"),
+        (REWARD.replace("create=Short", "create=3"), "not callable"),
+        (REWARD.replace("cosmos_reward()", "cosmos_reward(options)"), "implements a hook wrongly"),
+        (f"{REWARD}\n@hookimpl\ndef cosmos_step_finnished(): ...", "did you mean cosmos_step_finished"),
+    ],
+)
+def test_a_selected_and_broken_plugin_is_fatal(make_reward, source, message):
+    make_reward(source)
+    with pytest.raises(PluginBrokenError, match=message) as caught:
+        load_short()
+    assert "short" in str(caught.value)
+
+
+def test_the_original_exception_is_chained(make_reward):
+    make_reward("1 / 0")
+    with pytest.raises(PluginBrokenError) as caught:
+        load_short()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_one_module_may_provide_several_kinds_and_names(make_distribution):
+    source = REWARD + "@hookimpl\ndef cosmos_dataset():\n    return Provider(create=dict, options=Options)\n"
+    entries = {"reward/short": "acme_a", "reward/brief": "acme_a", "dataset/short": "acme_a"}
+    text = "[cosmos_core.rewards]\nshort = acme_a\nbrief = acme_a\n[cosmos_core.datasets]\nshort = acme_a\n"
+    make_distribution("acme-a", entries=text, modules={"acme_a.py": source})
+    plugins = PluginSet.load([("reward", "short"), ("reward", "brief"), ("dataset", "short")])
+    assert len(plugins.records) == len(entries)
+    assert plugins.provider("reward", "brief").create.__name__ == "Short"
+    assert plugins.provider("dataset", "short").create is dict
+
+
+def test_a_wrong_name_is_told_before_anything_is_imported(make_reward):
+    make_reward("raise RuntimeError('imported')")
+    with pytest.raises(PluginNotFoundError):
+        PluginSet.load([("reward", "short"), ("dataset", "nope")])
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    @hookimpl
+    def cosmos_step_finished(self, step):
+        self.steps.append(step)
+
+
+HOOK = """
+from cosmos_core.protocols import Provider, hookimpl
+
+@hookimpl
+def cosmos_hook():
+    return Provider(create=lambda options, context: context)
+"""
+
+
+def test_an_attached_hook_is_called_and_a_misspelt_one_is_refused(make_distribution):
+    make_distribution("acme-h", entries={"hook/note": "acme_h"}, modules={"acme_h.py": HOOK})
+    plugins = PluginSet.load([("hook", "note")])
+    recorder = plugins.create("hook", "note", {}, Recorder())
+    plugins.attach("note", recorder)
+    plugins.manager.hook.cosmos_step_finished(run=None, step=7, metrics={})
+    assert recorder.steps == [7]
+
+    @attrs.define
+    class Misspelt:
+        @hookimpl
+        def cosmos_run_start(self):
+            raise AssertionError
+
+    other = PluginSet.load([("hook", "note")])
+    with pytest.raises(PluginBrokenError, match="did you mean cosmos_run_started"):
+        other.attach("note", Misspelt())
