@@ -1,0 +1,112 @@
+"""Reports that the controller has not acknowledged yet: numbered without a gap, kept until they are durable there.
+
+Pure bookkeeping, go-back-N: `peek` gives what has not been sent since the last `rewind`, in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from typing import Final
+
+from cosmos_core.errors import TransportError
+
+
+class Outbox:
+    """The reports of one incarnation. Not thread-safe.
+
+    Args:
+        max_reports: Most reports that may wait for an acknowledgement.
+        max_bytes: Most bytes that they may have together.
+        window: Most reports that may be sent ahead of the newest acknowledgement.
+    """
+
+    __slots__ = ("_acknowledged", "_max_bytes", "_max_reports", "_nbytes", "_reports", "_sent", "_window")
+
+    def __init__(self, *, max_reports: int = 200_000, max_bytes: int = 256 << 20, window: int = 4096) -> None:
+        self._max_reports: Final = max_reports
+        self._max_bytes: Final = max_bytes
+        self._window: Final = window
+        self._reports: Final[deque[bytes]] = deque()
+        self._nbytes = 0
+        self._acknowledged = 0
+        # Invariant: acknowledged <= sent <= acknowledged + len(reports), the last being the newest number.
+        self._sent = 0
+
+    @property
+    def acknowledged(self) -> int:
+        """Newest number that the controller has made durable; 0 before the first."""
+        return self._acknowledged
+
+    @property
+    def last(self) -> int:
+        """Newest number given."""
+        return self._acknowledged + len(self._reports)
+
+    def __len__(self) -> int:
+        """How many reports wait for an acknowledgement."""
+        return len(self._reports)
+
+    @property
+    def is_sendable(self) -> bool:
+        """Whether `peek` would give anything."""
+        return self._sent < min(self.last, self._acknowledged + self._window)
+
+    def append(self, report: bytes) -> int:
+        """Add an encoded report.
+
+        Returns:
+            Its number, from 1.
+
+        Raises:
+            TransportError: The outbox is full.
+        """
+        if len(self._reports) >= self._max_reports or self._nbytes + len(report) > self._max_bytes:
+            raise TransportError(
+                f"the outbox is full: {len(self._reports)} reports ({self._nbytes} bytes) since number "
+                f"{self._acknowledged} are not acknowledged; is the controller alive and its disk writable?"
+            )
+        self._reports.append(report)
+        self._nbytes += len(report)
+        return self.last
+
+    def peek(self, *, max_reports: int, max_bytes: int) -> tuple[int, tuple[bytes, ...]] | None:
+        """The next reports to send, at least one, and the number of the first; None if there are none."""
+        if not self.is_sendable:
+            return None
+        start = self._sent - self._acknowledged
+        batch: list[bytes] = []
+        size = 0
+        for report in islice(self._reports, start, min(self._window, start + max_reports)):
+            size += len(report)
+            if batch and size > max_bytes:
+                break
+            batch.append(report)
+        return self._sent + 1, tuple(batch)
+
+    def sent(self, number: int) -> None:
+        """Note that reports up to `number` were sent."""
+        self._sent = max(self._sent, min(number, self.last))
+
+    def rewind(self) -> None:
+        """Let `peek` give everything unacknowledged again, from the oldest on."""
+        self._sent = self._acknowledged
+
+    def acknowledge(self, number: int) -> bool:
+        """Forget reports up to `number`; an older number than the newest acknowledged changes nothing.
+
+        Returns:
+            Whether it was news.
+
+        Raises:
+            TransportError: No report has that number yet; nothing is changed.
+        """
+        if number > self.last:
+            raise TransportError(f"report {number} was acknowledged, but only {self.last} were made")
+        if number <= self._acknowledged:
+            return False
+        while self._acknowledged < number:
+            self._nbytes -= len(self._reports.popleft())
+            self._acknowledged += 1
+        self._sent = max(self._sent, number)
+        return True

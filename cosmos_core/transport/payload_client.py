@@ -1,0 +1,209 @@
+"""Fetching payloads from the replicas that made them."""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from cosmos_core.errors import TransportError
+from cosmos_core.transport.frames import MAX_FRAMES, REPLIES, REQUESTS, Absent, Fetch, Found, unpack
+from cosmos_core.transport.sockets import BULK, Context, Socket, dealer, drop_rest, offer
+from cosmos_core.types import Payload
+
+_LOG: Final = logging.getLogger(__name__)
+
+_MOST_REFUSALS: Final = 5
+"""Failed connections in a row after which an endpoint is given up; about a second and a half."""
+
+
+class PayloadClient:
+    """Fetches from many endpoints at once; connections stay open between fetches.
+
+    One fetch at a time: a second thread waits for the first one's fetch.
+    """
+
+    def __init__(self) -> None:
+        self._context: Final[zmq.Context[Socket]] = zmq.Context()
+        self._peers: Final[dict[str, _Peer]] = {}
+        self._lock: Final = threading.Lock()
+        self._request = 0
+
+    def fetch(self, requests: Mapping[str, Sequence[int]], timeout_s: float) -> dict[int, list[Payload]]:
+        """Fetch what is held under leases.
+
+        Args:
+            requests: Leases by the endpoint that holds them.
+            timeout_s: Seconds for all of it.
+
+        Returns:
+            Payloads by lease, their arrays read-only views of what was received. A lease that is not in it is missing:
+            its holder does not have it, is gone, or did not send it in time.
+
+        Raises:
+            TransportError: An endpoint is malformed, or sent something malformed.
+        """
+        with self._lock:
+            self._request += 1
+            deadline = time.monotonic() + timeout_s
+            found: dict[int, list[Payload]] = {}
+            try:
+                asked = [self._peer(endpoint) for endpoint, leases in requests.items() if leases]
+                for peer in asked:
+                    peer.ask(self._request, requests[peer.endpoint])
+                self._collect(asked, found, deadline)
+            except TransportError:
+                # A stream that went wrong is not trusted for the rest of it.
+                self._forget(list(self._peers.values()))
+                raise
+            self._forget([peer for peer in asked if peer.waiting])
+            return found
+
+    def close(self) -> None:
+        """Disconnect from all endpoints."""
+        with self._lock:
+            self._forget(list(self._peers.values()))
+            self._context.term()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _collect(self, peers: Sequence[_Peer], found: dict[int, list[Payload]], deadline: float) -> None:
+        poller = zmq.Poller()
+        by_socket = {}
+        for peer in peers:
+            for socket in (peer.socket, peer.monitor):
+                poller.register(socket, zmq.POLLIN)
+                by_socket[socket] = peer
+        while any(peer.waiting and not peer.is_given_up for peer in peers):
+            wait_s = deadline - time.monotonic()
+            if wait_s <= 0:
+                break
+            for socket, _ in poller.poll(math.ceil(wait_s * 1000)):
+                peer = by_socket[socket]
+                if socket is peer.monitor:
+                    peer.on_events()
+                else:
+                    found.update(peer.receive())
+
+    def _peer(self, endpoint: str) -> _Peer:
+        if endpoint not in self._peers:
+            self._peers[endpoint] = _Peer(self._context, endpoint)
+        return self._peers[endpoint]
+
+    def _forget(self, peers: Sequence[_Peer]) -> None:
+        for peer in peers:
+            if peer.waiting:
+                _LOG.warning("%s: %d leases are missing", peer.endpoint, len(peer.waiting))
+            peer.close()
+            del self._peers[peer.endpoint]
+
+
+class _Peer:
+    """The connection to one endpoint.
+
+    Attributes:
+        endpoint: Its name.
+        socket: A DEALER.
+        monitor: Where libzmq tells of its connections.
+        waiting: Leases asked for and not answered.
+    """
+
+    __slots__ = ("_refusals", "_request", "_token", "endpoint", "monitor", "socket", "waiting")
+
+    def __init__(self, context: Context, endpoint: str) -> None:
+        address, slash, token = endpoint.rpartition("/")
+        if not slash or not token or "://" not in address:
+            raise TransportError(f"{endpoint!r} is no payload endpoint; one looks like tcp://HOST:PORT/TOKEN")
+        self.endpoint: Final = endpoint
+        self.socket: Final = dealer(context, address, secrets.token_bytes(8).hex().encode(), BULK, queued=True)
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+        self.monitor: Final = self.socket.get_monitor_socket(events)
+        self.waiting: Final[set[int]] = set()
+        self._token: Final = token
+        self._request = 0
+        self._refusals = 0
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether connections to it keep failing."""
+        return self._refusals >= _MOST_REFUSALS
+
+    def ask(self, request: int, leases: Sequence[int]) -> None:
+        """Ask for leases."""
+        self.waiting.clear()
+        self.on_events()
+        self._request = request
+        self.waiting.update(leases)
+        self._send()
+
+    def on_events(self) -> None:
+        """Take in what became of connections; one that broke took the request with it, so it is sent again."""
+        while self.monitor.poll(0):
+            event = recv_monitor_message(self.monitor)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._refusals = 0
+            elif event == zmq.EVENT_CONNECT_RETRIED:
+                self._refusals += 1
+            elif self.waiting:
+                self._send()
+
+    def receive(self) -> dict[int, list[Payload]]:
+        """Receive the replies that are here; those to an earlier fetch are dropped.
+
+        Raises:
+            TransportError: One is malformed.
+        """
+        found: dict[int, list[Payload]] = {}
+        while self.waiting:
+            try:
+                head, frames = self._receive_frames()
+                self._on_reply(REPLIES.decode(head), frames, found)
+            except zmq.Again:
+                break
+            except TransportError as error:
+                raise TransportError(f"{self.endpoint} sent a malformed reply: {error}") from error
+        return found
+
+    def _send(self) -> None:
+        fetch = Fetch(token=self._token, request=self._request, leases=tuple(sorted(self.waiting)))
+        offer(self.socket, [REQUESTS.encode(fetch)])
+
+    def _on_reply(self, reply: Found | Absent, frames: Sequence[memoryview], found: dict[int, list[Payload]]) -> None:
+        if reply.request != self._request:
+            return
+        if isinstance(reply, Absent):
+            self.waiting.difference_update(reply.leases)
+        elif reply.lease in self.waiting:
+            found[reply.lease] = unpack(reply.payloads, frames)
+            self.waiting.discard(reply.lease)
+
+    def _receive_frames(self) -> tuple[memoryview, list[memoryview]]:
+        frames = []
+        while True:
+            frame = self.socket.recv(zmq.NOBLOCK, copy=False)
+            frames.append(frame.buffer)
+            if not frame.more:
+                return frames[0], frames[1:]
+            if len(frames) > MAX_FRAMES:
+                drop_rest(self.socket)
+                raise TransportError(f"more than {MAX_FRAMES} frames")
+
+    def close(self) -> None:
+        """Disconnect."""
+        self.socket.disable_monitor()
+        self.monitor.close()
+        self.socket.close()

@@ -1,0 +1,155 @@
+"""The sample plane: a finished sample's arrays stay with their maker until the replica that trains on them asks.
+
+The server holds payloads by lease and answers `Fetch` with one message per lease. An endpoint is
+`tcp://HOST:PORT/TOKEN`; the token is random, so that nobody is served by a stranger on a port used again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Collection, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+import attrs
+import zmq
+
+from cosmos_core.errors import TransportError
+from cosmos_core.transport.frames import REPLIES, REQUESTS, Absent, Fetch, Found, Packed, pack
+from cosmos_core.transport.payload_client import PayloadClient
+from cosmos_core.transport.sockets import BULK, Socket, address_of, offer, receive, router
+from cosmos_core.types import Payload
+
+__all__ = ["PayloadClient", "PayloadServer"]
+
+_LOG: Final = logging.getLogger(__name__)
+
+_LIMITS: Final = attrs.evolve(BULK, part_bytes=4 << 20)
+"""A server only receives requests."""
+
+
+class PayloadServer:
+    """Holds payloads by lease, and serves them from a thread. Its methods may be called from any thread.
+
+    Args:
+        bind_host: IP address of this machine to listen on; 0.0.0.0 listens on all.
+    """
+
+    def __init__(self, bind_host: str) -> None:
+        self._bind_host: Final = bind_host
+        self._token: Final = secrets.token_hex(8)
+        self._context: Final[zmq.Context[Socket]] = zmq.Context()
+        self._wake: Final = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock: Final = threading.Lock()
+        self._store: Final[dict[int, Packed]] = {}
+        self._thread: Final = threading.Thread(target=self._serve, name="payloads", daemon=True)
+        self._closed = False
+        self._ignored = 0
+
+    def start(self) -> Self:
+        """Listen, and begin to serve.
+
+        Raises:
+            TransportError: The address cannot be listened on.
+        """
+        self._socket = router(self._context, self._bind_host, 0, _LIMITS)
+        self._endpoint = f"{address_of(self._socket)}/{self._token}"
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Stop serving and drop everything."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread.ident is not None:
+            os.eventfd_write(self._wake, 1)
+            self._thread.join()
+            self._socket.close()
+        self._context.term()
+        os.close(self._wake)
+        self._store.clear()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients find it."""
+        return self._endpoint
+
+    @property
+    def held(self) -> frozenset[int]:
+        """Leases under which something is held."""
+        with self._lock:
+            return frozenset(self._store)
+
+    @property
+    def held_bytes(self) -> int:
+        """Size of all that is held."""
+        with self._lock:
+            return sum(packed.nbytes for packed in self._store.values())
+
+    def put(self, lease: int, payloads: Sequence[Payload]) -> None:
+        """Hold payloads under `lease`, replacing what was there. Their arrays must not be changed any more.
+
+        Raises:
+            TransportError: An array is too large or not contiguous, or the server has ended.
+        """
+        if not self._thread.is_alive():
+            raise TransportError(f"the payload server on {self._bind_host} is not running; see the log for its error")
+        packed = pack(payloads)
+        with self._lock:
+            self._store[lease] = packed
+
+    def release_except(self, leases: Collection[int]) -> None:
+        """Drop what is held under any other lease; what is being sent stays until it is sent."""
+        with self._lock:
+            for lease in self._store.keys() - set(leases):
+                del self._store[lease]
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wake, zmq.POLLIN)
+        while not self._closed:
+            poller.poll()
+            self._answer_all()
+
+    def _answer_all(self) -> None:
+        while not self._closed:
+            try:
+                identity, data = receive(self._socket, 2)
+                self._answer(identity, REQUESTS.decode(data))
+            except zmq.Again:
+                return
+            except (TransportError, ValueError) as error:
+                self._ignored += 1
+                if self._ignored.bit_count() == 1:  # ever less often: a broken peer must not fill the log
+                    _LOG.warning(
+                        "%s: ignored a malformed request (%d so far): %s", self._endpoint, self._ignored, error
+                    )
+
+    def _answer(self, identity: bytes, fetch: Fetch) -> None:
+        absent = []
+        for lease in fetch.leases:
+            with self._lock:
+                packed = self._store.get(lease) if fetch.token == self._token else None
+            if packed is None:
+                absent.append(lease)
+                continue
+            header = REPLIES.encode(Found(request=fetch.request, lease=lease, payloads=packed.payloads))
+            if not offer(self._socket, [identity, header, *packed.frames], copy=False):
+                # The client asks again, or reports them missing.
+                _LOG.warning("%s: a client is gone or reads too slowly", self._endpoint)
+                return
+        if absent:
+            offer(self._socket, [identity, REPLIES.encode(Absent(request=fetch.request, leases=tuple(absent)))])

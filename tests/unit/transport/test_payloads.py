@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import pytest
+
+from cosmos_core.errors import TransportError
+from cosmos_core.transport.frames import REPLIES, REQUESTS, Absent, Fetch, Found, PayloadHeader, pack
+from cosmos_core.transport.payloads import PayloadClient, PayloadServer
+from cosmos_core.transport.sockets import address_of, dealer, offer, receive, router
+from cosmos_core.types import Array, Payload
+
+
+@pytest.fixture
+def server():
+    with PayloadServer("127.0.0.1") as server:
+        yield server
+
+
+@pytest.fixture
+def client():
+    with PayloadClient() as client:
+        yield client
+
+
+def tokens(value: int, size: int = 4) -> list[Payload]:
+    return [Payload(kind="tokens", arrays={"x": Array(dtype="uint8", shape=(size,), data=bytes([value]) * size)})]
+
+
+def values(fetched: dict[int, list[Payload]]) -> dict[int, int]:
+    return {lease: payload.arrays["x"].data[0] for lease, (payload,) in fetched.items()}
+
+
+def test_what_is_put_is_fetched_and_stays_until_released(server, client):
+    for lease in (1, 2, 3):
+        server.put(lease, tokens(lease))
+    for _ in range(2):
+        assert values(client.fetch({server.endpoint: [1, 3]}, 5)) == {1: 1, 3: 3}
+    server.release_except([3])
+    assert server.held == {3}
+    assert server.held_bytes == 16
+    assert values(client.fetch({server.endpoint: [1, 3]}, 5)) == {3: 3}
+
+
+def test_missing_leases_are_reported_at_once(server, client):
+    server.put(1, tokens(1))
+    began = time.monotonic()
+    assert values(client.fetch({server.endpoint: [7, 1, 8]}, 30)) == {1: 1}
+    assert time.monotonic() - began < 5
+
+
+def test_many_endpoints_are_fetched_together(client):
+    with PayloadServer("127.0.0.1") as one, PayloadServer("127.0.0.1") as two:
+        one.put(1, tokens(1, 200_000))
+        two.put(2, tokens(2, 200_000))
+        assert values(client.fetch({one.endpoint: [1], two.endpoint: [2]}, 5)) == {1: 1, 2: 2}
+
+
+def test_nothing_to_fetch(server, client):
+    assert client.fetch({}, 5) == {}
+    assert client.fetch({server.endpoint: []}, 5) == {}
+
+
+def test_put_replaces(server, client):
+    server.put(1, tokens(1))
+    server.put(1, tokens(9))
+    assert values(client.fetch({server.endpoint: [1]}, 5)) == {1: 9}
+
+
+def test_arrays_are_read_only_views(server, client):
+    server.put(1, tokens(1, 100_000))
+    data = client.fetch({server.endpoint: [1]}, 5)[1][0].arrays["x"].data
+    assert isinstance(data, memoryview)
+    assert data.readonly
+    client.close()
+    assert bytes(data) == b"\x01" * 100_000  # it owns the frame it lies in
+
+
+def test_a_large_array_is_one_frame(server, client):
+    large = bytearray(random.Random(0).randbytes(1 << 20)) * 64
+    array = Array(dtype="float32", shape=(16, 1 << 20), data=memoryview(large))
+    server.put(1, [Payload(kind="latents", arrays={"x": array})])
+    received = client.fetch({server.endpoint: [1]}, 30)[1][0].arrays["x"]
+    assert received.shape == (16, 1 << 20)
+    assert received.data == memoryview(large)
+
+
+def test_a_refusing_endpoint_is_given_up_early_and_others_are_served(server, client, caplog):
+    server.put(1, tokens(1))
+    gone = PayloadServer("127.0.0.1").start()
+    gone.close()
+    began = time.monotonic()
+    assert values(client.fetch({gone.endpoint: [5], server.endpoint: [1]}, 30)) == {1: 1}
+    assert time.monotonic() - began < 8
+    assert "1 leases are missing" in caplog.text
+
+
+def test_a_silent_endpoint_costs_its_timeout(client, context, caplog):
+    silent = router(context, "127.0.0.1", 0)
+    began = time.monotonic()
+    assert client.fetch({f"{address_of(silent)}/token": [5]}, 0.3) == {}
+    assert 0.3 <= time.monotonic() - began < 2
+
+
+def test_a_stranger_on_a_port_used_again_serves_nothing(server, client):
+    server.put(1, tokens(1))
+    address = server.endpoint.rpartition("/")[0]
+    assert client.fetch({f"{address}/another": [1]}, 5) == {}
+
+
+def test_an_endpoint_that_ends_during_a_fetch_costs_no_hang(client, context):
+    ending = router(context, "127.0.0.1", 0)
+    endpoint = f"{address_of(ending)}/token"
+
+    def end() -> None:
+        ending.poll(5000)
+        ending.close()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    began = time.monotonic()
+    assert client.fetch({endpoint: [5]}, 30) == {}
+    assert time.monotonic() - began < 10
+    thread.join()
+
+
+def test_a_request_lost_with_its_connection_is_asked_again(client, context):
+    first = router(context, "127.0.0.1", 0)
+    address = address_of(first)
+
+    def restart() -> None:
+        first.poll(5000)
+        first.close()
+        time.sleep(0.1)
+        second = router(context, "127.0.0.1", int(address.rpartition(":")[2]))
+        second.poll(5000)
+        identity, data = receive(second, 2)
+        reply_to(second, identity, REQUESTS.decode(data).request, 5)
+        second.poll(1000)
+
+    thread = threading.Thread(target=restart)
+    thread.start()
+    assert values(client.fetch({f"{address}/token": [5]}, 20)) == {5: 5}
+    thread.join()
+
+
+def test_a_late_reply_to_an_earlier_fetch_is_ignored(client, context):
+    slow = router(context, "127.0.0.1", 0)
+    endpoint = f"{address_of(slow)}/token"
+    requests: list[tuple[bytes, Fetch]] = []
+
+    def answer() -> None:
+        for _ in range(2):
+            slow.poll(5000)
+            identity, data = receive(slow, 2)
+            requests.append((identity, REQUESTS.decode(data)))
+        identity, fetch = requests[1]
+        reply_to(slow, identity, requests[0][1].request, 5, value=1)  # as if to the first fetch
+        reply_to(slow, identity, fetch.request, 5, value=2)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    assert client.fetch({endpoint: [5]}, 0.3) == {}
+    assert values(client.fetch({endpoint: [5]}, 5)) == {5: 2}
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [b"junk"],
+        [REPLIES.encode(Found(request=1, lease=5, payloads=pack(tokens(1)).payloads))],
+        [REPLIES.encode(Found(request=1, lease=5, payloads=pack(tokens(1)).payloads)), b"abc"],
+        [REPLIES.encode(Absent(request=1, leases=())), *[b""] * 5000],
+        [REQUESTS.encode(Fetch(token="t", request=1, leases=(5,)))],
+    ],
+    ids=["junk", "no frame", "short frame", "flood", "no reply"],
+)
+def test_a_malformed_reply_is_an_error_that_names_the_endpoint(client, context, parts):
+    bad = router(context, "127.0.0.1", 0)
+    endpoint = f"{address_of(bad)}/token"
+
+    def answer() -> None:
+        bad.poll(5000)
+        offer(bad, [receive(bad, 2)[0], *parts])
+        bad.poll(200)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with pytest.raises(TransportError, match=f"{endpoint} sent a malformed reply"):
+        client.fetch({endpoint: [5]}, 5)
+    thread.join()
+
+
+@pytest.mark.parametrize("endpoint", ["", "tcp://127.0.0.1:1", "tcp://127.0.0.1:1/", "nonsense/token"])
+def test_a_malformed_endpoint_is_refused(client, endpoint):
+    with pytest.raises(TransportError, match="endpoint"):
+        client.fetch({endpoint: [1]}, 1)
+
+
+def test_malformed_requests_change_nothing_crash_nothing_and_flood_no_log(server, client, context, caplog):
+    rng = random.Random(5)
+    server.put(1, tokens(1))
+    address, _, token = server.endpoint.rpartition("/")
+    attacker = dealer(context, address, b"attacker", queued=True)
+    good = REQUESTS.encode(Fetch(token=token, request=1, leases=(1, 2)))
+    for _ in range(3000):
+        mutant = bytearray(good)
+        mutant[rng.randrange(len(mutant))] = rng.randrange(256)
+        while not offer(attacker, [bytes(mutant)] if rng.random() < 0.9 else [bytes(mutant)] * rng.randint(2, 9)):
+            time.sleep(0.001)
+        while attacker.poll(0):
+            attacker.recv_multipart()
+    offer(attacker, [bytes(5 << 20)])
+    assert values(client.fetch({server.endpoint: [1]}, 10)) == {1: 1}
+    assert server.held == {1}
+    assert 0 < len([record for record in caplog.records if "ignored" in record.message]) < 20
+
+
+def test_a_closed_server_takes_nothing(server):
+    server.close()
+    with pytest.raises(TransportError, match="not running"):
+        server.put(1, tokens(1))
+
+
+def test_unknown_kinds_travel(server, client):
+    server.put(1, [Payload(kind="anything", arrays={})])
+    assert client.fetch({server.endpoint: [1]}, 5)[1][0].kind == "anything"
+
+
+def reply_to(socket, identity: bytes, request: int, lease: int, value: int | None = None) -> None:
+    packed = pack(tokens(lease if value is None else value))
+    header: tuple[PayloadHeader, ...] = packed.payloads
+    offer(socket, [identity, REPLIES.encode(Found(request=request, lease=lease, payloads=header)), *packed.frames])
