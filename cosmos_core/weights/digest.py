@@ -1,0 +1,204 @@
+"""Attestation of weights: one digest, however the tensors are split, ordered or laid out.
+
+The digest of a tensor is a sum over its elements, so that ranks which hold disjoint slices add theirs:
+
+    digest = a(name) · Σ_rc R(r) · C(c) · v(r, c) + b(name) · number of elements   (mod 2^64)
+
+v is the element's bit pattern as an integer of at most 32 bits (8-byte types count as two), (r, c) its place in the
+whole tensor with the dims split in two halves, R and C are odd keys of splitmix64, a (odd) and b come from a hash of
+name, dtype and shape. Odd keys are units mod 2^64: one changed element always changes the digest; other faults
+(swapped, shifted, zeroed, missing or repeated pieces) escape with a probability of about 2^-32 or less. It guards
+against faults, not against forgery.
+
+Source: multilinear hashing, Lemire and Kaser, arXiv 1202.4961, section 3, with keys that are products of two tables.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import torch
+
+MODULUS: Final = 1 << 64
+
+_ROW_STREAM: Final = 0x5851F42D4C957F2D
+_COLUMN_STREAM: Final = 0x14057B7EF767814F
+_WEYL: Final = 0x9E3779B97F4A7C15
+_TABLE: Final = 1 << 16
+"""Keys kept per device; longer dims compute theirs block by block."""
+
+_BLOCK: Final = {"cpu": 1 << 16, "other": 1 << 24}
+"""Elements per pass: on a CPU the int64 scratch (512 KiB) stays in the second-level cache."""
+
+_VIEWS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+
+
+def tensor_digest(
+    name: str, tensor: torch.Tensor, *, start: Sequence[int] | None = None, shape: Sequence[int] | None = None
+) -> int:
+    """Digest a tensor, or its share of a larger one.
+
+    Args:
+        name: Canonical name.
+        tensor: The values, any dtype of up to 8 bytes an element, any strides, any device.
+        start: Where the tensor begins in the whole one; the origin if absent.
+        shape: Shape of the whole tensor; `tensor`'s own if absent.
+
+    Returns:
+        A number below 2^64. Disjoint slices that cover the tensor add up to its digest mod 2^64.
+
+    Raises:
+        ValueError: The slice does not lie within `shape`.
+    """
+    whole = tuple(tensor.shape) if shape is None else tuple(shape)
+    begin = (0,) * len(whole) if start is None else tuple(start)
+    _check_box(name, begin, tuple(tensor.shape), whole)
+    odd, per_element = _name_keys(name, str(tensor.dtype), whole)
+    weighted = _weighted_sum(tensor.detach(), begin, whole) if tensor.numel() else 0
+    return (odd * weighted + per_element * tensor.numel()) % MODULUS
+
+
+def tensor_digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """The digest of each of a set of whole tensors, by name."""
+    return {name: tensor_digest(name, tensor) for name, tensor in tensors.items()}
+
+
+def add_digests(partials: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Add what several ranks or slices contribute, by name."""
+    total: dict[str, int] = {}
+    for partial in partials:
+        for name, value in partial.items():
+            total[name] = (total.get(name, 0) + value) % MODULUS
+    return total
+
+
+def combine(digests: Mapping[str, int]) -> str:
+    """One hex digest of a model from the digests of all its tensors, whatever their order."""
+    state = hashlib.blake2b(digest_size=16)
+    for name in sorted(digests):
+        encoded = name.encode()
+        state.update(len(encoded).to_bytes(4, "little") + encoded + digests[name].to_bytes(8, "little"))
+    return state.hexdigest()
+
+
+def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
+    """The hex digest of a set of whole tensors, whatever their order."""
+    return combine(tensor_digests(tensors))
+
+
+def first_difference(expected: Mapping[str, int], found: Mapping[str, int]) -> str | None:
+    """The first name, in order, whose digests differ or that one side lacks; None if all agree."""
+    names = sorted(expected.keys() | found.keys())
+    return next((name for name in names if expected.get(name) != found.get(name)), None)
+
+
+def _check_box(name: str, start: tuple[int, ...], size: tuple[int, ...], whole: tuple[int, ...]) -> None:
+    fits = len(start) == len(size) == len(whole)
+    if not fits or any(s < 0 or s + n > w for s, n, w in zip(start, size, whole, strict=True)):
+        raise ValueError(f"{name}: a slice of shape {size} at {start} does not lie in a tensor of shape {whole}")
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _name_keys(name: str, dtype: str, shape: tuple[int, ...]) -> tuple[int, int]:
+    digest = hashlib.blake2b(f"{name}\0{dtype}\0{shape}".encode(), digest_size=16).digest()
+    return int.from_bytes(digest[:8], "little") | 1, int.from_bytes(digest[8:], "little")
+
+
+def _weighted_sum(tensor: torch.Tensor, start: tuple[int, ...], whole: tuple[int, ...]) -> int:
+    """Σ R(r) · C(c) · v(r, c) of a slice, mod 2^64 (as a signed number)."""
+    split = _split(whole)
+    device = tensor.device
+    rows = _places(start[:split], tensor.shape[:split], whole[:split], device)
+    columns = _places(start[split:], tensor.shape[split:], whole[split:], device)
+    values = tensor.reshape(_length(rows), _length(columns))
+    if not values.is_contiguous() and values.stride(-1) != 1:
+        values = values.contiguous()
+    values = values.view(_VIEWS[tensor.element_size()])
+    if tensor.element_size() == 8:
+        columns = _doubled(columns, device)
+    total = torch.zeros((), dtype=torch.int64, device=device)
+    for row, column, block in _blocks(values):
+        row_keys = _keys(_ROW_STREAM, rows, row, block.shape[0], device)
+        column_keys = _keys(_COLUMN_STREAM, columns, column, block.shape[1], device)
+        total += block.to(torch.int64).mul_(column_keys).sum(1).mul_(row_keys).sum()
+    return int(total)
+
+
+def _split(shape: tuple[int, ...]) -> int:
+    """Where to part the dims so that both halves have few places, hence few keys."""
+    return min(range(len(shape) + 1), key=lambda dim: math.prod(shape[:dim]) + math.prod(shape[dim:]))
+
+
+def _places(
+    start: Sequence[int], size: Sequence[int], whole: Sequence[int], device: torch.device
+) -> range | torch.Tensor:
+    """Flat places, in the whole of some dims, of a slice of them: a range where they are contiguous."""
+    strides = [math.prod(whole[dim + 1 :]) for dim in range(len(whole))]
+    first = sum(s * stride for s, stride in zip(start, strides, strict=True))
+    wide = next((dim for dim, count in enumerate(size) if count > 1), len(size))
+    if all(count == full for count, full in zip(size[wide + 1 :], whole[wide + 1 :], strict=True)):
+        return range(first, first + math.prod(size))
+    places = torch.full((1,), first, dtype=torch.int64, device=device)
+    for count, stride in zip(size, strides, strict=True):
+        offsets = torch.arange(count, dtype=torch.int64, device=device) * stride
+        places = (places[:, None] + offsets).flatten()
+    return places
+
+
+def _length(places: range | torch.Tensor) -> int:
+    return len(places) if isinstance(places, range) else places.numel()
+
+
+def _doubled(places: range | torch.Tensor, device: torch.device) -> range | torch.Tensor:
+    """Places of the two 4-byte halves of each 8-byte element."""
+    if isinstance(places, range):
+        return range(2 * places.start, 2 * places.stop)
+    return (places[:, None] * 2 + torch.arange(2, device=device)).flatten()
+
+
+def _blocks(values: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """(first row, first column, block) of a matrix, each block small enough for the scratch."""
+    limit = _BLOCK["cpu" if values.device.type == "cpu" else "other"]
+    num_rows, num_columns = values.shape
+    width = min(num_columns, limit)
+    height = max(1, limit // width)
+    for row in range(0, num_rows, height):
+        for column in range(0, num_columns, width):
+            yield row, column, values[row : row + height, column : column + width]
+
+
+def _keys(stream: int, places: range | torch.Tensor, first: int, count: int, device: torch.device) -> torch.Tensor:
+    """Odd int64 keys of `count` places from index `first` of `places` on."""
+    chosen = places[first : first + count]
+    if isinstance(chosen, range):
+        if chosen.stop <= _TABLE:
+            return _table(stream, device)[chosen.start : chosen.stop]
+        chosen = torch.arange(chosen.start, chosen.stop, dtype=torch.int64, device=device)
+    return _splitmix(chosen, stream)
+
+
+@functools.lru_cache(maxsize=64)
+def _table(stream: int, device: torch.device) -> torch.Tensor:
+    return _splitmix(torch.arange(_TABLE, dtype=torch.int64, device=device), stream)
+
+
+def _splitmix(index: torch.Tensor, stream: int) -> torch.Tensor:
+    """Odd keys: splitmix64 of a stream at some indices, in int64 wrap-around arithmetic."""
+    mixed = index * _signed(_WEYL) + _signed(stream)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = _xor_shift(mixed, shift) * _signed(factor)
+    return _xor_shift(mixed, 31) | 1
+
+
+def _xor_shift(value: torch.Tensor, shift: int) -> torch.Tensor:
+    """`value ^ (value >>> shift)`: torch shifts arithmetically, so the sign's copies are masked off."""
+    return value ^ ((value >> shift) & ((1 << (64 - shift)) - 1))
+
+
+def _signed(value: int) -> int:
+    """The int64 with the bits of a number below 2^64."""
+    return value - MODULUS if value >= MODULUS // 2 else value

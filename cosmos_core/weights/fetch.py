@@ -1,0 +1,153 @@
+"""One fetch under way: slices asked of several publishers, and of others when one fails."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import attrs
+import torch
+import zmq
+
+from cosmos_core.errors import TransportError, WeightSyncError
+from cosmos_core.protocols import TensorSlice
+from cosmos_core.weights import digest, planner, slices, wire
+from cosmos_core.weights.shards import ShardMap
+from cosmos_core.weights.snapshot import view
+from cosmos_core.weights.source import Arrived, Source
+
+_LOGGER: Final = logging.getLogger(__name__)
+_POLL_MS: Final = 50
+
+
+@attrs.frozen(kw_only=True)
+class Patience:
+    """When to give up: on a source after `stall_s` of silence, on the fetch at `deadline` (monotonic seconds)."""
+
+    deadline: float
+    stall_s: float
+    timeout_s: float
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Ready:
+    """A source that has the version, and its mapped file where it is on this host."""
+
+    source: Source
+    manifest: wire.Manifest
+    buffer: mmap.mmap | None
+
+
+class Fetch:
+    """The slices of one version, to be iterated once: (rank, slice, data); data lives as long as it is referenced.
+
+    Attributes:
+        version: The version.
+        digests: Digest of each tensor as published; see `first_difference`.
+    """
+
+    def __init__(self, version: int, wanted: ShardMap, ready: Sequence[Ready], host: str, patience: Patience) -> None:
+        self.version: Final = version
+        self.digests: Final[Mapping[str, int]] = ready[0].manifest.digests
+        self._wanted: Final = wanted
+        self._ready: Final = tuple(ready)
+        self._host: Final = host
+        self._patience: Final = patience
+
+    def first_difference(self, loaded: Mapping[str, torch.Tensor]) -> str | None:
+        """The first tensor, by name, that is not loaded as it was published; None if all are."""
+        return digest.first_difference(self.digests, digest.tensor_digests(loaded))
+
+    def __iter__(self) -> Iterator[Arrived]:
+        """Yield every slice of the layout once.
+
+        Raises:
+            WeightSyncError: No source can give what is missing, or the time is over; names each source's problem.
+        """
+        yield from self._assign(self._wanted)
+        sources = [ready.source for ready in self._ready]
+        while busy := [source for source in sources if source.is_busy]:
+            self._check_deadline(busy)
+            answered = wait(busy)
+            for source in answered:
+                try:
+                    arrived = source.take()
+                except TransportError as error:
+                    yield from self._reassign(source, str(error))
+                else:
+                    yield from arrived
+            for source in busy:
+                if source not in answered and source.is_busy and source.silent_s > self._patience.stall_s:
+                    yield from self._reassign(source, f"no answer for {self._patience.stall_s:g} s")
+
+    def _assign(self, wanted: ShardMap) -> Iterator[Arrived]:
+        """Ask for slices over the network, then yield those in shared memory."""
+        usable = [ready for ready in self._ready if not ready.source.failure]
+        hosts = [ready.source.host for ready in usable]
+        maps = [ready.manifest.shard_map() for ready in usable]
+        transfers = planner.plan(maps, wanted, hosts=hosts, host=self._host, chunk_bytes=wire.SLICE_BYTES)
+        for index, by_rank in transfers.items():
+            if usable[index].buffer is None:
+                usable[index].source.want((rank, piece) for rank, pieces in by_rank.items() for piece in pieces)
+        for index, by_rank in transfers.items():
+            buffer = usable[index].buffer
+            if buffer is not None:
+                yield from _views(usable[index].manifest, buffer, by_rank)
+
+    def _reassign(self, source: Source, reason: str) -> Iterator[Arrived]:
+        """Ask the other sources for what one owes."""
+        owed = source.fail(reason)
+        _LOGGER.warning("weights version %d: %s failed: %s", self.version, source.endpoint, reason)
+        sources = [ready.source for ready in self._ready]
+        if all(each.failure for each in sources):
+            raise WeightSyncError(problems(self.version, sources))
+        ranks: dict[int, list[TensorSlice]] = {}
+        for rank, piece in owed:
+            ranks.setdefault(rank, []).append(piece)
+        tensors = {piece.name: self._wanted.tensors[piece.name] for _, piece in owed}
+        rest = ShardMap(tensors=tensors, ranks={rank: tuple(pieces) for rank, pieces in ranks.items()})
+        try:
+            yield from self._assign(rest)
+        except WeightSyncError as error:
+            raise WeightSyncError(f"{problems(self.version, sources)}; {error}") from None
+
+    def _check_deadline(self, busy: Sequence[Source]) -> None:
+        if time.monotonic() > self._patience.deadline:
+            raise WeightSyncError(
+                f"weights version {self.version}: not complete after {self._patience.timeout_s:g} s; still waiting "
+                f"for {', '.join(source.endpoint for source in busy)}"
+            )
+
+
+def wait(sources: Sequence[Source]) -> list[Source]:
+    """Sources from which something can be read, after waiting a moment for the first."""
+    if not sources:
+        return []
+    poller = zmq.Poller()
+    by_socket = {source.socket: source for source in sources}
+    for socket in by_socket:
+        poller.register(socket, zmq.POLLIN)
+    return [by_socket[socket] for socket, _ in poller.poll(_POLL_MS)]
+
+
+def problems(version: int, sources: Sequence[Source]) -> str:
+    """What is wrong with each source that failed."""
+    failed = [source for source in sources if source.failure]
+    is_gone = bool(failed) and all(source.held is not None for source in failed)
+    what = "is gone" if is_gone else "cannot be fetched"
+    return f"weights version {version} {what}: " + "; ".join(f"{s.endpoint}: {s.failure}" for s in failed)
+
+
+def _views(
+    manifest: wire.Manifest, buffer: mmap.mmap, by_rank: Mapping[int, Sequence[TensorSlice]]
+) -> Iterator[Arrived]:
+    tensors: dict[str, list[tuple[TensorSlice, torch.Tensor]]] = {}
+    for entry in manifest.entries:
+        tensors.setdefault(entry.name, []).append((entry.piece, view(buffer, entry)))
+    for rank, pieces in by_rank.items():
+        for piece in pieces:
+            held, tensor = next((h, t) for h, t in tensors[piece.name] if slices.contains(h, piece))
+            yield rank, piece, tensor[slices.within(piece, held)]

@@ -1,0 +1,125 @@
+"""Publishes versions of a policy rank's weights: a snapshot on the training thread, the rest on any other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import torch
+
+from cosmos_core.transport.messages import WeightsPublished
+from cosmos_core.weights import digest, wire
+from cosmos_core.weights.server import Published, SliceServer
+from cosmos_core.weights.shared_memory import directories_for_files, sweep
+from cosmos_core.weights.snapshot import Placement, Snapshot, take_snapshot
+
+
+class WeightPublisher:
+    """Holds snapshots in shared memory and serves them to other hosts. Methods may be called from any thread."""
+
+    def __init__(self, run_id: str, bind_host: str = "127.0.0.1", *, directory: Path | None = None) -> None:
+        """Start to serve, and remove what dead processes of this user left behind.
+
+        Args:
+            run_id: Receivers of another run are refused.
+            bind_host: IP address of this machine to listen on; 0.0.0.0 for all.
+            directory: Where snapshots lie; shared memory if absent.
+
+        Raises:
+            TransportError: The address cannot be listened on.
+        """
+        self._directory: Final = directory
+        for folder in directories_for_files() if directory is None else (directory,):
+            sweep(folder)
+        self._staged: Final[dict[str, Snapshot]] = {}
+        self._lock: Final = threading.Lock()
+        self._server: Final = SliceServer(run_id, bind_host)
+
+    @property
+    def endpoint(self) -> str:
+        """Where receivers ask: `tcp://HOST:PORT`, for `Hello.endpoints["weights"]`."""
+        return self._server.endpoint
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Versions that receivers can read, oldest first."""
+        return self._server.held
+
+    def stage(
+        self,
+        version: int,
+        tensors: Mapping[str, torch.Tensor],
+        dtype: torch.dtype | None,
+        *,
+        placements: Mapping[str, Placement] | None = None,
+    ) -> Snapshot:
+        """Copy the weights; training may go on as soon as it returns. Not served before `seal`.
+
+        Args:
+            version: Weight version.
+            tensors: Canonical name -> tensor, on any device.
+            dtype: The rollout's; floating-point tensors are cast to it. None: as they are.
+            placements: For tensors that are a slice of a larger one, where they lie.
+
+        Raises:
+            WeightSyncError: There is no room for the snapshot.
+        """
+        snapshot = take_snapshot(version, tensors, dtype, placements=placements, directory=self._directory)
+        with self._lock:
+            self._staged[snapshot.token] = snapshot
+        return snapshot
+
+    def seal(self, snapshot: Snapshot, *, digests: Mapping[str, int] | None = None) -> WeightsPublished:
+        """Attest a staged snapshot and serve it; a snapshot of the same version is replaced.
+
+        Args:
+            snapshot: What `stage` returned.
+            digests: Digest of each whole tensor, where this rank holds only slices: the sum of all ranks'
+                `Snapshot.digests()` (`digest.add_digests`). Computed from the snapshot if absent.
+        """
+        per_tensor = dict(snapshot.digests() if digests is None else digests)
+        manifest = wire.Manifest(
+            version=snapshot.version,
+            token=snapshot.token,
+            digest=digest.combine(per_tensor),
+            digests=per_tensor,
+            path=str(snapshot.file.path),
+            file_bytes=snapshot.file.size,
+            entries=snapshot.entries,
+        )
+        with self._lock:
+            self._staged.pop(snapshot.token, None)
+        replaced = self._server.add(Published(snapshot=snapshot, manifest=manifest))
+        if replaced is not None:
+            replaced.snapshot.file.close()
+        return WeightsPublished(version=snapshot.version, digest=manifest.digest, nbytes=snapshot.nbytes)
+
+    def publish(self, version: int, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None) -> WeightsPublished:
+        """Stage and seal in one go."""
+        return self.seal(self.stage(version, tensors, dtype))
+
+    def retain(self, oldest: int) -> None:
+        """Drop versions before `oldest`; receivers that mapped one keep it until they are done."""
+        for published in self._server.remove_before(oldest):
+            published.snapshot.file.close()
+
+    def close(self) -> None:
+        """Stop serving and drop every version. Idempotent; happens at the end of the process at the latest."""
+        self._server.close()
+        for published in self._server.remove_before(2**63):
+            published.snapshot.file.close()
+        with self._lock:
+            for snapshot in self._staged.values():
+                snapshot.file.close()
+            self._staged.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

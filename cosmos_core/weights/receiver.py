@@ -1,0 +1,154 @@
+"""Fetches a version of the weights: through shared memory on one host, else slice by slice from several publishers."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Final, Literal, Self, TypeAlias
+
+import zmq
+
+from cosmos_core.errors import TransportError, WeightSyncError
+from cosmos_core.protocols import TensorSlice
+from cosmos_core.transport import sockets
+from cosmos_core.transport.messages import WeightTarget
+from cosmos_core.weights import digest, planner
+from cosmos_core.weights.fetch import Fetch, Patience, Ready, problems, wait
+from cosmos_core.weights.shards import ShardMap
+from cosmos_core.weights.shared_memory import map_shared
+from cosmos_core.weights.source import Source
+
+Transport: TypeAlias = Literal["auto", "shared-memory", "zmq"]
+Layout: TypeAlias = Mapping[int, Sequence[tuple[TensorSlice, str]]]
+
+
+class WeightReceiver:
+    """Fetches weights for one rollout replica; used by one thread at a time."""
+
+    def __init__(self, transport: Transport = "auto", *, run_id: str, host: str, stall_s: float = 5.0) -> None:
+        """Prepare; connections are made per fetch.
+
+        Args:
+            transport: `shared-memory` accepts only publishers on `host`, `zmq` never uses shared memory.
+            run_id: The run's id; publishers of other runs refuse.
+            host: This host, as in `Hello.host`.
+            stall_s: Silence after which a publisher counts as stalled, and others are asked instead.
+        """
+        self._transport: Final = transport
+        self._run_id: Final = run_id
+        self._host: Final = host
+        self._stall_s: Final = stall_s
+        self._context: Final[sockets.Context] = zmq.Context()
+
+    @contextlib.contextmanager
+    def fetch(self, target: WeightTarget, layout: Layout, timeout_s: float) -> Iterator[Fetch]:
+        """Connect to the target's sources and yield the slices of `layout` as a `Fetch`.
+
+        Args:
+            target: The version and who has it.
+            layout: What each rank holds (`RolloutEngine.layout`).
+            timeout_s: Most seconds from here to the last slice.
+
+        Raises:
+            WeightSyncError: The version is gone, no source answers, what they hold does not fit the layout (the
+                first tensor is named), or the transport cannot be used.
+        """
+        now, stall_s = time.monotonic(), min(self._stall_s, timeout_s / 2)
+        patience = Patience(deadline=now + timeout_s, stall_s=stall_s, timeout_s=timeout_s)
+        wanted = ShardMap.of_layout(layout)
+        found: list[Source] = []
+        try:
+            self._connect(target, found)
+            ready = self._gather(target, found, wanted, patience)
+            yield Fetch(target.version, wanted, ready, self._host, patience)
+        finally:
+            for source in found:
+                source.socket.close()
+
+    def close(self) -> None:
+        """Release the sockets. Idempotent."""
+        self._context.destroy(linger=0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _connect(self, target: WeightTarget, found: list[Source]) -> None:
+        places = list(zip(target.sources, target.hosts, strict=True))
+        if self._transport == "shared-memory":
+            places = [(endpoint, host) for endpoint, host in places if host == self._host]
+        if not places:
+            raise WeightSyncError(
+                f"weights version {target.version}: none of its {len(target.sources)} sources can be used with "
+                f"sync.transport {self._transport!r} on host {self._host!r} (theirs: {', '.join(target.hosts)})"
+            )
+        for endpoint, host in places:
+            source = Source(self._context, endpoint, host)
+            found.append(source)
+            source.describe(self._run_id, target.version)
+
+    def _gather(
+        self, target: WeightTarget, sources: Sequence[Source], wanted: ShardMap, patience: Patience
+    ) -> list[Ready]:
+        """Wait until the sources that answered can give everything: those on this host alone, if they can."""
+        ready: list[Ready] = []
+        waiting = list(sources)
+        while waiting and time.monotonic() < patience.deadline:
+            answered = wait(waiting)
+            for source in answered:
+                self._learn(source, target, ready)
+            waiting = [source for source in waiting if source.manifest is None and not source.failure]
+            near = [each for each in ready if each.buffer is not None]
+            if answered and _problem(near, wanted) is None:
+                return near
+            if all(source.silent_s > patience.stall_s for source in waiting) and _problem(ready, wanted) is None:
+                return ready
+        for source in waiting:
+            source.fail(f"no answer for {patience.timeout_s:g} s")
+        problem = _problem(ready, wanted)
+        if any(source.failure for source in sources):
+            more = f"; {problem}" if ready else ""
+            raise WeightSyncError(problems(target.version, sources) + more)
+        raise problem or AssertionError("every source answered and nothing is missing")
+
+    def _learn(self, source: Source, target: WeightTarget, ready: list[Ready]) -> None:
+        """Take a source's answer; one that cannot be used fails, with the reason."""
+        try:
+            source.take()
+        except TransportError as error:
+            source.fail(str(error))
+            return
+        manifest = source.manifest
+        if manifest is None:
+            return
+        if manifest.digest != target.digest or digest.combine(manifest.digests) != target.digest:
+            source.fail(f"its version {target.version} has the digest {manifest.digest}, not {target.digest}")
+            return
+        buffer = None
+        if self._transport != "zmq" and source.host == self._host:
+            buffer = map_shared(manifest.path, token=manifest.token, size=manifest.file_bytes)
+            if buffer is None and self._transport == "shared-memory":
+                source.fail(f"its file {manifest.path} cannot be mapped here; do both processes see that folder?")
+                return
+        ready.append(Ready(source=source, manifest=manifest, buffer=buffer))
+
+
+def _problem(ready: Sequence[Ready], wanted: ShardMap) -> WeightSyncError | None:
+    """Why these sources cannot give all that is wanted, and only that; None if they can."""
+    if not ready:
+        return WeightSyncError("no source has answered")
+    published = {name for each in ready for name in each.manifest.digests}
+    surplus = sorted(published - wanted.tensors.keys())
+    if surplus:
+        return WeightSyncError(f"{surplus[0]}: published, and the engine's layout lacks it")
+    try:
+        planner.plan([each.manifest.shard_map() for each in ready], wanted)
+    except WeightSyncError as error:
+        return error
+    return None

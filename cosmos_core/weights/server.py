@@ -1,0 +1,135 @@
+"""Answers receivers on other hosts: a thread with a ROUTER that sends slices as they lie in the snapshots."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import attrs
+import zmq
+
+from cosmos_core.errors import TransportError
+from cosmos_core.protocols import TensorSlice
+from cosmos_core.transport import sockets
+from cosmos_core.weights import slices, wire
+from cosmos_core.weights.snapshot import Snapshot
+
+_LOGGER: Final = logging.getLogger(__name__)
+_POLL_MS: Final = 100
+
+Answer: TypeAlias = "wire.Described | wire.Slices | wire.Gone | wire.Denied"
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Published:
+    """A snapshot with its manifest."""
+
+    snapshot: Snapshot
+    manifest: wire.Manifest
+
+
+class SliceServer:
+    """Serves what is published, until closed. Methods may be called from any thread."""
+
+    def __init__(self, run_id: str, bind_host: str) -> None:
+        """Listen on a free port of `bind_host` and start to serve.
+
+        Raises:
+            TransportError: The address cannot be listened on.
+        """
+        self._run_id: Final = run_id
+        self._published: Final[dict[int, Published]] = {}
+        self._lock: Final = threading.Lock()
+        self._stop: Final = threading.Event()
+        self._context: Final[sockets.Context] = zmq.Context()
+        try:
+            self._socket: Final = sockets.router(self._context, bind_host, 0, sockets.BULK)
+        except TransportError:
+            self._context.term()
+            raise
+        self.endpoint: Final = sockets.address_of(self._socket)
+        self._thread: Final = threading.Thread(target=self._serve, name="weight-server", daemon=True)
+        self._thread.start()
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Versions served, oldest first."""
+        with self._lock:
+            return tuple(sorted(self._published))
+
+    def add(self, published: Published) -> Published | None:
+        """Serve a snapshot from now on; returns the one of the same version that it replaces."""
+        with self._lock:
+            replaced = self._published.get(published.manifest.version)
+            self._published[published.manifest.version] = published
+        return replaced
+
+    def remove_before(self, oldest: int) -> list[Published]:
+        """Serve versions before `oldest` no longer, and return them."""
+        with self._lock:
+            versions = [version for version in self._published if version < oldest]
+            return [self._published.pop(version) for version in versions]
+
+    def close(self) -> None:
+        """Stop serving. Idempotent."""
+        self._stop.set()
+        self._thread.join()
+        self._context.destroy(linger=0)
+
+    def _serve(self) -> None:
+        while not self._stop.is_set():
+            if self._socket.poll(_POLL_MS):
+                self._answer_next()
+        self._socket.close()
+
+    def _answer_next(self) -> None:
+        try:
+            peer, *body = sockets.receive(self._socket, 2)
+            request = wire.CODEC.decode(b"".join(body))
+        except (zmq.Again, TransportError) as error:
+            _LOGGER.warning("weight server: a malformed request was dropped: %s", error)
+            return
+        answer, frames = self._answer(request)
+        sockets.offer(self._socket, [peer, wire.CODEC.encode(answer), *frames], copy=False)
+
+    def _answer(self, request: object) -> tuple[Answer, Sequence[memoryview]]:
+        if isinstance(request, wire.Describe):
+            return self._describe(request), ()
+        if isinstance(request, wire.Read):
+            return self._read(request)
+        return wire.Denied(request=-1, reason=f"{type(request).__name__} is not a request"), ()
+
+    def _describe(self, request: wire.Describe) -> Answer:
+        if request.run_id != self._run_id:
+            return wire.Denied(request=request.request, reason=f"it serves the run {self._run_id!r}")
+        with self._lock:
+            published = self._published.get(request.version)
+        if published is None:
+            return wire.Gone(request=request.request, held=self.held)
+        return wire.Described(request=request.request, manifest=published.manifest)
+
+    def _read(self, request: wire.Read) -> tuple[Answer, Sequence[memoryview]]:
+        with self._lock:
+            published = next((p for p in self._published.values() if p.snapshot.token == request.token), None)
+        if published is None:
+            return wire.Gone(request=request.request, held=self.held), ()
+        reason = _excess(published.snapshot, request.pieces)
+        if reason:
+            return wire.Denied(request=request.request, reason=reason), ()
+        frames = [published.snapshot.read(piece) for piece in request.pieces]
+        found = [frame for frame in frames if frame is not None]
+        if len(found) < len(frames):
+            missing = request.pieces[frames.index(None)]
+            return wire.Denied(request=request.request, reason=f"it does not hold {missing}"), ()
+        return wire.Slices(request=request.request), found
+
+
+def _excess(snapshot: Snapshot, pieces: Sequence[TensorSlice]) -> str:
+    """Why a request is too large to answer; empty if it is not."""
+    itemsizes = {entry.name: entry.facts.itemsize for entry in snapshot.entries}
+    nbytes = sum(slices.size(piece) * itemsizes.get(piece.name, 0) for piece in pieces)
+    if len(pieces) > wire.REQUEST_SLICES or nbytes > wire.ANSWER_BYTES:
+        return f"{len(pieces)} slices of {nbytes:,} bytes are more than one answer may hold"
+    return ""

@@ -1,0 +1,142 @@
+"""One shared-memory file per snapshot: written once, mapped by receivers on the same host, unlinked when dropped.
+
+A file is locked (flock) for as long as its process lives, so that what a killed process left behind can be told from
+what is in use, whatever the process ids say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import re
+import tempfile
+import weakref
+from pathlib import Path
+from typing import Final
+
+from cosmos_core.errors import WeightSyncError
+
+HEADER_BYTES: Final = 64
+"""Magic and token; the data begins behind it, aligned for any dtype."""
+
+_MAGIC: Final = b"COSMOSW1"
+_PREFIX: Final = "cosmos-weights-"
+_NAME: Final = re.compile(re.escape(_PREFIX) + r"(?P<pid>\d+)-")
+
+
+class SharedFile:
+    """A file of this process that others may map; `close` unlinks it, and what is mapped stays readable."""
+
+    def __init__(self, *, label: str, token: str, size: int, directory: Path | None = None) -> None:
+        """Create the file and map it, its pages present.
+
+        Args:
+            label: What it holds, for people who look at the folder.
+            token: Distinguishes it from any other file.
+            size: Bytes, header included.
+            directory: Where to make it; shared memory if absent, the folder for temporary files where that is full.
+
+        Raises:
+            WeightSyncError: No folder has room for it.
+        """
+        name = f"{_PREFIX}{os.getpid()}-{label}-{token}"
+        directories = directories_for_files() if directory is None else (directory,)
+        path, fd = _allocate(directories, name, size)
+        self.path: Final = path
+        # Populating at once is several times cheaper than one page fault after another.
+        self.buffer: Final = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        self.buffer[:HEADER_BYTES] = _header(token)
+        self.size: Final = size
+        self._finalizer: Final = weakref.finalize(self, _discard, path, fd, os.getpid())
+
+    def close(self) -> None:
+        """Unlink the file; its memory is freed when the last mapping goes. Idempotent."""
+        self._finalizer()
+
+
+def map_shared(path: str, *, token: str, size: int) -> mmap.mmap | None:
+    """Map a file of another process on this host; None if it is not there (any more) or not the one meant.
+
+    The mapping is private: writing to it would change neither the file nor what others see.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            if os.fstat(file.fileno()).st_size != size:
+                return None
+            mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+    except OSError:
+        return None
+    return mapped if mapped[:HEADER_BYTES] == _header(token) else None
+
+
+def directories_for_files() -> tuple[Path, ...]:
+    """Where snapshots may lie, best first."""
+    shared = Path("/dev/shm")  # noqa: S108 - shared memory: names are unguessable, created exclusively, mode 600
+    usual = Path(tempfile.gettempdir())
+    return (shared, usual) if os.access(shared, os.W_OK) else (usual,)
+
+
+def sweep(directory: Path) -> list[Path]:
+    """Unlink the files that dead processes of this user left in a folder, and return them."""
+    swept = []
+    for path in directory.glob(f"{_PREFIX}*"):
+        match = _NAME.match(path.name)
+        if match and not _is_alive(int(match["pid"])) and _is_abandoned(path):
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+                swept.append(path)
+    return swept
+
+
+def _header(token: str) -> bytes:
+    return (_MAGIC + token.encode()).ljust(HEADER_BYTES, b"\0")
+
+
+def _allocate(directories: tuple[Path, ...], name: str, size: int) -> tuple[Path, int]:
+    problems = []
+    for directory in directories:
+        path = directory / name
+        fd = -1
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            # Reserves the space: without it a full file system kills the process with SIGBUS at a later write.
+            os.posix_fallocate(fd, 0, size)
+        except OSError as error:
+            problems.append(f"{directory}: {error.strerror}")
+            if fd >= 0:
+                _discard(path, fd, os.getpid())
+        else:
+            return path, fd
+    raise WeightSyncError(
+        f"no room for a weight snapshot of {size:,} bytes ({'; '.join(problems)}); "
+        "free space there, or enlarge the shared memory (docker: --shm-size)"
+    )
+
+
+def _discard(path: Path, fd: int, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child inherits the finalizer, but not the file
+        path.unlink(missing_ok=True)
+    os.close(fd)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether the file is this user's and nobody holds its lock."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return os.fstat(file.fileno()).st_uid == os.getuid()
+    except OSError:
+        return False

@@ -1,0 +1,132 @@
+"""A copy of the weights in the rollout's dtype, in shared memory, from which every receiver reads."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+import attrs
+import torch
+
+from cosmos_core.protocols import TensorSlice
+from cosmos_core.weights import slices
+from cosmos_core.weights.digest import add_digests, tensor_digest
+from cosmos_core.weights.shards import cast, dtype_name, torch_dtype
+from cosmos_core.weights.shared_memory import HEADER_BYTES, SharedFile
+from cosmos_core.weights.wire import Entry
+
+_ALIGNMENT: Final = 64
+
+
+@attrs.frozen(kw_only=True)
+class Placement:
+    """Where a rank's tensor lies in the whole one: its first index and the whole's shape."""
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Snapshot:
+    """The slices of one rank at one version.
+
+    Attributes:
+        version: Weight version.
+        token: Random, unique.
+        entries: What it holds.
+        file: The bytes.
+    """
+
+    version: int
+    token: str
+    entries: tuple[Entry, ...]
+    file: SharedFile
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slices."""
+        return sum(entry.nbytes for entry in self.entries)
+
+    def digests(self) -> dict[str, int]:
+        """What this snapshot contributes to the digest of each tensor."""
+        return add_digests(
+            {entry.name: tensor_digest(entry.name, view(self.file.buffer, entry), start=entry.start, shape=entry.shape)}
+            for entry in self.entries
+        )
+
+    def read(self, piece: TensorSlice) -> memoryview | None:
+        """Bytes of a slice, C-contiguous, as they lie if they lie so; None if the snapshot does not hold it."""
+        entry = next((entry for entry in self.entries if slices.contains(entry.piece, piece)), None)
+        if entry is None:
+            return None
+        part = view(self.file.buffer, entry)[slices.within(piece, entry.piece)]
+        nbytes = part.numel() * part.element_size()
+        if not nbytes:
+            return memoryview(b"")
+        if part.is_contiguous():
+            first = entry.offset + part.storage_offset() * part.element_size()
+            return memoryview(self.file.buffer)[first : first + nbytes]
+        gathered = bytearray(nbytes)
+        torch.frombuffer(gathered, dtype=part.dtype).view(part.shape).copy_(part)
+        return memoryview(gathered)
+
+
+def take_snapshot(
+    version: int,
+    tensors: Mapping[str, torch.Tensor],
+    dtype: torch.dtype | None,
+    *,
+    placements: Mapping[str, Placement] | None = None,
+    directory: Path | None = None,
+) -> Snapshot:
+    """Copy tensors into a new shared-memory file; returns when the originals may change again.
+
+    Args:
+        version: Weight version.
+        tensors: This rank's tensors by canonical name, on any device.
+        dtype: What floating-point tensors are cast to on the way; None leaves them as they are.
+        placements: Where they lie, for those that are a slice of a larger tensor.
+        directory: Where to make the file; shared memory if absent.
+
+    Raises:
+        WeightSyncError: There is no room for the snapshot.
+    """
+    token = secrets.token_hex(16)
+    entries = tuple(_lay_out(tensors, dtype, placements or {}))
+    size = entries[-1].offset + entries[-1].nbytes if entries else HEADER_BYTES
+    file = SharedFile(label=f"v{version}", token=token, size=size, directory=directory)
+    for entry in entries:
+        view(file.buffer, entry).copy_(tensors[entry.name].detach())
+    return Snapshot(version=version, token=token, entries=entries, file=file)
+
+
+def view(buffer: mmap.mmap, entry: Entry) -> torch.Tensor:
+    """A slice of a snapshot as a tensor over the file's memory."""
+    dtype = torch_dtype(entry.dtype)
+    count = math.prod(entry.size)
+    if not count:
+        return torch.empty(entry.size, dtype=dtype)
+    return torch.frombuffer(buffer, dtype=dtype, count=count, offset=entry.offset).view(entry.size)
+
+
+def _lay_out(
+    tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None, placements: Mapping[str, Placement]
+) -> Iterable[Entry]:
+    end = HEADER_BYTES
+    for name, tensor in tensors.items():
+        size = tuple(tensor.shape)
+        placement = placements.get(name, Placement(start=(0,) * len(size), shape=size))
+        entry = Entry(
+            name=name,
+            shape=placement.shape,
+            dtype=dtype_name(cast(tensor, dtype)),
+            start=placement.start,
+            size=size,
+            offset=-(-end // _ALIGNMENT) * _ALIGNMENT,
+        )
+        end = entry.offset + entry.nbytes
+        yield entry

@@ -1,0 +1,173 @@
+"""A receiver's connection to one publisher: requests out, slices in, never blocking."""
+
+from __future__ import annotations
+
+import collections
+import math
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeAlias
+
+import torch
+import zmq
+
+from cosmos_core.errors import TransportError
+from cosmos_core.protocols import TensorSlice
+from cosmos_core.transport import sockets
+from cosmos_core.weights import slices, wire
+from cosmos_core.weights.shards import TensorFacts, torch_dtype
+
+Wanted: TypeAlias = tuple[int, TensorSlice]
+"""A target rank and a slice for it."""
+Arrived: TypeAlias = tuple[int, TensorSlice, torch.Tensor]
+
+
+class Source:
+    """One publisher, as one fetch sees it.
+
+    Attributes:
+        endpoint: Its address.
+        host: Its host.
+        manifest: What it said of the version; None until it answered.
+        held: Versions it holds, if it answered that the wanted one is gone.
+        failure: Why it is not used any more; empty while it is.
+    """
+
+    def __init__(self, context: sockets.Context, endpoint: str, host: str) -> None:
+        """Connect.
+
+        Raises:
+            TransportError: `endpoint` is not an address.
+        """
+        self.endpoint: Final = endpoint
+        self.host: Final = host
+        self.manifest: wire.Manifest | None = None
+        self.held: tuple[int, ...] | None = None
+        self.failure = ""
+        self.socket: Final = sockets.dealer(context, endpoint, uuid.uuid4().bytes, sockets.BULK, queued=True)
+        self._queue: Final[collections.deque[list[Wanted]]] = collections.deque()
+        self._asked: Final[dict[int, list[Wanted]]] = {}
+        self._facts: dict[str, TensorFacts] = {}
+        self._next_request = 0
+        self._progress = time.monotonic()
+
+    def describe(self, run_id: str, version: int) -> None:
+        """Ask for the manifest of a version."""
+        self._send(wire.Describe(request=self._number(), run_id=run_id, version=version))
+
+    def want(self, pieces: Iterable[Wanted]) -> None:
+        """Queue slices to read; the manifest must be there."""
+        assert self.manifest is not None
+        self._facts = {entry.name: entry.facts for entry in self.manifest.entries}
+        if not self._asked:
+            self._progress = time.monotonic()
+        for batch in _batches(pieces, self._facts):
+            self._queue.append(batch)
+        self._ask()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether slices are still to come."""
+        return bool(self._asked or self._queue)
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since it last answered, or since it was asked."""
+        return time.monotonic() - self._progress
+
+    def fail(self, reason: str) -> list[Wanted]:
+        """Use it no more; returns what it still owes."""
+        self.failure = reason
+        owed = [wanted for batch in (*self._asked.values(), *self._queue) for wanted in batch]
+        self._asked.clear()
+        self._queue.clear()
+        self.socket.close()
+        return owed
+
+    def take(self) -> list[Arrived]:
+        """Process one answer, if there is one; slices of it are returned.
+
+        Raises:
+            TransportError: The answer is malformed, or says that the source cannot give what is wanted.
+        """
+        try:
+            frames = _receive_frames(self.socket, wire.REQUEST_SLICES + 1)
+        except zmq.Again:
+            return []
+        self._progress = time.monotonic()
+        answer = wire.CODEC.decode(frames[0].buffer)
+        if isinstance(answer, wire.Described):
+            self.manifest = answer.manifest
+            return []
+        if isinstance(answer, wire.Gone):
+            self.held = answer.held
+            raise TransportError(f"it holds only the versions {', '.join(map(str, answer.held)) or '(none)'}")
+        if isinstance(answer, wire.Denied):
+            raise TransportError(answer.reason)
+        if not isinstance(answer, wire.Slices) or answer.request not in self._asked:
+            raise TransportError(f"an answer to nothing that was asked: {answer}")
+        arrived = self._tensors(self._asked[answer.request], frames[1:])
+        del self._asked[answer.request]
+        self._ask()
+        return arrived
+
+    def _tensors(self, batch: Sequence[Wanted], frames: Sequence[zmq.Frame]) -> list[Arrived]:
+        if len(frames) != len(batch):
+            raise TransportError(f"{len(frames)} slices instead of {len(batch)}")
+        return [
+            (rank, piece, _tensor(piece, self._facts[piece.name], frame))
+            for (rank, piece), frame in zip(batch, frames, strict=True)
+        ]
+
+    def _ask(self) -> None:
+        assert self.manifest is not None
+        while self._queue and len(self._asked) < wire.WINDOW:
+            batch = self._queue.popleft()
+            number = self._number()
+            self._asked[number] = batch
+            pieces = tuple(piece for _, piece in batch)
+            self._send(wire.Read(request=number, token=self.manifest.token, pieces=pieces))
+
+    def _number(self) -> int:
+        self._next_request += 1
+        return self._next_request
+
+    def _send(self, request: wire.Describe | wire.Read) -> None:
+        sockets.offer(self.socket, [wire.CODEC.encode(request)])
+
+
+def _batches(pieces: Iterable[Wanted], facts: dict[str, TensorFacts]) -> Iterable[list[Wanted]]:
+    """Requests of bounded size."""
+    batch: list[Wanted] = []
+    nbytes = 0
+    for rank, piece in pieces:
+        more = slices.size(piece) * facts[piece.name].itemsize
+        if batch and (nbytes + more > wire.REQUEST_BYTES or len(batch) == wire.REQUEST_SLICES):
+            yield batch
+            batch, nbytes = [], 0
+        batch.append((rank, piece))
+        nbytes += more
+    if batch:
+        yield batch
+
+
+def _receive_frames(socket: sockets.Socket, parts: int) -> list[zmq.Frame]:
+    """One message, its frames not copied."""
+    frames = [socket.recv(zmq.NOBLOCK, copy=False)]
+    while frames[-1].more:
+        if len(frames) == parts:
+            sockets.drop_rest(socket)
+            raise TransportError(f"an answer of more than {parts} parts")
+        frames.append(socket.recv(copy=False))
+    return frames
+
+
+def _tensor(piece: TensorSlice, facts: TensorFacts, frame: zmq.Frame) -> torch.Tensor:
+    dtype, count = torch_dtype(facts.dtype), math.prod(piece.shape)
+    if len(frame) != count * facts.itemsize:
+        raise TransportError(f"{piece.name}: {len(frame):,} bytes for a slice of {count * facts.itemsize:,}")
+    # A small frame lies anywhere in the socket's read buffer, where a vector load could fault on some machines.
+    flat = torch.frombuffer(frame.buffer, dtype=torch.uint8)
+    aligned = flat if flat.data_ptr() % facts.itemsize == 0 else flat.clone()
+    return aligned.view(dtype).view(piece.shape)

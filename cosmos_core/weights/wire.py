@@ -1,0 +1,142 @@
+"""Messages between a receiver and the publishers of weights; the slices follow `Slices` as raw frames.
+
+A receiver asks, a publisher answers; every answer names its request. Nothing is acknowledged: a receiver that gets no
+answer asks another publisher.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import attrs
+
+from cosmos_core.protocols import TensorSlice
+from cosmos_core.transport.codec import Codec
+from cosmos_core.weights.shards import ShardMap, TensorFacts
+
+SLICE_BYTES: Final = 4 << 20
+"""Largest slice that a receiver asks for, hence largest frame (a single row may be larger)."""
+REQUEST_BYTES: Final = 8 << 20
+"""Largest answer that a receiver asks for at once."""
+REQUEST_SLICES: Final = 256
+ANSWER_BYTES: Final = 1 << 30
+"""Largest answer that a publisher gives."""
+WINDOW: Final = 4
+"""Requests that a receiver leaves unanswered at one publisher."""
+
+
+@attrs.frozen(kw_only=True)
+class Entry:
+    """A slice in a snapshot.
+
+    Attributes:
+        name: Canonical name of its tensor.
+        shape: Shape of the whole tensor.
+        dtype: torch dtype name.
+        start: Where the slice begins in the tensor.
+        size: Shape of the slice.
+        offset: First byte in the snapshot's file; elements lie C-contiguous from there.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+    offset: int
+
+    @property
+    def piece(self) -> TensorSlice:
+        """The slice."""
+        return TensorSlice(name=self.name, start=self.start, shape=self.size)
+
+    @property
+    def facts(self) -> TensorFacts:
+        """The whole tensor."""
+        return TensorFacts(shape=self.shape, dtype=self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the slice in bytes."""
+        return math.prod(self.size) * self.facts.itemsize
+
+
+@attrs.frozen(kw_only=True)
+class Manifest:
+    """A published snapshot.
+
+    Attributes:
+        version: Weight version.
+        token: Random per snapshot: a file or an answer of another snapshot is recognised by it.
+        digest: Digest of the whole model.
+        digests: Digest of each whole tensor, from which `digest` follows.
+        path: Its file, for receivers on the publisher's host.
+        file_bytes: Size of that file.
+        entries: What it holds.
+    """
+
+    version: int
+    token: str
+    digest: str
+    digests: dict[str, int]
+    path: str
+    file_bytes: int
+    entries: tuple[Entry, ...]
+
+    def shard_map(self) -> ShardMap:
+        """What the snapshot holds, as one rank."""
+        tensors = {entry.name: entry.facts for entry in self.entries}
+        return ShardMap(tensors=tensors, ranks={0: tuple(entry.piece for entry in self.entries)})
+
+
+@attrs.frozen(kw_only=True)
+class Describe:
+    """Ask for the manifest of a version."""
+
+    request: int
+    run_id: str
+    version: int
+
+
+@attrs.frozen(kw_only=True)
+class Read:
+    """Ask for slices of a snapshot."""
+
+    request: int
+    token: str
+    pieces: tuple[TensorSlice, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Described:
+    """The manifest asked for."""
+
+    request: int
+    manifest: Manifest
+
+
+@attrs.frozen(kw_only=True)
+class Slices:
+    """The slices asked for follow, one frame each, C-contiguous, in the order of the request."""
+
+    request: int
+
+
+@attrs.frozen(kw_only=True)
+class Gone:
+    """The version or snapshot asked for is not held (any more); `held` are the versions that are."""
+
+    request: int
+    held: tuple[int, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Denied:
+    """The request cannot be answered, and why."""
+
+    request: int
+    reason: str
+
+
+CODEC: Final = Codec((Describe, Read, Described, Slices, Gone, Denied))

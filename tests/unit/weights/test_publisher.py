@@ -1,0 +1,108 @@
+import pytest
+import torch
+import zmq
+
+from cosmos_core.errors import TransportError
+from cosmos_core.protocols import TensorSlice
+from cosmos_core.transport import sockets
+from cosmos_core.weights import wire
+from cosmos_core.weights.digest import digest_of
+from cosmos_core.weights.publisher import WeightPublisher
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def publisher(tmp_path):
+    with WeightPublisher("run", directory=tmp_path) as publisher:
+        yield publisher
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def ask(publisher):
+    context = zmq.Context()
+    socket = sockets.dealer(context, publisher.endpoint, b"asker", sockets.BULK, queued=True)
+
+    def ask(*requests):
+        for request in requests:
+            socket.send(request if isinstance(request, bytes) else wire.CODEC.encode(request))
+        assert socket.poll(5000)
+        head, *frames = socket.recv_multipart()
+        return wire.CODEC.decode(head), frames
+
+    yield ask
+    context.destroy(linger=0)
+
+
+TENSORS = {"a": torch.arange(12.0).view(3, 4), "b": torch.ones(2)}
+
+
+def test_publishing_reports_what_was_cast(publisher):
+    published = publisher.publish(4, TENSORS, torch.bfloat16)
+    assert published.version == 4
+    assert published.nbytes == 28
+    assert published.digest == digest_of({name: tensor.bfloat16() for name, tensor in TENSORS.items()})
+
+
+def test_training_may_go_on_between_stage_and_seal(publisher):
+    tensors = {name: tensor.clone() for name, tensor in TENSORS.items()}
+    snapshot = publisher.stage(1, tensors, None)
+    tensors["a"].add_(1)
+    assert publisher.held == ()
+    assert publisher.seal(snapshot).digest == digest_of(TENSORS)
+    assert publisher.held == (1,)
+
+
+def test_old_versions_are_dropped_and_unlinked(publisher, tmp_path):
+    for version in range(4):
+        publisher.publish(version, TENSORS, None)
+    publisher.retain(2)
+    assert publisher.held == (2, 3)
+    assert len(list(tmp_path.iterdir())) == 2
+    publisher.publish(3, TENSORS, None)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_manifest_and_slices_are_served(publisher, ask):
+    published = publisher.publish(2, TENSORS, None)
+    answer, _ = ask(wire.Describe(request=7, run_id="run", version=2))
+    assert isinstance(answer, wire.Described)
+    assert answer.request == 7
+    assert answer.manifest.digest == published.digest
+    pieces = (
+        TensorSlice(name="a", start=(1, 1), shape=(2, 2)),
+        TensorSlice(name="b", start=(0,), shape=(2,)),
+    )
+    answer, frames = ask(wire.Read(request=8, token=answer.manifest.token, pieces=pieces))
+    assert answer == wire.Slices(request=8)
+    assert torch.frombuffer(bytearray(frames[0]), dtype=torch.float32).tolist() == [5, 6, 9, 10]
+    assert torch.frombuffer(bytearray(frames[1]), dtype=torch.float32).tolist() == [1, 1]
+
+
+def test_what_cannot_be_answered_is_said(publisher, ask, monkeypatch):
+    publisher.publish(2, TENSORS, None)
+    manifest = ask(wire.Describe(request=1, run_id="run", version=2))[0].manifest
+    piece = TensorSlice(name="a", start=(0, 0), shape=(3, 4))
+    outside = TensorSlice(name="a", start=(0, 1), shape=(3, 4))
+    answer, _ = ask(wire.Describe(request=2, run_id="other", version=2))
+    assert answer == wire.Denied(request=2, reason="it serves the run 'run'")
+    assert ask(wire.Describe(request=3, run_id="run", version=1))[0] == wire.Gone(request=3, held=(2,))
+    assert ask(wire.Read(request=4, token="?", pieces=(piece,)))[0] == wire.Gone(request=4, held=(2,))
+    answer, _ = ask(wire.Read(request=5, token=manifest.token, pieces=(outside,)))
+    assert "does not hold" in answer.reason
+    answer, _ = ask(wire.Read(request=6, token=manifest.token, pieces=(piece,) * 300))
+    assert "300 slices of 14,400 bytes are more than one answer may hold" in answer.reason
+    monkeypatch.setattr(wire, "ANSWER_BYTES", 40)
+    assert "48 bytes" in ask(wire.Read(request=7, token=manifest.token, pieces=(piece,)))[0].reason
+
+
+def test_garbage_is_dropped_and_the_server_lives(publisher, ask):
+    publisher.publish(2, TENSORS, None)
+    answer, _ = ask(b"garbage", b"", wire.Describe(request=3, run_id="run", version=2))
+    assert answer.request == 3
+
+
+def test_an_address_that_is_not_this_machines_is_refused():
+    with pytest.raises(TransportError, match=r"cannot listen on tcp://192.0.2.1"):
+        WeightPublisher("run", "192.0.2.1")

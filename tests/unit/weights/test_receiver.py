@@ -1,0 +1,325 @@
+import contextlib
+import threading
+
+import pytest
+import torch
+import zmq
+
+from cosmos_core.errors import WeightSyncError
+from cosmos_core.protocols import TensorSlice
+from cosmos_core.transport import sockets
+from cosmos_core.transport.messages import WeightTarget
+from cosmos_core.weights import snapshot as snapshots
+from cosmos_core.weights import wire
+from cosmos_core.weights.digest import add_digests, digest_of
+from cosmos_core.weights.publisher import WeightPublisher
+from cosmos_core.weights.receiver import WeightReceiver
+from cosmos_core.weights.snapshot import Placement
+
+torch.set_num_threads(1)
+
+TENSORS = {"embed": torch.randn(4000, 96), "w": torch.randn(64, 96), "norm": torch.randn(96)}
+NBYTES = sum(tensor.numel() * 4 for tensor in TENSORS.values())
+
+
+def layout_of(tensors, ranks=1):
+    """Rank r of n holds the r-th part of the columns; what has one dim is held by every rank."""
+    layout = {}
+    for rank in range(ranks):
+        held = layout.setdefault(rank, [])
+        for name, tensor in tensors.items():
+            shape = list(tensor.shape)
+            start = [0] * len(shape)
+            if len(shape) > 1:
+                shape[1] //= ranks
+                start[1] = rank * shape[1]
+            piece = TensorSlice(name=name, start=tuple(start), shape=tuple(shape))
+            held.append((piece, str(tensor.dtype).removeprefix("torch.")))
+    return layout
+
+
+def target_of(published, *publishers, hosts=None):
+    return WeightTarget(
+        version=published.version,
+        digest=published.digest,
+        sources=tuple(getattr(p, "endpoint", p) for p in publishers),
+        hosts=tuple(hosts or ["here"] * len(publishers)),
+    )
+
+
+def load(pieces, tensors=None):
+    """Assemble whole tensors; NaN marks what has not come."""
+    loaded = {name: torch.full_like(tensor, torch.nan) for name, tensor in (tensors or TENSORS).items()}
+    for _, piece, data in pieces:
+        place = tuple(slice(s, s + n) for s, n in zip(piece.start, piece.shape, strict=True))
+        loaded[piece.name][place] = data
+    return loaded
+
+
+@pytest.fixture
+def publishers(tmp_path):
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(WeightPublisher("run", directory=tmp_path)) for _ in range(2)]
+
+
+@pytest.fixture
+def receiver():
+    with contextlib.ExitStack() as stack:
+
+        def make(transport="auto", stall_s=0.3, run_id="run"):
+            made = WeightReceiver(transport, run_id=run_id, host="here", stall_s=stall_s)
+            return stack.enter_context(made)
+
+        yield make
+
+
+@pytest.fixture
+def silent():
+    """A publisher that takes requests and never answers."""
+    context = zmq.Context()
+    socket = sockets.router(context, "127.0.0.1", 0, sockets.BULK)
+    yield sockets.address_of(socket)
+    context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("transport", ["auto", "shared-memory", "zmq"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_every_rank_gets_its_slices(publishers, receiver, transport, ranks):
+    published = publishers[0].publish(5, TENSORS, None)
+    with receiver(transport).fetch(target_of(published, publishers[0]), layout_of(TENSORS, ranks), 10) as pieces:
+        got = list(pieces)
+    assert {rank for rank, _, _ in got} == set(range(ranks))
+    assert digest_of(load(got)) == published.digest
+    assert sum(data.numel() for _, _, data in got) == sum(t.numel() for t in TENSORS.values()) + 96 * (ranks - 1)
+
+
+def test_shared_memory_is_a_view_not_a_copy(publishers, receiver):
+    published = publishers[0].publish(5, TENSORS, None)
+    with receiver().fetch(target_of(published, publishers[0]), layout_of(TENSORS), 10) as pieces:
+        got = {piece.name: data for _, piece, data in pieces}
+    publishers[0].retain(6)
+    assert got["w"].untyped_storage().nbytes() == TENSORS["w"].numel() * 4
+    assert digest_of(got) == published.digest
+
+
+def test_several_publishers_share_the_load(publishers, receiver, monkeypatch):
+    monkeypatch.setattr(wire, "SLICE_BYTES", 1 << 16)
+    served = dict.fromkeys(publishers, 0)
+    published, _ = [publisher.publish(5, TENSORS, None) for publisher in publishers]
+    original = snapshots.Snapshot.read
+
+    def counting(self, piece):
+        data = original(self, piece)
+        owner = next(p for p in publishers if any(q.snapshot is self for q in p._server._published.values()))
+        served[owner] += data.nbytes
+        return data
+
+    monkeypatch.setattr(snapshots.Snapshot, "read", counting)
+    with receiver("zmq").fetch(target_of(published, *publishers), layout_of(TENSORS), 10) as pieces:
+        assert digest_of(load(pieces)) == published.digest
+    assert sum(served.values()) == NBYTES
+    assert abs(served[publishers[0]] - served[publishers[1]]) <= 1 << 16
+
+
+def test_publishers_that_hold_halves_make_a_whole(publishers, receiver):
+    tensors = {"w": TENSORS["w"]}
+    staged = []
+    for rank, publisher in enumerate(publishers):
+        placement = {"w": Placement(start=(0, 48 * rank), shape=(64, 96))}
+        half = {"w": tensors["w"][:, 48 * rank : 48 * rank + 48]}
+        staged.append(publisher.stage(1, half, None, placements=placement))
+    total = add_digests(snapshot.digests() for snapshot in staged)
+    published, _ = [p.seal(s, digests=total) for p, s in zip(publishers, staged, strict=True)]
+    assert published.digest == digest_of(tensors)
+    for transport in ("zmq", "auto"):
+        with receiver(transport).fetch(target_of(published, *publishers), layout_of(tensors, 3), 10) as pieces:
+            assert digest_of(load(pieces, tensors)) == published.digest
+    with (
+        pytest.raises(WeightSyncError, match=r"w: no policy replica holds the slice \(64, 48\) at \(0, 48\)"),
+        receiver("zmq").fetch(target_of(published, publishers[0]), layout_of(tensors), 10),
+    ):
+        pass
+
+
+def test_a_slice_corrupted_in_transit_is_caught_and_named(publishers, receiver, monkeypatch):
+    published = publishers[0].publish(5, TENSORS, None)
+    original = snapshots.Snapshot.read
+
+    def corrupting(self, piece):
+        data = original(self, piece)
+        if piece.name != "w":
+            return data
+        copy = bytearray(data)
+        copy[1234] ^= 4
+        return memoryview(copy)
+
+    monkeypatch.setattr(snapshots.Snapshot, "read", corrupting)
+    with receiver("zmq").fetch(target_of(published, publishers[0]), layout_of(TENSORS), 10) as pieces:
+        loaded = load(pieces)
+        assert digest_of(loaded) != published.digest
+        assert pieces.first_difference(loaded) == "w"
+        assert pieces.first_difference({**loaded, "w": TENSORS["w"]}) is None
+
+
+def test_a_version_that_is_gone_is_said_to_be(publishers, receiver):
+    published = publishers[0].publish(5, TENSORS, None)
+    publishers[0].publish(6, TENSORS, None)
+    publishers[0].retain(6)
+    with (
+        pytest.raises(WeightSyncError, match=r"weights version 5 is gone: tcp://.*: it holds only the versions 6"),
+        receiver().fetch(target_of(published, publishers[0]), layout_of(TENSORS), 10),
+    ):
+        pass
+
+
+def test_a_version_dropped_in_the_middle_comes_from_another(publishers, receiver, monkeypatch):
+    monkeypatch.setattr(wire, "REQUEST_BYTES", 1 << 16)
+    monkeypatch.setattr(wire, "SLICE_BYTES", 1 << 14)
+    published, _ = [publisher.publish(5, TENSORS, None) for publisher in publishers]
+    for survivors in (publishers, publishers[1:]):
+        target = target_of(published, *survivors)
+        with receiver("zmq").fetch(target, layout_of(TENSORS), 10) as pieces:
+            got = iter(pieces)
+            first = next(got)
+            survivors[0].retain(6)
+            if len(survivors) == 2:
+                assert digest_of(load([first, *got])) == published.digest
+            else:
+                with pytest.raises(WeightSyncError, match="version 5 is gone"):
+                    list(got)
+
+
+def test_a_stalled_publisher_is_named_when_it_is_the_only_one(receiver, silent):
+    target = WeightTarget(version=5, digest="", sources=(silent,), hosts=("here",))
+    with (
+        pytest.raises(WeightSyncError, match=f"version 5 cannot be fetched: {silent}: no answer for 0.5 s"),
+        receiver().fetch(target, layout_of(TENSORS), 0.5),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("transport", ["zmq", "auto"])
+def test_a_stalled_publisher_does_not_stop_the_others(publishers, receiver, silent, transport):
+    published = publishers[0].publish(5, TENSORS, None)
+    target = target_of(published, silent, publishers[0])
+    with receiver(transport).fetch(target, layout_of(TENSORS), 10) as pieces:
+        assert digest_of(load(pieces)) == published.digest
+
+
+@pytest.mark.parametrize("rescue", [True, False])
+def test_a_publisher_that_stalls_in_the_middle_is_replaced_or_named(publishers, receiver, monkeypatch, rescue):
+    published, _ = [publisher.publish(5, TENSORS, None) for publisher in publishers]
+    original = snapshots.Snapshot.read
+    stalled, release = [], threading.Event()
+
+    def stalling(self, piece):
+        own = publishers[0]._server._published[5].snapshot
+        if self is own:
+            stalled.append(piece)
+            release.wait(5)
+        return original(self, piece)
+
+    monkeypatch.setattr(snapshots.Snapshot, "read", stalling)
+    sources = publishers if rescue else publishers[:1]
+    try:
+        with receiver("zmq").fetch(target_of(published, *sources), layout_of(TENSORS), 5) as pieces:
+            if rescue:
+                assert digest_of(load(pieces)) == published.digest
+            else:
+                with pytest.raises(WeightSyncError, match=f"{publishers[0].endpoint}: no answer for 0.3 s"):
+                    list(pieces)
+        assert stalled
+    finally:
+        release.set()
+
+
+def test_a_malformed_answer_counts_as_a_failure_of_its_publisher(publishers, receiver, monkeypatch):
+    published = publishers[0].publish(5, TENSORS, None)
+    original = snapshots.Snapshot.read
+    monkeypatch.setattr(snapshots.Snapshot, "read", lambda self, piece: original(self, piece)[:-4])
+    with (
+        receiver("zmq").fetch(target_of(published, publishers[0]), layout_of(TENSORS), 5) as pieces,
+        pytest.raises(WeightSyncError, match=r"bytes for a slice of"),
+    ):
+        list(pieces)
+
+
+def test_the_time_limit_counts_a_slow_transfer_too(publishers, receiver, monkeypatch):
+    monkeypatch.setattr(wire, "REQUEST_BYTES", 1)
+    monkeypatch.setattr(wire, "SLICE_BYTES", 1 << 14)
+    published = publishers[0].publish(5, TENSORS, None)
+    original, pause = snapshots.Snapshot.read, threading.Event()
+
+    def slow(self, piece):
+        pause.wait(0.1)
+        return original(self, piece)
+
+    monkeypatch.setattr(snapshots.Snapshot, "read", slow)
+    with (
+        receiver("zmq").fetch(target_of(published, publishers[0]), layout_of(TENSORS), 0.7) as pieces,
+        pytest.raises(WeightSyncError, match=f"not complete after 0.7 s; still waiting for {publishers[0].endpoint}"),
+    ):
+        list(pieces)
+
+
+def test_another_state_of_the_same_version_is_refused(publishers, receiver):
+    published = publishers[0].publish(5, TENSORS, None)
+    publishers[1].publish(5, {**TENSORS, "norm": TENSORS["norm"] + 1}, None)
+    with (
+        pytest.raises(WeightSyncError, match=f"its version 5 has the digest .*, not {published.digest}"),
+        receiver().fetch(target_of(published, publishers[1]), layout_of(TENSORS), 5),
+    ):
+        pass
+
+
+def test_another_runs_publisher_is_refused(publishers, receiver):
+    published = publishers[0].publish(5, TENSORS, None)
+    with (
+        pytest.raises(WeightSyncError, match="it serves the run 'run'"),
+        receiver(run_id="other").fetch(target_of(published, publishers[0]), layout_of(TENSORS), 5),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({**TENSORS, "w": TENSORS["w"].bfloat16()}, "w: published as float32"),
+        ({**TENSORS, "w": TENSORS["w"][:, :90]}, r"w: published as float32 \(64, 96\), the engine holds .*90"),
+        ({**TENSORS, "more": torch.zeros(1)}, "more: the engine wants it, and no policy replica publishes it"),
+        ({"w": TENSORS["w"]}, "embed: published, and the engine's layout lacks it"),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_refused_with_the_first_tensor(publishers, receiver, wrong, message):
+    published = publishers[0].publish(5, TENSORS, None)
+    with (
+        pytest.raises(WeightSyncError, match=message),
+        receiver().fetch(target_of(published, publishers[0]), layout_of(wrong), 5),
+    ):
+        pass
+
+
+def test_shared_memory_alone_is_refused_across_hosts(publishers, receiver):
+    published = publishers[0].publish(5, TENSORS, None)
+    target = target_of(published, publishers[0], hosts=["there"])
+    with (
+        pytest.raises(WeightSyncError, match=r"sync.transport 'shared-memory' on host 'here' \(theirs: there\)"),
+        receiver("shared-memory").fetch(target, layout_of(TENSORS), 5),
+    ):
+        pass
+    with receiver("auto").fetch(target, layout_of(TENSORS), 5) as pieces:
+        assert digest_of(load(pieces)) == published.digest
+
+
+def test_an_unmapped_file_falls_back_to_the_network_only_if_it_may(publishers, receiver, tmp_path):
+    published = publishers[0].publish(5, TENSORS, None)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    target = target_of(published, publishers[0])
+    with receiver("auto").fetch(target, layout_of(TENSORS), 5) as pieces:
+        assert digest_of(load(pieces)) == published.digest
+    with (
+        pytest.raises(WeightSyncError, match="cannot be mapped here"),
+        receiver("shared-memory").fetch(target, layout_of(TENSORS), 5),
+    ):
+        pass
