@@ -1,0 +1,123 @@
+"""What GRPO, Dr. GRPO and DAPO share: options, old log-probs, and the loss of a decision.
+
+None of them has a KL or entropy term, so a sequence of advantage 0 has exactly zero gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import attrs
+from attrs import validators as check
+
+from cosmos_algorithm_grpo.surrogate import Clip, behaviour_divergence, clipped_surrogate, truncated_weight
+from cosmos_core.config import option
+from cosmos_core.errors import ConfigError
+from cosmos_core.protocols import AlgorithmCapabilities, AlgorithmContext, Decisions, Loss, OldLogprobs
+from cosmos_core.types import Group
+
+CAPABILITIES: Final = AlgorithmCapabilities(
+    source="rollouts",
+    payload_kinds=frozenset({"tokens"}),
+    min_group_size=2,
+    logprob_semantics=frozenset({"processed"}),
+)
+
+
+@attrs.frozen(kw_only=True)
+class ClippedOptions:
+    """Options of every clipped objective."""
+
+    clip_low: float = option(
+        0.2,
+        help="The ratio counts down to 1 - clip_low.",
+        validator=check.and_(check.gt(0.0), check.lt(1.0)),
+    )
+    clip_high: float = option(0.2, help="The ratio counts up to 1 + clip_high.", validator=check.gt(0.0))
+    dual_clip: float | None = option(
+        None,
+        help="Bound of the ratio for negative advantages (3 is usual); absent, there is none.",
+        validator=check.optional(check.gt(1.0)),
+    )
+    old_logprobs: Literal["behaviour", "recompute"] = option(
+        "behaviour",
+        help="What the ratio compares with: `behaviour`, the weights that generated each token, corrects for stale "
+        "samples; `recompute`, the weights at the start of the step, costs one more forward.",
+    )
+    importance_cap: float | None = option(
+        None,
+        help="With `recompute`: weigh each token by the ratio of recomputed to behaviour probability, at most this.",
+        validator=check.optional(check.gt(0.0)),
+    )
+
+
+class ClippedObjective:
+    """The part of an algorithm that prices decisions; subclasses add advantages and aggregation."""
+
+    def __init__(self, options: ClippedOptions, context: AlgorithmContext) -> None:
+        _check_correction(options, context)
+        self._clip = Clip(low=options.clip_low, high=options.clip_high, dual=options.dual_clip)
+        self._old_logprobs: OldLogprobs = options.old_logprobs
+        self._importance_cap = options.importance_cap
+
+    @property
+    def constant_length(self) -> int:
+        """Unused unless the aggregation divides by a constant length."""
+        return 1
+
+    @property
+    def old_logprobs(self) -> OldLogprobs:
+        """As the option says."""
+        return self._old_logprobs
+
+    @property
+    def needs_entropy(self) -> bool:
+        """No entropy term."""
+        return False
+
+    @property
+    def skips_zero_advantage(self) -> bool:
+        """Every term is a multiple of the advantage."""
+        return True
+
+    def admit(self, group: Group) -> str | None:  # noqa: ARG002 - the protocol's name for it
+        """Every group is trained on."""
+        return None
+
+    def loss(self, decisions: Decisions) -> Loss:
+        """Price decisions by the clipped surrogate, weighed by the truncated behaviour ratio if asked for."""
+        old_logprobs_N = decisions.old_logprobs_N
+        assert old_logprobs_N is not None
+        priced = clipped_surrogate(
+            logprobs_N=decisions.logprobs_N,
+            old_logprobs_N=old_logprobs_N,
+            advantages_N=decisions.advantages_N,
+            clip=self._clip,
+        )
+        behaviour_N = decisions.behaviour_logprobs_N
+        metrics = {**priced.metrics, "behaviour_kl": behaviour_divergence(decisions.logprobs_N, behaviour_N)}
+        if self._importance_cap is None:
+            return Loss(loss_N=priced.loss_N, metrics=metrics)
+        weight_N = truncated_weight(
+            old_logprobs_N=old_logprobs_N, behaviour_logprobs_N=behaviour_N, cap=self._importance_cap
+        )
+        return Loss(loss_N=weight_N * priced.loss_N, metrics={**metrics, "importance_weight": weight_N})
+
+
+def rewards_of(group: Group) -> list[float | None]:
+    """The reward of each sample, None where it has none that may be used."""
+    return [sample.reward if sample.is_scored else None for sample in group.samples]
+
+
+def _check_correction(options: ClippedOptions, context: AlgorithmContext) -> None:
+    if options.old_logprobs == "behaviour" and options.importance_cap is not None:
+        raise ConfigError(
+            f"algorithm.options.importance_cap = {options.importance_cap}: it needs old_logprobs = 'recompute'; with "
+            "'behaviour' the clipped ratio itself corrects for stale samples, so leave importance_cap out"
+        )
+    if options.old_logprobs == "recompute" and options.importance_cap is None and context.max_staleness > 0:
+        raise ConfigError(
+            "algorithm.options.old_logprobs = 'recompute': the ratio would compare the weights of one step with "
+            f"themselves, and samples up to {context.max_staleness} steps old would go uncorrected; set "
+            "importance_cap (2.0 is usual), old_logprobs = 'behaviour', or sync.max_staleness = 0"
+        )

@@ -1,0 +1,92 @@
+"""The entry point `sft`: cross entropy on the tokens of demonstrations.
+
+Tensors' own methods are used, so that importing it imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import attrs
+
+from cosmos_core.config import option
+from cosmos_core.protocols import (
+    Aggregation,
+    Algorithm,
+    AlgorithmCapabilities,
+    AlgorithmContext,
+    Decisions,
+    Loss,
+    OldLogprobs,
+    Provider,
+    hookimpl,
+)
+from cosmos_core.types import Group
+
+
+@attrs.frozen(kw_only=True)
+class SftOptions:
+    """Options of `sft`."""
+
+    aggregation: Literal["token-mean", "sequence-mean-token-mean"] = option(
+        "token-mean", help="How tokens are averaged: each token alike, or each demonstration alike."
+    )
+
+
+class Sft:
+    """Cross entropy: a demonstration's token costs minus its log-probability."""
+
+    def __init__(self, options: SftOptions, context: AlgorithmContext) -> None:  # noqa: ARG002 - the kind's signature
+        self._aggregation = Aggregation(options.aggregation)
+
+    @property
+    def aggregation(self) -> Aggregation:
+        """As the option says."""
+        return self._aggregation
+
+    @property
+    def constant_length(self) -> int:
+        """Unused by either aggregation."""
+        return 1
+
+    @property
+    def old_logprobs(self) -> OldLogprobs:
+        """No ratio, so none."""
+        return "none"
+
+    @property
+    def needs_entropy(self) -> bool:
+        """No entropy term."""
+        return False
+
+    @property
+    def skips_zero_advantage(self) -> bool:
+        """The loss does not look at advantages."""
+        return False
+
+    def admit(self, group: Group) -> str | None:  # noqa: ARG002 - the protocol's name for it
+        """Everything is trained on."""
+        return None
+
+    def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
+        """None for every sample: demonstrations have no rewards."""
+        return [[None] * len(group.samples) for group in groups]
+
+    def loss(self, decisions: Decisions) -> Loss:
+        """Minus the log-probability of each decision."""
+        return Loss(loss_N=-decisions.logprobs_N)
+
+
+@hookimpl
+def cosmos_algorithm() -> Provider[Algorithm]:
+    """Provide supervised fine-tuning."""
+    return Provider(
+        create=Sft,
+        options=SftOptions,
+        capabilities=AlgorithmCapabilities(
+            source="demonstrations",
+            payload_kinds=frozenset({"tokens"}),
+            logprob_semantics=frozenset({"processed", "raw"}),
+        ),
+    )

@@ -1,0 +1,63 @@
+"""Rows that are made when they are asked for."""
+
+from __future__ import annotations
+
+import random
+
+import attrs
+from attrs import validators as check
+
+from cosmos_core.config import option
+from cosmos_core.protocols import DatasetContext, Split
+from cosmos_core.types import Prompt
+from cosmos_dataset_arithmetic.problem import careless_demonstration, draw_problem
+
+
+@attrs.frozen(kw_only=True)
+class ArithmeticOptions:
+    """Options of `arithmetic`."""
+
+    max_operand: int = option(
+        9,
+        help="Operands are drawn from 1 to this.",
+        validator=check.and_(check.ge(5), check.le(999)),
+    )
+    train_rows: int = option(20_000, help="Rows of the train split.", validator=check.ge(1))
+    heldout_rows: int = option(256, help="Rows of the held-out split.", validator=check.ge(0))
+    careless: float = option(
+        0.65,
+        help="Share of the demonstrations that have a mistake.",
+        validator=check.and_(check.ge(0.0), check.le(1.0)),
+    )
+    stops: float = option(
+        0.6,
+        help="Share of the mistakes that stop after the first step; the others add where they should take away.",
+        validator=check.and_(check.ge(0.0), check.le(1.0)),
+    )
+
+
+class Arithmetic:
+    """The dataset: `row` is a pure function of the options, the run's seed, the split and the index."""
+
+    def __init__(self, options: ArithmeticOptions, context: DatasetContext) -> None:
+        self._options = options
+        self._seed = context.seed
+
+    def size(self, split: Split) -> int:
+        """Number of rows."""
+        return self._options.train_rows if split == "train" else self._options.heldout_rows
+
+    def row(self, split: Split, index: int) -> Prompt:
+        """Make row `index` of the split.
+
+        Raises:
+            IndexError: `index` is not in `range(size(split))`.
+        """
+        if not 0 <= index < self.size(split):
+            raise IndexError(f"arithmetic: row {index} of split {split!r}, which has {self.size(split)}")
+        # A string seeds by its SHA-512, so a row is the same in every process and Python version.
+        rng = random.Random(f"{self._seed}:{split}:{index}")  # noqa: S311 - problems, not secrets
+        problem = draw_problem(rng, max_operand=self._options.max_operand, heldout=split == "heldout")
+        question = problem.question(rng)
+        demonstration = careless_demonstration(problem, rng, careless=self._options.careless, stops=self._options.stops)
+        return Prompt(text=question, reference=str(problem.answer), demonstration=demonstration)

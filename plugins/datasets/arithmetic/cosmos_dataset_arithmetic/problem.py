@@ -1,0 +1,116 @@
+"""One two-step problem: its numbers, its question, and the ways to work it out."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from typing import Final, Literal, TypeAlias
+
+import attrs
+
+Operator: TypeAlias = Literal["+", "-"]
+
+HELDOUT_SHARE: Final = 0.2
+"""Share of the (operands, operators) tuples that only the held-out split contains."""
+
+NAMES: Final = ("Ann", "Ben", "Cara", "Dan", "Eva", "Finn", "Gia", "Hugo", "Ida", "Jack")
+ITEMS: Final = ("apples", "books", "coins", "stamps", "cards", "shells", "pens", "marbles")
+PHRASES: Final[dict[Operator, tuple[str, ...]]] = {
+    "+": ("buys {} more", "finds {}"),
+    "-": ("gives away {}", "loses {}"),
+}
+OPERATORS: Final[tuple[Operator, ...]] = ("+", "-")
+
+
+@attrs.frozen(kw_only=True)
+class Problem:
+    """`start first_operator first_operand`, then `second_operator second_operand`; never below zero."""
+
+    start: int
+    first_operator: Operator
+    first_operand: int
+    second_operator: Operator
+    second_operand: int
+
+    @property
+    def halfway(self) -> int:
+        """What there is after the first step."""
+        return _apply(self.start, self.first_operator, self.first_operand)
+
+    @property
+    def answer(self) -> int:
+        """What there is in the end."""
+        return _apply(self.halfway, self.second_operator, self.second_operand)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether nobody gives away more than there is."""
+        return self.halfway >= 0 and self.answer >= 0
+
+    @property
+    def is_heldout(self) -> bool:
+        """Which split the tuple belongs to, by a hash of it: the same in every run."""
+        key = f"{self.start}{self.first_operator}{self.first_operand}{self.second_operator}{self.second_operand}"
+        digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") < HELDOUT_SHARE * 2**64
+
+    def question(self, rng: random.Random) -> str:
+        """The problem in words, about somebody and something drawn from `rng`."""
+        name, items = rng.choice(NAMES), rng.choice(ITEMS)
+        first = rng.choice(PHRASES[self.first_operator]).format(self.first_operand)
+        second = rng.choice(PHRASES[self.second_operator]).format(self.second_operand)
+        return f"{name} has {self.start} {items}, {first}, then {second}. How many {items} now?\n"
+
+    def worked(self) -> str:
+        """Both steps, and the right answer."""
+        return _working(self)
+
+    def stopped(self) -> str:
+        """The mistake of stopping after the first step."""
+        return f"{self.start}{self.first_operator}{self.first_operand}={self.halfway}\n#### {self.halfway}"
+
+    def only_added(self) -> str:
+        """The mistake of adding where something is taken away."""
+        return _working(attrs.evolve(self, first_operator="+", second_operator="+"))
+
+
+def draw_problem(rng: random.Random, *, max_operand: int, heldout: bool) -> Problem:
+    """Draw a possible problem of one split."""
+    while True:
+        problem = Problem(
+            start=rng.randint(1, max_operand),
+            first_operator=rng.choice(OPERATORS),
+            first_operand=rng.randint(1, max_operand),
+            second_operator=rng.choice(OPERATORS),
+            second_operand=rng.randint(1, max_operand),
+        )
+        if problem.is_possible and problem.is_heldout == heldout:
+            return problem
+
+
+def careless_demonstration(problem: Problem, rng: random.Random, *, careless: float, stops: float) -> str:
+    """What the careless demonstrator writes.
+
+    Args:
+        problem: The problem.
+        rng: Decides whether there is a mistake, and which.
+        careless: Probability of a mistake.
+        stops: Probability that a mistake is stopping after step one. A problem in which nothing is taken away
+            cannot be mistaken in the other way, so there a mistake is always this one.
+    """
+    if rng.random() >= careless:
+        return problem.worked()
+    takes_away = "-" in (problem.first_operator, problem.second_operator)
+    if takes_away and rng.random() >= stops:
+        return problem.only_added()
+    return problem.stopped()
+
+
+def _apply(left: int, operator: Operator, right: int) -> int:
+    return left + right if operator == "+" else left - right
+
+
+def _working(problem: Problem) -> str:
+    first = f"{problem.start}{problem.first_operator}{problem.first_operand}={problem.halfway}"
+    second = f"{problem.halfway}{problem.second_operator}{problem.second_operand}={problem.answer}"
+    return f"{first}\n{second}\n#### {problem.answer}"

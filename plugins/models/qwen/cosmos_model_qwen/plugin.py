@@ -1,0 +1,17 @@
+"""The entry point `qwen`."""
+
+from __future__ import annotations
+
+from cosmos_core.policy.modeling import HuggingFaceOptions
+from cosmos_core.protocols import Model, ModelCapabilities, Provider, hookimpl
+from cosmos_model_qwen.model import QwenModel
+
+
+@hookimpl
+def cosmos_model() -> Provider[Model]:
+    """Provide the Qwen family."""
+    return Provider(
+        create=QwenModel,
+        options=HuggingFaceOptions,
+        capabilities=ModelCapabilities(payload_kinds=frozenset({"tokens"})),
+    )
