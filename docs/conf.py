@@ -1,0 +1,19 @@
+"""Sphinx configuration."""
+
+import sys
+from pathlib import Path
+
+from cosmos_core import __version__
+
+sys.path.insert(0, str(Path(__file__).parent / "extensions"))
+
+project = "cosmos-core"
+author = "The cosmos-core authors"
+copyright = "the cosmos-core authors"  # noqa: A001 - Sphinx's name for it
+release = __version__
+extensions = ["myst_parser", "lifecycle_hooks", "recipe_reference"]
+exclude_patterns = ["_build", "extensions"]
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+html_theme = "furo"
+html_title = f"cosmos-core {release}"
