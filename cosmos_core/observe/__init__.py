@@ -1,1 +1,1 @@
-"""."""
+"""Logging, live progress and trackers; nothing here decides anything."""

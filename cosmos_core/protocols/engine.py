@@ -206,7 +206,8 @@ class RolloutEngine(Protocol):
         """Open an update to `version`.
 
         Raises:
-            WeightSyncError: An update is open already, or `version` is not newer than what is loaded.
+            WeightSyncError: An update is open already, or `version` is older than what is loaded (the same version
+                may be loaded again: over the initial weights, or over a copy whose digest was wrong).
         """
         ...
 

@@ -1,1 +1,1 @@
-"""."""
+"""Rollout replicas: prompt to completion to reward to report, while weights change underneath."""

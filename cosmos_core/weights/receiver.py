@@ -127,8 +127,9 @@ class WeightReceiver:
         manifest = source.manifest
         if manifest is None:
             return
-        if manifest.digest != target.digest or digest.combine(manifest.digests) != target.digest:
-            source.fail(f"its version {target.version} has the digest {manifest.digest}, not {target.digest}")
+        found = digest.combine(manifest.digests)
+        if found != target.digest:
+            source.fail(f"its version {target.version} has the digest {found}, not {target.digest}")
             return
         buffer = None
         if self._transport != "zmq" and source.host == self._host:

@@ -92,8 +92,6 @@ class Controller(Loop):
         incarnation = message.incarnation
         current = self.members.get(message.name)
         if isinstance(message, Hello):
-            if current not in (None, incarnation):
-                self.journal.setdefault(incarnation, [])
             self.members[message.name] = incarnation
             self.known[incarnation] = 0
             self.journal.setdefault(incarnation, [])
@@ -187,12 +185,12 @@ def test_every_report_arrives_once_and_in_order_across_a_lossy_wire(start, journ
     controller = start(lambda: Controller(journal, term=1))
     proxy = start(lambda: LossyProxy(controller.address, seed, rate=0.3))
     with ControlClient(proxy.address, HELLO, 0.1, outbox=Outbox(window=64)) as client:
-        for step in range(300):
+        for step in range(120):
             client.report(CheckpointSaved(step=step, path="p"))
             time.sleep(0.001 if step % 3 else 0.0)
         assert client.flush(60)
         client.check()
-    assert journal["a"] == list(range(300))
+    assert journal["a"] == list(range(120))
 
 
 def test_the_newest_directive_arrives_across_a_lossy_wire(start, journal):

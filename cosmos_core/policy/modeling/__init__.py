@@ -1,1 +1,11 @@
-"""."""
+"""Building blocks for model plugins: the Hugging Face causal language model, packing, packed attention, the head.
+
+`HuggingFaceModel` and `HuggingFaceOptions` are what a family's plugin subclasses.
+"""
+
+from cosmos_core.policy.modeling.attention import PACKED, Packing
+from cosmos_core.policy.modeling.huggingface import HuggingFaceModel, HuggingFaceOptions
+from cosmos_core.policy.modeling.packing import pack
+from cosmos_core.policy.modeling.tokens import tokens_payload, values
+
+__all__ = ["PACKED", "HuggingFaceModel", "HuggingFaceOptions", "Packing", "pack", "tokens_payload", "values"]

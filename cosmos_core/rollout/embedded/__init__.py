@@ -1,1 +1,1 @@
-"""."""
+"""The embedded engine: continuous batching of any Hugging Face causal language model, in this process."""

@@ -85,6 +85,8 @@ def test_a_full_outbox_says_so():
     small.append(b"ab")
     with pytest.raises(TransportError, match="2 bytes"):
         small.append(b"cd")
+    small.acknowledge(1)
+    assert small.append(b"abc") == 2
 
 
 @settings(max_examples=100, deadline=None)

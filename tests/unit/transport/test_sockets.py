@@ -95,11 +95,11 @@ def test_an_oversized_part_cuts_the_sender_off_and_nobody_else(context):
 
 def test_a_restarted_peer_takes_its_old_identity_over(context):
     server = router(context, "127.0.0.1", 0)
-    clients = [dealer(context, address_of(server), b"same", queued=True) for _ in range(2)]
-    for number, client in enumerate(clients):
-        offer(client, [b"%d" % number])
+    for message in (b"first", b"second"):
+        # The first connection stays open, as that of a process on a host that lost its power does.
+        offer(dealer(context, address_of(server), b"same", queued=True), [message])
         assert server.poll(2000)
-        assert receive(server, 2) == [b"same", b"%d" % number]
+        assert receive(server, 2) == [b"same", message]
 
 
 def test_every_option_is_set(context):

@@ -110,9 +110,9 @@ def test_length_reward_by_hand(length, expected):
 
 def test_dapo_shapes_rewards_by_length_before_the_statistics():
     algorithm = Dapo(DapoOptions(advantage_eps=0.0, overlong_penalty=0.5), CONTEXT)
-    # 1 - 0.5 · (90 - 80) / 20 = 0.75 against 0.25 less: rewards 0.75, 0.25 -> ± 0.25 / 0.35355
-    shaped = algorithm.advantages([group(1.0, 0.25, num_units=[90, 80])])
-    assert shaped == [pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)])]
+    # 1 - 0.5 · 10 / 20, 0.25 and 0.25 - 0.5 · 10 / 20 are 0.75, 0.25, 0: mean 1/3, sample variance 0.291667 / 2
+    shaped = algorithm.advantages([group(1.0, 0.25, 0.25, num_units=[90, 80, 90])])
+    assert shaped == [pytest.approx([1.091089, -0.218218, -0.872872], abs=1e-6)]
 
 
 def test_dapo_clips_asymmetrically():

@@ -25,12 +25,12 @@ class ArithmeticOptions:
     train_rows: int = option(20_000, help="Rows of the train split.", validator=check.ge(1))
     heldout_rows: int = option(256, help="Rows of the held-out split.", validator=check.ge(0))
     careless: float = option(
-        0.65,
-        help="Share of the demonstrations that have a mistake.",
+        0.75,
+        help="Share of the demonstrations with a mistake, of problems in which something is taken away.",
         validator=check.and_(check.ge(0.0), check.le(1.0)),
     )
     stops: float = option(
-        0.6,
+        0.8,
         help="Share of the mistakes that stop after the first step; the others add where they should take away.",
         validator=check.and_(check.ge(0.0), check.le(1.0)),
     )

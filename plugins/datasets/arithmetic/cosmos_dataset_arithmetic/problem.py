@@ -89,21 +89,21 @@ def draw_problem(rng: random.Random, *, max_operand: int, heldout: bool) -> Prob
 
 
 def careless_demonstration(problem: Problem, rng: random.Random, *, careless: float, stops: float) -> str:
-    """What the careless demonstrator writes.
+    """What the careless demonstrator writes, who is at ease with adding only.
+
+    The shares are meant to be far from one half: whether imitation gets a kind of problem right most of the time is
+    then the same for every seed.
 
     Args:
         problem: The problem.
         rng: Decides whether there is a mistake, and which.
-        careless: Probability of a mistake.
-        stops: Probability that a mistake is stopping after step one. A problem in which nothing is taken away
-            cannot be mistaken in the other way, so there a mistake is always this one.
+        careless: Probability of a mistake where something is taken away; there is none elsewhere.
+        stops: Probability that a mistake is to stop after the first step, rather than to add throughout.
     """
-    if rng.random() >= careless:
-        return problem.worked()
     takes_away = "-" in (problem.first_operator, problem.second_operator)
-    if takes_away and rng.random() >= stops:
-        return problem.only_added()
-    return problem.stopped()
+    if not takes_away or rng.random() >= careless:
+        return problem.worked()
+    return problem.stopped() if rng.random() < stops else problem.only_added()
 
 
 def _apply(left: int, operator: Operator, right: int) -> int:

@@ -6,10 +6,12 @@ import bisect
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from cosmos_core.errors import DataError
 from cosmos_dataset_jsonl.raw import RawRow
+
+BATCH_ROWS: Final = 4096
 
 
 class ParquetFile:
@@ -54,7 +56,7 @@ class ParquetFile:
                 names = file.schema_arrow.names
                 # Without any column a batch would not know its number of rows.
                 columns = [name for name in names if name in self._fields] or names
-                for batch in file.iter_batches(columns=columns):
+                for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
                     self._batches.append(batch)
                     self._starts.append(total)
                     total += batch.num_rows

@@ -132,6 +132,13 @@ def test_parquet_without_the_columns(tmp_path):
         make(tmp_path, train="rows.parquet")
 
 
+def test_parquet_rows_are_found_across_batches(tmp_path):
+    write(tmp_path / "rows.parquet", [{"question": str(number)} for number in range(9_000)])
+    dataset = make(tmp_path, train="rows.parquet")
+    for number in (0, 4_095, 4_096, 4_097, 8_191, 8_192, 8_999):
+        assert dataset.row("train", number).text == f"{number}\n"
+
+
 @pytest.mark.parametrize("content", ["", "\n\n"])
 def test_a_file_without_rows(tmp_path, content):
     path = tmp_path / "rows.jsonl"

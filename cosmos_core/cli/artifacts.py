@@ -1,0 +1,101 @@
+"""`cosmos export`, `cosmos generate`, `cosmos eval`: what to do with a run's model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cosmos_core.cli.options import Debug, set_debugging
+
+MaxUnits = Annotated[int | None, typer.Option("--max-units", metavar="N", help="Longest completion, in tokens.")]
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")],
+    step: Annotated[
+        str, typer.Option("--step", metavar="N|best|latest", help="Which checkpoint; `best` by held-out accuracy.")
+    ] = "latest",
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="DIR", help="Where to; the run's export/ if absent.")
+    ] = None,
+    *,
+    debug: Debug = False,
+) -> None:
+    """Write a checkpoint as a Hugging Face folder, for `AutoModelForCausalLM.from_pretrained` and anything else.
+
+    \b
+    Examples:
+      cosmos export runs/arithmetic
+      cosmos export runs/arithmetic --step best --output my-model
+    """  # noqa: D301 - the escape keeps the lines after it apart
+    set_debugging(debug)
+    from cosmos_core.run.export import export_run  # noqa: PLC0415
+
+    exported, directory = export_run(run, step=step, output=output)
+    typer.echo(f"Exported step {exported} to {directory}")
+
+
+def generate(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An exported folder.")],
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="Texts to complete.")],
+    *,
+    max_units: MaxUnits = None,
+    temperature: Annotated[float, typer.Option("--temperature", metavar="T", min=0.0, help="0 is greedy.")] = 0.0,
+    num_samples: Annotated[int, typer.Option("--samples", metavar="N", min=1, help="Completions of each prompt.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the draws.")] = 0,
+    plugin: Annotated[
+        str | None, typer.Option("--plugin", metavar="NAME", help="Model plugin; that of the run it is from, or hf.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Complete prompts with an exported model, by the same engine that training uses.
+
+    \b
+    Examples:
+      cosmos generate runs/arithmetic/export "Ann has 7 apples, buys 5 more. How many apples now?"
+      cosmos generate my-model "Once upon a time" --temperature 0.8 --samples 3 --max-units 64
+    """  # noqa: D301 - the escape keeps the lines after it apart
+    set_debugging(debug)
+    from cosmos_core.run.generate import complete_prompts  # noqa: PLC0415
+
+    texts = complete_prompts(
+        model, prompts, plugin=plugin, max_units=max_units, temperature=temperature, num_samples=num_samples, seed=seed
+    )
+    for prompt, completions in zip(prompts, texts, strict=True):
+        for completion in completions:
+            typer.echo(f"> {prompt}")
+            typer.echo(completion)
+            typer.echo()
+
+
+def evaluate(
+    source: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="A run's folder, or an exported folder.")],
+    recipe: Annotated[
+        Path | None,
+        typer.Option("--recipe", metavar="FILE", help="Dataset and rewards; those of the run it is from, if absent."),
+    ] = None,
+    prompts: Annotated[
+        int | None, typer.Option("--prompts", metavar="N", min=1, help="Held-out prompts; the recipe's if absent.")
+    ] = None,
+    step: Annotated[str, typer.Option("--step", metavar="N|best|latest", help="Which checkpoint of a run.")] = "latest",
+    *,
+    debug: Debug = False,
+) -> None:
+    """Complete held-out prompts greedily and score them.
+
+    \b
+    Examples:
+      cosmos eval runs/arithmetic
+      cosmos eval runs/arithmetic --step best --prompts 64
+      cosmos eval my-model --recipe recipes/arithmetic.toml
+    """  # noqa: D301 - the escape keeps the lines after it apart
+    set_debugging(debug)
+    from cosmos_core.run.evaluate import evaluate_model  # noqa: PLC0415
+
+    result = evaluate_model(source, recipe_path=recipe, num_prompts=prompts, step=step)
+    typer.echo(f"held-out accuracy {result.accuracy:.4f}")
+    typer.echo(f"prompts {result.num_prompts}, unscored {result.num_unscored}, truncated {result.num_truncated}")
+    for name, value in result.rewards.items():
+        typer.echo(f"reward {name} {value:.4f}")

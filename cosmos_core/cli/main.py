@@ -1,0 +1,175 @@
+"""`cosmos`: the application, its errors, and the commands that run things."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
+
+# Typer reads it when it is imported; without rich it starts in half the time.
+os.environ.setdefault("TYPER_USE_RICH", "0")
+
+import typer
+
+from cosmos_core.cli import artifacts, plugins, status
+from cosmos_core.cli.options import Debug, is_debugging, set_debugging
+from cosmos_core.errors import ConfigError, CosmosError, PluginError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cosmos_core.config.schema import Recipe
+
+_EXIT_CODES: Final = {"finished": 0, "stopped": 130, "failed": 1}
+
+app = typer.Typer(
+    name="cosmos",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+app.add_typer(plugins.app, name="plugins")
+app.command("export")(artifacts.export)
+app.command("generate")(artifacts.generate)
+app.command("eval")(artifacts.evaluate)
+app.command("status")(status.status)
+
+RecipeFile = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A recipe, as a TOML file.")]
+ModelName = Annotated[str | None, typer.Option("--model", metavar="NAME", help="Model plugin.")]
+AlgorithmName = Annotated[str | None, typer.Option("--algorithm", metavar="NAME", help="Algorithm plugin.")]
+DatasetName = Annotated[str | None, typer.Option("--dataset", metavar="NAME", help="Dataset plugin.")]
+RewardName = Annotated[str | None, typer.Option("--reward", metavar="NAME", help="Reward plugin.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the recipe; repeatable.")
+]
+RunName = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the run; short for run.name.")]
+
+
+@app.callback()
+def _root(*, debug: Debug = False) -> None:
+    """Post-train language, vision-language and world models with plugins, asynchronously.
+
+    \b
+    A first run, and what to do with its model:
+      cosmos run recipes/arithmetic.toml
+      cosmos export runs/arithmetic
+      cosmos generate runs/arithmetic/export "Ann has 7 apples, buys 5 more. How many apples now?"
+    """  # noqa: D301 - the escape keeps the lines after it apart
+    set_debugging(debug)
+
+
+@app.command()
+def run(
+    recipe: RecipeFile = None,
+    *,
+    model: ModelName = None,
+    algorithm: AlgorithmName = None,
+    dataset: DatasetName = None,
+    reward: RewardName = None,
+    overrides: Overrides = None,
+    name: RunName = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="RUN", help="Go on with the run in this folder.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the plan, like `cosmos plan`.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run of this name.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Train: make a run from a recipe, or go on with one.
+
+    Ctrl-C stops the run at the next step boundary, with a checkpoint; a second Ctrl-C kills it.
+
+    \b
+    Examples:
+      cosmos run recipes/arithmetic.toml
+      cosmos run recipes/arithmetic.toml --name wide --set rollout.replicas=2 --set policy.optimizer.lr=1e-4
+      cosmos run --model qwen --algorithm grpo --dataset jsonl --reward math --set model.path=Qwen/Qwen3-0.6B ...
+      cosmos run --resume runs/arithmetic
+    """  # noqa: D301 - the escape keeps the lines after it apart
+    set_debugging(debug)
+    if resume is not None:
+        changes = [recipe, model, algorithm, dataset, reward, overrides, name, dry_run, overwrite]
+        if any(changes):
+            raise ConfigError("--resume goes on with the run's own recipe; it takes no other argument")
+        from cosmos_core.run.command import resume_run  # noqa: PLC0415
+
+        raise typer.Exit(_EXIT_CODES[resume_run(resume, _console())])
+    chosen = _load(recipe, (model, algorithm, dataset, reward), overrides, name)
+    from cosmos_core.run.command import run_recipe, show_plan  # noqa: PLC0415
+
+    if dry_run:
+        show_plan(chosen, recipe, _console())
+        return
+    raise typer.Exit(_EXIT_CODES[run_recipe(chosen, recipe, _console(), overwrite=overwrite)])
+
+
+@app.command()
+def plan(
+    recipe: RecipeFile = None,
+    *,
+    model: ModelName = None,
+    algorithm: AlgorithmName = None,
+    dataset: DatasetName = None,
+    reward: RewardName = None,
+    overrides: Overrides = None,
+    name: RunName = None,
+    debug: Debug = False,
+) -> None:
+    """Check everything about a run without starting it, and print what would run and what it needs.
+
+    \b
+    Examples:
+      cosmos plan recipes/arithmetic.toml
+      cosmos plan recipes/arithmetic.toml --set policy.replicas=2
+    """  # noqa: D301 - the escape keeps the lines after it apart
+    set_debugging(debug)
+    chosen = _load(recipe, (model, algorithm, dataset, reward), overrides, name)
+    from cosmos_core.run.command import show_plan  # noqa: PLC0415
+
+    show_plan(chosen, recipe, _console())
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from cosmos_core import __version__  # noqa: PLC0415
+
+    typer.echo(__version__)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit: 0 done, 1 failed, 2 a wrong recipe, plugin or usage, 130 stopped by Ctrl-C."""
+    try:
+        app(args=arguments, prog_name="cosmos")
+    except CosmosError as error:
+        if is_debugging():
+            raise
+        typer.echo(f"cosmos: {error}", err=True)
+        sys.exit(2 if isinstance(error, ConfigError | PluginError) else 1)
+    sys.exit(0)
+
+
+def _load(
+    recipe: Path | None,
+    names: tuple[str | None, str | None, str | None, str | None],
+    overrides: list[str] | None,
+    name: str | None,
+) -> Recipe:
+    from cosmos_core.config.loading import load_recipe  # noqa: PLC0415
+
+    kinds = ("model", "algorithm", "dataset", "reward")
+    selections = {kind: chosen for kind, chosen in zip(kinds, names, strict=True) if chosen is not None}
+    if recipe is None and not selections:
+        raise ConfigError("give a recipe, or --model, --algorithm, --dataset and --reward; see cosmos run --help")
+    # Names are strings even where they look like numbers.
+    named = [f'run.name="{name}"'] if name is not None else []
+    return load_recipe(recipe, overrides=[*(overrides or ()), *named], selections=selections)
+
+
+def _console() -> Console:
+    from rich.console import Console  # noqa: PLC0415
+
+    return Console()

@@ -1,0 +1,122 @@
+"""`python -m cosmos_core.controller --run RUN_DIR [--resume-step N]`: the controller's process.
+
+Exit codes: 0 when the run finished or was stopped, and everyone was told; 1 when it failed; 143 after SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import zmq
+
+from cosmos_core.config.job import Job
+from cosmos_core.config.loading import load_job
+from cosmos_core.controller import core
+from cosmos_core.controller.events import ControllerStarted, Event, Resumed, RunOpened
+from cosmos_core.controller.journal import Journal
+from cosmos_core.controller.server import Server
+from cosmos_core.controller.settings import settings_of
+from cosmos_core.controller.state import State
+from cosmos_core.errors import CosmosError, JournalError, TransportError
+from cosmos_core.observe import logs
+from cosmos_core.replica.lifetime import bounded_life
+from cosmos_core.transport import sockets
+
+_LOG: Final = logging.getLogger(__name__)
+_LINGER_MS: Final = 2000
+_TERMINATED: Final = 143
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the controller; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m cosmos_core.controller", allow_abbrev=False)
+    parser.add_argument("--run", type=Path, required=True, help="the run's folder")
+    parser.add_argument("--resume-step", type=int, help="go on from the checkpoint of this step")
+    options = parser.parse_args(argv)
+    logs.setup(options.run / "logs" / "controller.jsonl", "controller")
+    stop = threading.Event()
+    with bounded_life(stop):
+        try:
+            return _serve(load_job(options.run), options.resume_step, stop)
+        except CosmosError as error:
+            _LOG.error("%s", error, exc_info=error if os.environ.get("COSMOS_DEBUG") == "1" else None)
+        except Exception:  # noqa: BLE001 - the supervised boundary
+            _LOG.exception("the controller failed")
+        return 1
+
+
+def _serve(job: Job, resume_step: int | None, stop: threading.Event) -> int:
+    control = job.recipe.control
+    with zmq.Context() as context:
+        socket = _bind(context, control.bind, control.port)
+        try:
+            with Journal(job.journal, durable=control.durable) as journal:
+                state = restore(journal, job, resume_step)
+                _announce(job, sockets.address_of(socket), state.term)
+                server = Server(state, journal, socket, control)
+                has_ended = server.run(stop)
+        finally:
+            socket.close(linger=_LINGER_MS)
+    if not has_ended:
+        return _TERMINATED
+    _LOG.log(logging.ERROR if state.outcome == "failed" else logging.INFO, "run %s %s", state.outcome, state.reason)
+    return 0 if state.outcome in ("finished", "stopped") else 1
+
+
+def restore(journal: Journal, job: Job, resume_step: int | None) -> State:
+    """Fold the journal, opening or resuming the run, and begin a new term; all of it is durable on return.
+
+    Raises:
+        ConfigError: The job does not fit together.
+        JournalError: The run cannot go on like this; the message says how it can.
+    """
+    settings = settings_of(job)
+    fresh: list[Event] = []
+    if journal.last:
+        state = core.fold(journal.events())
+        if state.settings.run_id != settings.run_id:
+            raise JournalError(
+                f"{job.journal} is of run {state.settings.run_id}, but the job is run {settings.run_id}; "
+                "choose another run.name, or resume that run"
+            )
+        if resume_step is None and state.has_ended:
+            raise JournalError(f"{job.journal}: the run has ended ({state.outcome}); go on with --resume")
+    else:
+        opening = RunOpened(settings=settings)
+        journal.append(opening)
+        state = core.begin(opening)
+    if resume_step is not None:
+        fresh.append(Resumed(step=resume_step, settings=settings))
+    fresh.append(ControllerStarted(term=state.term + 1))
+    for event in fresh:
+        core.step(state, event)
+        journal.append(event)
+    journal.commit()
+    return state
+
+
+def _bind(context: sockets.Context, bind: str, port: int) -> sockets.Socket:
+    try:
+        return sockets.router(context, bind, port)
+    except TransportError as error:
+        raise TransportError(f"control.port = {port}, control.bind = {bind!r}: {error}") from error
+
+
+def _announce(job: Job, address: str, term: int) -> None:
+    path = job.directory / "controller.json"
+    draft = path.with_suffix(".json.tmp")
+    draft.write_text(json.dumps({"address": address, "pid": os.getpid(), "term": term}) + "\n", encoding="utf-8")
+    draft.replace(path)
+    _LOG.info("listening on %s, term %d", address, term)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,256 @@
+"""The controller's desk: messages in, events, one commit for all of them, then everything that follows from it.
+
+Without sockets and without a clock of its own: time is handed in, in seconds of any monotonic clock.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, Protocol
+
+import attrs
+
+from cosmos_core.config.schema import ControlConfig
+from cosmos_core.controller import core, membership
+from cosmos_core.controller.events import (
+    CommandGiven,
+    Event,
+    JoinTimedOut,
+    RegroupDue,
+    ReplicaJoined,
+    ReplicaLost,
+    Reported,
+    RunEnded,
+)
+from cosmos_core.controller.invariants import check
+from cosmos_core.controller.lines import Line, Lines
+from cosmos_core.controller.state import State
+from cosmos_core.errors import TransportError
+from cosmos_core.transport.messages import (
+    WIRE_VERSION,
+    Acknowledged,
+    Beat,
+    Command,
+    Down,
+    Hello,
+    Refused,
+    Reports,
+    Up,
+    Watch,
+    Welcome,
+)
+from cosmos_core.transport.wire import REPORT
+
+_LOG: Final = logging.getLogger(__name__)
+
+_REGROUP_S: Final = 0.5
+
+
+class Durable(Protocol):
+    """Where events are kept; `cosmos_core.controller.journal.Journal` is one."""
+
+    def append(self, event: Event) -> int:
+        """Add an event to what the next commit makes durable."""
+        ...
+
+    def commit(self) -> int:
+        """Make everything appended durable."""
+        ...
+
+
+@attrs.define
+class _Since:
+    """Since when something has been the case."""
+
+    began_at: float | None = None
+
+    def lasts(self, now: float, *, holds: bool) -> float:
+        """Seconds for which it has held; 0 while it does not."""
+        if not holds:
+            self.began_at = None
+            return 0.0
+        if self.began_at is None:
+            self.began_at = now
+        return now - self.began_at
+
+
+class Desk:
+    """Handles what replicas, observers and the clock say, and knows what to answer.
+
+    Args:
+        state: The fold of the journal; from now on this desk is its only writer.
+        journal: Where every event goes before anything that follows from it is said.
+        control: Intervals and time limits.
+        now: The present time.
+
+    Attributes:
+        state: As given.
+        lines: The lines to the replicas.
+        watches: Observers that asked for the journal, and from where on; for the owner to take.
+    """
+
+    def __init__(self, state: State, journal: Durable, control: ControlConfig, now: float) -> None:
+        self.state: Final = state
+        self.lines: Final = Lines(state, now)
+        self.watches: list[tuple[bytes, int]] = []
+        self._journal: Final = journal
+        self._control: Final = control
+        self._answers: list[tuple[bytes, Down]] = []
+        self._ticked_at = now
+        self._missing: Final = _Since()
+        self._regrouping: Final = _Since()
+        self._checked_step = state.step
+        self._num_events = 0
+
+    def take(self, identity: bytes, message: Up, now: float) -> None:
+        """Take a message in."""
+        match message:
+            case Reports():
+                self._on_reports(identity, message, now)
+            case Beat():
+                line = self._current_line(identity, message, now)
+                if line is not None:
+                    line.beat(message)
+            case Hello():
+                self._on_hello(identity, message, now)
+            case Watch():
+                if self._is_ours(identity, message.run_id):
+                    self.watches.append((identity, message.after))
+            case Command():
+                if self._is_ours(identity, message.run_id) and not (self.state.is_stopping or self.state.outcome):
+                    self._record(CommandGiven(command=message.command))
+
+    def _on_hello(self, identity: bytes, hello: Hello, now: float) -> None:
+        state = self.state
+        if refusal := self._refusal(hello):
+            _LOG.warning("refused %s (pid %d on %s): %s", hello.name, hello.pid, hello.host, refusal)
+            self._answers.append((identity, Refused(reason=refusal)))
+            return
+        line = self.lines.find(hello.name, hello.incarnation)
+        if line is None:
+            present = state.replicas.get(hello.name)
+            if present is not None:
+                self._lose(present.name, present.incarnation, "another process took its name")
+            fields = ("name", "role", "incarnation", "host", "pid", "step", "endpoints")
+            self._record(ReplicaJoined(**{field: getattr(hello, field) for field in fields}))
+            line = self.lines.open(hello.name, hello.incarnation, now)
+            _LOG.info("%s joined (pid %d on %s, incarnation %s)", hello.name, hello.pid, hello.host, hello.incarnation)
+        line.hear(identity, now)
+        line.acknowledged = state.replicas[hello.name].received
+        self._answers.append((identity, Welcome(term=state.term, acknowledged=line.acknowledged)))
+
+    def _refusal(self, hello: Hello) -> str:
+        settings = self.state.settings
+        if hello.wire != WIRE_VERSION:
+            return f"it speaks wire version {hello.wire}, this controller {WIRE_VERSION}; install the same cosmos-core"
+        if hello.run_id != settings.run_id:
+            return f"it belongs to run {hello.run_id}, this is {settings.run_id}"
+        if hello.incarnation in self.state.fenced:
+            return f"it was given up ({self.state.fenced[hello.incarnation]}); start it again"
+        if self.state.outcome and hello.name not in self.state.replicas:
+            return f"the run is over ({self.state.outcome})"
+        return ""
+
+    def _on_reports(self, identity: bytes, message: Reports, now: float) -> None:
+        line = self._current_line(identity, message, now)
+        if line is None:
+            return
+        replica = self.state.replicas[message.name]
+        # A gap is left alone: the replica goes back to what was not acknowledged.
+        skip = replica.received + 1 - message.first
+        if skip < 0:
+            return
+        if skip >= len(message.reports):
+            self._answers.append((identity, Acknowledged(term=self.state.term, acknowledged=replica.received)))
+            return
+        for number, report in enumerate(message.reports[skip:], start=replica.received + 1):
+            if not self._on_report(identity, message, number, report):
+                return
+
+    def _on_report(self, identity: bytes, message: Reports, number: int, report: bytes) -> bool:
+        try:
+            REPORT.decode(report)
+        except TransportError as error:
+            self._answers.append((identity, Refused(reason=f"its report {number} cannot be read: {error}")))
+            self._lose(message.name, message.incarnation, f"its report {number} cannot be read: {error}")
+            return False
+        self._record(Reported(name=message.name, incarnation=message.incarnation, sequence=number, report=report))
+        return True
+
+    def _current_line(self, identity: bytes, message: Beat | Reports, now: float) -> Line | None:
+        """The line of a sender that is in the run and knows this term; others are told where they stand."""
+        line = self.lines.find(message.name, message.incarnation)
+        if line is None:
+            if fence := self.state.fenced.get(message.incarnation):
+                self._answers.append((identity, Refused(reason=f"it was given up ({fence}); start it again")))
+            return None
+        line.hear(identity, now)
+        if message.term != self.state.term:
+            received = self.state.replicas[message.name].received
+            self._answers.append((identity, Acknowledged(term=self.state.term, acknowledged=received)))
+            return None
+        return line
+
+    def _is_ours(self, identity: bytes, run_id: str) -> bool:
+        if run_id != self.state.settings.run_id:
+            self._answers.append((identity, Refused(reason=f"this is run {self.state.settings.run_id}, not {run_id}")))
+            return False
+        return True
+
+    def tick(self, now: float) -> None:
+        """Let time pass: who is silent, or has not come, or may try again."""
+        state, control = self.state, self._control
+        paused = now - self._ticked_at - 2 * control.heartbeat_s
+        self._ticked_at = now
+        if paused > 0:
+            # This process did not run: what was said meanwhile waits at the socket, nobody was silent.
+            self.lines.excuse(paused)
+        if state.outcome:
+            return
+        for name, incarnation in self.lines.silent(now, control.lost_after_s):
+            self._lose(name, incarnation, f"silent for {control.lost_after_s:g} s (control.lost_after_s)")
+        if self._missing.lasts(now, holds=bool(membership.missing(state))) > control.join_timeout_s:
+            self._record(JoinTimedOut(timeout_s=control.join_timeout_s))
+        if self._regrouping.lasts(now, holds=state.is_regrouping) > _REGROUP_S:
+            self._record(RegroupDue())
+
+    def end(self) -> None:
+        """Note that everyone was told that the run is over."""
+        if not self.state.has_ended:
+            self._record(RunEnded(outcome=self.state.outcome, reason=self.state.reason))
+
+    def commit(self, now: float) -> list[tuple[bytes, Down]]:
+        """Make all that happened durable, and return what can now be said, by identity.
+
+        Raises:
+            JournalError: It could not be made durable; nothing that follows from it may be said.
+            AssertionError: The accounting of the run is broken.
+        """
+        self._journal.commit()
+        if self.state.step != self._checked_step:
+            self._checked_step = self.state.step
+            check(self.state)
+        answers, self._answers = self._answers, []
+        return [*answers, *self.lines.due(now)]
+
+    def gauges(self) -> dict[str, dict[str, float]]:
+        """Newest gauges of each replica, and of the controller."""
+        gauges = {name: line.gauges for name, line in self.lines.items()}
+        ledger = self.state.ledger
+        gauges["controller"] = {
+            "queued": len(ledger.queued),
+            "in_flight": len(ledger.in_flight),
+            "finished": len(ledger.finished),
+            "claimed": len(ledger.claimed),
+            "events": self._num_events,
+        }
+        return gauges
+
+    def _record(self, event: Event) -> None:
+        self._journal.append(event)
+        core.step(self.state, event)
+        self._num_events += 1
+
+    def _lose(self, name: str, incarnation: str, reason: str) -> None:
+        _LOG.warning("lost %s (incarnation %s): %s", name, incarnation, reason)
+        self._record(ReplicaLost(name=name, incarnation=incarnation, reason=reason))

@@ -1,0 +1,53 @@
+"""What each replica shall be doing, derived from the state. Nothing here changes it."""
+
+from __future__ import annotations
+
+from cosmos_core.controller import publication
+from cosmos_core.controller.state import Replica, State
+from cosmos_core.transport.messages import PolicyDirective, RolloutDirective, WeightTarget
+
+
+def directive_for(state: State, name: str) -> PolicyDirective | RolloutDirective:
+    """The desired state of a replica that is in the run."""
+    replica = state.replicas[name]
+    return _rollout(state, replica) if replica.role == "rollout" else _policy(state, replica)
+
+
+def _rollout(state: State, replica: Replica) -> RolloutDirective:
+    return RolloutDirective(
+        weights=_weights(state, replica),
+        leases=tuple(replica.leases.values()),
+        hold=tuple(sorted(replica.held)),
+        stop=bool(state.outcome),
+    )
+
+
+def _weights(state: State, replica: Replica) -> WeightTarget | None:
+    """The current target, nearest source first; None while nobody can serve one."""
+    known = state.published.get(state.target)
+    if known is None or not known.sources:
+        return None
+    sources = [state.replicas[name] for name in sorted(known.sources)]
+    sources.sort(key=lambda source: source.host != replica.host)
+    return WeightTarget(
+        version=state.target,
+        digest=known.digest,
+        sources=tuple(source.endpoints.get("weights", "") for source in sources),
+        hosts=tuple(source.host for source in sources),
+    )
+
+
+def _policy(state: State, replica: Replica) -> PolicyDirective:
+    generation, running = state.generation, state.running
+    is_member = generation is not None and replica.name in generation.order.members
+    is_ready = is_member and generation is not None and generation.is_ready
+    is_current = running is not None and generation is not None and running.generation == generation.order.generation
+    return PolicyDirective(
+        generation=generation.order if is_member and generation is not None else None,
+        train=running.order if running is not None and is_current and is_ready else None,
+        # Before its generation is formed a replica may hold weights that the run knows nothing of.
+        publish=state.publish if is_ready else -1,
+        retain=publication.retained(state),
+        checkpoint=state.checkpoints.ordered if is_ready else -1,
+        stop=bool(state.outcome),
+    )

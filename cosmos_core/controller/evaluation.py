@@ -1,0 +1,114 @@
+"""Evaluations: when one is due, its leases, its results."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cosmos_core.controller.ledger import is_scored
+from cosmos_core.controller.records import EvaluationRecord, HeldOutCompletion
+from cosmos_core.controller.state import Evaluation, HeldOutResult, Replica, State
+from cosmos_core.transport.messages import GroupFinished, Lease, SampleReport
+from cosmos_core.types import SampleStatus
+
+_KEPT_COMPLETIONS: Final = 8
+
+
+def schedule(state: State) -> None:
+    """Make the evaluation of the newest step pending, if one is due and not done."""
+    version = state.step
+    if not state.settings.evaluates(version) or any(done.version == version for done in state.evaluations[-1:]):
+        return
+    rows = list(range(state.settings.evaluation_prompts))
+    state.pending.append(Evaluation(version=version, queued=rows[::-1]))
+
+
+def grant(state: State, replica: Replica) -> bool:
+    """Lease the next held-out row to a replica that has exactly the version; whether there was one."""
+    if not state.pending:
+        return False
+    evaluation = state.pending[0]
+    if not evaluation.queued or replica.version != evaluation.version:
+        return False
+    row = evaluation.queued.pop()
+    lease = Lease(lease=state.next_lease, purpose="evaluation", position=row, row=row, version=evaluation.version)
+    state.next_lease += 1
+    evaluation.in_flight.add(row)
+    replica.leases[lease.lease] = lease
+    state.touched.add(replica.name)
+    return True
+
+
+def requeue(state: State, lease: Lease) -> None:
+    """A held-out row was lost with its replica."""
+    for evaluation in state.pending:
+        if evaluation.version == lease.version:
+            evaluation.in_flight.remove(lease.row)
+            evaluation.queued.append(lease.row)
+
+
+def on_finished(state: State, lease: Lease, report: GroupFinished) -> None:
+    """A held-out row has its completion."""
+    sample = report.samples[0] if report.samples else None
+    result = HeldOutResult(score=None, reward=None, is_truncated=False, completion=None)
+    if sample is not None:
+        result = _result(state, lease, sample)
+    _settle(state, lease, result)
+
+
+def on_failed(state: State, lease: Lease) -> None:
+    """A held-out row can have no completion; it counts as unscored."""
+    _settle(state, lease, HeldOutResult(score=None, reward=None, is_truncated=False, completion=None))
+
+
+def abandon(state: State) -> None:
+    """Give up evaluations of weights that no replica has any more."""
+    versions = {replica.version for replica in state.replicas.values() if replica.role == "rollout"}
+    for evaluation in list(state.pending):
+        known = state.published.get(evaluation.version)
+        is_lost = evaluation.version < state.step and known is not None and not known.sources
+        if is_lost and evaluation.version not in versions:
+            state.pending.remove(evaluation)
+            state.status_details["evaluation"] = f"version {evaluation.version} was lost before its evaluation was done"
+
+
+def _result(state: State, lease: Lease, sample: SampleReport) -> HeldOutResult:
+    pinned = sample.oldest_version == sample.newest_version == lease.version
+    counts = pinned and is_scored(sample)
+    first = state.settings.rewards[0]
+    if not counts:
+        state.status_details[sample.status if pinned else "evaluation"] = sample.detail or "not the pinned version"
+    completion = None
+    if lease.row < _KEPT_COMPLETIONS:
+        completion = HeldOutCompletion(row=lease.row, text=sample.text, reward=sample.reward)
+    return HeldOutResult(
+        score=sample.rewards.get(first, sample.reward) if counts else None,
+        reward=sample.reward if counts else None,
+        is_truncated=sample.status == SampleStatus.TRUNCATED,
+        completion=completion,
+    )
+
+
+def _settle(state: State, lease: Lease, result: HeldOutResult) -> None:
+    evaluation = next((due for due in state.pending if due.version == lease.version), None)
+    if evaluation is None or lease.row not in evaluation.in_flight:
+        return
+    evaluation.in_flight.remove(lease.row)
+    evaluation.results[lease.row] = result
+    if len(evaluation.results) == state.settings.evaluation_prompts:
+        state.pending.remove(evaluation)
+        state.evaluations.append(_record(evaluation))
+
+
+def _record(evaluation: Evaluation) -> EvaluationRecord:
+    results = [evaluation.results[row] for row in sorted(evaluation.results)]
+    scores = [result.score for result in results if result.score is not None]
+    rewards = [result.reward for result in results if result.reward is not None]
+    return EvaluationRecord(
+        version=evaluation.version,
+        accuracy=sum(scores) / len(results),
+        reward=sum(rewards) / len(rewards) if rewards else None,
+        num_prompts=len(results),
+        num_unscored=len(results) - len(scores),
+        num_truncated=sum(result.is_truncated for result in results),
+        completions=tuple(result.completion for result in results if result.completion is not None),
+    )

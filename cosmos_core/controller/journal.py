@@ -1,0 +1,189 @@
+"""The journal: every event of a run in a SQLite file, written by one controller at a time.
+
+Events are appended in memory and made durable together by `commit`; nothing that follows from an event may leave
+the process before that. In WAL mode a commit survives a crash of the process, with `durable` also a power cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from cosmos_core.controller import core
+from cosmos_core.controller.events import EVENTS, Event
+from cosmos_core.controller.state import State
+from cosmos_core.errors import JournalError, TransportError
+
+_APPLICATION_ID: Final = 0x636F736D  # "cosm"
+_VERSION: Final = 1
+_SCHEMA: Final = (
+    "CREATE TABLE IF NOT EXISTS events (sequence INTEGER PRIMARY KEY, time REAL NOT NULL, event BLOB NOT NULL)"
+)
+
+
+class Journal:
+    """An open journal. Not thread-safe.
+
+    Args:
+        path: The file; made if absent.
+        durable: Whether a commit survives a power cut (slower), not only a crash.
+
+    Raises:
+        JournalError: The file is locked, unwritable, or no journal.
+    """
+
+    def __init__(self, path: Path, *, durable: bool = False) -> None:
+        self._path: Final = path
+        self._pending: Final[list[tuple[int, float, bytes]]] = []
+        with _explained(path):
+            self._connection = sqlite3.connect(path, isolation_level=None, timeout=0.0)
+            try:
+                self._prepare(durable=durable)
+                (last,) = self._connection.execute("SELECT coalesce(max(sequence), 0) FROM events").fetchone()
+            except BaseException:
+                self._connection.close()
+                raise
+        self.last: int = last
+
+    def __enter__(self) -> Self:
+        """The journal itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def append(self, event: Event) -> int:
+        """Add an event to what the next `commit` makes durable, and return its sequence number (from 1)."""
+        self.last += 1
+        self._pending.append((self.last, time.time(), EVENTS.encode(event)))
+        return self.last
+
+    def commit(self) -> int:
+        """Make everything appended durable, in one transaction; how many events that were.
+
+        Raises:
+            JournalError: It could not be written; nothing of it was.
+        """
+        if not self._pending:
+            return 0
+        with _explained(self._path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                self._connection.executemany("INSERT INTO events VALUES (?, ?, ?)", self._pending)
+                self._connection.execute("COMMIT")
+            except sqlite3.Error:
+                with contextlib.suppress(sqlite3.Error):
+                    self._connection.execute("ROLLBACK")
+                raise
+        number = len(self._pending)
+        self._pending.clear()
+        return number
+
+    def read(self, after: int, limit: int) -> list[tuple[int, float, bytes]]:
+        """Committed entries (sequence, unix time, encoded event) after a sequence number, in order."""
+        with _explained(self._path):
+            return self._connection.execute(
+                "SELECT sequence, time, event FROM events WHERE sequence > ? ORDER BY sequence LIMIT ?", (after, limit)
+            ).fetchall()
+
+    def events(self) -> Iterator[Event]:
+        """Every committed event, in order."""
+        for _, _, event in _read(self._connection, self._path):
+            yield event
+
+    def close(self) -> None:
+        """Close the file; what was not committed is lost."""
+        self._connection.close()
+
+    def _prepare(self, *, durable: bool) -> None:
+        execute = self._connection.execute
+        execute("PRAGMA locking_mode = EXCLUSIVE")
+        # The lock is taken by the first write transaction and kept from then on.
+        execute("BEGIN EXCLUSIVE")
+        execute("COMMIT")
+        execute("PRAGMA journal_mode = WAL")
+        execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+        (application,) = execute("PRAGMA application_id").fetchone()
+        (tables,) = execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if application == 0 and tables == 0:
+            execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            execute(f"PRAGMA user_version = {_VERSION}")
+            execute(_SCHEMA)
+        _require_journal(self._connection, self._path)
+
+
+def entries(path: Path) -> Iterator[tuple[int, float, Event]]:
+    """Read a journal that no controller has open: (sequence, unix time, event), in order.
+
+    Raises:
+        JournalError: The file is missing, locked, or no journal.
+    """
+    if not path.exists():
+        raise JournalError(f"{path}: there is no journal; is this the folder of a run?")
+    with _explained(path), contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as file:
+        file.execute("PRAGMA busy_timeout = 0")
+        _require_journal(file, path)
+        yield from _read(file, path)
+
+
+def replay(path: Path) -> State:
+    """The state that a journal leads to; no controller may have it open.
+
+    Raises:
+        JournalError: The file is missing, locked, empty, or no journal.
+    """
+    return core.fold(event for _, _, event in entries(path))
+
+
+def _read(connection: sqlite3.Connection, path: Path) -> Iterator[tuple[int, float, Event]]:
+    with _explained(path):
+        rows = connection.execute("SELECT sequence, time, event FROM events ORDER BY sequence")
+        for expected, (sequence, when, data) in enumerate(rows, start=1):
+            if sequence != expected:
+                raise JournalError(f"{path}: entry {expected} is missing; the journal was tampered with or is damaged")
+            try:
+                yield sequence, when, EVENTS.decode(data)
+            except TransportError as error:
+                raise JournalError(
+                    f"{path}: entry {sequence} cannot be read ({error}); it was written by another release of "
+                    "cosmos-core, or is damaged"
+                ) from error
+
+
+def _require_journal(connection: sqlite3.Connection, path: Path) -> None:
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if application != _APPLICATION_ID:
+        raise JournalError(f"{path}: this is no journal of cosmos-core; move it away, or choose another run.name")
+    if version != _VERSION:
+        raise JournalError(f"{path}: the journal has format {version}, this release reads {_VERSION}; use its release")
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into ours."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise JournalError(f"{path}: {error}; {_remedy(error)}") from error
+
+
+def _remedy(error: sqlite3.Error) -> str:
+    name = getattr(error, "sqlite_errorname", "")
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return "another controller has it open; stop that run first, or choose another run.name"
+    if name.startswith("SQLITE_FULL"):
+        return "free some space on this disk, then go on with --resume"
+    if name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_IOERR", "SQLITE_PERM")):
+        return "make sure that the run's folder exists and is writable, and that its disk works"
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return "the file is damaged; restore it from a backup, or start a new run"
+    return "the journal cannot be used"

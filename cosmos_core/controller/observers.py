@@ -1,0 +1,59 @@
+"""Observers: whoever watches the run gets its journal, entry by entry, and gauges twice a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+
+from cosmos_core.controller.journal import Journal
+from cosmos_core.transport.messages import Notices
+
+_BATCH: Final = 500
+_GAUGES_S: Final = 0.5
+_FORGET_S: Final = 30.0
+
+
+@attrs.define
+class _Observer:
+    after: int
+    watched_at: float
+    gauges_at: float = 0.0
+
+
+class Observers:
+    """Those who watch. Only committed entries are shown.
+
+    Args:
+        journal: Where entries are read.
+        send: Offers a message to an identity; whether it was taken.
+    """
+
+    def __init__(self, journal: Journal, send: Callable[[bytes, Notices], bool]) -> None:
+        self._journal: Final = journal
+        self._send: Final = send
+        self._observers: Final[dict[bytes, _Observer]] = {}
+
+    def watch(self, identity: bytes, after: int, now: float) -> None:
+        """Show the journal from `after` on; said again, it starts again there."""
+        observer = self._observers.setdefault(identity, _Observer(after, now))
+        observer.after, observer.watched_at = after, now
+
+    def show(self, now: float, gauges: Callable[[], dict[str, dict[str, float]]]) -> None:
+        """Send what is new."""
+        for identity, observer in list(self._observers.items()):
+            if now - observer.watched_at > _FORGET_S:
+                del self._observers[identity]
+                continue
+            self._catch_up(identity, observer)
+            if now - observer.gauges_at >= _GAUGES_S:
+                observer.gauges_at = now
+                self._send(identity, Notices(entries=(), gauges=gauges()))
+
+    def _catch_up(self, identity: bytes, observer: _Observer) -> None:
+        while observer.after < self._journal.last:
+            entries = self._journal.read(observer.after, _BATCH)
+            if not entries or not self._send(identity, Notices(entries=tuple(entries), gauges={})):
+                return
+            observer.after = entries[-1][0]

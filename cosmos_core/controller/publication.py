@@ -1,0 +1,98 @@
+"""Which weight versions exist, which one rollout replicas shall load, and which may be forgotten."""
+
+from __future__ import annotations
+
+from cosmos_core.controller.state import Published, Replica, State
+from cosmos_core.transport.messages import WeightsLoaded, WeightsPublished, WeightsRejected
+
+
+def due_at_start(state: State) -> int:
+    """The version that must be published before the next step, because no step before it could; -1: none."""
+    settings = state.settings
+    # A resumed run may start in the middle of a publication interval, and nobody holds any weights yet.
+    return state.step if state.stage.uses_rollouts or settings.publishes(state.step) else -1
+
+
+def on_published(state: State, replica: Replica, report: WeightsPublished) -> None:
+    """A policy replica holds a version."""
+    known = state.published.get(report.version)
+    if known is None:
+        known = state.published[report.version] = Published(digest=report.digest, nbytes=report.nbytes)
+    elif known.digest != report.digest:
+        state.fail(
+            f"policy replicas have diverged: {replica.name} published version {report.version} with digest "
+            f"{report.digest}, {', '.join(sorted(known.sources)) or 'a lost replica'} with {known.digest}; "
+            "resume from the last checkpoint"
+        )
+        return
+    known.sources.add(replica.name)
+    state.touch("rollout")
+
+
+def on_loaded(state: State, replica: Replica, report: WeightsLoaded) -> None:
+    """A rollout replica generates with a version, if its digest is the published one."""
+    known = state.published.get(report.version)
+    if known is None or known.digest != report.digest:
+        _refuse(state, replica)
+        return
+    replica.version = report.version
+    _forget(state)
+
+
+def on_rejected(state: State, replica: Replica, report: WeightsRejected) -> None:
+    """What a rollout replica loaded is not what was published: it has no weights."""
+    state.status_details["weights"] = (
+        f"{replica.name}: version {report.version} loaded with digest {report.digest}, not {report.expected}"
+    )
+    _refuse(state, replica)
+
+
+def retarget(state: State) -> None:
+    """Choose the version that rollout replicas shall load: the newest, but none beyond an unfinished evaluation.
+
+    It never goes back, so an engine only ever moves forward.
+    """
+    newest = state.step
+    if state.pending:
+        newest = min(newest, state.pending[0].version)
+    if newest <= state.target:
+        return
+    # A version that a replica published of a step that is not done on all of them may yet be another one's.
+    candidates = [v for v, known in state.published.items() if state.target < v <= newest and known.sources]
+    if candidates:
+        state.targets.append(max(candidates))
+        _forget(state)
+        state.touch("rollout")
+
+
+def retained(state: State) -> int:
+    """The oldest version that a rollout replica may still have to load."""
+    return state.targets[0] if state.targets else max(state.publish, 0)
+
+
+def drop_source(state: State, name: str) -> None:
+    """A policy replica is gone, and its snapshots with it."""
+    for known in state.published.values():
+        known.sources.discard(name)
+    state.touch("rollout")
+
+
+def _refuse(state: State, replica: Replica) -> None:
+    replica.version = -1
+    replica.rejections += 1
+    state.touched.add(replica.name)
+
+
+def _forget(state: State) -> None:
+    """Forget versions that nobody can be loading any more."""
+    oldest = min((r.version for r in state.replicas.values() if r.role == "rollout"), default=state.target)
+    keep = 0
+    # A replica may be loading the first target after the version it has, or any later one.
+    while keep < len(state.targets) - 1 and state.targets[keep] <= oldest:
+        keep += 1
+    if keep:
+        del state.targets[:keep]
+        for version in [v for v in state.published if v < state.targets[0]]:
+            del state.published[version]
+    if keep:
+        state.touch("policy")

@@ -1,0 +1,224 @@
+"""The state of a run: what the fold of its events has come to. `core.step` is the only writer."""
+
+from __future__ import annotations
+
+import attrs
+
+from cosmos_core.controller.ledger import Finished, Ledger, LedgerMark
+from cosmos_core.controller.records import EvaluationRecord, HeldOutCompletion, StepRecord
+from cosmos_core.controller.settings import Settings, StageSettings
+from cosmos_core.transport.messages import GenerationOrder, Lease, Role, TrainOrder
+
+
+@attrs.define(kw_only=True)
+class Replica:
+    """A replica that joined and was not lost since.
+
+    Attributes:
+        received: Number of its newest report.
+        step: Policy: the step whose weights it holds, as far as it told.
+        version: Rollout: the weights it generates with; -1 before it has any whose digest is right.
+        leases: What it has in flight, by lease (ids rise, so oldest first).
+        num_training: How many of those are for training.
+        held: Leases whose payloads it keeps for training.
+        rejections: How often weights that it loaded did not have their digest.
+    """
+
+    name: str
+    role: Role
+    incarnation: str
+    host: str
+    pid: int
+    endpoints: dict[str, str]
+    received: int = 0
+    step: int = 0
+    version: int = -1
+    leases: dict[int, Lease] = attrs.field(factory=dict)
+    num_training: int = 0
+    held: set[int] = attrs.field(factory=set)
+    rejections: int = 0
+
+
+@attrs.define(kw_only=True)
+class Generation:
+    """A membership of the gradient group, and which members have formed it at which step."""
+
+    order: GenerationOrder
+    formed: dict[str, int] = attrs.field(factory=dict)
+    is_ready: bool = False
+
+
+@attrs.define(kw_only=True)
+class RunningStep:
+    """The step being trained: one order, kept until all members of one generation have applied it."""
+
+    order: TrainOrder
+    generation: int
+    done: set[str] = attrs.field(factory=set)
+    skipped: bool = False
+    metrics: dict[str, float] = attrs.field(factory=dict)
+    dropped: dict[int, str] = attrs.field(factory=dict)
+
+
+@attrs.define(kw_only=True)
+class Published:
+    """A weight version that policy replicas hold ready; `sources` are their names."""
+
+    digest: str
+    nbytes: int
+    sources: set[str] = attrs.field(factory=set)
+
+
+@attrs.frozen(kw_only=True)
+class HeldOutResult:
+    """What came of one held-out row; its text is kept for the first rows only."""
+
+    score: float | None
+    reward: float | None
+    is_truncated: bool
+    completion: HeldOutCompletion | None
+
+
+@attrs.define(kw_only=True)
+class Evaluation:
+    """An evaluation that is due: each row is queued, in flight, or has a result."""
+
+    version: int
+    queued: list[int]
+    """Rows, the next one last."""
+    in_flight: set[int] = attrs.field(factory=set)
+    results: dict[int, HeldOutResult] = attrs.field(factory=dict)
+
+
+@attrs.define(kw_only=True)
+class Checkpoints:
+    """Checkpoints ordered, saved and failed, by step."""
+
+    ordered: int = -1
+    """The one that is wanted and neither saved nor failed; -1: none."""
+    saved: dict[int, str] = attrs.field(factory=dict)
+    failed: dict[int, str] = attrs.field(factory=dict)
+
+
+@attrs.define(kw_only=True)
+class State:
+    """Everything that scheduling, directives, the live view and the summary need.
+
+    Attributes:
+        settings: Constants of the run.
+        term: Starts of the controller.
+        step: The newest step that is done: the trainer's weight version.
+        outcome: `finished`, `stopped` or `failed`; empty while the run goes on.
+        reason: Why it failed.
+        has_ended: Whether the controller has told everyone.
+        is_stopping: Whether a person asked for a stop.
+        replicas: By name.
+        fenced: Incarnations that were lost, and why; they may not come back.
+        has_started: Whether the policy replicas of the recipe have joined.
+        has_rollouts: Whether the rollout replicas of the recipe have joined.
+        generation_number: Of the newest generation, ever.
+        generation: The gradient group; None while there is none.
+        is_regrouping: Whether the next generation waits for `RegroupDue`.
+        num_regroups: Generations that broke since the last one that worked.
+        ledgers: The prompts of each stage.
+        next_lease: Leases are never used twice.
+        running: The step being trained.
+        attempts: How often the next step has been ordered.
+        steps: A record of each step, in order from 1.
+        published: Versions that rollout replicas may need.
+        publish: The version that policy replicas shall publish if they have not; -1: none.
+        targets: Versions that rollout replicas were told to load and may be loading, ascending; the last is current.
+        pending: Evaluations that are due, ascending by version; the first is being worked on.
+        evaluations: Finished ones, ascending by version.
+        checkpoints: Of this run.
+        marks: Accounts at the moments from which a run can be resumed, by step.
+        status_details: The newest explanation of each status of unscored samples, and of each failed prompt's reason.
+        touched: Names whose directive may have changed since this was last cleared.
+    """
+
+    settings: Settings
+    term: int = 0
+    step: int = 0
+    outcome: str = ""
+    reason: str = ""
+    has_ended: bool = False
+    is_stopping: bool = False
+    replicas: dict[str, Replica] = attrs.field(factory=dict)
+    fenced: dict[str, str] = attrs.field(factory=dict)
+    has_started: bool = False
+    has_rollouts: bool = False
+    generation_number: int = 0
+    generation: Generation | None = None
+    is_regrouping: bool = False
+    num_regroups: int = 0
+    ledgers: list[Ledger]
+    next_lease: int = 1
+    running: RunningStep | None = None
+    attempts: int = 0
+    steps: list[StepRecord] = attrs.field(factory=list)
+    published: dict[int, Published] = attrs.field(factory=dict)
+    publish: int = -1
+    targets: list[int] = attrs.field(factory=list)
+    pending: list[Evaluation] = attrs.field(factory=list)
+    evaluations: list[EvaluationRecord] = attrs.field(factory=list)
+    checkpoints: Checkpoints = attrs.field(factory=Checkpoints)
+    marks: dict[int, tuple[LedgerMark, ...]] = attrs.field(factory=dict)
+    status_details: dict[str, str] = attrs.field(factory=dict)
+    touched: set[str] = attrs.field(factory=set, eq=False)
+
+    @property
+    def stage_index(self) -> int:
+        """Index of the stage of the next step."""
+        return self.settings.stage_index(self.step + 1)
+
+    @property
+    def stage(self) -> StageSettings:
+        """The stage of the next step."""
+        return self.settings.stages[self.stage_index]
+
+    @property
+    def ledger(self) -> Ledger:
+        """Prompts of the stage of the next step."""
+        return self.ledgers[self.stage_index]
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the last step is done."""
+        return self.step >= self.settings.last_step
+
+    @property
+    def target(self) -> int:
+        """The version that rollout replicas shall load; -1: none yet."""
+        return self.targets[-1] if self.targets else -1
+
+    def named(self, role: Role) -> list[Replica]:
+        """The replicas of a role, by name."""
+        return [self.replicas[name] for name in sorted(self.replicas) if self.replicas[name].role == role]
+
+    def touch(self, role: Role | None = None) -> None:
+        """Note that the directives of every replica (of a role) may have changed."""
+        self.touched.update(name for name, replica in self.replicas.items() if role in (None, replica.role))
+
+    def fail(self, reason: str) -> None:
+        """End the run as failed, unless it has ended already."""
+        self.conclude("failed", reason)
+
+    def conclude(self, outcome: str, reason: str = "") -> None:
+        """End the run, unless it has ended already."""
+        if not self.outcome:
+            self.outcome, self.reason = outcome, reason
+            self.touch()
+
+    def let_go(self, group: Finished | None) -> None:
+        """Tell the holder of a group's payloads, if it is still there, that they are no longer needed."""
+        holder = self.replicas.get(group.holder) if group is not None else None
+        if holder is not None and group is not None and group.lease in holder.held:
+            holder.held.remove(group.lease)
+            self.touched.add(holder.name)
+
+
+def opened(settings: Settings) -> State:
+    """The state of a run that has just been opened."""
+    state = State(settings=settings, ledgers=[Ledger() for _ in settings.stages])
+    state.marks[0] = tuple(ledger.mark() for ledger in state.ledgers)
+    return state

@@ -1,0 +1,170 @@
+"""Live progress on the terminal: a panel that refreshes, or a plain line now and then where there is no terminal."""
+
+from __future__ import annotations
+
+import time
+from typing import Final, Protocol
+
+import attrs
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+_PLAIN_INTERVAL_S: Final = 5.0
+_REFRESH_PER_S: Final = 4
+
+
+@attrs.frozen(kw_only=True)
+class Progress:
+    """What there is to show of a run at one moment; None where it is not known or does not apply.
+
+    Attributes:
+        phase: What the run is doing, in a few words.
+        step: Steps done, the warm-up's included.
+        num_steps: Steps of the whole run.
+        stage: Name of the running stage's algorithm.
+        reward: Mean reward of the newest steps.
+        accuracy: Held-out accuracy, newest.
+        accuracy_step: Weight version of that accuracy.
+        staleness: Mean staleness of the newest steps.
+        policy_units_per_s: Units that the policy pool trains on.
+        rollout_units_per_s: Units that the rollout pool generates.
+        queued: Finished groups that wait to be trained on.
+        in_flight: Prompts being completed.
+        eta_s: Seconds to the end, if the run goes on like this.
+        elapsed_s: Seconds since the start.
+    """
+
+    phase: str
+    step: int
+    num_steps: int
+    stage: str
+    elapsed_s: float
+    reward: float | None = None
+    accuracy: float | None = None
+    accuracy_step: int | None = None
+    staleness: float | None = None
+    policy_units_per_s: float | None = None
+    rollout_units_per_s: float | None = None
+    queued: int | None = None
+    in_flight: int | None = None
+    eta_s: float | None = None
+
+
+class View(Protocol):
+    """Shows progress."""
+
+    def show(self, progress: Progress) -> None:
+        """Show the newest state; cheap enough to be called many times a second."""
+        ...
+
+    def say(self, message: str) -> None:
+        """Say something that happened, at once."""
+        ...
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        ...
+
+
+def make_view(console: Console) -> View:
+    """The view that suits the console."""
+    return LiveView(console) if console.is_terminal and not console.is_dumb_terminal else PlainView(console)
+
+
+class LiveView:
+    """A panel at the bottom of a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._live: Final = Live(console=console, refresh_per_second=_REFRESH_PER_S, transient=True)
+        self._live.start()
+
+    def show(self, progress: Progress) -> None:
+        """Refresh the panel."""
+        self._live.update(panel(progress))
+
+    def say(self, message: str) -> None:
+        """Print above the panel."""
+        self._live.console.print(Text(message))
+
+    def close(self) -> None:
+        """Remove the panel."""
+        self._live.stop()
+
+
+class PlainView:
+    """A line every few seconds, and at each evaluation."""
+
+    def __init__(self, console: Console, interval_s: float = _PLAIN_INTERVAL_S) -> None:
+        self._console: Final = console
+        self._interval_s: Final = interval_s
+        self._shown_at = float("-inf")
+        self._accuracy_step: int | None = None
+
+    def show(self, progress: Progress) -> None:
+        """Print a line if it is time."""
+        now = time.monotonic()
+        is_new = progress.accuracy_step != self._accuracy_step
+        if is_new or now - self._shown_at >= self._interval_s:
+            self._shown_at, self._accuracy_step = now, progress.accuracy_step
+            self.say(line(progress))
+
+    def say(self, message: str) -> None:
+        """Print a line."""
+        self._console.print(Text(message), soft_wrap=True)
+
+    def close(self) -> None:
+        """Nothing to undo."""
+
+
+def line(progress: Progress) -> str:
+    """Progress as one line."""
+    parts = [f"{clock(progress.elapsed_s)} {progress.phase}", f"step {progress.step}/{progress.num_steps}"]
+    parts += [f"{label} {value}" for label, value in facts(progress)]
+    if progress.eta_s is not None:
+        parts.append(f"ETA {clock(progress.eta_s)}")
+    return " | ".join(parts)
+
+
+def panel(progress: Progress) -> RenderableType:
+    """Progress as a bar with its figures below."""
+    bar = Table.grid(padding=(0, 1), expand=True)
+    bar.add_column(no_wrap=True)
+    bar.add_column(ratio=1)
+    bar.add_column(no_wrap=True, justify="right")
+    eta = "" if progress.eta_s is None else f"  ETA {clock(progress.eta_s)}"
+    bar.add_row(
+        Text(progress.phase, style="bold"),
+        ProgressBar(total=max(1, progress.num_steps), completed=progress.step),
+        Text(f"step {progress.step}/{progress.num_steps}  {clock(progress.elapsed_s)}{eta}"),
+    )
+    figures = [Text.assemble((f"{label} ", "dim"), (value, "bold")) for label, value in facts(progress)]
+    return Group(bar, Columns(figures, padding=(0, 3)))
+
+
+def facts(progress: Progress) -> list[tuple[str, str]]:
+    """(label, value) of everything that is known."""
+    found: list[tuple[str, str]] = [("stage", progress.stage)]
+    if progress.reward is not None:
+        found.append(("reward", f"{progress.reward:.3f}"))
+    if progress.accuracy is not None:
+        found.append(("held-out", f"{progress.accuracy:.3f} @{progress.accuracy_step}"))
+    if progress.staleness is not None:
+        found.append(("staleness", f"{progress.staleness:.2f}"))
+    if progress.policy_units_per_s is not None:
+        found.append(("policy", f"{progress.policy_units_per_s:,.0f} tok/s"))
+    if progress.rollout_units_per_s is not None:
+        found.append(("rollout", f"{progress.rollout_units_per_s:,.0f} tok/s"))
+    if progress.queued is not None:
+        found.append(("queue", f"{progress.queued} ready, {progress.in_flight or 0} in flight"))
+    return found
+
+
+def clock(seconds: float) -> str:
+    """Seconds as `m:ss` or `h:mm:ss`."""
+    minutes, rest = divmod(round(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,170 @@
+"""From a step's order to the sequences that this replica trains on, each with its advantage.
+
+Counts are of everything that the objective averages over: a sequence that is skipped because its advantage is 0, and
+so has no gradient, still counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+
+from cosmos_core.errors import TransportError
+from cosmos_core.protocols import Algorithm
+from cosmos_core.transport.messages import GroupRef, SampleReport
+from cosmos_core.types import Group, Payload, Sample, SampleStatus
+
+
+class MissingPayloadsError(TransportError):
+    """Payloads of a share could not be had.
+
+    Args:
+        leases: Those that are missing.
+        reason: Why.
+    """
+
+    def __init__(self, leases: Iterable[int], reason: str) -> None:
+        super().__init__(reason)
+        self.leases = tuple(leases)
+
+
+@attrs.frozen(kw_only=True)
+class Counts:
+    """What a share, or a whole batch, consists of.
+
+    Attributes:
+        sequences: Sequences that the objective averages over.
+        decisions: Their decisions.
+        prompt_units: Their conditioning units.
+        trained: Sequences that go through the model; the others have an advantage of 0.
+    """
+
+    sequences: int = 0
+    decisions: int = 0
+    prompt_units: int = 0
+    trained: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            sequences=self.sequences + other.sequences,
+            decisions=self.decisions + other.decisions,
+            prompt_units=self.prompt_units + other.prompt_units,
+            trained=self.trained + other.trained,
+        )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class TrainSequence:
+    """One sequence to train on."""
+
+    payload: Payload
+    advantage: float
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Share:
+    """What one replica trains on in one step.
+
+    Attributes:
+        sequences: Those that go through the model.
+        counts: Of the share.
+        dropped: Demonstrations that cannot be used: (position, reason).
+    """
+
+    sequences: tuple[TrainSequence, ...]
+    counts: Counts
+    dropped: tuple[tuple[int, str], ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Wanted:
+    """A sample of this replica's share with its advantage."""
+
+    group: GroupRef
+    place: int
+    advantage: float
+
+    @property
+    def sample(self) -> SampleReport:
+        """The sample, as the control plane knows it."""
+        return self.group.samples[self.place]
+
+
+def group_of(reference: GroupRef) -> Group:
+    """The group as algorithms know it."""
+    return Group(
+        position=reference.position,
+        samples=tuple(
+            Sample(
+                index=sample.index,
+                status=SampleStatus(sample.status),
+                reward=sample.reward,
+                rewards=sample.rewards,
+                oldest_version=sample.oldest_version,
+                newest_version=sample.newest_version,
+                num_units=sample.num_units,
+                num_prompt_units=sample.num_prompt_units,
+                detail=sample.detail,
+            )
+            for sample in reference.samples
+        ),
+    )
+
+
+def wanted_samples(algorithm: Algorithm, groups: Sequence[GroupRef], share: Sequence[int]) -> list[Wanted]:
+    """The samples of a share that the algorithm gave an advantage, computed from the whole batch."""
+    advantages = algorithm.advantages([group_of(group) for group in groups])
+    return [
+        Wanted(group=groups[index], place=place, advantage=advantage)
+        for index in share
+        for place, advantage in enumerate(advantages[index])
+        if advantage is not None
+    ]
+
+
+def needed(algorithm: Algorithm, wanted: Sequence[Wanted]) -> list[Wanted]:
+    """Those whose forward is needed."""
+    return [item for item in wanted if item.advantage != 0.0 or not algorithm.skips_zero_advantage]
+
+
+def requests(wanted: Sequence[Wanted]) -> dict[str, list[int]]:
+    """Leases to fetch, by endpoint."""
+    by_endpoint: dict[str, list[int]] = {}
+    for item in wanted:
+        leases = by_endpoint.setdefault(item.group.endpoint, [])
+        if item.group.lease not in leases:
+            leases.append(item.group.lease)
+    return by_endpoint
+
+
+def rollout_share(
+    wanted: Sequence[Wanted], trained: Sequence[Wanted], payloads: Mapping[int, Sequence[Payload]]
+) -> Share:
+    """A share of finished groups, with the payloads that were fetched.
+
+    Raises:
+        MissingPayloadsError: A lease is absent, or what lies under it is not what was reported.
+    """
+    missing = sorted({item.group.lease for item in trained if not _is_held(item, payloads)})
+    if missing:
+        raise MissingPayloadsError(missing, f"the payloads of {len(missing)} leases are gone or not as reported")
+    counts = Counts(
+        sequences=len(wanted),
+        decisions=sum(item.sample.num_units for item in wanted),
+        prompt_units=sum(item.sample.num_prompt_units for item in wanted),
+        trained=len(trained),
+    )
+    sequences = (
+        TrainSequence(payload=payloads[item.group.lease][item.place], advantage=item.advantage) for item in trained
+    )
+    return Share(sequences=tuple(sequences), counts=counts)
+
+
+def _is_held(item: Wanted, payloads: Mapping[int, Sequence[Payload]]) -> bool:
+    """Whether a sample's payload is there, with one recorded value a decision."""
+    held = payloads.get(item.group.lease, ())
+    if len(held) != len(item.group.samples):
+        return False
+    recorded = (held[item.place].arrays.get(name) for name in ("logprobs", "versions"))
+    return all(array is None or array.shape == (item.sample.num_units,) for array in recorded)

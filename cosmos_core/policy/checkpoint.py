@@ -1,0 +1,147 @@
+"""The folder of a run's checkpoints: which are complete, which is the newest, which to keep. Imports no torch.
+
+A checkpoint is the folder `step-N` with a file `complete.json`, which is written last; anything without it is as good
+as absent. The folder may be a path or any fsspec URL.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import attrs
+from fsspec.core import url_to_fs
+
+from cosmos_core.errors import CheckpointError
+
+COMPLETE: Final = "complete.json"
+BEST: Final = "best.json"
+FORMAT: Final = 1
+
+_STEP: Final = re.compile(r"step-(\d+)")
+
+
+@attrs.frozen(kw_only=True)
+class Place:
+    """Where in the run a checkpoint is.
+
+    Attributes:
+        run_id: The run that made it.
+        step: Global step whose weights it holds.
+        stage: Index of the stage whose optimizer it holds.
+        nonfinite_steps: Steps skipped in a row before it.
+    """
+
+    run_id: str
+    step: int
+    stage: int
+    nonfinite_steps: int
+
+
+def path_of(url: str, step: int) -> str:
+    """Where the checkpoint of a step is."""
+    return f"{url.rstrip('/')}/step-{step}"
+
+
+def completed(url: str) -> list[int]:
+    """Steps of the complete checkpoints, oldest first; none if the folder does not exist.
+
+    Raises:
+        CheckpointError: The folder cannot be read.
+    """
+    with _access(url) as (files, root):
+        if not files.isdir(root):
+            return []
+        names = (path.rstrip("/").rpartition("/")[2] for path in files.ls(root, detail=False))
+        steps = (int(match[1]) for name in names if (match := _STEP.fullmatch(name)))
+        return sorted(step for step in steps if files.exists(f"{root}/step-{step}/{COMPLETE}"))
+
+
+def latest(url: str) -> tuple[int, str] | None:
+    """Step and path of the newest complete checkpoint; None if there is none.
+
+    Raises:
+        CheckpointError: The folder cannot be read.
+    """
+    steps = completed(url)
+    return (steps[-1], path_of(url, steps[-1])) if steps else None
+
+
+def read_place(path: str) -> Place:
+    """Where in the run a checkpoint is.
+
+    Raises:
+        CheckpointError: It is absent, incomplete, or of another format.
+    """
+    with _access(path) as (files, root):
+        try:
+            place = json.loads(files.cat_file(f"{root}/{COMPLETE}"))
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is no complete checkpoint: it has no {COMPLETE}") from None
+        except ValueError as error:
+            raise CheckpointError(f"{path}/{COMPLETE} is damaged: {error}") from error
+    form = place.pop("format", None) if isinstance(place, dict) else None
+    if form != FORMAT:
+        raise CheckpointError(f"{path} has checkpoint format {form!r}, this release reads {FORMAT}")
+    return Place(**place)
+
+
+def marker(place: Place) -> bytes:
+    """The content of `complete.json`."""
+    return json.dumps({"format": FORMAT, **attrs.asdict(place)}).encode()
+
+
+def mark_best(url: str, step: int) -> None:
+    """Note the checkpoint to keep besides the newest.
+
+    Raises:
+        CheckpointError: The note cannot be written.
+    """
+    with _access(url) as (files, root):
+        files.makedirs(root, exist_ok=True)
+        files.pipe_file(f"{root}/{BEST}", json.dumps({"step": step}).encode())
+
+
+def best(url: str) -> int | None:
+    """Step of the checkpoint that was marked; None if none was.
+
+    Raises:
+        CheckpointError: The folder cannot be read.
+    """
+    with _access(url) as (files, root):
+        try:
+            note: Mapping[str, Any] = json.loads(files.cat_file(f"{root}/{BEST}"))
+            return int(note["step"])
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{url}/{BEST} is damaged: {error}") from error
+
+
+def prune(url: str, keep: int) -> list[int]:
+    """Remove all but the `keep` newest complete checkpoints and the best one; the steps removed.
+
+    Raises:
+        CheckpointError: The folder cannot be read or written.
+    """
+    kept = best(url)
+    removed = [step for step in completed(url)[:-keep] if step != kept]
+    with _access(url) as (files, root):
+        for step in removed:
+            # Without its marker it is no checkpoint, so an interrupted removal leaves nothing half valid.
+            files.rm_file(f"{root}/step-{step}/{COMPLETE}")
+            files.rm(f"{root}/step-{step}", recursive=True)
+    return removed
+
+
+@contextmanager
+def _access(url: str) -> Iterator[tuple[Any, str]]:
+    try:
+        files, root = url_to_fs(url)
+        files.invalidate_cache()
+        yield files, root.rstrip("/")
+    except (OSError, ValueError, ImportError) as error:
+        raise CheckpointError(f"checkpoints at {url}: {error}") from error

@@ -1,0 +1,16 @@
+"""The model plugin `hf`: any Hugging Face causal language model."""
+
+from __future__ import annotations
+
+from cosmos_core.policy.modeling.huggingface import HuggingFaceModel, HuggingFaceOptions
+from cosmos_core.protocols import Model, ModelCapabilities, Provider, hookimpl
+
+
+@hookimpl
+def cosmos_model() -> Provider[Model]:
+    """Provide the generic model."""
+    return Provider(
+        create=HuggingFaceModel,
+        options=HuggingFaceOptions,
+        capabilities=ModelCapabilities(payload_kinds=frozenset({"tokens"})),
+    )

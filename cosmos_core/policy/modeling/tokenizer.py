@@ -1,0 +1,76 @@
+"""The tokenizer: loaded from a checkpoint, or a byte-level BPE trained on the dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from cosmos_core.errors import ConfigError, DataError
+
+PAD: Final = "<pad>"
+BOS: Final = "<bos>"
+EOS: Final = "<eos>"
+FILE: Final = "tokenizer.json"
+
+
+def train_byte_bpe(corpus: Iterable[str], *, vocab_size: int, split_digits: bool) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE: any text can be encoded, and decodes to itself.
+
+    Args:
+        corpus: Texts to learn merges from.
+        vocab_size: Most entries, the 256 bytes and three special tokens included.
+        split_digits: Whether each digit stays a token of its own.
+    """
+    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if split_digits else []
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD, BOS, EOS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS)
+
+
+def build_tokenizer(corpus: Iterable[str], settings: Mapping[str, Any]) -> PreTrainedTokenizerFast:
+    """Make what `[model.tokenizer]` asks for.
+
+    Raises:
+        ConfigError: `settings["build"]` is unknown.
+    """
+    if settings["build"] != "byte-bpe":
+        raise ConfigError(f"model.tokenizer.build: {settings['build']!r} is unknown; use 'byte-bpe'")
+    return train_byte_bpe(corpus, vocab_size=settings["vocab_size"], split_digits=settings["split_digits"])
+
+
+def load_tokenizer(assets: Path, path: str | None, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """The tokenizer that was made for the run if there is one, else the checkpoint's.
+
+    Raises:
+        DataError: There is none, or it cannot be read.
+    """
+    try:
+        if (assets / FILE).is_file():
+            made: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(assets)
+            return made
+        if path is None:
+            raise DataError(
+                "model: no tokenizer; add [model.tokenizer] to make one from the dataset, or give model.path"
+            )
+        loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        where = assets if (assets / FILE).is_file() else path
+        raise DataError(f"model: no usable tokenizer at {where}: {_first_line(error)}") from error
+    return loaded
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__

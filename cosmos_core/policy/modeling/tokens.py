@@ -1,0 +1,41 @@
+"""Token payloads: the `tokens` envelope to NumPy and back, without copying where the bytes allow it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cosmos_core.errors import DataError
+from cosmos_core.types import Array, Payload
+
+KIND: Final = "tokens"
+
+
+def token_array(ids: Sequence[int] | npt.NDArray[np.int32]) -> Array:
+    """Token ids as an int32 [len] array."""
+    data = np.ascontiguousarray(ids, dtype=np.int32)
+    return Array(dtype="int32", shape=data.shape, data=data.tobytes())
+
+
+def tokens_payload(prompt: Sequence[int], completion: Sequence[int] | None = None) -> Payload:
+    """A payload of a prompt, and of its completion if there is one."""
+    arrays = {"prompt": token_array(prompt)}
+    if completion is not None:
+        arrays["completion"] = token_array(completion)
+    return Payload(kind=KIND, arrays=arrays)
+
+
+def values(payload: Payload, name: str) -> npt.NDArray[np.generic]:
+    """A read-only view of the 1-D array `name`.
+
+    Raises:
+        DataError: The payload is not of tokens, or has no such array.
+    """
+    array = payload.arrays.get(name) if payload.kind == KIND else None
+    if array is None:
+        held = ", ".join(payload.arrays) or "nothing"
+        raise DataError(f"a payload of kind {payload.kind!r} with {held} has no tokens array {name!r}")
+    return np.frombuffer(array.data, dtype=np.dtype(array.dtype))

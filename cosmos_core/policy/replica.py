@@ -1,0 +1,231 @@
+"""The policy replica: makes what its directive says so, one thing at a time, on the main thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+
+from cosmos_core.policy.canonical import canonical_tensors
+from cosmos_core.policy.checkpoint import Place
+from cosmos_core.policy.group import GradientGroup, GradientGroupError, form_group
+from cosmos_core.policy.publication import Publications
+from cosmos_core.policy.saving import CheckpointSaver
+from cosmos_core.policy.step import StepRunner
+from cosmos_core.policy.trainer import Trainer
+from cosmos_core.policy.transfer import transfer_state
+from cosmos_core.replica.client import ControlClient
+from cosmos_core.transport.messages import (
+    GenerationFailed,
+    GenerationFormed,
+    GenerationOrder,
+    PolicyDirective,
+    StepDone,
+    TrainOrder,
+)
+
+_LOG: Final = logging.getLogger(__name__)
+
+POLL_S: Final = 0.5
+"""Longest wait for a directive before looking at the background threads."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Parts:
+    """What a policy replica works with.
+
+    Attributes:
+        name: The replica's name.
+        run_id: The run.
+        host: Address of this machine for the gradient group.
+        client: The line to the controller.
+        trainer: The weights.
+        runner: Runs steps.
+        publications: Publishes versions.
+        saver: Writes checkpoints.
+        begin_stage: Makes the trainer take up a stage, by index.
+        stop: Set when the process shall end.
+    """
+
+    name: str
+    run_id: str
+    host: str
+    client: ControlClient
+    trainer: Trainer
+    runner: StepRunner
+    publications: Publications
+    saver: CheckpointSaver
+    begin_stage: Callable[[int], None]
+    stop: threading.Event
+
+
+class PolicyReplica:
+    """Reconciles directives until it is told to stop."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._trainer = parts.trainer
+        self._revision = 0
+        self._unread: PolicyDirective | None = None
+        self._group: GradientGroup | None = None
+        self._settled_generation = 0
+        self._saved = -1
+        self._answered: tuple[int, int, int] | None = None
+        self._last: StepDone | None = None
+        self._idle_since = time.perf_counter()
+
+    def run(self) -> None:
+        """Work until the directive says stop, or the process shall end.
+
+        Raises:
+            CosmosError: The replica cannot go on.
+        """
+        while not self._parts.stop.is_set():
+            directive = self._next(POLL_S)
+            self._parts.publications.check()
+            if directive is None:
+                continue
+            if directive.stop:
+                break
+            self._reconcile(directive)
+        self._parts.saver.wait()
+        self._parts.publications.close()
+
+    def _next(self, timeout_s: float) -> PolicyDirective | None:
+        self._look(timeout_s if self._unread is None else 0.0)
+        directive, self._unread = self._unread, None
+        return directive
+
+    def _look(self, timeout_s: float) -> None:
+        found = self._parts.client.wait_directive(self._revision, timeout_s)
+        if found is not None:
+            self._revision = found.revision
+            self._unread = found.policy or self._unread
+
+    def _reconcile(self, directive: PolicyDirective) -> None:
+        self._parts.publications.retain(directive.retain)
+        if directive.generation is not None:
+            self._join(directive.generation)
+        self._publish_and_save(directive)
+        if directive.train is not None and self._group is not None:
+            self._train(directive.train, self._group)
+            self._publish_and_save(directive)
+
+    def _publish_and_save(self, directive: PolicyDirective) -> None:
+        step = self._trainer.step
+        if self._parts.publications.newest < directive.publish <= step:
+            self._publish()
+        if directive.checkpoint == step != self._saved:
+            self._saved = step
+            place = Place(
+                run_id=self._parts.run_id,
+                step=step,
+                stage=self._trainer.stage.index,
+                nonfinite_steps=self._trainer.nonfinite_steps,
+            )
+            self._parts.saver.save(self._trainer.state(), place)
+
+    def _publish(self) -> None:
+        self._parts.publications.publish(self._trainer.step, canonical_tensors(self._trainer.module))
+
+    def _join(self, order: GenerationOrder) -> None:
+        """Become a member of a generation, once; older ones and ones that failed are over."""
+        if order.generation <= self._settled_generation:
+            return
+        self._settled_generation = order.generation
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+        if self._parts.name not in order.members:
+            return
+        try:
+            group = form_group(
+                generation=order.generation,
+                rank=order.members.index(self._parts.name),
+                size=len(order.members),
+                store=order.store,
+                host=self._parts.host,
+                device=self._trainer.device,
+                interrupted=self._is_interrupted,
+            )
+            if order.transfer and group.size > 1:
+                transfer_state(self._trainer, group, order.source, self._parts.begin_stage)
+        except GradientGroupError as error:
+            self._fail_generation(error)
+            return
+        self._group = group
+        self._parts.client.set_step(self._trainer.step)
+        _LOG.info("generation %d: rank %d of %d", order.generation, group.rank, group.size)
+        self._parts.client.report(GenerationFormed(generation=order.generation, step=self._trainer.step))
+
+    def _train(self, order: TrainOrder, group: GradientGroup) -> None:
+        key = (order.step, order.attempt, group.generation)
+        if key == self._answered or order.step > self._trainer.step + 1:
+            return
+        self._answered = key
+        if order.step <= self._trainer.step:
+            self._answer_again(order, group)
+            return
+        if order.stage != self._trainer.stage.index:
+            self._parts.begin_stage(order.stage)
+        try:
+            wait_s = time.perf_counter() - self._idle_since
+            publish = self._publish if order.publish else _nothing
+            outcome = self._parts.runner.run(order, group, publish, wait_s)
+        except GradientGroupError as error:
+            self._trainer.discard()
+            self._fail_generation(error)
+            return
+        finally:
+            self._idle_since = time.perf_counter()
+        if isinstance(outcome, StepDone):
+            self._last = outcome
+            self._parts.client.set_step(order.step)
+        self._parts.client.report(outcome)
+
+    def _answer_again(self, order: TrainOrder, group: GradientGroup) -> None:
+        """A step that was applied before its group broke is done, whatever the attempt that asks for it now."""
+        last = self._last
+        if last is not None and order.step == last.step == self._trainer.step:
+            self._parts.client.report(attrs.evolve(last, attempt=order.attempt, generation=group.generation))
+
+    def _fail_generation(self, error: GradientGroupError) -> None:
+        _LOG.warning("%s", error)
+        self._group = None
+        self._parts.client.report(GenerationFailed(generation=self._settled_generation, reason=str(error)))
+
+    def _is_interrupted(self) -> bool:
+        """Whether a wait for other members has become pointless."""
+        self._look(0.0)
+        unread = self._unread
+        if self._parts.stop.is_set() or (unread is not None and unread.stop):
+            return True
+        newer = unread.generation if unread is not None else None
+        return newer is not None and newer.generation > self._settled_generation
+
+
+def _nothing() -> None:
+    """Publish nothing after this step."""
+
+
+class UnitRate:
+    """Gauges of a replica, asked for by another thread.
+
+    Args:
+        trainer: Counted.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._seen = (time.perf_counter(), 0)
+
+    def __call__(self) -> dict[str, float]:
+        """The step, and the units a second since the last call."""
+        now, units = time.perf_counter(), self._trainer.num_units
+        then, before = self._seen
+        self._seen = (now, units)
+        return {"step": self._trainer.step, "tokens_per_s": (units - before) / max(now - then, 1e-9)}

@@ -1,0 +1,112 @@
+"""One training step of the group: read the share, agree that all can, train, publish, report."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+
+from cosmos_core.policy.batch import Counts, MissingPayloadsError, Share
+from cosmos_core.policy.group import GradientGroup, GradientGroupError
+from cosmos_core.policy.meter import Meter, Stopwatch
+from cosmos_core.policy.share import ShareReader
+from cosmos_core.policy.trainer import Trainer
+from cosmos_core.transport.messages import StepDone, StepFailed, TrainOrder
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class StepRunner:
+    """Runs steps.
+
+    Attributes:
+        trainer: This replica's weights.
+        reader: Where its shares come from.
+    """
+
+    trainer: Trainer
+    reader: ShareReader
+
+    def run(
+        self, order: TrainOrder, group: GradientGroup, publish: Callable[[], None], wait_s: float
+    ) -> StepDone | StepFailed:
+        """Train one step, on all members or on none.
+
+        Args:
+            order: What to train.
+            group: Those that train it.
+            publish: Called once the weights are those of the step.
+            wait_s: How long this replica waited for the order.
+
+        Raises:
+            GradientGroupError: The group broke.
+            TrainingError: The training itself cannot go on.
+        """
+        watch = Stopwatch(self.trainer.device)
+        watch.add("wait_s", wait_s)
+        share = Share(sequences=(), counts=Counts())
+        missing: tuple[int, ...] = ()
+        reason = ""
+        with watch("fetch_s"):
+            try:
+                share = self.reader.read(order, group.rank, self.trainer.algorithm)
+            except MissingPayloadsError as error:
+                missing, reason = error.leases, str(error)
+        totals, problem = _agree(group, share.counts, reason)
+        if problem:
+            return StepFailed(
+                step=order.step,
+                attempt=order.attempt,
+                generation=group.generation,
+                missing=missing,
+                reason=reason or problem,
+            )
+        applied = self.trainer.train(share.sequences, totals, group, watch)
+        with watch("publish_s"):
+            publish()
+        _describe(applied.meter, totals, applied.skipped, watch)
+        metrics = _merge(applied.meter, group)
+        return StepDone(
+            step=order.step,
+            attempt=order.attempt,
+            generation=group.generation,
+            skipped=applied.skipped,
+            metrics=metrics if group.rank == 0 else {},
+            dropped=share.dropped,
+        )
+
+
+def _agree(group: GradientGroup, counts: Counts, reason: str) -> tuple[Counts, str]:
+    """Counts of the whole batch; and what keeps a member from training, if anything does.
+
+    Without it a member that lacks payloads would leave the others waiting in the reduction.
+    """
+    answers = [json.loads(data) for data in group.exchange(json.dumps([reason, *attrs.astuple(counts)]).encode())]
+    totals = sum((Counts(**dict(zip(attrs.asdict(counts), rest, strict=True))) for _, *rest in answers), Counts())
+    problems = [f"member {rank}: {problem}" for rank, (problem, *_) in enumerate(answers) if problem]
+    return totals, "; ".join(problems)
+
+
+def _merge(meter: Meter, group: GradientGroup) -> dict[str, float]:
+    """The metrics of the whole batch; of this member alone if the group broke, as the step is applied all the same."""
+    try:
+        meter = Meter.merged(group.exchange(meter.encode()))
+    except GradientGroupError as error:
+        _LOG.warning("metrics of this step are of one member only: %s", error)
+    return meter.report()
+
+
+def _describe(meter: Meter, totals: Counts, skipped: bool, watch: Stopwatch) -> None:
+    """Add what is the same on every member, and the times of the slowest."""
+    meter.peak("units", totals.decisions)
+    meter.peak("prompt_units", totals.prompt_units)
+    meter.peak("sequences", totals.sequences)
+    meter.peak("trained_sequences", totals.trained)
+    meter.peak("skipped_sequences", totals.sequences - totals.trained)
+    meter.peak("nonfinite", float(skipped))
+    for name, seconds in watch.seconds.items():
+        meter.peak(name, seconds)

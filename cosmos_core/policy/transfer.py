@@ -1,0 +1,32 @@
+"""Bringing a group's members to one state: the source's weights, optimizer and place in the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from cosmos_core.policy.group import GradientGroup
+from cosmos_core.policy.trainer import Trainer
+
+
+def transfer_state(trainer: Trainer, group: GradientGroup, source: int, begin_stage: Callable[[int], None]) -> None:
+    """Copy the state of member `source` to all others.
+
+    Args:
+        trainer: This member's.
+        group: The members.
+        source: Rank of the one whose state all take.
+        begin_stage: Makes the trainer take up a stage, by index.
+
+    Raises:
+        GradientGroupError: The group broke; the state of a member that is not the source may be partial, and is
+            overwritten by the next transfer.
+    """
+    place = [trainer.step, trainer.stage.index, trainer.nonfinite_steps]
+    step, stage, nonfinite_steps = json.loads(group.exchange(json.dumps(place).encode())[source])
+    if stage != trainer.stage.index:
+        begin_stage(stage)
+    for tensor in trainer.state().values():
+        group.copy(tensor, source)
+    trainer.step = step
+    trainer.nonfinite_steps = nonfinite_steps

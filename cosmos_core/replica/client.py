@@ -1,0 +1,238 @@
+"""A replica's line to its controller: a thread that owns the socket, and calls that any thread may make."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Final, Self
+
+import zmq
+
+from cosmos_core.errors import ReplicaError, TransportError
+from cosmos_core.replica.session import Session
+from cosmos_core.transport.messages import Directive, Hello, Report
+from cosmos_core.transport.outbox import Outbox
+from cosmos_core.transport.sockets import Socket, dealer, offer, receive
+from cosmos_core.transport.wire import DOWN, REPORT, UP
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class ControlClient:
+    """Says hello, reports reliably, beats, and keeps the newest directive.
+
+    Start it once; use it as a context manager, or close it. Every method may be called from any thread, but
+    directives have one consumer (see `wait_directive`).
+
+    Args:
+        address: `tcp://HOST:PORT` of the controller.
+        hello: How the replica introduces itself.
+        heartbeat_s: Seconds between beats.
+        gauges: Numbers to show with each beat; called on the client's thread, quick, and must not raise.
+        outbox: Where reports wait; its bounds are for tests to choose.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        hello: Hello,
+        heartbeat_s: float,
+        gauges: Callable[[], Mapping[str, float]] = dict,
+        *,
+        outbox: Outbox | None = None,
+    ) -> None:
+        self._address: Final = address
+        outbox = Outbox() if outbox is None else outbox
+        self._session: Final = Session(hello, heartbeat_s=heartbeat_s, gauges=gauges, outbox=outbox)
+        self._changed: Final = threading.Condition()
+        self._thread: Final = threading.Thread(target=self._run, name="control", daemon=True)
+        self._context: Final[zmq.Context[Socket]] = zmq.Context()
+        self._wake: Final = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._closing = False
+        self._ended = False
+        self._error: BaseException | None = None
+        self._taken_term = 0
+        self._ignored = 0
+
+    def start(self) -> None:
+        """Connect and begin to say hello; returns at once.
+
+        Raises:
+            TransportError: The address is malformed.
+        """
+        hello = self._session.hello
+        self._socket = dealer(self._context, self._address, f"{hello.name}/{hello.incarnation}".encode())
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; reports that are not acknowledged yet are lost (`flush` first)."""
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+        if self._thread.ident is not None:
+            os.eventfd_write(self._wake, 1)
+            self._thread.join()
+            self._socket.close()
+        self._context.term()
+        os.close(self._wake)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def refusal(self) -> str:
+        """Why the controller does not want this replica; empty while it does."""
+        return self._session.refusal
+
+    def report(self, report: Report) -> None:
+        """Tell the controller, reliably and in order; returns at once.
+
+        Raises:
+            TransportError: Too many reports wait for the controller.
+        """
+        data = REPORT.encode(report)
+        with self._changed:
+            outbox = self._session.outbox
+            was_sendable = outbox.is_sendable
+            outbox.append(data)
+            # For whatever was sendable before, the thread has been woken already.
+            if outbox.is_sendable and not was_sendable and not self._closing:
+                os.eventfd_write(self._wake, 1)
+
+    def set_step(self, step: int) -> None:
+        """Note the step whose weights the replica holds."""
+        with self._changed:
+            self._session.set_step(step)
+
+    def wait_directive(self, after: int, timeout_s: float) -> Directive | None:
+        """Wait for a directive newer than the one last returned, and return the newest.
+
+        One consumer: numbering restarts with the controller, so `after` belongs to the term of the directive that
+        this method returned last; a directive of a newer term is always newer.
+
+        Args:
+            after: Revision of the directive last returned; 0 at first.
+            timeout_s: Seconds to wait; 0 only looks.
+
+        Returns:
+            The directive; None if there was none in time, or the client was closed.
+
+        Raises:
+            ReplicaError: As `check`.
+        """
+
+        def newest() -> Directive | None:
+            found = self._session.directive
+            if found is not None and (found.term != self._taken_term or found.revision > after):
+                return found
+            return None
+
+        with self._changed:
+            self._changed.wait_for(lambda: newest() or self._is_over, timeout_s)
+            self._check()
+            found = newest()
+            if found is not None:
+                self._taken_term = found.term
+            return found
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until the controller has every report; whether it has."""
+        with self._changed:
+            self._changed.wait_for(lambda: not len(self._session.outbox) or self._is_over, timeout_s)
+            return not len(self._session.outbox)
+
+    def check(self) -> None:
+        """Return if the line is fine (which does not mean that the controller answers).
+
+        Raises:
+            ReplicaError: The controller refused this replica, or the client's thread failed.
+        """
+        with self._changed:
+            self._check()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._closing or self._ended or bool(self._session.refusal)
+
+    def _check(self) -> None:
+        name = self._session.hello.name
+        if self._session.refusal:
+            raise ReplicaError(f"{name}: the controller refused this replica: {self._session.refusal}")
+        if isinstance(self._error, ReplicaError):
+            raise ReplicaError(str(self._error)) from self._error
+        if self._ended and not self._closing:
+            raise ReplicaError(f"{name}: the line to the controller failed: {self._error!r}") from self._error
+
+    def _run(self) -> None:
+        try:
+            self._talk()
+        except ReplicaError as error:
+            self._error = error
+        finally:
+            # Anything else goes on to threading.excepthook, and the owner learns of it from `check`.
+            with self._changed:
+                self._error = self._error or sys.exception()
+                self._ended = True
+                self._changed.notify_all()
+
+    def _talk(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wake, zmq.POLLIN)
+        poller.register(self._socket, zmq.POLLIN)
+        was_blocked = False
+        while True:
+            with self._changed:
+                if self._closing:
+                    return
+                is_blocked = self._send()
+                deadline = self._session.deadline()
+            # A socket that takes nothing is waited for, not tried again and again.
+            if is_blocked != was_blocked:
+                poller.modify(self._socket, zmq.POLLIN | zmq.POLLOUT if is_blocked else zmq.POLLIN)
+                was_blocked = is_blocked
+            wait_s = math.inf if is_blocked else deadline - time.monotonic()
+            poller.poll(None if wait_s == math.inf else max(0, math.ceil(wait_s * 1000)))
+            self._drain_wake()
+            self._receive()
+
+    def _send(self) -> bool:
+        """Send all that is due; whether the socket takes no more."""
+        now = time.monotonic()
+        while (message := self._session.next_message(now)) is not None:
+            if not offer(self._socket, [UP.encode(message)]):
+                return True
+            self._session.sent(message, now)
+        return False
+
+    def _drain_wake(self) -> None:
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            return
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                message = DOWN.decode(receive(self._socket, 1)[0])
+                with self._changed:
+                    self._session.receive(message, time.monotonic())
+                    self._changed.notify_all()
+            except zmq.Again:
+                return
+            except TransportError as error:
+                self._ignored += 1
+                if self._ignored.bit_count() == 1:  # ever less often: a broken peer must not fill the log
+                    _LOG.warning("ignored a message from %s (%d so far): %s", self._address, self._ignored, error)

@@ -1,0 +1,87 @@
+"""How long a process of a run lives: not longer than its parent, not through SIGTERM, but through Ctrl-C.
+
+The terminal sends Ctrl-C to every process of the run; only the supervisor acts on it. SIGTERM, or the parent's end,
+sets a stop event; a process that does not leave in time is ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Final
+
+_LOG: Final = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG: Final = 1
+_PARENT_CHECK_S: Final = 1.0
+
+
+@contextlib.contextmanager
+def bounded_life(stop: threading.Event, *, grace_s: float = 5.0) -> Iterator[None]:
+    """Ignore SIGINT, and set `stop` on SIGTERM or when the parent process ends.
+
+    `grace_s` seconds after `stop` was set by one of these, a process that is still inside ends with code 143, whatever
+    its main thread is stuck in. Call it from the main thread. The parent's thread that started this process counts as
+    its parent: a launcher must start processes from a thread that lives as long as the run.
+    """
+    parent = os.getppid()
+    _die_with_parent()
+    # The interpreter writes the number of each signal to the descriptor at once, even while the main thread is inside
+    # a long call into C and cannot run a Python handler.
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    watcher = threading.Thread(target=_watch, args=(reader, parent, stop, grace_s), name="lifetime", daemon=True)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _leave_to_watcher)
+    wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    watcher.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        writer.close()
+        watcher.join()
+        reader.close()
+
+
+def _leave_to_watcher(number: int, frame: FrameType | None) -> None:
+    """Exists so that the signal does not end the process."""
+
+
+def _die_with_parent() -> None:
+    with contextlib.suppress(OSError, AttributeError):  # another kernel: the watcher looks at the parent anyway
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _watch(reader: socket.socket, parent: int, stop: threading.Event, grace_s: float) -> None:
+    """Run until the other end of `reader` is closed."""
+    reader.settimeout(_PARENT_CHECK_S)
+    give_up_at = float("inf")
+    while True:
+        try:
+            received = reader.recv(64)
+            if not received:
+                return
+            reason = "SIGTERM" if signal.SIGTERM in received else ""
+        except TimeoutError:
+            reason = "" if os.getppid() == parent else f"the end of the parent process {parent}"
+        now = time.monotonic()
+        if reason and give_up_at == float("inf"):
+            _LOG.info("stopping because of %s", reason)
+            give_up_at = now + grace_s
+            reader.settimeout(min(_PARENT_CHECK_S, grace_s))
+            stop.set()
+        if now >= give_up_at:
+            _LOG.error("did not stop within %g s; ending at once", grace_s)
+            os._exit(128 + signal.SIGTERM)

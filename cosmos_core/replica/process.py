@@ -1,0 +1,182 @@
+"""The frame of a replica's process: arguments, log, signals, and the one place where any error ends."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import logging
+import os
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+import attrs
+
+from cosmos_core.config.job import Job
+from cosmos_core.config.loading import load_job
+from cosmos_core.errors import CosmosError, ReplicaError
+from cosmos_core.observe import logs
+from cosmos_core.replica.client import ControlClient
+from cosmos_core.replica.host import host_id
+from cosmos_core.replica.lifetime import bounded_life
+from cosmos_core.transport.messages import WIRE_VERSION, Failed, Hello, Role
+
+_LOG: Final = logging.getLogger(__name__)
+
+_FLUSH_S: Final = 2.0
+_EXIT_S: Final = 10.0
+
+
+@attrs.define(kw_only=True, eq=False)
+class RoleArgs:
+    """What a role's main function is given.
+
+    Attributes:
+        run_dir: The run's folder.
+        job: The run.
+        role: `policy` or `rollout`.
+        name: This replica's name.
+        incarnation: Random per process.
+        controller: `tcp://HOST:PORT` of the controller.
+        checkpoint: Checkpoint to start from; None for a new run.
+        stop: Set when the process shall end (SIGTERM, or its parent ended).
+        client: The line to the controller, once `connect` or `register` was called.
+    """
+
+    run_dir: Path
+    job: Job
+    role: Role
+    name: str
+    controller: str
+    checkpoint: str | None = None
+    incarnation: str = attrs.field(factory=lambda: uuid.uuid4().hex[:12])
+    stop: threading.Event = attrs.field(factory=threading.Event)
+    client: ControlClient | None = None
+
+    def hello(self, *, endpoints: Mapping[str, str], step: int = 0) -> Hello:
+        """How this replica introduces itself; `endpoints` are where it serves others, by purpose."""
+        return Hello(
+            wire=WIRE_VERSION,
+            run_id=self.job.run_id,
+            name=self.name,
+            role=self.role,
+            incarnation=self.incarnation,
+            host=host_id(),
+            pid=os.getpid(),
+            step=step,
+            endpoints=dict(endpoints),
+        )
+
+    def connect(
+        self,
+        *,
+        endpoints: Mapping[str, str],
+        step: int = 0,
+        gauges: Callable[[], Mapping[str, float]] = dict,
+    ) -> ControlClient:
+        """Make, register and start the line to the controller; `run_role` closes it.
+
+        Raises:
+            TransportError: The controller's address is malformed.
+        """
+        heartbeat_s = self.job.recipe.control.heartbeat_s
+        client = ControlClient(self.controller, self.hello(endpoints=endpoints, step=step), heartbeat_s, gauges)
+        self.register(client)
+        client.start()
+        return client
+
+    def register(self, client: ControlClient) -> None:
+        """Let `run_role` report a failure through `client`, and close it in the end."""
+        self.client = client
+
+
+def run_role(role: Role, main: Callable[[RoleArgs], None], argv: Sequence[str] | None = None) -> NoReturn:
+    """Run a role's main function as this process, and exit.
+
+    Exit codes: 0 when `main` returned, or the controller refused this replica (it is not wanted; the log says why);
+    1 on any error, after telling the controller; 143 when the process did not stop in time after SIGTERM.
+
+    Args:
+        role: Which role.
+        main: Its main function; it returns when the replica is done or `RoleArgs.stop` is set.
+        argv: The command line; this process's own if absent.
+
+    Raises:
+        SystemExit: Always.
+    """
+    options = _parser(role).parse_args(argv)
+    logs.setup(options.run / "logs" / f"{options.name}.jsonl", options.name)
+    faulthandler.enable()
+    threading.excepthook = _log_thread_error
+    stop = threading.Event()
+    with bounded_life(stop):
+        code = _supervise(role, main, options, stop)
+    _exit_soon(code)
+    sys.exit(code)
+
+
+def _parser(role: Role) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m cosmos_core.{role}", allow_abbrev=False)
+    parser.add_argument("--run", type=Path, required=True, help="the run's folder")
+    parser.add_argument("--name", required=True, help="name of this replica")
+    parser.add_argument("--controller", required=True, help="tcp://HOST:PORT of the controller")
+    parser.add_argument("--checkpoint", help="checkpoint to start from")
+    return parser
+
+
+def _supervise(role: Role, main: Callable[[RoleArgs], None], options: argparse.Namespace, stop: threading.Event) -> int:
+    """The process's one supervised boundary: whatever is raised ends here, as an exit code."""
+    args: RoleArgs | None = None
+    try:
+        args = RoleArgs(
+            run_dir=options.run,
+            job=load_job(options.run),
+            role=role,
+            name=options.name,
+            controller=options.controller,
+            checkpoint=options.checkpoint,
+            stop=stop,
+        )
+        _LOG.info("%s %s started, incarnation %s, pid %d", role, args.name, args.incarnation, os.getpid())
+        main(args)
+    except Exception as error:  # noqa: BLE001 - the supervised boundary
+        return _on_error(error, args.client if args else None)
+    else:
+        _LOG.info("%s %s is done", role, args.name)
+        return 0
+    finally:
+        if args and args.client:
+            args.client.close()
+
+
+def _on_error(error: Exception, client: ControlClient | None) -> int:
+    if isinstance(error, ReplicaError) and client is not None and client.refusal:
+        _LOG.warning("%s", error)
+        return 0
+    is_ours = isinstance(error, CosmosError)
+    reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
+    _LOG.error("%s", reason, exc_info=error if not is_ours or os.environ.get("COSMOS_DEBUG") == "1" else None)
+    if client is not None:
+        try:
+            client.report(Failed(reason=reason))
+        except CosmosError as full:
+            _LOG.warning("the controller could not be told: %s", full)
+        else:
+            if not client.flush(_FLUSH_S):
+                _LOG.warning("the controller did not confirm the failure within %g s", _FLUSH_S)
+    return 1
+
+
+def _exit_soon(code: int) -> None:
+    """End the process even if a thread that some library left behind does not."""
+    timer = threading.Timer(_EXIT_S, os._exit, [code])
+    timer.daemon = True
+    timer.start()
+
+
+def _log_thread_error(problem: threading.ExceptHookArgs) -> None:
+    name = problem.thread.name if problem.thread else "a thread"
+    _LOG.error("%s failed: %s", name, problem.exc_value, exc_info=problem.exc_value)

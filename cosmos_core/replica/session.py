@@ -1,0 +1,201 @@
+"""One replica's side of the control protocol, without sockets, threads or a clock.
+
+What to say next is derived from what is known, so a message that could not be sent is simply still due. Time is
+handed in, in seconds of any monotonic clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import attrs
+
+from cosmos_core.errors import ReplicaError, TransportError
+from cosmos_core.transport.messages import Acknowledged, Beat, Directive, Down, Hello, Refused, Reports, Welcome
+from cosmos_core.transport.outbox import Outbox
+
+HELLO_S: Final = 1.0
+RESEND_S: Final = 0.5
+SILENCE_S: Final = 10.0
+"""Silence of the controller after which the replica says hello again, in case the controller forgot it."""
+
+_BATCH_REPORTS: Final = 512
+_BATCH_BYTES: Final = 1 << 20
+
+
+class Session:
+    """What one incarnation of a replica knows of its controller, and still has to tell it. Not thread-safe.
+
+    Args:
+        hello: How the replica introduces itself.
+        heartbeat_s: Seconds between beats.
+        gauges: Called for each beat; must be quick and must not raise.
+        outbox: Where reports wait until they are durable.
+
+    Attributes:
+        hello: As given, its `step` kept current by the owner.
+        outbox: As given.
+        directive: The newest directive, by term and revision; None before the first.
+        refusal: Why the controller does not want this replica; empty while it does.
+    """
+
+    __slots__ = (
+        "_beat_at",
+        "_gauges",
+        "_heard_at",
+        "_heartbeat_s",
+        "_hello_at",
+        "_resend_at",
+        "_term",
+        "_welcomed",
+        "directive",
+        "hello",
+        "outbox",
+        "refusal",
+    )
+
+    def __init__(
+        self, hello: Hello, *, heartbeat_s: float, gauges: Callable[[], Mapping[str, float]], outbox: Outbox
+    ) -> None:
+        self.hello = hello
+        self.outbox: Final = outbox
+        self.directive: Directive | None = None
+        self.refusal = ""
+        self._heartbeat_s: Final = heartbeat_s
+        self._gauges: Final = gauges
+        # Invariant: welcomed <= term, the newest term heard of. Reports and beats are only said when they are equal.
+        self._term = 0
+        self._welcomed = 0
+        self._hello_at = -math.inf
+        self._beat_at = math.inf
+        self._resend_at = math.inf
+        self._heard_at = math.inf
+
+    @property
+    def is_welcome(self) -> bool:
+        """Whether the newest controller heard of has accepted this replica."""
+        return self._term > 0 and self._welcomed == self._term
+
+    def deadline(self) -> float:
+        """When `next_message` may have something to say, if nothing is received and nothing is reported before."""
+        if self.refusal:
+            return math.inf
+        if not self.is_welcome:
+            return self._hello_at
+        return min(self._beat_at, self._resend_at, self._heard_at + SILENCE_S, self._hello_at)
+
+    def next_message(self, now: float) -> Hello | Beat | Reports | None:
+        """What to send now; the same again until `sent` is told that it was sent. None: nothing."""
+        if self.refusal:
+            return None
+        if now >= self._heard_at + SILENCE_S:
+            self._heard_at = now
+            self._hello_at = now
+        if now >= self._hello_at:
+            return self.hello
+        if not self.is_welcome:
+            return None
+        if now >= self._beat_at:
+            return self._beat()
+        if now >= self._resend_at:
+            self._resend_at = math.inf
+            self.outbox.rewind()
+        return self._reports()
+
+    def sent(self, message: Hello | Beat | Reports, now: float) -> None:
+        """Note that a message of `next_message` was handed to the socket."""
+        match message:
+            case Hello():
+                self._hello_at = math.inf if self.is_welcome else now + HELLO_S
+            case Beat():
+                self._beat_at = now + self._heartbeat_s
+            case Reports():
+                self.outbox.sent(message.first + len(message.reports) - 1)
+                self._resend_at = min(self._resend_at, now + RESEND_S)
+
+    def receive(self, message: Down, now: float) -> None:
+        """Take in a message of the controller; one of an older term, or nothing new, changes nothing.
+
+        Raises:
+            ReplicaError: The controller has forgotten reports that it had made durable.
+            TransportError: The message makes no sense here; nothing was changed.
+        """
+        if isinstance(message, Welcome | Directive | Acknowledged) and message.acknowledged > self.outbox.last:
+            raise TransportError(
+                f"{type(message).__name__} acknowledges report {message.acknowledged}, but only {self.outbox.last} "
+                "were made"
+            )
+        self._heard_at = now
+        match message:
+            case Refused():
+                self.refusal = message.reason or "no reason was given"
+            case Welcome() if message.term >= max(self._term, 1):
+                self._on_welcome(message, now)
+            case Directive() if message.term >= max(self._term, 1):
+                self._on_term(message.term, now)
+                self._on_directive(message, now)
+                self._on_acknowledged(message.term, message.acknowledged, now)
+            case Acknowledged() if message.term >= max(self._term, 1):
+                self._on_term(message.term, now)
+                self._on_acknowledged(message.term, message.acknowledged, now)
+            case Welcome() | Directive() | Acknowledged():
+                pass
+            case _:
+                raise TransportError(f"{type(message).__name__} is not for replicas")
+
+    def _on_term(self, term: int, now: float) -> None:
+        if term > self._term:
+            self._term = term
+            self._hello_at = now
+
+    def _on_welcome(self, welcome: Welcome, now: float) -> None:
+        if welcome.term == self._welcomed:
+            self._on_acknowledged(welcome.term, welcome.acknowledged, now)
+            return
+        if welcome.acknowledged < self.outbox.acknowledged:
+            raise ReplicaError(
+                f"{self.hello.name}: the controller of term {welcome.term} knows reports up to {welcome.acknowledged}, "
+                f"but {self.outbox.acknowledged} were acknowledged: its journal lost some (a power cut with "
+                "control.durable = false, or another journal). Start this replica again"
+            )
+        self.outbox.acknowledge(welcome.acknowledged)
+        self.outbox.rewind()
+        self._term = self._welcomed = welcome.term
+        self._hello_at = self._resend_at = math.inf
+        self._beat_at = now
+
+    def _on_directive(self, directive: Directive, now: float) -> None:
+        newest = self.directive
+        if newest is None or (directive.term, directive.revision) > (newest.term, newest.revision):
+            self.directive = directive
+            # A beat acknowledges it: soon enough to save a repetition, late enough to cover a burst of them.
+            self._beat_at = min(self._beat_at, now + self._heartbeat_s / 2)
+
+    def _on_acknowledged(self, term: int, number: int, now: float) -> None:
+        if term == self._welcomed and self.outbox.acknowledge(number):
+            self._resend_at = now + RESEND_S if len(self.outbox) else math.inf
+
+    def _beat(self) -> Beat:
+        newest = self.directive
+        return Beat(
+            name=self.hello.name,
+            incarnation=self.hello.incarnation,
+            term=self._term,
+            revision=newest.revision if newest is not None and newest.term == self._term else 0,
+            gauges=dict(self._gauges()),
+        )
+
+    def _reports(self) -> Reports | None:
+        batch = self.outbox.peek(max_reports=_BATCH_REPORTS, max_bytes=_BATCH_BYTES)
+        if batch is None:
+            return None
+        first, reports = batch
+        return Reports(
+            name=self.hello.name, incarnation=self.hello.incarnation, term=self._term, first=first, reports=reports
+        )
+
+    def set_step(self, step: int) -> None:
+        """Note the step whose weights the replica holds, for its next hello."""
+        self.hello = attrs.evolve(self.hello, step=step)

@@ -1,0 +1,302 @@
+"""Attention over packed tokens and slots, behind Hugging Face's own attention interface.
+
+An unmodified module is called with all tokens of a step as one row [1, N] and `use_cache=False`; its attention layers
+call the function registered here, which finds what the step means in a thread-local. No mask function is registered
+under the name: Hugging Face builds no mask for a name that it does not know, and `attend` is given None.
+
+Shape legend: N tokens of the step, n decoding sequences (the first n tokens, one each), H query heads, K key-value
+heads, G = H / K, D head dim, C cache capacity, P padded pieces, Q their longest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any, Final, Protocol
+
+import attrs
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from cosmos_core.rollout.embedded.cache import SlotCache
+
+NAME: Final = "cosmos_slots"
+
+_LONG_PIECE: Final = 512
+"""Pieces above this length are never padded together with others."""
+
+
+@attrs.frozen(kw_only=True)
+class Variant:
+    """What a layer asks of attention beyond the plain."""
+
+    scaling: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks_H: torch.Tensor | None = None
+
+
+class Step(Protocol):
+    """What one forward means."""
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        *,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        variant: Variant,
+        extras: dict[str, Any],
+    ) -> torch.Tensor:
+        """Attend with queries [H, N, D], keys and values [K, N, D]; returns [N, H, D]."""
+        ...
+
+
+class _Current(threading.local):
+    step: Step | None = None
+
+
+_CURRENT: Final = _Current()
+
+
+@contextlib.contextmanager
+def meaning(step: Step) -> Iterator[None]:
+    """Forwards of this thread mean `step` inside."""
+    _CURRENT.step = step
+    try:
+        yield
+    finally:
+        _CURRENT.step = None
+
+
+def _attention(  # noqa: PLR0917 - called by Hugging Face's modules
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **extras: Any,
+) -> tuple[torch.Tensor, None]:
+    step = _CURRENT.step
+    assert step is not None, "a module of the embedded engine was called outside of it"
+    if attention_mask is not None:
+        extras["attention_mask"] = attention_mask
+    variant = Variant(
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+        sinks_H=s_aux,
+    )
+    attended = step.attend(module, queries=query[0], keys=key[0], values=value[0], variant=variant, extras=extras)
+    return attended[None], None
+
+
+ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
+
+
+@attrs.frozen(kw_only=True)
+class Piece:
+    """Consecutive units of one sequence: tokens [first, last) of the step, from unit `start` of slot `slot`."""
+
+    first: int
+    last: int
+    start: int
+    slot: int
+
+
+@attrs.frozen(kw_only=True)
+class Fork:
+    """The first `num_units` units of slot `source` are those of `targets` too."""
+
+    source: int
+    targets: tuple[int, ...]
+    num_units: int
+
+
+class SlotStep:
+    """A step over slots: tokens 0 to n - 1 decode in slots 0 to n - 1, the rest are pieces of prompts."""
+
+    def __init__(
+        self,
+        cache: SlotCache | None,
+        *,
+        slots_N: torch.Tensor,
+        positions_N: torch.Tensor,
+        num_decoding: int,
+        pieces: tuple[Piece, ...] = (),
+        forks: tuple[Fork, ...] = (),
+    ) -> None:
+        self._cache = cache
+        self._slots_N = slots_N
+        self._positions_N = positions_N
+        self._num_decoding = num_decoding
+        self._forks = forks
+        self._packs = tuple(_packs(pieces, slots_N.device))
+        self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        *,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        variant: Variant,
+        extras: dict[str, Any],  # noqa: ARG002 - looked at once, at start
+    ) -> torch.Tensor:
+        """Cache the new units, then attend (`Step.attend`)."""
+        cached = self._write(module.layer_idx, keys, values) if self._cache is not None else None
+        num_decoding = self._num_decoding
+        if not self._packs and cached is not None:
+            return self._decode(queries, *cached, variant)
+        out = values.new_empty(queries.shape[1], queries.shape[0], values.shape[-1])
+        if num_decoding and cached is not None:
+            out[:num_decoding] = self._decode(queries[:, :num_decoding], *cached, variant)
+        for pack in self._packs:
+            pack.attend(out, queries=queries, keys=keys, values=values, cached=cached, variant=variant)
+        return out
+
+    def _write(self, layer: Any, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self._cache is not None
+        cached_keys, cached_values = self._cache.layers[layer]
+        cached_keys[self._slots_N, :, self._positions_N] = keys.transpose(0, 1)
+        cached_values[self._slots_N, :, self._positions_N] = values.transpose(0, 1)
+        for fork in self._forks:
+            targets, size = list(fork.targets), fork.num_units
+            cached_keys[targets, :, :size] = cached_keys[fork.source, :, :size]
+            cached_values[targets, :, :size] = cached_values[fork.source, :, :size]
+        return cached_keys, cached_values
+
+    def _decode(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, variant: Variant
+    ) -> torch.Tensor:
+        """One new unit a slot: the G query heads of a key-value head become rows of one small matrix product."""
+        num_heads, num, dim = queries.shape
+        num_shared, capacity = keys.shape[1], keys.shape[2]
+        rows = num * num_shared
+        grouped = queries.transpose(0, 1).reshape(rows, num_heads // num_shared, dim)
+        keys_T = keys[:num].view(rows, capacity, dim).transpose(1, 2)
+        mask = self._mask(num_shared, capacity, variant.window, queries.dtype)
+        if variant.softcap is None:
+            scores = torch.baddbmm(mask, grouped, keys_T, alpha=variant.scaling)
+        else:
+            scores = torch.bmm(grouped, keys_T).mul_(variant.scaling)
+            scores = scores.div_(variant.softcap).tanh_().mul_(variant.softcap).add_(mask)
+        sinks = None if variant.sinks_H is None else variant.sinks_H.view(num_shared, -1).repeat(num, 1)
+        weights = _softmax(scores, sinks)
+        return torch.bmm(weights, values[:num].view(rows, capacity, -1)).view(num, num_heads, -1)
+
+    def _mask(self, num_shared: int, capacity: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """0 where a decoding sequence may look, else minus infinity: [n K, 1, C]; made once a step."""
+        mask = self._masks.get((num_shared, window))
+        if mask is None:
+            places_C = torch.arange(capacity, device=self._positions_N.device)
+            here_n1 = self._positions_N[: self._num_decoding, None]
+            hidden = places_C > here_n1
+            if window is not None:
+                hidden |= places_C <= here_n1 - window
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
+            mask = mask.repeat_interleave(num_shared, 0)[:, None]
+            self._masks[num_shared, window] = mask
+        return mask
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Pack:
+    """Pieces attended together: one as it lies, or several of like length, padded.
+
+    Attributes:
+        piece: The piece, where there is one only.
+        padded_PQ: Token of each padded place.
+        real_PQ: Whether a padded place is a token.
+    """
+
+    piece: Piece | None = None
+    padded_PQ: torch.Tensor | None = None
+    real_PQ: torch.Tensor | None = None
+
+    def attend(
+        self,
+        out: torch.Tensor,
+        *,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        cached: tuple[torch.Tensor, torch.Tensor] | None,
+        variant: Variant,
+    ) -> None:
+        """Fill the rows of `out` [N, H, D] that are the tokens of these pieces."""
+        if self.piece is not None:
+            first, last, start = self.piece.first, self.piece.last, self.piece.start
+            keys, values = keys[:, first:last], values[:, first:last]
+            if start:
+                assert cached is not None
+                keys, values = (held[self.piece.slot, :, : start + last - first] for held in cached)
+            attended = _causal(queries[None, :, first:last], keys[None], values[None], start, variant)
+            out[first:last] = attended[0].transpose(0, 1)
+            return
+        assert self.padded_PQ is not None
+        assert self.real_PQ is not None
+        q, k, v = (part[:, self.padded_PQ].transpose(0, 1) for part in (queries, keys, values))
+        attended = _causal(q, k, v, 0, variant)
+        out[self.padded_PQ[self.real_PQ]] = attended.transpose(1, 2)[self.real_PQ]
+
+
+def _packs(pieces: tuple[Piece, ...], device: torch.device) -> Iterator[_Pack]:
+    """Group pieces that start their sequence by length (up to the next power of two), so that little is padding."""
+    alike: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        size = piece.last - piece.first
+        if piece.start or size > _LONG_PIECE:
+            yield _Pack(piece=piece)
+        else:
+            alike.setdefault(size.bit_length(), []).append(piece)
+    for group in alike.values():
+        if len(group) == 1:
+            yield _Pack(piece=group[0])
+            continue
+        first_P1 = torch.tensor([[piece.first] for piece in group], device=device)
+        last_P1 = torch.tensor([[piece.last] for piece in group], device=device)
+        places_PQ = first_P1 + torch.arange(max(piece.last - piece.first for piece in group), device=device)
+        yield _Pack(padded_PQ=places_PQ.minimum(last_P1 - 1), real_PQ=places_PQ < last_P1)
+
+
+def _causal(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int, variant: Variant
+) -> torch.Tensor:
+    """Causal attention of queries [P, H, Q, D] at units `start`, …, over keys and values [P, K, T, D]."""
+    shared = queries.shape[1] // keys.shape[1]
+    if shared > 1:
+        keys, values = keys.repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
+    size, total = queries.shape[2], keys.shape[2]
+    plain = variant.softcap is None and variant.sinks_H is None
+    if plain and not start and (variant.window is None or variant.window >= total):
+        return scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=variant.scaling)
+    here_Q1 = torch.arange(start, start + size, device=queries.device)[:, None]
+    there_T = torch.arange(total, device=queries.device)
+    visible_QT = there_T <= here_Q1
+    if variant.window is not None:
+        visible_QT &= there_T > here_Q1 - variant.window
+    if plain:
+        return scaled_dot_product_attention(queries, keys, values, attn_mask=visible_QT, scale=variant.scaling)
+    scores = torch.matmul(queries, keys.transpose(2, 3)) * variant.scaling
+    if variant.softcap is not None:
+        scores = torch.tanh(scores / variant.softcap) * variant.softcap
+    scores = scores.masked_fill(~visible_QT, -torch.inf)
+    sinks = None if variant.sinks_H is None else variant.sinks_H[:, None].expand(scores.shape[:3])
+    return torch.matmul(_softmax(scores, sinks), values)
+
+
+def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Softmax over the last dim in float32; a sink per row takes its share of the mass and gives nothing."""
+    if sinks is None:
+        return torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype)
+    extended = torch.cat([scores, sinks.to(scores.dtype)[..., None]], -1)
+    return torch.softmax(extended, -1, dtype=torch.float32)[..., :-1].to(scores.dtype)

@@ -1,0 +1,38 @@
+"""What a request must be to enter the engine."""
+
+from __future__ import annotations
+
+from cosmos_core.errors import EngineError
+from cosmos_core.protocols import Request
+from cosmos_core.rollout.embedded.sequence import prompt_ids
+
+
+def check_request(request: Request, *, context_length: int, vocabulary: int) -> None:
+    """Refuse what cannot be generated.
+
+    Raises:
+        EngineError: Names the request, the value seen and what is allowed.
+    """
+    where = f"request {request.request_id!r}"
+    array = request.prompt.arrays.get("prompt")
+    if request.prompt.kind != "tokens" or array is None or array.dtype != "int32":
+        raise EngineError(f"{where}: the embedded engine takes payloads of kind 'tokens' with an int32 'prompt'")
+    ids = prompt_ids(request.prompt)
+    if len(ids) == 0:
+        raise EngineError(f"{where}: the prompt is empty; it needs one token at least")
+    if ids.min() < 0 or ids.max() >= vocabulary:
+        raise EngineError(f"{where}: token ids {ids.min()} to {ids.max()} do not fit a vocabulary of {vocabulary}")
+    sampling = request.sampling
+    if sampling.max_units < 1 or len(ids) + sampling.max_units > context_length:
+        raise EngineError(
+            f"{where}: a prompt of {len(ids)} and a completion of up to {sampling.max_units} units do not fit the "
+            f"context length of {context_length}"
+        )
+    if sampling.num_samples < 1 or (sampling.temperature == 0 and sampling.num_samples != 1):
+        raise EngineError(f"{where}: {sampling.num_samples} samples at temperature {sampling.temperature}")
+    proper = sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0
+    if not proper:
+        raise EngineError(
+            f"{where}: temperature {sampling.temperature}, top_p {sampling.top_p}, top_k {sampling.top_k} are not a "
+            "way to draw (temperature >= 0, 0 < top_p <= 1, top_k >= 0)"
+        )

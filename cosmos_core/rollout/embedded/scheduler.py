@@ -1,0 +1,286 @@
+"""Who is in which slot, who waits, and what the next step does.
+
+Slots 0 to n - 1 are always taken without a gap. All of them decode, except that the last one may hold a prompt that
+was too long for one step's budget; nothing else is admitted until it is done.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+import attrs
+
+from cosmos_core.rollout.embedded.attention import Fork, Piece
+from cosmos_core.rollout.embedded.cache import SlotCache
+from cosmos_core.rollout.embedded.sequence import Flight, Sequence
+from cosmos_core.rollout.embedded.slots import SlotNumbers, Traits
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Plan:
+    """One step.
+
+    Attributes:
+        num_decoding: Slots 0 to n - 1 feed their newest unit.
+        pieces: What follows them among the step's tokens.
+        piece_tokens: Tokens and positions of the pieces, one after another.
+        forks: Slots that start from what another holds.
+        drawn: The sequences that draw a unit, in slots 0, 1, …
+        logit_rows: For each of `drawn` its row among the logits kept; None where row i is that of `drawn[i]`.
+        kept: Token of the step whose logits are kept, for each piece that draws.
+        num_units: Units in the longest slot.
+    """
+
+    num_decoding: int
+    pieces: tuple[Piece, ...]
+    piece_tokens: list[int]
+    forks: tuple[Fork, ...]
+    drawn: list[Sequence]
+    logit_rows: list[int] | None
+    kept: list[int]
+    num_units: int
+
+
+class Scheduler:
+    """Admits waiting sequences in order of priority, then of arrival."""
+
+    def __init__(self, cache: SlotCache, numbers: SlotNumbers, *, num_slots: int, prefill_units: int) -> None:
+        self._cache = cache
+        self._numbers = numbers
+        self._num_slots = num_slots
+        self._prefill_units = prefill_units
+        self._waiting: list[tuple[int, int, int, Sequence]] = []
+        self._running: list[Sequence] = []
+        self._partial: Sequence | None = None
+        self._traits: Traits | None = None
+        self.version = 0
+
+    @property
+    def num_running(self) -> int:
+        """Sequences in slots."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences not started, or set back."""
+        return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._running or self._waiting)
+
+    @property
+    def traits(self) -> Traits:
+        """What the sampler must be able to do now."""
+        if self._traits is None:
+            samplings = {sequence.flight.request.sampling for sequence in self._running}
+            self._traits = Traits(
+                greedy=any(sampling.temperature == 0 for sampling in samplings),
+                scaled=any(sampling.temperature not in (0, 1) for sampling in samplings),
+                restricted=any(sampling.top_k > 0 or sampling.top_p < 1 for sampling in samplings),
+            )
+        return self._traits
+
+    def add(self, sequences: Iterable[Sequence]) -> None:
+        """Let sequences wait."""
+        for sequence in sequences:
+            flight = sequence.flight
+            heapq.heappush(self._waiting, (flight.request.priority, flight.number, sequence.index, sequence))
+
+    def mark(self, version: int) -> None:
+        """What is generated from now on comes of `version`."""
+        self.version = version
+        for sequence in self._running:
+            sequence.mark(version)
+
+    def requeue(self) -> None:
+        """Set every running sequence back to waiting: its cache is to be computed anew, its units stay."""
+        running, self._running, self._partial, self._traits = self._running, [], None, None
+        for sequence in running:
+            sequence.slot, sequence.cached = -1, 0
+        self.add(running)
+
+    def remove(self, finished: Iterable[Sequence]) -> None:
+        """Take sequences out, running or waiting, and close the gaps."""
+        gone = set(finished)
+        if any(sequence.slot < 0 for sequence in gone):
+            self._waiting = [entry for entry in self._waiting if entry[3] not in gone]
+            heapq.heapify(self._waiting)
+        if any(sequence.slot >= 0 for sequence in gone):
+            self._compact({sequence.slot for sequence in gone if sequence.slot >= 0})
+        for sequence in gone:
+            sequence.slot = -1
+
+    def _compact(self, gone: set[int]) -> None:
+        self._traits = None
+        if self._partial is not None and self._partial.slot in gone:
+            self._partial = None
+        # The unfinished prompt must stay last, so it moves after the others have closed up.
+        decoding = len(self._running) - (self._partial is not None)
+        kept = decoding - sum(slot < decoding for slot in gone)
+        holes = sorted(slot for slot in gone if slot < kept)
+        self._move([slot for slot in range(kept, decoding) if slot not in gone], holes)
+        if self._partial is not None and kept < decoding:
+            self._move([decoding], [kept])
+        del self._running[kept + (self._partial is not None) :]
+
+    def _move(self, sources: list[int], targets: list[int]) -> None:
+        if not sources:
+            return
+        moved = [self._running[source] for source in sources]
+        self._cache.move(sources, targets, min(max(len(s.tokens) for s in moved), self._cache.capacity))
+        self._numbers.move(sources, targets)
+        for sequence, target in zip(moved, targets, strict=True):
+            self._running[target] = sequence
+            sequence.slot = target
+
+    def plan(self) -> Plan:
+        """Decide the next step and place what is admitted."""
+        draft = _Draft(self._prefill_units, may_decode=self._partial is None)
+        num_decoding = len(self._running)
+        if self._partial is not None:
+            num_decoding -= 1
+            self._partial = draft.go_on(self._partial)
+        free = self._num_slots - len(self._running)
+        while self._waiting and free and self._partial is None:
+            sequence = self._waiting[0][3]
+            if not draft.has_room(sequence, self._holder(sequence.flight)):
+                break
+            heapq.heappop(self._waiting)
+            free -= 1
+            self._partial = draft.admit(sequence, self._holder(sequence.flight))
+        self._place([*draft.late, *draft.in_order()])
+        return self._finish(draft, num_decoding + len(draft.late))
+
+    def _holder(self, flight: Flight) -> Sequence | None:
+        """A decoding sample of the request whose prompt was cached under the loaded weights."""
+        return next(
+            (
+                s
+                for s in flight.sequences
+                if s.slot >= 0 and s.prefix_version == self.version and s is not self._partial
+            ),
+            None,
+        )
+
+    def _place(self, sequences: list[Sequence]) -> None:
+        new = [sequence for sequence in sequences if sequence.slot < 0]
+        if not new:
+            return
+        first = len(self._running)
+        self._running.extend(new)
+        self._traits = None
+        for slot, sequence in enumerate(new, first):
+            sequence.slot = slot
+            sequence.mark(self.version)
+            sequence.prefix_version = self.version
+        self._numbers.place(first, new)
+
+    def _finish(self, draft: _Draft, num_decoding: int) -> Plan:
+        pieces: list[Piece] = []
+        tokens: list[int] = []
+        kept: list[int] = []
+        rows = list(range(num_decoding))
+        at = num_decoding
+        for sequence, start, stop in draft.pieces:
+            pieces.append(Piece(first=at, last=at + stop - start, start=start, slot=sequence.slot))
+            tokens.extend(sequence.tokens[start:stop])
+            at += stop - start
+            if sequence is not self._partial:
+                rows.extend([num_decoding + len(kept)] * (1 + len(draft.shares.get(sequence, ()))))
+                kept.append(at - 1)
+        drawn = self._running if self._partial is None else self._running[:-1]
+        return Plan(
+            num_decoding=num_decoding,
+            pieces=tuple(pieces),
+            piece_tokens=tokens,
+            forks=draft.forks(),
+            drawn=drawn.copy(),
+            logit_rows=rows if draft.shares else None,
+            kept=kept,
+            num_units=max(len(sequence.tokens) for sequence in self._running),
+        )
+
+
+class _Draft:
+    """A plan in the making.
+
+    Attributes:
+        pieces: (sequence, first unit to feed, end), in the order of their slots.
+        shares: Samples that draw from the logits of another's prompt.
+        late: Samples that only lack the last unit of their prompt, so they decode at once.
+    """
+
+    def __init__(self, budget: int, *, may_decode: bool) -> None:
+        self.pieces: list[tuple[Sequence, int, int]] = []
+        self.shares: dict[Sequence, list[Sequence]] = {}
+        self.late: list[Sequence] = []
+        self._budget = budget
+        self._may_decode = may_decode
+        self._leaders: dict[Flight, Sequence] = {}
+        self._forks: dict[tuple[Sequence, int], list[Sequence]] = {}
+
+    def has_room(self, sequence: Sequence, holder: Sequence | None) -> bool:
+        """Whether the budget allows to admit a sequence, in part at least."""
+        return self._budget > 0 or len(sequence.tokens) - self._shared_units(sequence, holder) <= 1
+
+    def go_on(self, sequence: Sequence) -> Sequence | None:
+        """Continue a prompt; returns it if it is still not done."""
+        return self._feed(sequence)
+
+    def admit(self, sequence: Sequence, holder: Sequence | None) -> Sequence | None:
+        """Take a sequence in; returns it if its prompt is not done in this step.
+
+        Args:
+            sequence: Waiting.
+            holder: A sample of its request that has the prompt in the cache since an earlier step.
+        """
+        size = len(sequence.tokens)
+        leader = self._leaders.get(sequence.flight)
+        sequence.cached = self._shared_units(sequence, holder)
+        source = leader or holder
+        if source is not None:
+            self._forks.setdefault((source, sequence.cached), []).append(sequence)
+        if leader is not None and sequence.cached == size:
+            self.shares.setdefault(leader, []).append(sequence)
+        elif leader is None and holder is not None and sequence.cached == size - 1 and self._may_decode:
+            self.late.append(sequence)
+        else:
+            return self._feed(sequence)
+        return None
+
+    def _shared_units(self, sequence: Sequence, holder: Sequence | None) -> int:
+        """Units that it takes over from another sample; all of a prompt only with that prompt's logits at hand."""
+        leader = self._leaders.get(sequence.flight)
+        if leader is None and holder is None:
+            return 0
+        has_logits = leader is not None and leader.num_generated == 0
+        return min(sequence.flight.num_prompt, len(sequence.tokens) - (not has_logits))
+
+    def _feed(self, sequence: Sequence) -> Sequence | None:
+        size = len(sequence.tokens)
+        # A last unit is fed whatever the budget, so that a step with forks alone cannot starve.
+        stop = min(size, sequence.cached + max(1, self._budget))
+        self.pieces.append((sequence, sequence.cached, stop))
+        self._budget -= stop - sequence.cached
+        sequence.cached = stop
+        if stop < size:
+            return sequence
+        self._leaders.setdefault(sequence.flight, sequence)
+        return None
+
+    def in_order(self) -> Iterable[Sequence]:
+        """Sequences of the pieces, each followed by those that share its logits."""
+        for sequence, _, _ in self.pieces:
+            yield sequence
+            yield from self.shares.get(sequence, ())
+
+    def forks(self) -> tuple[Fork, ...]:
+        """Forks, once every sequence has its slot."""
+        return tuple(
+            Fork(source=source.slot, targets=tuple(target.slot for target in targets), num_units=size)
+            for (source, size), targets in self._forks.items()
+            if size
+        )

@@ -1,0 +1,74 @@
+"""Per-slot numbers that every step needs on the device, one row a slot, moved with their sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import attrs
+import torch
+
+from cosmos_core.rollout.embedded.sampler import Drawing
+from cosmos_core.rollout.embedded.sequence import Sequence
+
+_TOKEN, _POSITION, _UNIT, _KEY, _TOP_K, _GREEDY = range(6)
+_TEMPERATURE, _TOP_P = range(2)
+
+
+@attrs.frozen(kw_only=True)
+class Traits:
+    """What some sequence in flight needs of the sampler."""
+
+    greedy: bool = False
+    scaled: bool = False
+    restricted: bool = False
+
+
+class SlotNumbers:
+    """Newest token and its position, next unit and random key, sampling of each slot."""
+
+    def __init__(self, num_slots: int, vocabulary: int, device: torch.device) -> None:
+        self._vocabulary = vocabulary
+        self._ints = torch.zeros(num_slots, 6, dtype=torch.int64, device=device)
+        self._floats = torch.ones(num_slots, 2, dtype=torch.float32, device=device)
+        self.places = torch.arange(num_slots, device=device)
+
+    def place(self, first: int, sequences: Rows[Sequence]) -> None:
+        """Fill slots `first`, …: each will feed its last unit, then draw the next."""
+        ints, floats = [], []
+        for sequence in sequences:
+            sampling = sequence.flight.request.sampling
+            top_k = sampling.top_k or self._vocabulary
+            is_greedy = int(sampling.temperature == 0)
+            position = len(sequence.tokens) - 1
+            ints.append((sequence.tokens[-1], position, sequence.num_generated, sequence.key, top_k, is_greedy))
+            floats.append((sampling.temperature or 1.0, sampling.top_p))
+        last = first + len(sequences)
+        self._ints[first:last] = torch.tensor(ints, dtype=torch.int64)
+        self._floats[first:last] = torch.tensor(floats, dtype=torch.float32)
+
+    def move(self, sources: list[int], targets: list[int]) -> None:
+        """Copy some slots to others."""
+        self._ints[targets] = self._ints[sources]
+        self._floats[targets] = self._floats[sources]
+
+    def feed(self, num: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Newest token and position of the first `num` slots, int64 [num] each."""
+        return self._ints[:num, _TOKEN], self._ints[:num, _POSITION]
+
+    def drawing(self, num: int, traits: Traits) -> Drawing:
+        """How to draw the next unit of the first `num` slots."""
+        ints, floats = self._ints[:num], self._floats[:num]
+        return Drawing(
+            keys_R=ints[:, _KEY],
+            units_R=ints[:, _UNIT],
+            temperature_R=floats[:, _TEMPERATURE] if traits.scaled else None,
+            greedy_R=ints[:, _GREEDY].bool() if traits.greedy else None,
+            top_k_R=ints[:, _TOP_K] if traits.restricted else None,
+            top_p_R=floats[:, _TOP_P] if traits.restricted else None,
+        )
+
+    def advance(self, tokens_R: torch.Tensor) -> None:
+        """Take in what the first R slots drew."""
+        rows = self._ints[: tokens_R.shape[0]]
+        rows[:, _TOKEN] = tokens_R
+        rows[:, _POSITION : _UNIT + 1] += 1

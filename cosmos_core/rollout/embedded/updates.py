@@ -1,0 +1,106 @@
+"""Weights in place: what the engine holds, an update being written, and its commit."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from cosmos_core.errors import WeightSyncError
+from cosmos_core.protocols import TensorSlice
+
+
+def canonical_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters (tied ones once) and persistent float buffers by their Hugging Face names."""
+    tensors: dict[str, torch.Tensor] = dict(module.named_parameters())
+    persistent = module.state_dict(keep_vars=True).keys()
+    buffers = module.named_buffers()
+    tensors.update((name, buffer) for name, buffer in buffers if name in persistent and buffer.is_floating_point())
+    return tensors
+
+
+def whole_layout(tensors: Mapping[str, torch.Tensor]) -> list[tuple[TensorSlice, str]]:
+    """Every tensor as one slice, with its dtype's name."""
+    return [
+        (
+            TensorSlice(name=name, start=(0,) * tensor.ndim, shape=tuple(tensor.shape)),
+            str(tensor.dtype).removeprefix("torch."),
+        )
+        for name, tensor in tensors.items()
+    ]
+
+
+class Update:
+    """What is written between `begin_update` and `commit_update`."""
+
+    def __init__(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.version = version
+        self._tensors = tensors
+        self._pieces: dict[str, list[tuple[TensorSlice, torch.Tensor]]] = {}
+
+    def write(self, piece: TensorSlice, data: torch.Tensor) -> None:
+        """Take a slice.
+
+        Raises:
+            WeightSyncError: It is not a slice of a tensor held here, or `data` has another shape.
+        """
+        tensor = self._tensors.get(piece.name)
+        if tensor is None:
+            raise WeightSyncError(f"update to version {self.version}: {piece.name!r} is not a tensor of this model")
+        if tuple(data.shape) != piece.shape:
+            raise WeightSyncError(f"{piece.name}: data of shape {tuple(data.shape)} for a slice of {piece.shape}")
+        inside = len(piece.start) == len(piece.shape) == tensor.ndim and all(
+            start >= 0 and start + size <= whole
+            for start, size, whole in zip(piece.start, piece.shape, tensor.shape, strict=True)
+        )
+        if not inside:
+            raise WeightSyncError(
+                f"{piece.name}: a slice of {piece.shape} at {piece.start} is not in a tensor of {tuple(tensor.shape)}"
+            )
+        self._pieces.setdefault(piece.name, []).append((piece, data))
+
+    def check(self) -> None:
+        """Raise WeightSyncError unless every element of every tensor was written."""
+        lacking = [
+            name
+            for name, tensor in self._tensors.items()
+            if not _covers([piece for piece, _ in self._pieces.get(name, ())], tuple(tensor.shape))
+        ]
+        if lacking:
+            raise WeightSyncError(
+                f"update to version {self.version}: {len(lacking)} of {len(self._tensors)} tensors are not wholly "
+                f"written, the first is {lacking[0]!r}"
+            )
+
+    def apply(self) -> None:
+        """Copy everything in."""
+        with torch.no_grad():
+            for name, pieces in self._pieces.items():
+                for piece, data in pieces:
+                    box = tuple(
+                        slice(start, start + size) for start, size in zip(piece.start, piece.shape, strict=True)
+                    )
+                    self._tensors[name][box].copy_(data)
+
+
+def _covers(pieces: Sequence[TensorSlice], shape: tuple[int, ...]) -> bool:
+    """Whether boxes cover a tensor: on the grid of their edges, every cell must be in one of them."""
+    if any(piece.shape == shape for piece in pieces) or 0 in shape:
+        return True
+    if not pieces:
+        return False
+    edges = [
+        sorted({0, whole, *itertools.chain.from_iterable((p.start[d], p.start[d] + p.shape[d]) for p in pieces)})
+        for d, whole in enumerate(shape)
+    ]
+    covered = np.zeros([len(marks) - 1 for marks in edges], bool)
+    for piece in pieces:
+        covered[
+            tuple(
+                slice(marks.index(start), marks.index(start + size))
+                for marks, start, size in zip(edges, piece.start, piece.shape, strict=True)
+            )
+        ] = True
+    return bool(covered.all())

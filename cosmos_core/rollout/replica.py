@@ -1,0 +1,141 @@
+"""A rollout replica's life: build everything, join, then keep to the controller's directives until told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Final, cast
+
+import torch
+
+from cosmos_core.config.job import Job
+from cosmos_core.config.stages import stages
+from cosmos_core.plugin.roles import load_algorithm, load_dataset, load_model, selections
+from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.protocols import EngineContext, Model, RolloutEngine
+from cosmos_core.replica.client import ControlClient
+from cosmos_core.replica.host import host_id
+from cosmos_core.replica.process import RoleArgs
+from cosmos_core.rollout.gate import VersionGate
+from cosmos_core.rollout.gauges import Gauges
+from cosmos_core.rollout.generation import Generation, Parts
+from cosmos_core.rollout.reward_pool import RewardPool
+from cosmos_core.rollout.weights_sync import WeightSync
+from cosmos_core.transport.messages import Report, RolloutDirective
+from cosmos_core.transport.payloads import PayloadServer
+from cosmos_core.weights.receiver import WeightReceiver
+
+_LOG: Final = logging.getLogger(__name__)
+
+_TICK_S: Final = 0.2
+_FLUSH_S: Final = 10.0
+_DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def main(args: RoleArgs) -> None:
+    """Serve until a directive says stop.
+
+    Raises:
+        CosmosError: The replica cannot be set up or cannot go on.
+    """
+    torch.set_num_threads(args.job.recipe.launch.threads)
+    with contextlib.ExitStack() as stack:
+        replica = Replica(args, stack)
+        replica.serve()
+
+
+def make_engine(job: Job, plugins: PluginSet, model: Model) -> RolloutEngine:
+    """The recipe's engine, not started.
+
+    Raises:
+        ConfigError: An option is wrong.
+        PluginError: The plugin failed.
+    """
+    config = job.recipe.rollout
+    automatic = "cuda" if torch.cuda.is_available() else "cpu"
+    context = EngineContext(
+        model=model,
+        dtype=_DTYPES[config.precision],
+        device=torch.device(automatic if config.device == "auto" else config.device),
+        max_in_flight=config.max_in_flight,
+        context_length=model.facts().context_length,
+        seed=job.recipe.run.seed,
+    )
+    engine = plugins.create("engine", config.engine.plugin, config.engine.options, context, "rollout.engine.options")
+    return cast("RolloutEngine", engine)
+
+
+class Replica:
+    """The parts of one replica; `stack` ends them in reverse order."""
+
+    def __init__(self, args: RoleArgs, stack: contextlib.ExitStack) -> None:
+        job, recipe = args.job, args.job.recipe
+        self._stop = args.stop
+        pool = RewardPool(recipe.reward, num_workers=recipe.rollout.reward_workers, seed=recipe.run.seed)
+        stack.callback(pool.close)
+        # The workers import their plugins while the model is built.
+        pool.start()
+        plugins = PluginSet.load(selections(recipe, ("model", "algorithm", "dataset", "engine")))
+        model, stage = load_model(job, plugins), stages(recipe)[-1]
+        self._engine = make_engine(job, plugins, model)
+        self._engine.start()
+        stack.callback(self._engine.shutdown)
+        payloads = stack.enter_context(PayloadServer(recipe.control.bind))
+        receiver = stack.enter_context(WeightReceiver(recipe.sync.transport, run_id=job.run_id, host=host_id()))
+        gate = VersionGate()
+        self._sync = WeightSync(self._engine, receiver, gate, cache=recipe.sync.cache, report=self._report)
+        self._generation = Generation(
+            Parts(
+                recipe=recipe,
+                stage=stage.index,
+                context_length=model.facts().context_length,
+                model=model,
+                dataset=load_dataset(job, plugins),
+                algorithm=load_algorithm(job, plugins, stage),
+                engine=self._engine,
+                pool=pool,
+                payloads=payloads,
+                gate=gate,
+                report=self._report,
+            )
+        )
+        self._checks: tuple[Callable[[], None], ...] = (
+            self._engine.health,
+            pool.check,
+            self._sync.check,
+            self._generation.check,
+        )
+        self._client: ControlClient = args.connect(
+            endpoints={"payloads": payloads.endpoint},
+            gauges=Gauges(self._engine, pool, payloads, self._sync, gate),
+        )
+        for part in (self._sync, self._generation):
+            part.start()
+            stack.callback(part.close)
+
+    def _report(self, report: Report) -> None:
+        self._client.report(report)
+
+    def serve(self) -> None:
+        """Follow directives until one says stop, or the process is told to end.
+
+        Raises:
+            CosmosError: A part failed, or the controller refused this replica.
+        """
+        revision = 0
+        wanted: RolloutDirective | None = None
+        while not self._stop.is_set():
+            for check in self._checks:
+                check()
+            directive = self._client.wait_directive(revision, _TICK_S)
+            if directive is not None and directive.rollout is not None:
+                revision, wanted = directive.revision, directive.rollout
+            if wanted is None:
+                continue
+            if wanted.stop:
+                break
+            self._sync.aim(wanted.weights)
+            self._generation.reconcile(wanted.leases, wanted.hold)
+        if not self._client.flush(_FLUSH_S):
+            _LOG.warning("the controller did not confirm the last reports within %g s", _FLUSH_S)

@@ -1,0 +1,132 @@
+"""Brings the engine to the weights that the controller wants, while generation goes on until the copy."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from cosmos_core.errors import TransportError, WeightSyncError
+from cosmos_core.protocols import CachePolicy, RolloutEngine
+from cosmos_core.rollout.gate import VersionGate
+from cosmos_core.rollout.supervised import SupervisedThread
+from cosmos_core.transport.messages import Report, WeightsLoaded, WeightsRejected, WeightTarget
+from cosmos_core.weights.receiver import WeightReceiver
+
+_LOG: Final = logging.getLogger(__name__)
+
+_TIMEOUT_S: Final = 300.0
+_RETRY_S: Final = (0.1, 0.5, 2.0)
+
+
+class WeightSync:
+    """Fetches each new target into the engine on a thread of its own, and reports what is loaded.
+
+    Weights whose digest is not the target's are never served: the engine stays paused and the fetch is repeated until
+    it is right.
+    """
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        receiver: WeightReceiver,
+        gate: VersionGate,
+        *,
+        cache: CachePolicy,
+        report: Callable[[Report], None],
+    ) -> None:
+        self._engine: Final = engine
+        self._receiver: Final = receiver
+        self._gate: Final = gate
+        self._cache: Final[CachePolicy] = cache
+        self._report: Final = report
+        self._changed: Final = threading.Condition()
+        self._target: WeightTarget | None = None
+        self._closed = False
+        self._thread: Final = SupervisedThread("weights", self._run)
+        self.transfer_s = 0.0
+
+    def start(self) -> None:
+        """Begin to wait for targets."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; a transfer under way is given a moment to end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._gate.close()
+        self._thread.join(5.0)
+
+    def check(self) -> None:
+        """Raise ReplicaError if the thread failed."""
+        self._thread.check()
+
+    def aim(self, target: WeightTarget | None) -> None:
+        """Load this version next, unless it is loaded."""
+        with self._changed:
+            if target != self._target:
+                self._target = target
+                self._changed.notify_all()
+
+    def _run(self) -> None:
+        failures = 0
+        while (target := self._next(0.0 if not failures else _RETRY_S[min(failures, len(_RETRY_S)) - 1])) is not None:
+            try:
+                is_loaded = self._load(target)
+            except (WeightSyncError, TransportError) as error:
+                _LOG.warning("weights version %d were not loaded, trying again: %s", target.version, error)
+                is_loaded = False
+            failures = 0 if is_loaded else failures + 1
+
+    def _next(self, delay_s: float) -> WeightTarget | None:
+        """The newest target that is not loaded, after a delay; None at the end."""
+        with self._changed:
+            if delay_s:
+                self._changed.wait_for(lambda: self._closed, delay_s)
+            self._changed.wait_for(lambda: self._closed or self._is_behind)
+            return None if self._closed else self._target
+
+    @property
+    def _is_behind(self) -> bool:
+        return self._target is not None and self._target.version > self._gate.loaded
+
+    def _load(self, target: WeightTarget) -> bool:
+        begin = time.monotonic()
+        num_bytes = 0
+        self._engine.begin_update(target.version)
+        with contextlib.ExitStack() as cleanup:
+            cleanup.callback(self._engine.abort_update)
+            with self._receiver.fetch(target, self._engine.layout(), _TIMEOUT_S) as pieces:
+                for rank, piece, data in pieces:
+                    self._engine.write(rank, piece, data)
+                    num_bytes += data.nbytes
+                self.transfer_s = time.monotonic() - begin
+                with self._gate.changing() as may_change:
+                    if not may_change:
+                        return False
+                    return self._commit(target, num_bytes)
+
+    def _commit(self, target: WeightTarget, num_bytes: int) -> bool:
+        paused_at = time.monotonic()
+        self._engine.pause("keep")
+        digest = self._engine.commit_update(self._cache)
+        if digest != target.digest:
+            _LOG.error("weights version %d: loaded %s, published %s", target.version, digest, target.digest)
+            self._report(WeightsRejected(version=target.version, digest=digest, expected=target.digest))
+            return False
+        self._gate.confirm(target.version)
+        self._engine.resume()
+        self._report(
+            WeightsLoaded(
+                version=target.version,
+                digest=digest,
+                transfer_s=self.transfer_s,
+                paused_s=time.monotonic() - paused_at,
+                nbytes=num_bytes,
+            )
+        )
+        return True

@@ -1,0 +1,152 @@
+"""What makes a recipe impossible, given what its plugins can do: `key: what, value seen; what to do`.
+
+What a recipe alone shows is checked when it is loaded (`cosmos_core.config.checks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from cosmos_core.config.schema import Recipe
+from cosmos_core.config.stages import Stage
+from cosmos_core.protocols import (
+    AlgorithmCapabilities,
+    DatasetCapabilities,
+    EngineCapabilities,
+    ModelCapabilities,
+    ModelFacts,
+    RewardCapabilities,
+)
+
+
+@attrs.frozen(kw_only=True)
+class Parts:
+    """The capabilities of everything that a recipe selects.
+
+    Attributes:
+        model: Of the model plugin.
+        facts: Of the model itself.
+        dataset: Of the dataset plugin.
+        stages: Each stage with its algorithm's capabilities, in order.
+        rewards: Of each reward, in the recipe's order.
+        engine: Of the rollout engine; None if no rollout replica runs.
+        num_train_rows: Rows of the train split.
+        num_heldout_rows: Rows of the held-out split.
+        longest_prompt: Units of the longest prompt among those that were measured.
+    """
+
+    model: ModelCapabilities
+    facts: ModelFacts
+    dataset: DatasetCapabilities
+    stages: Sequence[tuple[Stage, AlgorithmCapabilities]]
+    rewards: Sequence[RewardCapabilities]
+    engine: EngineCapabilities | None
+    num_train_rows: int
+    num_heldout_rows: int
+    longest_prompt: int
+
+
+def problems(recipe: Recipe, parts: Parts) -> list[str]:
+    """Everything that is wrong with the recipe, given what its parts can do; empty if it can run."""
+    found = [*_data(recipe, parts), *_lengths(recipe, parts)]
+    for stage, algorithm in parts.stages:
+        found += _stage(recipe, parts, stage, algorithm)
+    if parts.engine is not None:
+        found += _payload_kinds(recipe, parts, parts.engine)
+    return found
+
+
+def _data(recipe: Recipe, parts: Parts) -> Iterator[str]:
+    name = recipe.dataset.plugin
+    if parts.num_train_rows == 0:
+        yield f"dataset: {name!r} has no train rows; check its files and filters in [dataset.options]"
+    if parts.num_heldout_rows == 0 and recipe.evaluation.interval > 0 and recipe.evaluation.prompts > 0:
+        yield (
+            f"evaluation.interval: {recipe.evaluation.interval}, but dataset {name!r} has no held-out rows; "
+            "give it some, or set evaluation.prompts = 0"
+        )
+
+
+def _lengths(recipe: Recipe, parts: Parts) -> Iterator[str]:
+    facts, longest = parts.facts, recipe.rollout.sampling.max_units
+    if facts.vocab_size and facts.tokenizer_size > facts.vocab_size:
+        yield (
+            f"model: the vocabulary has {facts.vocab_size} entries, but the tokenizer gives ids up to "
+            f"{facts.tokenizer_size - 1}; use the checkpoint's own tokenizer, or raise vocab_size in [model.config]"
+        )
+    if parts.engine is None:
+        return
+    for key, units in (("rollout.sampling.max_units", longest), ("evaluation.max_units", recipe.evaluation.max_units)):
+        if units is not None and units >= facts.context_length:
+            yield (
+                f"{key}: {units} leaves no room for a prompt in the model's context of {facts.context_length}; lower it"
+            )
+    needed = parts.longest_prompt + longest
+    if longest < facts.context_length and needed > recipe.policy.micro_batch_units:
+        yield (
+            f"policy.micro_batch_units: {recipe.policy.micro_batch_units} is less than one sample can have: a prompt "
+            f"of {parts.longest_prompt} and a completion of {longest}; raise it to {needed} or more"
+        )
+
+
+def _stage(recipe: Recipe, parts: Parts, stage: Stage, algorithm: AlgorithmCapabilities) -> Iterator[str]:
+    if algorithm.source == "demonstrations":
+        if not parts.dataset.demonstrations:
+            yield (
+                f"{stage.key}.plugin: {stage.plugin!r} learns from demonstrations, but the rows of dataset "
+                f"{recipe.dataset.plugin!r} have none; map a field to them, or take another algorithm"
+            )
+        return
+    if stage.key == "warmup":
+        yield f"warmup.plugin: {stage.plugin!r} learns from rollouts; a warm-up must learn from demonstrations"
+    if not recipe.reward:
+        yield f"reward: {stage.plugin!r} learns from rewards, and the recipe has none; add a [[reward]]"
+    if recipe.rollout.group_size < algorithm.min_group_size:
+        yield (
+            f"rollout.group_size: {recipe.rollout.group_size}, but algorithm {stage.plugin!r} needs at least "
+            f"{algorithm.min_group_size} samples of each prompt; raise it"
+        )
+    if parts.engine is not None:
+        yield from _logprobs(recipe, stage, algorithm, parts.engine)
+
+
+def _logprobs(
+    recipe: Recipe, stage: Stage, algorithm: AlgorithmCapabilities, engine: EngineCapabilities
+) -> Iterator[str]:
+    sampling, semantics = recipe.rollout.sampling, engine.logprob_semantics
+    whole = sampling.top_p == 1.0 and sampling.top_k == 0
+    # Untouched by temperature, top-k and top-p, raw and processed log-probs are the same numbers.
+    if semantics not in algorithm.logprob_semantics and not (whole and sampling.temperature == 1.0):
+        yield (
+            f"rollout.engine.plugin: {recipe.rollout.engine.plugin!r} gives {semantics} log-probs, but algorithm "
+            f"{stage.plugin!r} can only use {', '.join(sorted(algorithm.logprob_semantics))} ones; take another "
+            "engine, or temperature = 1, top_p = 1 and top_k = 0"
+        )
+    elif not whole:
+        yield (
+            f"rollout.sampling: top_p = {sampling.top_p}, top_k = {sampling.top_k} draw from a cut distribution, but "
+            "the trainer's log-probs are over the whole vocabulary, so importance ratios would be wrong; "
+            "set top_p = 1 and top_k = 0"
+        )
+
+
+def _payload_kinds(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator[str]:
+    makes = engine.payload_kinds
+    users: list[tuple[str, frozenset[str]]] = [(f"model {recipe.model.plugin!r}", parts.model.payload_kinds)]
+    users += [
+        (f"algorithm {stage.plugin!r}", algorithm.payload_kinds)
+        for stage, algorithm in parts.stages
+        if algorithm.source == "rollouts"
+    ]
+    users += [
+        (f"reward {config.plugin!r}", capabilities.payload_kinds)
+        for config, capabilities in zip(recipe.reward, parts.rewards, strict=True)
+    ]
+    for user, kinds in users:
+        if not makes & kinds:
+            yield (
+                f"rollout.engine.plugin: {recipe.rollout.engine.plugin!r} makes payloads of kind "
+                f"{', '.join(sorted(makes))}, but {user} takes {', '.join(sorted(kinds))}; they do not go together"
+            )

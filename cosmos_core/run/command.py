@@ -1,0 +1,166 @@
+"""`cosmos run` as functions: make a new run or resume one, supervise it, and leave summary and report behind."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import zmq
+from rich.console import Console
+
+from cosmos_core.config.job import Job
+from cosmos_core.config.loading import load_job
+from cosmos_core.config.schema import Recipe
+from cosmos_core.controller.journal import entries
+from cosmos_core.errors import ConfigError, CosmosError
+from cosmos_core.observe.live import make_view
+from cosmos_core.plugin.manifest import manifest
+from cosmos_core.plugin.roles import load_dataset, selections
+from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.policy.checkpoint import latest
+from cosmos_core.protocols import Dataset
+from cosmos_core.run import folder
+from cosmos_core.run.follow import Follower
+from cosmos_core.run.hookset import RunHooks
+from cosmos_core.run.launch import make_launcher
+from cosmos_core.run.plan import make_plan
+from cosmos_core.run.roster import read_address
+from cosmos_core.run.summary import print_summary, summarise
+from cosmos_core.run.supervise import Ending, Start, Supervisor
+from cosmos_core.run.tables import print_plan
+from cosmos_core.transport import sockets
+
+_HOOKS_TIMEOUT_S: Final = 30.0
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Session:
+    """What one session of a run needs: the job, its plugins and dataset, and where to start."""
+
+    job: Job
+    plugins: PluginSet
+    dataset: Dataset
+    start: Start
+    earlier_s: float = 0.0
+
+
+def show_plan(recipe: Recipe, recipe_path: Path | None, console: Console) -> None:
+    """Validate everything and print the plan; nothing is left behind.
+
+    Raises:
+        CosmosError: The recipe cannot run.
+    """
+    with tempfile.TemporaryDirectory(prefix="cosmos-plan-") as staging:
+        print_plan(make_plan(recipe, recipe_path, Path(staging)), console)
+
+
+def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, overwrite: bool) -> str:
+    """Make a new run and see it through.
+
+    Returns:
+        Its outcome: `finished`, `stopped` or `failed`.
+
+    Raises:
+        CosmosError: The recipe cannot run, or its processes could not be started.
+    """
+    began = time.monotonic()
+    directory = Path(recipe.run.output_dir) / recipe.run.name
+    folder.check_free(directory, overwrite=overwrite)
+    _check_not_running(directory)
+    with tempfile.TemporaryDirectory(prefix="cosmos-plan-") as staging:
+        plan = make_plan(recipe, recipe_path, Path(staging))
+        folder.create(plan.job, plan.assets, {"plugins": manifest(plan.plugins)}, overwrite=overwrite)
+    return _supervise(_Session(job=plan.job, plugins=plan.plugins, dataset=plan.dataset, start=Start()), console, began)
+
+
+def resume_run(directory: Path, console: Console) -> str:
+    """Go on with a run from its newest complete checkpoint, or from its start if there is none.
+
+    Returns:
+        Its outcome; a run that has finished stays as it is.
+
+    Raises:
+        CosmosError: It is no run, or it cannot go on.
+    """
+    began = time.monotonic()
+    job = load_job(directory)
+    _check_not_running(directory)
+    summary = folder.read_summary(directory)
+    if summary is not None and summary.get("outcome") == "finished":
+        console.print(f"{directory} has finished: {summary['steps']} steps. Nothing to resume.", highlight=False)
+        return "finished"
+    plugins = PluginSet.load(selections(job.recipe, ("dataset", "hook")))
+    start = _newest_start(job)
+    console.print(_resume_words(start), highlight=False)
+    session = _Session(
+        job=job,
+        plugins=plugins,
+        dataset=load_dataset(job, plugins),
+        start=start,
+        earlier_s=float(summary["wall_s"]) if summary else 0.0,
+    )
+    return _supervise(session, console, began)
+
+
+def _newest_start(job: Job) -> Start:
+    found = latest(job.checkpoints)
+    if not job.journal.exists():
+        return Start()
+    return Start(step=0) if found is None else Start(step=found[0], checkpoint=found[1])
+
+
+def _resume_words(start: Start) -> str:
+    if start.step is None:
+        return "The run had not begun: starting it."
+    return f"Resuming from step {start.step} ({start.checkpoint or 'no checkpoint was saved'})."
+
+
+def _check_not_running(directory: Path) -> None:
+    if not (directory / "job.json").is_file():
+        return
+    if (address := read_address(load_job(directory))) is not None:
+        raise ConfigError(f"{directory} is running now (its controller listens at {address}); stop it first")
+
+
+def _check_port(job: Job) -> None:
+    """Find out now, not after seconds of start-up, that the controller could not listen."""
+    with zmq.Context() as context:
+        sockets.router(context, job.recipe.control.bind, job.recipe.control.port).close()
+
+
+def _supervise(session: _Session, console: Console, began: float) -> str:
+    """Supervise one session; summary and report are written whatever becomes of it."""
+    job = session.job
+    _check_port(job)
+    (job.directory / folder.SUMMARY).unlink(missing_ok=True)
+    follower = Follower()
+    if session.start.step is not None:
+        follower.fold(entries(job.journal))
+    view = make_view(console)
+    try:
+        hooks = RunHooks(job, session.plugins, resumed_from=session.start.step, report=view.say)
+        hooks.notify("cosmos_run_started")
+        supervisor = Supervisor(job, make_launcher(job.recipe.launch, job.logs), view, hooks.notify, follower)
+        try:
+            ending = supervisor.run(session.start, follower.last_sequence)
+        except CosmosError as error:
+            ending = Ending(outcome="failed", reason=str(error))
+    finally:
+        view.close()
+    wall_s = session.earlier_s + time.monotonic() - began
+    summary = summarise(job, follower, ending, supervisor.gauges, wall_s=wall_s)
+    hooks.notify("cosmos_run_ended", outcome=ending.outcome, summary=summary)
+    folder.write_json(job.directory / folder.SUMMARY, summary)
+    _report(session, follower, summary)
+    hooks.close(_HOOKS_TIMEOUT_S)
+    print_summary(summary, job, console)
+    return ending.outcome
+
+
+def _report(session: _Session, follower: Follower, summary: dict[str, Any]) -> None:
+    from cosmos_core.run.report import write_report  # noqa: PLC0415 - matplotlib takes a second to import
+
+    write_report(session.job, follower, summary, session.dataset)

@@ -1,0 +1,152 @@
+"""Held-out accuracy of a run's checkpoint or of any exported model, in this process."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from cosmos_core.config.job import Job
+from cosmos_core.config.loading import load_recipe
+from cosmos_core.errors import ConfigError, DataError
+from cosmos_core.plugin.roles import load_dataset
+from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.protocols import Generated, Sampling
+from cosmos_core.rollout.reward_pool import Outcomes, RewardPool
+from cosmos_core.rollout.scoring import sample, to_score
+from cosmos_core.run.export import export_run
+from cosmos_core.run.generate import Served, run_of, serve
+from cosmos_core.types import Prompt, Sample, SampleStatus
+
+_TICK_S: Final = 0.2
+
+
+@attrs.frozen(kw_only=True)
+class Evaluated:
+    """What came of an evaluation.
+
+    Attributes:
+        accuracy: Mean of the first reward; unscored prompts count 0, as in a run's own evaluations.
+        num_prompts: Held-out prompts.
+        num_unscored: Those without a score.
+        num_truncated: Those cut at the longest length.
+        rewards: Mean of each reward over the scored prompts.
+    """
+
+    accuracy: float
+    num_prompts: int
+    num_unscored: int
+    num_truncated: int
+    rewards: dict[str, float]
+
+
+def evaluate_model(source: Path, *, recipe_path: Path | None, num_prompts: int | None, step: str) -> Evaluated:
+    """Complete held-out prompts greedily and score them.
+
+    Args:
+        source: A run's folder, or an exported model.
+        recipe_path: Where dataset and rewards come from; from the run if None.
+        num_prompts: At most this many; `evaluation.prompts` if None.
+        step: Which checkpoint of a run.
+
+    Raises:
+        CosmosError: There is nothing to evaluate with, or something failed.
+    """
+    is_run = (source / "job.json").is_file()
+    job = _job(source, recipe_path)
+    if not job.recipe.reward:
+        raise ConfigError("reward: the recipe has none, so there is nothing to evaluate by")
+    if not is_run:
+        return _evaluate(source, job, num_prompts)
+    with tempfile.TemporaryDirectory(prefix="cosmos-eval-") as folder:
+        export_run(source, step=step, output=Path(folder) / "model")
+        return _evaluate(Path(folder) / "model", job, num_prompts)
+
+
+def _job(source: Path, recipe_path: Path | None) -> Job:
+    """The job to evaluate by."""
+    found = run_of(source)
+    if recipe_path is None:
+        if found is None:
+            raise ConfigError(f"{source}: not of a run, so it has no dataset and rewards; name them with --recipe FILE")
+        return found
+    return Job(
+        run_id="evaluation",
+        directory=source,
+        recipe_directory=recipe_path.parent.resolve(),
+        recipe=load_recipe(recipe_path),
+        num_train_rows=0,
+        num_heldout_rows=0,
+        num_evaluation_prompts=0,
+        uses_rollouts=False,
+        stages=(),
+    )
+
+
+def _evaluate(model: Path, job: Job, num_prompts: int | None) -> Evaluated:
+    recipe = job.recipe
+    dataset = load_dataset(job, PluginSet.load([("dataset", recipe.dataset.plugin)]))
+    rows = min(num_prompts or recipe.evaluation.prompts, dataset.size("heldout"))
+    if rows < 1:
+        raise ConfigError(f"dataset: {recipe.dataset.plugin!r} has no held-out rows to evaluate on")
+    prompts = [dataset.row("heldout", index) for index in range(rows)]
+    pool = RewardPool(recipe.reward, num_workers=recipe.rollout.reward_workers, seed=recipe.run.seed)
+    pool.start()
+    try:
+        with serve(model, recipe.model, recipe.rollout.engine, threads=recipe.launch.threads) as served:
+            answered = _complete(served, prompts, job)
+            scored = _score(served, answered, job, pool)
+    finally:
+        pool.close()
+    return _result(scored, num_prompts=rows)
+
+
+def _complete(served: Served, prompts: list[Prompt], job: Job) -> list[tuple[Prompt, Generated]]:
+    """Greedy completions of the prompts that can be encoded and fit the context."""
+    fitting = []
+    for prompt in prompts:
+        try:
+            payload = served.model.encode(prompt)
+        except DataError:
+            continue
+        if payload.arrays["prompt"].shape[0] < served.context_length:
+            fitting.append((prompt, payload))
+    longest = job.recipe.evaluation.max_units or job.recipe.rollout.sampling.max_units
+    sampling = Sampling(temperature=0.0, max_units=longest)
+    completed = served.complete([payload for _, payload in fitting], sampling, seed=job.recipe.run.seed)
+    return [(prompt, samples[0]) for (prompt, _), samples in zip(fitting, completed, strict=True)]
+
+
+def _score(served: Served, answered: list[tuple[Prompt, Generated]], job: Job, pool: RewardPool) -> list[Sample]:
+    done = threading.Event()
+    outcomes: Outcomes = []
+
+    def receive(found: Outcomes) -> None:
+        outcomes.extend(found)
+        done.set()
+
+    asked = [to_score(prompt, each, served.model.decode(each.payload)) for prompt, each in answered]
+    pool.submit(asked, receive)
+    while not done.wait(_TICK_S):
+        pool.check()
+    rewards = job.recipe.reward
+    return [
+        sample(index, generated, of_each, rewards)
+        for index, ((_, generated), of_each) in enumerate(zip(answered, outcomes, strict=True))
+    ]
+
+
+def _result(samples: list[Sample], *, num_prompts: int) -> Evaluated:
+    scored = [each for each in samples if each.is_scored]
+    names = list(scored[0].rewards) if scored else []
+    totals = {name: sum(each.rewards[name] for each in scored) for name in names}
+    return Evaluated(
+        accuracy=totals[names[0]] / num_prompts if names else 0.0,
+        num_prompts=num_prompts,
+        num_unscored=num_prompts - len(scored),
+        num_truncated=sum(each.status is SampleStatus.TRUNCATED for each in samples),
+        rewards={name: total / len(scored) for name, total in totals.items()},
+    )

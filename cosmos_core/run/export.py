@@ -1,0 +1,125 @@
+"""A checkpoint as a folder in the model family's public format (Hugging Face safetensors)."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import warnings
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader  # its documented home
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from cosmos_core.config.job import Job
+from cosmos_core.config.loading import load_job
+from cosmos_core.controller.journal import replay
+from cosmos_core.controller.progress import best_checkpoint
+from cosmos_core.errors import CheckpointError, ConfigError
+from cosmos_core.plugin.roles import load_model
+from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.policy.canonical import canonical_tensors
+from cosmos_core.policy.checkpoint import completed, path_of
+from cosmos_core.policy.restoring import READ_ERRORS
+
+_MARK: Final = "config.json"
+
+
+def export_run(run: Path, *, step: str, output: Path | None) -> tuple[int, Path]:
+    """Export a checkpoint of a run.
+
+    Args:
+        run: The run's folder.
+        step: A number, `best` (by held-out accuracy) or `latest`.
+        output: Where to; `export` in the run's folder if None. An export that is there is replaced.
+
+    Returns:
+        The step that was exported, and where it is.
+
+    Raises:
+        ConfigError: `step` or `output` is unusable.
+        CheckpointError: There is no such checkpoint, or it is damaged.
+    """
+    job = load_job(run)
+    chosen = choose_step(job, step)
+    target = output if output is not None else run / "export"
+    _check_target(target)
+    torch.set_num_threads(job.recipe.launch.threads)
+    model = load_model(job, PluginSet.load([("model", job.recipe.model.plugin)]))
+    module = model.build(seed=job.recipe.run.seed, dtype=torch.float32, device=torch.device("cpu"))
+    load_weights(module, path_of(job.checkpoints, chosen))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        model.export(module, partial)
+        if target.exists():
+            shutil.rmtree(target)
+        partial.rename(target)
+    except OSError as error:
+        raise CheckpointError(f"{target} could not be written: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return chosen, target
+
+
+def choose_step(job: Job, step: str) -> int:
+    """The step of the checkpoint that `step` (a number, `best` or `latest`) means.
+
+    Raises:
+        ConfigError: `step` is neither.
+        CheckpointError: There is no such checkpoint.
+    """
+    steps = completed(job.checkpoints)
+    if not steps:
+        raise CheckpointError(
+            f"{job.checkpoints}: no complete checkpoint; one is saved at the end of a run, on Ctrl-C, and every "
+            "policy.checkpoint.interval steps"
+        )
+    if step == "latest":
+        return steps[-1]
+    if step == "best":
+        return _best(job, steps)
+    if not step.isdecimal():
+        raise ConfigError(f"--step: {step!r} is neither a number nor 'best' nor 'latest'")
+    if int(step) not in steps:
+        raise CheckpointError(f"{job.checkpoints}: no checkpoint of step {step}; there are {_listed(steps)}")
+    return int(step)
+
+
+def load_weights(module: torch.nn.Module, path: str) -> None:
+    """Overwrite a module's weights with those of a checkpoint.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged, or of another model.
+    """
+    tensors = {f"model.{name}": tensor for name, tensor in canonical_tensors(module).items()}
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+            load(tensors, storage_reader=FsspecReader(path), no_dist=True)
+    except READ_ERRORS as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise CheckpointError(f"{path} is damaged, or of another model: {reason}") from error
+
+
+def _best(job: Job, steps: list[int]) -> int:
+    found = best_checkpoint(replay(job.journal))
+    if found is None:
+        raise CheckpointError(
+            f"{job.directory}: no checkpoint was evaluated, so none is the best; there are {_listed(steps)}"
+        )
+    if found not in steps:
+        raise CheckpointError(f"{job.checkpoints}: step {found} was the best, but is gone; there are {_listed(steps)}")
+    return found
+
+
+def _listed(steps: list[int]) -> str:
+    return ", ".join(map(str, steps))
+
+
+def _check_target(target: Path) -> None:
+    if not target.exists():
+        return
+    if not target.is_dir() or (any(target.iterdir()) and not (target / _MARK).is_file()):
+        raise ConfigError(f"--output: {target} exists and is no exported model; choose another folder")

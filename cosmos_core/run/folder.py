@@ -1,0 +1,122 @@
+"""The folder of a run: made once, complete or not at all; opened again to resume or to look at."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from cosmos_core import __version__
+from cosmos_core.config.job import Job
+from cosmos_core.config.loading import dump_recipe, save_job
+from cosmos_core.errors import ConfigError
+
+SUMMARY: Final = "summary.json"
+REPORT: Final = "report.html"
+_MARK: Final = "job.json"
+
+
+def check_free(directory: Path, *, overwrite: bool) -> None:
+    """Check that a run may be made at `directory`; nothing is changed.
+
+    Raises:
+        ConfigError: There is a run already (and no `overwrite`), something that is no run, or no right to write.
+    """
+    if directory.exists() and any(directory.iterdir() if directory.is_dir() else [directory]):
+        if not (directory / _MARK).is_file():
+            raise ConfigError(f"run.name: {directory} exists and is not the folder of a run; choose another --name")
+        if not overwrite:
+            raise ConfigError(
+                f"run.name: the run {directory} exists; go on with it: cosmos run --resume {directory}, "
+                "replace it: --overwrite, or choose another --name"
+            )
+    parent = directory
+    while not parent.exists():
+        parent = parent.parent
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"run.output_dir: {parent} cannot be written to; choose another folder")
+
+
+def create(job: Job, assets: Path, manifest: Mapping[str, Any], *, overwrite: bool) -> None:
+    """Make the run's folder: job, resolved recipe, manifest and assets.
+
+    Args:
+        job: The planned job; its `directory` is where the folder is made.
+        assets: Folder whose content becomes `job.assets`; may not exist.
+        manifest: Goes into `manifest.json`, besides facts about this machine.
+        overwrite: Whether to replace a run that is there.
+
+    Raises:
+        ConfigError: See `check_free`; or the folder could not be written.
+    """
+    check_free(job.directory, overwrite=overwrite)
+    try:
+        if overwrite and job.directory.exists():
+            shutil.rmtree(job.directory)
+        job.logs.mkdir(parents=True)
+        if assets.is_dir():
+            shutil.copytree(assets, job.assets)
+        (job.directory / "recipe.resolved.toml").write_text(dump_recipe(job.recipe), encoding="utf-8")
+        write_json(job.directory / "manifest.json", {**manifest, **machine()})
+    except OSError as error:
+        raise ConfigError(f"run.output_dir: {job.directory} could not be made: {error}") from error
+    save_job(job)
+
+
+def machine() -> dict[str, Any]:
+    """Facts about this machine and installation, for a manifest."""
+    return {
+        "cosmos_core": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": socket.gethostname(),
+        "git_commit": _git_commit(),
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON; readers see the old file or the new one, never a part.
+
+    Raises:
+        OSError: It could not be written.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def read_summary(directory: Path) -> dict[str, Any] | None:
+    """The summary of a run that has ended; None if it has none (yet).
+
+    Raises:
+        ConfigError: It is damaged.
+    """
+    path = directory / SUMMARY
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ConfigError(f"{path}: damaged: {error}; remove it") from error
+    return found
+
+
+def _git_commit() -> str | None:
+    git = shutil.which("git")
+    if git is None:
+        return None
+    try:
+        answer = subprocess.run(
+            [git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=5, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None

@@ -1,0 +1,228 @@
+"""Following a run: the journal's events folded into a state of our own, with the times at which things happened.
+
+The live view, the hooks, the summary and the report are all derived from this, so none of them can disagree.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from cosmos_core.controller import core
+from cosmos_core.controller.events import (
+    ControllerStarted,
+    Event,
+    ReplicaJoined,
+    ReplicaLost,
+    Reported,
+    Resumed,
+    RunEnded,
+    RunOpened,
+)
+from cosmos_core.controller.records import EvaluationRecord, StepRecord
+from cosmos_core.controller.state import State
+from cosmos_core.errors import JournalError
+from cosmos_core.transport.messages import CheckpointSaved, GroupFinished, WeightsLoaded, WeightsPublished
+from cosmos_core.transport.wire import REPORT
+
+WINDOW_S: Final = 10.0
+
+Notify = Callable[..., None]
+"""Called as `notify(hook, **arguments)` for each thing that happened."""
+
+
+@attrs.frozen(kw_only=True)
+class TimedStep:
+    """A step, and the unix time at which every policy replica had applied it."""
+
+    time: float
+    record: StepRecord
+
+
+@attrs.frozen(kw_only=True)
+class TimedEvaluation:
+    """An evaluation, and the unix time of its last result."""
+
+    time: float
+    record: EvaluationRecord
+
+
+@attrs.frozen(kw_only=True)
+class Mark:
+    """Cumulative units at one time, for throughputs."""
+
+    time: float
+    generated: int
+    trained: float
+
+
+def ignore(hook: str, **arguments: Any) -> None:
+    """A `Notify` for nobody."""
+
+
+class Follower:
+    """Folds journal entries.
+
+    Attributes:
+        state: The run's state; None before the first entry.
+        steps: Applied steps of the effective timeline, in order.
+        evaluations: Finished evaluations of it, in order.
+        marks: Cumulative units about once a second.
+        loads: Weight loads of rollout replicas.
+        sessions: (first, last) unix time of each term of the controller.
+        has_ended: Whether the controller has ended the run.
+        last_sequence: Sequence number of the newest entry; 0 before any.
+    """
+
+    def __init__(self) -> None:
+        self.state: State | None = None
+        self.steps: list[TimedStep] = []
+        self.evaluations: list[TimedEvaluation] = []
+        self.marks: list[Mark] = []
+        self.loads: list[WeightsLoaded] = []
+        self.sessions: list[tuple[float, float]] = []
+        self.has_ended = False
+        self.last_sequence = 0
+        self._told: Final[set[tuple[str, int]]] = set()
+        self._received: Final[dict[str, int]] = {}
+        self._generated = 0
+        self._trained = 0.0
+        self._recent: Final[deque[Mark]] = deque()
+
+    def fold(self, entries: Iterable[tuple[int, float, Event]], notify: Notify = ignore) -> None:
+        """Apply entries (sequence, unix time, event), in order.
+
+        Raises:
+            JournalError: The entries do not begin with the opening of a run.
+            TransportError: An entry is malformed.
+        """
+        for sequence, time, event in entries:
+            self._apply(sequence, time, event, notify)
+            self.last_sequence = sequence
+
+    def rates(self, now: float) -> tuple[float, float]:
+        """(generated, trained) units per second over the last seconds."""
+        while self._recent and self._recent[0].time < now - WINDOW_S:
+            self._recent.popleft()
+        if not self._recent:
+            return 0.0, 0.0
+        first = self._recent[0]
+        passed = max(now - first.time, 1.0)
+        return (self._generated - first.generated) / passed, (self._trained - first.trained) / passed
+
+    def _apply(self, sequence: int, time: float, event: Event, notify: Notify) -> None:
+        if isinstance(event, RunOpened):
+            self.state = core.begin(event)
+            return
+        state = self.state
+        if state is None:
+            raise JournalError(
+                f"the journal's entry {sequence} is {type(event).__name__}, but no run was opened before"
+            )
+        left = state.replicas.get(event.name) if isinstance(event, ReplicaLost) else None
+        core.step(state, event)
+        if isinstance(event, ControllerStarted):
+            self.sessions.append((time, time))
+            self.has_ended = False
+        elif self.sessions:
+            self.sessions[-1] = (self.sessions[-1][0], time)
+        if isinstance(event, Resumed):
+            self._truncate(state)
+        self._count(time, event, notify)
+        self._records(time, state, notify)
+        self._membership(event, left.role if left else "", notify)
+
+    def _truncate(self, state: State) -> None:
+        """Forget what the resumed timeline does not hold."""
+        del self.steps[len(state.steps) :]
+        del self.evaluations[len(state.evaluations) :]
+        self._told.clear()
+        self.has_ended = False
+
+    def _count(self, time: float, event: Event, notify: Notify) -> None:
+        if isinstance(event, RunEnded):
+            self.has_ended = True
+        if not isinstance(event, Reported) or event.sequence <= self._received.get(event.incarnation, 0):
+            return
+        self._received[event.incarnation] = event.sequence
+        report = REPORT.decode(event.report)
+        if isinstance(report, GroupFinished):
+            self._generated += sum(sample.num_units for sample in report.samples)
+            self._mark(time)
+        elif isinstance(report, WeightsLoaded):
+            self.loads.append(report)
+        elif isinstance(report, WeightsPublished) and self._is_first("published", report.version):
+            notify("cosmos_weights_published", version=report.version, digest=report.digest)
+        elif isinstance(report, CheckpointSaved) and self._is_first("saved", report.step):
+            notify("cosmos_checkpoint_saved", step=report.step, path=report.path)
+
+    def _is_first(self, what: str, number: int) -> bool:
+        """Whether this is news: every policy replica reports what all of them did."""
+        known = (what, number) in self._told
+        self._told.add((what, number))
+        return not known
+
+    def _records(self, time: float, state: State, notify: Notify) -> None:
+        for step in state.steps[len(self.steps) :]:
+            self.steps.append(TimedStep(time=time, record=step))
+            self._trained += trained_units(step)
+            self._mark(time)
+            notify("cosmos_step_finished", step=step.step, metrics=step_metrics(step))
+        for evaluation in state.evaluations[len(self.evaluations) :]:
+            self.evaluations.append(TimedEvaluation(time=time, record=evaluation))
+            metrics = evaluation_metrics(evaluation)
+            notify("cosmos_evaluation_finished", step=evaluation.version, metrics=metrics)
+
+    def _membership(self, event: Event, role: str, notify: Notify) -> None:
+        if isinstance(event, ReplicaJoined):
+            notify("cosmos_replica_joined", replica=event.name, role=event.role)
+        elif isinstance(event, ReplicaLost):
+            notify("cosmos_replica_left", replica=event.name, role=role, reason=event.reason)
+
+    def _mark(self, time: float) -> None:
+        mark = Mark(time=time, generated=self._generated, trained=self._trained)
+        self._recent.append(mark)
+        if not self.marks or time - self.marks[-1].time >= 1.0:
+            self.marks.append(mark)
+
+
+def trained_units(step: StepRecord) -> float:
+    """Units that a step trained on: the trainer's own count if it gives one, else those that were generated."""
+    return step.metrics.get("units", float(step.num_units))
+
+
+def step_metrics(step: StepRecord) -> dict[str, float]:
+    """Everything about a step as numbers, for trackers."""
+    metrics: dict[str, float] = {f"train/{name}": value for name, value in step.metrics.items()}
+    metrics["batch/groups"] = step.num_groups
+    metrics["batch/samples"] = step.num_samples
+    metrics["step/attempt"] = step.attempt
+    metrics["step/skipped"] = float(step.skipped)
+    if step.reward is not None:
+        metrics["reward/mean"] = step.reward
+        metrics["batch/units"] = step.num_units
+        metrics["batch/truncated"] = step.truncated
+        metrics["staleness/mean"] = step.staleness_mean
+        metrics["staleness/max"] = step.staleness_max
+    metrics |= _prefixed("reward", step.rewards)
+    metrics |= _prefixed("failed", step.failed)
+    return metrics | _prefixed("dropped", step.dropped)
+
+
+def evaluation_metrics(evaluation: EvaluationRecord) -> dict[str, float]:
+    """Everything about an evaluation as numbers, for trackers."""
+    metrics: dict[str, float] = {
+        "heldout/accuracy": evaluation.accuracy,
+        "heldout/unscored": evaluation.num_unscored,
+        "heldout/truncated": evaluation.num_truncated,
+    }
+    if evaluation.reward is not None:
+        metrics["heldout/reward"] = evaluation.reward
+    return metrics
+
+
+def _prefixed(prefix: str, numbers: Mapping[str, float]) -> dict[str, float]:
+    return {f"{prefix}/{name}": value for name, value in numbers.items()}

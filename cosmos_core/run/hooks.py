@@ -1,0 +1,98 @@
+"""Lifecycle hooks beside the run: each on a thread of its own that can neither block nor break it."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import pluggy
+
+_QUEUE_SIZE: Final = 4096
+_LOG: Final = logging.getLogger(__name__)
+
+
+class HookRunner:
+    """Calls the hooks of each registered plugin in the order things happened.
+
+    A hook that raises is switched off; one that falls behind by a full queue, or does not finish in time at the end,
+    is abandoned. Either is reported once and the run goes on.
+    """
+
+    def __init__(
+        self,
+        manager: pluggy.PluginManager,
+        names: Sequence[str],
+        report: Callable[[str], None],
+        *,
+        queue_size: int = _QUEUE_SIZE,
+    ) -> None:
+        """Start a thread for each of `names`, under which the hooks' objects are registered with `manager`."""
+        self._lanes: Final = [_Lane(manager, name, report, queue_size) for name in names]
+
+    def notify(self, hook: str, **arguments: Any) -> None:
+        """Queue a call of `hook` for every plugin that is still on; returns at once."""
+        for lane in self._lanes:
+            lane.put(hook, arguments)
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for the calls that are queued, at most `timeout_s` in all, and abandon the rest."""
+        deadline = time.monotonic() + timeout_s
+        for lane in self._lanes:
+            lane.put_end()
+        for lane in self._lanes:
+            lane.join(deadline)
+
+
+class _Lane:
+    """One plugin's queue and thread."""
+
+    def __init__(
+        self, manager: pluggy.PluginManager, name: str, report: Callable[[str], None], queue_size: int
+    ) -> None:
+        self._name: Final = name.removeprefix("hook:").removesuffix(":instance")
+        self._manager: Final = manager
+        self._others: Final = [plugin for plugin in manager.get_plugins() if plugin is not manager.get_plugin(name)]
+        self._report: Final = report
+        # One place is kept free for the end mark, so that closing never waits.
+        self._queue: Final[queue.Queue[tuple[str, dict[str, Any]] | None]] = queue.Queue(queue_size + 1)
+        self._size: Final = queue_size
+        self._is_off = False
+        self._thread: Final = threading.Thread(target=self._serve, name=f"hook:{self._name}", daemon=True)
+        self._thread.start()
+
+    def put(self, hook: str, arguments: dict[str, Any]) -> None:
+        if self._is_off:
+            return
+        if self._queue.qsize() >= self._size:
+            self._switch_off(f"fell behind by {self._size} calls")
+            return
+        self._queue.put_nowait((hook, arguments))
+
+    def put_end(self) -> None:
+        if not self._is_off:
+            self._queue.put_nowait(None)
+
+    def join(self, deadline: float) -> None:
+        if self._is_off:
+            return
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            self._switch_off(f"did not finish in time (at least {self._queue.qsize()} calls left)")
+
+    def _serve(self) -> None:
+        while (call := self._queue.get()) is not None and not self._is_off:
+            hook, arguments = call
+            try:
+                self._manager.subset_hook_caller(hook, self._others)(**arguments)
+            except Exception as error:  # noqa: BLE001 - a plugin's failure must not reach the run
+                _LOG.info("hook %s raised in %s", self._name, hook, exc_info=True)
+                self._switch_off(f"raised {type(error).__name__} in {hook}: {error}")
+
+    def _switch_off(self, why: str) -> None:
+        if not self._is_off:
+            self._is_off = True
+            self._report(f"hook {self._name!r} {why}; it is switched off, the run goes on")

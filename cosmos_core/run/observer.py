@@ -1,0 +1,90 @@
+"""A connection to the controller that only listens, and may ask it to stop the run.
+
+`Watch` is repeated with the last sequence number seen whenever nothing came for a second, so a restarted controller
+or a lost message costs a second, never an event.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Final
+
+import zmq
+
+from cosmos_core.controller.events import EVENTS, Event
+from cosmos_core.errors import TransportError
+from cosmos_core.transport import sockets
+from cosmos_core.transport.messages import Command, Notices, Watch
+from cosmos_core.transport.wire import DOWN, UP
+
+_SILENCE_S: Final = 1.0
+_RENEW_S: Final = 10.0  # the controller forgets observers that do not say that they are still there
+
+
+class Observer:
+    """Receives the journal in order, without gaps or repeats."""
+
+    def __init__(self, address: str, run_id: str) -> None:
+        """Connect; nothing needs to listen at `address` yet."""
+        self._context: Final = zmq.Context()
+        identity = f"observer-{secrets.token_hex(8)}".encode()
+        self._socket: Final = sockets.dealer(self._context, address, identity)
+        self._run_id: Final = run_id
+        self._watched_at = float("-inf")
+        self._heard_at = float("-inf")
+        self.last_sequence = 0
+        self.gauges: dict[str, dict[str, float]] = {}
+
+    def poll(self, timeout_s: float) -> list[tuple[int, float, Event]]:
+        """New journal entries (sequence, unix time, event), in order; waits at most `timeout_s` for some.
+
+        Raises:
+            TransportError: The controller sent something that is not a message.
+        """
+        self._watch()
+        fresh: list[tuple[int, float, Event]] = []
+        if self._socket.poll(int(timeout_s * 1000)):
+            while not fresh and (notices := self._receive()) is not None:
+                fresh = self._accept(notices)
+        return fresh
+
+    def request_stop(self) -> None:
+        """Ask for a stop at the next step boundary; to be repeated until the run's state shows it."""
+        sockets.offer(self._socket, [UP.encode(Command(run_id=self._run_id, command="stop"))])
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+        self._context.term()
+
+    def _watch(self) -> None:
+        now = time.monotonic()
+        waited = now - self._watched_at
+        if waited < _SILENCE_S or (waited < _RENEW_S and now - self._heard_at < _SILENCE_S):
+            return
+        self._watched_at = now
+        sockets.offer(self._socket, [UP.encode(Watch(run_id=self._run_id, after=self.last_sequence))])
+
+    def _receive(self) -> Notices | None:
+        try:
+            message = DOWN.decode(sockets.receive(self._socket, parts=1)[0])
+        except zmq.Again:
+            return None
+        if not isinstance(message, Notices):
+            raise TransportError(f"the controller sent an observer {type(message).__name__}, not Notices")
+        return message
+
+    def _accept(self, notices: Notices) -> list[tuple[int, float, Event]]:
+        self._heard_at = time.monotonic()
+        if notices.gauges:
+            self.gauges = notices.gauges
+        fresh: list[tuple[int, float, Event]] = []
+        for sequence, when, data in notices.entries:
+            if sequence > self.last_sequence + 1:
+                self._watched_at = float("-inf")  # a gap: ask again from where it begins
+                break
+            if sequence == self.last_sequence + 1:
+                fresh.append((sequence, when, EVENTS.decode(data)))
+                self.last_sequence = sequence
+        return fresh

@@ -1,0 +1,175 @@
+"""From a recipe to a job: load what it names, measure, refuse what cannot run. No process starts here."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from cosmos_core.config.job import Job, StageFacts
+from cosmos_core.config.schema import Recipe
+from cosmos_core.config.stages import Stage, stages
+from cosmos_core.config.structure import structure, unstructure
+from cosmos_core.errors import ConfigError, DataError
+from cosmos_core.plugin.roles import load_algorithm, load_dataset, load_model, load_rewards, selections
+from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.protocols import AlgorithmCapabilities, Dataset, Model, ModelCapabilities, Split
+from cosmos_core.run.checks import Parts, problems
+from cosmos_core.types import Prompt
+
+_MEASURED_PROMPTS: Final = 200
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Plan:
+    """A run that can start.
+
+    Attributes:
+        job: What every process of the run will read; its folder is not made yet.
+        plugins: The loaded plugins.
+        dataset: The dataset, for showing prompts.
+        parts: What the plugins can do, and what was measured.
+        assets: Folder with what was made locally; to be copied into the run's folder.
+    """
+
+    job: Job
+    plugins: PluginSet
+    dataset: Dataset
+    parts: Parts
+    assets: Path
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages of the run."""
+        return stages(self.job.recipe)
+
+
+def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
+    """Validate everything about a run and work out its job.
+
+    Args:
+        recipe: A structured recipe.
+        recipe_path: The file it came from; relative paths of datasets start at its folder, else at the current one.
+        staging: An empty folder for what is made locally; nothing is written elsewhere.
+
+    Raises:
+        ConfigError: The recipe cannot run; every problem that was found is listed.
+        PluginError: A plugin is missing, broken or incompatible.
+        DataError: The dataset is unusable.
+    """
+    plugins = PluginSet.load(selections(recipe))
+    job = _job(recipe, recipe_path, staging)
+    _check_devices(recipe)
+    _check_unbuilt_options(recipe, plugins)
+    dataset = load_dataset(job, plugins)
+    sizes: dict[Split, int] = {"train": dataset.size("train"), "heldout": dataset.size("heldout")}
+    if not sizes["train"]:
+        raise ConfigError(
+            f"dataset: {recipe.dataset.plugin!r} has no train rows; check its files and filters in [dataset.options]"
+        )
+    model = load_model(job, plugins)
+    if recipe.model.tokenizer is not None:
+        job.assets.mkdir(parents=True, exist_ok=True)
+        corpus = _corpus(dataset, min(sizes["train"], recipe.model.tokenizer.corpus_rows))
+        model.prepare(corpus, unstructure(recipe.model.tokenizer))
+    parts = _parts(job, plugins, dataset, model, sizes)
+    if found := problems(recipe, parts):
+        raise ConfigError("\n".join(found))
+    facts = tuple(
+        StageFacts(source=algorithm.source, min_group_size=algorithm.min_group_size) for _, algorithm in parts.stages
+    )
+    num_evaluated = min(recipe.evaluation.prompts, sizes["heldout"]) if recipe.reward else 0
+    planned = attrs.evolve(
+        job,
+        directory=Path(recipe.run.output_dir) / recipe.run.name,
+        num_train_rows=sizes["train"],
+        num_heldout_rows=sizes["heldout"],
+        num_evaluation_prompts=num_evaluated,
+        uses_rollouts=num_evaluated > 0 or any(stage.source == "rollouts" for stage in facts),
+        stages=facts,
+    )
+    return Plan(job=planned, plugins=plugins, dataset=dataset, parts=parts, assets=job.assets)
+
+
+def _job(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Job:
+    """A job in the staging folder, with what is not known yet left at nothing."""
+    return Job(
+        run_id=f"{recipe.run.name}-{secrets.token_hex(6)}",
+        directory=staging,
+        recipe_directory=(recipe_path.parent if recipe_path else Path()).resolve(),
+        recipe=recipe,
+        num_train_rows=0,
+        num_heldout_rows=0,
+        num_evaluation_prompts=0,
+        uses_rollouts=False,
+        stages=(),
+    )
+
+
+def _check_devices(recipe: Recipe) -> None:
+    wanting = [f"{pool}.device" for pool in ("policy", "rollout") if getattr(recipe, pool).device == "cuda"]
+    if not wanting:
+        return
+    import torch  # noqa: PLC0415 - the model plugin imports it anyway, later
+
+    if not torch.cuda.is_available():
+        raise ConfigError(f'{", ".join(wanting)}: "cuda", but torch sees no CUDA device; set "auto" or "cpu"')
+
+
+def _check_unbuilt_options(recipe: Recipe, plugins: PluginSet) -> None:
+    """Structure the options of plugins that planning does not build (the engine, the hooks)."""
+    engine = recipe.rollout.engine
+    structure(engine.options, plugins.provider("engine", engine.plugin).options, "rollout.engine.options")
+    for name in recipe.tracking.hooks:
+        options = recipe.tracking.options.get(name, {})
+        structure(options, plugins.provider("hook", name).options, f"tracking.options.{name}")
+
+
+def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: dict[Split, int]) -> Parts:
+    recipe = job.recipe
+    algorithms: list[tuple[Stage, AlgorithmCapabilities]] = []
+    for stage in stages(recipe):
+        load_algorithm(job, plugins, stage)  # its options and its own checks
+        algorithms.append((stage, plugins.provider("algorithm", stage.plugin).capabilities or AlgorithmCapabilities()))
+    load_rewards(job, plugins)
+    uses_engine = bool(recipe.reward) or any(capable.source == "rollouts" for _, capable in algorithms)
+    return Parts(
+        model=plugins.provider("model", recipe.model.plugin).capabilities or ModelCapabilities(),
+        facts=model.facts(),
+        dataset=plugins.provider("dataset", recipe.dataset.plugin).capabilities,
+        stages=algorithms,
+        rewards=[plugins.provider("reward", reward.plugin).capabilities for reward in recipe.reward],
+        engine=plugins.provider("engine", recipe.rollout.engine.plugin).capabilities if uses_engine else None,
+        num_train_rows=sizes["train"],
+        num_heldout_rows=sizes["heldout"],
+        longest_prompt=_longest_prompt(model, dataset, sizes["train"]),
+    )
+
+
+def _longest_prompt(model: Model, dataset: Dataset, num_rows: int) -> int:
+    """Units of the longest of some prompts, spread over the split; unusable rows are skipped, as in the run."""
+    count = min(num_rows, _MEASURED_PROMPTS)
+    longest = 0
+    for index in range(count):
+        try:
+            payload = model.encode(dataset.row("train", index * num_rows // count))
+        except DataError:
+            continue
+        if "prompt" in payload.arrays:
+            longest = max(longest, payload.arrays["prompt"].shape[0])
+    return longest
+
+
+def _corpus(dataset: Dataset, num_rows: int) -> Iterator[str]:
+    """Texts of the train split to make a tokenizer from: prompts as they read, and demonstrations."""
+    for index in range(num_rows):
+        prompt: Prompt = dataset.row("train", index)
+        if isinstance(prompt.text, str):
+            yield prompt.text
+        else:
+            yield from (message.content for message in prompt.text)
+        if prompt.demonstration is not None:
+            yield prompt.demonstration

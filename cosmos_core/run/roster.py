@@ -1,0 +1,67 @@
+"""The processes of a run, by module name: one controller, then every replica."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from cosmos_core.config.job import Job
+from cosmos_core.run.launch import ProcessSpec
+from cosmos_core.run.launch.local import thread_environment
+
+CONTROLLER: Final = "controller"
+
+
+def controller_spec(job: Job, *, resume_step: int | None) -> ProcessSpec:
+    """The controller; `resume_step` is the step of the checkpoint to go on from, None for a new run."""
+    resumed = () if resume_step is None else ("--resume-step", str(resume_step))
+    return ProcessSpec(
+        name=CONTROLLER,
+        module="cosmos_core.controller",
+        arguments=("--run", str(job.directory), *resumed),
+        environment=thread_environment(1),
+    )
+
+
+def replica_specs(job: Job, address: str, checkpoint: str | None) -> list[ProcessSpec]:
+    """Every policy replica, started from `checkpoint` if there is one, and every rollout replica."""
+    recipe = job.recipe
+    started = ("--checkpoint", checkpoint) if checkpoint else ()
+    names = [("policy", f"policy-{index}", started) for index in range(recipe.policy.replicas)]
+    if job.uses_rollouts:
+        names += [("rollout", f"rollout-{index}", ()) for index in range(recipe.rollout.replicas)]
+    return [
+        ProcessSpec(
+            name=name,
+            module=f"cosmos_core.{role}",
+            arguments=("--run", str(job.directory), "--name", name, "--controller", address, *extra),
+            environment=thread_environment(recipe.launch.threads),
+        )
+        for role, name, extra in names
+    ]
+
+
+def address_file(job: Job) -> Path:
+    """Where the controller writes its address."""
+    return job.directory / "controller.json"
+
+
+def read_address(job: Job) -> str | None:
+    """Address of the controller that serves this run now; None while there is none, or if it is gone."""
+    try:
+        found: dict[str, Any] = json.loads(address_file(job).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return str(found["address"]) if _is_alive(int(found["pid"])) else None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,218 @@
+"""What came of a run: figures for `summary.json`, and the table that is printed at the end."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cosmos_core.config.job import Job
+from cosmos_core.controller.state import State
+from cosmos_core.observe.live import clock
+from cosmos_core.run.folder import REPORT, SUMMARY
+from cosmos_core.run.follow import Follower, TimedStep, trained_units
+from cosmos_core.run.supervise import Ending
+
+UNUSED: Final = "unused at the end"
+_SECONDS: Final = "_s"
+
+
+def summarise(
+    job: Job,
+    follower: Follower,
+    ending: Ending,
+    gauges: Mapping[str, Mapping[str, float]],
+    *,
+    wall_s: float,
+) -> dict[str, Any]:
+    """The summary of a run, as plain data.
+
+    Args:
+        job: The run.
+        follower: All that happened.
+        ending: How it ended.
+        gauges: Last gauges of each replica of this session.
+        wall_s: Seconds from the command to the end, sessions before a resume included.
+    """
+    state = follower.state
+    evaluations = [timed.record for timed in follower.evaluations]
+    return {
+        "name": job.recipe.run.name,
+        "run_id": job.run_id,
+        "outcome": ending.outcome,
+        "reason": ending.reason,
+        "seed": job.recipe.run.seed,
+        "mode": job.recipe.sync.mode,
+        "steps": state.step if state else 0,
+        "planned_steps": state.settings.last_step if state else None,
+        "wall_s": round(wall_s, 3),
+        "heldout_accuracy_before": evaluations[0].accuracy if evaluations else None,
+        "heldout_accuracy_after": evaluations[-1].accuracy if evaluations else None,
+        "evaluations": [{"step": each.version, "accuracy": each.accuracy} for each in evaluations],
+        "samples": _samples(state, ending),
+        "prompts": _prompts(state),
+        "tokens_per_s": _tokens_per_s(follower),
+        "staleness": _staleness(follower.steps),
+        "skipped_steps": sum(timed.record.skipped for timed in follower.steps),
+        "planes": planes(gauges),
+        "checkpoints": {str(step): path for step, path in sorted(state.checkpoints.saved.items())} if state else {},
+        "failed_checkpoints": {str(step): why for step, why in sorted(state.checkpoints.failed.items())}
+        if state
+        else {},
+        "problems": dict(sorted(state.status_details.items())) if state else {},
+    }
+
+
+def planes(gauges: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Seconds by activity of each pool, the mean over its replicas: every gauge `<activity>_s`, underscores opened."""
+    replicas: dict[str, list[Mapping[str, float]]] = {"rollout": [], "policy": []}
+    for name, numbers in gauges.items():
+        pool = name.partition("-")[0]
+        if pool in replicas:
+            replicas[pool].append(numbers)
+    found: dict[str, dict[str, float]] = {}
+    for pool, members in replicas.items():
+        totals: Counter[str] = Counter()
+        for numbers in members:
+            for name, value in numbers.items():
+                if name.endswith(_SECONDS) and not name.endswith("_per_s"):
+                    totals[name.removesuffix(_SECONDS).replace("_", " ")] += value  # type: ignore[assignment]
+        if totals:
+            found[pool] = {name: round(value / len(members), 3) for name, value in totals.items()}
+    return found
+
+
+def _samples(state: State | None, ending: Ending) -> dict[str, Any]:
+    """Generated = consumed + dropped; what was generated and never claimed counts as dropped once the run is over."""
+    generated = consumed = 0
+    dropped: Counter[str] = Counter()
+    for ledger in state.ledgers if state else ():
+        generated += ledger.samples.generated
+        consumed += ledger.samples.consumed
+        dropped.update(ledger.samples.dropped)
+    rest = generated - consumed - sum(dropped.values())
+    if rest and ending.outcome:
+        dropped[UNUSED] += rest
+    return {"generated": generated, "consumed": consumed, "dropped": dict(sorted(dropped.items()))}
+
+
+def _prompts(state: State | None) -> dict[str, Any]:
+    dropped: Counter[str] = Counter()
+    for ledger in state.ledgers if state else ():
+        dropped.update(ledger.dropped)
+    return {"consumed": sum(ledger.consumed for ledger in state.ledgers) if state else 0, "dropped": dict(dropped)}
+
+
+def _tokens_per_s(follower: Follower) -> dict[str, float | None]:
+    """Units of each pool per second of the main stage, waiting included."""
+    state = follower.state
+    if state is None:
+        return {"policy": None, "rollout": None}
+    main = [timed for timed in follower.steps if timed.record.step > state.settings.main.first_version]
+    if len(main) < 2:
+        return {"policy": None, "rollout": None}
+    first, last = main[0].time, main[-1].time
+    trained = sum(trained_units(timed.record) for timed in main[1:])
+    marks = [mark for mark in follower.marks if first <= mark.time <= last]
+    generated = None
+    if len(marks) > 1 and marks[-1].time > marks[0].time:
+        # A resumed run has a gap between its sessions; only what lies within them counts.
+        pairs = [(a, b) for a, b in itertools.pairwise(marks) if _same_session(follower, a.time, b.time)]
+        passed = sum(b.time - a.time for a, b in pairs)
+        generated = round(sum(b.generated - a.generated for a, b in pairs) / passed, 1) if passed > 0 else None
+    passed = sum(b.time - a.time for a, b in itertools.pairwise(main) if _same_session(follower, a.time, b.time))
+    return {"policy": round(trained / passed, 1) if passed > 0 else None, "rollout": generated}
+
+
+def _same_session(follower: Follower, first: float, last: float) -> bool:
+    return any(begin <= first and last <= end for begin, end in follower.sessions)
+
+
+def _staleness(steps: Sequence[TimedStep]) -> dict[str, float | None]:
+    rewarded = [timed.record for timed in steps if timed.record.reward is not None and timed.record.num_samples]
+    if not rewarded:
+        return {"mean": None, "max": None}
+    total = sum(record.num_samples for record in rewarded)
+    mean = sum(record.staleness_mean * record.num_samples for record in rewarded) / total
+    return {"mean": round(mean, 4), "max": max(record.staleness_max for record in rewarded)}
+
+
+def print_summary(summary: Mapping[str, Any], job: Job, console: Console) -> None:
+    """Print before and after, where the time went, what was dropped, and where the files are."""
+    colour = {"finished": "green", "stopped": "yellow"}.get(str(summary["outcome"]), "red")
+    title = Text.assemble((str(summary["name"]), "bold"), " ", (str(summary["outcome"]), f"bold {colour}"))
+    title.append(f" after {summary['steps']} of {summary['planned_steps']} steps in {clock(summary['wall_s'])}")
+    console.print()
+    console.print(title)
+    if summary["reason"]:
+        console.print(Text(str(summary["reason"]), style=colour))
+    console.print(_figures(summary))
+    if summary["planes"]:
+        console.print(_planes_table(summary["planes"]))
+    console.print(_files(job, str(summary["outcome"])))
+
+
+def _grid(title: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim")
+    return table
+
+
+def _figures(summary: Mapping[str, Any]) -> Table:
+    table = _grid("\nResult")
+    table.add_column()
+    before, after = summary["heldout_accuracy_before"], summary["heldout_accuracy_after"]
+    if before is not None:
+        table.add_row("held-out accuracy", f"{before:.3f} before → {after:.3f} after")
+    samples = summary["samples"]
+    if samples["generated"]:
+        dropped = ", ".join(f"{count} {reason}" for reason, count in samples["dropped"].items()) or "none"
+        table.add_row("samples", f"{samples['generated']:,} generated, {samples['consumed']:,} trained on")
+        table.add_row("samples dropped", dropped)
+    rates = ", ".join(f"{pool} {rate:,.0f}" for pool, rate in summary["tokens_per_s"].items() if rate is not None)
+    if rates:
+        table.add_row("tokens/s", rates)
+    staleness = summary["staleness"]
+    if staleness["mean"] is not None:
+        table.add_row("staleness", f"mean {staleness['mean']:.2f}, max {staleness['max']}")
+    if summary["skipped_steps"]:
+        table.add_row("steps skipped", f"{summary['skipped_steps']} (gradient not finite)")
+    for step, why in summary["failed_checkpoints"].items():
+        table.add_row("checkpoint failed", f"step {step}: {why}")
+    for status, why in summary["problems"].items():
+        table.add_row(f"example of {status}", why)
+    return table
+
+
+def _planes_table(pools: Mapping[str, Mapping[str, float]]) -> Table:
+    table = _grid("\nWhere the time went (seconds, mean over the pool's replicas)")
+    table.add_column()
+    table.add_column(justify="right")
+    for pool, activities in pools.items():
+        for activity, seconds in sorted(activities.items(), key=lambda item: -item[1]):
+            table.add_row(pool, activity, f"{seconds:.1f}")
+    return table
+
+
+def _files(job: Job, outcome: str) -> Table:
+    table = _grid("\nFiles")
+    table.add_column(overflow="fold")
+    table.add_row("run", str(job.directory))
+    table.add_row("summary", str(job.directory / SUMMARY))
+    table.add_row("report", str(job.directory / REPORT))
+    table.add_row("checkpoints", job.checkpoints)
+    table.add_row("logs", str(job.logs))
+    if "mlflow" in job.recipe.tracking.hooks:
+        table.add_row("MLflow", f"mlflow ui --backend-store-uri sqlite:///{job.directory / 'mlflow.db'}")
+    following = {
+        "finished": f"cosmos export {job.directory}",
+        "stopped": f"cosmos run --resume {job.directory}",
+        "failed": f"cosmos run --resume {job.directory}",
+    }
+    table.add_row("next", following.get(outcome, ""))
+    return table

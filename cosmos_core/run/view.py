@@ -1,0 +1,81 @@
+"""What the live view shows, derived from a followed run."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cosmos_core.config.stages import Stage
+from cosmos_core.controller.state import State
+from cosmos_core.observe.live import Progress
+from cosmos_core.run.follow import Follower, TimedStep
+
+_NEWEST: Final = 20
+
+
+def progress_of(follower: Follower, stages: tuple[Stage, ...], *, now: float, elapsed_s: float) -> Progress:
+    """The newest progress.
+
+    Args:
+        follower: The run so far.
+        stages: Stages of the recipe.
+        now: Unix time.
+        elapsed_s: Seconds since the start, as people count them.
+    """
+    state = follower.state
+    if state is None:
+        name = stages[0].plugin
+        return Progress(phase="starting", step=0, num_steps=stages[-1].last_step, stage=name, elapsed_s=elapsed_s)
+    stage = stages[state.stage_index]
+    newest = [timed.record for timed in follower.steps[-_NEWEST:] if timed.record.stage == stage.index]
+    rewarded = [record for record in newest if record.reward is not None]
+    generated, trained = follower.rates(now)
+    last = follower.evaluations[-1].record if follower.evaluations else None
+    uses_rollouts = state.settings.stages[stage.index].uses_rollouts
+    return Progress(
+        phase=phase_of(state, stage),
+        step=state.step,
+        num_steps=stages[-1].last_step,
+        stage=stage.plugin,
+        elapsed_s=elapsed_s,
+        reward=sum(record.reward or 0.0 for record in rewarded) / len(rewarded) if rewarded else None,
+        accuracy=last.accuracy if last else None,
+        accuracy_step=last.version if last else None,
+        staleness=sum(record.staleness_mean for record in rewarded) / len(rewarded) if rewarded else None,
+        policy_units_per_s=trained if newest else None,
+        rollout_units_per_s=generated or None,
+        queued=len(state.ledger.finished) + len(state.ledger.claimed) if uses_rollouts else None,
+        in_flight=len(state.ledger.in_flight) if uses_rollouts else None,
+        eta_s=_eta(follower.steps, stage) if stage.index == len(stages) - 1 else None,
+    )
+
+
+def phase_of(state: State, stage: Stage) -> str:
+    """What the run is doing, in a few words."""
+    evaluates_first = state.pending and state.running is None and not state.steps[stage.first_step :]
+    phases = (
+        (bool(state.outcome), state.outcome),
+        (state.is_stopping, "stopping"),
+        (not state.has_started, "starting"),
+        (state.is_trained, "last evaluation" if state.pending else "last checkpoint"),
+        (stage.key == "warmup", "warm-up"),
+        (evaluates_first, "evaluating"),
+    )
+    return next((phase for holds, phase in phases if holds), "training")
+
+
+def waits_for(state: State | None) -> str:
+    """What a requested stop waits for."""
+    if state is None or not state.has_started:
+        return "the replicas to start"
+    if state.running is not None:
+        return f"step {state.running.order.step} to be applied, and its checkpoint"
+    return f"a checkpoint of step {state.step}"
+
+
+def _eta(steps: list[TimedStep], stage: Stage) -> float | None:
+    """Seconds to the stage's end at the pace of its newest steps."""
+    newest = [timed for timed in steps[-_NEWEST:] if timed.record.stage == stage.index]
+    if len(newest) < 2:
+        return None
+    pace = (newest[-1].time - newest[0].time) / (len(newest) - 1)
+    return pace * max(0, stage.last_step - newest[-1].record.step)

@@ -1,0 +1,244 @@
+"""Replicas without weights, engines or sockets: they follow directives and keep the contract of both roles.
+
+They share a `World`, which stands for the sample plane, the weight plane and the collectives. The "weights" of a step
+are a hash of all that was trained on up to it, so whoever trains on something else ends with another digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable
+from typing import Final
+
+from cosmos_core.transport.messages import (
+    CheckpointSaved,
+    GenerationFormed,
+    GenerationOrder,
+    GroupFailed,
+    GroupFinished,
+    Lease,
+    PolicyDirective,
+    Report,
+    RolloutDirective,
+    SampleReport,
+    StepDone,
+    StepFailed,
+    TrainOrder,
+    WeightsLoaded,
+    WeightsPublished,
+)
+
+INITIAL_DIGEST: Final = "initial"
+
+
+class World:
+    """What the fakes share.
+
+    Attributes:
+        group_size: Samples of each training group.
+        payloads: Leases whose payloads can be fetched, by endpoint.
+        snapshots: Digest of each version that can be loaded, by endpoint.
+        policies: The policy replicas that live, by name.
+        checkpoints: Digest of each saved step.
+    """
+
+    def __init__(self, *, group_size: int = 4) -> None:
+        self.group_size: Final = group_size
+        self.payloads: Final[dict[str, set[int]]] = {}
+        self.snapshots: Final[dict[str, dict[int, str]]] = {}
+        self.policies: Final[dict[str, FakePolicy]] = {}
+        self.checkpoints: Final[dict[int, str]] = {}
+        self._verdicts: Final[dict[tuple[int, int, int], tuple[int, ...]]] = {}
+
+    def missing(self, order: TrainOrder, generation: int) -> tuple[int, ...]:
+        """Leases of a batch that cannot be fetched; all members of the generation agree on one answer."""
+        key = (order.step, order.attempt, generation)
+        if key not in self._verdicts:
+            self._verdicts[key] = tuple(
+                group.lease
+                for group in order.groups
+                if group.endpoint and group.lease not in self.payloads.get(group.endpoint, ())
+            )
+        return self._verdicts[key]
+
+
+class FakePolicy:
+    """A policy replica: its weights are the digest of its training.
+
+    Args:
+        world: Shared with the others.
+        name: Its name.
+        incarnation: Its process.
+        step: Step of the checkpoint that it starts from.
+    """
+
+    def __init__(self, world: World, name: str, incarnation: str, step: int = 0) -> None:
+        self.name: Final = name
+        self.endpoints: Final = {"weights": f"weights/{incarnation}", "store": f"store/{incarnation}"}
+        self.step = step
+        self.digest = world.checkpoints[step] if step else INITIAL_DIGEST
+        self.trained: Final[list[TrainOrder]] = []
+        self._world: Final = world
+        self._generation = 0
+        self._tried: set[tuple[int, int, int]] = set()
+        self._snapshots: Final[dict[int, str]] = world.snapshots.setdefault(self.endpoints["weights"], {})
+        self._saved = step or -1
+        world.policies[name] = self
+
+    def end(self) -> None:
+        """Take everything it held out of the world."""
+        self._world.snapshots.pop(self.endpoints["weights"], None)
+        if self._world.policies.get(self.name) is self:
+            del self._world.policies[self.name]
+
+    def follow(self, directive: PolicyDirective) -> list[Report]:
+        """Do what the directive asks and is not done; what there is to report."""
+        reports: list[Report] = []
+        order = directive.generation
+        if order is not None and order.generation > self._generation:
+            reports += self._form(order)
+        if directive.checkpoint == self.step != self._saved:
+            self._saved = self.step
+            self._world.checkpoints[self.step] = self.digest
+            reports.append(CheckpointSaved(step=self.step, path=f"checkpoints/step-{self.step}"))
+        if directive.publish == self.step and self.step not in self._snapshots:
+            reports.append(self._publish())
+        for version in [version for version in self._snapshots if version < directive.retain]:
+            del self._snapshots[version]
+        if directive.train is not None and order is not None and order.generation == self._generation:
+            reports += self._train(directive.train, order)
+        return reports
+
+    def _form(self, order: GenerationOrder) -> list[Report]:
+        source = self._world.policies.get(order.members[order.source])
+        if order.transfer and source is not self:
+            # The source sends once it has formed the generation; a process that replaced it never does.
+            if source is None or source._generation != order.generation:  # noqa: SLF001 - its own class
+                return []
+            self.step, self.digest = source.step, source.digest
+        self._generation = order.generation
+        return [GenerationFormed(generation=order.generation, step=self.step)]
+
+    def _train(self, order: TrainOrder, generation: GenerationOrder) -> list[Report]:
+        key = (order.step, order.attempt, generation.generation)
+        if order.step != self.step + 1 or key in self._tried:
+            return []
+        self._tried.add(key)
+        missing = self._world.missing(order, generation.generation)
+        if missing:
+            return [
+                StepFailed(
+                    step=order.step,
+                    attempt=order.attempt,
+                    generation=generation.generation,
+                    missing=missing,
+                    reason="payloads are gone",
+                )
+            ]
+        self.trained.append(order)
+        self.step = order.step
+        content = repr([(group.position, group.row, group.samples) for group in order.groups])
+        self.digest = hashlib.sha256(f"{self.digest}{content}".encode()).hexdigest()[:16]
+        rank = generation.members.index(self.name)
+        done = StepDone(
+            step=order.step,
+            attempt=order.attempt,
+            generation=generation.generation,
+            skipped=False,
+            metrics={} if rank else {"loss": 1.0 / order.step},
+        )
+        return [done, self._publish()] if order.publish else [done]
+
+    def _publish(self) -> WeightsPublished:
+        self._snapshots[self.step] = self.digest
+        return WeightsPublished(version=self.step, digest=self.digest, nbytes=1)
+
+
+class FakeRollout:
+    """A rollout replica: rewards are a function of the row and the sample's index.
+
+    Args:
+        world: Shared with the others.
+        incarnation: Its process.
+        rng: How much it finishes at a time; None finishes everything, in order.
+        drop_every: One prompt in so many is dropped by the algorithm, and one in seven times so many fails; 0: none.
+    """
+
+    def __init__(
+        self, world: World, incarnation: str, *, rng: random.Random | None = None, drop_every: int = 0
+    ) -> None:
+        self.endpoints: Final = {"payloads": f"payloads/{incarnation}"}
+        self.version = -1
+        self._world: Final = world
+        self._rng: Final = rng
+        self._drop_every: Final = drop_every
+        self._active: Final[dict[int, tuple[Lease, int]]] = {}
+        self._done: Final[set[int]] = set()
+        self._payloads: Final = world.payloads.setdefault(self.endpoints["payloads"], set())
+
+    def end(self) -> None:
+        """Take everything it held out of the world."""
+        self._world.payloads.pop(self.endpoints["payloads"], None)
+
+    def follow(self, directive: RolloutDirective) -> list[Report]:
+        """Do some of what the directive asks; what there is to report."""
+        reports = self._load(directive)
+        leased = {lease.lease for lease in directive.leases}
+        self._payloads.intersection_update(leased.union(directive.hold))
+        for number in [number for number in self._active if number not in leased]:
+            del self._active[number]
+        for lease in directive.leases:
+            if lease.lease not in self._done and lease.lease not in self._active and self.version >= 0:
+                self._active[lease.lease] = (lease, self.version)
+        for number in self._pick(list(self._active)):
+            reports.append(self._finish(*self._active.pop(number)))
+        return reports
+
+    def _load(self, directive: RolloutDirective) -> list[Report]:
+        target = directive.weights
+        if target is None or target.version == self.version:
+            return []
+        for source in target.sources:
+            if self._world.snapshots.get(source, {}).get(target.version) == target.digest:
+                self.version = target.version
+                loaded = WeightsLoaded(
+                    version=target.version, digest=target.digest, transfer_s=0.0, paused_s=0.0, nbytes=1
+                )
+                return [loaded]
+        return []
+
+    def _pick(self, numbers: list[int]) -> Iterable[int]:
+        if self._rng is None:
+            return numbers
+        self._rng.shuffle(numbers)
+        return numbers[: self._rng.randrange(4)]
+
+    def _finish(self, lease: Lease, began: int) -> Report:
+        self._done.add(lease.lease)
+        every = self._drop_every if lease.purpose == "train" else 0
+        if every and lease.position % (7 * every) == 1:
+            return GroupFailed(lease=lease.lease, reason="too_long", detail="the prompt has 9 units")
+        number = self._world.group_size if lease.purpose == "train" else 1
+        if lease.purpose == "train":
+            self._payloads.add(lease.lease)
+        samples = tuple(self._sample(lease, index, began) for index in range(number))
+        dropped = "equal_rewards" if every and lease.position % every == 0 else ""
+        return GroupFinished(lease=lease.lease, samples=samples, drop=dropped)
+
+    def _sample(self, lease: Lease, index: int, began: int) -> SampleReport:
+        draw = random.Random(f"{lease.purpose}/{lease.row}/{index}").random()  # noqa: S311 - no secret
+        failed = draw < 0.05
+        reward = None if failed else float(draw > 0.4)
+        return SampleReport(
+            index=index,
+            status="reward_failed" if failed else "truncated" if draw > 0.9 else "ok",
+            reward=reward,
+            rewards={} if reward is None else {"right": reward},
+            oldest_version=began,
+            newest_version=self.version,
+            num_units=1 + int(draw * 20),
+            num_prompt_units=5,
+            detail="ValueError: no number" if failed else "",
+            text=f"row {lease.row}" if index == 0 else "",
+        )

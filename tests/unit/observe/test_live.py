@@ -1,0 +1,81 @@
+import io
+
+from rich.console import Console
+
+from cosmos_core.observe.live import LiveView, PlainView, Progress, clock, line, make_view, panel
+
+FULL = Progress(
+    phase="training",
+    step=50,
+    num_steps=100,
+    stage="grpo",
+    elapsed_s=65.0,
+    reward=0.5,
+    accuracy=0.75,
+    accuracy_step=25,
+    staleness=1.25,
+    policy_units_per_s=12345.0,
+    rollout_units_per_s=6789.0,
+    queued=3,
+    in_flight=9,
+    eta_s=3700.0,
+)
+
+
+def console(**options):
+    return Console(file=io.StringIO(), width=120, **options)
+
+
+def test_clock():
+    assert [clock(seconds) for seconds in (-1, 0, 59.6, 61, 3700)] == ["0:00", "0:00", "1:00", "1:01", "1:01:40"]
+
+
+def test_a_line_has_every_figure():
+    assert line(FULL) == (
+        "1:05 training | step 50/100 | stage grpo | reward 0.500 | held-out 0.750 @25 | staleness 1.25 | "
+        "policy 12,345 tok/s | rollout 6,789 tok/s | queue 3 ready, 9 in flight | ETA 1:01:40"
+    )
+
+
+def test_what_is_not_known_is_left_out():
+    bare = Progress(phase="starting", step=0, num_steps=100, stage="sft", elapsed_s=0.0)
+    assert line(bare) == "0:00 starting | step 0/100 | stage sft"
+
+
+def test_the_panel_shows_the_same_figures():
+    out = console()
+    out.print(panel(FULL))
+    shown = out.file.getvalue()
+    for figure in ("step 50/100", "0.500", "0.750 @25", "12,345 tok/s", "3 ready, 9 in flight", "ETA 1:01:40"):
+        assert figure in shown
+
+
+def test_without_a_terminal_lines_come_now_and_then_and_with_each_evaluation():
+    out = console()
+    view = make_view(out)
+    assert isinstance(view, PlainView)
+    for _ in range(5):
+        view.show(FULL)
+    assert out.file.getvalue().count("\n") == 1
+    view.show(
+        Progress(phase="training", step=51, num_steps=100, stage="grpo", elapsed_s=66, accuracy=1.0, accuracy_step=50)
+    )
+    assert out.file.getvalue().count("\n") == 2
+    view.close()
+
+
+def test_a_terminal_gets_a_live_panel_that_goes_away():
+    out = console(force_terminal=True)
+    view = make_view(out)
+    assert isinstance(view, LiveView)
+    view.show(FULL)
+    view.say("something happened")
+    view.close()
+    assert "something happened" in out.file.getvalue()
+
+
+def test_no_color_is_honoured(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = console(force_terminal=True)
+    out.print(panel(FULL))
+    assert "\x1b[3" not in out.file.getvalue()

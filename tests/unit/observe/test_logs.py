@@ -1,0 +1,68 @@
+import json
+import logging
+import warnings
+
+import pytest
+
+from cosmos_core.observe import logs
+
+
+@pytest.fixture(autouse=True)
+def _restore():
+    root = logging.getLogger()
+    handlers, level = [*root.handlers], root.level
+    yield
+    for handler in [*root.handlers]:
+        if handler not in handlers:
+            root.removeHandler(handler)
+            handler.close()
+    root.setLevel(level)
+    logging.captureWarnings(capture=False)
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_records_are_json_lines_and_warnings_are_plain_on_stderr(tmp_path, capsys):
+    path = tmp_path / "logs" / "policy-0.jsonl"
+    logs.setup(path, "policy-0")
+    logger = logging.getLogger("cosmos_core.test")
+    logger.debug("unseen")
+    logger.info("step %d", 3)
+    logger.warning("zwei\nZeilen")
+    first, second = read(path)
+    assert (first["level"], first["logger"], first["message"]) == ("INFO", "cosmos_core.test", "step 3")
+    assert first["time"].endswith("+00:00")
+    assert second["message"] == "zwei\nZeilen"
+    assert capsys.readouterr().err == "policy-0: WARNING: zwei\nZeilen\n"
+
+
+def test_a_traceback_goes_to_the_file_only(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    logs.setup(path, "a")
+    try:
+        raise ValueError("broken")  # noqa: TRY301
+    except ValueError:
+        logging.getLogger("x").exception("it failed")
+    (entry,) = read(path)
+    assert "ValueError: broken" in entry["exception"]
+    assert "Traceback" in entry["exception"]
+    assert capsys.readouterr().err == "a: ERROR: it failed\n"
+
+
+def test_python_warnings_are_logged(tmp_path):
+    logs.setup(tmp_path / "a.jsonl", "a")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("old thing", DeprecationWarning, stacklevel=1)
+    (entry,) = read(tmp_path / "a.jsonl")
+    assert "old thing" in entry["message"]
+
+
+def test_a_second_setup_replaces_the_first_and_the_file_is_appended_to(tmp_path):
+    logs.setup(tmp_path / "a.jsonl", "a")
+    logging.getLogger("x").info("one")
+    logs.setup(tmp_path / "a.jsonl", "a")
+    logging.getLogger("x").info("two")
+    assert [entry["message"] for entry in read(tmp_path / "a.jsonl")] == ["one", "two"]

@@ -1,0 +1,248 @@
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cosmos_core.errors import ConfigError, CosmosError, DataError
+from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions, tokens_payload, values
+from cosmos_core.policy.modeling.plugin import cosmos_model
+from cosmos_core.protocols import ModelContext
+from cosmos_core.types import Message, Prompt
+
+CPU = torch.device("cpu")
+CORPUS = [f"Ann has {n} apples and buys {n + 3} more. How many?\n{n}+{n + 3}={2 * n + 3}" for n in range(40)]
+TOKENIZER = {"build": "byte-bpe", "vocab_size": 280, "split_digits": True, "corpus_rows": 40}
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}{{ tail }}"
+)
+
+
+def make(tmp_path, config, **options):
+    context = ModelContext(path=None, config=config, assets=tmp_path / "assets")
+    return HuggingFaceModel(HuggingFaceOptions(**options), context)
+
+
+@pytest.fixture
+def prepared(tmp_path, config):
+    config["vocab_size"] = 320
+    model = make(tmp_path, config)
+    model.prepare(CORPUS, TOKENIZER)
+    return model
+
+
+def build(model, seed=0):
+    return model.build(seed=seed, dtype=torch.float32, device=CPU)
+
+
+def test_facts_of_a_prepared_model(prepared):
+    facts = prepared.facts()
+    assert facts.vocab_size == 320
+    assert facts.tokenizer_size == 280
+    assert facts.context_length == 128
+    assert facts.stop_ids == {2}
+    assert facts.pad_id == 0
+    assert facts.num_parameters == sum(p.numel() for p in build(prepared).parameters())
+
+
+def test_facts_give_both_sizes_where_the_vocabulary_is_too_small(tmp_path, config):
+    model = make(tmp_path, {**config, "vocab_size": 270})
+    model.prepare(CORPUS, TOKENIZER)
+    assert (model.facts().vocab_size, model.facts().tokenizer_size) == (270, 280)
+
+
+def test_a_config_without_vocabulary_takes_the_tokenizers(tmp_path, config):
+    del config["vocab_size"]
+    model = make(tmp_path, config)
+    model.prepare(CORPUS, TOKENIZER)
+    saved = json.loads((tmp_path / "assets" / "config.json").read_text())
+    assert (saved["vocab_size"], saved["eos_token_id"], saved["pad_token_id"]) == (280, 2, 0)
+    # Another process finds the same.
+    assert make(tmp_path, config).facts() == model.facts()
+
+
+def test_text_survives_encoding_and_digits_are_split(prepared):
+    text = "Zoë has 1234 bäume\t😀\n"
+    payload = prepared.encode_demonstration(Prompt(text="12+34", demonstration=text))
+    assert prepared.decode(payload) == text
+    assert len(values(payload, "prompt")) == 5
+    assert values(payload, "completion")[-1] == 2
+
+
+def test_a_prompt_is_encoded_plainly(prepared):
+    ids = values(prepared.encode(Prompt(text="Ann has")), "prompt").tolist()
+    assert prepared.tokenizer.decode(ids) == "Ann has"
+    assert "completion" not in prepared.encode(Prompt(text="Ann has")).arrays
+
+
+@pytest.mark.parametrize("text", ["", (Message(role="user", content="7?"),)])
+def test_a_prompt_without_tokens_is_refused(tmp_path, config, text):
+    model = make(tmp_path, config, chat_template="{{ tail }}")
+    model.prepare(CORPUS, TOKENIZER)
+    with pytest.raises(DataError, match="encodes to no tokens"):
+        model.encode(Prompt(text=text))
+
+
+def test_a_missing_demonstration_is_refused(prepared):
+    with pytest.raises(DataError, match="no demonstration"):
+        prepared.encode_demonstration(Prompt(text="Ann has"))
+
+
+def test_a_chat_goes_through_the_template(tmp_path, config):
+    model = make(tmp_path, config, chat_template=TEMPLATE, chat_template_options={"tail": "!"})
+    model.prepare(CORPUS, TOKENIZER)
+    payload = model.encode(
+        Prompt(text=(Message(role="system", content="Be brief."), Message(role="user", content="7?")))
+    )
+    text = model.tokenizer.decode(values(payload, "prompt").tolist())
+    assert text == "<system>Be brief.<user>7?<assistant>!"
+
+
+def test_a_chat_without_a_template_says_what_to_do(prepared):
+    with pytest.raises(DataError, match=r"set model\.options\.chat_template"):
+        prepared.encode(Prompt(text=(Message(role="user", content="7?"),)))
+
+
+def test_a_template_that_fails_is_a_data_error(tmp_path, config):
+    model = make(tmp_path, config, chat_template="{{ raise_exception('only one user turn') }}")
+    model.prepare(CORPUS, TOKENIZER)
+    with pytest.raises(DataError, match="only one user turn"):
+        model.encode(Prompt(text=(Message(role="user", content="7?"),)))
+
+
+def test_weights_depend_on_the_seed_alone(prepared):
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = build(prepared).state_dict()
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    second, other = build(prepared).state_dict(), build(prepared, seed=1).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
+
+
+def test_initializer_range_is_respected(tmp_path, config):
+    for initializer_range in (0.02, 0.3):
+        weight = build(make(tmp_path, {**config, "initializer_range": initializer_range})).model.embed_tokens.weight
+        assert weight.std().item() == pytest.approx(initializer_range, rel=0.1)
+
+
+def test_an_exported_model_loads_anywhere_and_here(prepared, tmp_path):
+    module = build(prepared)
+    prepared.export(module, tmp_path / "export")
+
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+    ids = torch.arange(3, 20)[None]
+    module.set_attn_implementation("sdpa")
+    torch.testing.assert_close(loaded(ids).logits, module(ids).logits)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "export")
+    text = "Ann has 1234 apples, Zoë none"
+    assert tokenizer(text)["input_ids"] == prepared.tokenizer(text)["input_ids"]
+    assert tokenizer.eos_token_id == 2
+
+    again = HuggingFaceModel(
+        HuggingFaceOptions(), ModelContext(path=str(tmp_path / "export"), config=None, assets=tmp_path / "none")
+    )
+    assert again.facts() == prepared.facts()
+    state = build(again).state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in module.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "damage", ["missing folder", "no config", "no weights", "truncated", "wrong shape", "lacks one"]
+)
+def test_a_bad_checkpoint_is_one_clear_error(prepared, tmp_path, damage):
+    folder = tmp_path / "export"
+    prepared.export(build(prepared), folder)
+    weights = folder / "model.safetensors"
+    match damage:
+        case "missing folder":
+            folder = tmp_path / "nowhere"
+        case "no config":
+            (folder / "config.json").unlink()
+        case "no weights":
+            weights.unlink()
+        case "truncated":
+            weights.write_bytes(weights.read_bytes()[:5000])
+        case "wrong shape":
+            config = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 40}))
+        case "lacks one":
+            from safetensors.torch import load_file, save_file
+
+            tensors = load_file(weights)
+            del tensors["model.layers.1.mlp.up_proj.weight"]
+            save_file(tensors, weights, metadata={"format": "pt"})
+    model = HuggingFaceModel(
+        HuggingFaceOptions(), ModelContext(path=str(folder), config=None, assets=tmp_path / "none")
+    )
+    with pytest.raises(CosmosError) as caught:
+        build(model)
+    message = str(caught.value)
+    assert str(folder) in message
+    assert "Traceback" not in message
+    assert "\n" not in message
+    if damage == "lacks one":
+        assert "model.layers.1.mlp.up_proj.weight" in message
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hiden_size": 3}, "model.config.hiden_size: .*did you mean hidden_size"),
+        ({"model_type": "qwen33"}, "knows no 'qwen33'"),
+        ({"model_type": None}, "model_type: missing"),
+        ({"hidden_size": "x"}, "model.config: .*hidden_size"),
+        ({"model_type": "vit"}, "model"),
+    ],
+)
+def test_a_bad_config_is_refused(tmp_path, config, change, message):
+    model = make(tmp_path, {**({} if change.get("model_type") == "vit" else config), **change})
+    with pytest.raises(ConfigError, match=message):
+        build(model)
+
+
+def test_neither_path_nor_config(tmp_path):
+    with pytest.raises(ConfigError, match="give path"):
+        build(make(tmp_path, None))
+
+
+def test_no_tokenizer_says_how_to_get_one(tmp_path, config):
+    with pytest.raises(DataError, match=r"add \[model.tokenizer\]"):
+        make(tmp_path, config).encode(Prompt(text="x"))
+
+
+def test_a_damaged_tokenizer_is_a_data_error(prepared, tmp_path, config):
+    (tmp_path / "assets" / "tokenizer.json").write_text("{")
+    with pytest.raises(DataError, match="no usable tokenizer"):
+        make(tmp_path, config).encode(Prompt(text="x"))
+
+
+def test_a_subclass_takes_its_own_families_only(tmp_path, config):
+    class Llama(HuggingFaceModel):
+        model_types = frozenset({"llama"})
+
+    model = Llama(HuggingFaceOptions(), ModelContext(path=None, config=config, assets=tmp_path))
+    with pytest.raises(ConfigError, match="'qwen3' is not one of this plugin's: llama"):
+        build(model)
+
+
+def test_stop_tokens_of_a_checkpoints_generation_config_count(prepared, tmp_path):
+    prepared.export(build(prepared), tmp_path / "export")
+    (tmp_path / "export" / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    model = HuggingFaceModel(
+        HuggingFaceOptions(), ModelContext(path=str(tmp_path / "export"), config=None, assets=tmp_path / "none")
+    )
+    assert model.facts().stop_ids == {2, 7, 9}
+
+
+def test_special_tokens_are_not_decoded(prepared):
+    assert prepared.decode(tokens_payload([5], [2, 2])) == ""
+
+
+def test_the_provider():
+    provider = cosmos_model()
+    assert provider.create is HuggingFaceModel
+    assert provider.options is HuggingFaceOptions
+    assert provider.capabilities.payload_kinds == {"tokens"}

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from cosmos_core.config.job import Job, StageFacts
+from cosmos_core.config.loading import save_job
+from cosmos_core.config.schema import AlgorithmConfig, DatasetConfig, ModelConfig, Recipe, RunConfig
+from cosmos_core.transport.messages import Acknowledged, Failed, Hello, Refused, Reports, Welcome
+from cosmos_core.transport.wire import REPORT
+
+
+@pytest.fixture
+def run_dir(tmp_path) -> Path:
+    recipe = Recipe(
+        run=RunConfig(name="test", steps=1),
+        model=ModelConfig(path="nowhere"),
+        algorithm=AlgorithmConfig(plugin="none"),
+        dataset=DatasetConfig(plugin="none"),
+    )
+    job = Job(
+        run_id="run",
+        directory=tmp_path,
+        recipe_directory=tmp_path,
+        recipe=recipe,
+        num_train_rows=1,
+        num_heldout_rows=1,
+        num_evaluation_prompts=0,
+        uses_rollouts=True,
+        stages=(StageFacts(source="rollouts"),),
+    )
+    save_job(job)
+    return tmp_path
+
+
+@pytest.fixture
+def start(run_dir, peer):
+    """Start a role whose main function has the given body."""
+    started = []
+
+    def start(body: str, *more: str, **env: str) -> subprocess.Popen[str]:
+        code = "\n".join(
+            [
+                "import time, threading",
+                "from cosmos_core.errors import *",
+                "from cosmos_core.transport.messages import *",
+                "from cosmos_core.replica.process import run_role",
+                "def main(args):",
+                textwrap.indent(textwrap.dedent(body), "    "),
+                "run_role('rollout', main)",
+            ]
+        )
+        line = ["--run", str(run_dir), "--name", "rollout-0", "--controller", peer.address, *more]
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *line], stderr=subprocess.PIPE, text=True, env={**os.environ, **env}
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def log_of(run_dir: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (run_dir / "logs" / "rollout-0.jsonl").read_text().splitlines()]
+
+
+def test_a_role_that_returns_ends_with_0(start, run_dir):
+    process = start("assert args.checkpoint == 'here' and args.job.run_id == 'run'", "--checkpoint", "here")
+    assert process.communicate(timeout=20) == (None, "")
+    assert process.returncode == 0
+    assert [entry["message"].partition(",")[0] for entry in log_of(run_dir)] == [
+        "rollout rollout-0 started",
+        "rollout rollout-0 is done",
+    ]
+
+
+def test_an_error_is_reported_logged_and_ends_with_1(start, peer, run_dir):
+    process = start("""
+        client = args.connect(endpoints={'payloads': 'tcp://a:1/t'})
+        raise EngineError('the engine is on fire; use another one')
+    """)
+    hello = peer.expect(Hello, 20)
+    assert (hello.name, hello.role, hello.pid, hello.endpoints) == (
+        "rollout-0",
+        "rollout",
+        process.pid,
+        {"payloads": "tcp://a:1/t"},
+    )
+    peer.send(Welcome(term=1, acknowledged=0))
+    (data,) = peer.expect(Reports).reports
+    assert REPORT.decode(data) == Failed(reason="the engine is on fire; use another one")
+    peer.send(Acknowledged(term=1, acknowledged=1))
+    _, printed = process.communicate(timeout=10)
+    assert printed == "rollout-0: ERROR: the engine is on fire; use another one\n"
+    assert process.returncode == 1
+    assert "exception" not in log_of(run_dir)[-1]
+
+
+def test_an_unexpected_error_keeps_its_traceback_in_the_log(start, run_dir):
+    process = start("{}['missing']")
+    _, printed = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert printed == "rollout-0: ERROR: KeyError: 'missing'\n"
+    assert "Traceback" in log_of(run_dir)[-1]["exception"]
+
+
+def test_debug_shows_the_traceback_of_any_error(start, run_dir):
+    start("raise EngineError('x')", COSMOS_DEBUG="1").communicate(timeout=20)
+    assert "EngineError: x" in log_of(run_dir)[-1]["exception"]
+
+
+def test_a_controller_that_is_gone_does_not_keep_a_failing_replica(start, run_dir):
+    process = start("args.connect(endpoints={}); raise EngineError('x')")
+    began = time.monotonic()
+    process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert time.monotonic() - began < 10
+    assert any("did not confirm" in entry["message"] for entry in log_of(run_dir))
+
+
+def test_a_refused_replica_ends_with_0_and_says_why(start, peer):
+    process = start("""
+        client = args.connect(endpoints={})
+        while True: client.wait_directive(0, 1)
+    """)
+    peer.expect(Hello, 20)
+    peer.send(Refused(reason="another took over"))
+    _, printed = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert "WARNING: rollout-0: the controller refused this replica: another took over" in printed
+
+
+def test_sigterm_stops_a_role(start, peer):
+    process = start("""
+        client = args.connect(endpoints={})
+        args.stop.wait(60)
+    """)
+    peer.expect(Hello, 20)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=5)
+    assert process.returncode == 0
+
+
+def test_a_run_folder_without_a_job_is_an_error_without_traceback(start, run_dir):
+    (run_dir / "job.json").unlink()
+    process = start("pass")
+    _, printed = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "job.json" in printed
+    assert "Traceback" not in printed
+
+
+def test_a_failing_thread_is_logged(start, run_dir):
+    process = start("""
+        thread = threading.Thread(target=lambda: 1 / 0, name='helper')
+        thread.start(); thread.join()
+    """)
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert any(entry["message"] == "helper failed: division by zero" for entry in log_of(run_dir))
+
+
+def test_a_thread_left_behind_does_not_keep_the_process(start, monkeypatch):
+    process = start("""
+        import cosmos_core.replica.process as p
+        p._EXIT_S = 0.2
+        threading.Thread(target=time.sleep, args=[60]).start()
+    """)
+    process.communicate(timeout=10)
+    assert process.returncode == 0
+
+
+def test_the_command_line_is_checked(start):
+    process = start("pass", "--nmae", "x")
+    _, printed = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert "unrecognized arguments: --nmae x" in printed
+
+
+def test_it_imports_no_torch():
+    code = "import sys, cosmos_core.replica.process, cosmos_core.transport.payloads; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

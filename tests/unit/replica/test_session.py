@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cosmos_core.errors import ReplicaError, TransportError
+from cosmos_core.replica.session import HELLO_S, RESEND_S, SILENCE_S, Session
+from cosmos_core.transport.messages import (
+    Acknowledged,
+    Beat,
+    Directive,
+    Hello,
+    Notices,
+    Refused,
+    Reports,
+    Welcome,
+)
+from cosmos_core.transport.outbox import Outbox
+
+
+@pytest.fixture
+def session(hello):
+    return Session(hello, heartbeat_s=1.0, gauges=lambda: {"load": 1.0}, outbox=Outbox())
+
+
+def said(session: Session, now: float) -> list[Hello | Beat | Reports]:
+    """All that the session says now, sent with success."""
+    messages = []
+    while (message := session.next_message(now)) is not None:
+        session.sent(message, now)
+        messages.append(message)
+    return messages
+
+
+def welcomed(session: Session, term: int = 1, acknowledged: int = 0, now: float = 0.0) -> None:
+    said(session, now)
+    session.receive(Welcome(term=term, acknowledged=acknowledged), now)
+    said(session, now)
+
+
+def test_hello_is_said_each_second_until_welcome(session, hello):
+    assert said(session, 0.0) == [hello]
+    assert said(session, HELLO_S - 0.01) == []
+    assert session.deadline() == HELLO_S
+    assert said(session, HELLO_S) == [hello]
+    session.receive(Welcome(term=1, acknowledged=0), 1.5)
+    assert session.is_welcome
+    assert [type(message) for message in said(session, 2.5)] == [Beat]
+
+
+def test_what_could_not_be_sent_is_still_due(session, hello):
+    assert session.next_message(0.0) is session.next_message(0.0) is hello
+
+
+def test_reports_wait_for_the_welcome(session):
+    session.outbox.append(b"one")
+    assert [type(message) for message in said(session, 0.0)] == [Hello]
+    session.receive(Welcome(term=3, acknowledged=0), 0.1)
+    beat, reports = said(session, 0.1)
+    assert (reports.term, reports.first, reports.reports) == (3, 1, (b"one",))
+    assert beat == Beat(name="rollout-0", incarnation="first", term=3, revision=0, gauges={"load": 1.0})
+
+
+def test_reports_are_resent_until_acknowledged(session):
+    welcomed(session)
+    session.outbox.append(b"one")
+    session.outbox.append(b"two")
+    assert len(said(session, 0.1)) == 1
+    assert said(session, 0.1 + RESEND_S - 0.01) == []
+    (again,) = said(session, 0.1 + RESEND_S)
+    assert (again.first, again.reports) == (1, (b"one", b"two"))
+    session.receive(Acknowledged(term=1, acknowledged=1), 0.7)
+    (again,) = [message for message in said(session, 0.7 + RESEND_S) if isinstance(message, Reports)]
+    assert (again.first, again.reports) == (2, (b"two",))
+    session.receive(Directive(term=1, revision=1, acknowledged=2), 1.3)
+    assert not [message for message in said(session, 9.0) if isinstance(message, Reports)]
+
+
+def test_a_loss_is_repaired_even_while_new_reports_keep_coming(session):
+    welcomed(session)
+    firsts = []
+    for tick in range(10):
+        session.outbox.append(b"x")
+        firsts += [message.first for message in said(session, tick * 0.1) if isinstance(message, Reports)]
+    assert firsts == [1, 2, 3, 4, 5, 1, 7, 8, 9, 10]
+
+
+def test_the_newest_directive_wins(session):
+    welcomed(session)
+    for revision in (2, 1, 4, 3, 4):
+        session.receive(Directive(term=1, revision=revision, acknowledged=0), 0.0)
+    assert session.directive.revision == 4
+    (beat,) = [message for message in said(session, 1.0) if isinstance(message, Beat)]
+    assert beat.revision == 4
+
+
+def test_a_directive_is_acknowledged_within_half_a_heartbeat(session):
+    welcomed(session)
+    session.receive(Directive(term=1, revision=1, acknowledged=0), 0.1)
+    assert session.deadline() == pytest.approx(0.6)
+
+
+def test_a_new_term_restarts_numbering_asks_for_hello_and_resends(session, hello):
+    welcomed(session)
+    session.receive(Directive(term=1, revision=40, acknowledged=0), 0.0)
+    session.outbox.append(b"one")
+    session.outbox.append(b"two")
+    said(session, 0.0)
+    session.receive(Directive(term=2, revision=1, acknowledged=0), 0.1)
+    assert (session.directive.term, session.directive.revision) == (2, 1)
+    assert not session.is_welcome
+    assert said(session, 0.1) == [hello]
+    session.receive(Welcome(term=2, acknowledged=1), 0.2)
+    beat, reports = said(session, 0.2)
+    assert (beat.term, beat.revision) == (2, 1)
+    assert (reports.term, reports.first, reports.reports) == (2, 2, (b"two",))
+
+
+def test_an_old_term_changes_nothing(session):
+    welcomed(session, term=5)
+    session.outbox.append(b"one")
+    said(session, 0.0)
+    before = session.deadline()
+    session.receive(Acknowledged(term=4, acknowledged=1), 0.0)
+    session.receive(Directive(term=4, revision=99, acknowledged=1), 0.0)
+    session.receive(Welcome(term=4, acknowledged=1), 0.0)
+    session.receive(Welcome(term=0, acknowledged=1), 0.0)
+    assert (session.directive, session.outbox.acknowledged, session.deadline()) == (None, 0, before)
+    assert session.is_welcome
+
+
+def test_acknowledgements_of_a_term_count_only_after_its_welcome(session):
+    welcomed(session, term=1)
+    session.outbox.append(b"one")
+    said(session, 0.0)
+    session.receive(Acknowledged(term=2, acknowledged=1), 0.0)
+    assert session.outbox.acknowledged == 0
+    session.receive(Welcome(term=2, acknowledged=0), 0.0)
+    assert [message.first for message in said(session, 0.0) if isinstance(message, Reports)] == [1]
+
+
+def test_a_repeated_welcome_changes_nothing(session):
+    welcomed(session)
+    session.outbox.append(b"one")
+    said(session, 0.0)
+    session.receive(Welcome(term=1, acknowledged=0), 0.1)
+    assert said(session, 0.1) == []
+
+
+def test_a_controller_that_forgot_durable_reports_is_an_error(session):
+    welcomed(session)
+    session.outbox.append(b"one")
+    said(session, 0.0)
+    session.receive(Acknowledged(term=1, acknowledged=1), 0.1)
+    session.receive(Acknowledged(term=2, acknowledged=0), 0.1)
+    with pytest.raises(ReplicaError, match=r"term 2 knows reports up to 0, but 1 were acknowledged: .*Start this"):
+        session.receive(Welcome(term=2, acknowledged=0), 0.2)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Directive(term=1, revision=7, acknowledged=1),
+        Acknowledged(term=2, acknowledged=1),
+        Welcome(term=2, acknowledged=1),
+        Notices(entries=(), gauges={}),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_changes_nothing(session, message):
+    welcomed(session)
+    with pytest.raises(TransportError, match=r"only 0 were made|not for replicas"):
+        session.receive(message, 0.0)
+    assert session.directive is None
+    assert session.is_welcome
+
+
+def test_a_refused_replica_says_nothing_more(session):
+    welcomed(session)
+    session.outbox.append(b"one")
+    session.receive(Refused(reason="another took over"), 0.0)
+    assert session.refusal == "another took over"
+    assert said(session, 99.0) == []
+    assert session.deadline() == math.inf
+
+
+def test_silence_is_answered_with_hello_once_each_time(session, hello):
+    welcomed(session)
+    assert hello in said(session, SILENCE_S)
+    assert hello not in said(session, SILENCE_S + 5)
+    session.receive(Welcome(term=1, acknowledged=0), SILENCE_S + 6)
+    assert hello not in said(session, 2 * SILENCE_S + 5)
+    assert hello in said(session, 2 * SILENCE_S + 6)
+
+
+def test_the_step_is_told_with_the_next_hello(session):
+    welcomed(session)
+    session.set_step(12)
+    session.receive(Acknowledged(term=2, acknowledged=0), 0.0)
+    (again,) = said(session, 0.0)
+    assert again.step == 12

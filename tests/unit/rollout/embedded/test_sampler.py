@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cosmos_core.rollout.embedded import sampler
+from cosmos_core.rollout.embedded.randomness import sample_key
+from cosmos_core.rollout.embedded.sampler import Drawing, draw
+
+
+def drawing(rows: int, **kinds) -> Drawing:
+    keys = torch.tensor([sample_key(1, index) for index in range(rows)])
+    return Drawing(keys_R=keys, units_R=torch.zeros(rows, dtype=torch.int64), **kinds)
+
+
+@pytest.mark.parametrize("vocabulary", [5, 1024, 1025, 5000])
+def test_frequencies_follow_the_distribution(vocabulary):
+    torch.manual_seed(0)
+    logits = torch.full((vocabulary,), -8.0)
+    favourites = torch.randperm(vocabulary)[:5]
+    logits[favourites] = torch.tensor([0.0, 1.0, 2.0, 1.5, 0.5])
+    rows = 20_000 if vocabulary < 2000 else 4000
+    tokens, logprobs = draw(logits.expand(rows, -1), drawing(rows))
+    expected = torch.softmax(logits, -1)
+    found = torch.bincount(tokens, minlength=vocabulary) / rows
+    assert (found - expected).abs().max() < 0.02
+    torch.testing.assert_close(logprobs, expected.log()[tokens], atol=1e-5, rtol=0)
+
+
+def test_two_levels_draw_the_same_as_one(monkeypatch):
+    torch.manual_seed(0)
+    logits = torch.randn(500, 1000) * 2
+    one, _ = draw(logits, drawing(500))
+    monkeypatch.setattr(sampler, "_BLOCK", 64)
+    two, _ = draw(logits, drawing(500))
+    assert (one == two).all()
+
+
+def test_temperature_divides_the_logits():
+    logits = torch.randn(6, 50)
+    temperature = torch.tensor([0.5, 1.0, 2.0, 0.1, 3.0, 1.0])
+    tokens, logprobs = draw(logits, drawing(6, temperature_R=temperature))
+    expected = torch.log_softmax(logits / temperature[:, None], -1).gather(1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(logprobs, expected, atol=1e-6, rtol=1e-6)
+
+
+def restricted(logits, top_k, top_p, rows=3000):
+    tokens, logprobs = draw(
+        logits.expand(rows, -1),
+        drawing(rows, top_k_R=torch.full((rows,), top_k), top_p_R=torch.full((rows,), top_p)),
+    )
+    return set(tokens.tolist()), {token: value for token, value in zip(tokens.tolist(), logprobs.tolist(), strict=True)}
+
+
+def test_top_k_renormalises_over_the_k_likeliest():
+    logits = torch.tensor([0.1, 3.0, 0.2, 2.5, 1.0, -1.0])
+    drawn, logprobs = restricted(logits, 2, 1.0)
+    assert drawn == {1, 3}
+    expected = torch.log_softmax(logits[[1, 3]], -1)
+    assert logprobs[1] == pytest.approx(expected[0].item(), abs=1e-6)
+    assert logprobs[3] == pytest.approx(expected[1].item(), abs=1e-6)
+
+
+def test_top_p_keeps_the_smallest_set_that_holds_the_mass():
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    assert restricted(logits, 4, 0.69)[0] == {0, 1}
+    assert restricted(logits, 4, 0.75)[0] == {0, 1, 2}
+    assert restricted(logits, 4, 0.01)[0] == {0}
+    assert restricted(logits, 4, 1.0)[0] == {0, 1, 2, 3}
+
+
+def test_top_p_counts_the_mass_that_top_k_left():
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    # Of the two kept the first has 4/7 = 0.571.
+    assert restricted(logits, 2, 0.57)[0] == {0}
+    assert restricted(logits, 2, 0.58)[0] == {0, 1}
+
+
+def test_greedy_rows_take_the_likeliest_and_tell_the_models_own_logprob():
+    logits = torch.randn(4, 30)
+    greedy = torch.tensor([True, False, True, False])
+    tokens, logprobs = draw(logits, drawing(4, greedy_R=greedy))
+    plain, _ = draw(logits, drawing(4))
+    best = logits.argmax(-1)
+    assert tokens.tolist() == [best[0], plain[1], best[2], plain[3]]
+    torch.testing.assert_close(logprobs, torch.log_softmax(logits, -1).gather(1, tokens[:, None])[:, 0])
+
+
+def test_impossible_tokens_are_never_drawn():
+    logits = torch.full((20_000, 3), -torch.inf)
+    logits[:, 1] = 0.0
+    assert draw(logits, drawing(20_000))[0].unique().tolist() == [1]
+
+
+def test_a_distribution_that_is_not_finite_shows_in_the_logprob():
+    logits = torch.tensor([[0.0, float("nan"), 1.0], [0.0, 1.0, 2.0]])
+    _, logprobs = draw(logits, drawing(2))
+    assert torch.isfinite(logprobs).tolist() == [False, True]

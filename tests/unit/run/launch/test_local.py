@@ -1,0 +1,103 @@
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from cosmos_core.run.launch import ProcessSpec
+from cosmos_core.run.launch.local import LocalLauncher, last_error, thread_environment
+
+
+@pytest.fixture
+def launcher(tmp_path, monkeypatch):
+    (tmp_path / "napper.py").write_text(
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print('child', child.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    (tmp_path / "stubborn.py").write_text(
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(60)\n"
+    )
+    (tmp_path / "broken.py").write_text("raise SystemExit('no such model: nope')\n")
+    (tmp_path / "printer.py").write_text(
+        "import os\nprint(os.environ['OMP_NUM_THREADS'], os.getsid(0) == os.getpid())\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    launcher = LocalLauncher(tmp_path / "logs")
+    yield launcher
+    launcher.stop(0.1)
+
+
+def start(launcher, module, **environment):
+    launcher.start(ProcessSpec(name=module, module=module, arguments=(), environment=environment))
+
+
+def wait_for(condition, timeout_s=10.0):
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
+
+
+def is_running(pid):
+    try:
+        with Path(f"/proc/{pid}/stat").open() as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_failed_process_is_reported_once_with_its_last_words(launcher):
+    start(launcher, "broken")
+    exits = wait_for(launcher.exits)
+    assert [(end.name, end.code, end.error) for end in exits] == [("broken", 1, "no such model: nope")]
+    assert launcher.exits() == []
+    assert launcher.running() == []
+
+
+def test_a_logged_error_is_preferred_to_the_output(tmp_path):
+    lines = [{"level": "ERROR", "message": "first"}, {"level": "ERROR", "message": "disk full"}, {"level": "INFO"}]
+    (tmp_path / "policy-0.jsonl").write_text("\n".join(json.dumps(line) for line in lines) + '\n{"level": "ERR')
+    (tmp_path / "policy-0.log").write_text("noise\n")
+    assert last_error(tmp_path, "policy-0") == "disk full"
+    assert last_error(tmp_path, "rollout-0") == ""
+
+
+def test_processes_lead_a_session_with_bounded_threads(launcher, tmp_path):
+    start(launcher, "printer", **thread_environment(3))
+    assert wait_for(launcher.exits)[0].code == 0
+    assert (tmp_path / "logs" / "printer.log").read_text() == "3 True\n"
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_nothing_is_left_behind(launcher, tmp_path, killed):
+    start(launcher, "napper")
+    log = tmp_path / "logs" / "napper.log"
+    child = int(wait_for(lambda: log.exists() and log.read_text()).split()[1])
+    assert is_running(child)
+    if killed:
+        os.kill(launcher._processes["napper"].pid, signal.SIGKILL)
+        assert wait_for(launcher.exits)[0].code == -signal.SIGKILL
+    else:
+        launcher.stop(5)
+    wait_for(lambda: not is_running(child))
+    assert launcher.running() == []
+
+
+def test_a_process_that_ignores_the_request_is_killed(launcher, tmp_path):
+    start(launcher, "stubborn")
+    log = tmp_path / "logs" / "stubborn.log"
+    wait_for(lambda: log.exists() and log.read_text())
+    began = time.monotonic()
+    launcher.stop(0.2)
+    assert time.monotonic() - began < 5
+    assert launcher.running() == []
+
+
+def test_a_module_that_is_not_there_says_so(launcher):
+    start(launcher, "no_such_module_at_all")
+    assert "no_such_module_at_all" in wait_for(launcher.exits)[0].error
