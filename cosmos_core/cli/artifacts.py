@@ -48,20 +48,34 @@ def generate(
     plugin: Annotated[
         str | None, typer.Option("--plugin", metavar="NAME", help="Model plugin; that of the run it is from, or hf.")
     ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Each prompt is a user's turn of a chat.")] = False,
+    escapes: Annotated[
+        bool, typer.Option("-e", "--escapes", help="Read \\n and \\t in prompts as line break and tab.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Complete prompts with an exported model, by the same engine that training uses.
 
     \b
     Examples:
-      cosmos generate runs/arithmetic/export "Ann has 7 apples, buys 5 more. How many apples now?"
+      cosmos generate runs/arithmetic/export -e "Ann has 7 cards, buys 5 more, then loses 4. How many cards now?\\n"
+      cosmos generate my-model --chat "Who are you?"
       cosmos generate my-model "Once upon a time" --temperature 0.8 --samples 3 --max-units 64
     """  # noqa: D301 - the escape keeps the lines after it apart
     set_debugging(debug)
     from cosmos_core.run.generate import complete_prompts  # noqa: PLC0415
 
+    if escapes:
+        prompts = [prompt.replace("\\n", "\n").replace("\\t", "\t") for prompt in prompts]
     texts = complete_prompts(
-        model, prompts, plugin=plugin, max_units=max_units, temperature=temperature, num_samples=num_samples, seed=seed
+        model,
+        prompts,
+        plugin=plugin,
+        max_units=max_units,
+        temperature=temperature,
+        num_samples=num_samples,
+        seed=seed,
+        as_chat=chat,
     )
     for prompt, completions in zip(prompts, texts, strict=True):
         for completion in completions:

@@ -56,7 +56,7 @@ def _root(*, debug: Debug = False) -> None:
     A first run, and what to do with its model:
       cosmos run recipes/arithmetic.toml
       cosmos export runs/arithmetic
-      cosmos generate runs/arithmetic/export "Ann has 7 apples, buys 5 more. How many apples now?"
+      cosmos generate runs/arithmetic/export -e "Ann has 7 cards, buys 5 more, then loses 4. How many cards now?\\n"
     """  # noqa: D301 - the escape keeps the lines after it apart
     set_debugging(debug)
 

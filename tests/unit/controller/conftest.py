@@ -35,9 +35,7 @@ from cosmos_core.transport.wire import REPORT
 def make_settings(*, warmup: int = 0, steps: int = 3, prompts: int = 2, **changes) -> Settings:
     """A small rollouts run: `prompts` groups of 4 a step, two of which are in flight on a replica."""
     stages = [
-        StageSettings(
-            source="rollouts", first_version=warmup, steps=steps, prompts_per_step=prompts, min_group_size=2
-        )
+        StageSettings(source="rollouts", first_version=warmup, steps=steps, prompts_per_step=prompts, min_group_size=2)
     ]
     if warmup:
         first = StageSettings(

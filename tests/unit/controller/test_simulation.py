@@ -35,15 +35,14 @@ class Ledgers:
         self.over: list[set[int]] = [set() for _ in state.ledgers]
 
     def observe(self, state: State) -> None:
-        for ledger, live, over in zip(state.ledgers, self.live, self.over, strict=True):
+        for index, ledger in enumerate(state.ledgers):
             now = {*ledger.queued, *ledger.in_flight, *ledger.finished, *ledger.claimed}
-            known = live | over
+            known = self.live[index] | self.over[index]
             given_out = set(range(len(known), ledger.next_position))
-            over |= (live | given_out) - now
-            assert not now & over, "a prompt came back from its end"
-            live.clear()
-            live |= now
-            assert len(over) == ledger.consumed + ledger.num_dropped
+            self.over[index] |= (self.live[index] | given_out) - now
+            self.live[index] = now
+            assert not now & self.over[index], "a prompt came back from its end"
+            assert len(self.over[index]) == ledger.consumed + ledger.num_dropped
 
 
 class MemoryJournal:

@@ -68,9 +68,7 @@ def test_greedy_equals_generate(kit, make):
     engine = make(prefill_units=10)
     module = kit.reference()
     prompts = kit.ragged(10, seed=3)
-    handles = engine.submit(
-        [kit.request(i, prompt, temperature=0.0, max_units=25) for i, prompt in enumerate(prompts)]
-    )
+    handles = engine.submit([kit.request(i, prompt, temperature=0.0, max_units=25) for i, prompt in enumerate(prompts)])
     for prompt, handle in zip(prompts, handles, strict=True):
         ids = torch.tensor([prompt])
         expected = module.generate(
@@ -127,7 +125,10 @@ def test_mixed_sampling_in_one_batch(kit, make):
         {"temperature": 2.0, "top_k": 10, "top_p": 0.8},
     ]
     handles = engine.submit(
-        [kit.request(i, p, seed=i, max_units=12, **kind) for i, (p, kind) in enumerate(zip(prompts, kinds, strict=True))]
+        [
+            kit.request(i, p, seed=i, max_units=12, **kind)
+            for i, (p, kind) in enumerate(zip(prompts, kinds, strict=True))
+        ]
     )
     results = [handle.result(20)[0] for handle in handles]
     for index, temperature in ((0, 1.0), (1, 0.5), (2, 1.0)):
@@ -151,9 +152,7 @@ def test_score_is_the_forward_of_the_loaded_weights(kit, make):
     for temperature in (1.0, 0.7):
         scores = engine.score([generated.payload for generated in results], temperature=temperature)
         for score, prompt, generated in zip(scores, prompts, results, strict=True):
-            expected = kit.plain_logprobs(
-                kit.reference(), prompt, kit.completion(generated), temperature=temperature
-            )
+            expected = kit.plain_logprobs(kit.reference(), prompt, kit.completion(generated), temperature=temperature)
             np.testing.assert_allclose(score.numpy(), expected, atol=1e-5, rtol=0)
     with pytest.raises(EngineError, match="temperature 0"):
         engine.score([results[0].payload], temperature=0)

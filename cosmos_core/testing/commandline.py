@@ -1,0 +1,78 @@
+"""The real `cosmos` command in a folder of its own, for tests that run whole jobs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+
+class CommandLine:
+    """Runs `cosmos` as a process, with the folder as its working directory.
+
+    Args:
+        folder: Where runs are made.
+        timeout_s: Longest time that one command may take.
+    """
+
+    def __init__(self, folder: Path, *, timeout_s: float = 110.0) -> None:
+        self.folder = folder
+        self.timeout_s = timeout_s
+        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "120"}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command; its standard output and error come together in `stdout`."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "cosmos_core.cli", *arguments],
+            cwd=self.folder,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        """Run a command to its end.
+
+        Returns:
+            What it printed.
+
+        Raises:
+            AssertionError: Its exit code is not `code`; the message is what it printed.
+            subprocess.TimeoutExpired: It took longer than `timeout_s`.
+        """
+        process = self.start(*arguments)
+        output, _ = process.communicate(timeout=self.timeout_s)
+        if process.returncode != code:
+            raise AssertionError(f"cosmos {' '.join(arguments)}: exit code {process.returncode}, not {code}\n{output}")
+        return output
+
+    def interrupt_at(self, process: subprocess.Popen[str], path: Path) -> str:
+        """Press Ctrl-C once `path` exists, and wait for the end.
+
+        Returns:
+            What the command printed.
+
+        Raises:
+            AssertionError: The command ended, or `timeout_s` passed, before `path` appeared.
+        """
+        deadline = time.monotonic() + self.timeout_s
+        while not path.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()
+                raise AssertionError(f"{path} did not appear\n{process.communicate()[0]}")
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        return process.communicate(timeout=self.timeout_s)[0]
+
+    def left_behind(self) -> Sequence[psutil.Process]:
+        """Processes that still mention the folder."""
+        place = str(self.folder)
+        found = psutil.process_iter(["cmdline"])
+        return [process for process in found if place in " ".join(process.info["cmdline"] or ())]

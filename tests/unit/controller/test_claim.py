@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from cosmos_core.controller.claim import MAX_ATTEMPTS, balanced
+from cosmos_core.controller.events import RegroupDue
+from cosmos_core.transport.messages import StepDone, StepFailed
+
+
+def fail(it, name="p0", missing=(), reason="a peer left"):
+    order, generation = it.directive(name).train, it.state.generation_number
+    it.report(
+        name,
+        StepFailed(step=order.step, attempt=order.attempt, generation=generation, missing=missing, reason=reason),
+    )
+
+
+def test_the_batch_is_the_first_finished_groups_by_position(run):
+    it = run(capacity=9, max_staleness=9, prompts=2, steps=9)
+    it.start()
+    leases = it.leases()
+    it.finish("r0", leases[5])
+    it.finish("r0", leases[3])
+    order = it.directive("p0").train
+    assert [group.position for group in order.groups] == [3, 5]
+    assert [group.lease for group in order.groups] == [leases[3].lease, leases[5].lease]
+    assert (order.step, order.attempt, order.stage, order.publish) == (1, 1, 0, True)
+
+
+def test_orders_carry_no_texts(run, make_sample):
+    it = run(prompts=1, steps=1)
+    it.start()
+    it.finish("r0", it.leases()[0], *(make_sample(index, text="a long completion") for index in range(4)))
+    (group,) = it.directive("p0").train.groups
+    assert {sample.text for sample in group.samples} == {""}
+
+
+def test_a_group_with_too_few_scored_samples_is_dropped(run, make_sample):
+    it = run()
+    it.start()
+    samples = [make_sample(0), *(make_sample(index, status="reward_failed") for index in (1, 2, 3))]
+    it.finish("r0", it.leases()[0], *samples)
+    it.finish("r0", it.leases()[0], make_sample(0), make_sample(1), make_sample(2, status="reward_timeout"))
+    assert it.state.ledger.dropped == {"unscored": 1}
+    assert it.state.ledger.samples.dropped == {"unscored": 4}
+    assert len(it.state.ledger.finished) == 1
+
+
+@pytest.mark.parametrize(("oldest", "is_dropped"), [(0, True), (1, False), (2, False)])
+def test_staleness_is_bounded_by_the_oldest_token_when_the_sample_is_trained(run, make_sample, oldest, is_dropped):
+    it = run(capacity=9, max_staleness=1, prompts=1, steps=9)
+    it.start()
+    old = it.leases()[0]
+    for step in (1, 2):
+        it.finish("r0", next(lease for lease in it.leases() if lease.lease != old.lease))
+        it.train()
+        assert it.state.step == step
+        it.report("r0", *it.fakes["r0"]._load(it.directive("r0")))
+    # Step 3 trains version 2: one sample of the group began at `oldest`.
+    samples = [make_sample(index, version=2, newest=2) for index in range(3)]
+    it.finish("r0", old, *samples, make_sample(3, version=oldest, newest=2))
+    assert it.state.ledger.dropped == ({"stale": 1} if is_dropped else {})
+    assert (it.state.running is None) == is_dropped
+
+
+def test_a_finished_group_that_grows_stale_while_it_waits_is_dropped(run, make_sample):
+    it = run(capacity=9, max_staleness=1, prompts=2, steps=9)
+    it.start()
+    leases = it.leases()
+    it.finish("r0", leases[3])
+    for step in (1, 2):
+        it.finish("r0", it.leases()[0])
+        it.finish("r0", it.leases()[0])
+        it.train()
+        assert it.state.step == step
+        it.report("r0", *it.fakes["r0"]._load(it.directive("r0")))
+        if step == 1:
+            assert it.state.ledger.dropped == {}
+    assert all(record.staleness_max <= 1 for record in it.state.steps)
+
+
+def test_missing_payloads_queue_their_prompts_and_the_step_is_formed_again(run):
+    it = run(capacity=9, max_staleness=0, prompts=3)
+    it.start()
+    leases = it.leases()
+    for lease in leases:
+        it.finish("r0", lease)
+    fail(it, missing=(leases[1].lease,), reason="payloads are gone")
+    ledger = it.state.ledger
+    assert sorted(ledger.finished) == [0, 2]
+    assert it.directive("p0").train is None
+    (again,) = it.leases()
+    assert again.position == 1
+    assert again.lease > leases[2].lease
+    assert it.directive("r0").hold == (leases[0].lease, leases[2].lease)
+    it.finish("r0", again)
+    order = it.directive("p0").train
+    assert (order.attempt, [group.position for group in order.groups]) == (2, [0, 1, 2])
+    assert it.state.generation_number == 1
+
+
+def test_missing_payloads_of_another_member_are_believed_as_well(run):
+    it = run(num_policies=2, capacity=9, max_staleness=0, prompts=3)
+    it.start(policies=2)
+    leases = it.leases()
+    for lease in leases:
+        it.finish("r0", lease)
+    order = it.directive("p0").train
+    for name, missing in (("p0", leases[0].lease), ("p1", leases[1].lease)):
+        it.report(
+            name,
+            StepFailed(step=1, attempt=order.attempt, generation=1, missing=(missing,), reason="payloads are gone"),
+        )
+    assert [lease.position for lease in it.leases()] == [0, 1]
+
+
+def test_a_step_that_fails_otherwise_is_repeated_by_a_new_generation(run):
+    it = run(prompts=2)
+    it.start()
+    for lease in it.leases()[:2]:
+        it.finish("r0", lease)
+    fail(it)
+    assert it.directive("p0").train is None
+    assert it.state.generation is None
+    it.apply(RegroupDue())
+    it.follow("p0")
+    order = it.directive("p0").train
+    assert (order.attempt, it.state.generation_number) == (2, 2)
+    it.train()
+    assert it.state.steps[0].attempt == 2
+
+
+def test_a_step_that_fails_for_ever_fails_the_run(run):
+    it = run(prompts=2)
+    it.start()
+    for lease in it.leases()[:2]:
+        it.finish("r0", lease)
+    for _ in range(MAX_ATTEMPTS):
+        fail(it, reason="out of memory")
+        if not it.state.outcome:
+            it.apply(RegroupDue())
+            it.fakes["p0"]._tried.clear()
+            it.report("p0", *it.fakes["p0"]._form(it.directive("p0").generation))
+    assert it.state.outcome == "failed"
+    assert "out of memory" in it.state.reason
+
+
+def test_demonstrations_are_read_in_order_and_the_unusable_ones_dropped(run):
+    it = run(warmup=2)
+    it.join("p0")
+    it.follow("p0")
+    order = it.directive("p0").train
+    assert [(group.position, group.lease, group.endpoint, group.samples) for group in order.groups] == [
+        (position, -1, "", ()) for position in (0, 1, 2)
+    ]
+    done = StepDone(
+        step=1, attempt=1, generation=1, skipped=True, metrics={"loss": 2.0}, dropped=((1, "too_long"), (7, "?"))
+    )
+    it.report("p0", done)
+    ledger = it.state.ledgers[0]
+    assert (ledger.consumed, ledger.dropped) == (2, {"too_long": 1})
+    assert it.state.steps[0].skipped
+    assert it.state.steps[0].num_groups == 2
+    assert [group.position for group in it.directive("p0").train.groups] == [3, 4, 5]
+
+
+def test_shares_are_balanced_by_units():
+    assert balanced([9, 1, 1, 1, 8, 2], 2) == ((0, 1, 2), (3, 4, 5))
+    assert balanced([1, 1, 1, 1, 1], 2) == ((0, 2, 4), (1, 3))
+    assert balanced([0, 0, 0], 3) == ((0,), (1,), (2,))
+    assert balanced([5], 2) == ((0,), ())
+
+
+@given(weights=some.lists(some.integers(0, 1000), max_size=40), num_shares=some.integers(1, 5))
+def test_shares_part_the_batch_and_stay_within_one_group_of_each_other(weights, num_shares):
+    shares = balanced(weights, num_shares)
+    assert sorted(index for share in shares for index in share) == list(range(len(weights)))
+    sums = [sum(weights[index] for index in share) for share in shares]
+    assert max(sums) - min(sums) <= max(weights, default=0)
+    assert all(list(share) == sorted(share) for share in shares)

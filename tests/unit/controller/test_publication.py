@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from cosmos_core.transport.messages import WeightsLoaded, WeightsPublished, WeightsRejected
+
+
+def loaded(version, digest):
+    return WeightsLoaded(version=version, digest=digest, transfer_s=0.0, paused_s=0.0, nbytes=1)
+
+
+def test_the_initial_weights_are_published_and_loaded(run):
+    it = run()
+    it.join("p0")
+    it.join("r0")
+    it.follow("p0")
+    assert it.directive("p0").publish == 0
+    it.follow("p0")
+    target = it.directive("r0").weights
+    assert (target.version, target.digest, target.hosts) == (0, "initial", ("host",))
+    assert target.sources == (it.fakes["p0"].endpoints["weights"],)
+
+
+def test_a_warm_up_publishes_only_its_last_weights(run):
+    it = run(warmup=2)
+    it.join("p0")
+    it.follow("p0")
+    assert it.directive("p0").publish == -1
+    assert not it.directive("p0").train.publish
+    it.follow("p0")
+    assert it.directive("p0").train.publish
+    it.follow("p0")
+    assert (it.state.step, it.directive("p0").publish) == (2, 2)
+    assert list(it.state.published) == [2]
+
+
+def test_a_wrong_digest_is_no_weights(run):
+    it = run()
+    it.start()
+    it.report("r0", loaded(0, "other"))
+    replica = it.state.replicas["r0"]
+    assert (replica.version, replica.rejections) == (-1, 1)
+    it.report("r0", WeightsRejected(version=0, digest="other", expected="initial"))
+    assert replica.rejections == 2
+    assert "r0: version 0" in it.state.status_details["weights"]
+    it.report("r0", loaded(0, "initial"))
+    assert replica.version == 0
+
+
+def test_policy_replicas_that_publish_different_weights_fail_the_run(run):
+    it = run(num_policies=2)
+    it.start(policies=2)
+    it.report("p0", WeightsPublished(version=1, digest="a", nbytes=1))
+    it.report("p1", WeightsPublished(version=1, digest="b", nbytes=1))
+    assert it.state.outcome == "failed"
+    assert "diverged" in it.state.reason
+
+
+def test_weights_of_a_step_that_is_not_done_everywhere_are_not_loaded(run):
+    it = run(num_policies=2)
+    it.start(policies=2)
+    it.report("p0", WeightsPublished(version=1, digest="a", nbytes=1))
+    assert it.directive("r0").weights.version == 0
+
+
+def test_versions_are_kept_while_a_replica_may_be_loading_them(run):
+    it = run(num_rollouts=2, prompts=1, max_staleness=9, steps=9)
+    it.start(rollouts=2)
+    for step in (1, 2, 3):
+        it.finish("r0", it.leases("r0")[0])
+        it.train()
+        assert it.state.step == step
+        it.report("r0", *it.fakes["r0"]._load(it.directive("r0")))
+    assert it.state.targets == [1, 2, 3]
+    assert it.directive("p0").retain == 1
+    digest = it.state.published[2].digest
+    it.report("r1", loaded(2, digest))
+    assert it.directive("p0").retain == 3
+    assert list(it.state.published) == [3]
+
+
+def test_the_nearest_source_comes_first(run):
+    it = run(num_policies=2)
+    it.start(policies=2)
+    it.state.replicas["p0"].host = "far"
+    assert it.directive("r0").weights.hosts == ("host", "far")
+
+
+def test_a_lost_source_is_not_offered_any_more(run):
+    it = run(num_policies=2)
+    it.start(policies=2)
+    it.lose("p0")
+    assert it.directive("r0").weights.sources == (it.fakes["p1"].endpoints["weights"],)
+
+
+def test_weights_are_published_off_schedule_when_their_holders_are_gone(run):
+    it = run(num_policies=1, prompts=1, sync_interval=2, max_staleness=3, steps=9)
+    it.start()
+    it.finish("r0", it.leases()[0])
+    it.train()
+    it.join("p1")
+    it.settle("p0", "p1")
+    assert (it.state.step, it.state.target) == (1, 0)
+    it.lose("p0")
+    it.join("r1")
+    assert it.directive("r1").weights is None
+    it.settle("p1")
+    assert it.directive("r1").weights.version == 1

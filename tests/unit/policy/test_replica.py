@@ -1,0 +1,304 @@
+"""The replica against a scripted controller."""
+
+import threading
+
+import pytest
+import torch
+
+from cosmos_core.policy.checkpoint import latest
+from cosmos_core.policy.group import GroupStore
+from cosmos_core.policy.publication import Publications
+from cosmos_core.policy.replica import Parts, PolicyReplica, UnitRate
+from cosmos_core.policy.saving import CheckpointSaver
+from cosmos_core.policy.share import ShareReader
+from cosmos_core.policy.step import StepRunner
+from cosmos_core.transport.messages import (
+    CheckpointSaved,
+    Directive,
+    GenerationFailed,
+    GenerationFormed,
+    GenerationOrder,
+    GroupRef,
+    PolicyDirective,
+    SampleReport,
+    StepDone,
+    TrainOrder,
+    WeightsPublished,
+)
+from cosmos_core.weights.publisher import WeightPublisher
+
+
+class Script:
+    """A controller's line: directives one after another, each once what it waits for was reported."""
+
+    def __init__(self, *stages):
+        self.stages = list(stages)
+        self.reports = []
+        self.revision = 0
+        self.step = 0
+        self.changed = threading.Condition()
+
+    def report(self, report):
+        with self.changed:
+            self.reports.append(report)
+            self.changed.notify_all()
+
+    def of(self, kind):
+        return [report for report in self.reports if isinstance(report, kind)]
+
+    def set_step(self, step):
+        self.step = step
+
+    def wait_directive(self, after, timeout_s):
+        with self.changed:
+            self.changed.wait_for(lambda: self.stages and self.stages[0][0](self), timeout_s)
+            if not self.stages or not self.stages[0][0](self):
+                return None
+            self.revision += 1
+            return Directive(term=1, revision=self.revision, acknowledged=0, policy=self.stages.pop(0)[1])
+
+
+def when(kind=None, number=1):
+    return lambda script: kind is None or len(script.of(kind)) >= number
+
+
+def generation(number, *members, store="", source=0, transfer=False):
+    return GenerationOrder(
+        generation=number, members=members or ("policy-0",), store=store, source=source, transfer=transfer
+    )
+
+
+def directive(gen=None, train=None, *, publish=-1, checkpoint=-1, stop=False):
+    return PolicyDirective(generation=gen, train=train, publish=publish, retain=-1, checkpoint=checkpoint, stop=stop)
+
+
+STOP = directive(stop=True)
+
+
+@pytest.fixture
+def work(kit):
+    sequences = kit.random_sequences(4)
+    held = {lease: [s.payload] for lease, s in enumerate(sequences)}
+    groups = tuple(
+        GroupRef(
+            position=lease,
+            row=lease,
+            lease=lease,
+            endpoint="tcp://a:1",
+            samples=(
+                SampleReport(
+                    index=0,
+                    status="ok",
+                    reward=s.advantage,
+                    rewards={},
+                    oldest_version=0,
+                    newest_version=0,
+                    num_units=s.payload.arrays["completion"].shape[0],
+                    num_prompt_units=s.payload.arrays["prompt"].shape[0],
+                ),
+            ),
+        )
+        for lease, s in enumerate(sequences)
+    )
+    return groups, held
+
+
+class Payloads:
+    def __init__(self, held):
+        self.held = held
+
+    def fetch(self, requests, timeout_s):
+        return {lease: self.held[lease] for leases in requests.values() for lease in leases}
+
+
+def order(groups, step, *, shares=None, attempt=1, stage=0, publish=False):
+    return TrainOrder(
+        step=step,
+        attempt=attempt,
+        stage=stage,
+        groups=groups,
+        shares=shares or (tuple(range(len(groups))),),
+        publish=publish,
+    )
+
+
+def run(kit, model, script, held, tmp_path, *, name="policy-0", seed=0, stop=None):
+    trainer = kit.make_trainer(model, seed=seed)
+    with WeightPublisher("run", "127.0.0.1", directory=tmp_path / f"shm-{name}") as publisher:
+        parts = Parts(
+            name=name,
+            run_id="run",
+            host="127.0.0.1",
+            client=script,
+            trainer=trainer,
+            runner=StepRunner(
+                trainer=trainer,
+                reader=ShareReader(model=model, payloads=Payloads(held), dataset=None, longest=100),
+            ),
+            publications=Publications(publisher, torch.float32, script.report),
+            saver=CheckpointSaver(str(tmp_path / "checkpoints"), 2, script.report),
+            begin_stage=lambda index: trainer.begin_stage(kit.stage_of(index=index), kit.Reinforce(), 1.0),
+            stop=stop or threading.Event(),
+        )
+        PolicyReplica(parts).run()
+    return trainer
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path):
+    for name in ("policy-0", "policy-1"):
+        (tmp_path / f"shm-{name}").mkdir()
+
+
+def test_a_short_life(kit, model, work, tmp_path):
+    groups, held = work
+    gen = generation(1)
+    script = Script(
+        (when(), directive(gen, publish=0)),
+        (when(GenerationFormed), directive(gen, order(groups, 1), publish=0)),
+        (when(StepDone), directive(gen, order(groups, 2, publish=True), publish=0)),
+        (when(StepDone, 2), directive(gen, checkpoint=2, publish=2)),
+        (when(CheckpointSaved), STOP),
+    )
+    trainer = run(kit, model, script, held, tmp_path)
+    assert [report.step for report in script.of(StepDone)] == [1, 2]
+    assert script.of(GenerationFormed) == [GenerationFormed(generation=1, step=0)]
+    assert [report.version for report in script.of(WeightsPublished)] == [0, 2]
+    assert len({report.digest for report in script.of(WeightsPublished)}) == 2
+    assert latest(str(tmp_path / "checkpoints")) == (2, script.of(CheckpointSaved)[0].path)
+    assert trainer.step == script.step == 2
+
+
+def test_orders_that_are_repeated_are_done_once(kit, model, work, tmp_path):
+    groups, held = work
+    gen = generation(1)
+    script = Script(
+        (when(), directive(gen)),
+        (when(GenerationFormed), directive(gen, order(groups, 1), publish=1)),
+        (when(StepDone), directive(gen, order(groups, 1), publish=1, checkpoint=1)),
+        (when(CheckpointSaved), directive(gen, order(groups, 1), publish=1, checkpoint=1)),
+        (when(CheckpointSaved), directive(gen, order(groups, 5))),
+        (when(CheckpointSaved), STOP),
+    )
+    assert run(kit, model, script, held, tmp_path).step == 1
+    assert len(script.of(StepDone)) == len(script.of(CheckpointSaved)) == len(script.of(WeightsPublished)) == 1
+
+
+def test_a_step_that_was_applied_is_answered_for_a_new_attempt(kit, model, work, tmp_path):
+    """Its generation broke after the gradients were reduced: done is done."""
+    groups, held = work
+    script = Script(
+        (when(), directive(generation(1))),
+        (when(GenerationFormed), directive(generation(1), order(groups, 1))),
+        (when(StepDone), directive(generation(2), order(groups, 1, attempt=2))),
+        (when(StepDone, 2), STOP),
+    )
+    assert run(kit, model, script, held, tmp_path).step == 1
+    first, second = script.of(StepDone)
+    assert (second.attempt, second.generation) == (2, 2)
+    assert second.metrics == first.metrics
+
+
+def test_a_new_stage_is_taken_up_with_its_first_order(kit, model, work, tmp_path):
+    groups, held = work
+    gen = generation(1)
+    script = Script(
+        (when(), directive(gen)),
+        (when(GenerationFormed), directive(gen, order(groups, 1, stage=1))),
+        (when(StepDone), STOP),
+    )
+    assert run(kit, model, script, held, tmp_path).stage.index == 1
+
+
+def test_an_older_generation_is_ignored_and_a_replica_left_out_trains_nothing(kit, model, work, tmp_path):
+    groups, held = work
+    ready = threading.Event()
+    script = Script(
+        (when(), directive(generation(3))),
+        (when(GenerationFormed), directive(generation(2), order(groups, 1))),
+        (when(StepDone), directive(generation(4, "someone"), order(groups, 2))),
+        (lambda _: ready.set() or True, STOP),
+    )
+    run(kit, model, script, held, tmp_path)
+    assert ready.is_set()
+    assert [report.generation for report in script.of(GenerationFormed)] == [3]
+    assert [report.step for report in script.of(StepDone)] == [1]
+
+
+def test_the_process_can_be_stopped_at_any_time(kit, model, tmp_path):
+    stop = threading.Event()
+    threading.Timer(0.2, stop.set).start()
+    run(kit, model, Script(), {}, tmp_path, stop=stop)
+
+
+def test_two_replicas_one_joins_late(kit, model, work, tmp_path):
+    """Alone at first; the second has other weights, takes the first's state, and both end with the same bits."""
+    groups, held = work
+    store = GroupStore("127.0.0.1")
+    one = generation(1)
+    both = generation(2, "policy-0", "policy-1", store=store.endpoint, transfer=True)
+    shares = ((0, 1), (2, 3))
+    scripts = [
+        Script(
+            (when(), directive(one)),
+            (when(GenerationFormed), directive(one, order(groups, 1))),
+            (when(StepDone), directive(both)),
+            (when(GenerationFormed, 2), directive(both, order(groups, 2, shares=shares))),
+            (when(StepDone, 2), directive(both, checkpoint=2)),
+            (when(CheckpointSaved), STOP),
+        ),
+        Script(
+            (when(), directive(both)),
+            (when(GenerationFormed), directive(both, order(groups, 2, shares=shares))),
+            (when(StepDone), directive(both, checkpoint=2)),
+            (when(StepDone), STOP),
+        ),
+    ]
+    trainers = [None, None]
+
+    def live(index):
+        torch.set_num_threads(1)
+        name = f"policy-{index}"
+        trainers[index] = run(kit, model, scripts[index], held, tmp_path, name=name, seed=index)
+
+    threads = [threading.Thread(target=live, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [report.step for report in scripts[1].of(GenerationFormed)] == [1]
+    first, second = (trainer.state() for trainer in trainers)
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+    # The first member writes for all.
+    assert not scripts[1].of(CheckpointSaved)
+
+
+def test_a_newer_generation_ends_the_wait_for_a_lost_member(kit, model, work, tmp_path):
+    groups, held = work
+    store = GroupStore("127.0.0.1")
+    asked = []
+
+    def after_a_while(script):
+        asked.append(1)
+        return len(asked) > 3
+
+    script = Script(
+        (when(), directive(generation(1, "policy-0", "lost", store=store.endpoint))),
+        (after_a_while, directive(generation(2), order(groups, 1))),
+        (when(StepDone), STOP),
+    )
+    assert run(kit, model, script, held, tmp_path).step == 1
+    (failed,) = script.of(GenerationFailed)
+    assert failed.generation == 1
+    assert "interrupted" in failed.reason
+
+
+def test_gauges(kit, model):
+    trainer = kit.make_trainer(model)
+    rate = UnitRate(trainer)
+    trainer.num_units = 100
+    trainer.step = 7
+    gauges = rate()
+    assert gauges["step"] == 7
+    assert gauges["tokens_per_s"] > 0
+    assert rate()["tokens_per_s"] == 0.0

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import re
+import threading
+import time
+from types import SimpleNamespace
+
+import attrs
+import pytest
+
+from cosmos_core.config.schema import EvaluationConfig, RewardConfig, RolloutConfig, RunConfig, SamplingConfig
+from cosmos_core.errors import DataError, ReplicaError
+from cosmos_core.protocols import FinishReason, Generated
+from cosmos_core.rollout.gate import VersionGate
+from cosmos_core.rollout.generation import Generation, Parts
+from cosmos_core.rollout.reward_pool import Outcome
+from cosmos_core.transport.messages import GroupFailed, GroupFinished, Lease
+from cosmos_core.types import Array, Payload, Prompt, SampleStatus
+
+
+class Handle:
+    def __init__(self, request):
+        self.request = request
+        self.callbacks = []
+
+    def add_done_callback(self, callback):
+        self.callbacks.append(callback)
+
+    def result(self, timeout_s=None):
+        return self.results
+
+    def finish(self, reason=FinishReason.STOP):
+        arrays = {"prompt": self.request.prompt.arrays["prompt"]}
+        made = Generated(
+            payload=Payload(kind="tokens", arrays=arrays),
+            reason=reason,
+            oldest_version=1,
+            newest_version=1,
+            num_units=2,
+        )
+        self.results = [made] * self.request.sampling.num_samples
+        for callback in self.callbacks:
+            callback(self)
+
+
+class Engine:
+    def __init__(self):
+        self.handles, self.aborted = {}, []
+
+    def submit(self, requests):
+        handles = [Handle(request) for request in requests]
+        self.handles.update((handle.request.request_id, handle) for handle in handles)
+        return handles
+
+    def abort(self, names):
+        self.aborted += names
+
+
+class Pool:
+    def __init__(self):
+        self.value = 1.0
+
+    def submit(self, completions, done):
+        done([[Outcome(value=self.value, status=SampleStatus.OK)] for _ in completions])
+
+
+class Payloads:
+    def __init__(self):
+        self.store, self.order = {}, []
+
+    def put(self, lease, payloads):
+        self.store[lease] = payloads
+        self.order.append(("put", lease))
+
+    def release_except(self, leases):
+        self.store = {lease: held for lease, held in self.store.items() if lease in leases}
+
+
+class Rows:
+    def row(self, split, index):
+        if index == 13:
+            raise DataError("rows.jsonl line 13: no prompt")
+        if index >= 100:
+            raise IndexError(f"{split} has no row {index}")
+        return Prompt(text="p" * index, reference=split)
+
+
+class Fixture:
+    def __init__(self):
+        self.engine, self.pool, self.payloads, self.gate = Engine(), Pool(), Payloads(), VersionGate()
+        self.reports, self.arrived = [], threading.Condition()
+        self.drop = None
+        recipe = SimpleNamespace(
+            run=RunConfig(name="r", steps=1, seed=5),
+            reward=(RewardConfig(plugin="math"),),
+            rollout=RolloutConfig(group_size=3, sampling=SamplingConfig(max_units=10, temperature=0.9)),
+            evaluation=EvaluationConfig(max_units=7),
+        )
+        self.generation = Generation(
+            Parts(
+                recipe=recipe,
+                stage=1,
+                context_length=50,
+                model=SimpleNamespace(encode=self.encode, decode=lambda payload: "answer"),
+                dataset=Rows(),
+                algorithm=SimpleNamespace(admit=lambda group: self.drop),
+                engine=self.engine,
+                pool=self.pool,
+                payloads=self.payloads,
+                gate=self.gate,
+                report=self.report,
+            )
+        )
+
+    def encode(self, prompt):
+        array = Array(dtype="int32", shape=(len(prompt.text),), data=bytes(4 * len(prompt.text)))
+        return Payload(kind="tokens", arrays={"prompt": array})
+
+    def report(self, report):
+        with self.arrived:
+            self.reports.append(report)
+            self.payloads.order.append(("report", report.lease))
+            self.arrived.notify_all()
+
+    def wait_reports(self, number):
+        with self.arrived:
+            assert self.arrived.wait_for(lambda: len(self.reports) >= number, 5)
+        return self.reports
+
+
+@pytest.fixture
+def rig():
+    made = Fixture()
+    made.generation.start()
+    yield made
+    made.generation.close()
+
+
+def train(lease, row=4):
+    return Lease(lease=lease, purpose="train", position=row, row=row, version=-1)
+
+
+def evaluation(lease, version, row=4):
+    return Lease(lease=lease, purpose="evaluation", position=row, row=row, version=version)
+
+
+def test_a_group_is_generated_scored_held_and_only_then_reported(rig):
+    rig.generation.reconcile([train(7)], ())
+    handle = rig.engine.handles["7"]
+    sampling = handle.request.sampling
+    assert (sampling.num_samples, sampling.temperature, sampling.max_units) == (3, 0.9, 10)
+    handle.finish()
+    (report,) = rig.wait_reports(1)
+    assert isinstance(report, GroupFinished)
+    assert report.drop == ""
+    assert [sample.reward for sample in report.samples] == [1.0] * 3
+    assert [sample.text for sample in report.samples] == ["answer", "", ""]
+    assert rig.payloads.order == [("put", 7), ("report", 7)]
+    assert len(rig.payloads.store[7]) == 3
+
+
+def test_the_seed_depends_on_the_position_and_not_on_the_lease(rig):
+    rig.generation.reconcile([train(1, row=4), train(2, row=4), train(3, row=5)], ())
+    seeds = {name: handle.request.seed for name, handle in rig.engine.handles.items()}
+    assert seeds["1"] == seeds["2"] != seeds["3"]
+
+
+def test_a_directive_seen_again_starts_nothing_again(rig):
+    for _ in range(3):
+        rig.generation.reconcile([train(1)], ())
+    assert len(rig.engine.handles) == 1
+    rig.engine.handles["1"].finish()
+    rig.wait_reports(1)
+    rig.engine.handles.clear()
+    rig.generation.reconcile([train(1)], ())
+    assert not rig.engine.handles
+    assert rig.payloads.store.keys() == {1}
+    rig.generation.reconcile([], (1,))
+    assert rig.payloads.store.keys() == {1}
+    rig.generation.reconcile([], ())
+    assert not rig.payloads.store
+
+
+def test_a_lease_that_is_taken_away_is_aborted_and_never_reported(rig):
+    rig.generation.reconcile([train(1), train(2)], ())
+    rig.generation.reconcile([train(2)], ())
+    assert rig.engine.aborted == ["1"]
+    rig.engine.handles["1"].finish(FinishReason.ABORTED)
+    rig.engine.handles["2"].finish()
+    (report,) = rig.wait_reports(1)
+    assert report.lease == 2
+    assert rig.payloads.store.keys() == {2}
+    assert rig.generation.num_active == 0
+
+
+def test_a_dropped_group_keeps_no_payload(rig):
+    rig.drop = "all rewards equal"
+    rig.generation.reconcile([train(1)], ())
+    rig.engine.handles["1"].finish()
+    (report,) = rig.wait_reports(1)
+    assert report.drop == "all rewards equal"
+    assert not rig.payloads.store
+
+
+@pytest.mark.parametrize(
+    ("row", "reason", "detail"),
+    [
+        (13, "bad_row", "line 13"),
+        (100, "bad_row", "no row 100"),
+        (41, "prompt_too_long", "prompt of 41 .* of up to 10"),
+    ],
+)
+def test_a_prompt_that_cannot_be_completed_is_told_once(rig, row, reason, detail):
+    for _ in range(2):
+        rig.generation.reconcile([train(1, row=row), train(2)], ())
+    (report,) = rig.reports
+    assert isinstance(report, GroupFailed)
+    assert (report.lease, report.reason) == (1, reason)
+    assert re.search(detail, report.detail)
+    assert list(rig.engine.handles) == ["2"]
+
+
+def test_an_evaluation_waits_for_its_version_and_holds_it(rig):
+    lease = evaluation(1, version=4)
+    rig.gate.confirm(3)
+    rig.generation.reconcile([lease], ())
+    assert not rig.engine.handles
+    rig.gate.confirm(4)
+    rig.generation.reconcile([lease], ())
+    request = rig.engine.handles["1"].request
+    assert (request.sampling.temperature, request.sampling.num_samples, request.sampling.max_units) == (0.0, 1, 7)
+    changed = threading.Event()
+
+    def change():
+        with rig.gate.changing():
+            changed.set()
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    time.sleep(0.05)
+    assert not changed.is_set()
+    rig.engine.handles["1"].finish()
+    assert changed.wait(5)
+    thread.join(5)
+    (report,) = rig.wait_reports(1)
+    assert report.samples[0].text == "answer"
+    assert not rig.payloads.store
+
+
+def test_an_aborted_evaluation_lets_updates_go_on(rig):
+    rig.gate.confirm(4)
+    rig.generation.reconcile([evaluation(1, version=4)], ())
+    rig.generation.reconcile([], ())
+    rig.engine.handles["1"].finish(FinishReason.ABORTED)
+    with rig.gate.changing() as may:
+        assert may
+    assert not rig.reports
+
+
+def test_an_algorithm_that_raises_is_told_by_check(rig, monkeypatch):
+    errors = []
+    monkeypatch.setattr(threading, "excepthook", lambda problem: errors.append(problem.exc_value))
+
+    def broken(group):
+        raise ZeroDivisionError("no variance")
+
+    rig.generation._parts = attrs.evolve(rig.generation._parts, algorithm=SimpleNamespace(admit=broken))
+    rig.generation.reconcile([train(1)], ())
+    rig.engine.handles["1"].finish()
+    end = time.monotonic() + 5
+    while not errors and time.monotonic() < end:
+        time.sleep(0.01)
+    with pytest.raises(ReplicaError, match=r"groups thread failed.*no variance"):
+        rig.generation.check()

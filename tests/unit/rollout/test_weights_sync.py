@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+import torch
+
+from cosmos_core.errors import WeightSyncError
+from cosmos_core.rollout.gate import VersionGate
+from cosmos_core.rollout.weights_sync import WeightSync
+from cosmos_core.transport.messages import WeightsLoaded, WeightsRejected, WeightTarget
+from cosmos_core.weights.digest import digest_of
+
+
+class Receiver:
+    """Hands out the slices of given modules; can fail or corrupt the next fetches."""
+
+    def __init__(self, modules):
+        self.modules, self.faults = modules, []
+
+    @contextlib.contextmanager
+    def fetch(self, target, layout, timeout_s):
+        fault = self.faults.pop(0) if self.faults else None
+        if fault == "fail":
+            raise WeightSyncError("the source is gone")
+        tensors = dict(self.modules[target.version].named_parameters())
+
+        def pieces():
+            for piece, _ in layout[0]:
+                data = tensors[piece.name].detach()
+                yield 0, piece, data + 1 if fault == "corrupt" else data
+                if fault == "stop":
+                    raise WeightSyncError("the source ended half-way")
+
+        yield pieces()
+
+
+class Rig:
+    def __init__(self, kit, engine):
+        self.engine, self.gate, self.reports = engine, VersionGate(), []
+        self.modules = {version: kit.reference(seed=version + 1) for version in range(4)}
+        self.receiver, self.arrived = Receiver(self.modules), threading.Condition()
+        self.sync = WeightSync(engine, self.receiver, self.gate, cache="keep", report=self.report)
+
+    def report(self, report):
+        with self.arrived:
+            self.reports.append(report)
+            self.arrived.notify_all()
+
+    def wait(self, number):
+        with self.arrived:
+            assert self.arrived.wait_for(lambda: len(self.reports) >= number, 10)
+        return self.reports[-1]
+
+    def target(self, version):
+        digest = digest_of(dict(self.modules[version].named_parameters()))
+        return WeightTarget(version=version, digest=digest, sources=("tcp://x:1",), hosts=("here",))
+
+
+@pytest.fixture
+def rig(kit, engine):
+    made = Rig(kit, engine)
+    made.sync.start()
+    yield made
+    made.sync.close()
+    made.sync.check()
+
+
+def generates(kit, rig, version):
+    generated = rig.engine.submit([kit.request("probe", [4, 5], max_units=2)])[0].result(5)[0]
+    return set(kit.versions(generated)) == {version}
+
+
+def test_each_new_target_is_loaded_attested_and_reported(kit, rig):
+    for number, version in enumerate((0, 1, 3), 1):
+        rig.sync.aim(rig.target(version))
+        loaded = rig.wait(number)
+        assert isinstance(loaded, WeightsLoaded)
+        assert (loaded.version, loaded.digest) == (version, rig.target(version).digest)
+        assert loaded.nbytes == sum(p.nbytes for p in rig.modules[version].parameters())
+        assert loaded.transfer_s > 0
+        assert loaded.paused_s > 0
+        assert rig.gate.loaded == version
+        assert generates(kit, rig, version)
+    rig.sync.aim(rig.target(3))
+    rig.sync.aim(rig.target(2))
+    assert generates(kit, rig, 3)
+    assert len(rig.reports) == 3
+
+
+def test_a_failed_transfer_is_repeated_while_the_old_weights_serve(kit, rig):
+    rig.receiver.faults = ["fail", "stop"]
+    rig.sync.aim(rig.target(1))
+    assert rig.wait(1).version == 1
+    assert generates(kit, rig, 1)
+
+
+def test_weights_with_another_digest_are_never_served(kit, rig):
+    rig.receiver.faults = ["corrupt"]
+    resumed = []
+    resume = rig.engine.resume
+    rig.engine.resume = lambda: (resumed.append(len(rig.reports)), resume())
+    rig.sync.aim(rig.target(1))
+    rejected = rig.wait(1)
+    assert isinstance(rejected, WeightsRejected)
+    assert rejected.expected == rig.target(1).digest != rejected.digest
+    assert rig.gate.loaded == -1
+    held = rig.engine.submit([kit.request("held", [4, 5], max_units=2)])[0]
+    assert isinstance(rig.wait(2), WeightsLoaded)
+    assert resumed == [1]
+    generated = held.result(5)[0]
+    expected = kit.plain_logprobs(rig.modules[1], [4, 5], kit.completion(generated))
+    torch.testing.assert_close(torch.tensor(kit.logprobs(generated)), torch.tensor(expected), atol=1e-5, rtol=0)
+
+
+def test_no_update_while_an_evaluation_runs(kit, rig):
+    rig.sync.aim(rig.target(1))
+    rig.wait(1)
+    assert rig.gate.enter(1)
+    rig.sync.aim(rig.target(2))
+    assert generates(kit, rig, 1)
+    assert len(rig.reports) == 1
+    rig.gate.leave()
+    assert rig.wait(2).version == 2
