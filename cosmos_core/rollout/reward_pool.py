@@ -1,7 +1,7 @@
 """Scores completions in worker processes, beside generation, each score under its time limit.
 
-One thread serves all workers. A worker that hangs or dies is replaced; if it was working on one completion, that one is
-to blame, else each suspect is tried again in a worker of its own. So no completion pays for another.
+One thread serves all workers. A worker that hangs or dies is replaced; what it may have been working on is tried again
+in a worker of its own, unless it is plain which completion was to blame. So no completion pays for another.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import selectors
-import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -33,6 +31,7 @@ from cosmos_core.rollout.reward_wire import (
     WirePayload,
     frame,
 )
+from cosmos_core.rollout.supervised import SupervisedThread
 from cosmos_core.types import SampleStatus
 
 _LOG: Final = logging.getLogger(__name__)
@@ -85,9 +84,8 @@ class RewardPool:
         self._waiting: Final[deque[Assignment]] = deque()
         self._open: Final[dict[int, tuple[_Job, int]]] = {}
         self._workers: Final[set[RewardProcess]] = set()
-        self._thread: Final = threading.Thread(target=self._run, name="rewards", daemon=True)
+        self._thread: Final = SupervisedThread("rewards", self._run)
         self._closing = False
-        self._error: BaseException | None = None
         self._next_ticket = 0
         self._scoring_s = 0.0
 
@@ -107,8 +105,7 @@ class RewardPool:
             return
         self._closing = True
         os.eventfd_write(self._wake, 1)
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread.join()
         self._selector.close()
         os.close(self._wake)
 
@@ -119,10 +116,7 @@ class RewardPool:
             PluginError: The rewards cannot be loaded.
             ReplicaError: The pool failed.
         """
-        if isinstance(self._error, PluginError):
-            raise PluginError(str(self._error)) from self._error
-        if self._error is not None:
-            raise ReplicaError(f"the reward pool failed: {self._error}") from self._error
+        self._thread.check()
 
     def submit(self, completions: Sequence[Completion], done: Callable[[Outcomes], None]) -> None:
         """Score completions with every reward; `done` is called on the pool's thread and must be quick."""
@@ -142,8 +136,6 @@ class RewardPool:
             while not self._closing:
                 self._turn()
         finally:
-            # Whoever owns the pool learns of the error from `check`.
-            self._error = sys.exception()
             for worker in self._workers:
                 worker.end()
 
@@ -200,10 +192,12 @@ class RewardPool:
     def _replace(self, worker: RewardProcess, *, is_late: bool) -> None:
         self._selector.unregister(worker.socket)
         self._workers.discard(worker)
-        suspects, others, how = worker.end()
+        # Its socket closes a moment before its exit code is known.
+        suspects, others, how = worker.end(0.0 if is_late else 1.0)
         if not worker.is_ready:
             raise ReplicaError(f"a reward worker did not start: {how}; its output is in this replica's output")
-        if len(suspects) == 1:
+        # A worker may die of something else (killed, out of memory): who is blamed for that was alone in it.
+        if len(suspects) == 1 and (is_late or suspects[0].alone):
             self._blame(suspects[0], is_late=is_late, how=how)
             suspects = []
         for suspect in suspects:

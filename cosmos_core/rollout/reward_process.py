@@ -149,18 +149,21 @@ class RewardProcess:
             deadlines.append(turn.since + turn.timeout_s)
         return min(deadlines, default=float("inf"))
 
-    def end(self) -> tuple[list[Assignment], list[Assignment], str]:
-        """Kill it.
+    def end(self, grace_s: float = 0.0) -> tuple[list[Assignment], list[Assignment], str]:
+        """End it, by force unless it has ended or does so within `grace_s`.
 
         Returns:
             What it may have been working on; what it surely was not; how it ended, in words.
         """
-        ended_itself = self._process.poll() is not None
-        self._process.kill()
-        code = self._process.wait()
+        try:
+            code = self._process.wait(grace_s)
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            how = "killed"
         self.socket.close()
         turn = self._turn()
         suspects = [each for each in self._assignments.values() if each.is_deferred or each is turn]
         others = [each for each in self._assignments.values() if each not in suspects]
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return suspects, others, how if ended_itself else "killed"
+        return suspects, others, how

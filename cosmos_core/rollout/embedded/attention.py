@@ -166,11 +166,11 @@ class SlotStep:
     def _write(self, layer: Any, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         assert self._cache is not None
         cached_keys, cached_values = self._cache.layers[layer]
-        cached_keys[self._slots_N, :, self._positions_N] = keys.transpose(0, 1)
+        cached_keys[self._slots_N, :, :, self._positions_N] = keys.transpose(0, 1)
         cached_values[self._slots_N, :, self._positions_N] = values.transpose(0, 1)
         for fork in self._forks:
             targets, size = list(fork.targets), fork.num_units
-            cached_keys[targets, :, :size] = cached_keys[fork.source, :, :size]
+            cached_keys[targets, :, :, :size] = cached_keys[fork.source, :, :, :size]
             cached_values[targets, :, :size] = cached_values[fork.source, :, :size]
         return cached_keys, cached_values
 
@@ -179,10 +179,10 @@ class SlotStep:
     ) -> torch.Tensor:
         """One new unit a slot: the G query heads of a key-value head become rows of one small matrix product."""
         num_heads, num, dim = queries.shape
-        num_shared, capacity = keys.shape[1], keys.shape[2]
+        num_shared, capacity = keys.shape[1], keys.shape[3]
         rows = num * num_shared
         grouped = queries.transpose(0, 1).reshape(rows, num_heads // num_shared, dim)
-        keys_T = keys[:num].view(rows, capacity, dim).transpose(1, 2)
+        keys_T = keys[:num].view(rows, dim, capacity)
         mask = self._mask(num_shared, capacity, variant.window, queries.dtype)
         if variant.softcap is None:
             scores = torch.baddbmm(mask, grouped, keys_T, alpha=variant.scaling)
@@ -203,7 +203,7 @@ class SlotStep:
             if window is not None:
                 hidden |= places_C <= here_n1 - window
             mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
-            mask = mask.repeat_interleave(num_shared, 0)[:, None]
+            mask = mask[:, None].expand(-1, num_shared, -1).reshape(-1, 1, capacity)
             self._masks[num_shared, window] = mask
         return mask
 
@@ -238,7 +238,9 @@ class _Pack:
             keys, values = keys[:, first:last], values[:, first:last]
             if start:
                 assert cached is not None
-                keys, values = (held[self.piece.slot, :, : start + last - first] for held in cached)
+                total = start + last - first
+                keys = cached[0][self.piece.slot, :, :, :total].transpose(1, 2)
+                values = cached[1][self.piece.slot, :, :total]
             attended = _causal(queries[None, :, first:last], keys[None], values[None], start, variant)
             out[first:last] = attended[0].transpose(0, 1)
             return

@@ -21,10 +21,11 @@ class LayerShape:
 
 
 class SlotCache:
-    """Keys and values [S, H, C, D] of each layer.
+    """Keys [S, H, D, C] and values [S, H, C, D] of each layer.
 
     Sequences that decode occupy slots 0 to n - 1, so the first n rows are one block of memory and attention needs no
-    gather; the capacity follows the longest sequence in flight, so that their whole width is used.
+    gather; the capacity follows the longest sequence in flight, so that their whole width is used. Keys lie as the
+    product with the queries reads them, which halves its time on a CPU.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class SlotCache:
         self.capacity = step
         self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {
             layer: (
-                torch.zeros(num_slots, shape.num_heads, step, shape.key_dim, dtype=dtype, device=device),
+                torch.zeros(num_slots, shape.num_heads, shape.key_dim, step, dtype=dtype, device=device),
                 torch.zeros(num_slots, shape.num_heads, step, shape.value_dim, dtype=dtype, device=device),
             )
             for layer, shape in shapes.items()
@@ -47,7 +48,11 @@ class SlotCache:
             return
         kept = min(capacity, self.capacity)
         for layer, (keys, values) in self.layers.items():
-            self.layers[layer] = (_resized(keys, capacity, kept, num_used), _resized(values, capacity, kept, num_used))
+            larger_keys = keys.new_zeros(*keys.shape[:3], capacity)
+            larger_keys[:num_used, :, :, :kept] = keys[:num_used, :, :, :kept]
+            larger_values = values.new_zeros(*values.shape[:2], capacity, values.shape[3])
+            larger_values[:num_used, :, :kept] = values[:num_used, :, :kept]
+            self.layers[layer] = (larger_keys, larger_values)
         self.capacity = capacity
 
     def move(self, sources: Sequence[int], targets: Sequence[int], num_units: int) -> None:
@@ -56,11 +61,5 @@ class SlotCache:
         source = torch.tensor(sources, device=device)
         target = torch.tensor(targets, device=device)
         for keys, values in self.layers.values():
-            keys[target, :, :num_units] = keys[source, :, :num_units]
+            keys[target, :, :, :num_units] = keys[source, :, :, :num_units]
             values[target, :, :num_units] = values[source, :, :num_units]
-
-
-def _resized(cached: torch.Tensor, capacity: int, kept: int, num_used: int) -> torch.Tensor:
-    resized = cached.new_zeros(cached.shape[0], cached.shape[1], capacity, cached.shape[3])
-    resized[:num_used, :, :kept] = cached[:num_used, :, :kept]
-    return resized

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import threading
 import time
@@ -95,9 +96,12 @@ class EmbeddedEngine:
         self._thread = threading.Thread(target=self._serve, args=(started,), name="engine", daemon=True)
         self._thread.start()
         started.wait()
+        # A thread that is still inside torch when the interpreter goes away would abort the process.
+        atexit.register(self.shutdown)
 
     def shutdown(self) -> None:
         """Stop; unfinished requests end as aborted. Idempotent."""
+        atexit.unregister(self.shutdown)
         if self._thread is None or self._commands.closed is not None:
             return
         self._commands.post(self._stop)

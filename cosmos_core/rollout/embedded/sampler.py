@@ -64,23 +64,30 @@ def _invert(probs_RV: torch.Tensor, uniforms_R: torch.Tensor) -> torch.Tensor:
     """The first token whose cumulative probability exceeds the draw."""
     vocabulary = probs_RV.shape[1]
     if vocabulary <= 8 * _BLOCK:
-        return _search(probs_RV, uniforms_R)[0]
+        sums_RV, target_R1 = _sums(probs_RV, uniforms_R)
+        return _search(sums_RV, target_R1)[:, 0]
     padding = -vocabulary % _BLOCK
     blocks_RNB = torch.nn.functional.pad(probs_RV, (0, padding)).view(len(probs_RV), -1, _BLOCK)
-    block_R, rest_R = _search(blocks_RNB.sum(-1), uniforms_R)
-    chosen_RB = blocks_RNB.gather(1, block_R[:, None, None].expand(-1, 1, _BLOCK))[:, 0]
-    return block_R * _BLOCK + _search(chosen_RB, rest_R)[0]
+    mass_RN = blocks_RNB.sum(-1)
+    sums_RN, target_R1 = _sums(mass_RN, uniforms_R)
+    block_R1 = _search(sums_RN, target_R1)
+    # Where in its block the draw falls, as a draw in [0, 1) of its own.
+    mass_R1 = mass_RN.gather(1, block_R1).clamp_min(torch.finfo(torch.float32).tiny)
+    rest_R1 = (1.0 - (sums_RN.gather(1, block_R1) - target_R1) / mass_R1).clamp_(0.0, 1.0 - 2.0**-53)
+    chosen_RB = blocks_RNB.gather(1, block_R1[:, :, None].expand(-1, -1, _BLOCK))[:, 0]
+    sums_RB, target_R1 = _sums(chosen_RB, rest_R1[:, 0])
+    return (block_R1 * _BLOCK + _search(sums_RB, target_R1))[:, 0]
 
 
-def _search(weights_RN: torch.Tensor, uniforms_R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The interval that a draw falls into, never one of weight zero; and where in it, as a draw in [0, 1)."""
+def _sums(weights_RN: torch.Tensor, uniforms_R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float64 prefix sums [R, N], and where the draws fall on their scale [R, 1]."""
     sums_RN = weights_RN.cumsum(-1, dtype=torch.float64)
-    target_R1 = uniforms_R[:, None] * sums_RN[:, -1:]
-    index_R1 = torch.searchsorted(sums_RN, target_R1, right=True).clamp_max_(weights_RN.shape[1] - 1)
-    upper_R1 = sums_RN.gather(1, index_R1)
-    weight_R1 = weights_RN.gather(1, index_R1)
-    rest_R1 = 1.0 - (upper_R1 - target_R1) / weight_R1.clamp_min(torch.finfo(torch.float32).tiny)
-    return index_R1[:, 0], rest_R1[:, 0].clamp_(0.0, 1.0 - 2.0**-53)
+    return sums_RN, uniforms_R[:, None] * sums_RN[:, -1:]
+
+
+def _search(sums_RN: torch.Tensor, target_R1: torch.Tensor) -> torch.Tensor:
+    """The interval [R, 1] that a target falls into, never one of weight zero."""
+    return torch.searchsorted(sums_RN, target_R1, right=True).clamp_max_(sums_RN.shape[1] - 1)
 
 
 def _restrict(logits_RV: torch.Tensor, top_k_R: torch.Tensor, top_p_R: torch.Tensor) -> torch.Tensor:

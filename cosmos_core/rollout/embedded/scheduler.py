@@ -6,7 +6,9 @@ was too long for one step's budget; nothing else is admitted until it is done.
 
 from __future__ import annotations
 
+import functools
 import heapq
+import operator
 from collections.abc import Iterable
 
 import attrs
@@ -76,11 +78,7 @@ class Scheduler:
         """What the sampler must be able to do now."""
         if self._traits is None:
             samplings = {sequence.flight.request.sampling for sequence in self._running}
-            self._traits = Traits(
-                greedy=any(sampling.temperature == 0 for sampling in samplings),
-                scaled=any(sampling.temperature not in (0, 1) for sampling in samplings),
-                restricted=any(sampling.top_k > 0 or sampling.top_p < 1 for sampling in samplings),
-            )
+            self._traits = functools.reduce(operator.or_, map(Traits.of, samplings), Traits.NONE)
         return self._traits
 
     def add(self, sequences: Iterable[Sequence]) -> None:

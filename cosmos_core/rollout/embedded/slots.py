@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence as Rows
 
-import attrs
 import torch
 
+from cosmos_core.protocols import Sampling
 from cosmos_core.rollout.embedded.sampler import Drawing
 from cosmos_core.rollout.embedded.sequence import Sequence
 
@@ -14,13 +15,23 @@ _TOKEN, _POSITION, _UNIT, _KEY, _TOP_K, _GREEDY = range(6)
 _TEMPERATURE, _TOP_P = range(2)
 
 
-@attrs.frozen(kw_only=True)
-class Traits:
-    """What some sequence in flight needs of the sampler."""
+class Traits(enum.Flag):
+    """What some sequence in flight needs of the sampler beyond plain draws at temperature 1."""
 
-    greedy: bool = False
-    scaled: bool = False
-    restricted: bool = False
+    NONE = 0
+    GREEDY = enum.auto()
+    SCALED = enum.auto()
+    RESTRICTED = enum.auto()
+
+    @classmethod
+    def of(cls, sampling: Sampling) -> Traits:
+        """What one request needs."""
+        traits = cls.GREEDY if sampling.temperature == 0 else cls.NONE
+        if sampling.temperature not in (0, 1):
+            traits |= cls.SCALED
+        if sampling.top_k > 0 or sampling.top_p < 1:
+            traits |= cls.RESTRICTED
+        return traits
 
 
 class SlotNumbers:
@@ -61,10 +72,10 @@ class SlotNumbers:
         return Drawing(
             keys_R=ints[:, _KEY],
             units_R=ints[:, _UNIT],
-            temperature_R=floats[:, _TEMPERATURE] if traits.scaled else None,
-            greedy_R=ints[:, _GREEDY].bool() if traits.greedy else None,
-            top_k_R=ints[:, _TOP_K] if traits.restricted else None,
-            top_p_R=floats[:, _TOP_P] if traits.restricted else None,
+            temperature_R=floats[:, _TEMPERATURE] if Traits.SCALED in traits else None,
+            greedy_R=ints[:, _GREEDY].bool() if Traits.GREEDY in traits else None,
+            top_k_R=ints[:, _TOP_K] if Traits.RESTRICTED in traits else None,
+            top_p_R=floats[:, _TOP_P] if Traits.RESTRICTED in traits else None,
         )
 
     def advance(self, tokens_R: torch.Tensor) -> None:
