@@ -8,6 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PLUGINS := $(sort $(wildcard plugins/*/*/pyproject.toml))
 PLUGIN_DIRS := $(patsubst %/pyproject.toml,%,$(PLUGINS))
+PLUGIN_PACKAGES := $(notdir $(wildcard plugins/*/*/cosmos_*))
 DEMO_RUN := runs/arithmetic
 export OMP_NUM_THREADS ?= 1
 
@@ -73,6 +74,7 @@ lint: $(VENV)/.developing ## Ruff: lint and format.
 types: $(VENV)/.developing ## Mypy, strict.
 	$(call say,Types)
 	@$(BIN)/mypy
+	@$(BIN)/mypy $(addprefix --package=,$(PLUGIN_PACKAGES))
 
 contracts: $(VENV)/.developing ## The layers of the packages, by import-linter.
 	$(call say,Import contracts)

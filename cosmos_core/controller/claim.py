@@ -21,7 +21,10 @@ _MAX_PENDING: Final = 2
 def on_finished(state: State, replica: Replica, lease: Lease, report: GroupFinished) -> None:
     """A group is complete: keep it for training, or drop it with a reason."""
     # Texts and details are for people; orders need neither.
-    samples = tuple(attrs.evolve(sample, text="", detail="") for sample in report.samples)
+    samples = tuple(
+        attrs.evolve(sample, text="", detail="") if sample.text or sample.detail else sample
+        for sample in report.samples
+    )
     for sample in report.samples:
         if sample.detail and not is_scored(sample):
             state.status_details[sample.status] = sample.detail

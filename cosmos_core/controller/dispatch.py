@@ -6,6 +6,7 @@ import heapq
 
 from cosmos_core.config.order import row_of
 from cosmos_core.controller import evaluation
+from cosmos_core.controller.settings import Settings, StageSettings
 from cosmos_core.controller.state import Replica, State
 from cosmos_core.transport.messages import Lease
 
@@ -65,29 +66,31 @@ def _stream(state: State) -> None:
     """
     settings, stage, ledger = state.settings, state.stage, state.ledger
     trained = ledger.consumed + ledger.num_live
-    if trained >= _limit(state, state.target):
+    if trained >= _limit(settings, stage, state.target):
         return
-    most = settings.capacity * settings.group_size
-    ready = [r for r in state.named("rollout") if r.version >= stage.first_version]
-    heap = [(_load(state, r), r.name) for r in ready]
+    most = (settings.capacity - 1) * settings.group_size
+    heap: list[tuple[int, str, int]] = []
+    for replica in state.replicas.values():
+        if replica.role == "rollout" and replica.version >= stage.first_version:
+            load, limit = _load(state, replica), _limit(settings, stage, replica.version)
+            if load <= most and trained < limit:
+                heap.append((load, replica.name, limit))
     heapq.heapify(heap)
     while heap:
-        load, name = heap[0]
-        if load + settings.group_size > most:
+        load, name, limit = heap[0]
+        if load > most:
             return
-        replica = state.replicas[name]
-        if trained >= _limit(state, replica.version):
+        if trained >= limit:
             heapq.heappop(heap)
             continue
-        _lease(state, replica)
+        _lease(state, state.replicas[name])
         trained += 1
-        heapq.heapreplace(heap, (load + settings.group_size, name))
+        heapq.heapreplace(heap, (load + settings.group_size, name, limit))
 
 
-def _limit(state: State, version: int) -> int:
+def _limit(settings: Settings, stage: StageSettings, version: int) -> int:
     """How many prompts of the stage may be live or consumed before another one would be stale for `version`."""
-    stage = state.stage
-    steps = version + state.settings.max_staleness + 1 - stage.first_version
+    steps = version + settings.max_staleness + 1 - stage.first_version
     return min(steps, stage.steps) * stage.prompts_per_step
 
 

@@ -22,20 +22,15 @@ def schedule(state: State) -> None:
     state.pending.append(Evaluation(version=version, queued=rows[::-1]))
 
 
-def grant(state: State, replica: Replica) -> bool:
-    """Lease the next held-out row to a replica that has exactly the version; whether there was one."""
-    if not state.pending:
-        return False
+def grant(state: State, replica: Replica) -> None:
+    """Lease the next queued row of the first pending evaluation to a replica that has exactly its version."""
     evaluation = state.pending[0]
-    if not evaluation.queued or replica.version != evaluation.version:
-        return False
     row = evaluation.queued.pop()
     lease = Lease(lease=state.next_lease, purpose="evaluation", position=row, row=row, version=evaluation.version)
     state.next_lease += 1
     evaluation.in_flight.add(row)
     replica.leases[lease.lease] = lease
     state.touched.add(replica.name)
-    return True
 
 
 def requeue(state: State, lease: Lease) -> None:

@@ -40,16 +40,16 @@ class Observers:
         observer = self._observers.setdefault(identity, _Observer(after, now))
         observer.after, observer.watched_at = after, now
 
-    def show(self, now: float, gauges: Callable[[], dict[str, dict[str, float]]]) -> None:
-        """Send what is new."""
+    def show(self, now: float, gauges: Callable[[], dict[str, dict[str, float]]], *, is_last: bool = False) -> None:
+        """Send what is new; gauges when they are due, or for the last time."""
         for identity, observer in list(self._observers.items()):
             if now - observer.watched_at > _FORGET_S:
                 del self._observers[identity]
                 continue
-            self._catch_up(identity, observer)
-            if now - observer.gauges_at >= _GAUGES_S:
+            if is_last or now - observer.gauges_at >= _GAUGES_S:
                 observer.gauges_at = now
                 self._send(identity, Notices(entries=(), gauges=gauges()))
+            self._catch_up(identity, observer)
 
     def _catch_up(self, identity: bytes, observer: _Observer) -> None:
         while observer.after < self._journal.last:

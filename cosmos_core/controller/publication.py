@@ -55,14 +55,16 @@ def retarget(state: State) -> None:
     newest = state.step
     if state.pending:
         newest = min(newest, state.pending[0].version)
-    if newest <= state.target:
-        return
     # A version that a replica published of a step that is not done on all of them may yet be another one's.
     candidates = [v for v, known in state.published.items() if state.target < v <= newest and known.sources]
     if candidates:
         state.targets.append(max(candidates))
         _forget(state)
         state.touch("rollout")
+    elif state.publish < state.step and state.target in state.published and not state.published[state.target].sources:
+        # Every replica that published it is gone; those that are left hold newer weights only.
+        state.publish = state.step
+        state.touch("policy")
 
 
 def retained(state: State) -> int:

@@ -70,7 +70,7 @@ class Server:
             self._desk.end()
         for identity, message in self._desk.commit(now):
             self._offer(identity, message)
-        self._observers.show(now, self._desk.gauges)
+        self._observers.show(now, self._desk.gauges, is_last=is_over)
         return is_over
 
     def _drain(self, now: float) -> None:

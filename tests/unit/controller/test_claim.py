@@ -66,19 +66,21 @@ def test_staleness_is_bounded_by_the_oldest_token_when_the_sample_is_trained(run
 
 
 def test_a_finished_group_that_grows_stale_while_it_waits_is_dropped(run, make_sample):
-    it = run(capacity=9, max_staleness=1, prompts=2, steps=9)
+    it = run(capacity=9, max_staleness=1, prompts=1, steps=9)
     it.start()
-    leases = it.leases()
-    it.finish("r0", leases[3])
-    for step in (1, 2):
-        it.finish("r0", it.leases()[0])
-        it.finish("r0", it.leases()[0])
-        it.train()
-        assert it.state.step == step
-        it.report("r0", *it.fakes["r0"]._load(it.directive("r0")))
-        if step == 1:
-            assert it.state.ledger.dropped == {}
-    assert all(record.staleness_max <= 1 for record in it.state.steps)
+    first, old = it.leases()
+    it.finish("r0", first)
+    it.train()
+    it.report("r0", *it.fakes["r0"]._load(it.directive("r0")))
+    it.finish("r0", it.leases()[1])
+    assert it.state.running is not None
+    it.finish("r0", old, *(make_sample(index, version=0, newest=1) for index in range(4)))
+    assert it.directive("r0").hold != ()
+    assert it.state.ledger.dropped == {}
+    it.train()
+    assert it.state.step == 2
+    assert it.state.ledger.dropped == {"stale": 1}
+    assert old.lease not in it.directive("r0").hold
 
 
 def test_missing_payloads_queue_their_prompts_and_the_step_is_formed_again(run):

@@ -17,55 +17,77 @@ def busy(run):
     return it.state
 
 
-def lease(state):
-    return next(lease for replica in state.replicas.values() for lease in replica.leases.values())
+def count(state):
+    state.ledger.consumed += 1
 
 
-def spoilers():
-    def count(state):
-        state.ledger.consumed += 1
-
-    def lose(state):
-        state.ledger.finished.popitem()
-
-    def double(state):
-        state.ledger.queued.append(next(iter(state.ledger.finished)))
-
-    def invent(state):
-        state.ledger.queued.append(state.ledger.next_position + 5)
-
-    def generate(state):
-        state.ledger.samples.generated += 1
-
-    def forget_lease(state):
-        state.replicas["r1"].leases.clear()
-
-    def miscount(state):
-        state.replicas["r0"].num_training += 1
-
-    def release(state):
-        state.replicas["r0"].held.add(999)
-
-    def unclaim(state):
-        state.running = None
-
-    def reorder(state):
-        state.running.order = attrs.evolve(state.running.order, shares=((0, 0),))
-
-    def age(state):
-        for position, group in state.ledger.claimed.items():
-            state.ledger.claimed[position] = attrs.evolve(group, oldest_version=-99)
-
-    def evaluate(state):
-        state.pending[0].queued.append(0)
-
-    def overtake(state):
-        state.replicas["r0"].version = 7
-
-    return [value for name, value in locals().items()]
+def lose(state):
+    state.ledger.finished.popitem()
 
 
-@pytest.mark.parametrize("spoil", spoilers(), ids=lambda spoil: spoil.__name__)
+def double(state):
+    state.ledger.queued.append(next(iter(state.ledger.finished)))
+
+
+def invent(state):
+    state.ledger.queued.append(state.ledger.next_position + 5)
+
+
+def generate(state):
+    state.ledger.samples.generated += 1
+
+
+def forget_lease(state):
+    state.replicas["r1"].leases.clear()
+
+
+def miscount(state):
+    state.replicas["r0"].num_training += 1
+
+
+def release(state):
+    state.replicas["r0"].held.add(999)
+
+
+def unclaim(state):
+    state.running = None
+
+
+def reorder(state):
+    state.running.order = attrs.evolve(state.running.order, shares=((0, 0),))
+
+
+def age(state):
+    for position, group in state.ledger.claimed.items():
+        state.ledger.claimed[position] = attrs.evolve(group, oldest_version=-99)
+
+
+def evaluate(state):
+    state.pending[0].queued.append(0)
+
+
+def overtake(state):
+    state.replicas["r0"].version = 7
+
+
+SPOILERS = (
+    count,
+    lose,
+    double,
+    invent,
+    generate,
+    forget_lease,
+    miscount,
+    release,
+    unclaim,
+    reorder,
+    age,
+    evaluate,
+    overtake,
+)
+
+
+@pytest.mark.parametrize("spoil", SPOILERS, ids=lambda spoil: spoil.__name__)
 def test_every_kind_of_damage_is_noticed(busy, spoil):
     check(busy)
     state = copy.deepcopy(busy)
