@@ -25,7 +25,7 @@ from cosmos_core.controller.journal import Journal
 from cosmos_core.controller.server import Server
 from cosmos_core.controller.settings import settings_of
 from cosmos_core.controller.state import State
-from cosmos_core.errors import CosmosError, JournalError, TransportError
+from cosmos_core.errors import CosmosError, JournalError
 from cosmos_core.observe import logs
 from cosmos_core.replica.lifetime import bounded_life
 from cosmos_core.transport import sockets
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(job: Job, resume_step: int | None, stop: threading.Event) -> int:
     control = job.recipe.control
     with zmq.Context() as context:
-        socket = _bind(context, control.bind, control.port)
+        socket = sockets.router(context, control.bind, control.port)
         try:
             with Journal(job.journal, durable=control.durable) as journal:
                 state = restore(journal, job, resume_step)
@@ -101,13 +101,6 @@ def restore(journal: Journal, job: Job, resume_step: int | None) -> State:
         journal.append(event)
     journal.commit()
     return state
-
-
-def _bind(context: sockets.Context, bind: str, port: int) -> sockets.Socket:
-    try:
-        return sockets.router(context, bind, port)
-    except TransportError as error:
-        raise TransportError(f"control.port = {port}, control.bind = {bind!r}: {error}") from error
 
 
 def _announce(job: Job, address: str, term: int) -> None:

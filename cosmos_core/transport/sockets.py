@@ -21,7 +21,7 @@ Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 
 _WILDCARDS: Final = frozenset({"0.0.0.0", "*", "::", "[::]"})  # noqa: S104 - compared with, not bound to
 _BIND_PROBLEMS: Final = {
-    zmq.EADDRINUSE: "the port is in use; choose another one, or 0 for any free one",
+    zmq.EADDRINUSE: "the port is in use; set control.port to another one, or to 0 for any free one",
     zmq.EADDRNOTAVAIL: "this machine has no such address; bind to one of its own, or to 0.0.0.0",
     errno.ENODEV: "this machine has no such address; bind to one of its own, or to 0.0.0.0",
     zmq.EINVAL: "this is not an address; bind to an IP address of this machine and a port from 0 to 65535",

@@ -27,7 +27,7 @@ def test_a_router_and_a_dealer_exchange_messages(context):
 def test_a_port_in_use_is_named_with_what_to_do(context):
     with network.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(TransportError, match=rf"tcp://127.0.0.1:{port} .*port is in use; choose another one, or 0"):
+        with pytest.raises(TransportError, match=rf"tcp://127.0.0.1:{port} .*port is in use; set control.port"):
             router(context, "127.0.0.1", port)
 
 
