@@ -162,9 +162,12 @@ def rollout_share(
 
 
 def _is_held(item: Wanted, payloads: Mapping[int, Sequence[Payload]]) -> bool:
-    """Whether a sample's payload is there, with one recorded value a decision."""
+    """Whether a sample's payload is there; of tokens, with one recorded value for each."""
     held = payloads.get(item.group.lease, ())
     if len(held) != len(item.group.samples):
         return False
-    recorded = (held[item.place].arrays.get(name) for name in ("logprobs", "versions"))
-    return all(array is None or array.shape == (item.sample.num_units,) for array in recorded)
+    payload = held[item.place]
+    if payload.kind != "tokens":
+        return True
+    recorded = [payload.arrays.get(name) for name in ("completion", "logprobs", "versions")]
+    return all(array is not None and array.shape == (item.sample.num_units,) for array in recorded)

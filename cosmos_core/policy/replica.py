@@ -119,7 +119,9 @@ class PolicyReplica:
         step = self._trainer.step
         if self._parts.publications.newest < directive.publish <= step:
             self._publish()
-        if directive.checkpoint == step != self._saved:
+        # Every member holds the same state: the first one writes it.
+        is_first = self._group is not None and self._group.rank == 0
+        if is_first and directive.checkpoint == step != self._saved:
             self._saved = step
             place = Place(
                 run_id=self._parts.run_id,
@@ -177,7 +179,6 @@ class PolicyReplica:
             publish = self._publish if order.publish else _nothing
             outcome = self._parts.runner.run(order, group, publish, wait_s)
         except GradientGroupError as error:
-            self._trainer.discard()
             self._fail_generation(error)
             return
         finally:

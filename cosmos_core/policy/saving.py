@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
+import platform
 import shutil
 import threading
 import warnings
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
+import psutil
 import torch
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
@@ -112,7 +113,8 @@ class CheckpointSaver:
 
 def _write_local(final: Path, copied: Copied) -> None:
     final.parent.mkdir(parents=True, exist_ok=True)
-    partial = final.with_name(f".{final.name}.{secrets.token_hex(4)}")
+    partial = final.with_name(f".{final.name}@{platform.node()}@{os.getpid()}")
+    _sweep(final.parent)
     try:
         _write_tensors(str(partial), copied.tensors)
         (partial / COMPLETE).write_bytes(marker(copied.place))
@@ -124,6 +126,13 @@ def _write_local(final: Path, copied: Copied) -> None:
         _sync_folder(final.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what processes of this machine that are gone left half written."""
+    for partial in folder.glob(f".step-*@{platform.node()}@*"):
+        if not psutil.pid_exists(int(partial.name.rpartition("@")[2])):
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write_remote(files: Any, root: str, path: str, copied: Copied) -> None:

@@ -101,10 +101,6 @@ class Trainer:
         tensors.update({f"optimizer.{name}": tensor for name, tensor in self._optimizer.state().items()})
         return tensors
 
-    def discard(self) -> None:
-        """Forget the gradients of a step that cannot be finished."""
-        self._gradients.zero()
-
     def train(
         self, sequences: Sequence[TrainSequence], totals: Counts, group: GradientGroup, watch: Stopwatch
     ) -> Applied:
@@ -123,6 +119,7 @@ class Trainer:
         with watch("pack_s"):
             payloads = [sequence.payload for sequence in sequences]
             batches = self.model.pack(payloads, budget=self._policy.micro_batch_units)
+        # Whatever a step that broke off left behind is forgotten here.
         self._gradients.zero()
         measures = Measures()
         with watch("forward_backward_s"):
@@ -147,7 +144,6 @@ class Trainer:
         else:
             self.nonfinite_steps += 1
         self.step += 1
-        self._gradients.zero()
         if self.nonfinite_steps > self._policy.max_nonfinite_steps:
             raise TrainingError(
                 f"step {self.step}: the gradient is not finite for {self.nonfinite_steps} steps in a row "

@@ -143,9 +143,10 @@ def _supervise(session: _Session, console: Console, began: float) -> str:
     try:
         hooks = RunHooks(job, session.plugins, resumed_from=session.start.step, report=view.say)
         hooks.notify("cosmos_run_started")
-        supervisor = Supervisor(job, make_launcher(job.recipe.launch, job.logs), view, hooks.notify, follower)
+        launcher = make_launcher(job.recipe.launch, job.logs)
+        supervisor = Supervisor(job, launcher, view, hooks.notify, follower, began=began)
         try:
-            ending = supervisor.run(session.start, follower.last_sequence)
+            ending = supervisor.run(session.start)
         except CosmosError as error:
             ending = Ending(outcome="failed", reason=str(error))
     finally:
@@ -155,8 +156,8 @@ def _supervise(session: _Session, console: Console, began: float) -> str:
     hooks.notify("cosmos_run_ended", outcome=ending.outcome, summary=summary)
     folder.write_json(job.directory / folder.SUMMARY, summary)
     _report(session, follower, summary)
-    hooks.close(_HOOKS_TIMEOUT_S)
     print_summary(summary, job, console)
+    hooks.close(_HOOKS_TIMEOUT_S)
     return ending.outcome
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import warnings
@@ -45,6 +46,8 @@ def export_run(run: Path, *, step: str, output: Path | None) -> tuple[int, Path]
     chosen = choose_step(job, step)
     target = output if output is not None else run / "export"
     _check_target(target)
+    # transformers reads it when it is imported: one file needs no progress bar.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     torch.set_num_threads(job.recipe.launch.threads)
     model = load_model(job, PluginSet.load([("model", job.recipe.model.plugin)]))
     module = model.build(seed=job.recipe.run.seed, dtype=torch.float32, device=torch.device("cpu"))

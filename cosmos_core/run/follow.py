@@ -73,7 +73,9 @@ class Follower:
         marks: Cumulative units about once a second.
         loads: Weight loads of rollout replicas.
         sessions: (first, last) unix time of each term of the controller.
+        joined: Unix time at which each replica of the newest session joined.
         has_ended: Whether the controller has ended the run.
+        num_resumed: How often the run has been resumed.
         last_sequence: Sequence number of the newest entry; 0 before any.
     """
 
@@ -84,7 +86,9 @@ class Follower:
         self.marks: list[Mark] = []
         self.loads: list[WeightsLoaded] = []
         self.sessions: list[tuple[float, float]] = []
+        self.joined: dict[str, float] = {}
         self.has_ended = False
+        self.num_resumed = 0
         self.last_sequence = 0
         self._told: Final[set[tuple[str, int]]] = set()
         self._received: Final[dict[str, int]] = {}
@@ -126,14 +130,16 @@ class Follower:
         core.step(state, event)
         if isinstance(event, ControllerStarted):
             self.sessions.append((time, time))
+            self.joined.clear()
             self.has_ended = False
         elif self.sessions:
             self.sessions[-1] = (self.sessions[-1][0], time)
         if isinstance(event, Resumed):
+            self.num_resumed += 1
             self._truncate(state)
         self._count(time, event, notify)
         self._records(time, state, notify)
-        self._membership(event, left.role if left else "", notify)
+        self._membership(time, event, left.role if left else "", notify)
 
     def _truncate(self, state: State) -> None:
         """Forget what the resumed timeline does not hold."""
@@ -176,8 +182,9 @@ class Follower:
             metrics = evaluation_metrics(evaluation)
             notify("cosmos_evaluation_finished", step=evaluation.version, metrics=metrics)
 
-    def _membership(self, event: Event, role: str, notify: Notify) -> None:
+    def _membership(self, time: float, event: Event, role: str, notify: Notify) -> None:
         if isinstance(event, ReplicaJoined):
+            self.joined[event.name] = time
             notify("cosmos_replica_joined", replica=event.name, role=event.role)
         elif isinstance(event, ReplicaLost):
             notify("cosmos_replica_left", replica=event.name, role=role, reason=event.reason)

@@ -25,7 +25,7 @@ from cosmos_core.protocols import (
     RolloutEngine,
     Sampling,
 )
-from cosmos_core.types import Payload, Prompt
+from cosmos_core.types import Message, Payload, Prompt
 
 _MAX_IN_FLIGHT: Final = 64
 _DEFAULT_UNITS: Final = 256
@@ -120,6 +120,7 @@ def complete_prompts(
     temperature: float,
     num_samples: int,
     seed: int,
+    as_chat: bool = False,
 ) -> list[list[str]]:
     """Complete texts; the completions of each.
 
@@ -131,9 +132,11 @@ def complete_prompts(
         temperature: 0 is greedy.
         num_samples: Completions of each prompt.
         seed: Of the draws.
+        as_chat: Whether each prompt is a user's turn, to be put through the chat template.
 
     Raises:
         ConfigError: Greedy with several samples, or the folder holds no model.
+        DataError: A prompt cannot be encoded.
         EngineError: The engine failed.
     """
     if temperature == 0.0 and num_samples > 1:
@@ -144,7 +147,8 @@ def complete_prompts(
         max_units = job.recipe.rollout.sampling.max_units if job is not None else _DEFAULT_UNITS
     sampling = Sampling(temperature=temperature, max_units=max_units, num_samples=num_samples)
     with serve(directory, config, EngineConfig()) as served:
-        payloads = [served.model.encode(Prompt(text=text)) for text in prompts]
+        texts = [(Message(role="user", content=text),) if as_chat else text for text in prompts]
+        payloads = [served.model.encode(Prompt(text=text)) for text in texts]
         return [
             [served.model.decode(each.payload) + _mark(each) for each in samples]
             for samples in served.complete(payloads, sampling, seed)

@@ -19,7 +19,7 @@ from cosmos_core.run.roster import read_address
 from cosmos_core.run.view import progress_of
 
 _ANSWER_S: Final = 5.0
-_QUIET_S: Final = 0.7  # gauges come twice a second, after all entries that there were
+_POLL_S: Final = 0.1
 
 
 def look(directory: Path) -> Iterator[str]:
@@ -64,15 +64,13 @@ def _verdict(outcome: str, *, is_running: bool) -> str:
 
 
 def _watch(follower: Follower, address: str, run_id: str) -> None:
-    """Fold all that there is now."""
+    """Fold all that there is now: the controller sends its gauges once it has sent the journal so far."""
     observer = Observer(address, run_id)
     deadline = time.monotonic() + _ANSWER_S
-    heard_at = float("inf")
     try:
-        while time.monotonic() < min(deadline, heard_at + _QUIET_S):
-            if found := observer.poll(0.1):
+        while not observer.gauges and time.monotonic() < deadline:
+            if found := observer.poll(_POLL_S):
                 follower.fold(found)
-                heard_at = time.monotonic()
-                deadline = heard_at + _ANSWER_S
+                deadline = time.monotonic() + _ANSWER_S
     finally:
         observer.close()

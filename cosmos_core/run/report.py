@@ -136,9 +136,10 @@ def _throughput(follower: Follower) -> list[Series]:
 
 def _planes(pools: Mapping[str, Mapping[str, float]]) -> Iterator[dict[str, Any]]:
     for pool, activities in pools.items():
-        total = sum(activities.values()) or 1.0
+        # Scores are made beside everything else, by processes of their own.
+        total = sum(value for name, value in activities.items() if not name.startswith("scoring")) or 1.0
         for activity, seconds in sorted(activities.items(), key=lambda item: -item[1]):
-            yield {"pool": pool, "activity": activity, "seconds": seconds, "share": seconds / total}
+            yield {"pool": pool, "activity": activity, "seconds": seconds, "share": min(1.0, seconds / total)}
 
 
 def _comparisons(follower: Follower, dataset: Dataset) -> list[Comparison]:

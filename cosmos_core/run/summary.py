@@ -12,14 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from cosmos_core.config.job import Job
+from cosmos_core.config.stages import stages
 from cosmos_core.controller.state import State
 from cosmos_core.observe.live import clock
 from cosmos_core.run.folder import REPORT, SUMMARY
 from cosmos_core.run.follow import Follower, TimedStep, trained_units
+from cosmos_core.run.planes import planes_of
 from cosmos_core.run.supervise import Ending
 
 UNUSED: Final = "unused at the end"
-_SECONDS: Final = "_s"
 
 
 def summarise(
@@ -58,33 +59,15 @@ def summarise(
         "prompts": _prompts(state),
         "tokens_per_s": _tokens_per_s(follower),
         "staleness": _staleness(follower.steps),
+        "stages": _stages(job, follower),
         "skipped_steps": sum(timed.record.skipped for timed in follower.steps),
-        "planes": planes(gauges),
+        "planes": planes_of(follower, gauges),
         "checkpoints": {str(step): path for step, path in sorted(state.checkpoints.saved.items())} if state else {},
         "failed_checkpoints": {str(step): why for step, why in sorted(state.checkpoints.failed.items())}
         if state
         else {},
         "problems": dict(sorted(state.status_details.items())) if state else {},
     }
-
-
-def planes(gauges: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Seconds by activity of each pool, the mean over its replicas: every gauge `<activity>_s`, underscores opened."""
-    replicas: dict[str, list[Mapping[str, float]]] = {"rollout": [], "policy": []}
-    for name, numbers in gauges.items():
-        pool = name.partition("-")[0]
-        if pool in replicas:
-            replicas[pool].append(numbers)
-    found: dict[str, dict[str, float]] = {}
-    for pool, members in replicas.items():
-        totals: Counter[str] = Counter()
-        for numbers in members:
-            for name, value in numbers.items():
-                if name.endswith(_SECONDS) and not name.endswith("_per_s"):
-                    totals[name.removesuffix(_SECONDS).replace("_", " ")] += value  # type: ignore[assignment]
-        if totals:
-            found[pool] = {name: round(value / len(members), 3) for name, value in totals.items()}
-    return found
 
 
 def _samples(state: State | None, ending: Ending) -> dict[str, Any]:
@@ -127,6 +110,18 @@ def _tokens_per_s(follower: Follower) -> dict[str, float | None]:
         generated = round(sum(b.generated - a.generated for a, b in pairs) / passed, 1) if passed > 0 else None
     passed = sum(b.time - a.time for a, b in itertools.pairwise(main) if _same_session(follower, a.time, b.time))
     return {"policy": round(trained / passed, 1) if passed > 0 else None, "rollout": generated}
+
+
+def _stages(job: Job, follower: Follower) -> list[dict[str, Any]]:
+    """Steps and seconds of each stage, from the step before it to its last one; time between sessions not counted."""
+    found = []
+    for stage in stages(job.recipe):
+        steps = [timed for timed in follower.steps if timed.record.stage == stage.index]
+        times = [timed.time for timed in follower.steps if stage.first_step <= timed.record.step <= stage.last_step]
+        pairs = [(a, b) for a, b in itertools.pairwise(times) if _same_session(follower, a, b)]
+        seconds = round(sum(last - first for first, last in pairs), 3)
+        found.append({"algorithm": stage.plugin, "steps": len(steps), "seconds": seconds})
+    return found
 
 
 def _same_session(follower: Follower, first: float, last: float) -> bool:
@@ -190,7 +185,7 @@ def _figures(summary: Mapping[str, Any]) -> Table:
 
 
 def _planes_table(pools: Mapping[str, Mapping[str, float]]) -> Table:
-    table = _grid("\nWhere the time went (seconds, mean over the pool's replicas)")
+    table = _grid("\nWhere the time went (s)")
     table.add_column()
     table.add_column(justify="right")
     for pool, activities in pools.items():

@@ -18,18 +18,21 @@ import attrs
 from cosmos_core.config.job import Job
 from cosmos_core.config.stages import stages
 from cosmos_core.controller.journal import entries
-from cosmos_core.errors import ReplicaError
+from cosmos_core.controller.progress import best_checkpoint
+from cosmos_core.errors import CheckpointError, ReplicaError
 from cosmos_core.observe.live import View
+from cosmos_core.policy.checkpoint import mark_best
 from cosmos_core.run.follow import Follower, Notify
 from cosmos_core.run.launch import Exit, Launcher
 from cosmos_core.run.observer import Observer
-from cosmos_core.run.roster import CONTROLLER, address_file, controller_spec, read_address, replica_specs
+from cosmos_core.run.roster import address_file, controller_spec, read_address, replica_specs
 from cosmos_core.run.view import progress_of, waits_for
 
 _POLL_S: Final = 0.1
+_KILL: Final = 2  # interrupts that end a run at once
 _LISTEN_TIMEOUT_S: Final = 60.0
 _VERDICT_S: Final = 3.0  # how long the controller may take to see a failure that we saw
-_END_S: Final = 20.0  # how long processes may take to end after the run has
+_END_S: Final = 5.0  # how long processes may take to end after the run has; all that matters is saved by then
 _ASK_AGAIN_S: Final = 1.0
 _GRACE_S: Final = 3.0  # between TERM and KILL
 
@@ -51,21 +54,34 @@ class Ending:
 
 
 class Supervisor:
-    """One run's processes, from start to end."""
+    """One run's processes, from start to end.
 
-    def __init__(self, job: Job, launcher: Launcher, view: View, notify: Notify, follower: Follower) -> None:
+    Args:
+        job: The run.
+        launcher: Starts its processes.
+        view: Shows progress.
+        notify: Told of everything that happens.
+        follower: What happened before this session.
+        began: `time.monotonic()` of the command's start; time is counted from there.
+    """
+
+    def __init__(
+        self, job: Job, launcher: Launcher, view: View, notify: Notify, follower: Follower, *, began: float
+    ) -> None:
         self._job: Final = job
         self._launcher: Final = launcher
         self._view: Final = view
         self._notify: Final = notify
         self._follower: Final = follower
         self._stages: Final = stages(job.recipe)
-        self._began: Final = time.monotonic()
+        self._began: Final = began
         self._interrupts = 0
+        self._best: int | None = None
+        self._resumed = 0
         self._has_answered = False
         self._asked_at = float("-inf")
         self._gauges: dict[str, dict[str, float]] = {}
-        self._failure = ""
+        self._failure: Exit | None = None
         self._failed_at = 0.0
 
     @property
@@ -73,20 +89,20 @@ class Supervisor:
         """The newest gauges of each process, those that have ended included."""
         return self._gauges
 
-    def run(self, start: Start, first_sequence: int) -> Ending:
+    def run(self, start: Start) -> Ending:
         """Run to the end. Whatever happens, no process of the run is left when this returns or raises.
 
         Args:
             start: Where to start from.
-            first_sequence: Newest journal entry that the follower has folded already.
 
         Raises:
             CosmosError: A process could not be started, or the controller could not be followed.
         """
+        self._resumed = self._follower.num_resumed + (start.step is not None)
         with self._signals():
             try:
                 observer = self._launch(start)
-                observer.last_sequence = first_sequence
+                observer.last_sequence = self._follower.last_sequence
                 try:
                     self._follow(observer)
                 finally:
@@ -104,6 +120,8 @@ class Supervisor:
         while (address := read_address(self._job)) is None:
             for ended in self._launcher.exits():
                 raise ReplicaError(f"the controller could not start: {_last_words(ended)}")
+            if self._interrupts >= _KILL:
+                raise ReplicaError("killed by a second Ctrl-C before the controller listened")
             if time.monotonic() > deadline:
                 raise ReplicaError(
                     f"the controller did not listen within {_LISTEN_TIMEOUT_S:g} s; see {self._job.logs}"
@@ -116,23 +134,37 @@ class Supervisor:
     def _follow(self, observer: Observer) -> None:
         """Fold, show and pass on until the run has ended and its processes with it."""
         ended_at = None
-        while self._interrupts < 2:
+        while self._interrupts < _KILL:
             self._follower.fold(observer.poll(_POLL_S), self._notify)
             self._gauges |= observer.gauges
+            self._note_best()
             elapsed_s = time.monotonic() - self._began
-            self._view.show(progress_of(self._follower, self._stages, now=time.time(), elapsed_s=elapsed_s))
+            progress = progress_of(self._follower, self._stages, now=time.time(), elapsed_s=elapsed_s)
+            self._view.show(progress if self._is_current() else attrs.evolve(progress, phase="starting"))
             self._answer_interrupt(observer)
             self._watch_exits()
-            if self._follower.has_ended and ended_at is None:
+            if self._is_current() and self._follower.has_ended and ended_at is None:
                 ended_at = time.monotonic()
             if not self._launcher.running() or (ended_at and time.monotonic() > ended_at + _END_S):
                 return
             if self._failure and not self._has_outcome() and time.monotonic() > self._failed_at + _VERDICT_S:
                 return
 
+    def _note_best(self) -> None:
+        """Mark the best checkpoint, so that the replica that removes old ones keeps it."""
+        state = self._follower.state
+        best = best_checkpoint(state) if state is not None and self._is_current() else None
+        if best is None or best == self._best:
+            return
+        self._best = best
+        try:
+            mark_best(self._job.checkpoints, best)
+        except CheckpointError as error:
+            self._view.say(f"the best checkpoint could not be marked: {error}")
+
     def _answer_interrupt(self, observer: Observer) -> None:
         now, state = time.monotonic(), self._follower.state
-        if not self._interrupts or (state is not None and state.is_stopping):
+        if not self._interrupts or (state is not None and self._is_current() and state.is_stopping):
             return
         if now - self._asked_at > _ASK_AGAIN_S:
             self._asked_at = now
@@ -144,33 +176,36 @@ class Supervisor:
     def _watch_exits(self) -> None:
         """Note the first process that ended although the run had not."""
         for ended in self._launcher.exits():
-            if self._has_outcome() and ended.code == 0:
+            if self._has_outcome():
                 continue
-            if not self._failure:
-                self._failure, self._failed_at = f"{ended.name}: {_last_words(ended)}", time.monotonic()
-            if not self._has_outcome() or ended.name != CONTROLLER:
-                self._view.say(f"{ended.name} ended: {_last_words(ended)}")
+            self._view.say(f"{ended.name} ended: {_last_words(ended)}")
+            if self._failure is None:
+                self._failure, self._failed_at = ended, time.monotonic()
+
+    def _is_current(self) -> bool:
+        """Whether the state is of this session: a resumed run's journal begins with how it ended before."""
+        return self._follower.state is not None and self._follower.num_resumed == self._resumed
 
     def _has_outcome(self) -> bool:
-        return self._follower.state is not None and bool(self._follower.state.outcome)
+        state = self._follower.state
+        return state is not None and bool(state.outcome) and self._is_current()
 
     def _catch_up(self) -> None:
         """Fold what the journal holds and no notice brought; every process has ended by now."""
-        state = self._follower.state
-        if self._job.journal.exists() and (state is None or not self._follower.has_ended):
+        if self._job.journal.exists() and not (self._is_current() and self._follower.has_ended):
             rest = (entry for entry in entries(self._job.journal) if entry[0] > self._follower.last_sequence)
             self._follower.fold(rest, self._notify)
 
     def _ending(self) -> Ending:
-        state = self._follower.state
-        if state is not None and state.outcome:
-            reason = state.reason
-            if state.outcome == "failed" and self._failure and self._failure not in reason:
-                reason = f"{reason}\n{self._failure}" if reason else self._failure
-            return Ending(outcome=state.outcome, reason=reason)
-        if self._interrupts >= 2:
+        state, failure = self._follower.state, self._failure
+        words = f"{failure.name}: {_last_words(failure)}" if failure is not None else ""
+        if state is not None and self._has_outcome():
+            is_known = failure is None or (failure.error and failure.error in state.reason)
+            reasons = (state.reason, "" if is_known or state.outcome != "failed" else words)
+            return Ending(outcome=state.outcome, reason="\n".join(filter(None, reasons)))
+        if self._interrupts >= _KILL:
             return Ending(outcome="stopped", reason="killed by a second Ctrl-C, without a checkpoint of its last step")
-        return Ending(outcome="failed", reason=self._failure or "the controller ended before the run did")
+        return Ending(outcome="failed", reason=words or "the controller ended before the run did")
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
@@ -100,11 +101,15 @@ def build_random(config: PretrainedConfig, *, seed: int, trust_remote_code: bool
     Raises:
         ConfigError: The config's values do not make a model.
     """
+    # A model owns its config (its attention is set there), so two models never share one.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             module: PreTrainedModel = AutoModelForCausalLM.from_config(
-                config, dtype=torch.float32, attn_implementation=PACKED, trust_remote_code=trust_remote_code
+                copy.deepcopy(config),
+                dtype=torch.float32,
+                attn_implementation=PACKED,
+                trust_remote_code=trust_remote_code,
             )
         except LIBRARY_ERRORS as error:
             raise ConfigError(f"model.config: {first_line(error)}") from error
@@ -150,7 +155,7 @@ def count_parameters(config: PretrainedConfig, *, trust_remote_code: bool) -> tu
     try:
         with torch.device("meta"):
             module = AutoModelForCausalLM.from_config(
-                config, attn_implementation=PACKED, trust_remote_code=trust_remote_code
+                copy.deepcopy(config), attn_implementation=PACKED, trust_remote_code=trust_remote_code
             )
     except LIBRARY_ERRORS as error:
         raise ConfigError(f"model: no causal language model: {first_line(error)}") from error

@@ -12,7 +12,7 @@ from cosmos_core.policy.checkpoint import Place
 from cosmos_core.policy.group import solo
 from cosmos_core.policy.meter import Stopwatch
 from cosmos_core.policy.restoring import restore
-from cosmos_core.policy.saving import CheckpointSaver, copy_state, write_checkpoint
+from cosmos_core.policy.saving import CheckpointSaver, Copied, copy_state, write_checkpoint
 from cosmos_core.transport.messages import CheckpointFailed, CheckpointSaved
 
 
@@ -211,6 +211,9 @@ def test_killed_while_writing_leaves_nothing_that_is_picked_up(tmp_path, scheme)
     assert child(url, "kill").returncode == 9
     assert len(list(tmp_path.iterdir())) == 2
     assert checkpoint.latest(url) == (1, f"{url}/step-1")
+    # The next one to write clears up after the dead.
+    write_checkpoint(url, Copied(place=place(3), tensors={"model.weight": torch.ones(2)}))
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-1", "step-3"]
 
 
 def test_a_full_disk_is_told_and_leaves_no_rest(tmp_path):

@@ -121,9 +121,11 @@ def test_two_replicas_do_what_one_does(model, kit, batch, aggregation):
     first, second = pair(work)
     for mine, one in zip(first, alone, strict=True):
         assert isinstance(mine, StepDone)
-        for name in ("loss", "grad_norm", "units", "trained_sequences", "skipped_sequences", "mismatch_kl"):
+        names = {"loss", "grad_norm", "units", "trained_sequences", "skipped_sequences", "mismatch_kl", "behaviour_kl"}
+        for name in names & one.metrics.keys():
             assert mine.metrics[name] == pytest.approx(one.metrics[name], abs=1e-6, rel=1e-5), name
     assert all(done.metrics == {} for done in second)
+    assert ["mismatch_kl" in done.metrics for done in first] == [True, False, False]
     for name, tensor in single.trainer.state().items():
         assert torch.equal(runners[0].trainer.state()[name], runners[1].trainer.state()[name])
         torch.testing.assert_close(runners[0].trainer.state()[name], tensor, atol=1e-6, rtol=1e-5)

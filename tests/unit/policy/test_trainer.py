@@ -6,7 +6,7 @@ import torch
 from cosmos_core.config.schema import OptimizerConfig
 from cosmos_core.errors import TrainingError
 from cosmos_core.policy.batch import Counts, TrainSequence
-from cosmos_core.policy.group import solo
+from cosmos_core.policy.group import GradientGroupError, solo
 from cosmos_core.policy.meter import Stopwatch
 from cosmos_core.policy.modeling import tokens_payload
 from cosmos_core.protocols import Aggregation, Loss
@@ -73,6 +73,23 @@ def test_the_loss_is_the_weighted_mean_by_hand(model, kit):
     metrics = train(trainer, sequences, kit.counts_of(sequences)).meter.report()
     assert metrics["loss"] == pytest.approx(expected, abs=1e-5)
     assert metrics["advantage"] == pytest.approx((2 * 1.0 - 3 * 2.0) / 5)
+
+
+def test_gradients_of_a_step_that_broke_off_are_forgotten(model, kit):
+    sequences = kit.random_sequences(4)
+    totals = kit.counts_of(sequences)
+    clean, _ = gradient(kit.make_trainer(model), sequences, totals)
+    trainer = kit.make_trainer(model)
+    broken = solo()
+
+    def fail(tensor):
+        raise GradientGroupError("gone")
+
+    broken.sum = fail
+    with pytest.raises(GradientGroupError):
+        trainer.train(sequences, totals, broken, Stopwatch(trainer.device))
+    assert trainer.step == 0
+    assert torch.equal(gradient(trainer, sequences, totals)[0], clean)
 
 
 def test_skipping_zero_advantages_changes_nothing(model, kit):

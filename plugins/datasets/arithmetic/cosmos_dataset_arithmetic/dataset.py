@@ -25,13 +25,13 @@ class ArithmeticOptions:
     train_rows: int = option(20_000, help="Rows of the train split.", validator=check.ge(1))
     heldout_rows: int = option(256, help="Rows of the held-out split.", validator=check.ge(0))
     careless: float = option(
-        0.75,
-        help="Share of the demonstrations with a mistake, of problems in which something is taken away.",
+        0.8,
+        help="Share of the demonstrations with a mistake, of problems whose first step adds.",
         validator=check.and_(check.ge(0.0), check.le(1.0)),
     )
     stops: float = option(
-        0.8,
-        help="Share of the mistakes that stop after the first step; the others add where they should take away.",
+        0.3,
+        help="Share of the mistakes that stop after the first step; the others give its result as the answer.",
         validator=check.and_(check.ge(0.0), check.le(1.0)),
     )
 

@@ -63,15 +63,23 @@ class Problem:
 
     def worked(self) -> str:
         """Both steps, and the right answer."""
-        return _working(self)
+        return f"{self._first_step}\n{self._second_step}\n#### {self.answer}"
 
     def stopped(self) -> str:
         """The mistake of stopping after the first step."""
-        return f"{self.start}{self.first_operator}{self.first_operand}={self.halfway}\n#### {self.halfway}"
+        return f"{self._first_step}\n#### {self.halfway}"
 
-    def only_added(self) -> str:
-        """The mistake of adding where something is taken away."""
-        return _working(attrs.evolve(self, first_operator="+", second_operator="+"))
+    def mixed_up(self) -> str:
+        """The mistake of working both steps and giving the first one's result as the answer."""
+        return f"{self._first_step}\n{self._second_step}\n#### {self.halfway}"
+
+    @property
+    def _first_step(self) -> str:
+        return f"{self.start}{self.first_operator}{self.first_operand}={self.halfway}"
+
+    @property
+    def _second_step(self) -> str:
+        return f"{self.halfway}{self.second_operator}{self.second_operand}={self.answer}"
 
 
 def draw_problem(rng: random.Random, *, max_operand: int, heldout: bool) -> Problem:
@@ -89,28 +97,21 @@ def draw_problem(rng: random.Random, *, max_operand: int, heldout: bool) -> Prob
 
 
 def careless_demonstration(problem: Problem, rng: random.Random, *, careless: float, stops: float) -> str:
-    """What the careless demonstrator writes, who is at ease with adding only.
+    """What the demonstrator writes, who is careful as long as things go down and careless once they go up.
 
-    The shares are meant to be far from one half: whether imitation gets a kind of problem right most of the time is
-    then the same for every seed.
+    Shares far from one half make imitation get the same kinds of problems right whatever the seed: those that begin
+    by taking away, one in four. Most mistakes still have both steps, so that their arithmetic is practised.
 
     Args:
         problem: The problem.
         rng: Decides whether there is a mistake, and which.
-        careless: Probability of a mistake where something is taken away; there is none elsewhere.
-        stops: Probability that a mistake is to stop after the first step, rather than to add throughout.
+        careless: Probability of a mistake where the first step adds; there is none elsewhere.
+        stops: Probability that a mistake is to stop after that step; else it is to give its result as the answer.
     """
-    takes_away = "-" in (problem.first_operator, problem.second_operator)
-    if not takes_away or rng.random() >= careless:
+    if problem.first_operator == "-" or rng.random() >= careless:
         return problem.worked()
-    return problem.stopped() if rng.random() < stops else problem.only_added()
+    return problem.stopped() if rng.random() < stops else problem.mixed_up()
 
 
 def _apply(left: int, operator: Operator, right: int) -> int:
     return left + right if operator == "+" else left - right
-
-
-def _working(problem: Problem) -> str:
-    first = f"{problem.start}{problem.first_operator}{problem.first_operand}={problem.halfway}"
-    second = f"{problem.halfway}{problem.second_operator}{problem.second_operand}={problem.answer}"
-    return f"{first}\n{second}\n#### {problem.answer}"

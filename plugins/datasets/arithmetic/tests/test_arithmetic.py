@@ -42,7 +42,7 @@ def rows(split, number, **options):
 def test_the_ways_to_work_a_problem_out():
     assert PROBLEM.worked() == "7+5=12\n12-4=8\n#### 8"
     assert PROBLEM.stopped() == "7+5=12\n#### 12"
-    assert PROBLEM.only_added() == "7+5=12\n12+4=16\n#### 16"
+    assert PROBLEM.mixed_up() == "7+5=12\n12-4=8\n#### 12"
 
 
 def test_nobody_gives_away_more_than_there_is():
@@ -79,7 +79,7 @@ def test_a_row_is_the_same_in_every_process():
 
 def test_shares_of_the_mistakes():
     rng = random.Random(0)
-    counts = {"worked": 0, "stopped": 0, "only_added": 0}
+    counts = {"worked": 0, "stopped": 0, "mixed_up": 0}
     for _ in range(4_000):
         written = careless_demonstration(PROBLEM, rng, careless=0.5, stops=0.75)
         (kind,) = [kind for kind in counts if getattr(PROBLEM, kind)() == written]
@@ -88,11 +88,11 @@ def test_shares_of_the_mistakes():
     assert counts["stopped"] / 4_000 == pytest.approx(0.375, abs=0.03)
 
 
-def test_without_taking_away_the_only_mistake_is_to_stop():
-    problem = attrs.evolve(PROBLEM, second_operator="+")
+def test_problems_that_begin_by_taking_away_are_always_worked():
+    problem = attrs.evolve(PROBLEM, first_operator="-")
     rng = random.Random(0)
-    written = {careless_demonstration(problem, rng, careless=1.0, stops=0.0) for _ in range(100)}
-    assert written == {problem.stopped()}
+    written = {careless_demonstration(problem, rng, careless=1.0, stops=0.5) for _ in range(100)}
+    assert written == {problem.worked()}
 
 
 def test_a_careful_demonstrator_is_always_right():

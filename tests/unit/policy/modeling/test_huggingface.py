@@ -122,6 +122,12 @@ def test_weights_depend_on_the_seed_alone(prepared):
     assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
 
 
+def test_two_modules_of_one_model_share_no_config(prepared):
+    first, second = build(prepared), build(prepared)
+    first.set_attn_implementation("sdpa")
+    assert second.config._attn_implementation == "cosmos_packed"
+
+
 def test_initializer_range_is_respected(tmp_path, config):
     for initializer_range in (0.02, 0.3):
         weight = build(make(tmp_path, {**config, "initializer_range": initializer_range})).model.embed_tokens.weight

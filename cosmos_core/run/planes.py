@@ -1,0 +1,63 @@
+"""Where the time of each pool went, by plane: what replicas measured, under names for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from cosmos_core.run.follow import Follower, TimedStep
+
+Planes = dict[str, dict[str, float]]
+"""{pool: {activity: seconds}}."""
+
+_POLICY: Final[Mapping[str, tuple[str, ...]]] = {
+    "training": ("pack_s", "forward_backward_s", "optimizer_s"),
+    "sample fetch": ("fetch_s",),
+    "gradient exchange": ("reduce_s",),
+    "weight publish": ("publish_s",),
+    "waiting for samples": ("wait_s",),
+}
+"""Activity to the step metrics that it is the sum of; of several replicas, a metric is the slowest one's."""
+
+_ROLLOUT: Final[Mapping[str, str]] = {
+    "generation": "busy_s",
+    "scoring (beside generation)": "scoring_s",
+    "weight load": "transfer_s",
+    "paused for weights": "paused_s",
+}
+"""Activity to the gauge that counts it."""
+
+
+def planes_of(follower: Follower, gauges: Mapping[str, Mapping[str, float]]) -> Planes:
+    """Seconds by activity of each pool: the policy's over all steps, a rollout replica's mean over this session.
+
+    Args:
+        follower: All that happened.
+        gauges: Last gauges of each replica of this session.
+    """
+    found: Planes = {}
+    rollouts = [(name, numbers) for name, numbers in gauges.items() if name.startswith("rollout-")]
+    if rollouts:
+        found["rollout"] = _rollout(rollouts, follower)
+    if any("wait_s" in timed.record.metrics for timed in follower.steps):
+        found["policy"] = _policy(follower.steps)
+    return {pool: {name: round(value, 3) for name, value in parts.items()} for pool, parts in found.items()}
+
+
+def _policy(steps: Sequence[TimedStep]) -> dict[str, float]:
+    return {
+        activity: sum(timed.record.metrics.get(name, 0.0) for timed in steps for name in names)
+        for activity, names in _POLICY.items()
+    }
+
+
+def _rollout(replicas: Sequence[tuple[str, Mapping[str, float]]], follower: Follower) -> dict[str, float]:
+    count = len(replicas)
+    parts = {
+        activity: sum(numbers.get(gauge, 0.0) for _, numbers in replicas) / count
+        for activity, gauge in _ROLLOUT.items()
+    }
+    end = follower.sessions[-1][1] if follower.sessions else 0.0
+    present = sum(max(0.0, end - follower.joined.get(name, end)) for name, _ in replicas) / count
+    parts["waiting for prompts"] = max(0.0, present - parts["generation"] - parts["paused for weights"])
+    return parts

@@ -1,0 +1,128 @@
+"""Runs that go wrong end as failed, promptly, saying why, with nothing left behind (the `cosmos` fixture looks)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cosmos_core.testing import CommandLine
+
+Arguments = Callable[..., list[str]]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+ENDLESS = ("warmup.steps=100000",)
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_training(run: Path) -> Callable[[], bool]:
+    log = run / "logs" / "policy-0.jsonl"
+    return lambda: log.exists() and "generation 1" in log.read_text()
+
+
+def pid_of(run: Path, name: str) -> int:
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or ()
+        if name in words and any(str(run) in word or word == f"runs/{run.name}" for word in words):
+            return process.pid
+    raise AssertionError(f"{name} does not run")
+
+
+def summary(run: Path) -> dict[str, object]:
+    return json.loads((run / "summary.json").read_text())
+
+
+def test_a_killed_replica_ends_the_run_promptly(cosmos: CommandLine, arithmetic: Arguments) -> None:
+    run = cosmos.folder / "runs" / "killed"
+    process = cosmos.start("run", *arithmetic("killed", *ENDLESS))
+    wait_until(is_training(run), process)
+    os.kill(pid_of(run, "rollout-0"), signal.SIGKILL)
+    killed_at = time.monotonic()
+    output, _ = process.communicate(timeout=60)
+    assert time.monotonic() - killed_at < 30
+    assert process.returncode == 1, output
+    assert "rollout-0" in output
+    assert "killed by signal 9" in output
+    assert summary(run)["outcome"] == "failed"
+    assert "rollout-0" in str(summary(run)["reason"])
+    assert (run / "report.html").exists()
+
+
+def test_a_second_ctrl_c_kills_the_run(cosmos: CommandLine, arithmetic: Arguments) -> None:
+    run = cosmos.folder / "runs" / "impatient"
+    process = cosmos.start("run", *arithmetic("impatient", *ENDLESS))
+    wait_until(is_training(run), process)
+    os.kill(pid_of(run, "policy-0"), signal.SIGSTOP)  # it cannot come to a step's end any more
+    process.send_signal(signal.SIGINT)
+    time.sleep(1.0)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "Ctrl-C again to kill the run" in output
+    assert "killed by a second Ctrl-C" in str(summary(run)["reason"])
+
+
+def test_replicas_do_not_outlive_a_killed_supervisor(cosmos: CommandLine, arithmetic: Arguments) -> None:
+    run = cosmos.folder / "runs" / "orphan"
+    process = cosmos.start("run", *arithmetic("orphan", *ENDLESS))
+    wait_until(is_training(run), process)
+    pids = [pid_of(run, name) for name in ("policy-0", "rollout-0")]
+    process.kill()
+    process.communicate()
+    assert not psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=20)[1]
+
+
+def test_a_run_that_runs_is_told_of_and_not_started_again(cosmos: CommandLine, arithmetic: Arguments) -> None:
+    run = cosmos.folder / "runs" / "busy"
+    process = cosmos.start("run", *arithmetic("busy", *ENDLESS))
+    wait_until(is_training(run), process)
+    assert "busy: running" in cosmos("status", "runs/busy")
+    assert "is running now" in cosmos("run", "--resume", "runs/busy", code=2)
+    assert "is running now" in cosmos("run", *arithmetic("busy", *ENDLESS), "--overwrite", code=2)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "busy: stopped" in cosmos("status", "runs/busy")
+
+
+def test_a_failing_hook_does_not_fail_the_run(
+    cosmos: CommandLine, arithmetic: Arguments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = cosmos.folder / "site"
+    info = site / "bad_hook-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: bad-hook\nVersion: 1.0\nRequires-Dist: cosmos-core>=0.1\n"
+    )
+    (info / "entry_points.txt").write_text("[cosmos_core.hooks]\nbad = bad_hook\n")
+    (info / "RECORD").write_text("bad_hook.py,,\n")
+    (site / "bad_hook.py").write_text(
+        "from cosmos_core.protocols import Provider, hookimpl\n"
+        "class Bad:\n"
+        "    @hookimpl\n"
+        "    def cosmos_step_finished(self, step):\n"
+        "        raise RuntimeError(f'step {step} displeases')\n"
+        "@hookimpl\n"
+        "def cosmos_hook():\n"
+        "    return Provider(create=lambda options, context: Bad())\n"
+    )
+    environment = {**cosmos._environment, "PYTHONPATH": str(site)}
+    monkeypatch.setattr(cosmos, "_environment", environment)
+    output = cosmos("run", *arithmetic("hooked", 'tracking.hooks=["bad"]', "run.steps=2"))
+    assert output.count("step 1 displeases; it is switched off, the run goes on") == 1
+    assert summary(cosmos.folder / "runs" / "hooked")["outcome"] == "finished"

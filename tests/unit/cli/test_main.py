@@ -1,0 +1,104 @@
+import subprocess
+import sys
+
+import pytest
+
+from cosmos_core.cli import main as cli
+from cosmos_core.errors import ConfigError, PluginNotFoundError, TransportError
+
+COMMANDS = ("run", "plan", "export", "generate", "eval", "status", "plugins", "version")
+
+
+def call(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    shown = capsys.readouterr()
+    return ended.value.code, shown.out, shown.err
+
+
+def test_help_imports_neither_torch_nor_anything_slow():
+    code = (
+        "import sys\nfrom cosmos_core.cli.main import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "slow = {'torch', 'transformers', 'mlflow', 'rich', 'zmq', 'cattrs', 'matplotlib'} & set(sys.modules)\n"
+        "assert not slow, slow\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 0, done.stderr
+    for command in COMMANDS:
+        assert f"  {command} " in done.stdout
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("plugins", "version")])
+def test_every_command_teaches_by_example(capsys, command):
+    code, out, _ = call(capsys, command, "--help")
+    assert code == 0
+    assert f"  cosmos {command} " in out
+
+
+def test_the_version_is_printed(capsys):
+    from cosmos_core import __version__
+
+    assert call(capsys, "version") == (0, f"{__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ConfigError("a.b: bad"), 2), (PluginNotFoundError("no x"), 2), (TransportError("port"), 1)]
+)
+def test_an_error_is_one_message_and_a_code(capsys, monkeypatch, error, code):
+    def fail(*_arguments, **_options):
+        raise error
+
+    monkeypatch.setattr("cosmos_core.config.loading.load_recipe", fail)
+    assert call(capsys, "plan", "x.toml") == (code, "", f"cosmos: {error}\n")
+
+
+def test_debug_shows_the_traceback(monkeypatch):
+    monkeypatch.setenv("COSMOS_DEBUG", "")
+
+    def fail(*_arguments, **_options):
+        raise ConfigError("a.b: bad")
+
+    monkeypatch.setattr("cosmos_core.config.loading.load_recipe", fail)
+    with pytest.raises(ConfigError):
+        cli.main(["plan", "x.toml", "--debug"])
+
+
+def test_options_reach_the_recipe(capsys, monkeypatch):
+    seen = {}
+
+    def load(path, *, overrides, selections):
+        seen.update(path=path, overrides=overrides, selections=selections)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("cosmos_core.config.loading.load_recipe", load)
+    call(capsys, "run", "--algorithm", "grpo", "--reward", "math", "--set", "run.steps=3", "--name", "123")
+    assert seen == {
+        "path": None,
+        "overrides": ["run.steps=3", 'run.name="123"'],
+        "selections": {"algorithm": "grpo", "reward": "math"},
+    }
+
+
+def test_nothing_to_run_says_what_to_give(capsys):
+    code, _, err = call(capsys, "run")
+    assert code == 2
+    assert "give a recipe, or --model" in err
+
+
+def test_resume_takes_no_other_argument(capsys, tmp_path):
+    code, _, err = call(capsys, "run", "--resume", str(tmp_path), "--set", "run.steps=3")
+    assert code == 2
+    assert "--resume goes on with the run's own recipe" in err
+
+
+def test_resuming_what_is_no_run_says_so(capsys, tmp_path):
+    code, _, err = call(capsys, "run", "--resume", str(tmp_path))
+    assert code == 2
+    assert "not the folder of a run" in err
+
+
+def test_a_wrong_option_is_an_error_of_usage(capsys):
+    code, _, err = call(capsys, "run", "--sett", "a=1")
+    assert code == 2
+    assert "--sett" in err

@@ -1,0 +1,117 @@
+import attrs
+import pytest
+
+from cosmos_core.config.loading import recipe_from
+from cosmos_core.config.stages import stages
+from cosmos_core.protocols import (
+    AlgorithmCapabilities,
+    DatasetCapabilities,
+    EngineCapabilities,
+    ModelCapabilities,
+    ModelFacts,
+    RewardCapabilities,
+)
+from cosmos_core.run.checks import Parts, problems
+
+RECIPE = {
+    "run": {"name": "demo", "steps": 6},
+    "model": {"plugin": "hf", "config": {"model_type": "qwen3"}},
+    "algorithm": {"plugin": "grpo"},
+    "dataset": {"plugin": "numbers"},
+    "reward": [{"plugin": "right"}],
+    "warmup": {"steps": 3},
+    "rollout": {"sampling": {"max_units": 100}},
+}
+FACTS = ModelFacts(
+    architecture="Tiny",
+    num_parameters=1000,
+    num_layers=2,
+    hidden_size=8,
+    vocab_size=300,
+    tokenizer_size=300,
+    context_length=256,
+    stop_ids=frozenset({2}),
+    pad_id=0,
+)
+
+
+def check(changes=None, *, warmup=None, main=None, **parts):
+    recipe = recipe_from({**RECIPE, **(changes or {})})
+    capabilities = [
+        warmup or AlgorithmCapabilities(source="demonstrations"),
+        main or AlgorithmCapabilities(min_group_size=2),
+    ]
+    whole = Parts(
+        model=ModelCapabilities(),
+        facts=FACTS,
+        dataset=DatasetCapabilities(demonstrations=True),
+        stages=list(zip(stages(recipe), capabilities[-len(stages(recipe)) :], strict=True)),
+        rewards=[RewardCapabilities() for _ in recipe.reward],
+        engine=EngineCapabilities(),
+        num_train_rows=10,
+        num_heldout_rows=10,
+        longest_prompt=20,
+    )
+    return problems(recipe, attrs.evolve(whole, **parts))
+
+
+def rollout(**changes):
+    return {"rollout": {**RECIPE["rollout"], **changes}}
+
+
+def test_a_recipe_that_fits_has_no_problems():
+    assert check() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "expected"),
+    [
+        ({}, {"facts": attrs.evolve(FACTS, tokenizer_size=301)}, "model: the vocabulary has 300 entries.*up to 300"),
+        ({}, {"num_train_rows": 0}, "dataset: 'numbers' has no train rows"),
+        ({"evaluation": {"interval": 5}}, {"num_heldout_rows": 0}, "evaluation.interval: 5.*no held-out rows"),
+        (rollout(sampling={"max_units": 256}), {}, "rollout.sampling.max_units: 256 leaves no room.*256"),
+        ({"evaluation": {"max_units": 300}}, {}, "evaluation.max_units: 300 leaves no room"),
+        ({"policy": {"micro_batch_units": 119}}, {}, "policy.micro_batch_units: 119.*raise it to 120"),
+        ({"reward": []}, {}, "reward: 'grpo' learns from rewards"),
+        (rollout(group_size=1), {}, "rollout.group_size: 1.*at least 2"),
+        ({}, {"dataset": DatasetCapabilities()}, "warmup.plugin: 'sft' learns from demonstrations.*have none"),
+        ({}, {"warmup": AlgorithmCapabilities()}, "warmup.plugin: 'sft' learns from rollouts"),
+        (rollout(sampling={"top_p": 0.9}), {}, "rollout.sampling: top_p = 0.9, top_k = 0 draw from a cut"),
+        (rollout(sampling={"top_k": 5}), {}, "rollout.sampling: top_p = 1.0, top_k = 5 draw from a cut"),
+        (
+            rollout(sampling={"temperature": 0.7}),
+            {"engine": EngineCapabilities(logprob_semantics="raw")},
+            "gives raw log-probs, but algorithm 'grpo' can only use processed",
+        ),
+        (
+            {},
+            {"engine": EngineCapabilities(payload_kinds=frozenset({"latents"}))},
+            "makes payloads of kind latents, but model 'hf' takes tokens",
+        ),
+        (
+            {},
+            {"rewards": [RewardCapabilities(payload_kinds=frozenset({"media"}))]},
+            "but reward 'right' takes media",
+        ),
+    ],
+)
+def test_what_cannot_run_is_named_with_its_key(changes, options, expected):
+    found = check(changes, **options)
+    import re
+
+    assert any(re.search(expected, problem) for problem in found), found
+
+
+def test_raw_logprobs_are_fine_where_nothing_changes_them():
+    assert check({}, engine=EngineCapabilities(logprob_semantics="raw")) == []
+
+
+def test_a_supervised_run_needs_neither_engine_nor_rewards():
+    supervised = AlgorithmCapabilities(source="demonstrations")
+    changes = {"reward": [], "rollout": {"group_size": 1, "sampling": {"top_p": 0.5, "max_units": 4096}}}
+    assert check(changes, main=supervised, engine=None) == []
+
+
+def test_every_problem_is_found_at_once():
+    found = check(rollout(group_size=1, sampling={"max_units": 999}), dataset=DatasetCapabilities())
+    assert len(found) == 3

@@ -1,0 +1,79 @@
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from cosmos_core.run.follow import Follower
+from cosmos_core.run.summary import UNUSED, print_summary, summarise
+from cosmos_core.run.supervise import Ending
+
+GAUGES = {
+    "controller": {"queue": 1.0},
+    "rollout-0": {"busy_s": 2.0, "paused_s": 0.5, "scoring_s": 1.0, "transfer_s": 0.25, "units_per_s": 9.0},
+    "rollout-1": {"busy_s": 4.0, "paused_s": 0.5, "scoring_s": 3.0, "transfer_s": 0.25},
+}
+
+
+@pytest.fixture
+def follower(finished):
+    follower = Follower()
+    follower.fold(finished.entries)
+    return follower
+
+
+@pytest.fixture
+def summary(job, follower):
+    return summarise(job, follower, Ending(outcome="finished"), GAUGES, wall_s=12.5)
+
+
+def test_every_generated_sample_is_accounted_for(summary, finished):
+    samples = summary["samples"]
+    assert samples["consumed"] == sum(step.num_samples for step in finished.state.steps if step.reward is not None)
+    assert samples["generated"] == samples["consumed"] + sum(samples["dropped"].values())
+    assert samples["dropped"]["equal_rewards"] > 0
+    assert samples["dropped"]["reward_failed"] > 0
+    assert samples["dropped"].get(UNUSED, 0) >= 0
+
+
+def test_what_happened_is_told(summary, finished):
+    evaluations = finished.state.evaluations
+    assert summary["heldout_accuracy_before"] == evaluations[0].accuracy
+    assert summary["heldout_accuracy_after"] == evaluations[-1].accuracy
+    assert (summary["steps"], summary["planned_steps"], summary["wall_s"]) == (9, 9, 12.5)
+    assert summary["staleness"]["max"] == max(step.staleness_max for step in finished.state.steps)
+    assert summary["problems"]["reward_failed"] == "ValueError: no number"
+    assert [(stage["algorithm"], stage["steps"]) for stage in summary["stages"]] == [("sft", 3), ("grpo", 6)]
+    assert all(stage["seconds"] > 0 for stage in summary["stages"])
+    assert summary["checkpoints"]["9"] == "checkpoints/step-9"
+    assert json.loads(json.dumps(summary)) == summary
+
+
+def test_planes_are_the_mean_over_replicas(summary):
+    rollout = summary["planes"]["rollout"]
+    assert rollout["generation"] == 3.0
+    assert rollout["scoring (beside generation)"] == 2.0
+    assert rollout["weight load"] == 0.25
+    assert rollout["waiting for prompts"] >= 0.0
+
+
+def test_a_run_that_never_began_has_a_summary_as_well(job):
+    ending = Ending(outcome="failed", reason="the controller could not start")
+    summary = summarise(job, Follower(), ending, {}, wall_s=1.0)
+    assert (summary["outcome"], summary["steps"], summary["heldout_accuracy_after"]) == ("failed", 0, None)
+    assert summary["samples"] == {"generated": 0, "consumed": 0, "dropped": {}}
+    assert print_(summary, job).count("the controller could not start") == 1
+
+
+def test_the_end_is_printed_with_before_after_planes_and_files(summary, job):
+    shown = print_(summary, job)
+    before, after = summary["heldout_accuracy_before"], summary["heldout_accuracy_after"]
+    assert f"{before:.3f} before → {after:.3f} after" in shown
+    for word in ("generation", "weight load", "equal_rewards", "summary.json", "report.html", "cosmos export"):
+        assert word in shown
+
+
+def print_(summary, job):
+    console = Console(file=io.StringIO(), width=200)
+    print_summary(summary, job, console)
+    return console.file.getvalue()
