@@ -56,11 +56,6 @@ def _rewards(recipe: Recipe) -> Iterator[str]:
 
 def _pace(sync: SyncConfig) -> Iterator[str]:
     bound = staleness_bound(sync)
-    if sync.mode == "sync" and sync.max_staleness > 0:
-        yield (
-            f'sync.max_staleness: got {sync.max_staleness}, but sync.mode = "sync" means 0; '
-            'remove it, or set sync.mode = "async"'
-        )
     if sync.interval - 1 > bound:
         yield (
             f"sync.interval: weights published every {sync.interval} steps lag up to {sync.interval - 1}, more than "

@@ -56,7 +56,7 @@ def recipe_from(data: Mapping[str, Any]) -> Recipe:
     Raises:
         ConfigError: A key is unknown, a value is wrong, or keys contradict each other.
     """
-    recipe = structure(_with_mode_defaults(data), Recipe)
+    recipe = structure(data, Recipe)
     check_recipe(recipe)
     return recipe
 
@@ -116,14 +116,6 @@ def load_job(run_dir: Path) -> Job:
     except ValueError as error:
         raise ConfigError(f"{path}: damaged: {error}") from error
     return attrs.evolve(structure(data, Job, path=str(path)), directory=Path(run_dir))
-
-
-def _with_mode_defaults(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The default of `sync.max_staleness` depends on the mode; a value that was given stays as it is."""
-    sync = data.get("sync")
-    if isinstance(sync, Mapping) and sync.get("mode") == "sync" and "max_staleness" not in sync:
-        return {**data, "sync": {**sync, "max_staleness": 0}}
-    return data
 
 
 def _name_run(data: MutableMapping[str, Any]) -> None:

@@ -203,7 +203,7 @@ class SyncConfig:
     mode: Literal["async", "sync"] = option("async", help="`sync` generates each batch with the weights it trains.")
     max_staleness: int = option(
         2,
-        help="Most steps that a sample's oldest weights may lag the weights it trains (0 in sync mode).",
+        help="Most steps that a sample's oldest weights may lag the weights it trains; sync mode lags none.",
         validator=NOT_NEGATIVE,
     )
     interval: int = option(1, help="Steps between weight publications.", validator=POSITIVE)

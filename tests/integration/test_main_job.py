@@ -13,7 +13,7 @@ from cosmos_core.testing import CommandLine
 Arguments = Callable[..., list[str]]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-SYNC = ("sync.mode=sync", "sync.max_staleness=0", "policy.checkpoint.interval=2")
+SYNC = ("sync.mode=sync", "policy.checkpoint.interval=2")
 
 
 def summary(folder: Path) -> dict[str, object]:

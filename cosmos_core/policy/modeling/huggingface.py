@@ -1,7 +1,7 @@
 """Any Hugging Face causal language model: the generic plugin, and the building block of model plugins.
 
-A plugin for a family subclasses `HuggingFaceModel`, names its `model_types`, and overrides what the family does in a
-way of its own: `encode`, `hidden`, `logits`.
+A plugin for a family subclasses `HuggingFaceModel`, sets its class variables, and overrides what the family does in
+a way of its own: `encode`, `hidden`, `logits`.
 
 Shape legend: U units of a packed row, N decisions of it, D hidden size, V vocabulary.
 """
@@ -48,9 +48,15 @@ class HuggingFaceModel:
 
     Attributes:
         model_types: Values of the config's `model_type` that this class is for; None takes any.
+        turn_end: The token that ends a turn of a chat; None, or not in the vocabulary: the end-of-text token does.
+        stop_tokens: Tokens that end a completion besides the tokenizer's and the checkpoint's own.
+        turn_template: The Jinja chat template of a tokenizer that has none: one made locally, or that knows `turn_end`.
     """
 
     model_types: ClassVar[frozenset[str] | None] = None
+    turn_end: ClassVar[str | None] = None
+    stop_tokens: ClassVar[tuple[str, ...]] = ()
+    turn_template: ClassVar[str | None] = None
 
     def __init__(self, options: HuggingFaceOptions, context: ModelContext) -> None:
         self.options = options
@@ -89,6 +95,10 @@ class HuggingFaceModel:
             )
             if self.options.chat_template is not None:
                 tokenizer.chat_template = self.options.chat_template
+            elif tokenizer.chat_template is None and (
+                self.context.path is None or self.turn_end in tokenizer.get_vocab()
+            ):
+                tokenizer.chat_template = self.turn_template
             self._tokenizer = tokenizer
         return self._tokenizer
 
@@ -136,7 +146,7 @@ class HuggingFaceModel:
         return tokens_payload(self._prompt_ids(prompt))
 
     def encode_demonstration(self, prompt: Prompt) -> Payload:
-        """The prompt, its demonstration and the stop token.
+        """The prompt, its demonstration and the token that ends it (a chat's: the turn's end).
 
         Raises:
             DataError: The prompt has no demonstration, or cannot be encoded.
@@ -144,7 +154,8 @@ class HuggingFaceModel:
         if prompt.demonstration is None:
             raise DataError("the row has no demonstration, and the algorithm learns from demonstrations")
         ids = self.tokenizer(prompt.demonstration, add_special_tokens=False)["input_ids"]
-        return tokens_payload(self._prompt_ids(prompt), [*ids, self._stop_id()])
+        end_id = None if isinstance(prompt.text, str) else self.tokenizer.get_vocab().get(self.turn_end or "")
+        return tokens_payload(self._prompt_ids(prompt), [*ids, self._stop_id() if end_id is None else end_id])
 
     def decode(self, payload: Payload) -> str:
         """The completion as text, special tokens left out."""
@@ -263,8 +274,9 @@ class HuggingFaceModel:
         return int(eos)
 
     def _stop_ids(self) -> frozenset[int]:
-        """The tokenizer's end token, and those of a checkpoint's generation config (a chat model has several)."""
-        stops: set[int] = {self._stop_id()}
+        """The tokenizer's end token, the family's, and those of a checkpoint's generation config."""
+        vocabulary = self.tokenizer.get_vocab()
+        stops = {self._stop_id(), *(vocabulary[token] for token in self.stop_tokens if token in vocabulary)}
         path = self.context.path
         if path is not None and (Path(path) / "generation_config.json").is_file():
             listed = GenerationConfig.from_pretrained(path).eos_token_id

@@ -25,7 +25,6 @@ def load(*overrides: str):
         (["model.config={hidden_size=8}"], "model.path: given .* besides model.config"),
         (["model={}"], "neither model.path nor model.config"),
         (['reward=[{plugin="a"}, {plugin="a"}]'], "a is listed 2 times"),
-        (["sync.mode=sync", "sync.max_staleness=2"], 'sync.mode = "sync" means 0'),
         (["sync.mode=sync", "sync.interval=2"], "sync.interval: .*lag up to 1, more than the 0"),
         (["sync.interval=4", "sync.max_staleness=2"], "lag up to 3, more than the 2"),
         (["policy.mesh.tp=2"], "policy.mesh.tp: must be 1, got 2; .*policy.replicas"),
@@ -52,9 +51,8 @@ def test_all_contradictions_are_listed():
     assert len(str(caught.value).splitlines()) == 3
 
 
-def test_sync_mode_has_no_staleness_unless_told_otherwise():
-    assert load("sync.mode=sync").sync.max_staleness == 0
-    assert staleness_bound(load("sync.mode=sync", "sync.max_staleness=0").sync) == 0
+def test_sync_mode_has_no_staleness():
+    assert staleness_bound(load("sync.mode=sync", "sync.max_staleness=3").sync) == 0
     assert staleness_bound(load().sync) == 2
 
 

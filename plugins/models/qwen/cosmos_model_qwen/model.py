@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-import attrs
-from transformers import PreTrainedTokenizerBase
-
-from cosmos_core.policy.modeling import HuggingFaceModel, tokens_payload, values
-from cosmos_core.protocols import ModelFacts
-from cosmos_core.types import Payload, Prompt
-
-END_OF_TURN: Final = "<|im_end|>"
-STOPS: Final = (END_OF_TURN, "<|endoftext|>")
+from cosmos_core.policy.modeling import HuggingFaceModel
 
 CHATML: Final = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -24,31 +16,6 @@ class QwenModel(HuggingFaceModel):
     """A dense Qwen model."""
 
     model_types: ClassVar[frozenset[str] | None] = frozenset({"qwen2", "qwen3"})
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer; ChatML is its chat template if it has none."""
-        tokenizer = super().tokenizer
-        if tokenizer.chat_template is None:
-            tokenizer.chat_template = CHATML
-        return tokenizer
-
-    def facts(self) -> ModelFacts:
-        """Describe the model; both of the family's end tokens stop a completion."""
-        facts = super().facts()
-        vocabulary = self.tokenizer.get_vocab()
-        known = {vocabulary[token] for token in STOPS if token in vocabulary}
-        return attrs.evolve(facts, stop_ids=facts.stop_ids | known)
-
-    def encode_demonstration(self, prompt: Prompt) -> Payload:
-        """The prompt and its demonstration; a chat's ends with the token that ends a turn.
-
-        Raises:
-            DataError: The prompt has no demonstration, or cannot be encoded.
-        """
-        payload = super().encode_demonstration(prompt)
-        end_id = self.tokenizer.get_vocab().get(END_OF_TURN)
-        if isinstance(prompt.text, str) or end_id is None:
-            return payload
-        completion = [*values(payload, "completion").tolist()[:-1], end_id]
-        return tokens_payload(values(payload, "prompt").tolist(), completion)
+    turn_end: ClassVar[str | None] = "<|im_end|>"
+    stop_tokens: ClassVar[tuple[str, ...]] = ("<|im_end|>", "<|endoftext|>")
+    turn_template: ClassVar[str | None] = CHATML
