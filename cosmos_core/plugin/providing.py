@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
+import attrs
 import pluggy
 
 from cosmos_core.config.structure import check_class
 from cosmos_core.errors import PluginBrokenError, PluginIncompatibleError
 from cosmos_core.plugin.compatibility import protocol_mismatch
 from cosmos_core.plugin.discovery import PluginRecord
-from cosmos_core.protocols import Provider
+from cosmos_core.protocols import (
+    AlgorithmCapabilities,
+    DatasetCapabilities,
+    EngineCapabilities,
+    Kind,
+    ModelCapabilities,
+    Provider,
+    RewardCapabilities,
+)
+
+_CAPABILITIES: Final[Mapping[Kind, type]] = {
+    "model": ModelCapabilities,
+    "algorithm": AlgorithmCapabilities,
+    "reward": RewardCapabilities,
+    "dataset": DatasetCapabilities,
+    "engine": EngineCapabilities,
+}
+"""The record of each kind; hooks declare nothing."""
 
 
 def describe(record: PluginRecord) -> str:
@@ -51,6 +70,9 @@ def ask_provider(manager: pluggy.PluginManager, target: Any, record: PluginRecor
     except Exception as error:
         raise PluginBrokenError(f"{describe(record)}: {hook}() failed: {type(error).__name__}: {error}") from error
     _check(provider, hook, record)
+    declared = _CAPABILITIES.get(record.kind)
+    if provider.capabilities is None and declared is not None:
+        provider = attrs.evolve(provider, capabilities=declared())
     return provider  # type: ignore[no-any-return]  # checked above
 
 
@@ -65,6 +87,11 @@ def _check(provider: Any, hook: str, record: PluginRecord) -> None:
         raise PluginIncompatibleError(f"{describe(record)} cannot be used: {mismatch}")
     if not callable(provider.create):
         raise PluginBrokenError(f"{describe(record)}: Provider.create is {provider.create!r}, which is not callable")
+    declared = _CAPABILITIES.get(record.kind, type(None))
+    if not isinstance(provider.capabilities, declared | None):
+        raise PluginBrokenError(
+            f"{describe(record)}: Provider.capabilities is {provider.capabilities!r}, which is no {declared.__name__}"
+        )
     try:
         check_class(provider.options)
     except (TypeError, NameError) as error:

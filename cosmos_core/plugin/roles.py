@@ -41,8 +41,7 @@ def selections(recipe: Recipe, kinds: Collection[Kind] = KINDS) -> tuple[tuple[K
 
 def source_of(plugins: PluginSet, stage: Stage) -> Source:
     """Where the batches of a stage come from."""
-    capabilities = plugins.provider("algorithm", stage.plugin).capabilities or AlgorithmCapabilities()
-    return cast("AlgorithmCapabilities", capabilities).source
+    return cast("AlgorithmCapabilities", plugins.provider("algorithm", stage.plugin).capabilities).source
 
 
 def load_model(job: Job, plugins: PluginSet) -> Model:

@@ -24,7 +24,8 @@ class Provider(Generic[T_co]):
             and `context` the record of that kind (`ModelContext`, `RewardContext`, …).
         options: The plugin's frozen attrs class; `[<kind>.options]` of the recipe is structured into it and
             unknown keys are refused. Each attribute documents itself with `metadata={"help": …}`.
-        capabilities: The record of that kind (`ModelCapabilities`, …): what is declared is tested and relied on.
+        capabilities: The record of that kind (`ModelCapabilities`, …): what is declared is tested and relied
+            on. None takes that record's defaults.
         protocol: The protocol version it was written for (`cosmos_core.protocols.PROTOCOL_VERSIONS`).
     """
 

@@ -154,8 +154,11 @@ def _supervise(session: _Session, console: Console, began: float) -> str:
     wall_s = session.earlier_s + time.monotonic() - began
     summary = summarise(job, follower, ending, supervisor.gauges, wall_s=wall_s)
     hooks.notify("cosmos_run_ended", outcome=ending.outcome, summary=summary)
-    folder.write_json(job.directory / folder.SUMMARY, summary)
-    _report(session, follower, summary)
+    try:
+        folder.write_json(job.directory / folder.SUMMARY, summary)
+        _report(session, follower, summary)
+    except OSError as error:
+        console.print(f"summary and report could not be written: {error}", highlight=False, markup=False)
     print_summary(summary, job, console)
     hooks.close(_HOOKS_TIMEOUT_S)
     return ending.outcome

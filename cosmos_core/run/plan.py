@@ -16,7 +16,7 @@ from cosmos_core.config.structure import structure, unstructure
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.plugin.roles import load_algorithm, load_dataset, load_model, load_rewards, selections
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.protocols import AlgorithmCapabilities, Dataset, Model, ModelCapabilities, Split
+from cosmos_core.protocols import AlgorithmCapabilities, Dataset, Model, Split
 from cosmos_core.run.checks import Parts, problems
 from cosmos_core.types import Prompt
 
@@ -133,11 +133,11 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
     algorithms: list[tuple[Stage, AlgorithmCapabilities]] = []
     for stage in stages(recipe):
         load_algorithm(job, plugins, stage)  # its options and its own checks
-        algorithms.append((stage, plugins.provider("algorithm", stage.plugin).capabilities or AlgorithmCapabilities()))
+        algorithms.append((stage, plugins.provider("algorithm", stage.plugin).capabilities))
     load_rewards(job, plugins)
     uses_engine = bool(recipe.reward) or any(capable.source == "rollouts" for _, capable in algorithms)
     return Parts(
-        model=plugins.provider("model", recipe.model.plugin).capabilities or ModelCapabilities(),
+        model=plugins.provider("model", recipe.model.plugin).capabilities,
         facts=model.facts(),
         dataset=plugins.provider("dataset", recipe.dataset.plugin).capabilities,
         stages=algorithms,

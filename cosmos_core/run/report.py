@@ -23,7 +23,7 @@ from cosmos_core.types import JSON, Prompt
 
 _TEMPLATE: Final = "report.html.j2"
 _COMPARED: Final = 12
-_RATE_WINDOW: Final = 5  # seconds over which throughput is averaged
+_RATE_POINTS: Final = 60  # throughput is averaged over this part of the run
 
 
 @attrs.frozen(kw_only=True)
@@ -123,10 +123,10 @@ def _throughput(follower: Follower) -> list[Series]:
     start = follower.sessions[0][0] if follower.sessions else follower.marks[0].time
     rollout: list[tuple[float, float]] = []
     policy: list[tuple[float, float]] = []
-    spaced = follower.marks[::_RATE_WINDOW] if len(follower.marks) > 4 * _RATE_WINDOW else follower.marks
+    spaced = follower.marks[:: max(1, len(follower.marks) // _RATE_POINTS)]
     for first, last in itertools.pairwise(spaced):
         passed = last.time - first.time
-        if not 0 < passed < 10 * _RATE_WINDOW:
+        if passed <= 0 or not any(begin <= first.time and last.time <= end for begin, end in follower.sessions):
             continue
         middle = (first.time + last.time) / 2 - start
         rollout.append((middle, (last.generated - first.generated) / passed))

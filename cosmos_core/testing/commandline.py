@@ -24,14 +24,13 @@ class CommandLine:
     def __init__(self, folder: Path, *, timeout_s: float = 110.0) -> None:
         self.folder = folder
         self.timeout_s = timeout_s
-        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "120"}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command; its standard output and error come together in `stdout`."""
         return subprocess.Popen(
             [sys.executable, "-m", "cosmos_core.cli", *arguments],
             cwd=self.folder,
-            env=self._environment,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "120"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -62,6 +62,11 @@ def test_a_selected_plugin_is_imported_registered_and_made(make_reward):
     assert plugins.provider("reward", "short").capabilities == RewardCapabilities()
 
 
+def test_undeclared_capabilities_are_the_defaults(make_reward):
+    make_reward(REWARD.replace(", capabilities=RewardCapabilities()", ""))
+    assert load_short().provider("reward", "short").capabilities == RewardCapabilities()
+
+
 def test_what_is_not_selected_is_not_imported(make_reward, make_distribution):
     make_reward()
     make_distribution("acme-b", entries={"reward/bad": "acme_b"}, modules={"acme_b.py": "raise RuntimeError('no')"})
@@ -156,6 +161,7 @@ def test_a_plugin_of_another_protocol_version_is_refused(make_reward):
         (REWARD.replace("return Provider", "Provider"), r"cosmos_reward\(\) returned None"),
         (REWARD.replace("def cosmos_reward", "async def cosmos_reward"), "coroutine function"),
         (REWARD.replace("return Provider", "1 / 0; Provider"), r"cosmos_reward\(\) failed: ZeroDivisionError"),
+        (REWARD.replace("capabilities=RewardCapabilities()", "capabilities={}"), "{}, which is no RewardCapabilities"),
         (REWARD.replace("options=Options", "options=dict"), "options class is unusable: .*dict.* no attrs class"),
         (REWARD.replace("length: int", "length: complex"), "options class is unusable: .*complex"),
         (REWARD.replace("length: int", "length: 'Gone'"), "options class is unusable: .*Gone"),
