@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from cosmos_core.protocols import EngineContext, ModelFacts, Request, Sampling
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
-from cosmos_core.rollout.embedded.plugin import EmbeddedOptions
+from cosmos_core.rollout.embedded.options import EmbeddedOptions
 from cosmos_core.types import Array, Payload
 
 NUM_REQUESTS = 64

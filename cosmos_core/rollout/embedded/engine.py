@@ -25,7 +25,7 @@ from cosmos_core.protocols import (
 )
 from cosmos_core.rollout.embedded.cache import SlotCache
 from cosmos_core.rollout.embedded.commands import Commands
-from cosmos_core.rollout.embedded.plugin import EmbeddedOptions
+from cosmos_core.rollout.embedded.options import EmbeddedOptions
 from cosmos_core.rollout.embedded.requests import check_request
 from cosmos_core.rollout.embedded.runner import Runner
 from cosmos_core.rollout.embedded.sampler import draw

@@ -1,28 +1,9 @@
-"""The embedded engine as a plugin, and its options."""
+"""The entry point `embedded`."""
 
 from __future__ import annotations
 
-import attrs
-
-from cosmos_core.config.schema import POSITIVE, option
 from cosmos_core.protocols import EngineCapabilities, EngineContext, Provider, RolloutEngine, hookimpl
-
-
-@attrs.frozen(kw_only=True)
-class EmbeddedOptions:
-    """Options of the embedded engine."""
-
-    prefill_units: int = option(
-        2048,
-        help="Prompt units processed between two decoded units, at most; longer prompts go in parts.",
-        validator=POSITIVE,
-    )
-    cache_step: int = option(
-        32, help="The KV cache grows and shrinks by this many units per sequence.", validator=POSITIVE
-    )
-    verify: bool = option(
-        True, help="Whether to check at start that the model decodes to the same log-probs as its own forward."
-    )
+from cosmos_core.rollout.embedded.options import EmbeddedOptions
 
 
 def _create(options: EmbeddedOptions, context: EngineContext) -> RolloutEngine:
