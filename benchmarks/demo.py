@@ -21,8 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "arithmetic.toml"
-# The recipe's own bound on staleness contradicts sync mode, which means none.
-MODES = {"async": ["sync.mode=async"], "sync": ["sync.mode=sync", "sync.max_staleness=0"]}
+MODES = {"async": ["sync.mode=async"], "sync": ["sync.mode=sync"]}
 
 
 @attrs.frozen(kw_only=True)
