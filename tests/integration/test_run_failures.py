@@ -121,8 +121,7 @@ def test_a_failing_hook_does_not_fail_the_run(
         "def cosmos_hook():\n"
         "    return Provider(create=lambda options, context: Bad())\n"
     )
-    environment = {**cosmos._environment, "PYTHONPATH": str(site)}
-    monkeypatch.setattr(cosmos, "_environment", environment)
+    monkeypatch.setenv("PYTHONPATH", str(site))
     output = cosmos("run", *arithmetic("hooked", 'tracking.hooks=["bad"]', "run.steps=2"))
     assert output.count("step 1 displeases; it is switched off, the run goes on") == 1
     assert summary(cosmos.folder / "runs" / "hooked")["outcome"] == "finished"

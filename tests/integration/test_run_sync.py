@@ -1,6 +1,6 @@
 """Sync mode: a run that was stopped while it learned from rewards, and resumed, ends with the very same weights.
 
-`test_main_job` stops a run whose rewards are all 0; here the warm-up is long enough for some to be 1.
+The warm-up is long enough for some rewards to be 1, so that the steps after it learn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ SETTINGS = (
     "run.steps=10",
     "evaluation.interval=5",
     "sync.mode=sync",
-    "sync.max_staleness=0",
     "policy.checkpoint.interval=2",
     "rollout.replicas=2",
 )
@@ -34,7 +33,9 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     process = cosmos.start("run", *arithmetic("parts", *SETTINGS))
     output = cosmos.interrupt_at(process, runs / "parts" / "checkpoints" / "step-154")
     assert process.returncode == 130, output
+    assert "cosmos run --resume runs/parts" in output
     cosmos("run", "--resume", "runs/parts")
+    assert "Nothing to resume" in cosmos("run", "--resume", "runs/parts")
 
     first, second = (json.loads((runs / name / "summary.json").read_text()) for name in ("whole", "parts"))
     for key in ("outcome", "steps", "evaluations", "staleness", "samples"):

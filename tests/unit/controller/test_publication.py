@@ -104,3 +104,31 @@ def test_weights_are_published_off_schedule_when_their_holders_are_gone(run):
     assert it.directive("r1").weights is None
     it.settle("p1")
     assert it.directive("r1").weights.version == 1
+
+
+def test_weights_of_a_step_that_only_a_lost_replica_applied_bind_nobody(run):
+    it = run(num_policies=2, prompts=1)
+    it.start(policies=2)
+    it.finish("r0", it.leases()[0])
+    it.report("p0", WeightsPublished(version=1, digest="of another sum of gradients", nbytes=1))
+    it.lose("p0")
+    assert list(it.state.published) == [0]
+    it.settle("p1")
+    assert (it.state.outcome, it.state.step) == ("", 1)
+    assert it.state.published[1].digest == it.fakes["p1"].digest
+
+
+def test_a_replica_that_never_loads_does_not_make_others_keep_every_version(run):
+    it = run(num_rollouts=2, prompts=1, max_staleness=1, steps=9)
+    it.start(rollouts=2)
+    it.join("r2")
+    for step in range(1, 8):
+        it.finish("r0", it.leases("r0")[0])
+        it.train()
+        for name in ("r0", "r1"):
+            it.report(name, *it.fakes[name]._load(it.directive(name)))
+        assert it.state.step == step
+    assert it.state.targets == [5, 6, 7]
+    assert it.directive("p0").retain == 5
+    it.report("r2", *it.fakes["r2"]._load(it.directive("r2")))
+    assert it.state.replicas["r2"].version == 7

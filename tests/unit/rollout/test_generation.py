@@ -207,6 +207,7 @@ def test_a_dropped_group_keeps_no_payload(rig):
     [
         (13, "bad_row", "line 13"),
         (100, "bad_row", "no row 100"),
+        (0, "bad_row", "the prompt is empty"),
         (41, "prompt_too_long", "prompt of 41 .* of up to 10"),
     ],
 )

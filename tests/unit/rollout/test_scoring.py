@@ -57,11 +57,6 @@ def test_the_report_has_the_fields_of_the_sample_and_a_cut_text():
     }
 
 
-def test_one_plugin_used_twice_is_told_apart():
-    twice = [RewardConfig(plugin="a"), RewardConfig(plugin="b"), RewardConfig(plugin="a")]
-    assert scoring.reward_names(twice) == ("a#1", "b", "a#2")
-
-
 def test_text_rewards_see_no_tokens_but_media_is_passed():
     assert scoring.to_score(Prompt(text="p"), generated(), "t").payload is None
     made = scoring.to_score(Prompt(text="p"), generated(FinishReason.LENGTH, kind="media"), "")

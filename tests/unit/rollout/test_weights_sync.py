@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
+import time
 
 import pytest
 import torch
 
 from cosmos_core.errors import WeightSyncError
+from cosmos_core.rollout import weights_sync
 from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.transport.messages import WeightsLoaded, WeightsRejected, WeightTarget
@@ -17,11 +20,11 @@ class Receiver:
     """Hands out the slices of given modules; can fail or corrupt the next fetches."""
 
     def __init__(self, modules):
-        self.modules, self.faults = modules, []
+        self.modules, self.faults, self.always = modules, [], None
 
     @contextlib.contextmanager
     def fetch(self, target, layout, timeout_s):
-        fault = self.faults.pop(0) if self.faults else None
+        fault = self.faults.pop(0) if self.faults else self.always
         if fault == "fail":
             raise WeightSyncError("the source is gone")
         tensors = dict(self.modules[target.version].named_parameters())
@@ -29,7 +32,8 @@ class Receiver:
         def pieces():
             for piece, _ in layout[0]:
                 data = tensors[piece.name].detach()
-                yield 0, piece, data + 1 if fault == "corrupt" else data
+                if fault != "lack":
+                    yield 0, piece, data + 1 if fault == "corrupt" else data
                 if fault == "stop":
                     raise WeightSyncError("the source ended half-way")
 
@@ -41,7 +45,7 @@ class Rig:
         self.engine, self.gate, self.reports = engine, VersionGate(), []
         self.modules = {version: kit.reference(seed=version + 1) for version in range(4)}
         self.receiver, self.arrived = Receiver(self.modules), threading.Condition()
-        self.sync = WeightSync(engine, self.receiver, self.gate, cache="keep", report=self.report)
+        self.sync = WeightSync(engine, self.receiver, self.gate, cache="keep", report=self.report, patience_s=0.2)
 
     def report(self, report):
         with self.arrived:
@@ -64,7 +68,11 @@ def rig(kit, engine):
     made.sync.start()
     yield made
     made.sync.close()
-    made.sync.check()
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch):
+    monkeypatch.setattr(weights_sync, "_RETRY_S", (0.02,))
 
 
 def generates(kit, rig, version):
@@ -87,6 +95,7 @@ def test_each_new_target_is_loaded_attested_and_reported(kit, rig):
     rig.sync.aim(rig.target(2))
     assert generates(kit, rig, 3)
     assert len(rig.reports) == 3
+    rig.sync.check()
 
 
 def test_a_failed_transfer_is_repeated_while_the_old_weights_serve(kit, rig):
@@ -123,3 +132,56 @@ def test_no_update_while_an_evaluation_runs(kit, rig):
     assert len(rig.reports) == 1
     rig.gate.leave()
     assert rig.wait(2).version == 2
+
+
+def wait_until(condition):
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def gave_up(rig):
+    try:
+        rig.sync.check()
+    except WeightSyncError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("fault", "reason"), [("fail", "the source is gone"), ("corrupt", "the digest")])
+def test_a_version_that_never_loads_ends_the_replica_and_says_why(rig, fault, reason):
+    rig.receiver.always = fault
+    rig.sync.aim(rig.target(1))
+    wait_until(lambda: gave_up(rig))
+    assert re.search(rf"version 1 could not be loaded in \d+ attempts.*{reason}", gave_up(rig))
+
+
+def test_patience_begins_anew_with_each_version(rig):
+    rig.receiver.always = "fail"
+    for version in (1, 2, 3):
+        rig.sync.aim(rig.target(version))
+        time.sleep(0.12)
+        assert not gave_up(rig)
+    rig.receiver.always = None
+    assert rig.wait(1).version == 3
+
+
+def test_an_update_that_was_not_copied_lets_the_old_weights_serve_on(kit, rig):
+    rig.sync.aim(rig.target(1))
+    rig.wait(1)
+    rig.receiver.always = "lack"
+    rig.sync.aim(rig.target(2))
+    wait_until(lambda: gave_up(rig))
+    assert "not wholly written" in gave_up(rig)
+    assert generates(kit, rig, 1)
+    assert rig.gate.enter(1)
+
+
+def test_no_evaluation_enters_after_a_wrong_digest(rig):
+    rig.sync.aim(rig.target(1))
+    rig.wait(1)
+    rig.receiver.always = "corrupt"
+    rig.sync.aim(rig.target(2))
+    rig.wait(2)
+    assert not rig.gate.enter(1)

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from cosmos_core.errors import TransportError
+from cosmos_core.transport import payload_client
 from cosmos_core.transport.frames import REPLIES, REQUESTS, Absent, Fetch, Found, PayloadHeader, pack
 from cosmos_core.transport.payloads import PayloadClient, PayloadServer
 from cosmos_core.transport.sockets import address_of, dealer, offer, receive, router
@@ -234,3 +235,23 @@ def reply_to(socket, identity: bytes, request: int, lease: int, value: int | Non
     packed = pack(tokens(lease if value is None else value))
     header: tuple[PayloadHeader, ...] = packed.payloads
     offer(socket, [identity, REPLIES.encode(Found(request=request, lease=lease, payloads=header)), *packed.frames])
+
+
+def test_an_answer_that_nobody_waits_for_does_not_keep_a_fetch_busy(client, context, monkeypatch):
+    eager, silent = router(context, "127.0.0.1", 0), router(context, "127.0.0.1", 0)
+    looks = []
+    receive_all = payload_client._Peer.receive
+    monkeypatch.setattr(payload_client._Peer, "receive", lambda peer: looks.append(peer) or receive_all(peer))
+
+    def answer_twice() -> None:
+        eager.poll(5000)
+        identity, data = receive(eager, 2)
+        answer = REPLIES.encode(Absent(request=REQUESTS.decode(data).request, leases=(1,)))
+        for _ in range(2):
+            offer(eager, [identity, answer])
+
+    thread = threading.Thread(target=answer_twice)
+    thread.start()
+    assert client.fetch({f"{address_of(eager)}/a": [1], f"{address_of(silent)}/b": [2]}, 0.5) == {}
+    thread.join()
+    assert len(looks) < 10

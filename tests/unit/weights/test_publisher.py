@@ -2,7 +2,7 @@ import pytest
 import torch
 import zmq
 
-from cosmos_core.errors import TransportError
+from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
 from cosmos_core.weights import wire
@@ -106,3 +106,11 @@ def test_garbage_is_dropped_and_the_server_lives(publisher, ask):
 def test_an_address_that_is_not_this_machines_is_refused():
     with pytest.raises(TransportError, match=r"cannot listen on tcp://192.0.2.1"):
         WeightPublisher("run", "192.0.2.1")
+
+
+def test_a_version_that_nobody_could_fetch_is_not_published(tmp_path):
+    publisher = WeightPublisher("run", directory=tmp_path)
+    publisher._server.close()
+    with pytest.raises(WeightSyncError, match="weight server tcp://.* is not running"):
+        publisher.publish(1, TENSORS, None)
+    publisher.close()

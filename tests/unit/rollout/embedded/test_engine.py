@@ -434,3 +434,12 @@ def test_weights_that_overflow_are_told_not_sampled(kit, make):
     handle = engine.submit([kit.request("a", [4, 5], max_units=9)])[0]
     with pytest.raises(EngineError, match="not finite at weight version 4"):
         handle.result(5)
+
+
+def test_the_cache_of_a_batch_does_not_depend_on_earlier_ones(kit, make):
+    engine = make(cache_step=8)
+    capacities = []
+    for size in (4, 12, 4):
+        engine.submit([kit.request("one", [5] * size, max_units=3)])[0].result(5)
+        capacities.append(engine._cache.capacity)
+    assert capacities == [8, 16, 8]
