@@ -11,6 +11,8 @@ from cosmos_core.controller.journal import Journal
 from cosmos_core.transport.messages import Notices
 
 _BATCH: Final = 500
+_MAX_BATCHES: Final = 20
+"""Sent to one observer in a turn: whoever comes late to a long run must not keep the replicas waiting."""
 _GAUGES_S: Final = 0.5
 _FORGET_S: Final = 30.0
 
@@ -49,10 +51,12 @@ class Observers:
             if is_last or now - observer.gauges_at >= _GAUGES_S:
                 observer.gauges_at = now
                 self._send(identity, Notices(entries=(), gauges=gauges()))
-            self._catch_up(identity, observer)
+            self._catch_up(
+                identity, observer, self._journal.last if is_last else observer.after + _MAX_BATCHES * _BATCH
+            )
 
-    def _catch_up(self, identity: bytes, observer: _Observer) -> None:
-        while observer.after < self._journal.last:
+    def _catch_up(self, identity: bytes, observer: _Observer, end: int) -> None:
+        while observer.after < min(end, self._journal.last):
             entries = self._journal.read(observer.after, _BATCH)
             if not entries or not self._send(identity, Notices(entries=tuple(entries), gauges={})):
                 return

@@ -76,6 +76,9 @@ def drop_source(state: State, name: str) -> None:
     """A policy replica is gone, and its snapshots with it."""
     for known in state.published.values():
         known.sources.discard(name)
+    # A step that it alone had applied is repeated by the others, and comes out with other numbers.
+    for version in [v for v, known in state.published.items() if v > state.step and not known.sources]:
+        del state.published[version]
     state.touch("rollout")
 
 
@@ -86,15 +89,16 @@ def _refuse(state: State, replica: Replica) -> None:
 
 
 def _forget(state: State) -> None:
-    """Forget versions that nobody can be loading any more."""
+    """Forget versions that nobody can be loading any more, or that would be too old to generate with."""
+    settings = state.settings
     oldest = min((r.version for r in state.replicas.values() if r.role == "rollout"), default=state.target)
-    keep = 0
+    # Policy replicas keep a copy of the weights for each target: one replica that never loads must not fill the host.
+    num_old = max(0, len(state.targets) - settings.max_staleness // settings.sync_interval - 2)
     # A replica may be loading the first target after the version it has, or any later one.
-    while keep < len(state.targets) - 1 and state.targets[keep] <= oldest:
-        keep += 1
-    if keep:
-        del state.targets[:keep]
+    while num_old < len(state.targets) - 1 and state.targets[num_old] <= oldest:
+        num_old += 1
+    if num_old:
+        del state.targets[:num_old]
         for version in [v for v in state.published if v < state.targets[0]]:
             del state.published[version]
-    if keep:
         state.touch("policy")

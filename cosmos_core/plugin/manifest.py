@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -69,10 +70,12 @@ def _is_editable(dist: Distribution) -> bool:
 
 
 def _recorded_files(dist: Distribution) -> Iterator[tuple[str, Path]]:
-    for file in dist.files or ():
+    # Not `dist.files`: some versions of it leave out what is missing.
+    for name, *_ in csv.reader((dist.read_text("RECORD") or "").splitlines()):
+        file = PurePosixPath(name)
         outside = file.parts[0] == ".." or file.parts[0].endswith((".dist-info", ".egg-info"))
         if not outside and file.suffix != ".pth" and _is_source(file):
-            yield file.as_posix(), Path(str(file.locate()))
+            yield name, Path(str(dist.locate_file(file)))
 
 
 def _package_files(record: PluginRecord) -> Iterator[tuple[str, Path]]:

@@ -10,7 +10,7 @@ import attrs
 import pluggy
 
 from cosmos_core.config.structure import check_class
-from cosmos_core.errors import PluginBrokenError, PluginIncompatibleError
+from cosmos_core.errors import CosmosError, PluginBrokenError, PluginIncompatibleError
 from cosmos_core.plugin.compatibility import protocol_mismatch
 from cosmos_core.plugin.discovery import PluginRecord
 from cosmos_core.protocols import (
@@ -58,6 +58,7 @@ def ask_provider(manager: pluggy.PluginManager, target: Any, record: PluginRecor
 
     Raises:
         PluginBrokenError: There is no such hook, it failed, or what it returned is unusable.
+        CosmosError: What the hook itself has to say, such as how to install what it needs.
         PluginIncompatibleError: It was written for another version of the protocol.
     """
     hook = f"cosmos_{record.kind}"
@@ -67,6 +68,8 @@ def ask_provider(manager: pluggy.PluginManager, target: Any, record: PluginRecor
     others = [plugin for plugin in manager.get_plugins() if plugin is not target]
     try:
         provider = manager.subset_hook_caller(hook, others)()
+    except CosmosError:
+        raise
     except Exception as error:
         raise PluginBrokenError(f"{describe(record)}: {hook}() failed: {type(error).__name__}: {error}") from error
     _check(provider, hook, record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import cast
 
 from cosmos_core.config.checks import staleness_bound
@@ -45,14 +46,14 @@ def source_of(plugins: PluginSet, stage: Stage) -> Source:
 
 
 def load_model(job: Job, plugins: PluginSet) -> Model:
-    """The recipe's model. A relative `model.path` that exists beside the recipe means that folder.
+    """The recipe's model. A relative `model.path` that exists beside the recipe means that folder, `~` the home.
 
     Raises:
         ConfigError: An option is wrong.
         PluginError: The plugin failed.
     """
     config = job.recipe.model
-    beside = job.recipe_directory / config.path if config.path else None
+    beside = job.recipe_directory / Path(config.path).expanduser() if config.path else None
     context = ModelContext(
         path=str(beside.absolute()) if beside is not None and beside.exists() else config.path,
         config=config.config,

@@ -5,19 +5,29 @@ Shape legend: N decisions of a micro-batch.
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
-from cosmos_core.policy.meter import Meter, mean_of
+from cosmos_core.errors import TrainingError
+from cosmos_core.policy.meter import Meter
 from cosmos_core.policy.objective import Known
 from cosmos_core.protocols import Decided, Loss
+
+OWN: Final = frozenset({"loss", "entropy", "behaviour_kl", "mismatch_kl", "mismatch_max_ratio", "grad_norm", "lr"})
+"""Names that an algorithm's metrics may not have: under one name two quantities would be mixed."""
+
+LOG_RATIO_LIMIT: Final = 20.0
+"""Limit of a log ratio whose exponential is averaged, so that one decision cannot make the mean infinite."""
 
 
 class Measures:
     """Accumulates over micro-batches, without waiting for the device."""
 
     def __init__(self) -> None:
-        self._totals: dict[str, tuple[torch.Tensor, int]] = {}
-        self._log_ratio: list[torch.Tensor] = []
+        self._sums: dict[str, torch.Tensor] = {}
+        self._counts: dict[str, torch.Tensor | int] = {}
+        self._max_log_ratio = torch.zeros(())
 
     def take(self, total: torch.Tensor, decided: Decided, loss: Loss, known: Known, *, version: int) -> None:
         """Take in a micro-batch.
@@ -28,35 +38,53 @@ class Measures:
             loss: What the algorithm made of it, with its own metrics.
             known: What was known before.
             version: Weight version that the forward used.
+
+        Raises:
+            TrainingError: The algorithm gave a metric one of the core's names.
         """
         number = len(known.weights_N)
         self._add("loss", total, 0)
         for name, values_N in loss.metrics.items():
+            if name in OWN:
+                raise TrainingError(f"the algorithm reports a metric {name!r}, which the core measures; rename it")
             self._add(name, values_N.detach().sum(), number)
         if decided.entropy_N is not None:
             self._add("entropy", decided.entropy_N.sum(), number)
-        if known.has_behaviour:
+        if known.has_behaviour and number:
             self._compare(decided.logprobs_N.detach(), known, version)
 
     def meter(self) -> Meter:
-        """The step's quantities on this replica."""
-        meter = mean_of(self._totals)
-        if self._log_ratio:
-            log_ratio_N = torch.cat(self._log_ratio)
-            if len(log_ratio_N):
-                meter.add("mismatch_kl", -float(log_ratio_N.sum()), len(log_ratio_N))
-                meter.peak("mismatch_max_ratio", float(log_ratio_N.abs().max().exp()))
+        """The step's quantities on this replica, moved to the CPU in one go."""
+        meter = Meter()
+        if not self._sums:
+            return meter
+        device = self._sums["loss"].device
+        counts = (torch.as_tensor(count, device=device) for count in self._counts.values())
+        rows = [*self._sums.values(), *counts, self._max_log_ratio.exp()]
+        *numbers, max_ratio = torch.stack([row.to(device, torch.float64) for row in rows]).tolist()
+        for name, total, count in zip(self._sums, numbers, numbers[len(self._sums) :], strict=False):
+            meter.add(name, total, int(count))
+        if "mismatch_kl" in meter.counts:
+            meter.peak("mismatch_max_ratio", max_ratio)
+        else:
+            meter.sums.pop("mismatch_kl", None)
         return meter
 
     def _compare(self, logprobs_N: torch.Tensor, known: Known, version: int) -> None:
-        """Trainer against engine, on decisions that the engine made with these very weights.
+        """Trainer against engine: log r = log π - log μ, on samples of μ.
 
-        The k1 estimator: mean of log μ - log π over samples of μ. Source: http://joschu.net/blog/kl-approx.html.
+        `behaviour_kl` is over all decisions, however old the weights that made them: the k3 estimator r - 1 - log r
+        of KL(μ || π). `mismatch_kl` is over those that the engine made with these very weights, so that only numerics
+        differ: the k1 estimator -log r. Source: http://joschu.net/blog/kl-approx.html.
         """
-        same_N = known.versions_N == version
-        self._log_ratio.append((logprobs_N - known.behaviour_logprobs_N)[same_N])
-        self._add("behaviour_kl", (known.behaviour_logprobs_N - logprobs_N).sum(), len(logprobs_N))
+        log_ratio_N = logprobs_N - known.behaviour_logprobs_N
+        bounded_N = log_ratio_N.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        self._add("behaviour_kl", (bounded_N.exp() - 1.0 - bounded_N).sum(), len(log_ratio_N))
+        is_same_N = known.versions_N == version
+        same_N = log_ratio_N.where(is_same_N, 0.0)
+        self._add("mismatch_kl", -same_N.sum(), is_same_N.sum())
+        self._max_log_ratio = torch.maximum(self._max_log_ratio.to(same_N.device), same_N.abs().max())
 
-    def _add(self, name: str, total: torch.Tensor, count: int) -> None:
-        held, number = self._totals.get(name, (None, 0))
-        self._totals[name] = (total if held is None else held + total, number + count)
+    def _add(self, name: str, total: torch.Tensor, count: torch.Tensor | int) -> None:
+        self._sums[name] = self._sums[name] + total if name in self._sums else total
+        self._counts[name] = self._counts.get(name, 0) + count

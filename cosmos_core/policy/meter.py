@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Self
 
@@ -85,17 +85,3 @@ class Stopwatch:
     def add(self, name: str, seconds: float) -> None:
         """Add seconds to `name`."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-
-
-def mean_of(totals: Mapping[str, tuple[torch.Tensor, int]]) -> Meter:
-    """A meter of tensors' sums, moved to the CPU in one go.
-
-    Args:
-        totals: name -> (float32 scalar sum, number of values).
-    """
-    meter = Meter()
-    if totals:
-        numbers = torch.stack([total for total, _ in totals.values()]).tolist()
-        for (name, (_, count)), number in zip(totals.items(), numbers, strict=True):
-            meter.add(name, number, count)
-    return meter

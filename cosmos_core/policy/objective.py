@@ -32,6 +32,7 @@ class Known:
         advantages_N: float32.
         sequence_N: int64 in [0, S).
         weights_N: float32, each decision's part of the batch's average.
+        num_sequences: S.
         has_behaviour: Whether an engine recorded log-probs (demonstrations have none).
     """
 
@@ -40,6 +41,7 @@ class Known:
     advantages_N: torch.Tensor
     sequence_N: torch.Tensor
     weights_N: torch.Tensor
+    num_sequences: int
     has_behaviour: bool
 
 
@@ -84,6 +86,7 @@ def know(
         advantages_N=each([member.advantage for member in members]),
         sequence_N=torch.from_numpy(np.repeat(np.arange(len(members)), numbers)).to(device),
         weights_N=each(weights),
+        num_sequences=len(members),
         has_behaviour=any("logprobs" in member.payload.arrays for member in members),
     )
 
@@ -98,7 +101,7 @@ def price(algorithm: Algorithm, decided: Decided, known: Known, old_logprobs_N: 
             entropy_N=decided.entropy_N,
             advantages_N=known.advantages_N,
             sequence_N=known.sequence_N,
-            num_sequences=int(known.sequence_N[-1]) + 1 if len(known.sequence_N) else 0,
+            num_sequences=known.num_sequences,
         )
     )
 

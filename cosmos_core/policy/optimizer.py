@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 import torch
@@ -51,8 +50,3 @@ class AdamW:
             for name, parameter in self._named.items()
             for key in (COUNT, *MOMENTS)
         }
-
-    def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Copy a state of the same names and shapes into this one."""
-        for name, tensor in self.state().items():
-            tensor.copy_(state[name])

@@ -87,6 +87,7 @@ class PolicyReplica:
         while not self._parts.stop.is_set():
             directive = self._next(POLL_S)
             self._parts.publications.check()
+            self._parts.saver.check()
             if directive is None:
                 continue
             if directive.stop:
@@ -121,7 +122,7 @@ class PolicyReplica:
             self._publish()
         # Every member holds the same state: the first one writes it.
         is_first = self._group is not None and self._group.rank == 0
-        if is_first and directive.checkpoint == step != self._saved:
+        if is_first and 0 <= directive.checkpoint == step != self._saved:
             self._saved = step
             place = Place(
                 run_id=self._parts.run_id,

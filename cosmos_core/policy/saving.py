@@ -6,9 +6,9 @@ import logging
 import os
 import platform
 import shutil
-import threading
 import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,20 +81,27 @@ class CheckpointSaver:
         self._url = url
         self._keep = keep
         self._report = report
-        self._thread: threading.Thread | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
 
     def save(self, state: Mapping[str, torch.Tensor], place: Place) -> None:
         """Copy the state and write it in the background; waits for the checkpoint before, if it is still written."""
         self.wait()
-        copied = copy_state(state, place)
-        self._thread = threading.Thread(target=self._save, args=(copied,), name="checkpoint")
-        self._thread.start()
+        self._writing = self._thread.submit(self._save, copy_state(state, place))
+
+    def check(self) -> None:
+        """Raise what went wrong in the background besides the writing itself, which is reported.
+
+        Unseen, it would leave the controller waiting for a checkpoint that nobody writes.
+        """
+        if self._writing is not None and self._writing.done():
+            self.wait()
 
     def wait(self) -> None:
-        """Return once nothing is being written."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        """Return once nothing is being written; raises as `check` does."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def _save(self, copied: Copied) -> None:
         step = copied.place.step
@@ -113,19 +120,22 @@ class CheckpointSaver:
 
 def _write_local(final: Path, copied: Copied) -> None:
     final.parent.mkdir(parents=True, exist_ok=True)
-    partial = final.with_name(f".{final.name}@{platform.node()}@{os.getpid()}")
+    owner = f"{platform.node()}@{os.getpid()}"
+    partial, replaced = (final.with_name(f".{name}@{owner}") for name in (final.name, f"{final.name}-replaced"))
     _sweep(final.parent)
     try:
         _write_tensors(str(partial), copied.tensors)
         (partial / COMPLETE).write_bytes(marker(copied.place))
-        _sync_folder(partial)
+        _sync(partial / COMPLETE)
+        _sync(partial)
         if final.exists():
-            # Left by a timeline that was abandoned when the run was resumed from an earlier step.
-            shutil.rmtree(final)
+            # Of the same step, before the run was resumed. Removing it takes time; renaming leaves no gap to speak of.
+            final.rename(replaced)
         partial.rename(final)
-        _sync_folder(final.parent)
+        _sync(final.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _sweep(folder: Path) -> None:
@@ -150,9 +160,9 @@ def _write_tensors(path: str, tensors: Mapping[str, torch.Tensor]) -> None:
         save(dict(tensors), storage_writer=FsspecWriter(path), no_dist=True)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the folder's entries survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Make a file's content, or a folder's entries, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

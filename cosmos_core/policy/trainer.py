@@ -50,7 +50,7 @@ class Trainer:
         device: Where the module is.
 
     Attributes:
-        step: Global step whose weights these are.
+        step: Global step whose weights these are; negative while they are a mixture of two (see `transfer`).
         stage: The stage whose optimizer this is.
         nonfinite_steps: Steps skipped in a row.
         num_units: Units that went forward and backward since the start of the process.

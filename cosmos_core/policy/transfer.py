@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Final
 
 from cosmos_core.policy.group import GradientGroup
 from cosmos_core.policy.trainer import Trainer
+
+UNKNOWN_STEP: Final = -1
+"""Step of a trainer whose state is a mixture: it takes part in no training until it was overwritten as a whole."""
 
 
 def transfer_state(trainer: Trainer, group: GradientGroup, source: int, begin_stage: Callable[[int], None]) -> None:
@@ -19,11 +23,13 @@ def transfer_state(trainer: Trainer, group: GradientGroup, source: int, begin_st
         begin_stage: Makes the trainer take up a stage, by index.
 
     Raises:
-        GradientGroupError: The group broke; the state of a member that is not the source may be partial, and is
-            overwritten by the next transfer.
+        GradientGroupError: The group broke. The state of a member that is not the source may then be partial: its
+            step is `UNKNOWN_STEP`, so that it can only go on from a next transfer.
     """
     place = [trainer.step, trainer.stage.index, trainer.nonfinite_steps]
     step, stage, nonfinite_steps = json.loads(group.exchange(json.dumps(place).encode())[source])
+    if group.rank != source:
+        trainer.step = UNKNOWN_STEP
     if stage != trainer.stage.index:
         begin_stage(stage)
     for tensor in trainer.state().values():

@@ -98,7 +98,8 @@ class Loss:
 
     Attributes:
         loss_N: float32; its weighted sum is minimised.
-        metrics: Detached float32 [N] per-decision quantities to report; each is averaged over the step's decisions.
+        metrics: Detached float32 [N] per-decision quantities to report; each is averaged over the decisions of the
+            step that went through the model. The core's own (`loss`, `entropy`, `behaviour_kl`, …) are refused.
     """
 
     loss_N: torch.Tensor

@@ -53,6 +53,10 @@ class VersionGate:
         with self._changed:
             self._loaded = version
 
+    def revoke(self) -> None:
+        """What is loaded is not what it should be."""
+        self.confirm(-1)
+
     def close(self) -> None:
         """Let nothing wait any more."""
         with self._changed:

@@ -23,7 +23,7 @@ from cosmos_core.transport.payloads import PayloadServer
 from cosmos_core.types import Group, Prompt
 
 
-@attrs.define(kw_only=True, eq=False)
+@attrs.frozen(kw_only=True, eq=False)
 class Work:
     """One lease being worked on."""
 
@@ -128,7 +128,11 @@ class Generation:
             self._fail(lease, "bad_row", str(error))
             return None
         sampling = self._sampling(is_evaluation=is_evaluation)
-        size = encoded.arrays["prompt"].shape[0] if "prompt" in encoded.arrays else 0
+        prompt_units = encoded.arrays.get("prompt")
+        size = prompt_units.shape[0] if prompt_units is not None else 0
+        if prompt_units is not None and not size:
+            self._fail(lease, "bad_row", f"row {lease.row}: the prompt is empty; it needs one unit at least")
+            return None
         if size + sampling.max_units > self._parts.context_length:
             detail = (
                 f"row {lease.row}: a prompt of {size} and a completion of up to {sampling.max_units} units exceed the "

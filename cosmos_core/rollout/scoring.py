@@ -24,15 +24,6 @@ def to_score(prompt: Prompt, generated: Generated, text: str) -> Completion:
     )
 
 
-def reward_names(rewards: Sequence[RewardConfig]) -> tuple[str, ...]:
-    """A name for each reward: its plugin's, numbered where a recipe uses one plugin several times."""
-    plugins = [reward.plugin for reward in rewards]
-    return tuple(
-        name if plugins.count(name) == 1 else f"{name}#{plugins[:index].count(name) + 1}"
-        for index, name in enumerate(plugins)
-    )
-
-
 def sample(index: int, generated: Generated, outcomes: Sequence[Outcome], rewards: Sequence[RewardConfig]) -> Sample:
     """One sample of a group: the weighted sum of its rewards, or none of it if any reward failed.
 
@@ -44,8 +35,8 @@ def sample(index: int, generated: Generated, outcomes: Sequence[Outcome], reward
     """
     failed = next((outcome for outcome in outcomes if outcome.value is None), None)
     values: Mapping[str, float] = {
-        name: outcome.value
-        for name, outcome in zip(reward_names(rewards), outcomes, strict=True)
+        config.plugin: outcome.value
+        for config, outcome in zip(rewards, outcomes, strict=True)
         if outcome.value is not None
     }
     total = sum(

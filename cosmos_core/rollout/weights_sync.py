@@ -20,13 +20,15 @@ _LOG: Final = logging.getLogger(__name__)
 
 _TIMEOUT_S: Final = 300.0
 _RETRY_S: Final = (0.1, 0.5, 2.0)
+_PATIENCE_S: Final = 120.0
+"""How long one version may fail to load, again and again, before the replica gives up."""
 
 
 class WeightSync:
     """Fetches each new target into the engine on a thread of its own, and reports what is loaded.
 
     Weights whose digest is not the target's are never served: the engine stays paused and the fetch is repeated until
-    it is right.
+    it is right, or until the replica has failed for `patience_s` to load that version.
     """
 
     def __init__(
@@ -37,12 +39,14 @@ class WeightSync:
         *,
         cache: CachePolicy,
         report: Callable[[Report], None],
+        patience_s: float = _PATIENCE_S,
     ) -> None:
         self._engine: Final = engine
         self._receiver: Final = receiver
         self._gate: Final = gate
         self._cache: Final[CachePolicy] = cache
         self._report: Final = report
+        self._patience_s: Final = patience_s
         self._changed: Final = threading.Condition()
         self._target: WeightTarget | None = None
         self._closed = False
@@ -62,7 +66,7 @@ class WeightSync:
         self._thread.join(5.0)
 
     def check(self) -> None:
-        """Raise ReplicaError if the thread failed."""
+        """Raise what ended the thread, if it failed or gave up."""
         self._thread.check()
 
     def aim(self, target: WeightTarget | None) -> None:
@@ -73,14 +77,23 @@ class WeightSync:
                 self._changed.notify_all()
 
     def _run(self) -> None:
-        failures = 0
+        failures, version, since = 0, -1, 0.0
         while (target := self._next(0.0 if not failures else _RETRY_S[min(failures, len(_RETRY_S)) - 1])) is not None:
             try:
-                is_loaded = self._load(target)
+                self._load(target)
             except (WeightSyncError, TransportError) as error:
                 _LOG.warning("weights version %d were not loaded, trying again: %s", target.version, error)
-                is_loaded = False
-            failures = 0 if is_loaded else failures + 1
+                now = time.monotonic()
+                if not failures or target.version != version:
+                    failures, version, since = 0, target.version, now
+                failures += 1
+                if now - since > self._patience_s:
+                    raise WeightSyncError(
+                        f"weights version {version} could not be loaded in {failures} attempts over {now - since:.0f} "
+                        f"s; the last one: {error}"
+                    ) from error
+            else:
+                failures = 0
 
     def _next(self, delay_s: float) -> WeightTarget | None:
         """The newest target that is not loaded, after a delay; None at the end."""
@@ -94,7 +107,7 @@ class WeightSync:
     def _is_behind(self) -> bool:
         return self._target is not None and self._target.version > self._gate.loaded
 
-    def _load(self, target: WeightTarget) -> bool:
+    def _load(self, target: WeightTarget) -> None:
         begin = time.monotonic()
         num_bytes = 0
         self._engine.begin_update(target.version)
@@ -102,22 +115,28 @@ class WeightSync:
             cleanup.callback(self._engine.abort_update)
             with self._receiver.fetch(target, self._engine.layout(), _TIMEOUT_S) as pieces:
                 for rank, piece, data in pieces:
+                    if self._closed:
+                        return
                     self._engine.write(rank, piece, data)
                     num_bytes += data.nbytes
                 self.transfer_s = time.monotonic() - begin
                 with self._gate.changing() as may_change:
-                    if not may_change:
-                        return False
-                    return self._commit(target, num_bytes)
+                    if may_change:
+                        self._commit(target, num_bytes)
 
-    def _commit(self, target: WeightTarget, num_bytes: int) -> bool:
+    def _commit(self, target: WeightTarget, num_bytes: int) -> None:
         paused_at = time.monotonic()
         self._engine.pause("keep")
-        digest = self._engine.commit_update(self._cache)
+        try:
+            digest = self._engine.commit_update(self._cache)
+        except WeightSyncError:
+            if self._gate.loaded >= 0:  # nothing was copied: what was attested before still is
+                self._engine.resume()
+            raise
         if digest != target.digest:
-            _LOG.error("weights version %d: loaded %s, published %s", target.version, digest, target.digest)
+            self._gate.revoke()
             self._report(WeightsRejected(version=target.version, digest=digest, expected=target.digest))
-            return False
+            raise WeightSyncError(f"what was loaded has the digest {digest}, what was published {target.digest}")
         self._gate.confirm(target.version)
         self._engine.resume()
         self._report(
@@ -129,4 +148,3 @@ class WeightSync:
                 nbytes=num_bytes,
             )
         )
-        return True

@@ -64,11 +64,11 @@ def _verdict(outcome: str, *, is_running: bool) -> str:
 
 
 def _watch(follower: Follower, address: str, run_id: str) -> None:
-    """Fold all that there is now: the controller sends its gauges once it has sent the journal so far."""
+    """Fold all that there is now: between two times that the controller sends gauges it sends the journal so far."""
     observer = Observer(address, run_id)
     deadline = time.monotonic() + _ANSWER_S
     try:
-        while not observer.gauges and time.monotonic() < deadline:
+        while observer.num_gauges < 2 and time.monotonic() < deadline:
             if found := observer.poll(_POLL_S):
                 follower.fold(found)
                 deadline = time.monotonic() + _ANSWER_S

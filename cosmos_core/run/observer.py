@@ -23,7 +23,13 @@ _RENEW_S: Final = 10.0  # the controller forgets observers that do not say that 
 
 
 class Observer:
-    """Receives the journal in order, without gaps or repeats."""
+    """Receives the journal in order, without gaps or repeats.
+
+    Attributes:
+        last_sequence: Newest entry that was received.
+        gauges: The newest gauges of each process.
+        num_gauges: How often gauges came.
+    """
 
     def __init__(self, address: str, run_id: str) -> None:
         """Connect; nothing needs to listen at `address` yet."""
@@ -35,6 +41,7 @@ class Observer:
         self._heard_at = float("-inf")
         self.last_sequence = 0
         self.gauges: dict[str, dict[str, float]] = {}
+        self.num_gauges = 0
 
     def poll(self, timeout_s: float) -> list[tuple[int, float, Event]]:
         """New journal entries (sequence, unix time, event), in order; waits at most `timeout_s` for some.
@@ -79,6 +86,7 @@ class Observer:
         self._heard_at = time.monotonic()
         if notices.gauges:
             self.gauges = notices.gauges
+            self.num_gauges += 1
         fresh: list[tuple[int, float, Event]] = []
         for sequence, when, data in notices.entries:
             if sequence > self.last_sequence + 1:

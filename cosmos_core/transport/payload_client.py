@@ -168,7 +168,8 @@ class _Peer:
             TransportError: One is malformed.
         """
         found: dict[int, list[Payload]] = {}
-        while self.waiting:
+        # All of them, wanted or not: one left at the socket would keep the poller awake.
+        while True:
             try:
                 head, frames = self._receive_frames()
                 self._on_reply(REPLIES.decode(head), frames, found)

@@ -107,10 +107,13 @@ class WeightReceiver:
             near = [each for each in ready if each.buffer is not None]
             if answered and _problem(near, wanted) is None:
                 return near
-            if all(source.silent_s > patience.stall_s for source in waiting) and _problem(ready, wanted) is None:
-                return ready
+            if all(source.silent_s > patience.stall_s for source in waiting):
+                if _problem(ready, wanted) is None:
+                    return ready
+                # Whoever asked may know of other sources by now.
+                break
         for source in waiting:
-            source.fail(f"no answer for {patience.timeout_s:g} s")
+            source.fail(f"no answer for {patience.stall_s:g} s")
         problem = _problem(ready, wanted)
         if any(source.failure for source in sources):
             more = f"; {problem}" if ready else ""

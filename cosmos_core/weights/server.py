@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 import attrs
 import zmq
 
-from cosmos_core.errors import TransportError
+from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
 from cosmos_core.weights import slices, wire
@@ -60,7 +60,13 @@ class SliceServer:
             return tuple(sorted(self._published))
 
     def add(self, published: Published) -> Published | None:
-        """Serve a snapshot from now on; returns the one of the same version that it replaces."""
+        """Serve a snapshot from now on; returns the one of the same version that it replaces.
+
+        Raises:
+            WeightSyncError: The server has ended.
+        """
+        if not self._thread.is_alive():
+            raise WeightSyncError(f"the weight server {self.endpoint} is not running; see the log for its error")
         with self._lock:
             replaced = self._published.get(published.manifest.version)
             self._published[published.manifest.version] = published

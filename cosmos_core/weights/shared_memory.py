@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import mmap
 import os
 import re
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from cosmos_core.errors import WeightSyncError
+
+_LOG: Final = logging.getLogger(__name__)
 
 HEADER_BYTES: Final = 64
 """Magic and token; the data begins behind it, aligned for any dtype."""
@@ -109,6 +112,8 @@ def _allocate(directories: tuple[Path, ...], name: str, size: int) -> tuple[Path
             if fd >= 0:
                 _discard(path, fd, os.getpid())
         else:
+            if problems:
+                _LOG.warning("weight snapshots lie in %s, which may be slow (%s)", directory, "; ".join(problems))
             return path, fd
     raise WeightSyncError(
         f"no room for a weight snapshot of {size:,} bytes ({'; '.join(problems)}); "

@@ -42,9 +42,13 @@ class SlotCache:
         }
 
     def fit(self, num_units: int, num_used: int) -> None:
-        """Make room for `num_units` in each slot, keeping what the first `num_used` slots hold."""
+        """Make room for `num_units` in each slot, keeping what the first `num_used` slots hold.
+
+        With nothing to keep, the capacity is what `num_units` needs and nothing else: it may decide how a product
+        rounds, and a batch must not come out differently for what an earlier one was like.
+        """
         capacity = -(-num_units // self._step) * self._step
-        if capacity <= self.capacity <= 2 * capacity:
+        if capacity <= self.capacity <= (2 * capacity if num_used else capacity):
             return
         kept = min(capacity, self.capacity)
         for layer, (keys, values) in self.layers.items():

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from typing import Final
 
 import numpy as np
 import torch
@@ -34,9 +35,13 @@ from cosmos_core.rollout.embedded.sequence import EmbeddedHandle, Flight, prompt
 from cosmos_core.rollout.embedded.sequence import Sequence as Sample
 from cosmos_core.rollout.embedded.slots import SlotNumbers
 from cosmos_core.rollout.embedded.support import adopt
-from cosmos_core.rollout.embedded.updates import Update, canonical_tensors, whole_layout
+from cosmos_core.rollout.embedded.updates import Update, whole_layout
 from cosmos_core.types import Payload
 from cosmos_core.weights.digest import digest_of
+from cosmos_core.weights.shards import canonical_tensors
+
+_JOIN_S: Final = 20.0
+"""How long a shutdown waits for the step under way: a device that hangs must not keep the process from ending."""
 
 
 class EmbeddedEngine:
@@ -106,7 +111,7 @@ class EmbeddedEngine:
             return
         self._commands.post(self._stop)
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(_JOIN_S)
 
     def _stop(self) -> None:
         self._stopping = True
@@ -229,7 +234,7 @@ class EmbeddedEngine:
         begin = time.monotonic()
         scheduler = self._scheduler
         plan = scheduler.plan()
-        self._cache.fit(plan.num_units, scheduler.num_running)
+        self._cache.fit(plan.num_units, scheduler.num_running if plan.uses_cache else 0)
         logits_RV = self._runner.step(plan, self._cache, self._numbers)
         self._prompted += len(plan.piece_tokens)
         if plan.drawn:

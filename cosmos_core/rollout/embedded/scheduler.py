@@ -43,6 +43,11 @@ class Plan:
     kept: list[int]
     num_units: int
 
+    @property
+    def uses_cache(self) -> bool:
+        """Whether it needs anything that an earlier step left in the cache."""
+        return self.num_decoding > 0 or any(piece.start for piece in self.pieces)
+
 
 class Scheduler:
     """Admits waiting sequences in order of priority, then of arrival."""

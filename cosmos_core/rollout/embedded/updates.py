@@ -10,26 +10,13 @@ import torch
 
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
-
-
-def canonical_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters (tied ones once) and persistent float buffers by their Hugging Face names."""
-    tensors: dict[str, torch.Tensor] = dict(module.named_parameters())
-    persistent = module.state_dict(keep_vars=True).keys()
-    buffers = module.named_buffers()
-    tensors.update((name, buffer) for name, buffer in buffers if name in persistent and buffer.is_floating_point())
-    return tensors
+from cosmos_core.weights import slices
+from cosmos_core.weights.shards import dtype_name
 
 
 def whole_layout(tensors: Mapping[str, torch.Tensor]) -> list[tuple[TensorSlice, str]]:
     """Every tensor as one slice, with its dtype's name."""
-    return [
-        (
-            TensorSlice(name=name, start=(0,) * tensor.ndim, shape=tuple(tensor.shape)),
-            str(tensor.dtype).removeprefix("torch."),
-        )
-        for name, tensor in tensors.items()
-    ]
+    return [(slices.whole(name, tuple(tensor.shape)), dtype_name(tensor.dtype)) for name, tensor in tensors.items()]
 
 
 class Update:

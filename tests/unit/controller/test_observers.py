@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from cosmos_core.controller import observers as observers_module
 from cosmos_core.controller.events import EVENTS, ControllerStarted
 from cosmos_core.controller.journal import Journal
 from cosmos_core.controller.observers import Observers
@@ -82,3 +83,21 @@ def test_who_asks_no_more_is_forgotten(tmp_path):
         observers.watch(b"a", 0, now=0.0)
         observers.show(31.0, gauges)
     assert post.sent == []
+
+
+def test_a_late_observer_gets_a_long_journal_in_several_turns(tmp_path, monkeypatch):
+    monkeypatch.setattr(observers_module, "_MAX_BATCHES", 1)
+    post = Post()
+    with Journal(tmp_path / "journal.sqlite") as journal:
+        observers = Observers(journal, post)
+        observers.watch(b"a", 0, now=0.0)
+        for term in range(2100):
+            journal.append(ControllerStarted(term=term))
+        journal.commit()
+        sizes = []
+        for turn in range(2):
+            observers.show(0.1 * turn, gauges)
+            sizes.append(len(post.numbers(b"a")))
+        observers.show(0.3, gauges, is_last=True)
+    assert sizes == [500, 1000]
+    assert post.numbers(b"a") == list(range(1, 2101))

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import attrs
 import pytest
 
 from cosmos_core.config import Job
@@ -112,6 +113,15 @@ def test_a_model_folder_beside_the_recipe_is_found(plugins, tmp_path):
     (tmp_path / "weights").mkdir()
     _, context = load_model(make_job(tmp_path), plugins)
     assert context.path == str(tmp_path / "weights")
+
+
+def test_a_model_folder_in_the_home_is_found(plugins, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home" / "weights").mkdir(parents=True)
+    job = make_job(tmp_path)
+    model = attrs.evolve(job.recipe.model, path="~/weights")
+    _, context = load_model(attrs.evolve(job, recipe=attrs.evolve(job.recipe, model=model)), plugins)
+    assert context.path == str(tmp_path / "home" / "weights")
 
 
 def test_the_dataset_gets_seed_and_folder(plugins, tmp_path):

@@ -177,6 +177,12 @@ def test_a_selected_and_broken_plugin_is_fatal(make_reward, source, message):
     assert "short" in str(caught.value)
 
 
+def test_what_a_provider_hook_says_passes(make_reward):
+    make_reward(REWARD.replace("    return Provider(", "    raise DataError('install scorers')\n    return Provider("))
+    with pytest.raises(DataError, match=r"^install scorers$"):
+        load_short()
+
+
 def test_the_original_exception_is_chained(make_reward):
     make_reward("1 / 0")
     with pytest.raises(PluginBrokenError) as caught:

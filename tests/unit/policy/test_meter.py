@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from cosmos_core.policy.meter import Meter, Stopwatch, mean_of
+from cosmos_core.policy.meter import Meter, Stopwatch
 
 
 def test_means_sums_and_maxima_over_replicas():
@@ -25,12 +25,6 @@ def test_values_that_are_not_finite_survive():
     report = Meter.merged([meter.encode()]).report()
     assert math.isnan(report["loss"])
     assert report["norm"] == math.inf
-
-
-def test_tensors_become_means():
-    meter = mean_of({"a": (torch.tensor(6.0), 3), "b": (torch.tensor(-1.0), 0)})
-    assert meter.report() == {"a": 2.0, "b": -1.0}
-    assert mean_of({}).report() == {}
 
 
 def test_a_stopwatch_adds_up():

@@ -35,4 +35,13 @@ def test_what_is_known_follows_the_order_of_the_micro_batch(model, kit):
     assert known.advantages_N.tolist() == [-1.0, -1.0, -1.0, 0.5, 0.5]
     assert known.sequence_N.tolist() == [0, 0, 0, 1, 1]
     torch.testing.assert_close(known.weights_N, torch.full((5,), 0.2))
+    assert known.num_sequences == 2
     assert known.has_behaviour
+
+
+def test_a_sequence_without_decisions_counts_as_one(model, kit):
+    from cosmos_core.policy.batch import TrainSequence
+
+    sequences = [TrainSequence(payload=kit.payload([1, 2, 3], c), advantage=1.0) for c in ([4, 5], [])]
+    (batch,) = model.pack([sequence.payload for sequence in sequences], budget=20)
+    assert know(kit.Reinforce(), batch, sequences, kit.counts_of(sequences), kit.CPU).num_sequences == 2

@@ -16,7 +16,7 @@ def test_the_first_step_by_hand():
     torch.testing.assert_close(module.weight.data, torch.tensor([[1.0 * 0.95 - 0.1, -2.0 * 0.95 + 0.1]]))
 
 
-def test_the_state_is_there_before_the_first_step_and_can_be_loaded():
+def test_the_state_is_there_before_the_first_step_and_can_be_written_into():
     module, twin = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
     twin.load_state_dict(module.state_dict())
     first, second = AdamW(module, OptimizerConfig(lr=0.1)), AdamW(twin, OptimizerConfig(lr=0.1))
@@ -26,7 +26,8 @@ def test_the_state_is_there_before_the_first_step_and_can_be_loaded():
     first.step(0.1)
     assert first.state()["weight.step"].item() == 1.0
     twin.load_state_dict(module.state_dict())
-    second.load(first.state())
+    for name, tensor in second.state().items():
+        tensor.copy_(first.state()[name])
     for each in (module, twin):
         for parameter in each.parameters():
             parameter.grad = torch.full_like(parameter, -0.5)

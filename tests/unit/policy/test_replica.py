@@ -1,17 +1,19 @@
 """The replica against a scripted controller."""
 
+import json
 import threading
 
 import pytest
 import torch
 
 from cosmos_core.policy.checkpoint import latest
-from cosmos_core.policy.group import GroupStore
+from cosmos_core.policy.group import GradientGroupError, GroupStore
 from cosmos_core.policy.publication import Publications
 from cosmos_core.policy.replica import Parts, PolicyReplica, UnitRate
 from cosmos_core.policy.saving import CheckpointSaver
 from cosmos_core.policy.share import ShareReader
 from cosmos_core.policy.step import StepRunner
+from cosmos_core.policy.transfer import UNKNOWN_STEP, transfer_state
 from cosmos_core.transport.messages import (
     CheckpointSaved,
     Directive,
@@ -291,6 +293,51 @@ def test_a_newer_generation_ends_the_wait_for_a_lost_member(kit, model, work, tm
     (failed,) = script.of(GenerationFailed)
     assert failed.generation == 1
     assert "interrupted" in failed.reason
+
+
+def test_a_transfer_that_breaks_off_leaves_no_state_to_train_on(kit, model, tmp_path):
+    """Half the tensors are another step's: under the old step it would train on, and nobody could tell."""
+
+    class Breaking:
+        rank, size, copied = 0, 2, 0
+
+        def exchange(self, data):
+            return [data, json.dumps([7, 0, 0]).encode()]
+
+        def copy(self, tensor, source):
+            self.copied += 1
+            if self.copied > 3:
+                raise GradientGroupError("the source is gone")
+
+    trainer = kit.make_trainer(model)
+    with pytest.raises(GradientGroupError):
+        transfer_state(trainer, Breaking(), 1, lambda index: None)
+    assert trainer.step == UNKNOWN_STEP
+    source = kit.make_trainer(model)
+    with pytest.raises(GradientGroupError):
+        transfer_state(source, Breaking(), 0, lambda index: None)
+    assert source.step == 0
+
+
+def test_nothing_is_saved_or_trained_of_an_unknown_state(kit, model, work, tmp_path):
+    groups, held = work
+    script = Script(
+        (when(), directive(generation(1))),
+        (when(GenerationFormed), directive(generation(1), order(groups, 1), checkpoint=-1)),
+        (when(GenerationFormed), STOP),
+    )
+    begin = kit.make_trainer
+
+    def unknown(*args, **options):
+        trainer = begin(*args, **options)
+        trainer.step = UNKNOWN_STEP
+        return trainer
+
+    kit.make_trainer = unknown
+    assert run(kit, model, script, held, tmp_path).step == UNKNOWN_STEP
+    assert script.of(GenerationFormed) == [GenerationFormed(generation=1, step=UNKNOWN_STEP)]
+    assert not script.of(StepDone)
+    assert latest(str(tmp_path / "checkpoints")) is None
 
 
 def test_gauges(kit, model):

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 import torch
@@ -156,6 +157,27 @@ def test_an_unwritable_folder_is_reported_and_training_goes_on(model, kit, tmp_p
     assert isinstance(failed, CheckpointFailed)
     assert failed.step == 4
     assert "Not a directory" in failed.reason or "File exists" in failed.reason
+
+
+def test_an_error_that_nobody_foresaw_ends_the_run_instead_of_leaving_it_waiting(model, kit, tmp_path):
+    def refuse(outcome):
+        raise ZeroDivisionError(outcome.step)
+
+    saver = CheckpointSaver(str(tmp_path), 2, refuse)
+    saver.check()
+    saver.save(kit.make_trainer(model).state(), place(4))
+    deadline = time.monotonic() + 10
+    while not saver._writing.done() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with pytest.raises(ZeroDivisionError):
+        saver.check()
+    saver.check()
+
+
+def test_replacing_a_checkpoint_leaves_nothing_else(tmp_path):
+    for value in (1.0, 2.0):
+        write_checkpoint(str(tmp_path), Copied(place=place(3), tensors={"x": torch.full((2,), value)}))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-3"]
 
 
 CHILD = """

@@ -9,11 +9,12 @@ from cosmos_core.errors import DataError, TransportError
 from cosmos_core.policy.batch import TrainSequence
 from cosmos_core.policy.group import GroupStore, form_group, solo
 from cosmos_core.policy.modeling import tokens_payload
-from cosmos_core.policy.share import ShareReader
+from cosmos_core.policy.share import ShareReader, require_demonstrations
 from cosmos_core.policy.step import StepRunner
 from cosmos_core.policy.transfer import transfer_state
 from cosmos_core.protocols import Aggregation
 from cosmos_core.transport.messages import GroupRef, SampleReport, StepDone, StepFailed, TrainOrder
+from cosmos_core.types import Prompt
 
 CPU = torch.device("cpu")
 
@@ -218,6 +219,13 @@ def test_a_step_of_unusable_rows_only_is_done(model, kit):
     done = runner_of(kit, model, {}, rows=[None]).run(order_of(groups, (0,)), solo(), nothing, 0.0)
     assert done.dropped == ((7, "row 0: bad"),)
     assert not done.skipped
+
+
+def test_a_dataset_without_any_demonstration_is_refused():
+    bare, full = Prompt(text="?"), Prompt(text="?", demonstration="!")
+    require_demonstrations(Rows([None, bare, full]))
+    with pytest.raises(DataError, match="none of the first 2 train rows has a demonstration"):
+        require_demonstrations(Rows([None, bare]))
 
 
 def test_a_joiner_takes_the_sources_state(model, kit, batch):

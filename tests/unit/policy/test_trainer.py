@@ -195,7 +195,18 @@ def test_mismatch_compares_only_decisions_of_the_same_version(model, kit):
     metrics = train(trainer, sequences, kit.counts_of(sequences)).meter.report()
     assert metrics["mismatch_kl"] == pytest.approx(0.5, abs=1e-4)
     assert metrics["mismatch_max_ratio"] == pytest.approx(math.exp(0.5), abs=1e-3)
-    assert metrics["behaviour_kl"] == pytest.approx((2 * 0.5 - 3 * 3.0) / 5, abs=1e-4)
+    # k3, e^d - 1 - d with d = log π - log μ: over all five, of either version
+    k3 = [math.exp(d) - 1 - d for d in (-0.5, -0.5, 3.0, 3.0, 3.0)]
+    assert metrics["behaviour_kl"] == pytest.approx(sum(k3) / 5, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["loss", "behaviour_kl", "grad_norm"])
+def test_a_metric_with_a_name_of_the_cores_is_refused(model, kit, name):
+    """Added up under one name, both would be wrong."""
+    loss_of = lambda decisions: Loss(loss_N=-decisions.logprobs_N, metrics={name: decisions.advantages_N})  # noqa: E731
+    sequences = kit.random_sequences(2)
+    with pytest.raises(TrainingError, match=f"a metric '{name}', which the core measures"):
+        train(kit.make_trainer(model, kit.Reinforce(loss_of=loss_of)), sequences, kit.counts_of(sequences))
 
 
 def test_entropy_is_there_on_demand_only(model, kit):

@@ -111,6 +111,6 @@ def test_an_address_that_is_not_this_machines_is_refused():
 def test_a_version_that_nobody_could_fetch_is_not_published(tmp_path):
     publisher = WeightPublisher("run", directory=tmp_path)
     publisher._server.close()
-    with pytest.raises(WeightSyncError, match="weight server tcp://.* is not running"):
+    with pytest.raises(WeightSyncError, match=r"weight server tcp://.* is not running"):
         publisher.publish(1, TENSORS, None)
     publisher.close()

@@ -10,7 +10,7 @@ from typing import Final, Literal
 import attrs
 from attrs import validators as check
 
-from cosmos_algorithm_grpo.surrogate import Clip, behaviour_divergence, clipped_surrogate, truncated_weight
+from cosmos_algorithm_grpo.surrogate import Clip, clipped_surrogate, truncated_weight
 from cosmos_core.config import option
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import AlgorithmCapabilities, AlgorithmContext, Decisions, Loss, OldLogprobs
@@ -94,14 +94,14 @@ class ClippedObjective:
             advantages_N=decisions.advantages_N,
             clip=self._clip,
         )
-        behaviour_N = decisions.behaviour_logprobs_N
-        metrics = {**priced.metrics, "behaviour_kl": behaviour_divergence(decisions.logprobs_N, behaviour_N)}
         if self._importance_cap is None:
-            return Loss(loss_N=priced.loss_N, metrics=metrics)
+            return priced
         weight_N = truncated_weight(
-            old_logprobs_N=old_logprobs_N, behaviour_logprobs_N=behaviour_N, cap=self._importance_cap
+            old_logprobs_N=old_logprobs_N,
+            behaviour_logprobs_N=decisions.behaviour_logprobs_N,
+            cap=self._importance_cap,
         )
-        return Loss(loss_N=weight_N * priced.loss_N, metrics={**metrics, "importance_weight": weight_N})
+        return Loss(loss_N=weight_N * priced.loss_N, metrics={**priced.metrics, "importance_weight": weight_N})
 
 
 def rewards_of(group: Group) -> list[float | None]:

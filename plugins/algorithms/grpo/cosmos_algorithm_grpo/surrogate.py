@@ -78,12 +78,3 @@ def truncated_weight(*, old_logprobs_N: torch.Tensor, behaviour_logprobs_N: torc
     clip. Deviation: the cap, as in truncated importance sampling.
     """
     return log_ratio(old_logprobs_N, behaviour_logprobs_N).exp().clamp(max=cap).detach()
-
-
-def behaviour_divergence(logprobs_N: torch.Tensor, behaviour_logprobs_N: torch.Tensor) -> torch.Tensor:
-    """The estimator r - 1 - log r of KL(behaviour || current), r = current / behaviour; detached, never negative.
-
-    Source: J. Schulman, "Approximating KL divergence" (k3).
-    """
-    log_ratio_N = log_ratio(logprobs_N.detach(), behaviour_logprobs_N)
-    return log_ratio_N.exp() - 1.0 - log_ratio_N

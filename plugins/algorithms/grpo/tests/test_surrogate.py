@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from cosmos_algorithm_grpo.surrogate import Clip, behaviour_divergence, clipped_surrogate, truncated_weight
+from cosmos_algorithm_grpo.surrogate import Clip, clipped_surrogate, truncated_weight
 
 CLIP = Clip(low=0.2, high=0.3)
 
@@ -83,9 +83,3 @@ def test_truncated_weight_is_capped_above_only_and_detached():
     weight_N = truncated_weight(old_logprobs_N=old_N, behaviour_logprobs_N=torch.zeros(3), cap=2.0)
     assert weight_N.tolist() == pytest.approx([2.0, 0.1, 1.0])
     assert not weight_N.requires_grad
-
-
-def test_behaviour_divergence_by_hand():
-    value_N = behaviour_divergence(torch.tensor([math.log(2.0), 0.0], requires_grad=True), torch.zeros(2))
-    assert value_N.tolist() == pytest.approx([1.0 - math.log(2.0), 0.0])
-    assert not value_N.requires_grad
