@@ -143,8 +143,9 @@ def _settle(state: State, generation: Generation) -> bool:
         return False
     if running is not None and step == running.order.step:
         return True
+    held = f"the weights of step {step}" if step >= 0 else "weights whose transfer broke off"
     state.fail(
-        f"the policy replicas hold the weights of step {step}, but the run is at step {state.step}; "
+        f"the policy replicas hold {held}, but the run is at step {state.step}; "
         f"resume from a checkpoint with --resume (checkpoints: {sorted(state.checkpoints.saved) or 'none'})"
     )
     return False

@@ -16,7 +16,7 @@ from cosmos_core.policy.publication import DTYPES, Publications
 from cosmos_core.policy.replica import Parts, PolicyReplica, UnitRate
 from cosmos_core.policy.restoring import restore
 from cosmos_core.policy.saving import CheckpointSaver
-from cosmos_core.policy.share import ShareReader, require_demonstrations
+from cosmos_core.policy.share import ShareReader
 from cosmos_core.policy.step import StepRunner
 from cosmos_core.policy.trainer import Trainer
 from cosmos_core.protocols import Model
@@ -83,15 +83,9 @@ def stage_starter(job: Job, plugins: PluginSet, trainer: Trainer) -> Callable[[i
 
 
 def make_reader(job: Job, plugins: PluginSet, model: Model, payloads: PayloadClient) -> ShareReader:
-    """Reads shares; the dataset is loaded only where a stage learns from demonstrations.
-
-    Raises:
-        DataError: It has none.
-    """
+    """Reads shares; the dataset is loaded only where a stage learns from demonstrations."""
     imitates = any(source_of(plugins, stage) == "demonstrations" for stage in stages(job.recipe))
     dataset = load_dataset(job, plugins) if imitates else None
-    if dataset is not None:
-        require_demonstrations(dataset)
     return ShareReader(
         model=model,
         payloads=payloads,

@@ -10,7 +10,6 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.policy.canonical import canonical_tensors
 from cosmos_core.policy.checkpoint import Place
 from cosmos_core.policy.group import GradientGroup, GradientGroupError, form_group
 from cosmos_core.policy.publication import Publications
@@ -27,6 +26,7 @@ from cosmos_core.transport.messages import (
     StepDone,
     TrainOrder,
 )
+from cosmos_core.weights.shards import canonical_tensors
 
 _LOG: Final = logging.getLogger(__name__)
 

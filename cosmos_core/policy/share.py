@@ -23,33 +23,6 @@ from cosmos_core.transport.payloads import PayloadClient
 
 FETCH_TIMEOUT_S: Final = 60.0
 
-NUM_TRIED: Final = 64
-"""Rows in which at least one demonstration must be found before the first step."""
-
-
-def require_demonstrations(dataset: Dataset) -> None:
-    """Look for a demonstration among the first rows.
-
-    A row without one is dropped and counted. Were all of them like that, a whole stage would train on nothing and end
-    as if it had.
-
-    Raises:
-        DataError: There is none.
-    """
-    number = min(NUM_TRIED, dataset.size("train"))
-    if not any(_has_demonstration(dataset, index) for index in range(number)):
-        raise DataError(
-            f"dataset: none of the first {number} train rows has a demonstration, and a stage learns from them; "
-            "map a field to demonstrations in [dataset.options], or leave that stage out"
-        )
-
-
-def _has_demonstration(dataset: Dataset, index: int) -> bool:
-    try:
-        return dataset.row("train", index).demonstration is not None
-    except DataError:
-        return False
-
 
 @attrs.frozen(kw_only=True, eq=False)
 class ShareReader:

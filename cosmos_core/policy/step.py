@@ -56,14 +56,10 @@ class StepRunner:
                 share = self.reader.read(order, group.rank, self.trainer.algorithm)
             except MissingPayloadsError as error:
                 missing, reason = error.leases, str(error)
-        totals, problem = _agree(group, share.counts, reason)
+        totals, lost, problem = _agree(group, share.counts, missing, reason)
         if problem:
             return StepFailed(
-                step=order.step,
-                attempt=order.attempt,
-                generation=group.generation,
-                missing=missing,
-                reason=reason or problem,
+                step=order.step, attempt=order.attempt, generation=group.generation, missing=lost, reason=problem
             )
         applied = self.trainer.train(share.sequences, totals, group, watch)
         with watch("publish_s"):
@@ -80,15 +76,19 @@ class StepRunner:
         )
 
 
-def _agree(group: GradientGroup, counts: Counts, reason: str) -> tuple[Counts, str]:
-    """Counts of the whole batch; and what keeps a member from training, if anything does.
+def _agree(
+    group: GradientGroup, counts: Counts, missing: tuple[int, ...], reason: str
+) -> tuple[Counts, tuple[int, ...], str]:
+    """Counts of the whole batch, the leases that members lack, and why; the same on every member.
 
     Without it a member that lacks payloads would leave the others waiting in the reduction.
     """
-    answers = [json.loads(data) for data in group.exchange(json.dumps([reason, *attrs.astuple(counts)]).encode())]
-    totals = sum((Counts(**dict(zip(attrs.asdict(counts), rest, strict=True))) for _, *rest in answers), Counts())
-    problems = [f"member {rank}: {problem}" for rank, (problem, *_) in enumerate(answers) if problem]
-    return totals, "; ".join(problems)
+    answer = {"counts": attrs.asdict(counts), "missing": missing, "reason": reason}
+    answers = [json.loads(data) for data in group.exchange(json.dumps(answer).encode())]
+    totals = sum((Counts(**each["counts"]) for each in answers), Counts())
+    lost = tuple(lease for each in answers for lease in each["missing"])
+    problems = [f"member {rank}: {each['reason']}" for rank, each in enumerate(answers) if each["reason"]]
+    return totals, lost, "; ".join(problems)
 
 
 def _merge(meter: Meter, group: GradientGroup) -> dict[str, float]:

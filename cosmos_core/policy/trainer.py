@@ -16,7 +16,6 @@ from cosmos_core.config.schema import PolicyConfig
 from cosmos_core.config.stages import Stage
 from cosmos_core.errors import TrainingError
 from cosmos_core.policy.batch import Counts, TrainSequence
-from cosmos_core.policy.canonical import canonical_tensors
 from cosmos_core.policy.gradients import GradientBuffer
 from cosmos_core.policy.group import GradientGroup
 from cosmos_core.policy.measures import Measures
@@ -25,6 +24,7 @@ from cosmos_core.policy.objective import Known, know, price
 from cosmos_core.policy.optimizer import AdamW
 from cosmos_core.policy.schedule import learning_rate
 from cosmos_core.protocols import Algorithm, MicroBatch, Model
+from cosmos_core.weights.shards import canonical_tensors
 
 
 @attrs.frozen(kw_only=True)

@@ -116,6 +116,13 @@ class Generation:
 
     # -- before generation --------------------------------------------------------------------------------------------
 
+    def _too_long(self, units: int, *, is_evaluation: bool) -> str:
+        """What so many units exceed; empty if they fit. What is trained on has to fit a micro-batch, too."""
+        if units > self._parts.context_length:
+            return f"units exceed the model's context length of {self._parts.context_length}"
+        budget = self._parts.recipe.policy.micro_batch_units
+        return "" if is_evaluation or units <= budget else f"units exceed policy.micro_batch_units of {budget}"
+
     def _prepare(self, lease: Lease) -> Request | None:
         """The request of a lease; None if it is to wait, or failed."""
         is_evaluation = lease.purpose == "evaluation"
@@ -133,11 +140,9 @@ class Generation:
         if prompt_units is not None and not size:
             self._fail(lease, "bad_row", f"row {lease.row}: the prompt is empty; it needs one unit at least")
             return None
-        if size + sampling.max_units > self._parts.context_length:
-            detail = (
-                f"row {lease.row}: a prompt of {size} and a completion of up to {sampling.max_units} units exceed the "
-                f"model's context length of {self._parts.context_length}"
-            )
+        too_long = self._too_long(size + sampling.max_units, is_evaluation=is_evaluation)
+        if too_long:
+            detail = f"row {lease.row}: a prompt of {size} and a completion of up to {sampling.max_units} {too_long}"
             self._fail(lease, "prompt_too_long", detail)
             return None
         if is_evaluation and not self._parts.gate.enter(lease.version):

@@ -22,6 +22,21 @@ from cosmos_core.protocols import (
 
 
 @attrs.frozen(kw_only=True)
+class Measured:
+    """What some rows, spread over the train split, are like.
+
+    Attributes:
+        num_rows: Rows looked at.
+        num_demonstrations: Those with a demonstration.
+        longest_prompt: Units of the longest prompt.
+    """
+
+    num_rows: int
+    num_demonstrations: int
+    longest_prompt: int
+
+
+@attrs.frozen(kw_only=True)
 class Parts:
     """The capabilities of everything that a recipe selects.
 
@@ -34,7 +49,7 @@ class Parts:
         engine: Of the rollout engine; None if no rollout replica runs.
         num_train_rows: Rows of the train split.
         num_heldout_rows: Rows of the held-out split.
-        longest_prompt: Units of the longest prompt among those that were measured.
+        measured: What some of the train rows are like.
     """
 
     model: ModelCapabilities
@@ -45,7 +60,7 @@ class Parts:
     engine: EngineCapabilities | None
     num_train_rows: int
     num_heldout_rows: int
-    longest_prompt: int
+    measured: Measured
 
 
 def problems(recipe: Recipe, parts: Parts) -> list[str]:
@@ -83,11 +98,11 @@ def _lengths(recipe: Recipe, parts: Parts) -> Iterator[str]:
             yield (
                 f"{key}: {units} leaves no room for a prompt in the model's context of {facts.context_length}; lower it"
             )
-    needed = parts.longest_prompt + longest
+    needed = parts.measured.longest_prompt + longest
     if longest < facts.context_length and needed > recipe.policy.micro_batch_units:
         yield (
             f"policy.micro_batch_units: {recipe.policy.micro_batch_units} is less than one sample can have: a prompt "
-            f"of {parts.longest_prompt} and a completion of {longest}; raise it to {needed} or more"
+            f"of {parts.measured.longest_prompt} and a completion of {longest}; raise it to {needed} or more"
         )
 
 
@@ -97,6 +112,12 @@ def _stage(recipe: Recipe, parts: Parts, stage: Stage, algorithm: AlgorithmCapab
             yield (
                 f"{stage.key}.plugin: {stage.plugin!r} learns from demonstrations, but the rows of dataset "
                 f"{recipe.dataset.plugin!r} have none; map a field to them, or take another algorithm"
+            )
+        elif not parts.measured.num_demonstrations:
+            yield (
+                f"{stage.key}.plugin: {stage.plugin!r} learns from demonstrations, but none of "
+                f"{parts.measured.num_rows} train rows of dataset {recipe.dataset.plugin!r} has one; "
+                "map a field to them in [dataset.options]"
             )
         return
     if stage.key == "warmup":

@@ -17,7 +17,8 @@ from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.plugin.roles import load_algorithm, load_dataset, load_model, load_rewards, selections
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import AlgorithmCapabilities, Dataset, Model, Split
-from cosmos_core.run.checks import Parts, problems
+from cosmos_core.run.checks import Measured, Parts, problems
+from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.types import Prompt
 
 _MEASURED_PROMPTS: Final = 200
@@ -117,6 +118,11 @@ def _check_devices(recipe: Recipe) -> None:
 
     if not torch.cuda.is_available():
         raise ConfigError(f'{", ".join(wanting)}: "cuda", but torch sees no CUDA device; set "auto" or "cpu"')
+    gpus = len(visible_gpus())
+    if recipe.policy.device == "cuda" and recipe.policy.replicas > gpus:
+        raise ConfigError(
+            f"policy.replicas: {recipe.policy.replicas} replicas need a GPU each, and this machine has {gpus}"
+        )
 
 
 def _check_unbuilt_options(recipe: Recipe, plugins: PluginSet) -> None:
@@ -145,22 +151,24 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
         engine=plugins.provider("engine", recipe.rollout.engine.plugin).capabilities if uses_engine else None,
         num_train_rows=sizes["train"],
         num_heldout_rows=sizes["heldout"],
-        longest_prompt=_longest_prompt(model, dataset, sizes["train"]),
+        measured=_measure(model, dataset, sizes["train"]),
     )
 
 
-def _longest_prompt(model: Model, dataset: Dataset, num_rows: int) -> int:
-    """Units of the longest of some prompts, spread over the split; unusable rows are skipped, as in the run."""
+def _measure(model: Model, dataset: Dataset, num_rows: int) -> Measured:
+    """Look at some rows, spread over the split; unusable ones are passed over, as in the run."""
     count = min(num_rows, _MEASURED_PROMPTS)
-    longest = 0
+    longest = demonstrations = 0
     for index in range(count):
         try:
-            payload = model.encode(dataset.row("train", index * num_rows // count))
+            prompt = dataset.row("train", index * num_rows // count)
+            payload = model.encode(prompt)
         except DataError:
             continue
+        demonstrations += prompt.demonstration is not None
         if "prompt" in payload.arrays:
             longest = max(longest, payload.arrays["prompt"].shape[0])
-    return longest
+    return Measured(num_rows=count, num_demonstrations=demonstrations, longest_prompt=longest)
 
 
 def _corpus(dataset: Dataset, num_rows: int) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, Final
 
 from cosmos_core.config.job import Job
 from cosmos_core.run.launch import ProcessSpec
-from cosmos_core.run.launch.local import thread_environment
+from cosmos_core.run.launch.local import thread_environment, visible_gpus
 
 CONTROLLER: Final = "controller"
 
@@ -26,18 +27,26 @@ def controller_spec(job: Job, *, resume_step: int | None) -> ProcessSpec:
 
 
 def replica_specs(job: Job, address: str, checkpoint: str | None) -> list[ProcessSpec]:
-    """Every policy replica, started from `checkpoint` if there is one, and every rollout replica."""
+    """Every policy replica, started from `checkpoint` if there is one, and every rollout replica.
+
+    Each sees one GPU, in turn, where this machine has some and its pool is not kept on the CPU.
+    """
     recipe = job.recipe
     started = ("--checkpoint", checkpoint) if checkpoint else ()
     names = [("policy", f"policy-{index}", started) for index in range(recipe.policy.replicas)]
     if job.uses_rollouts:
         names += [("rollout", f"rollout-{index}", ()) for index in range(recipe.rollout.replicas)]
+    gpus = itertools.cycle(visible_gpus() or [""])
+    on_cpu = {"policy": recipe.policy.device == "cpu", "rollout": recipe.rollout.device == "cpu"}
     return [
         ProcessSpec(
             name=name,
             module=f"cosmos_core.{role}",
             arguments=("--run", str(job.directory), "--name", name, "--controller", address, *extra),
-            environment=thread_environment(recipe.launch.threads),
+            environment={
+                **thread_environment(recipe.launch.threads),
+                "CUDA_VISIBLE_DEVICES": "" if on_cpu[role] else next(gpus),
+            },
         )
         for role, name, extra in names
     ]

@@ -68,7 +68,7 @@ def _batches(plan: Plan) -> Table:
         is_rollouts = capable.source == "rollouts"
         samples = stage.prompts_per_step * (recipe.rollout.group_size if is_rollouts else 1)
         epochs = stage.steps * stage.prompts_per_step / plan.parts.num_train_rows
-        longest = plan.parts.longest_prompt + recipe.rollout.sampling.max_units
+        longest = plan.parts.measured.longest_prompt + recipe.rollout.sampling.max_units
         table.add_row(
             stage.plugin,
             f"{stage.first_step + 1}-{stage.last_step}",
@@ -101,7 +101,7 @@ def _memory(plan: Plan) -> Table:
     table.columns[2].justify = "right"
     pools: list[tuple[str, Mapping[str, int]]] = [("policy", policy_memory(recipe, facts))]
     if plan.job.uses_rollouts:
-        pools.append(("rollout", rollout_memory(recipe, facts, plan.parts.longest_prompt)))
+        pools.append(("rollout", rollout_memory(recipe, facts, plan.parts.measured.longest_prompt)))
     for name, parts in pools:
         for part, num_bytes in parts.items():
             table.add_row(name, part, size(num_bytes))

@@ -8,7 +8,14 @@ from types import SimpleNamespace
 import attrs
 import pytest
 
-from cosmos_core.config.schema import EvaluationConfig, RewardConfig, RolloutConfig, RunConfig, SamplingConfig
+from cosmos_core.config.schema import (
+    EvaluationConfig,
+    PolicyConfig,
+    RewardConfig,
+    RolloutConfig,
+    RunConfig,
+    SamplingConfig,
+)
 from cosmos_core.errors import DataError, ReplicaError
 from cosmos_core.protocols import FinishReason, Generated
 from cosmos_core.rollout.gate import VersionGate
@@ -95,6 +102,7 @@ class Fixture:
             reward=(RewardConfig(plugin="math"),),
             rollout=RolloutConfig(group_size=3, sampling=SamplingConfig(max_units=10, temperature=0.9)),
             evaluation=EvaluationConfig(max_units=7),
+            policy=PolicyConfig(micro_batch_units=45),
         )
         self.generation = Generation(
             Parts(
@@ -208,7 +216,8 @@ def test_a_dropped_group_keeps_no_payload(rig):
         (13, "bad_row", "line 13"),
         (100, "bad_row", "no row 100"),
         (0, "bad_row", "the prompt is empty"),
-        (41, "prompt_too_long", "prompt of 41 .* of up to 10"),
+        (41, "prompt_too_long", "prompt of 41 .* of up to 10 .* context length of 50"),
+        (36, "prompt_too_long", "prompt of 36 .* policy.micro_batch_units of 45"),
     ],
 )
 def test_a_prompt_that_cannot_be_completed_is_told_once(rig, row, reason, detail):

@@ -11,7 +11,7 @@ from cosmos_core.protocols import (
     ModelFacts,
     RewardCapabilities,
 )
-from cosmos_core.run.checks import Parts, problems
+from cosmos_core.run.checks import Measured, Parts, problems
 
 RECIPE = {
     "run": {"name": "demo", "steps": 6},
@@ -50,7 +50,7 @@ def check(changes=None, *, warmup=None, main=None, **parts):
         engine=EngineCapabilities(),
         num_train_rows=10,
         num_heldout_rows=10,
-        longest_prompt=20,
+        measured=Measured(num_rows=10, num_demonstrations=4, longest_prompt=20),
     )
     return problems(recipe, attrs.evolve(whole, **parts))
 
@@ -115,3 +115,10 @@ def test_a_supervised_run_needs_neither_engine_nor_rewards():
 def test_every_problem_is_found_at_once():
     found = check(rollout(group_size=1, sampling={"max_units": 999}), dataset=DatasetCapabilities())
     assert len(found) == 3
+
+
+def test_a_warm_up_on_rows_without_demonstrations_is_refused():
+    measured = Measured(num_rows=64, num_demonstrations=0, longest_prompt=20)
+    (found,) = check(measured=measured)
+    assert "warmup.plugin: 'sft'" in found
+    assert "none of 64 train rows of dataset 'numbers' has one" in found

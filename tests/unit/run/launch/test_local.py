@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cosmos_core.run.launch import ProcessSpec
-from cosmos_core.run.launch.local import LocalLauncher, last_error, thread_environment
+from cosmos_core.run.launch.local import LocalLauncher, last_error, thread_environment, visible_gpus
 
 
 @pytest.fixture
@@ -101,3 +101,14 @@ def test_a_process_that_ignores_the_request_is_killed(launcher, tmp_path):
 def test_a_module_that_is_not_there_says_so(launcher):
     start(launcher, "no_such_module_at_all")
     assert "no_such_module_at_all" in wait_for(launcher.exits)[0].error
+
+
+def test_gpus_are_those_that_the_user_shows(monkeypatch, tmp_path):
+    for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus(tmp_path) == ["0", "2", "10"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-7")
+    assert visible_gpus(tmp_path) == ["3", "GPU-7"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert visible_gpus(tmp_path) == []
