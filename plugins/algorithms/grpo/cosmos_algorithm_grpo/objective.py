@@ -119,5 +119,5 @@ def _check_correction(options: ClippedOptions, context: AlgorithmContext) -> Non
         raise ConfigError(
             "algorithm.options.old_logprobs = 'recompute': the ratio would compare the weights of one step with "
             f"themselves, and samples up to {context.max_staleness} steps old would go uncorrected; set "
-            "importance_cap (2.0 is usual), old_logprobs = 'behaviour', or sync.max_staleness = 0"
+            "importance_cap (2.0 is usual), old_logprobs = 'behaviour', or sync.mode = 'sync'"
         )
