@@ -131,7 +131,7 @@ class CheckpointConfig:
     """When to save, and what to keep."""
 
     interval: int = option(
-        0, help="Steps between checkpoints; 0 saves only at the end and on Ctrl-C.", validator=NOT_NEGATIVE
+        200, help="Steps between checkpoints; 0 saves only at the end and on Ctrl-C.", validator=NOT_NEGATIVE
     )
     keep: int = option(
         2, help="Newest checkpoints to keep; the best one by evaluation is kept besides.", validator=POSITIVE

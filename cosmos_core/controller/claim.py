@@ -14,6 +14,8 @@ from cosmos_core.controller.state import Replica, RunningStep, State
 from cosmos_core.transport.messages import GroupFailed, GroupFinished, GroupRef, Lease, StepFailed, TrainOrder
 
 MAX_ATTEMPTS: Final = 20
+LEAST_USELESS: Final = 64
+"""A run fails after so many prompts in a row of which nothing could be used, and at least eight steps' worth."""
 _MAX_PENDING: Final = 2
 """Demonstrations do not wait for rollouts; this bounds the snapshots that wait for their evaluation."""
 
@@ -48,12 +50,25 @@ def on_finished(state: State, replica: Replica, lease: Lease, report: GroupFinis
         reason = "stale"
     if reason:
         _drop(state, group.position, reason)
+    if reason == "unscored":
+        _count_useless(state, reason)
+    else:
+        state.num_useless = 0
 
 
 def on_failed(state: State, lease: Lease, report: GroupFailed) -> None:
     """A prompt can never be completed."""
     state.status_details[report.reason] = report.detail
     state.ledger.drop(lease.position, report.reason)
+    _count_useless(state, report.reason)
+
+
+def _count_useless(state: State, reason: str) -> None:
+    """Without this, a run whose every prompt is unusable would go through the dataset for ever."""
+    state.num_useless += 1
+    if state.num_useless >= max(LEAST_USELESS, 8 * state.stage.prompts_per_step):
+        details = "; ".join(f"{kind}: {detail}" for kind, detail in sorted(state.status_details.items()))
+        state.fail(f"{state.num_useless} prompts in a row were dropped, the last as {reason!r} ({details})")
 
 
 def is_stale(state: State, group: Finished) -> bool:

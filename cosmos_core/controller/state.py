@@ -120,6 +120,7 @@ class State:
         generation: The gradient group; None while there is none.
         is_regrouping: Whether the next generation waits for `RegroupDue`.
         num_regroups: Generations that broke since the last one that worked.
+        num_useless: Prompts that failed or had too few scored samples since the last one that was of use.
         ledgers: The prompts of each stage.
         next_lease: Leases are never used twice.
         running: The step being trained.
@@ -151,6 +152,7 @@ class State:
     generation: Generation | None = None
     is_regrouping: bool = False
     num_regroups: int = 0
+    num_useless: int = 0
     ledgers: list[Ledger]
     next_lease: int = 1
     running: RunningStep | None = None

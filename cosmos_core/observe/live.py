@@ -32,6 +32,7 @@ class Progress:
         staleness: Mean staleness of the newest steps.
         policy_units_per_s: Units that the policy pool trains on.
         rollout_units_per_s: Units that the rollout pool generates.
+        dropped: Prompts dropped so far.
         queued: Finished groups that wait to be trained on.
         in_flight: Prompts being completed.
         eta_s: Seconds to the end, if the run goes on like this.
@@ -49,6 +50,7 @@ class Progress:
     staleness: float | None = None
     policy_units_per_s: float | None = None
     rollout_units_per_s: float | None = None
+    dropped: int = 0
     queued: int | None = None
     in_flight: int | None = None
     eta_s: float | None = None
@@ -160,6 +162,8 @@ def facts(progress: Progress) -> list[tuple[str, str]]:
         found.append(("rollout", f"{progress.rollout_units_per_s:,.0f} tok/s"))
     if progress.queued is not None:
         found.append(("queue", f"{progress.queued} ready, {progress.in_flight or 0} in flight"))
+    if progress.dropped:
+        found.append(("dropped", f"{progress.dropped:,} prompts"))
     return found
 
 

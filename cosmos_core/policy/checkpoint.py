@@ -121,6 +121,18 @@ def best(url: str) -> int | None:
             raise CheckpointError(f"{url}/{BEST} is damaged: {error}") from error
 
 
+def check_writable(url: str) -> None:
+    """Write and remove a file where checkpoints will be.
+
+    Raises:
+        CheckpointError: The folder cannot be written.
+    """
+    with _access(url) as (files, root):
+        files.makedirs(root, exist_ok=True)
+        files.pipe_file(f"{root}/.writable", b"")
+        files.rm_file(f"{root}/.writable")
+
+
 def prune(url: str, keep: int) -> list[int]:
     """Remove all but the `keep` newest complete checkpoints and the best one; the steps removed.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
 import attrs
@@ -22,6 +23,12 @@ from cosmos_core.transport.messages import TrainOrder
 from cosmos_core.transport.payloads import PayloadClient
 
 FETCH_TIMEOUT_S: Final = 60.0
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class _TooLongError(DataError):
+    """A demonstration that no forward can take."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -65,8 +72,12 @@ class ShareReader:
         for group in (order.groups[index] for index in indices):
             try:
                 sequence, sizes = self._demonstration(group.row)
+            except _TooLongError as error:
+                dropped.append((group.position, "prompt_too_long"))
+                _LOG.warning("%s", error)
             except DataError as error:
-                dropped.append((group.position, str(error)))
+                dropped.append((group.position, "bad_row"))
+                _LOG.warning("row %d: %s", group.row, error)
             else:
                 sequences.append(sequence)
                 counts += sizes
@@ -77,6 +88,6 @@ class ShareReader:
         payload = self.model.encode_demonstration(self.dataset.row("train", row))
         prompt, completion = (payload.arrays[name].shape[0] for name in ("prompt", "completion"))
         if prompt + completion > self.longest:
-            raise DataError(f"row {row}: {prompt + completion} tokens are more than the {self.longest} that fit")
+            raise _TooLongError(f"row {row}: {prompt + completion} units are more than the {self.longest} that fit")
         counts = Counts(sequences=1, decisions=completion, prompt_units=prompt, trained=1)
         return TrainSequence(payload=payload, advantage=1.0), counts

@@ -28,11 +28,13 @@ class Measured:
     Attributes:
         num_rows: Rows looked at.
         num_demonstrations: Those with a demonstration.
+        shortest_prompt: Units of the shortest prompt.
         longest_prompt: Units of the longest prompt.
     """
 
     num_rows: int
     num_demonstrations: int
+    shortest_prompt: int
     longest_prompt: int
 
 
@@ -98,11 +100,18 @@ def _lengths(recipe: Recipe, parts: Parts) -> Iterator[str]:
             yield (
                 f"{key}: {units} leaves no room for a prompt in the model's context of {facts.context_length}; lower it"
             )
-    needed = parts.measured.longest_prompt + longest
-    if longest < facts.context_length and needed > recipe.policy.micro_batch_units:
+    measured = parts.measured
+    needed = min(measured.longest_prompt + longest, facts.context_length)
+    if longest < facts.context_length < measured.shortest_prompt + longest:
         yield (
-            f"policy.micro_batch_units: {recipe.policy.micro_batch_units} is less than one sample can have: a prompt "
-            f"of {parts.measured.longest_prompt} and a completion of {longest}; raise it to {needed} or more"
+            f"rollout.sampling.max_units: no prompt fits: the shortest of {measured.num_rows} has "
+            f"{measured.shortest_prompt} units, with a completion of up to {longest} more than the model's context of "
+            f"{facts.context_length}; shorten prompts or completions, or take a model with a longer context"
+        )
+    elif longest < facts.context_length and needed > recipe.policy.micro_batch_units:
+        yield (
+            f"policy.micro_batch_units: {recipe.policy.micro_batch_units} is less than one sample can have; "
+            f"raise it to {needed} or more"
         )
 
 

@@ -20,7 +20,7 @@ from cosmos_core.observe.live import make_view
 from cosmos_core.plugin.manifest import manifest
 from cosmos_core.plugin.roles import load_dataset, selections
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.policy.checkpoint import latest
+from cosmos_core.policy.checkpoint import check_writable, latest
 from cosmos_core.protocols import Dataset
 from cosmos_core.run import folder
 from cosmos_core.run.follow import Follower
@@ -72,6 +72,8 @@ def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, ov
     _check_not_running(directory)
     with tempfile.TemporaryDirectory(prefix="cosmos-plan-") as staging:
         plan = make_plan(recipe, recipe_path, Path(staging))
+        if recipe.policy.checkpoint.url is not None:
+            check_writable(recipe.policy.checkpoint.url)
         folder.create(plan.job, plan.assets, {"plugins": manifest(plan.plugins)}, overwrite=overwrite)
     return _supervise(_Session(job=plan.job, plugins=plan.plugins, dataset=plan.dataset, start=Start()), console, began)
 

@@ -158,7 +158,8 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
 def _measure(model: Model, dataset: Dataset, num_rows: int) -> Measured:
     """Look at some rows, spread over the split; unusable ones are passed over, as in the run."""
     count = min(num_rows, _MEASURED_PROMPTS)
-    longest = demonstrations = 0
+    lengths: list[int] = []
+    demonstrations = 0
     for index in range(count):
         try:
             prompt = dataset.row("train", index * num_rows // count)
@@ -167,8 +168,13 @@ def _measure(model: Model, dataset: Dataset, num_rows: int) -> Measured:
             continue
         demonstrations += prompt.demonstration is not None
         if "prompt" in payload.arrays:
-            longest = max(longest, payload.arrays["prompt"].shape[0])
-    return Measured(num_rows=count, num_demonstrations=demonstrations, longest_prompt=longest)
+            lengths.append(payload.arrays["prompt"].shape[0])
+    return Measured(
+        num_rows=count,
+        num_demonstrations=demonstrations,
+        shortest_prompt=min(lengths, default=0),
+        longest_prompt=max(lengths, default=0),
+    )
 
 
 def _corpus(dataset: Dataset, num_rows: int) -> Iterator[str]:

@@ -77,6 +77,7 @@ class Supervisor:
         self._began: Final = began
         self._interrupts = 0
         self._best: int | None = None
+        self._told: set[str] = set()
         self._resumed = 0
         self._has_answered = False
         self._asked_at = float("-inf")
@@ -138,6 +139,7 @@ class Supervisor:
             self._follower.fold(observer.poll(_POLL_S), self._notify)
             self._gauges |= observer.gauges
             self._note_best()
+            self._tell_problems()
             elapsed_s = time.monotonic() - self._began
             progress = progress_of(self._follower, self._stages, now=time.time(), elapsed_s=elapsed_s)
             self._view.show(progress if self._is_current() else attrs.evolve(progress, phase="starting"))
@@ -149,6 +151,14 @@ class Supervisor:
                 return
             if self._failure and not self._has_outcome() and time.monotonic() > self._failed_at + _VERDICT_S:
                 return
+
+    def _tell_problems(self) -> None:
+        """Say the first of each kind of problem when it happens; all are counted in the summary."""
+        state = self._follower.state
+        for kind, detail in state.status_details.items() if state is not None else ():
+            if kind not in self._told:
+                self._told.add(kind)
+                self._view.say(f"{kind}: {detail}")
 
     def _note_best(self) -> None:
         """Mark the best checkpoint, so that the replica that removes old ones keeps it."""

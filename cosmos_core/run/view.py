@@ -43,6 +43,7 @@ def progress_of(follower: Follower, stages: tuple[Stage, ...], *, now: float, el
         staleness=sum(record.staleness_mean for record in rewarded) / len(rewarded) if rewarded else None,
         policy_units_per_s=trained or None,
         rollout_units_per_s=generated or None,
+        dropped=sum(sum(ledger.dropped.values()) for ledger in state.ledgers),
         queued=len(state.ledger.finished) + len(state.ledger.claimed) if uses_rollouts else None,
         in_flight=len(state.ledger.in_flight) if uses_rollouts else None,
         eta_s=None if state.outcome or stage.index < len(stages) - 1 else _eta(follower.steps, stage),

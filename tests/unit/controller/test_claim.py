@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from cosmos_core.controller.claim import MAX_ATTEMPTS, balanced
+from cosmos_core.controller.claim import LEAST_USELESS, MAX_ATTEMPTS, balanced
 from cosmos_core.controller.events import RegroupDue
-from cosmos_core.transport.messages import StepDone, StepFailed
+from cosmos_core.transport.messages import GroupFailed, StepDone, StepFailed
 
 
 def fail(it, name="p0", missing=(), reason="a peer left"):
@@ -182,3 +182,25 @@ def test_shares_part_the_batch_and_stay_within_one_group_of_each_other(weights, 
     sums = [sum(weights[index] for index in share) for share in shares]
     assert max(sums) - min(sums) <= max(weights, default=0)
     assert all(list(share) == sorted(share) for share in shares)
+
+
+def test_a_run_whose_every_prompt_is_useless_fails_with_the_reason(run):
+    it = run(capacity=9, max_staleness=9, prompts=2, steps=9)
+    it.start()
+    for _ in range(LEAST_USELESS):
+        assert not it.state.outcome
+        lease = it.leases()[0].lease
+        it.report("r0", GroupFailed(lease=lease, reason="prompt_too_long", detail="a prompt of 99"))
+    assert it.state.outcome == "failed"
+    assert "64 prompts in a row were dropped, the last as 'prompt_too_long'" in it.state.reason
+    assert "a prompt of 99" in it.state.reason
+
+
+def test_a_useful_prompt_starts_the_count_anew(run):
+    it = run(capacity=9, max_staleness=9, prompts=2, steps=9)
+    it.start()
+    for count in range(LEAST_USELESS + 9):
+        if count == LEAST_USELESS - 1:
+            it.finish("r0", it.leases()[0])
+        it.report("r0", GroupFailed(lease=it.leases()[0].lease, reason="bad_row", detail="line 3"))
+    assert not it.state.outcome

@@ -4,7 +4,7 @@ import pytest
 
 from cosmos_core.errors import CheckpointError
 from cosmos_core.policy import checkpoint
-from cosmos_core.policy.checkpoint import Place
+from cosmos_core.policy.checkpoint import Place, check_writable
 
 
 def place(step):
@@ -92,3 +92,12 @@ def test_it_imports_no_torch():
 
     code = "import sys, cosmos_core.policy.checkpoint; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_place_that_cannot_be_written_is_found_before_training(tmp_path):
+    check_writable(f"file://{tmp_path}/new/folder")
+    assert not list((tmp_path / "new" / "folder").iterdir())
+    (tmp_path / "file").write_text("")
+    for bad in (f"{tmp_path}/file/folder", "nowhere://folder"):
+        with pytest.raises(CheckpointError, match="checkpoints at"):
+            check_writable(bad)

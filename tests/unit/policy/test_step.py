@@ -203,7 +203,7 @@ def test_demonstrations_are_read_and_unusable_rows_are_dropped(model, kit):
     trainer = kit.make_trainer(model)
     reader = ShareReader(model=Encoding(), payloads=Payloads({}), dataset=Rows(pairs), longest=59)
     done = StepRunner(trainer=trainer, reader=reader).run(order_of(groups, (0, 1, 2, 3)), solo(), nothing, 0.0)
-    assert done.dropped == ((101, "row 1: bad"), (102, "row 2: 60 tokens are more than the 59 that fit"))
+    assert done.dropped == ((101, "bad_row"), (102, "prompt_too_long"))
     assert (done.metrics["sequences"], done.metrics["units"], done.metrics["prompt_units"]) == (2, 5, 3)
 
     twin = kit.make_trainer(model)
@@ -217,7 +217,7 @@ def test_demonstrations_are_read_and_unusable_rows_are_dropped(model, kit):
 def test_a_step_of_unusable_rows_only_is_done(model, kit):
     groups = (GroupRef(position=7, row=0, lease=0, endpoint="", samples=()),)
     done = runner_of(kit, model, {}, rows=[None]).run(order_of(groups, (0,)), solo(), nothing, 0.0)
-    assert done.dropped == ((7, "row 0: bad"),)
+    assert done.dropped == ((7, "bad_row"),)
     assert not done.skipped
 
 

@@ -50,7 +50,7 @@ def check(changes=None, *, warmup=None, main=None, **parts):
         engine=EngineCapabilities(),
         num_train_rows=10,
         num_heldout_rows=10,
-        measured=Measured(num_rows=10, num_demonstrations=4, longest_prompt=20),
+        measured=Measured(num_rows=10, num_demonstrations=4, shortest_prompt=9, longest_prompt=20),
     )
     return problems(recipe, attrs.evolve(whole, **parts))
 
@@ -118,7 +118,13 @@ def test_every_problem_is_found_at_once():
 
 
 def test_a_warm_up_on_rows_without_demonstrations_is_refused():
-    measured = Measured(num_rows=64, num_demonstrations=0, longest_prompt=20)
+    measured = Measured(num_rows=64, num_demonstrations=0, shortest_prompt=9, longest_prompt=20)
     (found,) = check(measured=measured)
     assert "warmup.plugin: 'sft'" in found
     assert "none of 64 train rows of dataset 'numbers' has one" in found
+
+
+def test_prompts_of_which_none_fits_the_context_are_refused():
+    measured = Measured(num_rows=64, num_demonstrations=1, shortest_prompt=200, longest_prompt=300)
+    (found,) = check(measured=measured)
+    assert "no prompt fits: the shortest of 64 has 200 units, with a completion of up to 100" in found
