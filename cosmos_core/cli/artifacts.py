@@ -88,7 +88,9 @@ def evaluate(
     source: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="A run's folder, or an exported folder.")],
     recipe: Annotated[
         Path | None,
-        typer.Option("--recipe", metavar="FILE", help="Dataset and rewards; those of the run it is from, if absent."),
+        typer.Option(
+            "--recipe", metavar="FILE", help="Dataset and rewards; those of the run whose folder it lies in, if absent."
+        ),
     ] = None,
     prompts: Annotated[
         int | None, typer.Option("--prompts", metavar="N", min=1, help="Held-out prompts; the recipe's if absent.")
