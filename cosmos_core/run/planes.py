@@ -29,7 +29,9 @@ _ROLLOUT: Final[Mapping[str, str]] = {
 
 
 def planes_of(follower: Follower, gauges: Mapping[str, Mapping[str, float]]) -> Planes:
-    """Seconds by activity of each pool: the policy's over all steps, a rollout replica's mean over this session.
+    """Seconds by activity of each pool in this session (since the run was started or resumed last).
+
+    The policy's are summed over steps, the rollout's are the mean of its replicas, the warm-up's waiting included.
 
     Args:
         follower: All that happened.
@@ -39,8 +41,10 @@ def planes_of(follower: Follower, gauges: Mapping[str, Mapping[str, float]]) -> 
     rollouts = [(name, numbers) for name, numbers in gauges.items() if name.startswith("rollout-")]
     if rollouts:
         found["rollout"] = _rollout(rollouts, follower)
-    if any("wait_s" in timed.record.metrics for timed in follower.steps):
-        found["policy"] = _policy(follower.steps)
+    begin = follower.sessions[-1][0] if follower.sessions else 0.0
+    steps = [timed for timed in follower.steps if timed.time >= begin and "wait_s" in timed.record.metrics]
+    if steps:
+        found["policy"] = _policy(steps)
     return {pool: {name: round(value, 3) for name, value in parts.items()} for pool, parts in found.items()}
 
 

@@ -5,6 +5,7 @@ import pytest
 from rich.console import Console
 
 from cosmos_core.run.follow import Follower
+from cosmos_core.run.planes import planes_of
 from cosmos_core.run.summary import UNUSED, print_summary, summarise
 from cosmos_core.run.supervise import Ending
 
@@ -55,6 +56,17 @@ def test_planes_are_the_mean_over_replicas(summary):
     assert rollout["scoring (beside generation)"] == 2.0
     assert rollout["weight load"] == 0.25
     assert rollout["waiting for prompts"] >= 0.0
+
+
+def test_planes_are_of_the_session_that_ended(follower):
+    begin = follower.sessions[-1][0]
+    for timed in follower.steps:
+        timed.record.metrics["wait_s"] = 1.0
+    whole = planes_of(follower, {})["policy"]["waiting for samples"]
+    later = follower.steps[4].time
+    follower.sessions[-1:] = [(begin, later - 0.5), (later, follower.sessions[-1][1])]
+    assert whole == len(follower.steps)
+    assert planes_of(follower, {})["policy"]["waiting for samples"] == len(follower.steps) - 4
 
 
 def test_a_run_that_never_began_has_a_summary_as_well(job):
