@@ -33,7 +33,7 @@ def bounded_life(stop: threading.Event, *, grace_s: float = 5.0) -> Iterator[Non
     its parent: a launcher must start processes from a thread that lives as long as the run.
     """
     parent = os.getppid()
-    _die_with_parent()
+    die_with_parent(signal.SIGTERM)
     # The interpreter writes the number of each signal to the descriptor at once, even while the main thread is inside
     # a long call into C and cannot run a Python handler.
     reader, writer = socket.socketpair()
@@ -59,9 +59,10 @@ def _leave_to_watcher(number: int, frame: FrameType | None) -> None:
     """Exists so that the signal does not end the process."""
 
 
-def _die_with_parent() -> None:
-    with contextlib.suppress(OSError, AttributeError):  # another kernel: the watcher looks at the parent anyway
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def die_with_parent(number: signal.Signals) -> None:
+    """Get this signal when the thread that started this process ends; other kernels than Linux do nothing."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def _watch(reader: socket.socket, parent: int, stop: threading.Event, grace_s: float) -> None:

@@ -7,7 +7,6 @@ coroutines beside each other, and ends when the socket closes or its parent dies
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import inspect
 import math
 import numbers
@@ -21,6 +20,7 @@ from typing import Any, Final
 from cosmos_core.errors import CosmosError
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import Completion, Reward, RewardContext, Score
+from cosmos_core.replica.lifetime import die_with_parent
 from cosmos_core.rollout.reward_wire import (
     FROM_WORKER,
     TO_WORKER,
@@ -35,7 +35,6 @@ from cosmos_core.rollout.reward_wire import (
     frame,
 )
 
-_PR_SET_PDEATHSIG: Final = 1
 _DETAIL: Final = 500
 _CHUNK: Final = 1 << 16
 
@@ -140,7 +139,7 @@ def main() -> None:
     """Serve over the socket whose descriptor is the first argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         return
     with socket.socket(fileno=int(sys.argv[1])) as connection:

@@ -75,10 +75,15 @@ def problems(recipe: Recipe, parts: Parts) -> list[str]:
     return found
 
 
+def emptiness(name: str, num_train_rows: int) -> Iterator[str]:
+    """What is wrong with a dataset of so many rows."""
+    if num_train_rows == 0:
+        yield f"dataset: {name!r} has no train rows; check its files and filters in [dataset.options]"
+
+
 def _data(recipe: Recipe, parts: Parts) -> Iterator[str]:
     name = recipe.dataset.plugin
-    if parts.num_train_rows == 0:
-        yield f"dataset: {name!r} has no train rows; check its files and filters in [dataset.options]"
+    yield from emptiness(name, parts.num_train_rows)
     if parts.num_heldout_rows == 0 and recipe.evaluation.interval > 0 and recipe.evaluation.prompts > 0:
         yield (
             f"evaluation.interval: {recipe.evaluation.interval}, but dataset {name!r} has no held-out rows; "

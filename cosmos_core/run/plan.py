@@ -17,7 +17,7 @@ from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.plugin.roles import load_algorithm, load_dataset, load_model, load_rewards, selections
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import AlgorithmCapabilities, Dataset, Model, Split
-from cosmos_core.run.checks import Measured, Parts, problems
+from cosmos_core.run.checks import Measured, Parts, emptiness, problems
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.types import Prompt
 
@@ -67,10 +67,9 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
     _check_unbuilt_options(recipe, plugins)
     dataset = load_dataset(job, plugins)
     sizes: dict[Split, int] = {"train": dataset.size("train"), "heldout": dataset.size("heldout")}
-    if not sizes["train"]:
-        raise ConfigError(
-            f"dataset: {recipe.dataset.plugin!r} has no train rows; check its files and filters in [dataset.options]"
-        )
+    # Before a tokenizer is made from its rows.
+    for problem in emptiness(recipe.dataset.plugin, sizes["train"]):
+        raise ConfigError(problem)
     model = load_model(job, plugins)
     if recipe.model.tokenizer is not None:
         job.assets.mkdir(parents=True, exist_ok=True)

@@ -95,7 +95,7 @@ def test_signals_are_as_before_afterwards():
 
 @pytest.fixture(autouse=True)
 def _no_death_signal_for_the_test_process(monkeypatch):
-    monkeypatch.setattr("cosmos_core.replica.lifetime._die_with_parent", lambda: None)
+    monkeypatch.setattr("cosmos_core.replica.lifetime.die_with_parent", lambda _: None)
 
 
 def _is_running(pid: int) -> bool:
