@@ -1,5 +1,49 @@
-"""What tests of cosmos-core and of plugins stand on: the real command line, run in a folder and cleaned up after."""
+"""What tests of cosmos-core and of plugins stand on: the conformance kits, and the real command line.
 
-from cosmos_core.testing.commandline import CommandLine
+Needs pytest: `pip install "cosmos-core[testing]"`. A kit is imported when it is asked for; that of rewards needs no
+torch.
+"""
 
-__all__ = ["CommandLine"]
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from cosmos_core.testing.commandline import CommandLine
+    from cosmos_core.testing.conformance.algorithm import AlgorithmConformance
+    from cosmos_core.testing.conformance.dataset import DatasetConformance
+    from cosmos_core.testing.conformance.engine import EngineConformance
+    from cosmos_core.testing.conformance.hook import HookConformance
+    from cosmos_core.testing.conformance.model import ModelConformance
+    from cosmos_core.testing.conformance.plugin import fault
+    from cosmos_core.testing.conformance.reward import RewardConformance
+
+__all__ = [
+    "AlgorithmConformance",
+    "CommandLine",
+    "DatasetConformance",
+    "EngineConformance",
+    "HookConformance",
+    "ModelConformance",
+    "RewardConformance",
+    "fault",
+]
+
+_HOMES: Final[Mapping[str, str]] = {
+    "AlgorithmConformance": "conformance.algorithm",
+    "CommandLine": "commandline",
+    "DatasetConformance": "conformance.dataset",
+    "EngineConformance": "conformance.engine",
+    "HookConformance": "conformance.hook",
+    "ModelConformance": "conformance.model",
+    "RewardConformance": "conformance.reward",
+    "fault": "conformance.plugin",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,16 +1,14 @@
-"""`cosmos plugins`: what is installed, from metadata alone, and one plugin in full.
-
-What needs more than the command line itself is imported by the commands, so that `cosmos --help` stays quick.
-"""
+"""`cosmos plugins show`: one plugin in full."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cosmos_core.cli.plugins.options import KindOption
+from cosmos_core.cli.plugins.table import columns
 from cosmos_core.errors import ConfigError, PluginNotFoundError
 from cosmos_core.protocols.versions import KINDS, Kind
 
@@ -18,35 +16,7 @@ if TYPE_CHECKING:
     from cosmos_core.plugin.discovery import PluginRecord
     from cosmos_core.protocols import Provider
 
-app = typer.Typer(no_args_is_help=True, help="List and show the installed plugins.")
 
-KindOption = Annotated[Kind | None, typer.Option("--kind", help="Only plugins of this kind.")]
-
-
-@app.command("list")
-def list_plugins(
-    kind: KindOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
-) -> None:
-    """List what is installed, with what is wrong with it. Imports no plugin."""
-    from cosmos_core.plugin.discovery import discover  # noqa: PLC0415  # keeps `cosmos --help` quick
-
-    records = discover(kind)
-    if as_json:
-        typer.echo(json.dumps([_plain(record) for record in records], indent=2))
-        return
-    if not records:
-        typer.echo(f"No {kind or ''} plugins are installed.".replace("  ", " "))
-        return
-    rows = [(each.kind, each.name, each.distribution, each.version, each.status) for each in records]
-    for line in _table([("KIND", "NAME", "DISTRIBUTION", "VERSION", "STATUS"), *rows]):
-        typer.echo(line)
-    for record in records:
-        if record.problem:
-            typer.echo(f"\n{record.kind} {record.name}: {record.problem}")
-
-
-@app.command("show")
 def show_plugin(
     name: Annotated[str, typer.Argument(help="The plugin's name, or DISTRIBUTION:NAME.")],
     kind: KindOption = None,
@@ -87,14 +57,9 @@ def _kind_of(selection: str, records: Sequence[PluginRecord]) -> Kind:
     raise PluginNotFoundError(f"no plugin named {name!r} is installed; {hint}")
 
 
-def _plain(record: PluginRecord) -> dict[str, str]:
-    fields = ("kind", "name", "distribution", "version", "module", "status", "problem")
-    return {field: getattr(record, field) for field in fields}
-
-
 def _describe(record: PluginRecord, provider: Provider[Any]) -> Iterator[str]:
     yield f"{record.kind} {record.name}"
-    yield from _table(
+    yield from columns(
         [
             ("  distribution", f"{record.distribution} {record.version}"),
             ("  entry point", record.module),
@@ -105,10 +70,10 @@ def _describe(record: PluginRecord, provider: Provider[Any]) -> Iterator[str]:
     )
     yield ""
     yield "Capabilities"
-    yield from _table([(f"  {name}", text) for name, text in _capabilities(provider.capabilities)])
+    yield from columns([(f"  {name}", text) for name, text in _capabilities(provider.capabilities)])
     yield ""
     yield f"Options ({record.kind}.options)"
-    yield from _table([(f"  {option[0]}", *option[1:]) for option in _options(provider.options)])
+    yield from columns([(f"  {option[0]}", *option[1:]) for option in _options(provider.options)])
 
 
 def _capabilities(capabilities: Any) -> list[tuple[str, str]]:
@@ -153,11 +118,3 @@ def _value(value: Any) -> str:
         return "none"
     plain = unstructure(value)
     return ", ".join(map(str, plain)) or "none" if isinstance(plain, list) else plain if plain == "" else show(plain)
-
-
-def _table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Rows as aligned columns."""
-    listed = list(rows)
-    widths = [max(len(cell) for cell in column) for column in zip(*listed, strict=True)]
-    for row in listed:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

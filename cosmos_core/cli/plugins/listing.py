@@ -1,0 +1,41 @@
+"""`cosmos plugins list`: what is installed, from metadata alone."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cosmos_core.cli.plugins.options import KindOption
+from cosmos_core.cli.plugins.table import columns
+
+if TYPE_CHECKING:
+    from cosmos_core.plugin.discovery import PluginRecord
+
+
+def list_plugins(
+    kind: KindOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """List what is installed, with what is wrong with it. Imports no plugin."""
+    from cosmos_core.plugin.discovery import discover  # noqa: PLC0415  # keeps `cosmos --help` quick
+
+    records = discover(kind)
+    if as_json:
+        typer.echo(json.dumps([_plain(record) for record in records], indent=2))
+        return
+    if not records:
+        typer.echo(f"No {kind or ''} plugins are installed.".replace("  ", " "))
+        return
+    rows = [(each.kind, each.name, each.distribution, each.version, each.status) for each in records]
+    for line in columns([("KIND", "NAME", "DISTRIBUTION", "VERSION", "STATUS"), *rows]):
+        typer.echo(line)
+    for record in records:
+        if record.problem:
+            typer.echo(f"\n{record.kind} {record.name}: {record.problem}")
+
+
+def _plain(record: PluginRecord) -> dict[str, str]:
+    fields = ("kind", "name", "distribution", "version", "module", "status", "problem")
+    return {field: getattr(record, field) for field in fields}

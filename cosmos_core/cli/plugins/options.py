@@ -1,0 +1,11 @@
+"""Options that several of the commands have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cosmos_core.protocols.versions import Kind
+
+KindOption = Annotated[Kind | None, typer.Option("--kind", help="Only plugins of this kind.")]

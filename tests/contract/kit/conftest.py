@@ -1,0 +1,48 @@
+"""Planted faults: small wrong plugins, the kit run on them in a process of its own, and what it said."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from cosmos_core.protocols import KINDS, Kind, entry_point_group
+from cosmos_core.testing.check.session import Outcome, run_pytest
+
+RunKit = Callable[..., dict[str, list[Outcome]]]
+
+
+@pytest.fixture(scope="module")
+def run_kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
+    """Run the kit of a kind on several small plugins at once.
+
+    `run_kit(kind, {name: module source}, body=..., bodies={name: class body})` gives each name its outcomes. `body`
+    and `bodies` are what the test classes add to the kit: fixtures, class variables.
+    """
+
+    def run(
+        kind: Kind, modules: Mapping[str, str], *, header: str = "", body: str = "", bodies: Mapping[str, str] = {}
+    ) -> dict[str, list[Outcome]]:
+        assert kind in KINDS
+        folder = tmp_path_factory.mktemp(f"faulty-{kind}")
+        entries = []
+        tests = [f"from cosmos_core.testing import {kind.capitalize()}Conformance", "import pytest", header]
+        for index, (name, source) in enumerate(modules.items()):
+            module = f"faulty_{kind}_{name.replace('-', '_')}"
+            (folder / f"{module}.py").write_text(textwrap.dedent(source))
+            entries.append(f"{name} = {module}")
+            inside = textwrap.dedent(body) + textwrap.dedent(bodies.get(name, ""))
+            tests.append(f"class Test{index}({kind.capitalize()}Conformance):\n    plugin = {name!r}")
+            tests.append(textwrap.indent(inside, "    "))
+        info = folder / "faulty-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("\n".join([f"[{entry_point_group(kind)}]", *entries]) + "\n")
+        (folder / "test_faulty.py").write_text("\n".join(tests) + "\n")
+        path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+        outcomes = run_pytest(["test_faulty.py"], folder=folder, timeout_s=110, environment={"PYTHONPATH": path})
+        return {name: [each for each in outcomes if each.plugin == name] for name in modules}
+
+    return run

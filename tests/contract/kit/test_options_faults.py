@@ -1,0 +1,72 @@
+"""Faults in options that the kit must name, whatever the kind."""
+
+import pytest
+
+REWARD = """
+import attrs
+from cosmos_core.config import option
+from cosmos_core.protocols import Provider, hookimpl
+
+{options}
+
+class Reward:
+    def __init__(self, options, context):
+        {init}
+
+    def score(self, completion):
+        return 1.0
+
+@hookimpl
+def cosmos_reward():
+    return Provider(create={create}, options=Options)
+"""
+GOOD = "@attrs.frozen(kw_only=True)\nclass Options:\n    length: int = option(3, help='How long.')"
+
+
+def reward(options=GOOD, init="self.options = options", create="Reward"):
+    return REWARD.format(options=options, init=init, create=create)
+
+
+PLANTED = {
+    "mutable-default": (
+        reward("@attrs.frozen(kw_only=True)\nclass Options:\n    words: list[str] = option([], help='Words.')"),
+        "test_no_option_has_a_mutable_default",
+        "options whose default is one object for all instances: words; use factory=",
+    ),
+    "undocumented": (
+        reward("@attrs.frozen(kw_only=True)\nclass Options:\n    length: int = 3"),
+        "test_every_option_documents_itself",
+        "options without a help text: length",
+    ),
+    "not-frozen": (
+        reward("@attrs.define(kw_only=True)\nclass Options:\n    length: int = option(3, help='How long.')"),
+        "test_options_are_frozen",
+        "Options is not frozen",
+    ),
+    "rewritten": (
+        reward(init="object.__setattr__(options, 'length', 4)"),
+        "test_making_it_changes_no_option",
+        "making an instance changed its options: length",
+    ),
+    "singleton": (
+        reward(create="lambda options, context, made=Reward(None, None): made"),
+        "test_it_can_be_made_twice",
+        "the same object twice",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(run_kit):
+    return run_kit("reward", {"good": reward(), **{name: source for name, (source, *_) in PLANTED.items()}})
+
+
+def test_a_good_plugin_passes(outcomes):
+    assert {each.result for each in outcomes["good"]} == {"passed"}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_fault_is_named(outcomes, name):
+    _, test, message = PLANTED[name]
+    failed = {each.test: each.message for each in outcomes[name] if each.result == "failed"}
+    assert message in failed[test]
