@@ -10,13 +10,15 @@ PLUGINS := $(sort $(wildcard plugins/*/*/pyproject.toml))
 PLUGIN_DIRS := $(patsubst %/pyproject.toml,%,$(PLUGINS))
 PLUGIN_PACKAGES := $(notdir $(wildcard plugins/*/*/cosmos_*))
 DEMO_RUN := runs/arithmetic
+DEMO_NEEDS := "cosmos-core[mlflow]" cosmos-model-qwen cosmos-algorithm-grpo cosmos-algorithm-sft \
+	cosmos-dataset-arithmetic cosmos-reward-math
 export OMP_NUM_THREADS ?= 1
 
 say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 
 .PHONY: help
 help: ## Show what there is to make.
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
 
 # -- environment ------------------------------------------------------------------------------------------------------
 
@@ -59,6 +61,17 @@ demo: $(VENV)/.installed ## Train a tiny model with GRPO on this machine (under 
 demo-again: $(VENV)/.installed ## The demo from the start.
 	$(call say,cosmos run recipes/arithmetic.toml --overwrite)
 	@$(BIN)/cosmos run recipes/arithmetic.toml --overwrite
+
+# -- what is released -------------------------------------------------------------------------------------------------
+
+.PHONY: wheels demo-from-wheels
+wheels: $(VENV)/.developing ## An sdist and a wheel of cosmos-core and of every plugin, into dist/, checked by twine.
+	$(call say,Building cosmos-core and $(words $(PLUGIN_DIRS)) plugin distributions into dist/)
+	@$(BIN)/python -m tests.ecosystem.wheels dist
+
+demo-from-wheels: wheels ## The demo from those wheels, in a new environment outside the checkout.
+	$(call say,The demo from the wheels)
+	@$(BIN)/python -m tests.ecosystem.environment --wheels dist --recipe recipes/arithmetic.toml $(DEMO_NEEDS)
 
 # -- what developers run ----------------------------------------------------------------------------------------------
 

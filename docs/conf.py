@@ -11,7 +11,14 @@ project = "cosmos-core"
 author = "The cosmos-core authors"
 copyright = "the cosmos-core authors"  # noqa: A001 - Sphinx's name for it
 release = __version__
-extensions = ["myst_parser", "lifecycle_hooks", "recipe_reference"]
+extensions = [
+    "myst_parser",
+    "reference.gallery",
+    "reference.hooks",
+    "reference.kinds",
+    "reference.kits",
+    "reference.recipe",
+]
 exclude_patterns = ["_build", "extensions"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3

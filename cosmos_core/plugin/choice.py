@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from packaging.utils import canonicalize_name
 
 from cosmos_core.config.nearest import nearest
-from cosmos_core.errors import PluginConflictError, PluginIncompatibleError, PluginNotFoundError
+from cosmos_core.errors import (
+    ConfigError,
+    PluginBrokenError,
+    PluginConflictError,
+    PluginError,
+    PluginIncompatibleError,
+    PluginNotFoundError,
+)
 from cosmos_core.plugin.discovery import DISABLE_VARIABLE, PluginRecord, autoload_disabled
 from cosmos_core.plugin.known import KNOWN, known_names
-from cosmos_core.protocols import Kind
+from cosmos_core.protocols import KINDS, Kind
+
+_REFUSED: Final[Mapping[str, type[PluginError]]] = {
+    "incompatible": PluginIncompatibleError,
+    "invalid": PluginBrokenError,
+}
+_USUAL_NAME: Final = re.compile(r"[a-z0-9]+([-_.][a-z0-9]+)*", re.IGNORECASE)
 
 
 def choose(kind: Kind, selection: str, records: Sequence[PluginRecord]) -> PluginRecord:
-    """The plugin that a selection means.
+    """The plugin that a selection means, if it can be used.
 
     Args:
         kind: What is wanted.
@@ -25,29 +40,76 @@ def choose(kind: Kind, selection: str, records: Sequence[PluginRecord]) -> Plugi
         PluginNotFoundError: Nothing installed has that name.
         PluginConflictError: Several distributions provide it, and the selection does not say which.
         PluginIncompatibleError: It was made for another release of the core.
+        PluginBrokenError: Its entry point breaks a rule of the core.
     """
-    distribution, _, name = selection.rpartition(":")
-    candidates = [
-        record
-        for record in records
-        if (record.kind, record.name) == (kind, name)
-        and (not distribution or canonicalize_name(record.distribution) == canonicalize_name(distribution))
-    ]
+    record = find(kind, selection, records)
+    if record.status in _REFUSED:
+        raise _REFUSED[record.status](
+            f"{kind} plugin {record.name!r} of {record.distribution} {record.version} cannot be used: {record.problem}"
+        )
+    return record
+
+
+def find(kind: Kind, selection: str, records: Sequence[PluginRecord]) -> PluginRecord:
+    """The plugin that a selection means, whatever is wrong with it.
+
+    Args:
+        kind: What is wanted.
+        selection: A plugin's name, or `distribution:name`.
+        records: What is installed.
+
+    Raises:
+        PluginNotFoundError: Nothing installed has that name.
+        PluginConflictError: Several distributions provide it, and the selection does not say which.
+    """
+    candidates = [record for record in records if record.kind == kind and _is_meant(selection, record)]
     if not candidates:
         raise PluginNotFoundError(_not_found(kind, selection, records))
     if len(candidates) > 1:
+        name = candidates[0].name
         providers = " and by ".join(f"{record.distribution} {record.version}" for record in candidates)
         raise PluginConflictError(
             f"{kind} plugin {name!r} is provided by {providers}; "
             f"write which one, for example {candidates[0].distribution}:{name}, or uninstall the other"
         )
-    (record,) = candidates
-    if record.status == "incompatible":
-        raise PluginIncompatibleError(
-            f"{kind} plugin {name!r} of {record.distribution} {record.version} cannot be used: {record.problem}; "
-            f"install a release of {record.distribution} made for it"
-        )
-    return record
+    return candidates[0]
+
+
+def kind_of(selection: str, records: Sequence[PluginRecord]) -> Kind:
+    """The kind of the only plugin with a name.
+
+    Args:
+        selection: A plugin's name, or `distribution:name`.
+        records: What is installed.
+
+    Raises:
+        PluginNotFoundError: There is none.
+        ConfigError: There are several kinds.
+    """
+    name = selection.rpartition(":")[2]
+    named = [record for record in records if record.name == name]
+    # Where the distribution is wrong, the kind is still right: `find` says which distribution has the name.
+    meant = [record for record in named if _is_meant(selection, record)] or named
+    kinds = sorted({record.kind for record in meant}, key=KINDS.index)
+    if len(kinds) > 1:
+        raise ConfigError(f"{name} is the name of a {' and of a '.join(kinds)} plugin; say which with --kind")
+    if kinds:
+        return kinds[0]
+    installable = sorted({distribution for (_, known), distribution in KNOWN.items() if known == name})
+    if installable:
+        hint = f"install it with: pip install {' or '.join(installable)}"
+    else:
+        names = sorted({record.name for record in records})
+        close = nearest(name, names, limit=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"installed: {', '.join(names) or 'none'}"
+    raise PluginNotFoundError(f"no plugin named {name!r} is installed; {hint}")
+
+
+def _is_meant(selection: str, record: PluginRecord) -> bool:
+    """Whether a selection is the record's name, and its distribution's where it says one."""
+    distribution, _, name = selection.rpartition(":")
+    is_theirs = not distribution or canonicalize_name(record.distribution) == canonicalize_name(distribution)
+    return record.name == name and is_theirs
 
 
 def _not_found(kind: Kind, selection: str, records: Sequence[PluginRecord]) -> str:
@@ -56,7 +118,8 @@ def _not_found(kind: Kind, selection: str, records: Sequence[PluginRecord]) -> s
     message = f"no {kind} plugin named {name!r} is installed"
     if distribution:
         message += f" by {distribution}"
-    return "; ".join([message, *_hints(kind, name, of_kind), *_elsewhere(kind, name, records)])
+    elsewhere = _elsewhere(kind, name, records)
+    return "; ".join([message, *_hints(kind, name, of_kind), *(elsewhere or _usual_name(kind, name, of_kind))])
 
 
 def _hints(kind: Kind, name: str, of_kind: Iterable[PluginRecord]) -> list[str]:
@@ -80,6 +143,14 @@ def _nearest(kind: Kind, name: str, installed: set[str]) -> list[str]:
     return hints + [
         f"{other} is installed with: pip install {KNOWN[kind, other]}" for other in close if other not in installed
     ]
+
+
+def _usual_name(kind: Kind, name: str, of_kind: Iterable[PluginRecord]) -> list[str]:
+    """The line for a name that is like none that is known: the nearest name is the better guess where there is one."""
+    known = {record.name for record in of_kind} | {*known_names(kind)}
+    if nearest(name, known) or not _USUAL_NAME.fullmatch(name):
+        return []
+    return [f"if it is published under the usual name: pip install {canonicalize_name(f'cosmos-{kind}-{name}')}"]
 
 
 def _elsewhere(kind: Kind, name: str, records: Iterable[PluginRecord]) -> list[str]:

@@ -6,7 +6,7 @@ import importlib.metadata
 import importlib.util
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
 from importlib.metadata import Distribution, EntryPoint
 from typing import Final, Literal, TypeAlias
@@ -15,12 +15,13 @@ import attrs
 from packaging.utils import canonicalize_name
 
 from cosmos_core.plugin.compatibility import CORE, incompatibility, malformed_requirement, unmet_requirements
+from cosmos_core.plugin.entries import Entry, entries
+from cosmos_core.plugin.source import Identity, identity
 from cosmos_core.protocols import KINDS, Kind, entry_point_group
 
-Status: TypeAlias = Literal["ok", "broken", "conflict", "incompatible"]
+Status: TypeAlias = Literal["ok", "broken", "invalid", "conflict", "incompatible"]
 
 DISABLE_VARIABLE: Final = "COSMOS_DISABLE_PLUGIN_AUTOLOAD"
-_GROUPS: Final = {entry_point_group(kind): kind for kind in KINDS}
 
 
 @attrs.frozen(kw_only=True)
@@ -35,6 +36,7 @@ class PluginRecord:
         module: The entry point's value: a module, or `module:object`.
         requires: `Requires-Dist` lines of the distribution.
         status: What metadata can tell. `broken`: a module or a requirement is missing, so an import must fail.
+            `invalid`: its entry point breaks a rule of the core, so it is never imported.
         problem: Why it is not `ok`; empty if it is.
     """
 
@@ -60,7 +62,7 @@ def autoload_disabled() -> bool:
 
 def discover(kind: Kind | None = None) -> list[PluginRecord]:
     """Every installed plugin, of one kind or of all, sorted by kind, name and distribution."""
-    records = [record for dist in _distributions() for record in _records(dist) if kind in (None, record.kind)]
+    records = [record for record in _all_records() if kind in (None, record.kind)]
     providers = Counter((record.kind, record.name) for record in records)
     judged = [
         _with_conflict(record, records) if providers[record.kind, record.name] > 1 else record for record in records
@@ -68,56 +70,49 @@ def discover(kind: Kind | None = None) -> list[PluginRecord]:
     return sorted(judged, key=lambda record: (KINDS.index(record.kind), record.name, record.distribution))
 
 
-def _distributions() -> Iterator[Distribution]:
-    """Installed distributions, each name once: the first on `sys.path` is the one that an import finds."""
-    seen: set[str] = set()
-    only_core = autoload_disabled()
+def _all_records() -> Iterator[PluginRecord]:
+    """What each distribution provides; of several with one name, the first on `sys.path` is what an import finds."""
+    found: dict[str, tuple[Distribution, Identity]] = {}
     for dist in importlib.metadata.distributions():
-        name = canonicalize_name(_field(dist, "Name"))
-        if not name or name in seen:
-            continue
-        seen.add(name)
+        known = identity(dist)
+        if known.name:
+            found.setdefault(canonicalize_name(known.name), (dist, known))
+    versions = {name: known.version for name, (_, known) in found.items()}
+    only_core = autoload_disabled()
+    for name, (dist, known) in found.items():
         if not only_core or name == CORE:
-            yield dist
+            yield from _records(dist, known, versions)
 
 
-def _field(dist: Distribution, key: str) -> str:
-    """A metadata field; empty where it is missing, as in what an interrupted pip leaves behind."""
-    try:
-        metadata = dist.metadata
-    except FileNotFoundError:
-        return ""
-    return metadata[key] if key in metadata else ""  # noqa: SIM401  # `get` is not in its protocol on Python 3.11
-
-
-def _records(dist: Distribution) -> Iterator[PluginRecord]:
-    for kind, name, value in _entries(dist.read_text("entry_points.txt") or ""):
-        requires = tuple(dist.requires or ())
+def _records(dist: Distribution, known: Identity, versions: Mapping[str, str]) -> Iterator[PluginRecord]:
+    found = list(entries(dist.read_text("entry_points.txt") or ""))
+    for entry in found:
         record = PluginRecord(
-            kind=kind,
-            name=name,
-            distribution=_field(dist, "Name"),
-            version=_field(dist, "Version") or "unknown",
-            module=value,
-            requires=requires,
+            kind=entry.kind,
+            name=entry.name,
+            distribution=known.name,
+            version=known.version or "unknown",
+            module=entry.value,
+            requires=tuple(dist.requires or ()),
         )
-        yield _judge(record)
+        problem = _broken_rule(entry, found)
+        yield attrs.evolve(record, status="invalid", problem=problem) if problem else _judge(record, versions)
 
 
-def _entries(text: str) -> Iterator[tuple[Kind, str, str]]:
-    """Entry points of the plugin groups; a malformed line of another group must not hide them."""
-    if "cosmos_core." not in text:
-        return
-    group = ""
-    for line in (raw.strip() for raw in text.splitlines()):
-        if line.startswith("[") and line.endswith("]"):
-            group = line[1:-1].strip()
-        elif group in _GROUPS and line and not line.startswith(("#", ";")):
-            name, _, value = line.partition("=")
-            yield _GROUPS[group], name.strip(), value.strip()
+def _broken_rule(entry: Entry, others: Iterable[Entry]) -> str:
+    """Which rule of the core an entry point breaks; empty if it keeps them all."""
+    if entry.is_misspelt:
+        return (
+            f"its entry-point group {entry.group!r} is unknown to the core; write "
+            f'[project.entry-points."{entry_point_group(entry.kind)}"] in its pyproject.toml'
+        )
+    kinds = sorted({other.kind for other in others if other.name == entry.name}, key=KINDS.index)
+    if len(kinds) > 1:
+        return f"one distribution gives the name {entry.name!r} to a {' and to a '.join(kinds)} plugin; rename one"
+    return ""
 
 
-def _judge(record: PluginRecord) -> PluginRecord:
+def _judge(record: PluginRecord, versions: Mapping[str, str]) -> PluginRecord:
     """What metadata and the file system can tell of a record."""
     match = EntryPoint.pattern.match(record.module)
     if match is None:
@@ -127,10 +122,10 @@ def _judge(record: PluginRecord) -> PluginRecord:
     problem = malformed_requirement(record.requires)
     if problem:
         return attrs.evolve(record, status="broken", problem=problem)
-    problem = incompatibility(record.requires, extras)
+    problem = incompatibility(record.distribution, record.requires, extras)
     if problem:
         return attrs.evolve(record, status="incompatible", problem=problem)
-    problem = unmet_requirements(record.requires, extras) or _missing_module(match["module"])
+    problem = unmet_requirements(record.requires, versions, extras) or _missing_module(match["module"])
     return attrs.evolve(record, status="broken", problem=problem) if problem else record
 
 
@@ -149,7 +144,7 @@ def _missing_module(module: str) -> str:
 
 
 def _with_conflict(record: PluginRecord, records: list[PluginRecord]) -> PluginRecord:
-    if record.status == "incompatible":
+    if record.status in ("incompatible", "invalid"):
         return record
     rivals = sorted(
         f"{other.distribution} {other.version}"

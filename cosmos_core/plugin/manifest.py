@@ -6,7 +6,6 @@ import csv
 import hashlib
 import importlib.metadata
 import importlib.util
-import json
 from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution
 from pathlib import Path, PurePosixPath
@@ -14,6 +13,7 @@ from typing import Any
 
 from cosmos_core.errors import PluginBrokenError
 from cosmos_core.plugin.discovery import PluginRecord
+from cosmos_core.plugin.source import editable_folder
 
 
 def manifest(selected: Iterable[PluginRecord]) -> list[dict[str, Any]]:
@@ -65,8 +65,7 @@ def _digest(record: PluginRecord) -> str:
 
 def _is_editable(dist: Distribution) -> bool:
     """Whether the distribution's record names none of its code."""
-    origin = json.loads(dist.read_text("direct_url.json") or "{}")
-    return bool(origin.get("dir_info", {}).get("editable")) or not any(_recorded_files(dist))
+    return editable_folder(dist) is not None or not any(_recorded_files(dist))
 
 
 def _recorded_files(dist: Distribution) -> Iterator[tuple[str, Path]]:

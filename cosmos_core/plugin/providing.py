@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ import pluggy
 
 from cosmos_core.config.structure import check_class
 from cosmos_core.errors import CosmosError, PluginBrokenError, PluginIncompatibleError
-from cosmos_core.plugin.compatibility import protocol_mismatch
+from cosmos_core.plugin.compatibility import protocol_deprecation, protocol_mismatch
 from cosmos_core.plugin.discovery import PluginRecord
 from cosmos_core.protocols import (
     AlgorithmCapabilities,
@@ -23,6 +24,7 @@ from cosmos_core.protocols import (
     RewardCapabilities,
 )
 
+_LOG: Final = logging.getLogger(__name__)
 _CAPABILITIES: Final[Mapping[Kind, type]] = {
     "model": ModelCapabilities,
     "algorithm": AlgorithmCapabilities,
@@ -73,6 +75,9 @@ def ask_provider(manager: pluggy.PluginManager, target: Any, record: PluginRecor
     except Exception as error:
         raise PluginBrokenError(f"{describe(record)}: {hook}() failed: {type(error).__name__}: {error}") from error
     _check(provider, hook, record)
+    deprecation = protocol_deprecation(record.kind, provider.protocol)
+    if deprecation:
+        _LOG.warning("%s: %s", describe(record), deprecation)
     declared = _CAPABILITIES.get(record.kind)
     if provider.capabilities is None and declared is not None:
         provider = attrs.evolve(provider, capabilities=declared())
@@ -85,7 +90,7 @@ def _check(provider: Any, hook: str, record: PluginRecord) -> None:
         raise PluginBrokenError(f"{describe(record)}: {hook}() is a coroutine function; it must be a plain one")
     if not isinstance(provider, Provider):
         raise PluginBrokenError(f"{describe(record)}: {hook}() returned {provider!r}, which is no Provider")
-    mismatch = protocol_mismatch(record.kind, provider.protocol)
+    mismatch = protocol_mismatch(record.kind, provider.protocol, record.distribution)
     if mismatch:
         raise PluginIncompatibleError(f"{describe(record)} cannot be used: {mismatch}")
     if not callable(provider.create):
@@ -98,4 +103,7 @@ def _check(provider: Any, hook: str, record: PluginRecord) -> None:
     try:
         check_class(provider.options)
     except (TypeError, NameError) as error:
-        raise PluginBrokenError(f"{describe(record)}: its options class is unusable: {error}") from error
+        raise PluginBrokenError(
+            f"{describe(record)}: its options class is unusable: {error}; "
+            "write a class with @attrs.frozen(kw_only=True) whose attributes have types that TOML can express"
+        ) from error

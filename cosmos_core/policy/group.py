@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
-from cosmos_core.errors import TrainingError
+from cosmos_core.errors import TrainingError, TransportError
 
 FORM_TIMEOUT_S: Final = 60.0
 """Time for all members to appear; the controller has seen each of them alive."""
@@ -42,13 +42,25 @@ class GroupStore:
     """The rendezvous that each replica hosts, for generations of which it is the first member.
 
     Args:
-        host: Address of this machine to announce.
+        bind: Address of this machine to listen on; 0.0.0.0 for all.
+
+    Raises:
+        TransportError: The address cannot be listened on.
     """
 
-    def __init__(self, host: str) -> None:
-        self._host = own_address() if host in {"0.0.0.0", "::", "*"} else host  # noqa: S104 - compared, not bound
+    def __init__(self, bind: str) -> None:
+        is_wild = bind in {"0.0.0.0", "::", "*"}  # noqa: S104 - compared, not bound
+        self._host = own_address() if is_wild else bind
+        # Left to itself, torch listens on every address of the machine.
+        listening = _listen("" if bind == "*" else bind)
         self._store = TCPStore(
-            self._host, 0, None, is_master=True, timeout=timedelta(seconds=FORM_TIMEOUT_S), wait_for_workers=False
+            self._host,
+            listening.getsockname()[1],
+            None,
+            is_master=True,
+            timeout=timedelta(seconds=FORM_TIMEOUT_S),
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
         )
 
     @property
@@ -245,6 +257,16 @@ def _build(store: PrefixStore, rank: int, size: int, host: str, device: torch.de
     gloo._devices = [ProcessGroupGloo.create_device(hostname=host)]  # noqa: SLF001
     gloo._timeout = timeout  # noqa: SLF001
     return ProcessGroupGloo(store, rank, size, gloo)
+
+
+def _listen(bind: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+    try:
+        return socket.create_server((bind, 0), family=family, backlog=1024)
+    except OSError as error:
+        raise TransportError(
+            f"cannot listen on {bind} ({error.strerror or error}); set control.bind to an address of this machine"
+        ) from error
 
 
 def own_address() -> str:

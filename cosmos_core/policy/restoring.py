@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import torch
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from cosmos_core.errors import CheckpointError
 from cosmos_core.policy.checkpoint import read_place
+from cosmos_core.policy.reading import CheckpointReader
 from cosmos_core.policy.saving import RNG, WRITE_ERRORS
 from cosmos_core.policy.trainer import Trainer
 
@@ -36,7 +36,7 @@ def restore(trainer: Trainer, path: str, begin_stage: Callable[[int], None]) -> 
         begin_stage(place.stage)
     targets = {**trainer.state(), RNG: torch.get_rng_state()}
     try:
-        reader = FsspecReader(path)
+        reader = CheckpointReader(path)
         difference = next(_differences(reader.read_metadata(), targets), None)
         if difference is not None:
             raise CheckpointError(f"{path} is of another model: {difference}")

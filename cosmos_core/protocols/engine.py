@@ -105,17 +105,24 @@ class Handle(Protocol):
 
 @attrs.frozen(kw_only=True)
 class EngineCapabilities:
-    """What an engine supports; what is not declared is refused."""
+    """What an engine supports; what is not declared is refused.
+
+    Attributes:
+        payload_kinds: Kinds of payload that it generates.
+        mesh_axes: Axes of `[rollout.mesh]` that may be greater than one.
+        in_flight_update: Whether weights may change while requests are in flight.
+        prefix_sharing: Whether the samples of a request process their prompt once.
+        seeded: Whether a request's draws depend on its seed alone.
+        logprob_semantics: `processed`: log-probs of the distribution that was sampled from, after temperature, top-k
+            and top-p. `raw`: log-probs of the model before any of these.
+    """
 
     payload_kinds: frozenset[str] = frozenset({"tokens"})
     mesh_axes: frozenset[str] = frozenset()
     in_flight_update: bool = True
     prefix_sharing: bool = False
     seeded: bool = True
-    """Whether a request's draws depend on its seed alone."""
     logprob_semantics: str = "processed"
-    """`processed`: log-probs of the distribution that was sampled from, after temperature, top-k and top-p.
-    `raw`: log-probs of the model before any of these."""
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -20,6 +20,9 @@ PROTOCOL_VERSIONS: Final[Mapping[Kind, int]] = {
     "hook": 1,
 }
 
+DEPRECATED_PROTOCOLS: Final[Mapping[Kind, Mapping[int, str]]] = {}
+"""Older versions that are still accepted, each with the release of the core that will refuse it."""
+
 KINDS: Final[tuple[Kind, ...]] = tuple(PROTOCOL_VERSIONS)
 
 

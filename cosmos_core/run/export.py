@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader  # its documented home
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from cosmos_core.config.job import Job
@@ -21,6 +20,7 @@ from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.plugin.roles import load_model
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.policy.checkpoint import completed, path_of
+from cosmos_core.policy.reading import CheckpointReader
 from cosmos_core.policy.restoring import READ_ERRORS
 from cosmos_core.weights.shards import canonical_tensors
 
@@ -98,9 +98,12 @@ def load_weights(module: torch.nn.Module, path: str) -> None:
     """
     tensors = {f"model.{name}": tensor for name, tensor in canonical_tensors(module).items()}
     try:
+        reader = CheckpointReader(path)
+        # torch would hide why it cannot be read behind an error of its own.
+        reader.read_metadata()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-            load(tensors, storage_reader=FsspecReader(path), no_dist=True)
+            load(tensors, storage_reader=reader, no_dist=True)
     except READ_ERRORS as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise CheckpointError(f"{path} is damaged, or of another model: {reason}") from error

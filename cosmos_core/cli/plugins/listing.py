@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from cosmos_core.cli.plugins.options import KindOption
+from cosmos_core.cli.plugins.options import JsonOption, KindOption
 from cosmos_core.cli.plugins.table import columns
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def list_plugins(
     kind: KindOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List what is installed, with what is wrong with it. Imports no plugin."""
     from cosmos_core.plugin.discovery import discover  # noqa: PLC0415  # keeps `cosmos --help` quick

@@ -37,7 +37,11 @@ def train_byte_bpe(corpus: Iterable[str], *, vocab_size: int, split_digits: bool
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS)
+    # Bytes are never unknown, but transformers may read an export with the class of the model's family, and that adds
+    # an unknown token of its own, with an id beyond the vocabulary, where none is named.
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS, unk_token=EOS
+    )
 
 
 def build_tokenizer(corpus: Iterable[str], settings: Mapping[str, Any]) -> PreTrainedTokenizerFast:

@@ -19,6 +19,8 @@ from cosmos_core.testing.conformance.plugin import PluginConformance
 
 Result: TypeAlias = Literal["passed", "failed", "skipped"]
 
+_EVERYTHING: Final = "everything"
+_ONLY_KITS: Final = "only-kits"
 _QUIET: Final = ("-q", "--no-header", "-p", "no:cacheprovider", "--import-mode=importlib")
 
 
@@ -44,7 +46,12 @@ class Outcome:
 
 
 def run_pytest(
-    arguments: Sequence[str], *, folder: Path, timeout_s: float, environment: Mapping[str, str] | None = None
+    arguments: Sequence[str],
+    *,
+    folder: Path,
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    only_kits: bool = False,
 ) -> list[Outcome]:
     """Run pytest in a new process.
 
@@ -53,13 +60,24 @@ def run_pytest(
         folder: Where to run it.
         timeout_s: Longest time that it may take.
         environment: Variables to set beside those of this process.
+        only_kits: Run the tests of conformance classes only; there may be none.
 
     Raises:
         PluginError: It could not run, collected nothing, or took too long; the message ends with its output.
     """
     with tempfile.TemporaryDirectory() as scratch:
         answer = Path(scratch) / "outcomes.json"
-        command = [sys.executable, "-m", "cosmos_core.testing.check.session", str(answer), *_QUIET, *arguments]
+        scope = _ONLY_KITS if only_kits else _EVERYTHING
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "cosmos_core.testing.check.session",
+            str(answer),
+            scope,
+            *_QUIET,
+            *arguments,
+        ]
         variables = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
         try:
             done = subprocess.run(
@@ -73,8 +91,8 @@ def run_pytest(
                 f"the kit could not run (exit code {done.returncode}):\n{_tail(done.stdout + done.stderr)}"
             )
         outcomes = msgspec.json.decode(answer.read_bytes(), type=list[Outcome])
-        # 0 and 1: tests ran. Anything else with nothing recorded is a session that did not come to its tests.
-        if not outcomes:
+        is_none_expected = only_kits and done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+        if not outcomes and not is_none_expected:
             raise PluginError(f"no test ran (exit code {done.returncode}):\n{_tail(done.stdout + done.stderr)}")
         return outcomes
 
@@ -82,8 +100,13 @@ def run_pytest(
 class _Recorder:
     """A pytest plugin that keeps what came of each test."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, only_kits: bool) -> None:
+        self.only_kits = only_kits
         self.outcomes: dict[str, Outcome] = {}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if self.only_kits:
+            items[:] = [item for item in items if _kit(item) is not None]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -102,8 +125,7 @@ class _Recorder:
     def pytest_runtest_makereport(self, item: pytest.Item) -> Any:
         report: pytest.TestReport = yield
         if report.when == "call" or not report.passed:
-            cls = getattr(item, "cls", None)
-            kit = cls if isinstance(cls, type) and issubclass(cls, PluginConformance) else None
+            kit = _kit(item)
             self._keep(
                 Outcome(
                     node=item.nodeid,
@@ -122,6 +144,12 @@ class _Recorder:
             self.outcomes[outcome.node] = outcome
 
 
+def _kit(item: pytest.Item) -> type[PluginConformance] | None:
+    """The conformance class that a test belongs to."""
+    cls = getattr(item, "cls", None)
+    return cls if isinstance(cls, type) and issubclass(cls, PluginConformance) else None
+
+
 def _message(report: pytest.TestReport) -> str:
     if report.passed:
         return ""
@@ -136,8 +164,8 @@ def _tail(*texts: str, lines: int = 30) -> str:
 
 
 def _main() -> int:
-    answer, *arguments = sys.argv[1:]
-    recorder = _Recorder()
+    answer, scope, *arguments = sys.argv[1:]
+    recorder = _Recorder(only_kits=scope == _ONLY_KITS)
     code = pytest.main(arguments, plugins=[recorder])
     Path(answer).write_bytes(msgspec.json.encode(list(recorder.outcomes.values())))
     return int(code)

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from cosmos_core.testing.conformance.engine_flight import FlightTests
+from cosmos_core.testing.conformance.engine_generation import GenerationTests
+from cosmos_core.testing.conformance.engine_updates import UpdateTests
 
-from cosmos_core.protocols import Kind
-from cosmos_core.testing.conformance.plugin import PluginConformance
 
+class EngineConformance(GenerationTests, FlightTests, UpdateTests):
+    """What every engine must satisfy: inherit it and set `plugin`.
 
-class EngineConformance(PluginConformance):
-    """What every engine must satisfy."""
+    The engine generates with a tiny Hugging Face model from random weights on the CPU, and the trainer's own
+    evaluation of that model (`Model.decide`) says what is right. Override what does not fit:
 
-    kind: ClassVar[Kind] = "engine"
+    Attributes:
+        timeout_s: Longest time that one call or one request may take.
+        start_timeout_s: Longest time that `start` may take.
+        tolerance: Largest difference of log-probs, in float32.
+        long_units: Units of the requests that are paused, aborted or updated in flight; raise it for an engine that
+            is done with them too soon.
+
+    Fixtures to override: `options`; `model` (class scope), the model to generate with; `prompts`, at least five
+    payloads for it, of different lengths; `context`, the `EngineContext` (another device, more memory).
+
+    For payloads that are no tokens, override how a `Generated` is read: `logprobs`, `versions`, `content`. What only
+    tokens have (stop ids, greedy, top-k and top-p) is skipped then.
+    """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -11,13 +10,13 @@ import attrs
 import pytest
 
 from cosmos_core.config.structure import structure
-from cosmos_core.errors import ConfigError
+from cosmos_core.errors import ConfigError, PluginError
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import Kind, Provider
+from cosmos_core.testing.conformance.options import not_frozen, shared_defaults, undocumented
 from cosmos_core.types import JSON
 
 _UNKNOWN_KEY = "no_plugin_has_this_option"
-_MUTABLE = (list, dict, set, bytearray)
 
 
 def fault(message: str) -> NoReturn:
@@ -47,9 +46,13 @@ class PluginConformance:
         raise NotImplementedError
 
     @pytest.fixture(scope="class")
-    def plugins(self) -> PluginSet:
+    @classmethod
+    def plugins(cls) -> PluginSet:
         """The plugin, loaded as a run loads it."""
-        return PluginSet.load([(self.kind, self.plugin)])
+        try:
+            return PluginSet.load([(cls.kind, cls.plugin)])
+        except PluginError as error:
+            fault(str(error))
 
     @pytest.fixture
     def provider(self, plugins: PluginSet) -> Provider[Any]:
@@ -82,28 +85,17 @@ class PluginConformance:
         if first is second:
             fault("Provider.create returned the same object twice; make a new instance at each call")
 
-    def test_options_are_frozen(self, provider: Provider[Any], options: Mapping[str, JSON]) -> None:
+    def test_options_are_frozen(self, provider: Provider[Any]) -> None:
         """Nothing may rewrite what the recipe says."""
-        given: Any = structure(options, provider.options, f"{self.kind}.options")
-        for field in attrs.fields(provider.options):
-            with contextlib.suppress(attrs.exceptions.FrozenInstanceError):
-                setattr(given, field.name, getattr(given, field.name))
-                fault(f"{provider.options.__name__} is not frozen; declare it with @attrs.frozen(kw_only=True)")
+        _fault_if(not_frozen(provider.options))
 
     def test_every_option_documents_itself(self, provider: Provider[Any]) -> None:
         """`cosmos plugins show` prints what each option is for."""
-        silent = [name for name, field in _fields(provider.options) if not field.metadata.get("help")]
-        if silent:
-            fault(
-                f"options without a help text: {', '.join(silent)}; declare them as "
-                "name: type = option(default, help='What it is for.')"
-            )
+        _fault_if(undocumented(provider.options))
 
     def test_no_option_has_a_mutable_default(self, provider: Provider[Any]) -> None:
         """A default that is shared between instances changes under their feet."""
-        shared = [name for name, field in _fields(provider.options) if isinstance(field.default, _MUTABLE)]
-        if shared:
-            fault(f"options whose default is one object for all instances: {', '.join(shared)}; use factory=")
+        _fault_if(shared_defaults(provider.options))
 
     def test_an_unknown_option_is_refused(self, provider: Provider[Any], options: Mapping[str, JSON]) -> None:
         """A misspelt key never goes unnoticed."""
@@ -122,13 +114,6 @@ class PluginConformance:
             fault(f"making an instance changed its options: {', '.join(changed)}; work on a copy")
 
 
-def _fields(cls: type, prefix: str = "") -> list[tuple[str, Any]]:
-    """(dotted name, field) of an options class, those of nested classes included."""
-    found: list[tuple[str, Any]] = []
-    for field in attrs.fields(attrs.resolve_types(cls)):
-        name = f"{prefix}{field.alias}"
-        if isinstance(field.type, type) and attrs.has(field.type):
-            found += _fields(field.type, f"{name}.")
-        else:
-            found.append((name, field))
-    return found
+def _fault_if(problem: str) -> None:
+    if problem:
+        fault(problem)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import ClassVar
-
-import pytest
-
-from cosmos_core.protocols import Kind, RewardContext
-from cosmos_core.testing.conformance.plugin import PluginConformance
+from cosmos_core.testing.conformance.reward_failures import RewardFailures
+from cosmos_core.testing.conformance.reward_values import RewardValues
 
 
-class RewardConformance(PluginConformance):
-    """What every reward must satisfy."""
+class RewardConformance(RewardFailures, RewardValues):
+    """What every reward must satisfy: a number for whatever a model writes, in time, in the workers of a run.
 
-    kind: ClassVar[Kind] = "reward"
+    Set `plugin`, and what else the defaults do not do for.
 
-    @pytest.fixture
-    def context(self, tmp_path: Path) -> RewardContext:  # noqa: ARG002 - a folder is not needed here
-        """A reward's context."""
-        return RewardContext(name=self.plugin, seed=0)
+    Attributes:
+        timeout_s: Seconds that a score may take; the recipe's default.
+        examples: Completions, each with the score that it must get.
+        unscorable: Completions for which `score` must raise, such as one of a prompt without a usable reference.
+
+    Fixtures to override: `options`, the options to test with; `completions`, ordinary ones that must all get a score.
+    The default ones answer an arithmetic question with the reference "8", rightly, wrongly and in every garbled way.
+    """

@@ -18,7 +18,7 @@ class Inner:
 
 @attrs.frozen(kw_only=True)
 class Options:
-    length: int = attrs.field(metadata={"help": "How long."})
+    length: int = attrs.field(metadata={"help": "How long."}, validator=attrs.validators.ge(1))
     names: tuple[str, ...] = ("a", "b")
     extra: dict = attrs.field(factory=dict)
     inner: Inner = attrs.field(factory=Inner)
@@ -69,6 +69,13 @@ def test_the_list_can_be_of_one_kind_and_json(run, short):
     } in listed
 
 
+def test_a_misspelt_group_is_listed_with_the_right_one(run, make_distribution):
+    make_distribution("acme-a", entries="[cosmos_core.reward]\nshort = acme_a\n", modules={"acme_a.py": ""})
+    listed = run("list")
+    assert ["reward", "short", "acme-a", "1.0", "invalid"] in [line.split() for line in listed.splitlines()]
+    assert "reward short: its entry-point group 'cosmos_core.reward' is unknown to the core" in listed
+
+
 def test_a_wrong_kind_is_refused():
     result = CliRunner().invoke(app, ["list", "--kind", "rewards"])
     assert result.exit_code == 2
@@ -77,14 +84,26 @@ def test_a_wrong_kind_is_refused():
 def test_show_has_source_capabilities_and_options(run, short):
     lines = [" ".join(line.split()) for line in run("show", "short").splitlines()]
     assert "reward short" in lines
+    assert any(line.startswith("sha256 ") for line in lines)
     assert "distribution acme-a 1.0" in lines
     assert "requires cosmos-core>=0.1" in lines
-    assert "payload_kinds tokens" in lines
-    assert "deterministic true" in lines
-    assert "length an integer required How long." in lines
+    assert "payload_kinds tokens Kinds of payload it can score." in lines
+    assert "deterministic true Whether the same completion always gets the same score." in lines
+    assert "length an integer, ≥ 1 required How long." in lines
     assert "names an array a, b" in lines
     assert "inner.deep a number 0.5 How deep." in lines
     assert "cap a number none" in lines
+
+
+def test_show_as_json_has_all_of_it(run, short, tmp_path):
+    shown = json.loads(run("show", "short", "--json"))
+    assert (shown["kind"], shown["name"], shown["distribution"], shown["protocol"]) == ("reward", "short", "acme-a", 1)
+    assert shown["source"]["location"] == str(tmp_path / "site-acme-a")
+    assert len(shown["sha256"]) == 64
+    assert [each["name"] for each in shown["capabilities"]] == ["payload_kinds", "deterministic"]
+    assert {"name": "length", "type": "an integer", "bounds": "≥ 1", "default": "required", "help": "How long."} in (
+        shown["options"]
+    )
 
 
 def test_show_needs_the_kind_where_a_name_has_two(run, short, make_distribution):

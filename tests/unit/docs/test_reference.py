@@ -1,26 +1,15 @@
-"""The generated parts of the documentation follow the code."""
+"""The reference of the recipe follows the schema."""
 
-import importlib.util
 import inspect
-from pathlib import Path
 
 import attrs
+from reference.recipe import reference
 
 from cosmos_core.config import schema
-from cosmos_core.protocols import hooks
-
-EXTENSIONS = Path(__file__).parents[3] / "docs" / "extensions"
-
-
-def reference(name):
-    spec = importlib.util.spec_from_file_location(name, EXTENSIONS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.reference()
 
 
 def test_every_key_of_every_table_is_in_the_reference():
-    text = reference("recipe_reference")
+    text = reference()
     classes = [
         cls for _, cls in inspect.getmembers(schema, inspect.isclass) if attrs.has(cls) and cls is not schema.Recipe
     ]
@@ -33,7 +22,7 @@ def test_every_key_of_every_table_is_in_the_reference():
 
 
 def test_types_bounds_and_defaults_are_written_as_in_toml():
-    text = reference("recipe_reference")
+    text = reference()
     assert '| `mode` | `"async"` or `"sync"` | `"async"` |' in text
     assert "| `top_p` | number, > 0, ≤ 1 | `1.0` |" in text
     assert "| `betas` | array of 2 numbers | `[0.9, 0.95]` |" in text
@@ -42,11 +31,3 @@ def test_types_bounds_and_defaults_are_written_as_in_toml():
     assert "| `hooks` | array of strings | `[]` |" in text
     assert "| `durable` | boolean | `false` |" in text
     assert "## `[[reward]]`" in text
-
-
-def test_every_lifecycle_hook_is_in_the_table():
-    text = reference("lifecycle_hooks")
-    assert "| `cosmos_step_finished(run, step, metrics)` |" in text
-    specs = [name for name in vars(hooks) if name.startswith("cosmos_")]
-    providers = {"cosmos_model", "cosmos_algorithm", "cosmos_reward", "cosmos_dataset", "cosmos_engine", "cosmos_hook"}
-    assert text.count("| `cosmos_") == len(set(specs) - providers)

@@ -32,8 +32,23 @@ def test_two_distributions_with_one_name_conflict(make_distribution):
 
 
 def test_one_name_of_two_kinds_is_no_conflict(make_distribution):
-    make_distribution("acme-a", entries={"reward/x1": "acme_a", "dataset/x1": "acme_a"}, modules={"acme_a.py": ""})
+    make_distribution("acme-a", entries={"reward/x1": "acme_a"}, modules={"acme_a.py": ""})
+    make_distribution("acme-b", entries={"dataset/x1": "acme_b"}, modules={"acme_b.py": ""})
     assert [(record.kind, record.status) for record in found("x1")] == [("reward", "ok"), ("dataset", "ok")]
+
+
+def test_one_distribution_may_not_give_one_name_to_two_kinds(make_distribution):
+    make_distribution("acme-a", entries={"reward/x1": "acme_a", "dataset/x1": "acme_a"}, modules={"acme_a.py": ""})
+    records = found("x1")
+    assert [(record.kind, record.status) for record in records] == [("reward", "invalid"), ("dataset", "invalid")]
+    assert "gives the name 'x1' to a reward and to a dataset plugin; rename one" in records[0].problem
+
+
+def test_a_misspelt_group_is_shown_with_the_right_one(make_distribution):
+    make_distribution("acme-a", entries="[cosmos_core.reward]\nshort = acme_a\n", modules={"acme_a.py": BOMB})
+    (record,) = found("short", "reward")
+    assert record.status == "invalid"
+    assert 'unknown to the core; write [project.entry-points."cosmos_core.rewards"]' in record.problem
 
 
 def test_a_distribution_found_twice_counts_once(make_distribution, tmp_path, monkeypatch):
@@ -49,6 +64,7 @@ def test_a_plugin_for_another_release_is_incompatible(make_distribution):
     (record,) = found("short")
     assert record.status == "incompatible"
     assert "requires Cosmos_Core>=99, this is cosmos-core" in record.problem
+    assert record.problem.endswith("; pip install -U cosmos-core")
 
 
 @pytest.mark.parametrize(
@@ -106,6 +122,14 @@ def test_autoload_can_be_disabled(make_distribution, monkeypatch):
 def test_the_cores_own_are_registered_the_same_way():
     own = {(record.kind, record.name) for record in discover() if record.distribution == "cosmos-core"}
     assert {("model", "hf"), ("engine", "embedded"), ("hook", "mlflow")} <= own
+
+
+def test_thirty_distributions_are_listed_without_importing_one(make_distribution):
+    for index in range(30):
+        module = f"acme_{index}"
+        make_distribution(f"acme-{index}", entries={f"reward/r{index}": module}, modules={f"{module}.py": BOMB})
+    assert len([record for record in discover("reward") if record.distribution.startswith("acme-")]) == 30
+    assert not [name for name in sys.modules if name.startswith("acme_")]
 
 
 def test_discovery_imports_neither_torch_nor_a_converter():

@@ -11,6 +11,7 @@ from cosmos_core.errors import (
     PluginIncompatibleError,
     PluginNotFoundError,
 )
+from cosmos_core.plugin import compatibility
 from cosmos_core.plugin.discovery import DISABLE_VARIABLE
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import RewardCapabilities, RewardContext, hookimpl
@@ -117,6 +118,16 @@ def test_a_name_of_another_kind_is_told(make_reward):
         PluginSet.load([("dataset", "short")])
 
 
+def test_a_name_like_no_other_is_met_with_the_line_for_the_usual_name(make_reward):
+    with pytest.raises(PluginNotFoundError, match=r"usual name: pip install cosmos-reward-qx-zw$"):
+        PluginSet.load([("reward", "Qx_Zw")])
+    make_reward()
+    for name in ("shrot", "qx/zw"):
+        with pytest.raises(PluginNotFoundError, match="no reward plugin named") as caught:
+            PluginSet.load([("reward", name)])
+        assert "usual name" not in str(caught.value)
+
+
 def test_two_distributions_conflict_until_one_is_named(make_reward):
     make_reward(name="acme-a")
     make_reward(name="acme-b")
@@ -144,10 +155,30 @@ def test_an_incompatible_plugin_is_refused_before_import(make_reward):
         load_short()
 
 
-def test_a_plugin_of_another_protocol_version_is_refused(make_reward):
-    make_reward(REWARD.replace("options=Options,", "options=Options, protocol=2,"))
-    with pytest.raises(PluginIncompatibleError, match=r"version 2 of the reward protocol.*speaks 1"):
+@pytest.mark.parametrize(
+    ("protocol", "message"),
+    [
+        (2, r"version 2 of the reward protocol.*speaks 1; it needs a newer cosmos-core: pip install -U cosmos-core$"),
+        (0, r"version 0 of the reward .* it needs a newer release of the plugin: pip install -U acme-a$"),
+        ("'1'", "Provider.protocol is '1'; give the version it was written for, an integer such as 1"),
+    ],
+)
+def test_a_plugin_of_another_protocol_version_is_refused(make_reward, protocol, message):
+    make_reward(REWARD.replace("options=Options,", f"options=Options, protocol={protocol},"))
+    with pytest.raises(PluginIncompatibleError, match=message):
         load_short()
+
+
+def test_a_deprecated_protocol_version_is_accepted_with_a_warning(make_reward, monkeypatch, caplog):
+    make_reward()
+    monkeypatch.setattr(compatibility, "PROTOCOL_VERSIONS", {"reward": 2})
+    with pytest.raises(PluginIncompatibleError):
+        load_short()
+    monkeypatch.setattr(compatibility, "DEPRECATED_PROTOCOLS", {"reward": {1: "9.0"}})
+    assert load_short().provider("reward", "short").protocol == 1
+    (warning,) = caplog.messages
+    assert "acme-a 1.0" in warning
+    assert "version 1 of the reward protocol, which cosmos-core 9.0 will refuse; the current version is 2" in warning
 
 
 @pytest.mark.parametrize(
@@ -162,7 +193,10 @@ def test_a_plugin_of_another_protocol_version_is_refused(make_reward):
         (REWARD.replace("def cosmos_reward", "async def cosmos_reward"), "coroutine function"),
         (REWARD.replace("return Provider", "1 / 0; Provider"), r"cosmos_reward\(\) failed: ZeroDivisionError"),
         (REWARD.replace("capabilities=RewardCapabilities()", "capabilities={}"), "{}, which is no RewardCapabilities"),
-        (REWARD.replace("options=Options", "options=dict"), "options class is unusable: .*dict.* no attrs class"),
+        (
+            REWARD.replace("options=Options", "options=dict"),
+            r"options class is unusable: .*dict.* no attrs class; write a class with @attrs\.frozen",
+        ),
         (REWARD.replace("length: int", "length: complex"), "options class is unusable: .*complex"),
         (REWARD.replace("length: int", "length: 'Gone'"), "options class is unusable: .*Gone"),
         (REWARD.replace("create=Short", "create=3"), "not callable"),
@@ -192,13 +226,26 @@ def test_the_original_exception_is_chained(make_reward):
 
 def test_one_module_may_provide_several_kinds_and_names(make_distribution):
     source = REWARD + "@hookimpl\ndef cosmos_dataset():\n    return Provider(create=dict, options=Options)\n"
-    entries = {"reward/short": "acme_a", "reward/brief": "acme_a", "dataset/short": "acme_a"}
-    text = "[cosmos_core.rewards]\nshort = acme_a\nbrief = acme_a\n[cosmos_core.datasets]\nshort = acme_a\n"
+    text = "[cosmos_core.rewards]\nshort = acme_a\nbrief = acme_a\n[cosmos_core.datasets]\nrows = acme_a\n"
     make_distribution("acme-a", entries=text, modules={"acme_a.py": source})
-    plugins = PluginSet.load([("reward", "short"), ("reward", "brief"), ("dataset", "short")])
-    assert len(plugins.records) == len(entries)
+    selections = [("reward", "short"), ("reward", "brief"), ("dataset", "rows")]
+    plugins = PluginSet.load(selections)
+    assert [(record.kind, record.name) for record in plugins] == selections
     assert plugins.provider("reward", "brief").create.__name__ == "Short"
-    assert plugins.provider("dataset", "short").create is dict
+    assert plugins.provider("dataset", "rows").create is dict
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ("[cosmos_core.rewards]\nshort = acme_a\n[cosmos_core.datasets]\nshort = acme_a\n", "rename one"),
+        ("[cosmos_core.reward]\nshort = acme_a\n", r'write \[project\.entry-points\."cosmos_core\.rewards"\]'),
+    ],
+)
+def test_what_breaks_a_rule_of_the_core_is_refused_before_import(make_distribution, entries, message):
+    make_distribution("acme-a", entries=entries, modules={"acme_a.py": "raise RuntimeError('imported')"})
+    with pytest.raises(PluginBrokenError, match=f"of acme-a 1.0 cannot be used: .*{message}"):
+        load_short()
 
 
 def test_a_wrong_name_is_told_before_anything_is_imported(make_reward):

@@ -2,9 +2,11 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 import torch
 
+from cosmos_core.errors import TransportError
 from cosmos_core.policy.group import SMALL_BYTES, GradientGroupError, GroupStore, form_group, solo
 
 CPU = torch.device("cpu")
@@ -33,6 +35,17 @@ def members(store, size, work, *, generation=1, interrupted=lambda: False, timeo
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(member, range(size)))
+
+
+def test_a_store_listens_on_the_address_that_it_was_given_only(store):
+    port = int(store.endpoint.rpartition(":")[2])
+    listening = [each.laddr for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN]
+    assert [address.ip for address in listening if address.port == port] == ["127.0.0.1"]
+
+
+def test_an_address_of_another_machine_is_refused():
+    with pytest.raises(TransportError, match=r"cannot listen on 192\.0\.2\.1 \(.*\); set control\.bind to an address"):
+        GroupStore("192.0.2.1")
 
 
 def test_sum_and_copy(store):

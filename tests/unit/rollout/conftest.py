@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from cosmos_core.protocols import EngineContext, ModelFacts, Request, Sampling
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
@@ -57,10 +57,6 @@ class FakeModel:
     def build(self, *, seed, dtype, device):
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(self.config, dtype=dtype).to(device).eval()
-
-
-def llama() -> FakeModel:
-    return FakeModel(LlamaConfig(**SHAPE, tie_word_embeddings=False))
 
 
 def payload(ids) -> Payload:

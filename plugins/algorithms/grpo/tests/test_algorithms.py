@@ -70,9 +70,8 @@ def test_advantages_of_each():
     assert Grpo(GrpoOptions(advantage_eps=0.0), CONTEXT).advantages(groups)[0] == [1.5, -0.5, -0.5, -0.5]
     assert DrGrpo(DrGrpoOptions(), CONTEXT).advantages(groups)[0] == [0.75, -0.25, -0.25, -0.25]
     for make, options in ALL:
-        unscored = make(options(), CONTEXT).advantages(groups)[1]
-        assert unscored[1] is None
-        assert math.fsum(value for value in unscored if value is not None) == pytest.approx(0.0, abs=1e-12)
+        scored = [value for value in make(options(), CONTEXT).advantages(groups)[1] if value is not None]
+        assert math.fsum(scored) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_groups_do_not_influence_one_another():
@@ -80,13 +79,6 @@ def test_groups_do_not_influence_one_another():
         algorithm = make(options(), CONTEXT)
         alone = algorithm.advantages([group(1.0, 0.0)])
         assert algorithm.advantages([group(9.0, -9.0), group(1.0, 0.0)])[1:] == alone
-
-
-def test_a_failed_status_counts_as_unscored_even_with_a_number():
-    failed = sample(1, 5.0, status=SampleStatus.REWARD_TIMEOUT)
-    mixed = Group(position=0, samples=(sample(0, 1.0), failed, sample(2, 1.0)))
-    for make, options in ALL:
-        assert make(options(), CONTEXT).advantages([mixed]) == [[0.0, None, 0.0]]
 
 
 def test_dapo_drops_groups_without_contrast_and_the_others_do_not():
@@ -122,15 +114,6 @@ def test_dapo_clips_asymmetrically():
 
 
 @pytest.mark.parametrize(("make", "options"), ALL)
-def test_a_stale_sample_has_a_ratio_other_than_one(make, options):
-    """The ratio is against what is given, never against the current log-probs detached."""
-    given = decisions([math.log(0.6)], old=[math.log(0.5)], behaviour=[math.log(0.5)], advantages=[1.0])
-    priced = make(options(), CONTEXT).loss(given)
-    assert priced.metrics["ratio"].tolist() == pytest.approx([1.2])
-    assert not any(value.requires_grad for value in priced.metrics.values())
-
-
-@pytest.mark.parametrize(("make", "options"), ALL)
 def test_the_importance_weight_scales_the_gradient_and_carries_none(make, options):
     algorithm = make(options(old_logprobs="recompute", importance_cap=2.0), CONTEXT)
     given = decisions([0.0, 0.0], old=[0.0, 0.0], behaviour=[math.log(0.25), math.log(2.0)], advantages=[1.0, 1.0])
@@ -139,37 +122,6 @@ def test_the_importance_weight_scales_the_gradient_and_carries_none(make, option
     # ratio 1, weights min(4, 2) and 0.5: above the cap the gradient is there still
     assert given.logprobs_N.grad.tolist() == pytest.approx([-2.0, -0.5])
     assert priced.metrics["importance_weight"].tolist() == pytest.approx([2.0, 0.5])
-
-
-@pytest.mark.parametrize(("make", "options"), ALL)
-def test_gradients_agree_with_finite_differences(make, options):
-    algorithm = make(options(old_logprobs="recompute", importance_cap=1.1, dual_clip=2.0), CONTEXT)
-    generator = torch.Generator().manual_seed(1)
-    old, behaviour, advantages = (torch.randn(32, dtype=torch.float64, generator=generator) for _ in range(3))
-    start = (old + 0.5 * torch.randn(32, dtype=torch.float64, generator=generator)).requires_grad_()
-    base = decisions([0.0], old=[0.0], behaviour=[0.0], advantages=[0.0])
-
-    def total(logprobs_N):
-        return algorithm.loss(
-            attrs.evolve(
-                base,
-                logprobs_N=logprobs_N,
-                old_logprobs_N=old,
-                behaviour_logprobs_N=behaviour,
-                advantages_N=advantages,
-            )
-        ).loss_N
-
-    assert torch.autograd.gradcheck(total, (start,))
-
-
-@pytest.mark.parametrize(("make", "options"), ALL)
-def test_skipping_zero_advantages_changes_nothing(make, options):
-    algorithm = make(options(), CONTEXT)
-    given = decisions([0.3, -2.0], old=[0.0, 1.0], behaviour=[0.0, 1.0], advantages=[0.0, 0.0])
-    algorithm.loss(given).loss_N.sum().backward()
-    assert algorithm.skips_zero_advantage
-    assert given.logprobs_N.grad.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(("make", "options"), ALL)
@@ -187,12 +139,9 @@ def test_options_out_of_bounds(bad):
         GrpoOptions(**bad)
 
 
-@pytest.mark.parametrize(("module", "make"), [(grpo, Grpo), (dr_grpo, DrGrpo), (dapo, Dapo)])
-def test_providers(module, make):
-    provider = module.cosmos_algorithm()
-    assert isinstance(provider.create(provider.options(), CONTEXT), make)
-    assert provider.capabilities.source == "rollouts"
-    assert provider.capabilities.min_group_size == 2
+@pytest.mark.parametrize("module", [grpo, dr_grpo, dapo])
+def test_a_baseline_needs_two_samples(module):
+    assert module.cosmos_algorithm().capabilities.min_group_size == 2
 
 
 def test_importing_them_imports_no_torch():

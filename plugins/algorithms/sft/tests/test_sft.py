@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from cosmos_algorithm_sft import Sft, SftOptions, plugin
+from cosmos_algorithm_sft import Sft, SftOptions
 from cosmos_core.protocols import Aggregation, AlgorithmContext, Decisions
 from cosmos_core.types import Group, Sample, SampleStatus
 
@@ -58,12 +58,6 @@ def test_no_sample_has_an_advantage():
     group = Group(position=0, samples=(sample,))
     assert Sft(SftOptions(), CONTEXT).advantages([group]) == [[None]]
     assert Sft(SftOptions(), CONTEXT).admit(group) is None
-
-
-def test_the_provider_declares_demonstrations():
-    provider = plugin.cosmos_algorithm()
-    assert provider.capabilities.source == "demonstrations"
-    assert isinstance(provider.create(provider.options(), CONTEXT), Sft)
 
 
 def test_importing_it_imports_no_torch():

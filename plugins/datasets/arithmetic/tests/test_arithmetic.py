@@ -11,7 +11,6 @@ import pytest
 
 from cosmos_core.protocols import DatasetContext
 from cosmos_dataset_arithmetic import Arithmetic, ArithmeticOptions, Problem
-from cosmos_dataset_arithmetic.plugin import cosmos_dataset
 from cosmos_dataset_arithmetic.problem import careless_demonstration, draw_problem
 
 CONTEXT = DatasetContext(seed=0, directory=Path())
@@ -64,16 +63,13 @@ def test_train_and_heldout_share_no_tuple():
     assert len(heldout) / len(train | heldout) == pytest.approx(0.2, abs=0.03)
 
 
-def test_a_row_depends_on_seed_split_and_index_only():
-    dataset = Arithmetic(ArithmeticOptions(), CONTEXT)
-    backwards = [dataset.row("train", index) for index in reversed(range(50))]
-    assert backwards[::-1] == rows("train", 50)
+def test_another_seed_draws_other_rows():
     other = Arithmetic(ArithmeticOptions(), attrs.evolve(CONTEXT, seed=1))
     assert [other.row("train", index).text for index in range(50)] != [row.text for row in rows("train", 50)]
 
 
-def test_a_row_is_the_same_in_every_process():
-    """A known row: hash randomisation or another generator would change it."""
+def test_a_row_is_the_same_in_every_release():
+    """A known row: another generator, of Python's or of ours, would change it."""
     assert rows("train", 1)[0].text == "Ann has 3 books, buys 9 more, then finds 1. How many books now?\n"
 
 
@@ -108,25 +104,17 @@ def test_larger_operands():
     assert draw_problem(rng, max_operand=5, heldout=True).is_heldout
 
 
-def test_sizes_and_bounds():
+def test_sizes_are_those_of_the_options():
     dataset = Arithmetic(ArithmeticOptions(train_rows=3, heldout_rows=0), CONTEXT)
     assert (dataset.size("train"), dataset.size("heldout")) == (3, 0)
-    for split, index in (("train", 3), ("train", -1), ("heldout", 0)):
-        with pytest.raises(IndexError, match=f"row {index} of split '{split}'"):
-            dataset.row(split, index)
+    with pytest.raises(IndexError, match="row 3 of split 'train', which has 3"):
+        dataset.row("train", 3)
 
 
 @pytest.mark.parametrize("bad", [{"careless": 1.1}, {"stops": -0.1}, {"max_operand": 1}, {"train_rows": 0}])
 def test_options_out_of_bounds(bad):
     with pytest.raises(ValueError):
         ArithmeticOptions(**bad)
-
-
-def test_the_provider_has_demonstrations_and_references():
-    provider = cosmos_dataset()
-    assert provider.capabilities.demonstrations
-    assert provider.capabilities.references
-    assert provider.create(provider.options(), CONTEXT).size("train") == 20_000
 
 
 def test_importing_it_imports_no_torch():

@@ -16,7 +16,6 @@ from cosmos_core.errors import DataError
 from cosmos_core.protocols import DatasetContext
 from cosmos_core.types import Message
 from cosmos_dataset_jsonl import FileDataset, JsonlOptions
-from cosmos_dataset_jsonl.plugin import cosmos_dataset
 
 ROWS = [{"question": f"{n} and {n}?", "answer": f"{n}+{n}\n#### {2 * n:,}"} for n in range(0, 2000, 100)]
 
@@ -49,7 +48,6 @@ def test_rows_become_prompts(tmp_path, name):
     assert prompt.demonstration == "1900+1900\n#### 3,800"
     assert prompt.reference == "3,800"
     assert texts(dataset) == [f"{row['question']}\n" for row in ROWS]
-    assert [dataset.row("train", index).text for index in (15, 3, 15)] == [texts(dataset)[i] for i in (15, 3, 15)]
 
 
 def test_a_reference_keeps_its_type_without_a_pattern(tmp_path):
@@ -215,12 +213,10 @@ def test_a_heldout_file_of_its_own(tmp_path):
     assert dataset.row("heldout", 4).text == "1900 and 1900?\n"
 
 
-def test_numbers_out_of_range(tmp_path):
+def test_a_number_out_of_range_is_told_with_the_size(tmp_path):
     write(tmp_path / "rows.jsonl", ROWS)
-    dataset = make(tmp_path)
-    for split, index in (("train", 20), ("train", -1), ("heldout", 0)):
-        with pytest.raises(IndexError, match=f"row {index} of split '{split}'"):
-            dataset.row(split, index)
+    with pytest.raises(IndexError, match="row 20 of split 'train', which has 20"):
+        make(tmp_path).row("train", 20)
 
 
 def test_a_prompt_as_a_chat(tmp_path):
@@ -278,12 +274,6 @@ def test_memory_stays_small(tmp_path):
     tracemalloc.stop()
     assert dataset.size("train") == 40_000
     assert kept < 1_500_000
-
-
-def test_the_provider():
-    provider = cosmos_dataset()
-    assert provider.capabilities.demonstrations
-    assert provider.options is JsonlOptions
 
 
 def test_importing_it_imports_neither_torch_nor_pyarrow():

@@ -48,7 +48,3 @@ def test_chunks_change_neither_values_nor_gradients(inputs, monkeypatch):
         torch.autograd.grad(chunked.logprobs_N.square().sum(), (hidden, weight)), expected, strict=True
     ):
         torch.testing.assert_close(mine, theirs)
-
-
-def test_entropy_only_where_asked_for(inputs):
-    assert evaluate(*inputs).entropy_N is None

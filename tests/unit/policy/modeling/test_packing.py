@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,7 +5,6 @@ from hypothesis import strategies as st
 from cosmos_core.errors import DataError
 from cosmos_core.policy.modeling.packing import fill_bins, pack
 from cosmos_core.policy.modeling.tokens import tokens_payload
-from cosmos_core.types import Payload
 
 tokens = st.lists(st.integers(0, 999), min_size=1, max_size=12)
 
@@ -59,16 +57,3 @@ def test_a_sequence_over_the_budget_is_refused_with_the_key_to_change():
 def test_an_empty_prompt_is_refused():
     with pytest.raises(DataError, match="payload 0 has an empty prompt"):
         pack([tokens_payload([], [2])], budget=8)
-
-
-def test_a_payload_of_another_kind_is_refused():
-    with pytest.raises(DataError, match="kind 'latents'"):
-        pack([Payload(kind="latents", arrays={})], budget=8)
-
-
-def test_payloads_that_lie_in_received_memory_are_read_in_place():
-    payload = tokens_payload(np.asarray([3, 4], dtype=np.int32), [5])
-    arrays = {
-        name: type(a)(dtype=a.dtype, shape=a.shape, data=memoryview(a.data)) for name, a in payload.arrays.items()
-    }
-    assert pack([Payload(kind="tokens", arrays=arrays)], budget=8)[0].inputs["tokens"].tolist() == [3, 4]

@@ -9,27 +9,18 @@ from operator import ge, gt, le, lt
 from typing import Any
 
 import attrs
-from docutils import nodes
 from sphinx.application import Sphinx
-from sphinx.util.docutils import SphinxDirective
 
 from cosmos_core.config.schema import Recipe
+from reference.markdown import directive, table
 
 _NAMES = {int: "integer", float: "number", str: "string", bool: "boolean"}
 _BOUNDS = {ge: "≥", gt: ">", le: "≤", lt: "<"}
 
 
-class RecipeReference(SphinxDirective):
-    """Sections with tables of keys, one for each table of the recipe."""
-
-    def run(self) -> list[nodes.Node]:
-        """Render the schema as Markdown and parse it."""
-        return self.parse_text_to_nodes(reference(), allow_section_headings=True)
-
-
 def setup(app: Sphinx) -> Mapping[str, bool]:
     """Register the directive."""
-    app.add_directive("recipe-reference", RecipeReference)
+    app.add_directive("recipe-reference", directive(lambda _: reference(), takes_argument=False))
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
@@ -66,11 +57,15 @@ def _table(path: str, cls: type, seen: dict[type, str]) -> str:
     hints = typing.get_type_hints(cls)
     fields = [field for field in attrs.fields(cls) if _inner(hints[field.name])[0] is None]
     rows = [
-        f"| `{field.name}` | {_type(hints[field.name])}{_bounds(field.validator)} | {_default(field)} | "
-        f"{_cell(field.metadata['help'])} |"
+        (
+            f"`{field.name}`",
+            f"{_type(hints[field.name])}{_bounds(field.validator)}",
+            _default(field),
+            field.metadata["help"],
+        )
         for field in fields
     ]
-    return "\n".join([heading, "| key | type | default | what |", "|---|---|---|---|", *rows, ""])
+    return f"{heading}\n{table(('key', 'type', 'default', 'what'), rows)}\n"
 
 
 def _type(hint: Any) -> str:
@@ -109,7 +104,3 @@ def _default(field: attrs.Attribute[Any]) -> str:
     if isinstance(value, tuple):
         return f"`[{', '.join(map(repr, value))}]`"
     return "empty" if value == {} else f"`{value!r}`".replace("'", '"')
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")

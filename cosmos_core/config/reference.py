@@ -1,0 +1,99 @@
+"""What an options class takes, for people: each key with its type, bounds, default and help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import ge, gt, le, lt
+from typing import Any, Final
+
+import attrs
+
+from cosmos_core.config.problems import show
+from cosmos_core.config.shapes import describe
+from cosmos_core.config.structure import unstructure
+
+_SIGNS: Final = {ge: "≥", gt: ">", le: "≤", lt: "<"}
+
+
+@attrs.frozen(kw_only=True)
+class Key:
+    """One key of a table.
+
+    Attributes:
+        name: Its name; with the names of the tables above it, joined by dots.
+        type: What a recipe may give, in words.
+        bounds: What its validator demands besides, such as `≥ 1`; empty if nothing that can be put so.
+        default: As a recipe would write it; `required` if there is none.
+        help: What it is for.
+    """
+
+    name: str
+    type: str
+    bounds: str
+    default: str
+    help: str
+
+    @property
+    def is_required(self) -> bool:
+        """Whether a recipe must give it."""
+        return self.default == "required"
+
+
+def keys(cls: type) -> list[Key]:
+    """The keys of an attrs class, in its order; those of nested classes by their dotted names."""
+    return [
+        Key(
+            name=name,
+            type=describe(field.type),
+            bounds=", ".join(_bounds(field.validator)),
+            default=_default(field),
+            help=field.metadata.get("help", ""),
+        )
+        for name, field in fields(cls)
+    ]
+
+
+def fields(cls: type, prefix: str = "") -> Iterator[tuple[str, attrs.Attribute[Any]]]:
+    """(dotted name, field) of an attrs class, where a nested class stands for its own fields."""
+    for field in attrs.fields(attrs.resolve_types(cls)):
+        name = f"{prefix}{field.alias}"
+        if isinstance(field.type, type) and attrs.has(field.type):
+            yield from fields(field.type, f"{name}.")
+        else:
+            yield name, field
+
+
+def as_text(value: Any) -> str:
+    """A value as a recipe would write it, with `none` for what is absent or empty."""
+    if value is None:
+        return "none"
+    plain = unstructure(value)
+    if isinstance(plain, list):
+        return ", ".join(map(str, plain)) or "none"
+    return plain if plain == "" else show(plain)
+
+
+def _default(field: attrs.Attribute[Any]) -> str:
+    default: Any = field.default
+    if default is attrs.NOTHING:
+        return "required"
+    if isinstance(default, attrs.Factory):  # type: ignore[arg-type]  # a class that its stub calls a function
+        return "computed" if default.takes_self else as_text(default.factory())
+    return as_text(default)
+
+
+def _bounds(validator: Any) -> Iterator[str]:
+    """What the validators of attrs demand; any other validator says it when it refuses."""
+    if hasattr(validator, "_validators"):
+        for each in validator._validators:  # noqa: SLF001 - attrs gives no other way to look into `and_`
+            yield from _bounds(each)
+    elif hasattr(validator, "compare_func"):
+        yield f"{_SIGNS[validator.compare_func]} {validator.bound:g}"
+    elif hasattr(validator, "pattern"):
+        yield f"matches {validator.pattern.pattern}"
+    elif hasattr(validator, "min_length"):
+        yield f"length ≥ {validator.min_length}"
+    elif hasattr(validator, "options"):
+        yield f"one of {', '.join(show(each) for each in validator.options)}"
+    elif hasattr(validator, "validator"):
+        yield from _bounds(validator.validator)

@@ -1,0 +1,124 @@
+"""Calls into an algorithm: whatever it raises, or returns of the wrong form, becomes a fault that says where.
+
+Shape legend: N decisions of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, get_args
+
+import torch
+
+from cosmos_core.policy.objective import Known, price
+from cosmos_core.protocols import Aggregation, Algorithm, Decided, Loss, OldLogprobs
+from cosmos_core.testing.conformance.plugin import fault
+from cosmos_core.types import Group
+
+_SHOWN_GROUPS: Final = 3
+_CHOICES: Final[Mapping[str, tuple[object, ...]]] = {
+    "aggregation": tuple(Aggregation),
+    "old_logprobs": get_args(OldLogprobs),
+    "needs_entropy": (False, True),
+    "skips_zero_advantage": (False, True),
+}
+
+
+@contextlib.contextmanager
+def calling(what: str) -> Iterator[None]:
+    """Turn an exception of the plugin into a fault that names the exception and the line it came from."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever the plugin raises is the finding
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(last.filename).name}:{last.lineno}"
+        fault(f"{what} raised {type(error).__name__}: {error} (at {where}, `{last.line}`)")
+
+
+def properties_of(algorithm: Algorithm) -> dict[str, object]:
+    """The algorithm's properties, each with a value that the trainer knows."""
+    with calling("reading the algorithm's properties"):
+        values: dict[str, object] = {name: getattr(algorithm, name) for name in (*_CHOICES, "constant_length")}
+    for name, choices in _CHOICES.items():
+        if not any(type(values[name]) is type(choice) and values[name] == choice for choice in choices):
+            fault(f"{name} is {values[name]!r}; it must be one of {', '.join(map(_choice, choices))}")
+    length = values["constant_length"]
+    if not isinstance(length, int) or length < 1:
+        fault(f"constant_length is {length!r}; it must be an integer of at least 1 (1 where it is unused)")
+    return values
+
+
+def priced(algorithm: Algorithm, decided: Decided, known: Known, old_logprobs_N: torch.Tensor | None) -> Loss:
+    """What the trainer gets for a micro-batch: one float32 price for each decision, with a gradient."""
+    number = len(known.weights_N)
+    with calling(f"loss, on {number} decisions{_absent(algorithm)},"):
+        loss: object = price(algorithm, decided, known, old_logprobs_N)
+    if not isinstance(loss, Loss):
+        fault(f"loss returned a {type(loss).__name__}; return cosmos_core.protocols.Loss(loss_N=...)")
+    seen: object = loss.loss_N
+    if not isinstance(seen, torch.Tensor) or seen.shape != (number,) or seen.dtype != torch.float32:
+        fault(
+            f"loss gave {described(seen)} for {number} decisions; loss_N is one float32 price for each: "
+            "neither sum nor average them, the trainer weighs them by `aggregation`"
+        )
+    if not loss.loss_N.requires_grad:
+        fault(
+            "loss_N carries no gradient, so nothing would be learnt; compute it from decisions.logprobs_N "
+            "without detach() or torch.no_grad()"
+        )
+    return loss
+
+
+def advantages_of(algorithm: Algorithm, groups: Sequence[Group]) -> list[list[float | None]]:
+    """The advantages of a batch: for each group as many values as it has samples."""
+    with calling(f"advantages, on {len(groups)} groups ({rewards_text(groups)}),"):
+        found: object = algorithm.advantages(groups)
+    if not isinstance(found, list) or len(found) != len(groups):
+        fault(f"advantages returned {found!r:.200} for {len(groups)} groups; return one list for each group, in order")
+    for group, values in zip(groups, found, strict=True):
+        if not isinstance(values, list) or len(values) != len(group.samples):
+            fault(
+                f"advantages gave {values!r:.200} for a group of {len(group.samples)} samples; "
+                "return a list with one value for each sample, in order"
+            )
+    return found
+
+
+def admitted(algorithm: Algorithm, group: Group) -> str | None:
+    """What `admit` says of a group."""
+    with calling(f"admit, on a group with {rewards_text([group])},"):
+        return algorithm.admit(group)
+
+
+def rewards_text(groups: Sequence[Group]) -> str:
+    """The rewards of groups, for people; None where a sample has none."""
+    texts = (
+        ", ".join("None" if sample.reward is None else f"{sample.reward:g}" for sample in group.samples)
+        for group in groups[:_SHOWN_GROUPS]
+    )
+    return "rewards " + "; ".join(texts) + ("; …" if len(groups) > _SHOWN_GROUPS else "")
+
+
+def described(value: object) -> str:
+    """A value's form, for people."""
+    if isinstance(value, torch.Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+def _choice(value: object) -> str:
+    return f"{type(value).__name__}.{value.name}" if isinstance(value, enum.Enum) else repr(value)
+
+
+def _absent(algorithm: Algorithm) -> str:
+    """What the decisions do not hold because the algorithm did not ask for it."""
+    absent = []
+    if not algorithm.needs_entropy:
+        absent.append("entropy_N is None, as needs_entropy is False")
+    if algorithm.old_logprobs == "none":
+        absent.append("old_logprobs_N is None, as old_logprobs is 'none'")
+    return f" ({'; '.join(absent)})" if absent else ""

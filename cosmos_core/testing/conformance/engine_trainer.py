@@ -1,0 +1,80 @@
+"""The other side of the comparison: the model as the trainer evaluates it, under several weights.
+
+Shape legend: N decisions of a completion, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Sequence
+from typing import Final, final
+
+import attrs
+import torch
+
+from cosmos_core.policy.modeling import tokens_payload, values
+from cosmos_core.protocols import Model
+from cosmos_core.types import Payload
+from cosmos_core.weights.shards import canonical_tensors
+
+_BUDGET: Final = 1 << 14
+_NOISE: Final = 0.3
+
+
+@final
+class Trainer:
+    """Prices completions with `Model.decide`, in float32 on the CPU.
+
+    Weights have numbers: 0 are those that `Model.build` gives, any other number is a random change of them.
+    """
+
+    def __init__(self, model: Model, *, seed: int) -> None:
+        self._model: Final = model
+        self._seed: Final = seed
+        self._modules: Final[dict[int, torch.nn.Module]] = {}
+
+    def tensors(self, weights: int) -> dict[str, torch.Tensor]:
+        """The canonical tensors of these weights."""
+        return canonical_tensors(self._module(weights))
+
+    def logprobs(self, payloads: Sequence[Payload], *, temperature: float, weights: int = 0) -> list[torch.Tensor]:
+        """float32 log-probs [N] of each payload's completion."""
+        found: dict[int, torch.Tensor] = {}
+        for batch in self._model.pack(payloads, budget=_BUDGET):
+            with torch.no_grad():
+                decided = self._model.decide(self._module(weights), batch, temperature=temperature)
+            parts = torch.split(decided.logprobs_N, list(batch.num_decisions))
+            found.update(zip(batch.sequences, parts, strict=True))
+        return [found[index] for index in range(len(payloads))]
+
+    def next_logprobs(self, prompt: Payload, tokens: Sequence[int], *, temperature: float) -> torch.Tensor:
+        """float32 log-probs [V] of what may follow a prompt and the first tokens of a completion."""
+        ids = values(prompt, "prompt").tolist()
+        vocabulary = range(self._model.facts().vocab_size)
+        payloads = [tokens_payload(ids, [*tokens, token]) for token in vocabulary]
+        return torch.stack([each[-1] for each in self.logprobs(payloads, temperature=temperature)])
+
+    def _module(self, weights: int) -> torch.nn.Module:
+        if weights not in self._modules:
+            module = self._model.build(seed=self._seed, dtype=torch.float32, device=torch.device("cpu"))
+            if weights:
+                _disturb(module, weights)
+            self._modules[weights] = module
+        return self._modules[weights]
+
+
+def stopping_at(model: Model, stop_ids: Collection[int]) -> Model:
+    """The same model with other stop ids: with none of them, completions are as long as they may be."""
+    facts = attrs.evolve(model.facts(), stop_ids=frozenset(stop_ids))
+    # A subclass of the same layout, so that the twin passes as what it is, however its class was made.
+    twin_class = type(type(model).__name__, (type(model),), {"__slots__": (), "facts": lambda _: facts})
+    twin = copy.copy(model)
+    object.__setattr__(twin, "__class__", twin_class)
+    return twin
+
+
+def _disturb(module: torch.nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for tensor in canonical_tensors(module).values():
+            tensor.mul_(1.0 + _NOISE * torch.randn(tensor.shape, generator=generator))

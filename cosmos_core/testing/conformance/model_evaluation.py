@@ -1,0 +1,89 @@
+"""Decisions by payload, however the payloads were packed.
+
+Shape legend: N decisions of one payload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import torch
+
+from cosmos_core.errors import DataError
+from cosmos_core.protocols import Decided, MicroBatch, Model
+from cosmos_core.testing.conformance.plugin import fault
+from cosmos_core.types import Payload
+from cosmos_core.weights.shards import canonical_tensors
+
+ROOM: Final = 1 << 16
+"""A budget that takes all payloads of a test at once."""
+
+
+def decide_each(
+    model: Model,
+    module: torch.nn.Module,
+    payloads: Sequence[Payload],
+    *,
+    budget: int = ROOM,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+) -> list[Decided]:
+    """Pack payloads, evaluate them, and give each its decisions, in the order of `payloads`."""
+    found: dict[int, Decided] = {}
+    for batch in model.pack(payloads, budget=budget):
+        decided = model.decide(module, batch, temperature=temperature, with_entropy=with_entropy)
+        found.update(split(batch, decided))
+    if sorted(found) != list(range(len(payloads))):
+        fault(f"pack() was given {len(payloads)} payloads and packed those numbered {sorted(found)}")
+    return [found[index] for index in range(len(payloads))]
+
+
+def split(batch: MicroBatch, decided: Decided) -> dict[int, Decided]:
+    """What was decided in a micro-batch, by number of the payload."""
+    total = sum(batch.num_decisions)
+    if tuple(decided.logprobs_N.shape) != (total,):
+        fault(
+            f"decide() gave log-probs of shape {tuple(decided.logprobs_N.shape)} for {total} decisions "
+            "(the sum of MicroBatch.num_decisions)"
+        )
+    sizes = list(batch.num_decisions)
+    logprobs = torch.split(decided.logprobs_N, sizes)
+    entropies = [None] * len(sizes) if decided.entropy_N is None else torch.split(decided.entropy_N, sizes)
+    return {
+        index: Decided(logprobs_N=logprobs_N, entropy_N=entropy_N)
+        for index, logprobs_N, entropy_N in zip(batch.sequences, logprobs, entropies, strict=True)
+    }
+
+
+def pack_alone(model: Model, payload: Payload) -> MicroBatch:
+    """A payload in a micro-batch of its own."""
+    try:
+        batches = model.pack([payload], budget=ROOM)
+    except DataError as error:
+        fault(f"pack() refuses a payload of the kit under a budget of {ROOM} units: {error}")
+    if [tuple(batch.sequences) for batch in batches] != [(0,)]:
+        fault(f"pack() of one payload gave {len(batches)} micro-batches; give one, whose sequences are (0,)")
+    return batches[0]
+
+
+def total_logprob(model: Model, module: torch.nn.Module, batches: Sequence[MicroBatch]) -> float:
+    """The log-probability of everything that was decided, summed in float64."""
+    with torch.no_grad():
+        parts = [model.decide(module, batch, temperature=1.0).logprobs_N.double().sum() for batch in batches]
+    return float(sum(parts))
+
+
+def copied(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A copy of the tensors that travel."""
+    return {name: tensor.clone() for name, tensor in canonical_tensors(module).items()}
+
+
+def first_difference(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> str | None:
+    """The first tensor, by name, that is not the same bit for bit in both; None if all are."""
+    for name in sorted(one.keys() | other.keys()):
+        if name not in one or name not in other:
+            return f"{name} (only one of the two has it)"
+        if not torch.equal(one[name], other[name]):
+            return name
+    return None

@@ -1,0 +1,1 @@
+"""Sphinx directives whose text is made from the code, so that it cannot say anything else than the code."""

@@ -1,0 +1,354 @@
+"""Faults in algorithms that the kit must name, and sound ones of several sorts that it must pass."""
+
+import textwrap
+
+import pytest
+
+ALGORITHM = """
+import random
+import torch
+from cosmos_core.protocols import Aggregation, AlgorithmCapabilities, Loss, Provider, hookimpl
+
+class Algorithm:
+    aggregation = Aggregation.TOKEN_MEAN
+    constant_length = 1
+    old_logprobs = "behaviour"
+    needs_entropy = False
+    skips_zero_advantage = True
+    {declared}
+
+    def __init__(self, options, context):
+        self.seen = 0
+
+    def admit(self, group):
+        {admit}
+
+    def advantages(self, groups):
+        return [self.of_group(group.samples) for group in groups]
+
+    def of_group(self, samples):
+        rewards = [sample.reward if sample.is_scored else None for sample in samples]
+        {advantages}
+        known = [reward for reward in rewards if reward is not None]
+        return [None if each is None else each - (sum(known) - each) / (len(known) - 1) for each in rewards]
+
+    def loss(self, d):
+        {loss}
+
+@hookimpl
+def cosmos_algorithm():
+    return Provider(create=Algorithm, capabilities=AlgorithmCapabilities({capabilities}))
+"""
+LOSS = """
+ratio_N = (d.logprobs_N - d.old_logprobs_N).clamp(-20, 20).exp()
+return Loss(loss_N=-d.advantages_N * ratio_N, metrics={"ratio": ratio_N.detach()})
+"""
+REINFORCE = "return Loss(loss_N=-d.advantages_N * d.logprobs_N)"
+SEQUENCE_RATIO = """
+log_ratio_N = d.logprobs_N - d.old_logprobs_N
+sums_S = torch.zeros(d.num_sequences).index_add(0, d.sequence_N, log_ratio_N)
+ratio_S = (sums_S / torch.bincount(d.sequence_N)).clamp(-20, 20).exp()
+return Loss(loss_N=-d.advantages_N * ratio_S[d.sequence_N])
+"""
+WEIGHTED_BY_ENTROPY = "return Loss(loss_N=-d.advantages_N * d.logprobs_N * (1 + d.entropy_N.clamp(max=5)))"
+STRENGTH = "return Loss(loss_N=-d.advantages_N * d.advantages_N.abs() * d.logprobs_N)"
+UNSCORED_AS_ZERO = """
+mean = sum(reward or 0.0 for reward in rewards) / len(rewards)
+return [None if reward is None else reward - mean for reward in rewards]
+"""
+FREE = {"declared": 'old_logprobs = "none"'}
+
+
+def algorithm(*, loss=LOSS, admit="return None", advantages="", declared="", capabilities="min_group_size=2"):
+    inside = {"loss": loss, "admit": admit, "advantages": advantages}
+    blocks = {name: textwrap.indent(code.strip(), " " * 8).lstrip() for name, code in inside.items()}
+    return ALGORITHM.format(declared=declared.replace("; ", "\n    "), capabilities=capabilities, **blocks)
+
+
+def altered(old, new):
+    """The sound loss with something else in a place of it."""
+    assert old in LOSS
+    return LOSS.replace(old, new)
+
+
+SOUND = {
+    "clipped": (algorithm(), ""),
+    "reinforce": (algorithm(loss=REINFORCE, **FREE), "def reference(self, d): return -d.advantages_N * d.logprobs_N"),
+    "recomputed": (algorithm(declared='old_logprobs = "recompute"'), ""),
+    "five-of-a-prompt": (algorithm(capabilities="min_group_size=5"), ""),
+    "latents": (algorithm(capabilities="min_group_size=2, payload_kinds=frozenset({'latents'})"), ""),
+    "sequence-ratio": (algorithm(loss=SEQUENCE_RATIO), "couples_decisions = True"),
+    "half": (algorithm(loss=altered("-d", "-0.5 * d")), "on_policy_scale = 0.5"),
+    "strength": (algorithm(loss=STRENGTH, **FREE), "on_policy_scale = None"),
+    "entropy": (
+        algorithm(loss=WEIGHTED_BY_ENTROPY, declared='old_logprobs = "none"; needs_entropy = True'),
+        "on_policy_scale = None",
+    ),
+    "entropy-reported": (
+        algorithm(loss=REINFORCE, declared='old_logprobs = "none"; needs_entropy = True'),
+        "ignores = frozenset({'entropy'})",
+    ),
+    "bonus": (
+        algorithm(loss=altered("ratio_N,", "ratio_N + 0.01 * ratio_N,"), declared="skips_zero_advantage = False"),
+        "",
+    ),
+    "demonstrations": (
+        algorithm(
+            loss="return Loss(loss_N=-d.logprobs_N)",
+            declared='old_logprobs = "none"; skips_zero_advantage = False',
+            capabilities="source='demonstrations'",
+        ),
+        "",
+    ),
+}
+
+PLANTED = {
+    "wrong-sign": (
+        algorithm(loss=altered("-d", "d")),
+        "test_minimising_the_loss_makes_good_decisions_likelier",
+        "a decision with advantage 1 has a policy gradient of 1, where -1 is expected; the sign is wrong",
+    ),
+    "detached": (
+        algorithm(loss=altered("ratio_N, metrics", "ratio_N.detach(), metrics")),
+        "test_every_decision_gets_a_price",
+        "loss_N carries no gradient, so nothing would be learnt",
+    ),
+    "detached-in-part": (
+        algorithm(loss=altered("ratio_N, metrics", "ratio_N.detach() + 0 * d.logprobs_N, metrics")),
+        "test_minimising_the_loss_makes_good_decisions_likelier",
+        "nothing would be learnt: decisions.logprobs_N was detached",
+    ),
+    "wrong-scale": (
+        algorithm(loss=altered("-d", "-2 * d")),
+        "test_minimising_the_loss_makes_good_decisions_likelier",
+        "is 2 times minus its advantage, expected 1 times",
+    ),
+    "demonstrations-unlikelier": (
+        algorithm(
+            loss="return Loss(loss_N=d.logprobs_N)",
+            declared='old_logprobs = "none"; skips_zero_advantage = False',
+            capabilities="source='demonstrations'",
+        ),
+        "test_minimising_the_loss_makes_good_decisions_likelier",
+        "the sign is wrong",
+    ),
+    "not-the-formula": (
+        algorithm(loss=altered("ratio_N, metrics", "ratio_N.clamp(0.99, 1.01), metrics")),
+        "test_the_loss_equals_its_reference[0.05]",
+        "and its reference",
+    ),
+    "mean-inside": (
+        algorithm(loss=altered("-d.advantages_N * ratio_N", "-d.advantages_N * ratio_N / len(ratio_N)")),
+        "test_a_step_does_not_depend_on_its_micro_batches[two micro-batches]",
+        "with two micro-batches; price each decision from its own sequence alone",
+    ),
+    "whitened-in-the-micro-batch": (
+        algorithm(loss=altered("-d.advantages_N", "-(d.advantages_N / (d.advantages_N.abs().mean() + 1e-6))")),
+        "test_a_step_does_not_depend_on_its_ranks[two ranks]",
+        "with two ranks; price each decision from its own sequence alone",
+    ),
+    "by-place": (
+        algorithm(loss=altered("ratio_N, metrics", "ratio_N * (1 + d.sequence_N), metrics")),
+        "test_a_step_does_not_depend_on_the_order_of_sequences[the sequences reversed]",
+        "with the sequences reversed; price each decision",
+    ),
+    "scalar": (
+        algorithm(loss=altered("ratio_N, metrics", "ratio_N).sum(), metrics").replace("loss_N=-", "loss_N=(-")),
+        "test_every_decision_gets_a_price",
+        "loss gave a float32 tensor of shape [] for 22 decisions",
+    ),
+    "coupled-sequences": (
+        algorithm(loss=altered("ratio_N, metrics", "ratio_N * ratio_N.mean() / ratio_N.mean().detach(), metrics")),
+        "test_the_price_of_a_decision_depends_on_its_own_log_prob_only",
+        "sequences are priced one by one",
+    ),
+    "coupled": (
+        algorithm(loss=SEQUENCE_RATIO),
+        "test_the_price_of_a_decision_depends_on_its_own_log_prob_only",
+        "the price of decision 0 (sequence 0) has a gradient with respect to the log-prob of decision",
+    ),
+    "unbounded-ratio": (
+        algorithm(loss=altered(".clamp(-20, 20)", "")),
+        "test_gradients_are_finite_however_far_off_policy",
+        "bound log ratios (clamp(-20, 20)) before their exponential",
+    ),
+    "zero-advantage-not-skipped": (
+        algorithm(loss=altered("ratio_N, metrics", "ratio_N + 0.1 * (d.logprobs_N - d.old_logprobs_N) ** 2, metrics")),
+        "test_zero_advantage_gives_zero_policy_gradient",
+        "skips_zero_advantage is declared, but a decision with advantage 0 has a gradient of",
+    ),
+    "advantage-against-nothing": (
+        algorithm(
+            loss=altered("-d.advantages_N * ratio_N", "-(d.advantages_N + (d.advantages_N == 0)) * ratio_N"),
+            declared="skips_zero_advantage = False",
+        ),
+        "test_zero_advantage_gives_zero_policy_gradient",
+        "a policy term must vanish with its advantage",
+    ),
+    "ratio-against-itself": (
+        algorithm(loss=altered("d.old_logprobs_N", "d.logprobs_N.detach()")),
+        "test_the_old_log_probs_that_it_asks_for_are_used",
+        "old_logprobs = 'behaviour', but prices and gradients are the same whatever",
+    ),
+    "old-without-asking": (
+        algorithm(**FREE),
+        "test_every_decision_gets_a_price",
+        "old_logprobs_N is None, as old_logprobs is 'none'), raised TypeError",
+    ),
+    "entropy-without-asking": (
+        algorithm(loss=altered("ratio_N, metrics", "ratio_N * (1 + d.entropy_N), metrics")),
+        "test_every_decision_gets_a_price",
+        "entropy_N is None, as needs_entropy is False), raised TypeError",
+    ),
+    "entropy-for-nothing": (
+        algorithm(declared="needs_entropy = True"),
+        "test_the_entropy_that_it_asks_for_is_used",
+        "needs_entropy is True, but prices and gradients are the same whatever",
+    ),
+    "learns-its-scale": (
+        algorithm(loss="self.seen = self.seen or d.logprobs_N.min().item()\n" + altered("-d", "self.seen * d")),
+        "test_the_same_decisions_cost_the_same_each_time",
+        "priced after others cost something else",
+    ),
+    "remembers": (
+        algorithm(loss="self.seen += 1\n" + altered("-d.advantages_N", "-(1 + self.seen) / 2 * d.advantages_N")),
+        "test_the_same_decisions_cost_the_same_each_time",
+        "priced again cost something else",
+    ),
+    "writes-its-inputs": (
+        algorithm(loss=altered("-d.advantages_N", "-d.advantages_N.clamp_(-1, 1)")),
+        "test_the_loss_leaves_its_inputs_as_they_are",
+        "loss changed decisions.advantages_N in place",
+    ),
+    "metric-with-gradient": (
+        algorithm(loss=altered("ratio_N.detach()", "ratio_N")),
+        "test_metrics_are_one_detached_number_for_each_decision",
+        "the metric 'ratio' carries a gradient",
+    ),
+    "metric-averaged": (
+        algorithm(loss=altered("ratio_N.detach()", "ratio_N.detach().mean()")),
+        "test_metrics_are_one_detached_number_for_each_decision",
+        "the metric 'ratio' is a float32 tensor of shape [] for 22 decisions",
+    ),
+    "metric-infinite": (
+        algorithm(loss=altered("ratio_N.detach()", "(d.old_logprobs_N - d.logprobs_N.detach()).exp()")),
+        "test_metrics_are_one_detached_number_for_each_decision",
+        "the metric 'ratio' of a decision is inf at advantage 1, log-prob -100, old log-prob 0",
+    ),
+    "metric-of-the-core": (
+        algorithm(loss=altered('"ratio"', '"loss"')),
+        "test_metrics_are_one_detached_number_for_each_decision",
+        "the metric 'loss' has a name of the core's own",
+    ),
+    "unscored-as-zero": (
+        algorithm(advantages=UNSCORED_AS_ZERO),
+        "test_unscored_samples_take_no_part_in_their_group",
+        "leave samples whose is_scored is False out of every mean",
+    ),
+    "unscored-as-zero-by-constant": (
+        algorithm(advantages="return [None if r is None else r - sum(x or 0 for x in rewards) / 4 for r in rewards]"),
+        "test_an_unscored_sample_is_no_zero",
+        "changes the advantages of its group as a reward of 0 does",
+    ),
+    "unscored-trained-on": (
+        algorithm(advantages="return [(reward or 0.0) - 0.5 for reward in rewards]"),
+        "test_scored_samples_have_a_finite_advantage_and_others_none",
+        "advantages gave -0.5 to an unscored sample in a group with rewards 0, None, 0.5, 0.75; give None",
+    ),
+    "reward-of-a-failed-sample": (
+        algorithm(advantages="rewards = [sample.reward for sample in samples]"),
+        "test_a_failed_sample_is_unscored_even_with_a_number",
+        "look at sample.is_scored",
+    ),
+    "not-a-number": (
+        algorithm(
+            advantages="return [None if r is None else r - max(rewards, key=bool) * float('inf') for r in rewards]"
+        ),
+        "test_scored_samples_have_a_finite_advantage_and_others_none",
+        "to a scored sample in a group with rewards",
+    ),
+    "divides-by-nothing": (
+        algorithm(capabilities="min_group_size=1"),
+        "test_scored_samples_have_a_finite_advantage_and_others_none",
+        "raised ZeroDivisionError",
+    ),
+    "random-advantages": (
+        algorithm(advantages="return [None if reward is None else random.random() for reward in rewards]"),
+        "test_every_replica_computes_the_same_advantages",
+        "differ at a second call",
+    ),
+    "advantages-of-its-own": (
+        algorithm(advantages="self.seen = self.seen or random.random()\nreturn [r and r * self.seen for r in rewards]"),
+        "test_every_replica_computes_the_same_advantages",
+        "two instances give different advantages to the same groups",
+    ),
+    "writes-groups": (
+        algorithm(advantages="samples[0].rewards.clear()"),
+        "test_groups_are_read_never_written",
+        "advantages or admit changed the groups",
+    ),
+    "admits-with-a-boolean": (
+        algorithm(admit="return False"),
+        "test_a_group_is_admitted_or_refused_with_a_reason",
+        "admit returned False for a group with rewards 0, 0.25, 0.5, 0.75",
+    ),
+    "admit-without-rewards": (
+        algorithm(admit="return None if max(s.reward for s in group.samples if s.is_scored) > 0 else 'no success'"),
+        "test_a_group_is_admitted_or_refused_with_a_reason",
+        "admit, on a group with rewards None, None, None, None, raised ValueError",
+    ),
+    "admits-in-turn": (
+        algorithm(admit="self.seen += 1\nreturn None if self.seen > 3 else 'too early'"),
+        "test_admission_depends_on_the_group_alone",
+        "admit said 'too early' and None of one group",
+    ),
+    "no-group": (
+        algorithm(capabilities="min_group_size=0"),
+        "test_capabilities_mean_something",
+        "min_group_size is 0; it must be an integer of at least 1",
+    ),
+    "unknown-semantics": (
+        algorithm(capabilities="min_group_size=2, logprob_semantics=frozenset({'exact'})"),
+        "test_capabilities_mean_something",
+        "logprob_semantics is frozenset({'exact'})",
+    ),
+    "demonstrations-with-behaviour": (
+        algorithm(loss="return Loss(loss_N=-d.logprobs_N)", capabilities="source='demonstrations'"),
+        "test_properties_have_values_that_the_trainer_knows",
+        "old_logprobs is 'behaviour', but nobody generated a demonstration",
+    ),
+    "properties-change": (
+        algorithm(loss="self.constant_length += 1\n" + LOSS),
+        "test_properties_do_not_change",
+        "constant_length changed after a loss",
+    ),
+    "wrong-aggregation": (
+        algorithm(declared='aggregation = "mean"'),
+        "test_properties_have_values_that_the_trainer_knows",
+        "aggregation is 'mean'; it must be one of",
+    ),
+}
+BODIES = {name: body for name, (_, body) in SOUND.items()} | {
+    "coupled-sequences": "couples_decisions = True",
+    "not-the-formula": "def reference(self, d): return -d.advantages_N * (d.logprobs_N - d.old_logprobs_N).exp()",
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(run_kit):
+    sources = {name: source for name, (source, *_) in (SOUND | PLANTED).items()}
+    return run_kit("algorithm", sources, bodies=BODIES)
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_algorithm_passes(outcomes, name):
+    failed = {each.test: each.message for each in outcomes[name] if each.result == "failed"}
+    assert failed == {}
+    assert sum(each.result == "passed" for each in outcomes[name]) > 20
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_fault_is_named(outcomes, name):
+    _, test, message = PLANTED[name]
+    failed = {each.test: each.message for each in outcomes[name] if each.result == "failed"}
+    assert message in failed[test]

@@ -1,0 +1,200 @@
+"""Wrong datasets, each of which the kit must name."""
+
+import pytest
+
+DATASET = """
+import itertools, random
+from cosmos_core.protocols import DatasetCapabilities, Provider, hookimpl
+from cosmos_core.types import Message, Prompt
+
+COUNTER = itertools.count()
+SHARED = {{"source": "squares"}}
+LATEST = {{}}
+SIZES = {{"train": 20, "heldout": 4}}
+
+
+class Dataset:
+    def __init__(self, options, context):
+        self.seed = LATEST["seed"] = context.seed
+        self.reads = 0
+        self.numbers = itertools.count()
+        self.metadata = {{}}
+
+    def size(self, split):
+        {size}
+
+    def row(self, split, index):
+        {check}
+        self.reads += 1
+        number = index if split == "train" else 100 + index
+        fields = {{"text": str(number), "reference": str(number**2)}}
+        {row}
+
+
+@hookimpl
+def cosmos_dataset():
+    return Provider(create=Dataset, capabilities=DatasetCapabilities({capabilities}))
+"""
+CHECK = "if not 0 <= index < SIZES[split]: raise IndexError(index)"
+
+
+def dataset(row="return Prompt(**fields)", *, size="return SIZES[split]", check=CHECK, capabilities=""):
+    return DATASET.format(row=row, size=size, check=check, capabilities=capabilities)
+
+
+GOOD = {
+    "squares": dataset(),
+    "seeded": dataset("return Prompt(**fields | {'text': str(random.Random(f'{self.seed}:{number}').random())})"),
+    "large": dataset(size="return 10**12", check="if not 0 <= index < 10**12: raise IndexError(index)"),
+    "chats": dataset("return Prompt(**fields | {'text': (Message(role='user', content=str(number)),)})"),
+    "videos": dataset("return Prompt(text='', media=(f's3://films/{number}.mp4',))", capabilities="references=False"),
+    "taught": dataset("return Prompt(**fields, demonstration=str(number))", capabilities="demonstrations=True"),
+    "train-only": dataset(
+        size="return 20 if split == 'train' else 0",
+        check="if not 0 <= index < self.size(split): raise IndexError(index)",
+    ),
+}
+PLANTED = {
+    "repeats-on-resume": (
+        dataset("return Prompt(**fields | {'text': str(next(self.numbers))})"),
+        "test_a_resumed_run_reads_on_where_it_stopped",
+        "is another one if a run resumes at position 20: its text is '20', then '0'",
+    ),
+    "iterator": (
+        dataset("return Prompt(**fields | {'text': str(next(self.numbers))})"),
+        "test_a_row_is_the_same_at_each_call",
+        "row 0 of train is another one at a second call: its text is '0', then '24'",
+    ),
+    "global-iterator": (
+        dataset("return Prompt(**fields | {'text': str(next(COUNTER))})"),
+        "test_readers_share_the_rows_between_them",
+        "if 3 readers share the rows",
+    ),
+    "in-order-only": (
+        dataset("return Prompt(**fields | {'text': str(self.reads - 1)})"),
+        "test_a_row_is_the_same_in_any_order",
+        "row 3 of heldout is another one if the rows are read backwards: its text is '23', then '0'",
+    ),
+    "ignores-the-index": (
+        dataset("return Prompt(text='?', reference='4')"),
+        "test_rows_differ",
+        "all 20 rows of train that were read are the same; does row() use its index?",
+    ),
+    "hash": (
+        dataset("return Prompt(**fields | {'text': str(hash(str(number)))})"),
+        "test_another_process_reads_the_same_rows",
+        "row 0 of train is another one in another process",
+    ),
+    "negative-index": (
+        dataset(check="if index >= SIZES[split]: raise IndexError(index)"),
+        "test_an_index_out_of_range_is_refused",
+        "row('train', -1) of 20 rows is Prompt(text='-1'",
+    ),
+    "key-error": (
+        dataset(check="if not 0 <= index < SIZES[split]: raise KeyError(index)"),
+        "test_an_index_out_of_range_is_refused",
+        "row('train', -1) of 20 rows raised KeyError: -1; raise IndexError",
+    ),
+    "too-few-rows": (
+        dataset(check="if not 0 <= index < SIZES[split] - 1: raise IndexError(index)"),
+        "test_rows_are_prompts",
+        "row('train', 19) raised IndexError: 19; its size says there are 20 rows",
+    ),
+    "undeclared-demonstrations": (
+        dataset("return Prompt(**fields, demonstration='4')"),
+        "test_rows_have_what_is_declared[demonstrations]",
+        "row 0 of train has a demonstration, but they are not declared: DatasetCapabilities(demonstrations=True)",
+    ),
+    "missing-demonstrations": (
+        dataset(capabilities="demonstrations=True"),
+        "test_rows_have_what_is_declared[demonstrations]",
+        "it declares demonstrations, but none of the train rows that were read has one",
+    ),
+    "missing-references": (
+        dataset("return Prompt(text=fields['text'])"),
+        "test_rows_have_what_is_declared[references]",
+        "or declare DatasetCapabilities(references=False)",
+    ),
+    "growing": (
+        dataset(size="return SIZES[split] + self.reads"),
+        "test_sizes_stay",
+        "size('train') is 20 at first and 68 after rows were read; settle it when the dataset is made",
+    ),
+    "no-size": (
+        dataset(size="return None"),
+        "test_sizes_are_numbers",
+        "size('train') is None, a NoneType; return an int",
+    ),
+    "one-split": (
+        dataset(size="return {'train': 20}[split]"),
+        "test_sizes_are_numbers",
+        "size('heldout') raised KeyError: 'heldout'; return 0 where the split does not exist",
+    ),
+    "empty": (
+        dataset(size="return 0"),
+        "test_there_are_rows_to_train_on",
+        "size('train') is 0",
+    ),
+    "shared-metadata": (
+        dataset("return Prompt(**fields, metadata=SHARED)"),
+        "test_rows_share_nothing_that_can_change",
+        "row('train', 0) and row('train', 1) hold the same dict in their metadata; make a new one for each row",
+    ),
+    "changing-metadata": (
+        dataset("self.metadata['number'] = number; return Prompt(**fields, metadata=self.metadata)"),
+        "test_a_row_stays_as_it_was_read",
+        "row 0 of train changed when others were read",
+    ),
+    "tuple-reference": (
+        dataset("return Prompt(**fields | {'reference': (number, number**2)})"),
+        "test_references_and_metadata_are_plain_json",
+        "row 0 of train: reference is (0, 0), a tuple; use a list",
+    ),
+    "unsendable": (
+        dataset("return Prompt(**fields, metadata={'power': 2**70})"),
+        "test_a_row_reaches_a_reward_unchanged",
+        "row 0 of train cannot be sent to a reward",
+    ),
+    "media-objects": (
+        dataset("return Prompt(**fields, media=(b'png',))"),
+        "test_rows_are_prompts",
+        "row 0 of train: media is (b'png',); give a tuple of paths or URLs, each a str",
+    ),
+    "list-of-turns": (
+        dataset("return Prompt(**fields | {'text': [{'role': 'user', 'content': 'hi'}]})"),
+        "test_rows_are_prompts",
+        "give a str, or a tuple of cosmos_core.types.Message",
+    ),
+    "dicts": (
+        dataset("return fields"),
+        "test_rows_are_prompts",
+        "row('train', 0) is a dict: {'text': '0', 'reference': '0'}; return a cosmos_core.types.Prompt",
+    ),
+    "global-generator": (
+        dataset("random.seed(number); return Prompt(**fields | {'text': str(random.random())})"),
+        "test_it_leaves_the_random_generators_alone",
+        "reading rows draws from or seeds the global generator of random",
+    ),
+    "last-seed-wins": (
+        dataset("return Prompt(**fields | {'text': str((LATEST['seed'], number))})"),
+        "test_the_rows_of_a_seed_are_its_own",
+        "row 0 of train is another one once a dataset of another seed is read too: its text is '(0, 0)', then '(1, 0)'",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(run_kit):
+    return run_kit("dataset", GOOD | {name: source for name, (source, *_) in PLANTED.items()})
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_dataset_passes(outcomes, name):
+    assert {each.test: each.message for each in outcomes[name] if each.result != "passed"} == {}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_fault_is_named(outcomes, name):
+    _, test, message = PLANTED[name]
+    failed = {each.test: each.message for each in outcomes[name] if each.result == "failed"}
+    assert message in failed.get(test, ""), failed

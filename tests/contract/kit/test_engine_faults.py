@@ -1,0 +1,293 @@
+"""Faults in engines that the kit must name: each is the embedded engine with one thing done wrong."""
+
+from __future__ import annotations
+
+import textwrap
+
+import attrs
+import pytest
+
+from cosmos_core.testing import EngineConformance
+
+MODULE = """
+import attrs
+import threading
+import torch
+from cosmos_core.protocols import EngineCapabilities, Provider, hookimpl
+from cosmos_core.rollout.embedded.engine import EmbeddedEngine
+from cosmos_core.rollout.embedded.options import EmbeddedOptions
+
+def drawn(requests, **changes):
+    return [attrs.evolve(each, sampling=attrs.evolve(each.sampling, **changes)) for each in requests]
+
+class Engine(EmbeddedEngine):
+{body}
+
+@hookimpl
+def cosmos_engine():
+    return Provider(create=Engine, options=EmbeddedOptions, capabilities=EngineCapabilities({capabilities}))
+"""
+
+
+@attrs.frozen
+class Fault:
+    """A body for the engine, the test that must catch it, and what that test must say."""
+
+    test: str
+    message: str
+    body: str = "pass"
+    capabilities: str = ""
+    settings: str = ""
+
+
+PLANTED = {
+    "wrong-semantics": Fault(
+        "test_logprobs_are_those_of_the_trainer",
+        "they are processed ones: declare logprob_semantics='processed'",
+        capabilities="logprob_semantics='raw'",
+    ),
+    "version-off-by-one": Fault(
+        "test_an_update_in_flight_loses_and_restarts_nothing[keep]",
+        "units were generated before the first update, but",
+        """
+        def _apply(self, update, cache):
+            for sample in self._scheduler._running:
+                if sample.num_generated:
+                    sample.spans.append((sample.num_generated - 1, update.version))
+            return super()._apply(update, cache)
+        """,
+    ),
+    "starts-again-after-an-update": Fault(
+        "test_an_update_in_flight_loses_and_restarts_nothing[keep]",
+        "but 0 carry the old version",
+        """
+        def _apply(self, update, cache):
+            for sample in self._scheduler._running:
+                del sample.tokens[sample.flight.num_prompt :], sample.logprobs[:], sample.spans[:]
+            return super()._apply(update, "recompute")
+        """,
+    ),
+    "keeps-the-cache-always": Fault(
+        "test_an_update_in_flight_loses_and_restarts_nothing[recompute]",
+        "log-probs are not the trainer's",
+        """
+        def _apply(self, update, cache):
+            return super()._apply(update, "keep")
+        """,
+    ),
+    "shares-an-old-prompt": Fault(
+        "test_a_sample_that_starts_after_an_update_uses_nothing_older",
+        "log-probs are not the trainer's: unit",
+        """
+        def _apply(self, update, cache):
+            digest = super()._apply(update, cache)
+            for sample in self._scheduler._running:
+                sample.prefix_version = update.version
+            return digest
+        """,
+    ),
+    "takes-half-an-update": Fault(
+        "test_an_incomplete_update_is_refused_and_nothing_changes",
+        "an update that lacks one slice was accepted; raise WeightSyncError",
+        """
+        def commit_update(self, cache="keep"):
+            self._update.check = lambda: None
+            return super().commit_update(cache)
+        """,
+    ),
+    "counts-elements-only": Fault(
+        "test_a_slice_written_twice_stands_for_no_other",
+        "an update with one slice twice and another missing was accepted",
+        """
+        def commit_update(self, cache="keep"):
+            self._update.check = lambda: None
+            return super().commit_update(cache)
+        """,
+    ),
+    "forgets-a-tensor": Fault(
+        "test_the_layout_covers_each_tensor_once[float32]",
+        "the layout does not cover 1 of",
+        """
+        def layout(self):
+            return {0: super().layout()[0][:-1]}
+        """,
+    ),
+    "attests-nothing": Fault(
+        "test_an_update_is_loaded_and_attested",
+        "commit_update() gave the digest 'fine'",
+        """
+        def commit_update(self, cache="keep"):
+            super().commit_update(cache)
+            return "fine"
+        """,
+    ),
+    "draws-by-the-batch": Fault(
+        "test_a_request_draws_the_same_alone_and_among_others",
+        "drew other units among others than alone",
+        """
+        def submit(self, requests):
+            return super().submit([attrs.evolve(each, seed=each.seed + len(requests)) for each in requests])
+        """,
+    ),
+    "copies-a-sample": Fault(
+        "test_samples_come_in_order_and_differ",
+        "hold only 1 different completions",
+        """
+        def _finish(self, ended):
+            for sample in ended:
+                first = sample.flight.sequences[0]
+                sample.tokens, sample.logprobs = first.tokens, first.logprobs
+            super()._finish(ended)
+        """,
+    ),
+    "ignores-a-cut": Fault(
+        "test_a_cut_distribution_is_honoured_or_refused[top_k]",
+        "was drawn; refuse or do it",
+        """
+        def submit(self, requests):
+            return super().submit(drawn(requests, top_k=0, top_p=1.0))
+        """,
+    ),
+    "never-greedy": Fault(
+        "test_greedy_takes_the_likeliest_unit",
+        "is likelier; take the argmax",
+        """
+        def submit(self, requests):
+            return super().submit(drawn(requests, temperature=2.0))
+        """,
+    ),
+    "goes-on-after-a-stop": Fault(
+        "test_a_completion_ends_at_a_stop_id",
+        "is a stop id, but the completion ends with",
+        """
+        def start(self):
+            self._stop_ids = frozenset()
+            super().start()
+        """,
+    ),
+    "enters-one-by-one": Fault(
+        "test_an_impossible_request_is_refused_with_its_whole_call[of no units]",
+        "the other one entered",
+        """
+        def submit(self, requests):
+            self.pause()
+            return [super(Engine, self).submit([each])[0] for each in requests]
+        """,
+    ),
+    "scores-at-one": Fault(
+        "test_scores_are_those_of_the_trainer[0.6]",
+        "score() of payload 0 at temperature 0.6",
+        """
+        def score(self, payloads, *, temperature):
+            return super().score(payloads, temperature=1.0)
+        """,
+    ),
+    "loses-requests-on-abort": Fault(
+        "test_pause_abort_ends_what_is_in_flight_with_partial_results",
+        "is not finished when the call that ends it has returned",
+        """
+        def _end_all(self):
+            self._scheduler.remove([sample for flight in self._in_flight() for sample in flight.sequences])
+        """,
+    ),
+    "aborts-everything": Fault(
+        "test_abort_ends_one_request_and_leaves_the_rest",
+        "a request that was in flight beside an aborted one ended with",
+        """
+        def abort(self, request_ids):
+            super().abort(list(self._flights))
+        """,
+    ),
+    "never-pauses": Fault(
+        "test_pause_keep_holds_what_is_in_flight",
+        "units were generated after pause('keep') returned",
+        """
+        def pause(self, mode="keep"):
+            pass
+        """,
+        settings="long_units = 200",
+    ),
+    "hangs": Fault(
+        "test_pausing_twice_is_pausing_once",
+        "pause('keep') did not return in 1 s",
+        """
+        def pause(self, mode="keep"):
+            threading.Event().wait()
+        """,
+        settings="timeout_s = 1.0",
+    ),
+    "samples-nonsense": Fault(
+        "test_weights_that_overflow_are_told_never_sampled",
+        "generating with weights that are not finite was accepted",
+        """
+        def _take(self, plan, tokens, logprobs):
+            super()._take(plan, tokens, [-1.0] * len(logprobs))
+        """,
+    ),
+    "counts-twice": Fault(
+        "test_counters_tell_what_happened",
+        "stats().generated_units is",
+        """
+        def stats(self):
+            stats = super().stats()
+            return attrs.evolve(stats, generated_units=2 * stats.generated_units)
+        """,
+    ),
+    "always-healthy": Fault(
+        "test_shutdown_ends_what_is_in_flight_as_aborted[running]",
+        "health() of an engine that is shut down was accepted; raise EngineError",
+        """
+        def health(self):
+            pass
+        """,
+    ),
+    "leaves-a-thread": Fault(
+        "test_shutdown_leaves_nothing_behind",
+        "there still are: poller; join them",
+        """
+        def start(self):
+            threading.Thread(target=threading.Event().wait, name="poller", daemon=True).start()
+            super().start()
+        """,
+        settings="timeout_s = 1.0",
+    ),
+    "declares-what-nobody-can-prove": Fault(
+        "test_declarations_hold_together",
+        "mesh_axes declares tp",
+        capabilities="mesh_axes=frozenset({'tp'})",
+    ),
+}
+
+
+def only(tests):
+    """A class body that leaves out every test of the kit but these."""
+    names = {test.partition("[")[0] for test in tests}
+    others = [name for name in dir(EngineConformance) if name.startswith("test_") and name not in names]
+    return "".join(f"{name} = None\n" for name in others)
+
+
+def module(fault):
+    body = textwrap.indent(textwrap.dedent(fault.body).strip(), "    ")
+    return MODULE.format(body=body, capabilities=fault.capabilities)
+
+
+@pytest.fixture(scope="module")
+def outcomes(run_kit):
+    modules = {"good": MODULE.format(body="    pass", capabilities="")}
+    bodies = {"good": only(fault.test for fault in PLANTED.values())}
+    for name, fault in PLANTED.items():
+        modules[name] = module(fault)
+        bodies[name] = f"{only([fault.test])}{fault.settings}\n"
+    return run_kit("engine", modules, bodies=bodies)
+
+
+@pytest.mark.slow
+def test_a_good_engine_passes(outcomes):
+    assert {each.result for each in outcomes["good"]} == {"passed"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_fault_is_named(outcomes, name):
+    failed = {each.test: each.message for each in outcomes[name] if each.result == "failed"}
+    assert PLANTED[name].message in failed[PLANTED[name].test]

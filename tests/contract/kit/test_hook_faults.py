@@ -1,0 +1,199 @@
+"""Faults in hooks that the kit must name."""
+
+from __future__ import annotations
+
+import textwrap
+
+import attrs
+import pytest
+
+from cosmos_core.testing import HookConformance
+
+MODULE = """
+import subprocess
+import threading
+import time
+from cosmos_core.protocols import Provider, hookimpl
+
+class Best:
+    def __init__(self, options, run):
+        self.best = 0.0
+        self.run = run
+
+    @hookimpl
+    def cosmos_evaluation_finished(self, step, metrics):
+        self.best = max(self.best, metrics.get("heldout/accuracy", 0.0))
+
+    @hookimpl
+    def cosmos_run_ended(self, run, outcome):
+        (run.directory / "best.txt").write_text(str(self.best))
+
+{body}
+
+@hookimpl
+def cosmos_hook():
+    return Provider(create={create})
+"""
+
+
+@attrs.frozen
+class Fault:
+    """What is wrong, the test that must catch it, and what that test must say."""
+
+    test: str
+    message: str
+    body: str
+    create: str = "Wrong"
+    settings: str = ""
+
+
+PLANTED = {
+    "misspelt": Fault(
+        "test_it_implements_lifecycle_hooks",
+        "implements cosmos_step_finish, which is no hook; did you mean cosmos_step_finished?",
+        """
+        class Wrong(Best):
+            @hookimpl
+            def cosmos_step_finish(self, step): ...
+        """,
+    ),
+    "unmarked": Fault(
+        "test_it_implements_lifecycle_hooks",
+        "cosmos_step_finished of Wrong lacks @hookimpl: it is never called",
+        """
+        class Wrong(Best):
+            def cosmos_step_finished(self, step): ...
+        """,
+    ),
+    "in-the-module": Fault(
+        "test_it_implements_lifecycle_hooks",
+        "cosmos_step_finished is implemented by the plugin's module, where a run never calls it",
+        """
+        Wrong = Best
+
+        @hookimpl
+        def cosmos_step_finished(step): ...
+        """,
+    ),
+    "silent": Fault(
+        "test_it_implements_lifecycle_hooks",
+        "Wrong implements no lifecycle hook",
+        """
+        class Wrong:
+            def __init__(self, options, run): ...
+        """,
+    ),
+    "raises-on-nan": Fault(
+        "test_odd_numbers_and_names_are_taken",
+        "raised ValueError in cosmos_step_finished: cannot convert float NaN to integer",
+        """
+        class Wrong(Best):
+            @hookimpl
+            def cosmos_step_finished(self, metrics):
+                self.percent = int(metrics.get("train/loss", 0.0) * 100)
+        """,
+    ),
+    "wants-an-evaluation": Fault(
+        "test_a_run_that_fails_at_once_is_followed",
+        "raised ZeroDivisionError in cosmos_run_ended",
+        """
+        class Wrong(Best):
+            @hookimpl
+            def cosmos_run_ended(self, run):
+                1 / self.best
+        """,
+    ),
+    "cannot-resume": Fault(
+        "test_a_resumed_run_is_followed",
+        "in its resumption: hook 'cannot-resume' raised FileExistsError in cosmos_run_started",
+        """
+        class Wrong(Best):
+            @hookimpl
+            def cosmos_run_started(self, run):
+                (run.directory / "metrics").mkdir()
+        """,
+    ),
+    "blocks": Fault(
+        "test_a_whole_run_is_followed",
+        "cosmos_weights_published has not returned after 0.5 s",
+        """
+        class Wrong(Best):
+            @hookimpl
+            def cosmos_weights_published(self, version):
+                threading.Event().wait()
+        """,
+        settings="timeout_s = 0.5",
+    ),
+    "changes-arguments": Fault(
+        "test_arguments_stay_as_they_are",
+        "cosmos_step_finished changed its argument metrics; work on a copy",
+        """
+        class Wrong(Best):
+            @hookimpl
+            def cosmos_step_finished(self, step, metrics):
+                metrics["step"] = step
+        """,
+    ),
+    "remembers-in-the-class": Fault(
+        "test_two_runs_in_one_process_do_not_mix",
+        "best.txt of the run 'first-4711' tells of the run 'second-0815'",
+        """
+        class Wrong(Best):
+            seen = []
+
+            @hookimpl
+            def cosmos_evaluation_finished(self, metrics):
+                self.seen.append(metrics.get("heldout/accuracy", 0.0))
+                self.best = max(self.seen)
+        """,
+    ),
+    "leaves-a-thread": Fault(
+        "test_nothing_is_left_when_the_run_is_over",
+        "(threads that it waits for: poller); make threads daemons",
+        """
+        class Wrong(Best):
+            @hookimpl
+            def cosmos_run_started(self):
+                threading.Thread(target=threading.Event().wait, name="poller", daemon=False).start()
+        """,
+        settings="timeout_s = 1.0",
+    ),
+    "leaves-a-process": Fault(
+        "test_nothing_is_left_when_the_run_is_over",
+        "processes were left behind: sleep 600",
+        """
+        class Wrong(Best):
+            @hookimpl
+            def cosmos_run_started(self):
+                subprocess.Popen(["sleep", "600"])
+        """,
+    ),
+}
+
+
+def only(tests):
+    """A class body that leaves out every test of the kit but these."""
+    others = [name for name in dir(HookConformance) if name.startswith("test_") and name not in tests]
+    return "".join(f"{name} = None\n" for name in others)
+
+
+@pytest.fixture(scope="module")
+def outcomes(run_kit):
+    modules = {"good": MODULE.format(body="", create="Best")}
+    bodies = {}
+    for name, fault in PLANTED.items():
+        modules[name] = MODULE.format(body=textwrap.dedent(fault.body), create=fault.create)
+        bodies[name] = f"{only([fault.test])}{fault.settings}\n"
+    return run_kit("hook", modules, bodies=bodies)
+
+
+@pytest.mark.slow
+def test_a_good_hook_passes(outcomes):
+    assert {each.result for each in outcomes["good"]} == {"passed"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_fault_is_named(outcomes, name):
+    failed = {each.test: each.message for each in outcomes[name] if each.result == "failed"}
+    assert PLANTED[name].message in failed[PLANTED[name].test]

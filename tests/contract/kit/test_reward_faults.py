@@ -1,0 +1,198 @@
+"""Wrong rewards, each of which the kit must name."""
+
+import pytest
+
+REWARD = """
+import asyncio, math, os, random, subprocess, sys, time
+from cosmos_core.protocols import Provider, RewardCapabilities, Score, hookimpl
+
+class Reward:
+    def __init__(self, options, context):
+        self.seen = 0
+
+{score}
+
+@hookimpl
+def cosmos_reward():
+    return Provider(create=Reward, capabilities=RewardCapabilities({capabilities}))
+"""
+HEADER = """
+from cosmos_core.protocols import Completion
+from cosmos_core.types import Array, Payload, Prompt
+
+EIGHT, NOTHING = Prompt(text="5 + 3?", reference="8"), Prompt(text="5 + 3?")
+"""
+TABLES = """
+examples = [(Completion(prompt=EIGHT, text="8"), 1.0), (Completion(prompt=EIGHT, text="9"), 0.0)]
+unscorable = [Completion(prompt=NOTHING, text="8")]
+"""
+EXACT = """
+        if completion.prompt.reference is None:
+            raise ValueError("no reference")
+        value = float(completion.text == completion.prompt.reference)
+"""
+
+LATENTS = """
+@pytest.fixture
+def completions(self):
+    frames = [Array(dtype="uint8", shape=(3,), data=memoryview(bytes([number, 1, 2]))) for number in range(3)]
+    payloads = [Payload(kind="latents", arrays={"frames": each}) for each in frames]
+    return [Completion(prompt=Prompt(text="a ball falls"), text="", payload=each) for each in payloads]
+"""
+
+
+def reward(*lines, capabilities="", head="def score(self, completion):", exact=EXACT):
+    """A reward whose `score` is `lines`, which may use `value`, the right score."""
+    body = "\n".join(f"        {line}" for line in lines)
+    return REWARD.format(score=f"    {head}{exact}{body}", capabilities=capabilities)
+
+
+GOOD = {
+    "exact": reward("return value"),
+    "explained": reward("return Score(value=value, details={'length': len(completion.text), 'parts': [1, None]})"),
+    "coroutine": reward("await asyncio.sleep(0.01)", "return value", head="async def score(self, completion):"),
+    "latents": reward(
+        "return float(sum(completion.payload.arrays['frames'].data))",
+        capabilities="payload_kinds=frozenset({'latents'})",
+        exact="\n",
+    ),
+    "tossed": reward("return random.random()", capabilities="deterministic=False"),
+}
+PLANTED = {
+    "raises": (
+        reward("int(completion.text)", "return value"),
+        "test_every_ordinary_completion_gets_a_score",
+        "12 of 12 ordinary completions got no score",
+        "the completion 'The answer is 8.' (reference '8'): ValueError: invalid literal for int()",
+    ),
+    "nan": (
+        reward("return value / len(completion.text) if completion.text else math.nan"),
+        "test_every_ordinary_completion_gets_a_score",
+        "1 of 12 ordinary completions got no score",
+        "the completion '' (reference '8'): the score is not finite: nan",
+    ),
+    "none": (
+        reward("if completion.truncated:", "    return None", "return value"),
+        "test_every_ordinary_completion_gets_a_score",
+        "3 of 12 ordinary completions got no score",
+        "the score is no number but None",
+    ),
+    "ends-the-process": (
+        reward("return value if completion.text else os._exit(3)"),
+        "test_every_ordinary_completion_gets_a_score",
+        "the reward ended its process (exit code 3)",
+    ),
+    "hangs": (
+        reward("while not completion.text:", "    time.sleep(0.01)", "return value"),
+        "test_it_answers_in_time",
+        "the completion '' (reference '8') got no score within 1 s",
+    ),
+    "leaves-a-process": (
+        reward("subprocess.Popen(['sleep', '61'])", "return value"),
+        "test_it_leaves_no_process_behind",
+        "`score` starts processes that outlive the worker; wait for them:\n  sleep 61",
+    ),
+    "cannot-be-cancelled": (
+        reward(
+            "for _ in range(2):",
+            "    try:",
+            "        await asyncio.sleep(0.01)",
+            "    except BaseException:",
+            "        pass",
+            "return value",
+            head="async def score(self, completion):",
+        ),
+        "test_a_coroutine_can_be_cancelled",
+        "`score` goes on after it is cancelled",
+    ),
+    "bool": (
+        reward("return bool(value)"),
+        "test_a_score_is_a_number",
+        "scored False, a bool; return a finite float or a Score",
+    ),
+    "odd-details": (
+        reward("return Score(value=value, details={'parts': (1, {2})})"),
+        "test_details_are_plain_json",
+        "details['parts'] is (1, {2}), a tuple; use a list",
+    ),
+    "changes-the-prompt": (
+        reward("(completion.prompt.metadata.get('tags') or []).append('scored')", "return value"),
+        "test_it_changes_nothing_that_it_is_given",
+        "scoring changed the prompt or payload of the completion '7+5=12\\n12-4=8\\n#### 8'",
+    ),
+    "random": (
+        reward("return random.random()", exact="\n"),
+        "test_the_same_completion_gets_the_same_score",
+        "compute it from the completion alone",
+    ),
+    "remembers": (
+        reward("self.seen += 1", "return float(self.seen)", exact="\n"),
+        "test_the_same_completion_gets_the_same_score",
+        "scored 1.0, 1.0, 24.0: by one instance, by another, and by that one again in another order",
+    ),
+    "hash": (
+        reward("return float(hash(completion.text) % 1000)", exact="\n"),
+        "test_another_process_gives_the_same_score",
+        "in one process, and in another with another hash seed",
+    ),
+    "wrong-example": (
+        reward("return 1.0 - value"),
+        "test_the_examples_get_their_scores",
+        "the completion '8' (reference '8') scored 0.0, and `examples` says 1.0",
+    ),
+    "makes-numbers-up": (
+        reward("return float(completion.text == completion.prompt.reference)", exact="\n"),
+        "test_what_cannot_be_scored_raises",
+        "the completion '8' (reference None) cannot be scored, but `score` returned",
+    ),
+    "fails-in-silence": (
+        reward("if completion.prompt.reference is None:", "    raise ValueError", "return 1.0", exact="\n"),
+        "test_what_cannot_be_scored_raises",
+        "the completion '8' (reference None) raised ValueError() without a message",
+    ),
+    "fails-for-good": (
+        reward(
+            "if completion.prompt.reference is None:",
+            "    self.seen = 1",
+            "if self.seen:",
+            "    raise ValueError('no reference')",
+            "return 1.0",
+            exact="\n",
+        ),
+        "test_a_failure_costs_its_own_sample_alone",
+        "keep no state of them",
+    ),
+    "latents-only": (
+        reward("return value", capabilities="payload_kinds=frozenset({'latents'})"),
+        "test_every_ordinary_completion_gets_a_score",
+        "override the fixture `completions` with some that have payloads",
+    ),
+    "scores-nothing": (
+        reward("return value", capabilities="payload_kinds=frozenset()"),
+        "test_only_declared_payload_kinds_are_planned",
+        "payload_kinds is frozenset(); declare what it scores, such as frozenset({'tokens'})",
+    ),
+}
+BODIES = {
+    **dict.fromkeys(("random", "remembers", "hash", "tossed"), ""),
+    "latents": LATENTS,
+    "hangs": f"timeout_s = 1.0\n{TABLES}",
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(run_kit):
+    modules = GOOD | {name: source for name, (source, *_) in PLANTED.items()}
+    return run_kit("reward", modules, header=HEADER, bodies=dict.fromkeys(modules, TABLES) | BODIES)
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_reward_passes(outcomes, name):
+    assert [each.message for each in outcomes[name] if each.result == "failed"] == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_fault_is_named(outcomes, name):
+    _, test, *messages = PLANTED[name]
+    failed = {each.test: each.message for each in outcomes[name] if each.result == "failed"}
+    assert [message for message in messages if message not in failed.get(test, "")] == [], failed

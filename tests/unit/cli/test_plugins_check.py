@@ -1,0 +1,179 @@
+import importlib.util
+import json
+import zipfile
+
+import pytest
+from typer.testing import CliRunner
+
+from cosmos_core.cli.plugins import app
+from cosmos_core.errors import ConfigError, PluginNotFoundError
+from cosmos_core.testing.check import examination
+from cosmos_core.testing.check.kit import Given
+from cosmos_core.testing.check.verdict import Check, Finding, Verdict, this_environment
+
+PROJECT = '[project]\nname = "{name}"\nversion = "1.0"\n[project.entry-points."cosmos_core.rewards"]\n{entries}\n'
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What would be examined, and with what; nothing is."""
+    seen = []
+
+    def examine(subject, given, progress):
+        progress("Looking")
+        seen.append((subject, given))
+        findings = (Finding("fault", "bad"),) if given.path == "bad" else ()
+        return Verdict(
+            distribution=subject.name,
+            plugins=tuple(record.name for record in subject.records),
+            date="2026-01-01",
+            environment=this_environment(),
+            checks=(Check("all", "", findings),),
+        )
+
+    monkeypatch.setattr(examination, "examine", examine)
+    return seen
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(app, ["check", *arguments], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def short(make_distribution):
+    entries = "[cosmos_core.rewards]\nshort = acme_a\nbrief = acme_a\n"
+    return make_distribution("acme-a", entries=entries, modules={"acme_a.py": ""})
+
+
+@pytest.fixture
+def project(tmp_path, short):
+    folder = tmp_path / "project"
+    (folder / "tests").mkdir(parents=True)
+    text = PROJECT.format(name="acme-a", entries='short = "acme_a"\nbrief = "acme_a"')
+    (folder / "pyproject.toml").write_text(text)
+    return folder
+
+
+def names(subject):
+    return [record.name for record in subject.records]
+
+
+@pytest.mark.parametrize("name", ["short", "acme-a:short", "Acme_A:short"])
+def test_a_name_means_one_installed_plugin(asked, short, name):
+    assert run(name).endswith("\nPASSED\n")
+    ((subject, given),) = asked
+    assert (subject.name, names(subject), subject.tests, given) == ("acme-a", ["short"], None, Given())
+
+
+def test_a_folder_means_every_plugin_of_its_distribution_and_its_tests(asked, project, monkeypatch):
+    monkeypatch.chdir(project.parent)
+    for target in (str(project), "./project", "project"):
+        run(target)
+    monkeypatch.chdir(project)
+    run()
+    run(".", "--kind", "reward")
+    assert {tuple(names(subject)) for subject, _ in asked} == {("brief", "short")}
+    assert {subject.tests for subject, _ in asked} == {project / "tests"}
+    assert {subject.stale for subject, _ in asked} == {""}
+
+
+def test_the_name_of_a_plugin_comes_before_that_of_a_folder(asked, project, monkeypatch):
+    project.rename(project.parent / "short")
+    monkeypatch.chdir(project.parent)
+    run("short")
+    assert names(asked[0][0]) == ["short"]
+
+
+def test_a_project_of_another_version_than_the_installed_one(asked, project):
+    file = project / "pyproject.toml"
+    file.write_text(file.read_text().replace('"1.0"', '"1.1"'))
+    run(str(project))
+    assert "has version 1.1, 1.0 is installed; install it again: pip install -e" in asked[0][0].stale
+
+
+def test_a_project_of_which_another_copy_is_installed(asked, project, short):
+    origin = {"url": (project.parent / "other").as_uri(), "dir_info": {"editable": True}}
+    (short / "acme_a-1.0.dist-info" / "direct_url.json").write_text(json.dumps(origin))
+    run(str(project))
+    assert f"what is installed comes from {project.parent / 'other'}; install it again" in asked[0][0].stale
+
+
+def test_a_wheel_is_found_without_being_installed(asked, tmp_path):
+    wheel = tmp_path / "acme_w-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("acme_w.py", "raise RuntimeError('imported')")
+        archive.writestr("acme_w-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: acme-w\nVersion: 1.0\n")
+        archive.writestr("acme_w-1.0.dist-info/entry_points.txt", "[cosmos_core.rewards]\nwheeled = acme_w\n")
+    assert run(str(wheel)).startswith("acme-w: wheeled\n")
+    ((subject, _),) = asked
+    assert [record.status for record in subject.records] == ["ok"]
+    assert not subject.path.exists()
+
+
+def test_what_is_given_with_set_reaches_the_kit(asked, short):
+    run("short", "--set", "options.length=3", "--set", "config.model_type=qwen3", "--set", "path=here")
+    assert asked[0][1] == Given(options={"length": 3}, config={"model_type": "qwen3"}, path="here")
+
+
+def test_a_fault_is_exit_code_1_and_json_has_it(asked, short):
+    answer = json.loads(run("short", "--set", "path=bad", "--json", code=1))
+    assert (answer["outcome"], answer["faults"], answer["plugins"]) == ("FAILED", 1, ["short"])
+    assert answer["checks"] == [
+        {"name": "all", "summary": "", "findings": [{"level": "fault", "text": "bad"}], "status": "FAULT"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["shrot"], PluginNotFoundError, "no plugin named 'shrot' is installed; did you mean short"),
+        (["acme-z:short"], PluginNotFoundError, "by acme-z; it is installed by acme-a"),
+        (["./nowhere"], ConfigError, r"nowhere has no pyproject\.toml; give the folder of a plugin's project"),
+        (["gone.whl"], ConfigError, "gone.whl does not exist; build it with: python -m build"),
+        (["bad.whl"], ConfigError, "bad.whl cannot be read as a wheel"),
+        (["empty.whl"], ConfigError, "empty.whl is no wheel: it has no .dist-info/METADATA"),
+        (["./away"], ConfigError, r"acme-away is not installed here; install it first: pip install -e \.?/?away"),
+        (["./toml"], ConfigError, r"pyproject\.toml cannot be read"),
+        (["./nameless"], ConfigError, r"has no \[project\] name"),
+        ([], ConfigError, r"is no plugin's project; go to one, or say what to check: a plugin \(.*short"),
+        (["short", "--kind", "model"], PluginNotFoundError, "a reward plugin has that name"),
+        (["short", "--set", "optoins.x=1"], ConfigError, r"--set\.optoins: unknown option; did you mean options\?"),
+    ],
+)
+@pytest.mark.usefixtures("short", "folders")
+def test_what_cannot_be_checked_is_refused(asked, arguments, error, message):
+    with pytest.raises(error, match=message):
+        run(*arguments)
+    assert not asked
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """A working directory with what cannot be checked."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.whl").write_text("no zip")
+    zipfile.ZipFile(tmp_path / "empty.whl", "w").close()
+    for folder, text in {
+        "away": PROJECT.format(name="acme-away", entries=""),
+        "toml": "[project\n",
+        "nameless": "[project]\n",
+    }.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "pyproject.toml").write_text(text)
+
+
+def test_a_distribution_without_plugins_is_refused(asked, make_distribution, tmp_path):
+    make_distribution("acme-n", entries={}, modules={})
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "pyproject.toml").write_text('[project]\nname = "acme-n"\n')
+    with pytest.raises(ConfigError, match="acme-n has no cosmos-core plugin; add an entry point such as"):
+        run(str(tmp_path / "none"))
+
+
+def test_pytest_is_asked_for(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pytest" else find(name))
+    with pytest.raises(ConfigError, match=r'pip install "cosmos-core\[testing\]"'):
+        run("short")

@@ -1,0 +1,68 @@
+"""Every option of every first-party plugin is in the gallery, with its exact type and default."""
+
+import enum
+import json
+import types
+import typing
+
+import attrs
+import pytest
+from reference import gallery
+
+from cosmos_core.plugin.known import KNOWN
+from cosmos_core.plugin.selection import PluginSet
+
+ENTRIES = list(gallery.entries())
+SCALARS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+
+
+def type_of(hint):
+    """An independent wording of a type, as the gallery must have it."""
+    origin = typing.get_origin(hint)
+    if origin is typing.Literal:
+        return f"one of {', '.join(json.dumps(each) for each in typing.get_args(hint))}"
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return f"one of {', '.join(json.dumps(each.value) for each in hint)}"
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(type_of(each) for each in typing.get_args(hint) if each is not type(None))
+    return SCALARS.get(hint, "a table")
+
+
+def default_of(field):
+    if field.default is attrs.NOTHING:
+        return "required"
+    value = field.default.factory() if isinstance(field.default, attrs.Factory) else field.default
+    if isinstance(value, enum.Enum):
+        value = value.value
+    return "`none`" if value is None else f"`{json.dumps(value, ensure_ascii=False)}`"
+
+
+@pytest.fixture(scope="module")
+def text():
+    return gallery.reference()
+
+
+def test_every_first_party_plugin_is_in_the_gallery(text):
+    assert {(entry.kind, entry.name) for entry in ENTRIES} >= KNOWN.keys() | {("model", "hf"), ("engine", "embedded")}
+    for entry in ENTRIES:
+        assert f"### `{entry.name}`\n" in text
+        assert f"$ pip install {KNOWN.get((entry.kind, entry.name), '')}" in text
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.kind}-{entry.name}")
+def test_every_option_has_its_exact_type_and_default(entry, text):
+    section = text.partition(f"## {entry.kind.capitalize()}s\n")[2]
+    section = section.partition(f"### `{entry.name}`\n")[2].partition("\n### ")[0].partition("\n## ")[0]
+    provider = PluginSet.load([(entry.kind, entry.name)]).provider(entry.kind, entry.name)
+    rows = {line.split(" | ")[0].strip("| "): line for line in section.splitlines() if line.startswith("| `")}
+    for name, hint in typing.get_type_hints(provider.options).items():
+        field = getattr(attrs.fields(provider.options), name)
+        _, kind, default, help_text = rows[f"`{name}`"].strip("| ").split(" | ", 3)
+        assert kind.partition(", ≥")[0].partition(", >")[0] == type_of(hint)
+        assert default == default_of(field)
+        assert help_text == " ".join(field.metadata["help"].split()).replace("|", "\\|")
+
+
+def test_bounds_are_told(text):
+    assert "| `dual_clip` | a number, > 1 | `none` |" in text
+    assert "| `stops` | a number, ≥ 0, ≤ 1 | `0.3` |" in text

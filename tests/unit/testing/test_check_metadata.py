@@ -1,0 +1,106 @@
+import importlib.metadata
+
+import pytest
+
+from cosmos_core.plugin.discovery import discover
+from cosmos_core.testing.check.files import check_files
+from cosmos_core.testing.check.metadata import check_compatibility, check_entry_points, check_metadata
+from cosmos_core.testing.check.subject import Subject
+
+COMPLETE = ("Summary: Short.", "License-Expression: MIT", "Requires-Python: >=3.11", "", "About it.")
+
+
+@pytest.fixture
+def make_subject(make_distribution):
+    """An installed distribution with more lines of metadata, as a subject."""
+
+    def make(*lines, name="cosmos-reward-a", modules=None, requires=("cosmos-core>=0.1,<0.2",), entry="acme_a"):
+        modules = modules or {"acme_a/__init__.py": "", "acme_a/py.typed": ""}
+        folder = make_distribution(name, entries={"reward/a": entry}, modules=modules, requires=requires)
+        file = next(folder.glob("*.dist-info")) / "METADATA"
+        file.write_text(file.read_text() + "".join(f"{line}\n" for line in lines))
+        records = [record for record in discover() if record.distribution == name]
+        return Subject(distribution=importlib.metadata.distribution(name), records=records)
+
+    return make
+
+
+def found(check):
+    return [(finding.level, finding.text) for finding in check.findings]
+
+
+def test_nothing_is_wrong_with_complete_metadata(make_subject):
+    subject = make_subject(*COMPLETE)
+    for check in (check_metadata, check_compatibility, check_entry_points, check_files):
+        assert check(subject).status == "ok"
+        assert not found(check(subject))
+
+
+@pytest.mark.parametrize(
+    ("lines", "level", "message"),
+    [
+        (COMPLETE[1:], "warning", "it has no summary"),
+        (COMPLETE[:3], "warning", "it has no description"),
+        (("Summary: Short.", *COMPLETE[2:]), "fault", "it has no licence, so nobody may use it"),
+        ((*COMPLETE[:2], *COMPLETE[3:]), "fault", "it does not say which Pythons it is for"),
+        ((*COMPLETE[:2], "Requires-Python: <3", *COMPLETE[3:]), "fault", "it requires Python <3, this is 3."),
+        ((*COMPLETE[:2], "Requires-Python: new", *COMPLETE[3:]), "fault", "'new', which is no version specifier"),
+    ],
+)
+def test_what_is_missing_is_named(make_subject, lines, level, message):
+    ((seen, text),) = found(check_metadata(make_subject(*lines)))
+    assert seen == level
+    assert message in text
+
+
+def test_an_unusual_name_is_worth_a_note(make_subject):
+    ((level, text),) = found(check_metadata(make_subject(*COMPLETE, name="acme")))
+    assert (level, text.partition(";")[0]) == ("note", "it is named acme")
+    assert "cosmos-reward-a" in text
+
+
+@pytest.mark.parametrize(
+    ("requires", "message"),
+    [
+        ((), "it does not require cosmos-core"),
+        (("cosmos-core>=99,<100",), "it requires cosmos-core<100,>=99, this is cosmos-core"),
+    ],
+)
+def test_the_core_must_be_required_and_fit(make_subject, requires, message):
+    ((level, text),) = found(check_compatibility(make_subject(requires=requires)))
+    assert level == "fault"
+    assert message in text
+
+
+def test_an_entry_point_that_leads_nowhere(make_subject):
+    ((level, text),) = found(check_entry_points(make_subject(entry="acme_gone")))
+    assert (level, text) == ("fault", "reward a: its module acme_gone does not exist")
+
+
+def test_a_name_that_another_distribution_has_is_a_warning(make_subject, make_distribution):
+    make_distribution("acme-b", entries={"reward/a": "acme_b"}, modules={"acme_b.py": ""})
+    ((level, text),) = found(check_entry_points(make_subject()))
+    assert level == "warning"
+    assert "select one as DISTRIBUTION:a" in text
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        ({"acme_a.py": ""}, "acme_a/py.typed is missing"),
+        ({"acme_a/__init__.py": ""}, "acme_a/py.typed is missing"),
+        (
+            {"acme_a/__init__.py": "", "acme_a/py.typed": "", "acme_b/more.py": ""},
+            "acme_b/more.py lies in acme_b, which is a package of acme-b",
+        ),
+        (
+            {"acme_a/__init__.py": "", "acme_a/py.typed": "", "conftest.py": ""},
+            "conftest.py would lie beside the packages of all other projects",
+        ),
+    ],
+)
+def test_files_stay_in_packages_of_their_own(make_subject, make_distribution, modules, message):
+    make_distribution("acme-b", entries={}, modules={"acme_b/__init__.py": ""})
+    ((level, text),) = found(check_files(make_subject(modules=modules)))
+    assert level == "fault"
+    assert message in text
