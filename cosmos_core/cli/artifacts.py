@@ -9,6 +9,9 @@ import typer
 
 from cosmos_core.cli.options import Debug, set_debugging
 
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Let Python code inside the model's folder run.")
+]
 MaxUnits = Annotated[int | None, typer.Option("--max-units", metavar="N", help="Longest completion, in tokens.")]
 
 
@@ -52,6 +55,7 @@ def generate(
     escapes: Annotated[
         bool, typer.Option("-e", "--escapes", help="Read \\n and \\t in prompts as line break and tab.")
     ] = False,
+    trust_remote_code: TrustRemoteCode = False,
     debug: Debug = False,
 ) -> None:
     """Complete prompts with an exported model, by the same engine that training uses.
@@ -76,6 +80,7 @@ def generate(
         num_samples=num_samples,
         seed=seed,
         as_chat=chat,
+        trust_remote_code=trust_remote_code,
     )
     for prompt, completions in zip(prompts, texts, strict=True):
         for completion in completions:
@@ -97,6 +102,7 @@ def evaluate(
     ] = None,
     step: Annotated[str, typer.Option("--step", metavar="N|best|latest", help="Which checkpoint of a run.")] = "latest",
     *,
+    trust_remote_code: TrustRemoteCode = False,
     debug: Debug = False,
 ) -> None:
     """Complete held-out prompts greedily and score them.
@@ -110,7 +116,9 @@ def evaluate(
     set_debugging(debug)
     from cosmos_core.run.evaluate import evaluate_model  # noqa: PLC0415
 
-    result = evaluate_model(source, recipe_path=recipe, num_prompts=prompts, step=step)
+    result = evaluate_model(
+        source, recipe_path=recipe, num_prompts=prompts, step=step, trust_remote_code=trust_remote_code
+    )
     typer.echo(f"held-out accuracy {result.accuracy:.4f}")
     typer.echo(f"prompts {result.num_prompts}, unscored {result.num_unscored}, truncated {result.num_truncated}")
     for name, value in result.rewards.items():

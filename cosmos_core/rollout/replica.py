@@ -13,7 +13,7 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.stages import stages
 from cosmos_core.plugin.roles import load_algorithm, load_dataset, load_model, selections
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.protocols import EngineContext, Model, RolloutEngine
+from cosmos_core.protocols import EngineCapabilities, EngineContext, Model, RolloutEngine
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.replica.host import host_id
 from cosmos_core.replica.process import RoleArgs
@@ -84,7 +84,15 @@ class Replica:
         payloads = stack.enter_context(PayloadServer(recipe.control.bind))
         receiver = stack.enter_context(WeightReceiver(recipe.sync.transport, run_id=job.run_id, host=host_id()))
         gate = VersionGate()
-        self._sync = WeightSync(self._engine, receiver, gate, cache=recipe.sync.cache, report=self._report)
+        engine: EngineCapabilities = plugins.provider("engine", recipe.rollout.engine.plugin).capabilities
+        self._sync = WeightSync(
+            self._engine,
+            receiver,
+            gate,
+            cache=recipe.sync.cache,
+            in_flight_update=engine.in_flight_update,
+            report=self._report,
+        )
         self._generation = Generation(
             Parts(
                 recipe=recipe,

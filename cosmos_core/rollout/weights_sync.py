@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from cosmos_core.errors import TransportError, WeightSyncError
-from cosmos_core.protocols import CachePolicy, RolloutEngine
+from cosmos_core.protocols import CachePolicy, PauseMode, RolloutEngine
 from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.supervised import SupervisedThread
 from cosmos_core.transport.messages import Report, WeightsLoaded, WeightsRejected, WeightTarget
@@ -28,7 +28,8 @@ class WeightSync:
     """Fetches each new target into the engine on a thread of its own, and reports what is loaded.
 
     Weights whose digest is not the target's are never served: the engine stays paused and the fetch is repeated until
-    it is right, or until the replica has failed for `patience_s` to load that version.
+    it is right, or until the replica has failed for `patience_s` to load that version. An engine that cannot take
+    weights while sequences are in flight finishes them first.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class WeightSync:
         gate: VersionGate,
         *,
         cache: CachePolicy,
+        in_flight_update: bool,
         report: Callable[[Report], None],
         patience_s: float = _PATIENCE_S,
     ) -> None:
@@ -45,6 +47,7 @@ class WeightSync:
         self._receiver: Final = receiver
         self._gate: Final = gate
         self._cache: Final[CachePolicy] = cache
+        self._pause: Final[PauseMode] = "keep" if in_flight_update else "wait"
         self._report: Final = report
         self._patience_s: Final = patience_s
         self._changed: Final = threading.Condition()
@@ -126,7 +129,7 @@ class WeightSync:
 
     def _commit(self, target: WeightTarget, num_bytes: int) -> None:
         paused_at = time.monotonic()
-        self._engine.pause("keep")
+        self._engine.pause(self._pause)
         try:
             digest = self._engine.commit_update(self._cache)
         except WeightSyncError:

@@ -17,12 +17,13 @@ from cosmos_core.config.schema import Recipe
 from cosmos_core.controller.journal import entries
 from cosmos_core.errors import ConfigError, CosmosError
 from cosmos_core.observe.live import make_view
-from cosmos_core.plugin.manifest import manifest
+from cosmos_core.plugin.choice import choose
+from cosmos_core.plugin.discovery import discover
 from cosmos_core.plugin.roles import load_dataset, selections
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.policy.checkpoint import check_writable, latest
 from cosmos_core.protocols import Dataset
-from cosmos_core.run import folder
+from cosmos_core.run import folder, provenance
 from cosmos_core.run.follow import Follower
 from cosmos_core.run.hookset import RunHooks
 from cosmos_core.run.launch import make_launcher
@@ -74,7 +75,7 @@ def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, ov
         plan = make_plan(recipe, recipe_path, Path(staging))
         if recipe.policy.checkpoint.url is not None:
             check_writable(recipe.policy.checkpoint.url)
-        folder.create(plan.job, plan.assets, {"plugins": manifest(plan.plugins)}, overwrite=overwrite)
+        folder.create(plan.job, plan.assets, provenance.made_with(plan.plugins), overwrite=overwrite)
     return _supervise(_Session(job=plan.job, plugins=plan.plugins, dataset=plan.dataset, start=Start()), console, began)
 
 
@@ -97,6 +98,10 @@ def resume_run(directory: Path, console: Console) -> str:
     plugins = PluginSet.load(selections(job.recipe, ("dataset", "hook")))
     start = _newest_start(job)
     console.print(_resume_words(start), highlight=False)
+    installed = discover()
+    chosen = [choose(kind, name, installed) for kind, name in selections(job.recipe)]
+    for difference in provenance.resumed_with(directory, chosen):
+        console.print(f"Changed since the run's last session: {difference}", highlight=False)
     session = _Session(
         job=job,
         plugins=plugins,

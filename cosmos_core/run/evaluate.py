@@ -43,7 +43,9 @@ class Evaluated:
     rewards: dict[str, float]
 
 
-def evaluate_model(source: Path, *, recipe_path: Path | None, num_prompts: int | None, step: str) -> Evaluated:
+def evaluate_model(
+    source: Path, *, recipe_path: Path | None, num_prompts: int | None, step: str, trust_remote_code: bool = False
+) -> Evaluated:
     """Complete held-out prompts greedily and score them.
 
     Args:
@@ -51,6 +53,8 @@ def evaluate_model(source: Path, *, recipe_path: Path | None, num_prompts: int |
         recipe_path: Where dataset and rewards come from; from the run if None.
         num_prompts: At most this many; `evaluation.prompts` if None.
         step: Which checkpoint of a run.
+        trust_remote_code: Whether code inside an exported model may run. A run or a recipe that is named says so
+            itself; a run that is found beside the model does not count.
 
     Raises:
         CosmosError: There is nothing to evaluate with, or something failed.
@@ -59,6 +63,8 @@ def evaluate_model(source: Path, *, recipe_path: Path | None, num_prompts: int |
     job = _job(source, recipe_path)
     if not job.recipe.reward:
         raise ConfigError("reward: the recipe has none, so there is nothing to evaluate by")
+    if not is_run and recipe_path is None:
+        job = _trusting(job, trust_remote_code)
     if not is_run:
         return _evaluate(source, job, num_prompts)
     with tempfile.TemporaryDirectory(prefix="cosmos-eval-") as folder:
@@ -84,6 +90,11 @@ def _job(source: Path, recipe_path: Path | None) -> Job:
         uses_rollouts=False,
         stages=(),
     )
+
+
+def _trusting(job: Job, trust_remote_code: bool) -> Job:
+    model = attrs.evolve(job.recipe.model, trust_remote_code=trust_remote_code)
+    return attrs.evolve(job, recipe=attrs.evolve(job.recipe, model=model))
 
 
 def _evaluate(model: Path, job: Job, num_prompts: int | None) -> Evaluated:

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
-import socket
-import subprocess
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from cosmos_core import __version__
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import dump_recipe, save_job
 from cosmos_core.errors import ConfigError
@@ -50,7 +45,7 @@ def create(job: Job, assets: Path, manifest: Mapping[str, Any], *, overwrite: bo
     Args:
         job: The planned job; its `directory` is where the folder is made.
         assets: Folder whose content becomes `job.assets`; may not exist.
-        manifest: Goes into `manifest.json`, besides facts about this machine.
+        manifest: Goes into `manifest.json`.
         overwrite: Whether to replace a run that is there.
 
     Raises:
@@ -64,22 +59,10 @@ def create(job: Job, assets: Path, manifest: Mapping[str, Any], *, overwrite: bo
         if assets.is_dir():
             shutil.copytree(assets, job.assets)
         (job.directory / "recipe.resolved.toml").write_text(dump_recipe(job.recipe), encoding="utf-8")
-        write_json(job.directory / "manifest.json", {**manifest, **machine()})
+        write_json(job.directory / "manifest.json", manifest)
     except OSError as error:
         raise ConfigError(f"run.output_dir: {job.directory} could not be made: {error}") from error
     save_job(job)
-
-
-def machine() -> dict[str, Any]:
-    """Facts about this machine and installation, for a manifest."""
-    return {
-        "cosmos_core": __version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "host": socket.gethostname(),
-        "git_commit": _git_commit(),
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -107,16 +90,3 @@ def read_summary(directory: Path) -> dict[str, Any] | None:
     except ValueError as error:
         raise ConfigError(f"{path}: damaged: {error}; remove it") from error
     return found
-
-
-def _git_commit() -> str | None:
-    git = shutil.which("git")
-    if git is None:
-        return None
-    try:
-        answer = subprocess.run(
-            [git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=5, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout.strip() or None

@@ -121,6 +121,7 @@ def complete_prompts(
     num_samples: int,
     seed: int,
     as_chat: bool = False,
+    trust_remote_code: bool = False,
 ) -> list[list[str]]:
     """Complete texts; the completions of each.
 
@@ -133,6 +134,8 @@ def complete_prompts(
         num_samples: Completions of each prompt.
         seed: Of the draws.
         as_chat: Whether each prompt is a user's turn, to be put through the chat template.
+        trust_remote_code: Whether code inside the model's folder may run. That a run found beside the model allowed it
+            does not count: whoever made the folder may have made the run, too.
 
     Raises:
         ConfigError: Greedy with several samples, or the folder holds no model.
@@ -143,6 +146,7 @@ def complete_prompts(
         raise ConfigError(f"--samples: {num_samples} greedy completions are all the same; set --temperature above 0")
     job = run_of(directory)
     config = job.recipe.model if job is not None and plugin is None else ModelConfig(plugin=plugin or "hf")
+    config = attrs.evolve(config, trust_remote_code=trust_remote_code)
     if max_units is None:
         max_units = job.recipe.rollout.sampling.max_units if job is not None else _DEFAULT_UNITS
     sampling = Sampling(temperature=temperature, max_units=max_units, num_samples=num_samples)

@@ -140,7 +140,7 @@ def demonstrate(recipe: Path, requirements: Sequence[str], environment: CleanEnv
     home = environment.run("python", "-c", "import cosmos_core; print(cosmos_core.__file__)").strip()
     print(f"cosmos-core is {home}", flush=True)
     shutil.copy(recipe, environment.folder)
-    command = [environment.bin / "cosmos", "run", recipe.name, "--name", "demo"]
+    command = [str(environment.bin / "cosmos"), "run", recipe.name, "--name", "demo"]
     code = subprocess.run(command, cwd=environment.folder, env=environment.environment, check=False).returncode
     summary = environment.folder / "runs" / "demo" / "summary.json"
     outcome = json.loads(summary.read_text())["outcome"] if summary.exists() else "unfinished"
@@ -157,6 +157,8 @@ def main() -> None:
     parser.add_argument("requirements", nargs="+", metavar="REQUIREMENT")
     given = parser.parse_args()
     wheels = Wheelhouse(folder=given.wheels.resolve())
+    if not wheels.constraints.exists():
+        parser.error(f"--wheels {given.wheels}: there are no releases; build them with: make wheels")
     with tempfile.TemporaryDirectory(prefix="cosmos-clean-") as temporary:
         folder = given.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,7 @@ from tests.ecosystem.wheels import ROOT, Wheelhouse, projects
 # The first test of the session waits for the wheels and for the environment to be made.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+CORE, *PLUGINS = projects()
 SHORT = ("warmup.steps=12", "run.steps=8", "evaluation.prompts=16", "evaluation.interval=4", "tracking.hooks=[]")
 
 
@@ -81,15 +82,14 @@ def test_a_wheel_says_what_it_is(project: Path, wheel: Path) -> None:
     assert "Typing :: Typed" in found.get_all("Classifier", [])
 
 
-def test_a_plugin_wants_the_core_that_it_is_released_with(project: Path, wheel: Path) -> None:
-    if project == ROOT:
-        pytest.skip("the core itself")
+@pytest.mark.parametrize("project", PLUGINS, ids=name_of)
+def test_a_plugin_wants_the_core_that_it_is_released_with(wheel: Path) -> None:
     (needed,) = [
         requirement
         for requirement in map(Requirement, metadata(wheel).get_all("Requires-Dist", []))
         if canonicalize_name(requirement.name) == "cosmos-core"
     ]
-    release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    release = tomllib.loads((CORE / "pyproject.toml").read_text())["project"]["version"]
     assert release in needed.specifier
     assert {clause.operator for clause in needed.specifier} == {">=", "<"}
 

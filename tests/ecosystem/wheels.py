@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -35,17 +34,17 @@ class Wheelhouse:
     """A folder of sdists and wheels that pip installs from.
 
     Attributes:
-        folder: Where they lie, with the `constraints.txt` that makes pip take them.
+        folder: Where they lie, with a constraints file that makes pip take them.
     """
 
     folder: Path
 
     @classmethod
     def build(cls, folder: Path, sources: Sequence[Path] | None = None) -> Wheelhouse:
-        """Build into an empty folder, and let twine judge what came out.
+        """Build, and let twine judge what came out.
 
         Args:
-            folder: Made if it does not exist.
+            folder: Empty, or made if it does not exist.
             sources: Folders of projects; by default those of this repository.
 
         Raises:
@@ -72,7 +71,8 @@ class Wheelhouse:
     @property
     def constraints(self) -> Path:
         """A constraints file with which `pip install cosmos-core` takes the wheel of this folder, not of an index."""
-        return self.folder / "constraints.txt"
+        # Hidden, so that `twine upload dist/*` sees distributions only.
+        return self.folder / ".constraints.txt"
 
     def _constraints(self) -> list[str]:
         # `--find-links` is here rather than in PIP_FIND_LINKS, which would hide what pip's configuration has.
@@ -87,12 +87,14 @@ def _tool(module: str, *arguments: str) -> None:
 
 
 def main() -> None:
-    """Build into a folder that is emptied before."""
+    """Build into a folder, in place of the releases that it holds."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="emptied before")
-    folder = parser.parse_args().folder
-    shutil.rmtree(folder, ignore_errors=True)
-    for path in (house := Wheelhouse.build(folder)).wheels + house.sdists:
+    parser.add_argument("folder", type=Path, help="releases in it are replaced")
+    old = Wheelhouse(folder=parser.parse_args().folder)
+    for path in [*old.wheels, *old.sdists]:
+        path.unlink()
+    made = Wheelhouse.build(old.folder)
+    for path in [*made.wheels, *made.sdists]:
         print(f"{path.stat().st_size / 1024:7.0f} KiB  {path.name}")
 
 

@@ -77,8 +77,8 @@ class HookConformance(PluginConformance):
         stray = sorted(provided - {f"cosmos_{kind}" for kind in KINDS})
         if stray:
             fault(
-                f"{', '.join(stray)} is implemented by the plugin's module, where a run never calls it; make it a method "
-                "of the object that Provider.create returns"
+                f"{', '.join(stray)} is implemented by the plugin's module, where a run never calls it; make it a "
+                "method of the object that Provider.create returns"
             )
         if not marked:
             fault(

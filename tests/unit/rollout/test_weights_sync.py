@@ -41,11 +41,19 @@ class Receiver:
 
 
 class Rig:
-    def __init__(self, kit, engine):
+    def __init__(self, kit, engine, in_flight_update=True):
         self.engine, self.gate, self.reports = engine, VersionGate(), []
         self.modules = {version: kit.reference(seed=version + 1) for version in range(4)}
         self.receiver, self.arrived = Receiver(self.modules), threading.Condition()
-        self.sync = WeightSync(engine, self.receiver, self.gate, cache="keep", report=self.report, patience_s=0.2)
+        self.sync = WeightSync(
+            engine,
+            self.receiver,
+            self.gate,
+            cache="keep",
+            in_flight_update=in_flight_update,
+            report=self.report,
+            patience_s=0.2,
+        )
 
     def report(self, report):
         with self.arrived:
@@ -185,3 +193,21 @@ def test_no_evaluation_enters_after_a_wrong_digest(rig):
     rig.sync.aim(rig.target(2))
     rig.wait(2)
     assert not rig.gate.enter(1)
+
+
+@pytest.mark.parametrize(("in_flight_update", "versions"), [(True, {0, 1}), (False, {0})])
+def test_an_engine_without_updates_in_flight_finishes_first(kit, engine, in_flight_update, versions):
+    rig = Rig(kit, engine, in_flight_update)
+    rig.sync.start()
+    try:
+        rig.sync.aim(rig.target(0))
+        rig.wait(1)
+        (handle,) = engine.submit([kit.request("long", [4, 5], max_units=120)])
+        while not engine.stats().num_running:
+            time.sleep(0.001)
+        rig.sync.aim(rig.target(1))
+        rig.wait(2)
+        assert set(kit.versions(handle.result(10)[0])) == versions
+        assert generates(kit, rig, 1)
+    finally:
+        rig.sync.close()
