@@ -51,6 +51,8 @@ class HeldOutCompletion:
     row: int
     text: str
     reward: float | None
+    detail: str = ""
+    """What the rewards say of the score, or why there is none."""
 
 
 @attrs.frozen(kw_only=True)

@@ -210,7 +210,7 @@ class Generation:
         group = Group(position=lease.position, samples=samples)
         drop = (self._parts.algorithm.admit(group) or "") if is_train else ""
         reports = tuple(
-            scoring.report(sample, "" if is_train and sample.index else text)
+            scoring.report(sample, None if is_train and sample.index else text)
             for sample, text in zip(samples, texts, strict=True)
         )
         with self._lock:

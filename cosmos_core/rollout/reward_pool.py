@@ -39,7 +39,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """What one reward made of one completion: `value` is None unless `status` is OK."""
+    """What one reward made of one completion: `value` is None unless `status` is OK; `detail` is why, or how so."""
 
     value: float | None
     status: SampleStatus
@@ -176,7 +176,7 @@ class RewardPool:
     def _settle(self, assignment: Assignment, message: Scored | Unscored) -> None:
         self._scoring_s += time.monotonic() - assignment.since
         if isinstance(message, Scored):
-            outcome = Outcome(value=message.value, status=SampleStatus.OK)
+            outcome = Outcome(value=message.value, status=SampleStatus.OK, detail=message.detail)
         else:
             status = SampleStatus.REWARD_TIMEOUT if message.timed_out else SampleStatus.REWARD_FAILED
             outcome = Outcome(value=None, status=status, detail=message.detail)

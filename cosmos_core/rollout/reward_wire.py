@@ -99,10 +99,11 @@ class Deferred:
 
 @attrs.frozen(kw_only=True)
 class Scored:
-    """A finite number."""
+    """A finite number, and what the reward has to say of it."""
 
     ticket: int
     value: float
+    detail: str = ""
 
 
 @attrs.frozen(kw_only=True)

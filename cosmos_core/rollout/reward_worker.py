@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import math
 import numbers
 import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
 from cosmos_core.errors import CosmosError
@@ -34,6 +35,7 @@ from cosmos_core.rollout.reward_wire import (
     Unscored,
     frame,
 )
+from cosmos_core.types import JSON
 
 _DETAIL: Final = 500
 _CHUNK: Final = 1 << 16
@@ -128,7 +130,15 @@ def _judged(ticket: int, outcome: Any) -> Scored | Unscored:
         return Unscored(ticket=ticket, timed_out=False, detail=f"the score is no number but {value!r:.200}")
     if not math.isfinite(value):
         return Unscored(ticket=ticket, timed_out=False, detail=f"the score is not finite: {value!r:.200}")
-    return Scored(ticket=ticket, value=float(value))
+    details = outcome.details if isinstance(outcome, Score) else {}
+    return Scored(ticket=ticket, value=float(value), detail=_shown(details))
+
+
+def _shown(details: Mapping[str, JSON]) -> str:
+    text = ", ".join(
+        f"{name}: {json.dumps(value, ensure_ascii=False, default=repr)}" for name, value in details.items()
+    )
+    return text[:_DETAIL]
 
 
 def _describe(error: BaseException) -> str:

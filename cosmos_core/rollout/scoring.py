@@ -54,12 +54,12 @@ def sample(index: int, generated: Generated, outcomes: Sequence[Outcome], reward
         newest_version=generated.newest_version,
         num_units=generated.num_units,
         num_prompt_units=_num_prompt_units(generated),
-        detail="" if failed is None else failed.detail,
+        detail=_details(outcomes, rewards) if failed is None else failed.detail,
     )
 
 
-def report(scored: Sample, text: str) -> SampleReport:
-    """A sample as the controller is told of it; `text` is cut."""
+def report(scored: Sample, text: str | None) -> SampleReport:
+    """A sample as the controller is told of it; `text` is cut, and None if nobody will look at this sample."""
     return SampleReport(
         index=scored.index,
         status=scored.status.value,
@@ -69,9 +69,19 @@ def report(scored: Sample, text: str) -> SampleReport:
         newest_version=scored.newest_version,
         num_units=scored.num_units,
         num_prompt_units=scored.num_prompt_units,
-        detail=scored.detail,
-        text=text[:TEXT_LENGTH],
+        detail=scored.detail if text is not None or not scored.is_scored else "",
+        text=(text or "")[:TEXT_LENGTH],
     )
+
+
+def _details(outcomes: Sequence[Outcome], rewards: Sequence[RewardConfig]) -> str:
+    """What each reward says of its score, as one line."""
+    told = [
+        f"{config.plugin}: {outcome.detail}" if len(rewards) > 1 else outcome.detail
+        for config, outcome in zip(rewards, outcomes, strict=True)
+        if outcome.detail
+    ]
+    return "; ".join(told)
 
 
 def _num_prompt_units(generated: Generated) -> int:

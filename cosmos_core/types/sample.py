@@ -38,7 +38,7 @@ class Sample:
         newest_version: Weight version of its newest generated unit.
         num_units: Generated units: tokens of a language model, denoising steps of a diffusion model.
         num_prompt_units: Conditioning units.
-        detail: Why it failed, for people; empty otherwise.
+        detail: Why it failed, or what its rewards say of its score, for people; may be empty.
     """
 
     index: int

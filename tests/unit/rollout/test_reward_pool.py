@@ -166,7 +166,8 @@ def test_scores_come_back_in_order_without_torch(shared):
     pool = shared
     values = [outcome.value for outcome in pool.score(*(f"number {n}" for n in range(100)))]
     assert values == [float(n) for n in range(100)]
-    assert pool.value("score 2.5") == 2.5
+    (scored,) = pool.score("score 2.5")
+    assert (scored.value, scored.detail) == (2.5, "a: 1")
     assert pool.value("torch") == 0.0
     assert pool.pool.scoring_s > 0
 

@@ -35,6 +35,15 @@ def test_a_truncated_sample_is_scored_and_says_so():
     assert made.is_scored
 
 
+def test_what_rewards_say_of_their_scores_is_kept_where_the_text_is():
+    outcomes = [Outcome(value=1.0, status=OK, detail="steps: 2"), Outcome(value=0.0, status=OK, detail='tone: "dry"')]
+    made = scoring.sample(0, generated(), outcomes, REWARDS)
+    assert made.detail == 'math: steps: 2; style: tone: "dry"'
+    assert scoring.report(made, "text").detail == made.detail
+    assert scoring.report(made, None).detail == ""
+    assert scoring.sample(0, generated(), outcomes[:1], REWARDS[:1]).detail == "steps: 2"
+
+
 @pytest.mark.parametrize("status", [FAILED, LATE])
 def test_any_failed_reward_leaves_the_sample_without_one(status):
     outcomes = [Outcome(value=1.0, status=OK), Outcome(value=None, status=status, detail="why")]
