@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from cosmos_core.testing.commandline import CommandLine
-    from cosmos_core.testing.conformance.algorithm import AlgorithmConformance
-    from cosmos_core.testing.conformance.dataset import DatasetConformance
-    from cosmos_core.testing.conformance.engine import EngineConformance
-    from cosmos_core.testing.conformance.hook import HookConformance
-    from cosmos_core.testing.conformance.model import ModelConformance
+    from cosmos_core.testing.conformance.algorithm.kit import AlgorithmConformance
+    from cosmos_core.testing.conformance.dataset.kit import DatasetConformance
+    from cosmos_core.testing.conformance.engine.kit import EngineConformance
+    from cosmos_core.testing.conformance.hook.kit import HookConformance
+    from cosmos_core.testing.conformance.model.kit import ModelConformance
     from cosmos_core.testing.conformance.plugin import fault
-    from cosmos_core.testing.conformance.reward import RewardConformance
+    from cosmos_core.testing.conformance.reward.kit import RewardConformance
 
 __all__ = [
     "AlgorithmConformance",
@@ -32,13 +32,13 @@ __all__ = [
 ]
 
 _HOMES: Final[Mapping[str, str]] = {
-    "AlgorithmConformance": "conformance.algorithm",
+    "AlgorithmConformance": "conformance.algorithm.kit",
     "CommandLine": "commandline",
-    "DatasetConformance": "conformance.dataset",
-    "EngineConformance": "conformance.engine",
-    "HookConformance": "conformance.hook",
-    "ModelConformance": "conformance.model",
-    "RewardConformance": "conformance.reward",
+    "DatasetConformance": "conformance.dataset.kit",
+    "EngineConformance": "conformance.engine.kit",
+    "HookConformance": "conformance.hook.kit",
+    "ModelConformance": "conformance.model.kit",
+    "RewardConformance": "conformance.reward.kit",
     "fault": "conformance.plugin",
 }
 

@@ -6,11 +6,11 @@ import torch
 from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions
 from cosmos_core.protocols import ModelContext
 from cosmos_core.testing import ModelConformance
-from cosmos_core.testing.conformance.model_building import ModelBuilding
-from cosmos_core.testing.conformance.model_decisions import ModelDecisions
-from cosmos_core.testing.conformance.model_gradients import ModelGradients
-from cosmos_core.testing.conformance.model_packing import ModelPacking
-from cosmos_core.testing.conformance.model_weights import ModelWeights
+from cosmos_core.testing.conformance.model.building import ModelBuilding
+from cosmos_core.testing.conformance.model.decisions import ModelDecisions
+from cosmos_core.testing.conformance.model.gradients import ModelGradients
+from cosmos_core.testing.conformance.model.packing import ModelPacking
+from cosmos_core.testing.conformance.model.weights import ModelWeights
 
 BASE = {
     "hidden_size": 32,

@@ -1,0 +1,243 @@
+"""A step's batch made of numbers alone, and what the trainer makes of it: `know`, `price`, weigh, add up.
+
+No model and no token is involved: an algorithm sees log-probs of decisions, whatever was decided.
+
+Shape legend: N decisions of the whole batch or of a part of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import attrs
+import numpy as np
+import torch
+
+from cosmos_core.policy.batch import Counts, TrainSequence
+from cosmos_core.policy.objective import Known, know
+from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, Decided, Loss, MicroBatch
+from cosmos_core.testing.conformance.algorithm.calls import priced
+from cosmos_core.types import Array, Payload
+
+Ranks: TypeAlias = Sequence[Sequence[Sequence[int]]]
+"""How a batch is split: of each rank, its micro-batches, each with the indices of its sequences."""
+
+_CPU: Final = torch.device("cpu")
+
+EXTREME_LOGPROBS: Final = (0.0, -1e-3, -30.0, -100.0)
+"""exp() of a float32 overflows at 88.7; a decision may become that unlikely, or have been."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Batch:
+    """Everything that a step trains on, and what a model would say of it.
+
+    Attributes:
+        lengths: Decisions of each sequence.
+        advantages: Of each sequence.
+        logprobs_N: float32, under the current weights.
+        old_logprobs_N: float32, under the weights at the start of the step.
+        behaviour_logprobs_N: float32, under the weights that generated; None for demonstrations.
+        entropy_N: float32.
+        payload_kind: Kind of the payloads.
+    """
+
+    lengths: tuple[int, ...]
+    advantages: tuple[float, ...]
+    logprobs_N: torch.Tensor
+    old_logprobs_N: torch.Tensor
+    behaviour_logprobs_N: torch.Tensor | None
+    entropy_N: torch.Tensor
+    payload_kind: str
+
+    def advantages_of_decisions(self) -> torch.Tensor:
+        """float32 [N], each sequence's advantage at each of its decisions."""
+        return torch.tensor(self.advantages).repeat_interleave(torch.tensor(self.lengths))
+
+    def decisions_of(self, sequence: int) -> range:
+        """Where the decisions of a sequence lie."""
+        start = sum(self.lengths[:sequence])
+        return range(start, start + self.lengths[sequence])
+
+    def sequence(self, index: int) -> TrainSequence:
+        """A sequence as it comes from a rollout replica, or from the dataset."""
+        arrays = {}
+        if self.behaviour_logprobs_N is not None:
+            values = self.behaviour_logprobs_N[self.decisions_of(index)].numpy()
+            versions = np.zeros(self.lengths[index], dtype=np.int32)
+            arrays = {"logprobs": _array(values), "versions": _array(versions)}
+        return TrainSequence(payload=Payload(kind=self.payload_kind, arrays=arrays), advantage=self.advantages[index])
+
+    def counts(self) -> Counts:
+        """Counts of the whole batch."""
+        return Counts(sequences=len(self.lengths), decisions=sum(self.lengths), trained=len(self.lengths))
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Part:
+    """A micro-batch that was priced.
+
+    Attributes:
+        known: What was known of its decisions.
+        decided: What its forward gave.
+        old_logprobs_N: The old log-probs that the algorithm asked for.
+        loss: The price of each decision.
+    """
+
+    known: Known
+    decided: Decided
+    old_logprobs_N: torch.Tensor | None
+    loss: Loss
+
+    def situation(self, place: int) -> str:
+        """What is known of a decision, for people."""
+        values = {
+            "advantage": self.known.advantages_N,
+            "log-prob": self.decided.logprobs_N,
+            "old log-prob": self.old_logprobs_N,
+            "behaviour log-prob": self.known.behaviour_logprobs_N if self.known.has_behaviour else None,
+        }
+        return ", ".join(
+            f"{name} {values_N[place].item():g}" for name, values_N in values.items() if values_N is not None
+        )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Step:
+    """What a batch comes to.
+
+    Attributes:
+        loss: The weighted sum of all prices.
+        magnitude: The weighted sum of their absolute values, which rounding errors are measured by.
+        gradient_N: float32, of `loss`, with respect to each decision's log-prob.
+    """
+
+    loss: float
+    magnitude: float
+    gradient_N: torch.Tensor
+
+
+def draw(
+    capabilities: AlgorithmCapabilities,
+    *,
+    lengths: Sequence[int] = (5, 1, 3, 7, 2, 4),
+    drift: float = 0.05,
+    seed: int = 0,
+) -> Batch:
+    """A batch of random log-probs.
+
+    Args:
+        capabilities: Of the algorithm: what its sequences are.
+        lengths: Decisions of each sequence.
+        drift: How far old log-probs lie from the current ones, and those of the behaviour policy from these; 0 is
+            on-policy.
+        seed: Of the draws.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    number = sum(lengths)
+    is_generated = capabilities.source == "rollouts"
+
+    def noise() -> torch.Tensor:
+        return torch.randn(number, generator=generator)
+
+    logprobs_N = -noise().abs() - 0.1
+    old_logprobs_N = logprobs_N + drift * noise()
+    behaviour_logprobs_N = old_logprobs_N + drift * noise()
+    strengths = itertools.cycle((1.0, -0.5, 0.25, -1.5, 0.75, -0.125))
+    return Batch(
+        lengths=tuple(lengths),
+        advantages=tuple(next(strengths) if is_generated else 1.0 for _ in lengths),
+        logprobs_N=logprobs_N,
+        old_logprobs_N=old_logprobs_N,
+        behaviour_logprobs_N=behaviour_logprobs_N if is_generated else None,
+        entropy_N=noise().abs() + 0.1,
+        payload_kind=min(capabilities.payload_kinds, default="tokens"),
+    )
+
+
+def extreme(capabilities: AlgorithmCapabilities, *, advantages: Sequence[float]) -> Batch:
+    """A batch with a sequence of each advantage; the decisions of each are far from what made them, in every way."""
+    triples_N3 = torch.tensor(list(itertools.product(EXTREME_LOGPROBS, repeat=3)))
+    logprobs_N, old_logprobs_N, behaviour_logprobs_N = triples_N3.repeat(len(advantages), 1).unbind(1)
+    return Batch(
+        lengths=(len(triples_N3),) * len(advantages),
+        advantages=tuple(advantages),
+        logprobs_N=logprobs_N.contiguous(),
+        old_logprobs_N=old_logprobs_N.contiguous(),
+        behaviour_logprobs_N=behaviour_logprobs_N.contiguous() if capabilities.source == "rollouts" else None,
+        entropy_N=logprobs_N.abs(),
+        payload_kind=min(capabilities.payload_kinds, default="tokens"),
+    )
+
+
+def price_all(algorithm: Algorithm, batch: Batch) -> Part:
+    """Price the whole batch as one micro-batch; its `decided.logprobs_N` takes the gradient."""
+    everything = range(len(batch.lengths))
+    return _price_part(algorithm, batch, everything, everything, batch.logprobs_N.clone().requires_grad_())
+
+
+def gradient_of(part: Part, weights_N: torch.Tensor | None = None) -> torch.Tensor:
+    """The gradient of the sum of prices, weighed if asked for, with respect to each decision's log-prob."""
+    weights_N = torch.ones_like(part.loss.loss_N) if weights_N is None else weights_N
+    (gradient_N,) = torch.autograd.grad(
+        part.loss.loss_N, part.decided.logprobs_N, weights_N, retain_graph=True, materialize_grads=True
+    )
+    return gradient_N
+
+
+def first_nonfinite(values_N: torch.Tensor) -> int | None:
+    """The place of the first value that is no finite number; None if all are."""
+    places = torch.nonzero(~torch.isfinite(values_N))
+    return int(places[0]) if len(places) else None
+
+
+def train(algorithm: Algorithm, batch: Batch, ranks: Ranks) -> Step:
+    """Train a step on a batch that is split over ranks and micro-batches, as the trainer does."""
+    leaf_N = batch.logprobs_N.clone().requires_grad_()
+    loss = magnitude = 0.0
+    for micro_batches in ranks:
+        share = [index for members in micro_batches for index in members]
+        for members in micro_batches:
+            part = _price_part(algorithm, batch, share, members, leaf_N)
+            total = torch.dot(part.loss.loss_N, part.known.weights_N)
+            total.backward()  # type: ignore[no-untyped-call]
+            loss += float(total.detach())
+            magnitude += float(torch.dot(part.loss.loss_N.detach().abs(), part.known.weights_N))
+    assert leaf_N.grad is not None, "every price carries a gradient"
+    return Step(loss=loss, magnitude=magnitude, gradient_N=leaf_N.grad)
+
+
+def _price_part(
+    algorithm: Algorithm, batch: Batch, share: Sequence[int], members: Sequence[int], leaf_N: torch.Tensor
+) -> Part:
+    """Price a micro-batch; `share` holds the sequences of its rank, which `members` are of."""
+    chosen = torch.tensor([place for index in members for place in batch.decisions_of(index)])
+    micro_batch = MicroBatch(
+        sequences=tuple(share.index(index) for index in members),
+        num_decisions=tuple(batch.lengths[index] for index in members),
+        num_units=len(chosen),
+        inputs={},
+    )
+    known = know(algorithm, micro_batch, [batch.sequence(index) for index in share], batch.counts(), _CPU)
+    entropy_N = batch.entropy_N[chosen] if algorithm.needs_entropy else None
+    decided = Decided(logprobs_N=leaf_N[chosen], entropy_N=entropy_N)
+    old_logprobs_N = _old_logprobs(algorithm, batch.old_logprobs_N[chosen], known)
+    loss = priced(algorithm, decided, known, old_logprobs_N)
+    return Part(known=known, decided=decided, old_logprobs_N=old_logprobs_N, loss=loss)
+
+
+def _old_logprobs(algorithm: Algorithm, recomputed_N: torch.Tensor, known: Known) -> torch.Tensor | None:
+    """The old log-probs that the algorithm asks for."""
+    match algorithm.old_logprobs:
+        case "none":
+            return None
+        case "behaviour":
+            return known.behaviour_logprobs_N
+        case "recompute":
+            return recomputed_N
+
+
+def _array(values: np.ndarray) -> Array:
+    return Array(dtype=str(values.dtype), shape=values.shape, data=values.tobytes())

@@ -1,0 +1,33 @@
+"""The kit for algorithms."""
+
+from __future__ import annotations
+
+from cosmos_core.testing.conformance.algorithm.advantages import AlgorithmAdvantages
+from cosmos_core.testing.conformance.algorithm.declarations import AlgorithmDeclarations
+from cosmos_core.testing.conformance.algorithm.gradients import AlgorithmGradients
+from cosmos_core.testing.conformance.algorithm.pricing import AlgorithmPricing
+from cosmos_core.testing.conformance.algorithm.splits import AlgorithmSplits
+
+
+class AlgorithmConformance(
+    AlgorithmDeclarations, AlgorithmAdvantages, AlgorithmPricing, AlgorithmGradients, AlgorithmSplits
+):
+    """What every algorithm must satisfy; no model and no engine is needed.
+
+    Beside `plugin` and `options`, a test class may set or override:
+
+    Attributes:
+        on_policy_scale: The gradient of a decision's price is minus its advantage times this, on-policy; 1.0 unless
+            set. None if it is no constant: only the sign is tested.
+        couples_decisions: Whether the price of a decision depends on the log-probs of its whole sequence, as with
+            ratios of sequences; False unless set. Sequences never depend on one another.
+        ignores: What is asked for without changing the loss: `"old_logprobs"` or `"entropy"`, only to be reported.
+        context: Fixture: the `AlgorithmContext`; by default groups of 4, completions of 16, staleness 2, and groups
+            of one without staleness for demonstrations.
+        batch: Fixture: the `Batch` that is priced, as `cosmos_core.testing.conformance.algorithm.batch.draw` makes it;
+            by default six random sequences, slightly off-policy.
+        groups: Fixture: the groups that advantages are computed of; by default ordinary, equal, extreme and
+            unscored rewards.
+        reference: Method `reference(decisions) -> tensor`: the price of each decision by the formula of the paper, in
+            float64, with a gradient; by default None, and nothing is compared.
+    """

@@ -1,0 +1,139 @@
+"""What rows hold: the right types, what is declared and nothing else, and nothing that two rows share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cosmos_core.errors import TransportError
+from cosmos_core.protocols import Dataset, DatasetCapabilities, Split
+from cosmos_core.rollout.reward_wire import TO_WORKER, Task
+from cosmos_core.testing.conformance.dataset.reading import SPLITS, Place, Rows, read_rows, take_row
+from cosmos_core.testing.conformance.dataset.subject import DatasetSubject, size_problem
+from cosmos_core.testing.conformance.plain_json import json_problems
+from cosmos_core.testing.conformance.plugin import fault
+from cosmos_core.types import Message, Prompt
+
+
+class DatasetContents(DatasetSubject):
+    """What a dataset has."""
+
+    def test_sizes_are_numbers(self, dataset: Dataset) -> None:
+        """Planning counts rows before anything is read; a split that does not exist has none."""
+        for split in SPLITS:
+            problem = size_problem(dataset, split)
+            if problem:
+                fault(problem)
+
+    def test_there_are_rows_to_train_on(self, sizes: dict[Split, int]) -> None:
+        """A run without any is refused."""
+        if sizes["train"] == 0:
+            fault("size('train') is 0; override the fixture `options` so that there are rows to test")
+
+    def test_sizes_stay(self, dataset: Dataset, make: Callable[..., Any], sizes: dict[Split, int], rows: Rows) -> None:
+        """The order of a run is drawn from the size, in several processes and again after a restart."""
+        read_rows(dataset, rows)
+        other: Dataset = make()
+        for split, size in sizes.items():
+            seen = {"after rows were read": dataset.size(split), "of another instance": other.size(split)}
+            for when, again in seen.items():
+                if again != size:
+                    fault(f"size({split!r}) is {size} at first and {again} {when}; settle it when the dataset is made")
+
+    def test_rows_are_prompts(self, dataset: Dataset, places: list[Place]) -> None:
+        """Models, rewards and reports take them as they are."""
+        for (split, index), row in read_rows(dataset, places).items():
+            for problem in _type_problems(row):
+                fault(f"row {index} of {split}: {problem}")
+
+    def test_references_and_metadata_are_plain_json(self, rows: Rows) -> None:
+        """Rewards run in other processes."""
+        for (split, index), row in rows.items():
+            metadata = dict(row.metadata)
+            for problem in (*json_problems(row.reference, "reference"), *json_problems(metadata, "metadata")):
+                fault(f"row {index} of {split}: {problem}")
+
+    def test_a_row_reaches_a_reward_unchanged(self, rows: Rows) -> None:
+        """What cannot be sent to a worker cannot be scored."""
+        for (split, index), row in rows.items():
+            task = Task(ticket=0, reward=0, prompt=row, text="", truncated=False, payload=None)
+            try:
+                received = TO_WORKER.decode(TO_WORKER.encode(task)).prompt
+            except (TypeError, ValueError, OverflowError, TransportError) as error:
+                fault(
+                    f"row {index} of {split} cannot be sent to a reward: {error}; keep to text, numbers, lists, dicts"
+                )
+            if received != row:
+                fault(
+                    f"row {index} of {split} is {row!r:.200}, but a reward gets {received!r:.200}; keep to plain JSON"
+                )
+
+    def test_rows_differ(self, sizes: dict[Split, int], rows: Rows) -> None:
+        """A row is found by its number."""
+        for split, size in sizes.items():
+            indices = [index for where, index in rows if where == split]
+            if size > 1 and all(rows[split, index] == rows[split, indices[0]] for index in indices):
+                fault(f"all {len(indices)} rows of {split} that were read are the same; does row() use its index?")
+
+    def test_a_row_stays_as_it_was_read(self, dataset: Dataset, rows: Rows) -> None:
+        """A batch holds many rows at once."""
+        taken = {place: take_row(dataset, place) for place in rows}
+        for (split, index), row in taken.items():
+            if row != rows[split, index]:
+                fault(f"row {index} of {split} changed when others were read; make new lists and dicts for each row")
+
+    def test_rows_share_nothing_that_can_change(self, dataset: Dataset, rows: Rows) -> None:
+        """What is noted on one row must not appear on another."""
+        taken = {place: take_row(dataset, place) for place in rows}
+        owners: dict[int, Place] = {}
+        for place, row in taken.items():
+            for name, container in _containers(row):
+                owner = owners.setdefault(id(container), place)
+                if owner != place:
+                    what = f"{type(container).__name__} in their {name}"
+                    fault(f"row{owner} and row{place} hold the same {what}; make a new one for each row")
+
+    @pytest.mark.parametrize("what", ["demonstrations", "references"])
+    def test_rows_have_what_is_declared(self, capabilities: DatasetCapabilities, rows: Rows, what: str) -> None:
+        """A recipe whose algorithm or reward needs it is refused, or accepted, by what is declared."""
+        field = what.removesuffix("s")
+        found = [place for place, row in rows.items() if getattr(row, field) is not None]
+        declared = getattr(capabilities, what)
+        if declared and not any(split == "train" for split, _ in found):
+            fault(
+                f"it declares {what}, but none of the train rows that were read has one; "
+                f"give them, override the fixture `options`, or declare DatasetCapabilities({what}=False)"
+            )
+        if found and not declared:
+            split, index = found[0]
+            fault(f"row {index} of {split} has a {field}, but they are not declared: DatasetCapabilities({what}=True)")
+
+
+def _type_problems(row: Any) -> Iterator[str]:
+    """What of a row is not what `Prompt` says; nothing checks that when one is made."""
+    turns = row.text if isinstance(row.text, tuple) else ()
+    if not isinstance(row.text, str | tuple) or not all(isinstance(turn, Message) for turn in turns):
+        yield f"text is {row.text!r:.100}; give a str, or a tuple of cosmos_core.types.Message"
+    if row.text == ():
+        yield "text is a chat without turns; give one Message at least"
+    for turn in turns:
+        if not isinstance(turn.role, str) or not isinstance(turn.content, str):
+            yield f"text has the turn {turn!r:.100}; its role and content are str"
+    if not isinstance(row.demonstration, str | None):
+        yield f"demonstration is {row.demonstration!r:.100}; give a str, or None"
+    if not isinstance(row.media, tuple) or not all(isinstance(each, str) for each in row.media):
+        yield f"media is {row.media!r:.100}; give a tuple of paths or URLs, each a str"
+    if not isinstance(row.metadata, dict):
+        yield f"metadata is {row.metadata!r:.100}; give a dict"
+
+
+def _containers(row: Prompt) -> Iterator[tuple[str, Any]]:
+    """(field, list or dict) of everything in a row that can change."""
+    waiting: list[tuple[str, Any]] = [("metadata", row.metadata), ("reference", row.reference)]
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, list | dict):
+            yield name, value
+            waiting += [(name, item) for item in (value.values() if isinstance(value, dict) else value)]

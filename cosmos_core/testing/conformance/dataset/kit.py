@@ -1,0 +1,19 @@
+"""The kit for datasets."""
+
+from __future__ import annotations
+
+from cosmos_core.testing.conformance.dataset.contents import DatasetContents
+from cosmos_core.testing.conformance.dataset.order import DatasetOrder
+
+
+class DatasetConformance(DatasetContents, DatasetOrder):
+    """What every dataset must satisfy: numbered rows, the same ones whenever, wherever and in whatever order.
+
+    Set `plugin`, and what else the defaults do not do for.
+
+    Attributes:
+        num_rows: How many rows of each split the tests read, from both ends and between.
+
+    Fixtures to override: `options`, the options to test with; `context`, whose `directory` is where relative paths
+    start, the empty `tmp_path` by default. Write files there in `options` if the dataset reads some.
+    """

@@ -1,0 +1,273 @@
+"""What an engine generates: the trainer's log-probs, its own draws, proper ends, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+import pytest
+
+from cosmos_core.errors import EngineError
+from cosmos_core.protocols import EngineCapabilities, FinishReason, Generated, Model
+from cosmos_core.testing.conformance.engine.driver import refuses
+from cosmos_core.testing.conformance.engine.setting import TEMPERATURE, EngineSetting, Start, needs_tokens
+from cosmos_core.testing.conformance.engine.trainer import Trainer, stopping_at
+from cosmos_core.testing.conformance.plugin import fault
+from cosmos_core.types import Payload
+
+_IMPOSSIBLE: Final[Mapping[str, Mapping[str, Any]]] = {
+    "longer than the context": {"max_units": 1_000_000},
+    "of no units": {"max_units": 0},
+    "at a negative temperature": {"temperature": -1.0},
+    "for two greedy samples": {"temperature": 0.0, "num_samples": 2},
+}
+
+
+class GenerationTests(EngineSetting):
+    """What is generated."""
+
+    def test_logprobs_are_those_of_the_trainer(
+        self, start: Start, trainer: Trainer, prompts: list[Payload], capabilities: EngineCapabilities
+    ) -> None:
+        """Importance ratios compare the two: what the engine reports, the trainer must find."""
+        # More samples than slots, of different lengths: batches mix prompts and single units, and close up.
+        requests = [
+            self.request(index, prompt, seed=index, max_units=3 + 4 * index, num_samples=2)
+            for index, prompt in enumerate(prompts)
+        ]
+        for results in start().generate(requests):
+            for generated in results:
+                self.check_logprobs(trainer, generated, capabilities)
+
+    def test_a_payload_holds_what_its_kind_says(
+        self, start: Start, prompts: list[Payload], capabilities: EngineCapabilities
+    ) -> None:
+        """The trainer reads arrays by name, dtype and shape."""
+        needs_tokens(capabilities)
+        ((generated,),) = start().generate([self.request("one", prompts[0], max_units=5)])
+        arrays, number = generated.payload.arrays, generated.num_units
+        for name, dtype in (("completion", "int32"), ("logprobs", "float32"), ("versions", "int32")):
+            found = (arrays[name].dtype, arrays[name].shape) if name in arrays else None
+            if found != (dtype, (number,)):
+                fault(f"array {name!r} of a completion of {number} units is {found}; it must be {dtype} [{number}]")
+        if bytes(arrays["prompt"].data) != bytes(prompts[0].arrays["prompt"].data):
+            fault("the payload's prompt is not the request's; hand it back as it came")
+
+    def test_samples_come_in_order_and_differ(self, start: Start, prompts: list[Payload]) -> None:
+        """A group of equal samples teaches nothing."""
+        (results,) = start().generate([self.request("group", prompts[0], num_samples=6)])
+        if len(results) != 6:
+            fault(f"a request for 6 samples gave {len(results)}")
+        different = len({self.content(generated) for generated in results})
+        if different < 4:
+            fault(f"6 samples of 8 units hold only {different} different completions; draw each from its own stream")
+
+    def test_a_request_draws_the_same_alone_and_among_others(
+        self, start: Start, prompts: list[Payload], capabilities: EngineCapabilities
+    ) -> None:
+        """A run can be repeated only if draws do not depend on what happens to be in flight."""
+        _needs_seeds(capabilities)
+        engine = start()
+        watched = self.request("watched", prompts[1], seed=7, num_samples=3, max_units=16)
+        (alone,) = engine.generate([watched])
+        others = [
+            self.request(index, prompt, seed=index, num_samples=2, max_units=5 + index)
+            for index, prompt in enumerate(prompts)
+        ]
+        among = engine.generate([*others[:2], watched, *others[2:]])[2]
+        if [self.content(each) for each in alone] != [self.content(each) for each in among]:
+            fault(
+                "a request drew other units among others than alone; draw sample i, unit j from (seed, i, j) only, or "
+                "declare seeded=False"
+            )
+
+    def test_another_seed_draws_otherwise(
+        self, start: Start, prompts: list[Payload], capabilities: EngineCapabilities
+    ) -> None:
+        """Each prompt of a run has a seed of its own."""
+        _needs_seeds(capabilities)
+        requests = [self.request(seed, prompts[0], seed=seed, max_units=16) for seed in range(4)]
+        results = start().generate(requests)
+        if len({self.content(each) for (each,) in results}) < 3:
+            fault("four seeds drew the same units; Request.seed must choose the draws")
+
+    def test_greedy_takes_the_likeliest_unit(
+        self, start: Start, trainer: Trainer, prompts: list[Payload], capabilities: EngineCapabilities
+    ) -> None:
+        """Evaluations are greedy: their numbers must be the model's own."""
+        needs_tokens(capabilities)
+        requests = [self.request(index, prompts[index], temperature=0.0, max_units=4) for index in range(2)]
+        for (generated,), request in zip(start().generate(requests), requests, strict=True):
+            tokens = _tokens(generated)
+            for unit, token in enumerate(tokens):
+                next_V = trainer.next_logprobs(request.prompt, tokens[:unit], temperature=1.0)
+                if next_V[token] < next_V.max() - self.tolerance:
+                    fault(
+                        f"at temperature 0, unit {unit} is token {token}, but {int(next_V.argmax())} is likelier; take "
+                        "the argmax"
+                    )
+
+    @pytest.mark.parametrize("cut", [{"top_k": 2}, {"top_p": 0.4}], ids=["top_k", "top_p"])
+    def test_a_cut_distribution_is_honoured_or_refused(
+        self,
+        start: Start,
+        trainer: Trainer,
+        prompts: list[Payload],
+        capabilities: EngineCapabilities,
+        cut: Mapping[str, Any],
+    ) -> None:
+        """What the recipe asks for is done or refused, never ignored."""
+        needs_tokens(capabilities)
+        engine = start()
+        request = self.request("cut", prompts[1], num_samples=2, max_units=5, **cut)
+        try:
+            (handle,) = engine.submit([request])
+        except EngineError:
+            return
+        for generated in engine.results(handle):
+            tokens = _tokens(generated)
+            for unit, token in enumerate(tokens):
+                next_V = trainer.next_logprobs(request.prompt, tokens[:unit], temperature=TEMPERATURE)
+                kept = _kept(next_V.exp().tolist(), **cut)
+                if token not in kept:
+                    fault(f"{cut} keeps tokens {sorted(kept)} of unit {unit}, but {token} was drawn; refuse or do it")
+                if capabilities.logprob_semantics == "processed":
+                    expected = next_V[token] - next_V[sorted(kept)].logsumexp(0)
+                    found = self.logprobs(generated)[unit]
+                    if abs(found - expected) > self.tolerance:
+                        fault(
+                            f"with {cut}, unit {unit} has the log-prob {found:.4f}; of the distribution drawn from it "
+                            f"is {expected:.4f}; renormalise, or declare logprob_semantics='raw'"
+                        )
+
+    def test_a_completion_ends_at_a_stop_id(
+        self, start: Start, model: Model, prompts: list[Payload], capabilities: EngineCapabilities
+    ) -> None:
+        """What follows a stop token is no part of the answer; the stop token itself is."""
+        needs_tokens(capabilities)
+        stops = set(range(0, model.facts().vocab_size, 3))
+        engine = start(model=stopping_at(model, stops))
+        (results,) = engine.generate([self.request("stops", prompts[0], num_samples=8, max_units=12)])
+        for generated in results:
+            tokens = _tokens(generated)
+            ends = [unit for unit, token in enumerate(tokens) if token in stops]
+            if ends and (ends[0] != len(tokens) - 1 or generated.reason is not FinishReason.STOP):
+                fault(
+                    f"unit {ends[0]} of {len(tokens)} is a stop id, but the completion ends with {generated.reason}; "
+                    "end it there, the stop id included, with FinishReason.STOP"
+                )
+            if not ends and (generated.reason is not FinishReason.LENGTH or len(tokens) != 12):
+                fault(
+                    f"a completion without a stop id has {len(tokens)} of 12 units and ends with {generated.reason}; "
+                    "use Model.facts().stop_ids only, and FinishReason.LENGTH at max_units"
+                )
+
+    def test_a_completion_ends_at_its_longest_length(self, start: Start, prompts: list[Payload]) -> None:
+        """A truncated completion is told apart from a finished one."""
+        for (generated,) in start().generate([self.request(n, prompts[0], max_units=n) for n in (1, 7)]):
+            wanted = 1 if generated.num_units == 1 else 7
+            if generated.num_units != wanted or generated.reason is not FinishReason.LENGTH:
+                fault(f"with no stop ids and max_units = {wanted}: {generated.num_units} units, {generated.reason}")
+
+    @pytest.mark.parametrize("what", _IMPOSSIBLE)
+    def test_an_impossible_request_is_refused_with_its_whole_call(
+        self, start: Start, prompts: list[Payload], what: str
+    ) -> None:
+        """Requests of one call enter together or not at all: the replica leases them together."""
+        engine = start()
+        good = self.request("good", prompts[0], max_units=2)
+        bad = self.request("bad", prompts[1], **_IMPOSSIBLE[what])
+        refuses(EngineError, lambda: engine.submit([good, bad]), f"a request {what}")
+        stats = engine.stats()
+        if stats.num_running + stats.num_waiting:
+            fault("of a call with one impossible request, the other one entered; check all before any enters")
+        engine.generate([good])
+
+    def test_an_undeclared_payload_kind_is_refused(self, start: Start, prompts: list[Payload]) -> None:
+        """What is not declared is refused."""
+        foreign = attrs.evolve(prompts[0], kind="something-else")
+        engine = start()
+        refuses(EngineError, lambda: engine.submit([self.request("x", foreign)]), "a payload of kind 'something-else'")
+
+    def test_lower_priority_numbers_go_first(self, start: Start, prompts: list[Payload]) -> None:
+        """Evaluations overtake what waits: new weights wait for them."""
+        engine = start(max_in_flight=1)
+        order: list[str] = []
+        engine.pause("keep")
+        handles = engine.submit(
+            [self.request(priority, prompts[0], priority=priority, max_units=2) for priority in (5, -1, 0)]
+        )
+        for handle in handles:
+            handle.add_done_callback(lambda done: order.append(done.request.request_id))
+        engine.resume()
+        for handle in handles:
+            engine.results(handle)
+        if order != ["-1", "0", "5"]:
+            fault(
+                f"requests of priority 5, -1 and 0 with one slot ended in the order {', '.join(order)}; lower is first"
+            )
+
+    def test_a_shared_prefix_is_processed_once(
+        self, start: Start, prompts: list[Payload], capabilities: EngineCapabilities
+    ) -> None:
+        """Declared prefix sharing saves the prompt of all samples but one."""
+        needs_tokens(capabilities)
+        if not capabilities.prefix_sharing:
+            pytest.skip("not declared: prefix_sharing")
+        engine = start()
+        engine.generate([self.request("group", prompts[1], num_samples=4, max_units=3)])
+        units, size = engine.stats().prompt_units, prompts[1].arrays["prompt"].shape[0]
+        if units != size:
+            fault(f"a group of 4 processed {units} prompt units of a prompt of {size}; do not declare prefix_sharing")
+
+    @pytest.mark.parametrize("temperature", [1.0, 0.6])
+    def test_scores_are_those_of_the_trainer(
+        self, start: Start, trainer: Trainer, prompts: list[Payload], temperature: float
+    ) -> None:
+        """`score` prices completions under the loaded weights, after the temperature."""
+        engine = start()
+        requests = [self.request(index, prompt, max_units=4 + index) for index, prompt in enumerate(prompts)]
+        payloads = [each.payload for (each,) in engine.generate(requests)]
+        scores = engine.score(payloads, temperature=temperature)
+        for index, expected in enumerate(trainer.logprobs(payloads, temperature=temperature)):
+            found = scores[index].cpu()
+            if found.shape != expected.shape or not (found - expected).abs().max() <= self.tolerance:
+                fault(
+                    f"score() of payload {index} at temperature {temperature} gives {found.tolist()}; the trainer "
+                    f"says {expected.tolist()}"
+                )
+
+    def test_declarations_hold_together(self, capabilities: EngineCapabilities) -> None:
+        """Planning relies on them."""
+        if capabilities.logprob_semantics not in ("processed", "raw"):
+            fault(f"logprob_semantics is {capabilities.logprob_semantics!r}; it must be 'processed' or 'raw'")
+        if not capabilities.payload_kinds:
+            fault("payload_kinds is empty; declare what the engine generates, such as frozenset({'tokens'})")
+        if capabilities.mesh_axes:
+            fault(
+                f"mesh_axes declares {', '.join(sorted(capabilities.mesh_axes))}; in this release a replica is one "
+                "process and every axis is 1, so nothing can prove it: leave mesh_axes out"
+            )
+
+
+def _needs_seeds(capabilities: EngineCapabilities) -> None:
+    if not capabilities.seeded:
+        pytest.skip("not declared: seeded")
+
+
+def _tokens(generated: Generated) -> list[int]:
+    data = memoryview(generated.payload.arrays["completion"].data).cast("B").cast("i")
+    return list(data)
+
+
+def _kept(probs: list[float], *, top_k: int = 0, top_p: float = 1.0) -> set[int]:
+    """Tokens that a cut leaves: the k likeliest, or the fewest whose mass reaches p."""
+    kept: set[int] = set()
+    mass = 0.0
+    for token in sorted(range(len(probs)), key=lambda token: -probs[token]):
+        if (top_k and len(kept) == top_k) or mass >= top_p:
+            break
+        kept.add(token)
+        mass += probs[token]
+    return kept

@@ -1,0 +1,182 @@
+"""What the tests of an engine stand on: a tiny model, prompts, requests, started engines, and how to read results."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final, TypeAlias
+
+import attrs
+import numpy as np
+import pytest
+import torch
+
+from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.protocols import (
+    EngineCapabilities,
+    EngineContext,
+    Generated,
+    Kind,
+    Model,
+    ModelContext,
+    Request,
+    Sampling,
+)
+from cosmos_core.testing.conformance.engine.driver import EngineDriver
+from cosmos_core.testing.conformance.engine.trainer import Trainer, stopping_at
+from cosmos_core.testing.conformance.plugin import PluginConformance, fault
+from cosmos_core.types import JSON, Payload, Prompt
+
+Start: TypeAlias = Callable[..., EngineDriver]
+
+TEMPERATURE: Final = 0.7
+"""Of every request, unless a test says otherwise: at 1, wrong semantics would not show."""
+
+TINY: Final[Mapping[str, JSON]] = {
+    "model_type": "qwen3",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+    # Large, so that the distributions of random weights are far from flat.
+    "initializer_range": 0.3,
+}
+_TOKENIZER: Final[Mapping[str, JSON]] = {"build": "byte-bpe", "vocab_size": 270, "split_digits": True}
+_TEXTS: Final = ("Two and two", "Once upon a time there was", "x", "What is 6 times 7?", "A name")
+
+
+class EngineSetting(PluginConformance):
+    """Fixtures and readings of the engine kit; see `EngineConformance` for what may be overridden."""
+
+    kind: ClassVar[Kind] = "engine"
+    timeout_s: ClassVar[float] = 20.0
+    start_timeout_s: ClassVar[float] = 120.0
+    tolerance: ClassVar[float] = 1e-4
+    long_units: ClassVar[int] = 160
+
+    @pytest.fixture(autouse=True)
+    def one_thread(self) -> Iterator[None]:
+        """Tiny tensors are slower on many threads."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(before)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls, tmp_path_factory: pytest.TempPathFactory) -> Model:
+        """The model to generate with; a tiny `hf` model from random weights."""
+        context = ModelContext(path=None, config=TINY, assets=tmp_path_factory.mktemp("model"))
+        made: Model = PluginSet.load([("model", "hf")]).create("model", "hf", {}, context)
+        made.prepare(_TEXTS, _TOKENIZER)
+        return made
+
+    @pytest.fixture
+    def context(self, tmp_path: Path, model: Model) -> EngineContext:  # noqa: ARG002 - a folder is not needed here
+        """An engine's context; the model has no stop tokens, so that lengths are known."""
+        return EngineContext(
+            model=stopping_at(model, frozenset()),
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            max_in_flight=4,
+            context_length=min(model.facts().context_length, 256),
+            seed=1,
+        )
+
+    @pytest.fixture
+    def prompts(self, model: Model) -> list[Payload]:
+        """Prompts of different lengths, five at least."""
+        return [model.encode(Prompt(text=text)) for text in _TEXTS]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def trainer(cls, model: Model) -> Trainer:
+        """The trainer's view of the same weights."""
+        return Trainer(model, seed=1)
+
+    @pytest.fixture
+    def start(self, plugins: PluginSet, options: Mapping[str, JSON], context: EngineContext) -> Iterator[Start]:
+        """Start an engine, with changes of the context if given; it is shut down after the test."""
+        started: list[EngineDriver] = []
+
+        def begin(**changes: Any) -> EngineDriver:
+            made = plugins.create("engine", self.plugin, options, attrs.evolve(context, **changes))
+            engine = EngineDriver(made, timeout_s=self.timeout_s, start_timeout_s=self.start_timeout_s)
+            started.append(engine)
+            engine.start()
+            return engine
+
+        yield begin
+        for engine in started:
+            # What is wrong with a shutdown is told by the tests of it, not by all tests.
+            with contextlib.suppress(Exception, pytest.fail.Exception):
+                engine.shutdown()
+
+    # -- requests and what comes of them ------------------------------------------------------------------------------
+
+    @staticmethod
+    def request(name: object, prompt: Payload, *, seed: int = 0, priority: int = 0, **sampling: Any) -> Request:
+        """A request; 8 units at `TEMPERATURE` unless said otherwise."""
+        drawn = Sampling(**{"temperature": TEMPERATURE, "max_units": 8, **sampling})
+        return Request(request_id=str(name), prompt=prompt, sampling=drawn, seed=seed, priority=priority)
+
+    def logprobs(self, generated: Generated) -> torch.Tensor:
+        """The engine's log-prob of each unit, float32 [N]."""
+        return torch.from_numpy(np.frombuffer(generated.payload.arrays["logprobs"].data, np.float32).copy())
+
+    def versions(self, generated: Generated) -> list[int]:
+        """The weight version of each unit."""
+        return [int(each) for each in np.frombuffer(generated.payload.arrays["versions"].data, np.int32)]
+
+    def content(self, generated: Generated) -> bytes:
+        """What was generated, to compare one completion with another."""
+        return bytes(generated.payload.arrays["completion"].data)
+
+    # -- comparisons --------------------------------------------------------------------------------------------------
+
+    def check_logprobs(
+        self,
+        trainer: Trainer,
+        generated: Generated,
+        capabilities: EngineCapabilities,
+        *,
+        weights: int = 0,
+        places: Sequence[int] | None = None,
+    ) -> None:
+        """Check a completion's log-probs (those of the units at `places`, or all) against the trainer's."""
+        semantics = capabilities.logprob_semantics
+        processed, raw = (
+            trainer.logprobs([generated.payload], temperature=each, weights=weights)[0] for each in (TEMPERATURE, 1.0)
+        )
+        expected, other = (processed, raw) if semantics == "processed" else (raw, processed)
+        found = self.logprobs(generated)
+        if found.shape != expected.shape:
+            fault(f"a completion of {len(expected)} decisions has {len(found)} log-probs; give one for each")
+        apart = (found - expected).abs()
+        if places is not None:
+            apart = apart[list(places)]
+        if apart.numel() and not apart.max() <= self.tolerance:
+            worst = int(apart.argmax()) if places is None else places[int(apart.argmax())]
+            fault(
+                f"log-probs are not the trainer's: unit {worst}, of version {self.versions(generated)[worst]}, has "
+                f"{found[worst]:.4f}, the trainer says {expected[worst]:.4f} for the declared logprob_semantics "
+                f"{semantics!r} at temperature {TEMPERATURE}{_hint(found, other, semantics, self.tolerance)}"
+            )
+
+
+def needs_tokens(capabilities: EngineCapabilities) -> None:
+    """Skip what only tokens have."""
+    if "tokens" not in capabilities.payload_kinds:
+        pytest.skip("not declared: payload kind tokens")
+
+
+def _hint(found: torch.Tensor, other: torch.Tensor, semantics: str, tolerance: float) -> str:
+    if found.shape != other.shape or not (found - other).abs().max() <= tolerance:
+        return "; check positions, caches, the temperature and which weights are loaded"
+    actual = "raw" if semantics == "processed" else "processed"
+    return f"; they are {actual} ones: declare logprob_semantics={actual!r}"

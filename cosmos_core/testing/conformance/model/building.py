@@ -1,0 +1,112 @@
+"""Building: the seed alone decides, and the facts are those of what is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from cosmos_core.protocols import Model, ModelContext, ModelFacts
+from cosmos_core.testing.conformance.model.evaluation import copied, first_difference
+from cosmos_core.testing.conformance.model.setting import CPU, SEED, ModelSetting
+from cosmos_core.testing.conformance.plugin import fault
+from cosmos_core.weights.shards import canonical_tensors
+
+
+class ModelBuilding(ModelSetting):
+    """What `build` and `facts` promise."""
+
+    def test_one_seed_gives_the_same_weights_bit_for_bit(self, model: Model, make: Callable[..., Any]) -> None:
+        """Every replica starts from the seed, and each must start from the same weights."""
+        states = []
+        for disturbance, builder in ((1, model), (2, model), (3, make())):
+            torch.manual_seed(disturbance)
+            states.append(copied(builder.build(seed=SEED, dtype=torch.float32, device=CPU)))
+        for other in states[1:]:
+            if name := first_difference(states[0], other):
+                fault(f"build(seed={SEED}) gives other weights the second time: {name}; draw from `seed` alone")
+
+    def test_another_seed_gives_other_weights(
+        self, model: Model, module: torch.nn.Module, context: ModelContext
+    ) -> None:
+        """A run from random weights is repeated with another seed to tell luck from progress."""
+        if context.path is not None:
+            pytest.skip("not random: the weights are those of a checkpoint")
+        other = model.build(seed=SEED + 1, dtype=torch.float32, device=CPU)
+        if first_difference(copied(module), copied(other)) is None:
+            fault(f"build(seed={SEED}) and build(seed={SEED + 1}) give the same weights; draw them from `seed`")
+
+    def test_building_leaves_the_random_state_alone(self, model: Model) -> None:
+        """Whoever draws after it would draw something else."""
+        torch.manual_seed(5)
+        before = torch.get_rng_state()
+        model.build(seed=SEED, dtype=torch.float32, device=CPU)
+        if not torch.equal(torch.get_rng_state(), before):
+            fault("build() changes torch's global random state; draw under torch.random.fork_rng()")
+
+    def test_two_modules_share_no_memory(self, model: Model, module: torch.nn.Module) -> None:
+        """A trainer and an engine of one process each have their own."""
+        other = model.build(seed=SEED, dtype=torch.float32, device=CPU)
+        held = {tensor.data_ptr(): name for name, tensor in canonical_tensors(module).items()}
+        shared = [held[t.data_ptr()] for t in canonical_tensors(other).values() if t.numel() and t.data_ptr() in held]
+        if other is module or shared:
+            fault(f"build() gave weights that an earlier module holds: {', '.join(shared[:3])}; make new ones")
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+    def test_the_dtype_is_honoured(self, model: Model, dtype: torch.dtype) -> None:
+        """Trainers ask for float32, rollout replicas for what they serve in."""
+        module = model.build(seed=SEED, dtype=dtype, device=CPU)
+        for name, parameter in module.named_parameters():
+            if parameter.is_floating_point() and parameter.dtype != dtype:
+                fault(f"build(dtype={dtype}) made {name} as {parameter.dtype}; cast the whole module")
+            if parameter.device != CPU:
+                fault(f"build(device=cpu) left {name} on {parameter.device}")
+
+    def test_facts_are_found_without_building(self, model: Model) -> None:
+        """Planning must be quick, on a machine that could not hold the weights."""
+        allocated: list[str] = []
+
+        def note(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
+            if parameter is not None and parameter.device.type != "meta":
+                allocated.append(f"{type(module).__name__}.{name}")
+
+        handle = register_module_parameter_registration_hook(note)
+        try:
+            model.facts()
+        finally:
+            handle.remove()
+        if allocated:
+            fault(f"facts() allocates weights ({allocated[0]} first); count them on the meta device, or by arithmetic")
+
+    def test_facts_agree_with_the_module(self, model: Model, module: torch.nn.Module) -> None:
+        """Planning reports sizes and memory from them."""
+        counted = sum(parameter.numel() for parameter in module.parameters())
+        stated = model.facts().num_parameters
+        if stated != counted:
+            fault(
+                f"facts().num_parameters is {stated:,}, the module has {counted:,} (tied parameters counted once); "
+                "count what build() makes"
+            )
+
+    def test_facts_hold_together(self, model: Model, make: Callable[..., Any]) -> None:
+        """Planning refuses recipes by them, in a process of its own."""
+        facts: ModelFacts = model.facts()
+        if facts != make().facts() or facts != model.facts():
+            fault(f"facts() differ between two instances or two calls: {facts}")
+        if not facts.architecture or facts.context_length < 1:
+            fault(f"facts() name no architecture or no context: {facts}; context_length counts the prompt too")
+        if facts.tokenizer_size > facts.vocab_size:
+            fault(
+                f"facts().tokenizer_size is {facts.tokenizer_size}, facts().vocab_size {facts.vocab_size}: "
+                "token ids would have no row in the embedding"
+            )
+        if not facts.tokenizer_size:
+            return
+        if not facts.stop_ids:
+            fault("facts().stop_ids is empty: no completion would ever end before the longest length")
+        foreign = sorted(i for i in {*facts.stop_ids, facts.pad_id} if not 0 <= i < facts.tokenizer_size)
+        if foreign:
+            fault(f"facts() name stop or pad ids {foreign} outside the tokenizer's {facts.tokenizer_size} ids")

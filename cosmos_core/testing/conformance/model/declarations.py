@@ -1,0 +1,52 @@
+"""Declarations: what is declared is proven, what is not is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from cosmos_core.config.loading import recipe_from
+from cosmos_core.config.schema import MeshConfig
+from cosmos_core.errors import ConfigError
+from cosmos_core.protocols import ModelCapabilities
+from cosmos_core.testing.conformance.model.setting import ModelSetting
+from cosmos_core.testing.conformance.plugin import fault
+
+
+class ModelDeclarations(ModelSetting):
+    """Mesh axes; payload kinds are tested where payloads are made."""
+
+    def test_declared_mesh_axes_are_proven(self, capabilities: ModelCapabilities) -> None:
+        """A replica of this release is one process, so there is no axis to prove."""
+        known = [field.name for field in attrs.fields(MeshConfig)]
+        declared = sorted(capabilities.mesh_axes)
+        if unknown := sorted(set(declared) - set(known)):
+            fault(f"ModelCapabilities.mesh_axes names {', '.join(unknown)}; the axes are {', '.join(known)}")
+        if declared:
+            fault(
+                f"ModelCapabilities.mesh_axes declares {', '.join(declared)}, and this release of cosmos-core runs a "
+                "replica as one process, so nothing can prove it; declare none"
+            )
+
+    def test_undeclared_mesh_axes_are_refused(self, capabilities: ModelCapabilities) -> None:
+        """A recipe that asks for what a model cannot do fails before it starts."""
+        for axis in attrs.fields(MeshConfig):
+            if axis.name in capabilities.mesh_axes:
+                continue
+            try:
+                recipe_from(self._recipe(axis.name))
+            except ConfigError as error:
+                if f"policy.mesh.{axis.name}" in str(error):
+                    continue
+                raise
+            fault(f"a recipe with policy.mesh.{axis.name} = 2 is taken, and the model does not declare that axis")
+
+    def _recipe(self, axis: str) -> dict[str, Any]:
+        return {
+            "run": {"name": "conformance", "steps": 1},
+            "model": {"plugin": self.plugin, "config": {"model_type": "any"}},
+            "algorithm": {"plugin": "any"},
+            "dataset": {"plugin": "any"},
+            "policy": {"mesh": {axis: 2}},
+        }

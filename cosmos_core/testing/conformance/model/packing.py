@@ -1,0 +1,152 @@
+"""Packing: each payload once, within the budget, the same each time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import attrs
+import pytest
+import torch
+
+from cosmos_core.errors import DataError
+from cosmos_core.policy.modeling.tokens import KIND, values
+from cosmos_core.protocols import MicroBatch, Model, ModelCapabilities
+from cosmos_core.testing.conformance.model.evaluation import ROOM, pack_alone
+from cosmos_core.testing.conformance.model.setting import ModelSetting
+from cosmos_core.testing.conformance.plugin import fault
+from cosmos_core.types import Payload
+
+_FOREIGN: Final = "no-model-takes-this"
+
+
+class ModelPacking(ModelSetting):
+    """What `pack` promises."""
+
+    @pytest.fixture
+    def budgets(self, model: Model, payloads: Sequence[Payload]) -> tuple[int, ...]:
+        """From what the longest payload needs to room for all."""
+        sizes = [pack_alone(model, payload).num_units for payload in payloads]
+        return (max(sizes), max(sizes) + min(sizes), ROOM)
+
+    def test_each_payload_is_packed_exactly_once(
+        self, model: Model, payloads: Sequence[Payload], budgets: Sequence[int]
+    ) -> None:
+        """A payload that is lost is never learnt from; one that is repeated counts twice."""
+        for budget in budgets:
+            counts = Counter(index for batch in model.pack(payloads, budget=budget) for index in batch.sequences)
+            wrong = sorted(index for index in {*counts, *range(len(payloads))} if counts[index] != 1)
+            if wrong:
+                seen = ", ".join(f"number {index} {counts[index]} times" for index in wrong)
+                fault(f"pack() of {len(payloads)} payloads under a budget of {budget} units packed {seen}, not once")
+
+    def test_no_micro_batch_exceeds_the_budget(
+        self, model: Model, payloads: Sequence[Payload], budgets: Sequence[int]
+    ) -> None:
+        """The budget is what fits into memory."""
+        for budget in budgets:
+            largest = max(batch.num_units for batch in model.pack(payloads, budget=budget))
+            if largest > budget:
+                fault(f"pack() made a micro-batch of {largest} units under a budget of {budget}")
+
+    def test_a_payload_over_the_budget_is_refused(
+        self, model: Model, payloads: Sequence[Payload], budgets: Sequence[int]
+    ) -> None:
+        """It must say so, rather than cut a sequence or run out of memory."""
+        try:
+            model.pack(payloads, budget=budgets[0] - 1)
+        except DataError:
+            return
+        fault(
+            f"pack() took a payload of {budgets[0]} units under a budget of {budgets[0] - 1}; raise DataError that "
+            "names the payload and policy.micro_batch_units"
+        )
+
+    def test_decisions_and_units_are_counted_truly(
+        self, model: Model, payloads: Sequence[Payload], budgets: Sequence[int]
+    ) -> None:
+        """Averages of the loss and the speed of a step are made of these numbers."""
+        alone = [pack_alone(model, payload) for payload in payloads]
+        for index, (payload, batch) in enumerate(zip(payloads, alone, strict=True)):
+            _check_tokens(index, payload, batch)
+        for batch in model.pack(payloads, budget=budgets[1]):
+            expected = tuple(alone[index].num_decisions[0] for index in batch.sequences)
+            if batch.num_decisions != expected:
+                fault(f"payloads {batch.sequences} have {expected} decisions, num_decisions says {batch.num_decisions}")
+            least = sum(alone[index].num_units for index in batch.sequences)
+            if batch.num_units < least:
+                fault(
+                    f"payloads {batch.sequences} alone take {least} units, and together num_units says "
+                    f"{batch.num_units}; count every unit that the forward processes"
+                )
+
+    def test_packing_is_deterministic(
+        self, model: Model, make: Callable[..., Any], payloads: Sequence[Payload], budgets: Sequence[int]
+    ) -> None:
+        """A resumed run, and every replica, pack the same payloads in the same way."""
+        for budget in budgets:
+            first, again, other = (each.pack(payloads, budget=budget) for each in (model, model, make()))
+            for what, batches in (("a second time", again), ("by another instance", other)):
+                if list(map(_contents, batches)) != list(map(_contents, first)):
+                    fault(f"pack() gives other micro-batches {what} (budget of {budget} units); draw and keep nothing")
+
+    def test_nothing_is_packed_into_nothing(self, model: Model) -> None:
+        """A replica's share may have no sequence with an advantage."""
+        batches = model.pack([], budget=ROOM)
+        if list(batches):
+            fault(f"pack([]) gave {len(batches)} micro-batches; give an empty list")
+
+    def test_payloads_in_received_memory_are_packed(
+        self, model: Model, payloads: Sequence[Payload], budgets: Sequence[int]
+    ) -> None:
+        """A payload arrives as read-only views of network frames, never as arrays that may be written."""
+        received = [_received(payload) for payload in payloads]
+        mine, theirs = (model.pack(each, budget=budgets[0]) for each in (received, payloads))
+        if list(map(_contents, mine)) != list(map(_contents, theirs)):
+            fault("pack() gives other micro-batches for payloads that lie in read-only memory (a memoryview)")
+
+    def test_inputs_are_tensors_on_the_cpu(self, model: Model, payloads: Sequence[Payload]) -> None:
+        """`decide` moves them: packing runs before a device is needed."""
+        for batch in model.pack(payloads, budget=ROOM):
+            for name, tensor in batch.inputs.items():
+                if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
+                    fault(f"MicroBatch.inputs[{name!r}] is {type(tensor).__name__}; give a torch.Tensor on the CPU")
+
+    def test_a_kind_that_is_not_declared_is_refused(self, model: Model, capabilities: ModelCapabilities) -> None:
+        """A payload that only looks like one of ours must not be trained on."""
+        assert _FOREIGN not in capabilities.payload_kinds
+        try:
+            model.pack([Payload(kind=_FOREIGN, arrays={})], budget=ROOM)
+        except DataError:
+            return
+        fault(
+            f"pack() took a payload of kind {_FOREIGN!r}, and the plugin declares "
+            f"{', '.join(sorted(capabilities.payload_kinds))}; raise DataError"
+        )
+
+
+def _contents(batch: MicroBatch) -> tuple[object, ...]:
+    """A micro-batch as values that can be compared."""
+    inputs = {name: (tensor.dtype, tensor.tolist()) for name, tensor in batch.inputs.items()}
+    return tuple(batch.sequences), tuple(batch.num_decisions), batch.num_units, inputs
+
+
+def _received(payload: Payload) -> Payload:
+    arrays = {
+        name: attrs.evolve(array, data=memoryview(bytes(array.data)).toreadonly())
+        for name, array in payload.arrays.items()
+    }
+    return Payload(kind=payload.kind, arrays=arrays)
+
+
+def _check_tokens(index: int, payload: Payload, batch: MicroBatch) -> None:
+    """A token payload says itself what it has."""
+    if payload.kind != KIND:
+        return
+    prompt, completion = (len(values(payload, name)) for name in ("prompt", "completion"))
+    if batch.num_decisions != (completion,):
+        fault(f"payload {index} has {completion} completion tokens, num_decisions says {batch.num_decisions}")
+    # The last token predicts nothing, so a plugin may leave it out.
+    if batch.num_units < prompt + completion - 1:
+        fault(f"payload {index} has {prompt + completion} tokens, num_units says {batch.num_units}")
