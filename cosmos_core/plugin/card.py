@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Any
 
 import attrs
@@ -11,6 +10,7 @@ from cosmos_core.config.reference import Key, keys
 from cosmos_core.config.structure import unstructure
 from cosmos_core.plugin.declared import Declared, declared
 from cosmos_core.plugin.discovery import PluginRecord
+from cosmos_core.plugin.installed import distribution
 from cosmos_core.plugin.manifest import manifest
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.plugin.source import Source, source
@@ -48,7 +48,7 @@ def card(plugins: PluginSet, kind: Kind, name: str) -> Card:
     (entry,) = manifest([record])
     return Card(
         record=record,
-        source=source(importlib.metadata.distribution(record.distribution)),
+        source=source(distribution(record.distribution)),
         sha256=entry["sha256"],
         protocol=provider.protocol,
         capabilities=declared(provider.capabilities),

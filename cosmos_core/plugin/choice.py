@@ -62,7 +62,7 @@ def find(kind: Kind, selection: str, records: Sequence[PluginRecord]) -> PluginR
         PluginNotFoundError: Nothing installed has that name.
         PluginConflictError: Several distributions provide it, and the selection does not say which.
     """
-    candidates = [record for record in records if record.kind == kind and _is_meant(selection, record)]
+    candidates = _selectable([record for record in records if record.kind == kind and _is_meant(selection, record)])
     if not candidates:
         raise PluginNotFoundError(_not_found(kind, selection, records))
     if len(candidates) > 1:
@@ -89,7 +89,7 @@ def kind_of(selection: str, records: Sequence[PluginRecord]) -> Kind:
     name = selection.rpartition(":")[2]
     named = [record for record in records if record.name == name]
     # Where the distribution is wrong, the kind is still right: `find` says which distribution has the name.
-    meant = [record for record in named if _is_meant(selection, record)] or named
+    meant = _selectable([record for record in named if _is_meant(selection, record)] or named)
     kinds = sorted({record.kind for record in meant}, key=KINDS.index)
     if len(kinds) > 1:
         raise ConfigError(f"{name} is the name of a {' and of a '.join(kinds)} plugin; say which with --kind")
@@ -103,6 +103,11 @@ def kind_of(selection: str, records: Sequence[PluginRecord]) -> Kind:
         close = nearest(name, names, limit=3)
         hint = f"did you mean {' or '.join(close)}?" if close else f"installed: {', '.join(names) or 'none'}"
     raise PluginNotFoundError(f"no plugin named {name!r} is installed; {hint}")
+
+
+def _selectable(candidates: list[PluginRecord]) -> list[PluginRecord]:
+    """Candidates that break no rule; all of them if none does, so that the reason is told."""
+    return [record for record in candidates if record.status != "invalid"] or candidates
 
 
 def _is_meant(selection: str, record: PluginRecord) -> bool:

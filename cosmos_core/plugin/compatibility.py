@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from cosmos_core import __version__
 from cosmos_core.protocols import PROTOCOL_VERSIONS, Kind
@@ -45,15 +46,29 @@ def core_bounds(requires: Iterable[str]) -> str:
     Args:
         requires: Its `Requires-Dist` lines.
     """
-    this = Version(__version__)
-    example = f"{CORE}>={this.major}.{this.minor},<{this.major}.{this.minor + 1}"
     asked = [requirement.specifier for requirement in core_requirements(requires)]
     if not asked:
-        return f"it does not require {CORE}; add {example!r} to its dependencies"
+        return f"it does not require {CORE}; add {_example()!r} to its dependencies"
     operators = {each.operator for specifier in asked for each in specifier}
     bounds = (("a lower", _LOWER), ("an upper", _UPPER))
     missing = " and ".join(bound for bound, signs in bounds if not operators & signs)
-    return f"it requires {CORE}{asked[0]}, without {missing} bound; write {example!r}" if missing else ""
+    return f"it requires {CORE}{asked[0]}, without {missing} bound; write {_example()!r}" if missing else ""
+
+
+def core_excess(requires: Iterable[str]) -> str:
+    """Which release that may break it a distribution admits: the next one of the core; empty if it does not.
+
+    Args:
+        requires: Its `Requires-Dist` lines.
+    """
+    asked = [requirement.specifier for requirement in core_requirements(requires)]
+    following = _next_release()
+    if not asked or not all(each.contains(following) for each in asked):
+        return ""
+    return (
+        f"it requires {CORE}{asked[0]}, which admits {following}, a release that it cannot have been tried with; "
+        f"write {_example()!r}"
+    )
 
 
 def unmet_requirements(requires: Iterable[str], versions: Mapping[str, str], extras: Iterable[str] = ()) -> str:
@@ -69,7 +84,7 @@ def unmet_requirements(requires: Iterable[str], versions: Mapping[str, str], ext
         version = versions.get(canonicalize_name(requirement.name), "")
         if not version:
             problems.append(f"{requirement.name} is not installed")
-        elif not requirement.specifier.contains(version, prereleases=True):
+        elif not _admits(requirement, version):
             problems.append(f"{requirement.name}{requirement.specifier} is required, {version} is installed")
     return "; ".join(problems)
 
@@ -77,9 +92,7 @@ def unmet_requirements(requires: Iterable[str], versions: Mapping[str, str], ext
 def malformed_requirement(requires: Iterable[str]) -> str:
     """The first requirement that cannot be read; empty if all can."""
     for line in requires:
-        try:
-            Requirement(line)
-        except InvalidRequirement:
+        if _requirement(line) is None:
             return f"its metadata has a malformed requirement, {line!r}"
     return ""
 
@@ -135,10 +148,41 @@ def _is_above(specifier: SpecifierSet) -> bool:
 def _active(requires: Iterable[str], extras: Iterable[str]) -> Iterator[Requirement]:
     """The well-formed requirements that hold here, those of `extras` included."""
     for line in requires:
-        try:
-            requirement = Requirement(line)
-        except InvalidRequirement:
-            continue
+        requirement = _requirement(line)
         environments = [{"extra": extra} for extra in ("", *extras)]
-        if requirement.marker is None or any(requirement.marker.evaluate(each) for each in environments):
+        if requirement is not None and any(_holds(requirement, each) for each in environments):
             yield requirement
+
+
+def _requirement(line: str) -> Requirement | None:
+    """A requirement, if it can be read and its marker has a meaning."""
+    try:
+        requirement = Requirement(line)
+        _holds(requirement, {"extra": ""})
+    except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName, InvalidVersion):
+        return None
+    return requirement
+
+
+def _holds(requirement: Requirement, environment: dict[str, str]) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate(environment)
+
+
+def _admits(requirement: Requirement, version: str) -> bool:
+    """Whether an installed version will do; one that is no version never does."""
+    try:
+        return requirement.specifier.contains(version, prereleases=True)
+    except InvalidVersion:
+        return False
+
+
+def _next_release() -> Version:
+    """The next release that may break plugins: the next minor one before 1.0, the next major one from there on."""
+    this = Version(__version__)
+    return Version(f"0.{this.minor + 1}" if this.major == 0 else f"{this.major + 1}.0")
+
+
+def _example() -> str:
+    """A requirement with both bounds."""
+    this = Version(__version__)
+    return f"{CORE}>={this.major}.{this.minor},<{_next_release()}"

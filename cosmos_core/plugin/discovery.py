@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.machinery import PathFinder
-from importlib.metadata import Distribution, EntryPoint
+from importlib.metadata import EntryPoint
 from typing import Final, Literal, TypeAlias
 
 import attrs
 from packaging.utils import canonicalize_name
 
-from cosmos_core.plugin.compatibility import CORE, incompatibility, malformed_requirement, unmet_requirements
+from cosmos_core.plugin.compatibility import (
+    CORE,
+    core_requirements,
+    incompatibility,
+    malformed_requirement,
+    unmet_requirements,
+)
 from cosmos_core.plugin.entries import Entry, entries
+from cosmos_core.plugin.installed import Readable, distributions
+from cosmos_core.plugin.locating import exists
+from cosmos_core.plugin.naming import RULE, is_valid, nearest_valid
 from cosmos_core.plugin.source import Identity, identity
 from cosmos_core.protocols import KINDS, Kind, entry_point_group
 
@@ -63,17 +69,18 @@ def autoload_disabled() -> bool:
 def discover(kind: Kind | None = None) -> list[PluginRecord]:
     """Every installed plugin, of one kind or of all, sorted by kind, name and distribution."""
     records = [record for record in _all_records() if kind in (None, record.kind)]
-    providers = Counter((record.kind, record.name) for record in records)
+    selectable = [record for record in records if record.status != "invalid"]
+    providers = Counter((record.kind, record.name) for record in selectable)
     judged = [
-        _with_conflict(record, records) if providers[record.kind, record.name] > 1 else record for record in records
+        _with_conflict(record, selectable) if providers[record.kind, record.name] > 1 else record for record in records
     ]
     return sorted(judged, key=lambda record: (KINDS.index(record.kind), record.name, record.distribution))
 
 
 def _all_records() -> Iterator[PluginRecord]:
     """What each distribution provides; of several with one name, the first on `sys.path` is what an import finds."""
-    found: dict[str, tuple[Distribution, Identity]] = {}
-    for dist in importlib.metadata.distributions():
+    found: dict[str, tuple[Readable, Identity]] = {}
+    for dist in distributions():
         known = identity(dist)
         if known.name:
             found.setdefault(canonicalize_name(known.name), (dist, known))
@@ -84,8 +91,12 @@ def _all_records() -> Iterator[PluginRecord]:
             yield from _records(dist, known, versions)
 
 
-def _records(dist: Distribution, known: Identity, versions: Mapping[str, str]) -> Iterator[PluginRecord]:
-    found = list(entries(dist.read_text("entry_points.txt") or ""))
+def _records(dist: Readable, known: Identity, versions: Mapping[str, str]) -> Iterator[PluginRecord]:
+    claimed = list(entries(dist.read_text("entry_points.txt") or ""))
+    # Parsing the rest of the metadata takes time: that of other packages is left alone.
+    requires = tuple(dist.requires or ()) if claimed else ()
+    is_for_core = bool(core_requirements(requires))
+    found = [entry for entry in claimed if is_for_core or not entry.is_doubtful]
     for entry in found:
         record = PluginRecord(
             kind=entry.kind,
@@ -93,7 +104,7 @@ def _records(dist: Distribution, known: Identity, versions: Mapping[str, str]) -
             distribution=known.name,
             version=known.version or "unknown",
             module=entry.value,
-            requires=tuple(dist.requires or ()),
+            requires=requires,
         )
         problem = _broken_rule(entry, found)
         yield attrs.evolve(record, status="invalid", problem=problem) if problem else _judge(record, versions)
@@ -106,6 +117,9 @@ def _broken_rule(entry: Entry, others: Iterable[Entry]) -> str:
             f"its entry-point group {entry.group!r} is unknown to the core; write "
             f'[project.entry-points."{entry_point_group(entry.kind)}"] in its pyproject.toml'
         )
+    if not is_valid(entry.name):
+        example = nearest_valid(entry.name) or f"my-{entry.kind}"
+        return f"a plugin cannot be named {entry.name!r}: {RULE}, such as {example}"
     kinds = sorted({other.kind for other in others if other.name == entry.name}, key=KINDS.index)
     if len(kinds) > 1:
         return f"one distribution gives the name {entry.name!r} to a {' and to a '.join(kinds)} plugin; rename one"
@@ -125,22 +139,10 @@ def _judge(record: PluginRecord, versions: Mapping[str, str]) -> PluginRecord:
     problem = incompatibility(record.distribution, record.requires, extras)
     if problem:
         return attrs.evolve(record, status="incompatible", problem=problem)
-    problem = unmet_requirements(record.requires, versions, extras) or _missing_module(match["module"])
+    problem = unmet_requirements(record.requires, versions, extras)
+    if not problem and not exists(match["module"]):
+        problem = f"its module {match['module']} does not exist"
     return attrs.evolve(record, status="broken", problem=problem) if problem else record
-
-
-def _missing_module(module: str) -> str:
-    """Why a module cannot be imported; empty if it can be found. Packages on the way are not imported."""
-    top, *rest = module.split(".")
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
-        spec = None
-    for part in rest:
-        if spec is None or spec.submodule_search_locations is None:
-            break
-        spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations)
-    return f"its module {module} does not exist" if spec is None else ""
 
 
 def _with_conflict(record: PluginRecord, records: list[PluginRecord]) -> PluginRecord:

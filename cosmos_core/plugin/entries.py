@@ -1,8 +1,9 @@
-"""The entry points of a distribution that are for cosmos-core, and those whose group is nearly one of its groups."""
+"""The entry points of a distribution that are for cosmos-core, and those that must be meant for it."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -11,9 +12,12 @@ import attrs
 from cosmos_core.protocols import KINDS, Kind, entry_point_group
 
 _GROUPS: Final = {entry_point_group(kind): kind for kind in KINDS}
-_PLAIN_GROUPS: Final = {"".join(filter(str.isalpha, group)): kind for group, kind in _GROUPS.items()}
+_WORDS: Final = {group.partition(".")[2]: kind for group, kind in _GROUPS.items()}
+_OURS: Final = re.compile(r"cosmos[-_.]?core[-_.]([^.]+)", re.IGNORECASE)
+_SHORT: Final = re.compile(rf"cosmos[-_.]({'|'.join(KINDS)})s?", re.IGNORECASE)
+"""A group that another project may well have: an entry point for the core only where the distribution requires it."""
 _LIKENESS: Final = 0.85
-"""Finds `cosmos_core.reward` and `cosmos.rewards`; a group that a later release may add is left alone."""
+"""Finds `cosmos_core.algoritms`; groups that a later release may add, such as `cosmos_core.nodes`, are left alone."""
 
 
 @attrs.frozen
@@ -37,6 +41,11 @@ class Entry:
         """Whether its group is none of the core's, so that no recipe can select it."""
         return self.group not in _GROUPS
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether its group is as likely that of another project."""
+        return _SHORT.fullmatch(self.group) is not None
+
 
 def entries(text: str) -> Iterator[Entry]:
     """Entry points for the core; a malformed line of another group must not hide them.
@@ -58,8 +67,8 @@ def entries(text: str) -> Iterator[Entry]:
 
 def _kind_of(group: str) -> Kind | None:
     """The kind that a group is for, or must be meant for; None for a group that is no business of the core."""
-    if group in _GROUPS or "cosmo" not in group.lower():
-        return _GROUPS.get(group)
-    plain = "".join(filter(str.isalpha, group.lower()))
-    close = difflib.get_close_matches(plain, _PLAIN_GROUPS, n=1, cutoff=_LIKENESS)
-    return _PLAIN_GROUPS[close[0]] if close else None
+    if group in _GROUPS:
+        return _GROUPS[group]
+    ours = _OURS.fullmatch(group) or _SHORT.fullmatch(group)
+    close = difflib.get_close_matches(ours[1].lower(), _WORDS, n=1, cutoff=_LIKENESS) if ours else []
+    return _WORDS[close[0]] if close else None

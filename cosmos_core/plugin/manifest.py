@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import importlib.metadata
-import importlib.util
 from collections.abc import Iterable, Iterator
-from importlib.metadata import Distribution
+from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cosmos_core.errors import PluginBrokenError
 from cosmos_core.plugin.discovery import PluginRecord
-from cosmos_core.plugin.source import editable_folder
+from cosmos_core.plugin.entries import entries
+from cosmos_core.plugin.installed import distribution
+from cosmos_core.plugin.locating import Root, find_root
+from cosmos_core.plugin.source import editable_folder, is_source, recorded_files
 
 
 def manifest(selected: Iterable[PluginRecord]) -> list[dict[str, Any]]:
@@ -44,12 +44,15 @@ def manifest(selected: Iterable[PluginRecord]) -> list[dict[str, Any]]:
 
 
 def _digest(record: PluginRecord) -> str:
-    """Hash of names and contents of a distribution's package files.
+    """Hash of names and contents of the files in the packages that hold a distribution's entry points.
 
     Metadata and byte code are left out, so that the same code has the same hash however it was installed.
     """
-    dist = importlib.metadata.distribution(record.distribution)
-    files = dict(_package_files(record) if _is_editable(dist) else _recorded_files(dist))
+    files = _files(distribution(record.distribution))
+    if not files:
+        raise PluginBrokenError(
+            f"{record.kind} plugin {record.name!r}: no file of {record.distribution} is found; reinstall it"
+        )
     total = hashlib.sha256()
     try:
         for name in sorted(files):
@@ -63,34 +66,29 @@ def _digest(record: PluginRecord) -> str:
     return total.hexdigest()
 
 
-def _is_editable(dist: Distribution) -> bool:
-    """Whether the distribution's record names none of its code."""
-    return editable_folder(dist) is not None or not any(_recorded_files(dist))
+def _files(dist: Distribution) -> dict[str, Path]:
+    """The files of the packages with the entry points: those recorded, or all where the record names none of them."""
+    roots = _roots(dist)
+    recorded = [] if editable_folder(dist) is not None else recorded_files(dist)
+    ours = {
+        file.as_posix(): Path(str(dist.locate_file(file)))
+        for file in recorded
+        if any(file.is_relative_to(root.name) for root in roots)
+    }
+    return ours or {name.as_posix(): path for root in roots for name, path in _found(root)}
 
 
-def _recorded_files(dist: Distribution) -> Iterator[tuple[str, Path]]:
-    # Not `dist.files`: some versions of it leave out what is missing.
-    for name, *_ in csv.reader((dist.read_text("RECORD") or "").splitlines()):
-        file = PurePosixPath(name)
-        outside = file.parts[0] == ".." or file.parts[0].endswith((".dist-info", ".egg-info"))
-        if not outside and file.suffix != ".pth" and _is_source(file):
-            yield name, Path(str(dist.locate_file(file)))
+def _roots(dist: Distribution) -> list[Root]:
+    """One root for each of them, although several entry points may be in it."""
+    matches = [EntryPoint.pattern.match(entry.value) for entry in entries(dist.read_text("entry_points.txt") or "")]
+    found = [find_root(match["module"]) for match in matches if match is not None]
+    return list(dict.fromkeys(root for root in found if root is not None))
 
 
-def _package_files(record: PluginRecord) -> Iterator[tuple[str, Path]]:
-    """Files of the top-level package (or module) that the entry point names."""
-    spec = importlib.util.find_spec(record.entry_point.module.partition(".")[0])
-    if spec is None:
-        return
-    for location in spec.submodule_search_locations or ():
-        root = Path(location)
-        for path in root.rglob("*"):
-            name = PurePosixPath(path.relative_to(root.parent))
-            if path.is_file() and _is_source(name):
-                yield name.as_posix(), path
-    if not spec.submodule_search_locations and spec.origin:
-        yield Path(spec.origin).name, Path(spec.origin)
-
-
-def _is_source(file: PurePosixPath) -> bool:
-    return "__pycache__" not in file.parts and file.suffix not in (".pyc", ".pyo")
+def _found(root: Root) -> Iterator[tuple[PurePosixPath, Path]]:
+    if root.path.is_file():
+        yield root.name, root.path
+    for path in root.path.rglob("*"):
+        name = root.name / path.relative_to(root.path).as_posix()
+        if path.is_file() and is_source(name):
+            yield name, path

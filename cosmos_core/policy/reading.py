@@ -1,29 +1,39 @@
 """Reads checkpoints as data.
 
-torch describes a checkpoint (`.metadata`) in a pickle, which may name any function to be called, and may declare parts
-of it to be pickles, too. Here only what a description of tensors consists of is let through, so that a checkpoint from
-a stranger can be wrong, but cannot run anything.
+torch describes a checkpoint (`.metadata`) in a pickle. A pickle may call whatever it names, set attributes of it, and
+declare parts of the checkpoint to be pickles, too. Here it is given stand-ins, which only keep what is said of them;
+the description is then made of that, type by type. A checkpoint from a stranger can be wrong, but cannot run anything.
 """
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
 import torch
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader  # its documented home
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.filesystem import _StorageInfo  # what a reader finds the tensors by
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
 
-_DESCRIPTION: Final = "torch.distributed.checkpoint.metadata"
-_ALLOWED: Final = frozenset(
-    {
-        *((_DESCRIPTION, name) for name in ("ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta")),
-        *((_DESCRIPTION, name) for name in ("TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING")),
-        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-        ("torch.serialization", "_get_layout"),
-        ("torch", "Size"),
-    }
+from cosmos_core.policy.saving import WRITE_ERRORS
+
+READ_ERRORS: Final = (*WRITE_ERRORS, pickle.UnpicklingError)
+"""What file systems, torch's reader and this one raise."""
+
+_DAMAGE: Final = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    msgspec.ValidationError,
 )
+"""What reading a damaged pickle ends in."""
 
 
 class CheckpointReader(FsspecReader):
@@ -37,19 +47,75 @@ class CheckpointReader(FsspecReader):
             pickle.UnpicklingError: It is damaged, or names what no description of tensors needs.
         """
         with self.fs.create_stream(self._get_metadata_path(), "rb") as file:
-            metadata: Metadata = _Description(file).load()
-        if metadata.storage_meta is None:
-            metadata.storage_meta = StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
+            try:
+                said = _Description(file).load()
+                return Metadata(
+                    state_dict_metadata=_made(said["state_dict_metadata"], dict[str, TensorStorageMetadata]),
+                    storage_data=_made(said["storage_data"], dict[MetadataIndex, _StorageInfo]),
+                    storage_meta=StorageMeta(load_id=self.load_id),
+                )
+            except _DAMAGE as error:
+                reason = f"{type(error).__name__}: {error}"
+                raise pickle.UnpicklingError(f"its description cannot be read ({reason})") from error
+
+
+class _Part(dict[str, Any]):
+    """In place of an object: its attributes.
+
+    As `__setstate__` is found on the class, too, a pickle that gives the class a state (with which pickle would set
+    attributes of the class) gets a TypeError.
+    """
+
+    __hash__ = object.__hash__  # type: ignore[assignment]  # some are keys of the description
+
+    def __setstate__(self, state: Any) -> None:
+        self.update(state)
+
+
+class _Properties(_Part):
+    """Of a tensor, of which only the dtype matters."""
+
+    def __setstate__(self, state: Any) -> None:
+        dtype, *_ = state
+        self["dtype"] = dtype
+
+
+_METADATA: Final = "torch.distributed.checkpoint.metadata"
+_STAND_INS: Final[Mapping[tuple[str, str], type]] = {
+    (_METADATA, "Metadata"): _Part,
+    (_METADATA, "StorageMeta"): _Part,
+    (_METADATA, "MetadataIndex"): _Part,
+    (_METADATA, "TensorStorageMetadata"): _Part,
+    (_METADATA, "ChunkStorageMetadata"): _Part,
+    (_METADATA, "TensorProperties"): _Properties,
+    (_METADATA, "_MEM_FORMAT_ENCODING"): int,
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _Part,
+    ("torch.serialization", "_get_layout"): str,
+    ("torch", "Size"): tuple,
+}
 
 
 class _Description(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _ALLOWED or (module == "torch" and _is_dtype(name)):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"its description names {module}.{name}, which no tensor needs; it is not trusted")
+        found = getattr(torch, name, None) if module == "torch" else None
+        if isinstance(found, torch.dtype):
+            return found
+        try:
+            return _STAND_INS[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(
+                f"its description names {module}.{name}, which no tensor needs; it is not trusted"
+            ) from None
 
 
-def _is_dtype(name: str) -> bool:
-    return isinstance(getattr(torch, name, None), torch.dtype)
+def _made(said: Any, kind: Any) -> Any:
+    """What is said of objects of torch's, as such objects."""
+    return msgspec.convert(said, kind, dec_hook=_decode)
+
+
+def _decode(kind: type, said: Any) -> Any:
+    if kind is torch.Size:
+        return torch.Size(said)
+    if isinstance(said, kind):
+        return said
+    raise TypeError(f"{said!r:.80} is no {kind.__name__}")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -13,11 +11,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from cosmos_core.errors import CheckpointError
 from cosmos_core.policy.checkpoint import read_place
-from cosmos_core.policy.reading import CheckpointReader
-from cosmos_core.policy.saving import RNG, WRITE_ERRORS
+from cosmos_core.policy.reading import READ_ERRORS, CheckpointReader
+from cosmos_core.policy.saving import RNG
 from cosmos_core.policy.trainer import Trainer
-
-READ_ERRORS: Final = (*WRITE_ERRORS, EOFError, KeyError, AttributeError, pickle.UnpicklingError)
 
 
 def restore(trainer: Trainer, path: str, begin_stage: Callable[[int], None]) -> None:

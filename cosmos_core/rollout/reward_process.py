@@ -50,7 +50,7 @@ class RewardProcess:
     def __init__(self, setup: Setup) -> None:
         self.socket, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "cosmos_core.rollout.reward_worker", str(theirs.fileno())]
+            command = [sys.executable, "-P", "-m", "cosmos_core.rollout.reward_worker", str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self.socket.setblocking(False)
         self.is_ready = False

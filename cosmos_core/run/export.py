@@ -20,8 +20,7 @@ from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.plugin.roles import load_model
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.policy.checkpoint import completed, path_of
-from cosmos_core.policy.reading import CheckpointReader
-from cosmos_core.policy.restoring import READ_ERRORS
+from cosmos_core.policy.reading import READ_ERRORS, CheckpointReader
 from cosmos_core.weights.shards import canonical_tensors
 
 _MARK: Final = "config.json"

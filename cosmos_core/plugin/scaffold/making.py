@@ -51,7 +51,11 @@ def new_package(kind: str, name: str, *, into: Path, author: str = "", descripti
 def _check_free(names: Names) -> None:
     """Two plugins of one kind and name cannot be told apart in a recipe, and confuse whoever reads it."""
     kind, name = names.kind, names.name
-    owners = {f"{record.distribution} {record.version}" for record in discover(kind) if record.name == name}
+    owners = {
+        f"{record.distribution} {record.version}"
+        for record in discover(kind)
+        if record.name == name and record.status != "invalid"
+    }
     if not owners and (kind, name) in KNOWN:
         owners = {KNOWN[kind, name]}
     if owners:

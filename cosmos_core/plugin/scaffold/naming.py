@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from typing import Final
 
 import attrs
@@ -11,12 +9,12 @@ import attrs
 from cosmos_core import protocols
 from cosmos_core.config.nearest import nearest
 from cosmos_core.errors import ConfigError
+from cosmos_core.plugin.naming import RULE, is_valid, nearest_valid
 from cosmos_core.protocols import KINDS, Kind, entry_point_group
 
 LONGEST: Final = 40
 """Characters of a name. The templates' lines are laid out for it."""
 
-_VALID: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _IMPORTED: Final = frozenset({*protocols.__all__, "HuggingFaceModel", "HuggingFaceOptions"})
 """Classes that a template may import: a plugin's own must have another name."""
 
@@ -42,11 +40,9 @@ class Names:
         """
         names = cls(kind=_kind(kind), name=name)
         prefix = f"cosmos-{kind}-"
-        if not _VALID.fullmatch(name):
-            raise ConfigError(
-                f"a plugin cannot be named {name!r}: a name is lower-case words of letters and digits joined by -, and "
-                f"begins with a letter, such as {_nearest_valid(name).removeprefix(prefix) or 'my-' + kind}"
-            )
+        if not is_valid(name):
+            example = nearest_valid(name)[:LONGEST].rstrip("-").removeprefix(prefix) or f"my-{kind}"
+            raise ConfigError(f"a plugin cannot be named {name!r}: {RULE}, such as {example}")
         if name.startswith(prefix):
             raise ConfigError(f"the distribution's name is made from the plugin's: leave {prefix} out of {name!r}")
         if len(name) > LONGEST:
@@ -94,10 +90,3 @@ def _kind(typed: str) -> Kind:
     close = nearest(typed, KINDS)
     hint = f"; did you mean {close[0]}?" if close else ""
     raise ConfigError(f"{typed!r} is no kind of plugin{hint} (kinds: {', '.join(KINDS)})")
-
-
-def _nearest_valid(name: str) -> str:
-    """A valid name that looks like `name`; empty if there is none."""
-    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
-    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", plain).lower()
-    return "-".join(re.findall(r"[a-z0-9]+", apart)).lstrip("-0123456789")[:LONGEST].rstrip("-")

@@ -39,7 +39,10 @@ def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
 
 
 class LocalLauncher:
-    """Starts processes with `python -m`; output goes to `<logs>/<name>.log`."""
+    """Starts processes with `python -P -m`, which imports nothing from the folder it is started in.
+
+    Output goes to `<logs>/<name>.log`.
+    """
 
     def __init__(self, logs: Path) -> None:
         self._logs: Final = logs
@@ -53,7 +56,7 @@ class LocalLauncher:
             ReplicaError: The system refused.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", spec.module, *spec.arguments]
+        command = [sys.executable, "-P", "-m", spec.module, *spec.arguments]
         try:
             with (self._logs / f"{spec.name}.log").open("ab") as output:
                 self._processes[spec.name] = subprocess.Popen(

@@ -9,20 +9,37 @@ def test_entries_of_the_groups_of_the_core():
 
 
 @pytest.mark.parametrize(
-    ("group", "kind"),
+    ("group", "kind", "is_doubtful"),
     [
-        ("cosmos_core.reward", "reward"),
-        ("cosmos_core.Rewards", "reward"),
-        ("cosmos-core.hooks", "hook"),
-        ("cosmos.datasets", "dataset"),
-        ("cosmos_core.algoritms", "algorithm"),
+        ("cosmos_core.reward", "reward", False),
+        ("cosmos_core.Rewards", "reward", False),
+        ("cosmos-core.hooks", "hook", False),
+        ("cosmos_core.algoritms", "algorithm", False),
+        ("cosmos_core.datset", "dataset", False),
+        ("cosmos.datasets", "dataset", True),
+        ("cosmos.model", "model", True),
     ],
 )
-def test_a_group_that_is_nearly_one_is_found(group, kind):
+def test_a_group_that_is_nearly_one_is_found(group, kind, is_doubtful):
     (entry,) = entries(f"[{group}]\nshort = acme\n")
-    assert (entry.kind, entry.is_misspelt) == (kind, True)
+    assert (entry.kind, entry.is_misspelt, entry.is_doubtful) == (kind, True, is_doubtful)
 
 
-@pytest.mark.parametrize("group", ["cosmos_core.judges", "astronomer.cosmos", "cosmology.models", "pytest11"])
+@pytest.mark.parametrize(
+    "group",
+    [
+        "cosmos_core.judges",
+        "cosmos_core.codecs",
+        "cosmos_core.nodes",
+        "cosmos_core.tools",
+        "cosmos_core.rewards.extra",
+        "cosmos_rl.rewards",
+        "cosmos_xenna.models",
+        "cosmos.rewardz",
+        "astronomer.cosmos",
+        "cosmology.models",
+        "pytest11",
+    ],
+)
 def test_a_group_of_others_or_of_a_later_release_is_left_alone(group):
     assert not list(entries(f"[{group}]\nshort = acme\n"))

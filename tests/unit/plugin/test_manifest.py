@@ -70,6 +70,67 @@ def test_a_missing_file_is_named(folder):
         entry()
 
 
+@pytest.mark.parametrize("is_editable", [False, True])
+def test_the_hash_is_over_the_packages_of_all_entry_points_of_the_distribution(make_distribution, is_editable):
+    folder = make_distribution(
+        "acme-a",
+        entries={"reward/short": "acme_a.core", "dataset/rows": "acme_b", "dataset/gone": "acme_gone"},
+        modules={**MODULES, "acme_b/__init__.py": "", "beside.py": ""},
+    )
+    if is_editable:
+        make_editable(folder)
+    hashes = [entry()["sha256"]]
+    for file in ("acme_a/core.py", "acme_b/__init__.py", "beside.py"):
+        (folder / file).write_text("y = 1\n")
+        hashes.append(entry()["sha256"])
+    assert len(set(hashes)) == 3
+    assert hashes[2] == hashes[3]
+
+
+def test_a_namespace_shared_with_others_has_the_hash_of_its_own_part(make_distribution):
+    modules = {"acme_n/short/__init__.py": "", "acme_n/short/core.py": ""}
+    folder = make_distribution("acme-a", entries={"reward/short": "acme_n.short.core"}, modules=modules)
+    before = entry()["sha256"]
+    make_editable(folder)
+    assert entry()["sha256"] == before
+    make_distribution("acme-b", entries={}, modules={"acme_n/long/__init__.py": ""})
+    (folder / "acme_n" / "other.py").write_text("")
+    assert entry()["sha256"] == before
+    (folder / "acme_n" / "short" / "core.py").write_text("x = 2\n")
+    assert entry()["sha256"] != before
+
+
+def test_without_a_record_the_hash_is_the_same(folder):
+    before = entry()["sha256"]
+    (folder / "acme_a-1.0.dist-info" / "RECORD").unlink()
+    assert entry()["sha256"] == before
+
+
+@pytest.mark.parametrize("line", [",,", "/etc/passwd,,", "acme_a/../../x.py,,", "acme_a/a\0b.py,,"])
+def test_a_record_of_names_that_no_installer_writes_is_refused(folder, line):
+    with (folder / "acme_a-1.0.dist-info" / "RECORD").open("a") as record:
+        record.write(f"\n{line}\n")
+    with pytest.raises(PluginBrokenError, match=r"its RECORD names a file .*; reinstall it"):
+        entry()
+
+
+def test_a_recorded_name_that_is_not_utf_8_is_a_missing_file(folder):
+    with (folder / "acme_a-1.0.dist-info" / "RECORD").open("ab") as record:
+        record.write(b"acme_a/Ren\xe9.py,,\n")
+    with pytest.raises(PluginBrokenError, match=r"Ren\ufffd\.py of acme-a cannot be read"):
+        entry()
+
+
+def test_a_distribution_without_any_of_its_files_is_refused(folder):
+    record = entry()
+    for file in MODULES:
+        (folder / file).unlink()
+    (folder / "acme_a").rmdir()
+    with pytest.raises(PluginBrokenError, match="reward plugin 'short': no file of acme-a is found; reinstall it"):
+        entry()
+    assert record["sha256"]
+
+
 def test_the_core_itself_has_a_hash():
     records = [record for record in discover() if record.distribution == "cosmos-core"]
     assert len({each["sha256"] for each in manifest(records)}) == 1

@@ -12,7 +12,8 @@ from cosmos_core.errors import (
     PluginNotFoundError,
 )
 from cosmos_core.plugin import compatibility
-from cosmos_core.plugin.discovery import DISABLE_VARIABLE
+from cosmos_core.plugin.choice import kind_of
+from cosmos_core.plugin.discovery import DISABLE_VARIABLE, discover
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import RewardCapabilities, RewardContext, hookimpl
 
@@ -141,6 +142,16 @@ def test_two_distributions_conflict_until_one_is_named(make_reward):
         "acme_a",
         "acme_b",
     ]
+
+
+def test_what_breaks_a_rule_is_no_rival_and_is_refused_where_it_is_meant(make_reward, make_distribution):
+    make_reward()
+    make_distribution("acme-b", entries="[cosmos_core.reward]\nshort = acme_b\n", modules={"acme_b.py": ""})
+    make_distribution("acme-c", entries="[cosmos_core.dataset]\nshort = acme_c\n", modules={"acme_c.py": ""})
+    assert load_short().record("reward", "short").distribution == "acme-a"
+    assert kind_of("short", discover()) == "reward"
+    with pytest.raises(PluginBrokenError, match=r"of acme-b 1\.0 cannot be used: its entry-point group"):
+        PluginSet.load([("reward", "acme-b:short")])
 
 
 def test_a_distribution_that_does_not_provide_the_name(make_reward):

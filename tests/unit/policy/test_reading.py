@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from cosmos_core.errors import CheckpointError
@@ -15,6 +16,19 @@ from cosmos_core.policy.saving import Copied, write_checkpoint
 from cosmos_core.run.export import load_weights
 
 PLACE = Place(run_id="r", step=1, stage=0, nonfinite_steps=0)
+NAMED = (
+    metadata.Metadata,
+    metadata.MetadataIndex,
+    metadata.StorageMeta,
+    metadata.TensorStorageMetadata,
+    metadata.ChunkStorageMetadata,
+    metadata.TensorProperties,
+    metadata._MEM_FORMAT_ENCODING,
+    filesystem._StorageInfo,
+    torch.serialization._get_layout,
+    torch.Size,
+)
+"""What a description may name."""
 
 
 class Call:
@@ -44,8 +58,8 @@ def module():
 
 
 def test_what_was_written_is_read(checkpoint, module):
-    metadata = CheckpointReader(checkpoint).read_metadata()
-    found = {name: (tuple(each.size), each.properties.dtype) for name, each in metadata.state_dict_metadata.items()}
+    held = CheckpointReader(checkpoint).read_metadata().state_dict_metadata
+    found = {name: (tuple(each.size), each.properties.dtype) for name, each in held.items()}
     assert found == {
         "model.weight": ((2, 3), torch.float32),
         "model.half": ((2, 3), torch.bfloat16),
@@ -64,9 +78,8 @@ def test_a_description_that_calls_something_is_refused(checkpoint, module, tmp_p
 
 def test_a_part_that_is_a_pickle_is_refused(checkpoint, module, tmp_path):
     """torch would unpickle such a part without any limit."""
-    metadata = CheckpointReader(checkpoint).read_metadata()
-    stored = {key: value for key, value in metadata.storage_data.items() if key.fqn == "model.weight"}
-    ((key, info),) = stored.items()
+    stored = CheckpointReader(checkpoint).read_metadata().storage_data
+    ((key, info),) = ((key, info) for key, info in stored.items() if key.fqn == "model.weight")
     part = io.BytesIO()
     torch.save(Call(tmp_path / "ran"), part)
     Path(checkpoint, info.relative_path).write_bytes(part.getvalue())
@@ -76,3 +89,85 @@ def test_a_part_that_is_a_pickle_is_refused(checkpoint, module, tmp_path):
     with pytest.raises(CheckpointError, match=r"names torch\.distributed\.checkpoint\.metadata\.BytesStorageMetadata"):
         load_weights(module, checkpoint)
     assert not (tmp_path / "ran").exists()
+
+
+def named(thing):
+    """The opcode that puts what a module holds onto the stack."""
+    return f"c{thing.__module__}\n{thing.__qualname__}\n".encode()
+
+
+def before_it(checkpoint, opcodes):
+    """Make the description do something first, and then describe the checkpoint as it did."""
+    path = Path(checkpoint, ".metadata")
+    path.write_bytes(pickle.PROTO + b"\x04" + opcodes + pickle.POP + path.read_bytes())
+
+
+@pytest.mark.parametrize("named_one", NAMED, ids=lambda named_one: named_one.__name__)
+@pytest.mark.parametrize("state", [b"(N}V__module__\nVbomb\nstb", b"}V__module__\nVbomb\nsb"], ids=["slots", "dict"])
+def test_what_a_description_names_cannot_be_changed(checkpoint, module, named_one, state):
+    """pickle sets attributes of whatever is given a state; torch's writer imports what `__module__` says."""
+    was = dict(vars(named_one))
+    before_it(checkpoint, named(named_one) + state)
+    with pytest.raises(CheckpointError, match="its description cannot be read"):
+        load_weights(module, checkpoint)
+    assert dict(vars(named_one)) == was
+
+
+@pytest.mark.parametrize("named_one", NAMED, ids=lambda named_one: named_one.__name__)
+def test_what_a_description_makes_is_of_its_own(checkpoint, module, named_one):
+    """The members of an enumeration and layouts are shared by the whole process."""
+    members = [dict(vars(member)) for member in metadata._MEM_FORMAT_ENCODING]
+    before_it(checkpoint, named(named_one) + b"K\x00\x85R(N}V_value_\nK\x07stb")
+    with pytest.raises(CheckpointError, match="its description cannot be read"):
+        load_weights(module, checkpoint)
+    assert [dict(vars(member)) for member in metadata._MEM_FORMAT_ENCODING] == members
+
+
+class Size:
+    """Pickles as a `torch.Size` of things that it cannot consist of."""
+
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def __reduce__(self):
+        return (torch.Size, (self.parts,))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "seen"),
+    [
+        ("tensor.size", Size("nope"), r"item 0 is 'str'\) - at `\$\[...\].size`"),
+        ("tensor.size", 3, "'int' object is not iterable"),
+        ("tensor.chunks", None, "Expected `array`, got `null`"),
+        ("chunk.offsets", "00", "item 0 is 'str'"),
+        ("properties.dtype", "torch.float32", "'torch.float32' is no dtype"),
+        ("index.fqn", 1, "Expected `str`, got `int`"),
+        ("stored.relative_path", 1, "Expected `str`, got `int`"),
+        ("stored.length", "1", "Expected `int`, got `str`"),
+    ],
+)
+def test_a_description_of_wrong_types_is_refused(checkpoint, module, place, value, seen):
+    description = CheckpointReader(checkpoint).read_metadata()
+    tensor = description.state_dict_metadata["model.weight"]
+    index, stored = next(iter(description.storage_data.items()))
+    parts = {
+        "tensor": tensor,
+        "chunk": tensor.chunks[0],
+        "properties": tensor.properties,
+        "index": index,
+        "stored": stored,
+    }
+    part, field = place.split(".")
+    object.__setattr__(parts[part], field, value)
+    Path(checkpoint, ".metadata").write_bytes(pickle.dumps(description))
+    with pytest.raises(CheckpointError, match=seen):
+        load_weights(module, checkpoint)
+
+
+def test_a_damaged_description_is_refused_wherever_it_ends(checkpoint, module):
+    path = Path(checkpoint, ".metadata")
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 7):
+        path.write_bytes(whole[:length])
+        with pytest.raises(CheckpointError, match="is damaged"):
+            load_weights(module, checkpoint)
