@@ -107,7 +107,7 @@ class OptimizerConfig:
 class WarmupConfig:
     """A supervised stage before the main one: same model, its own objective and optimizer."""
 
-    plugin: str = option("sft", help="Name of the algorithm plugin; it must learn from demonstrations.")
+    plugin: str = option(help="Name of the algorithm plugin; it must learn from demonstrations.")
     steps: int = option(help="Training steps of the warm-up.", validator=POSITIVE)
     prompts_per_step: int = option(16, help="Demonstrations of one step, over all policy replicas.", validator=POSITIVE)
     options: Mapping[str, JSON] = option(factory=dict, help="The plugin's own options.")

@@ -102,6 +102,8 @@ def kind_of(selection: str, records: Sequence[PluginRecord]) -> Kind:
         names = sorted({record.name for record in records})
         close = nearest(name, names, limit=3)
         hint = f"did you mean {' or '.join(close)}?" if close else f"installed: {', '.join(names) or 'none'}"
+    if autoload_disabled():
+        hint = f"{DISABLE_VARIABLE} is set, so only the core's own plugins are seen"
     raise PluginNotFoundError(f"no plugin named {name!r} is installed; {hint}")
 
 
@@ -161,4 +163,4 @@ def _usual_name(kind: Kind, name: str, of_kind: Iterable[PluginRecord]) -> list[
 def _elsewhere(kind: Kind, name: str, records: Iterable[PluginRecord]) -> list[str]:
     """Other kinds that have the name."""
     kinds = sorted({record.kind for record in records if record.name == name and record.kind != kind})
-    return [f"a {other} plugin has that name" for other in kinds]
+    return [f"{'an' if other[0] in 'ae' else 'a'} {other} plugin has that name" for other in kinds]

@@ -10,8 +10,8 @@ from typing import Any, Final
 import attrs
 import pluggy
 
-from cosmos_core.config.structure import check_class
-from cosmos_core.errors import CosmosError, PluginBrokenError, PluginIncompatibleError
+from cosmos_core.config.structure import check_class, structure, unstructure
+from cosmos_core.errors import ConfigError, CosmosError, PluginBrokenError, PluginIncompatibleError
 from cosmos_core.plugin.compatibility import protocol_deprecation, protocol_mismatch
 from cosmos_core.plugin.discovery import PluginRecord
 from cosmos_core.protocols import (
@@ -48,7 +48,7 @@ def import_plugin(record: PluginRecord) -> Any:
     """
     try:
         return record.entry_point.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         because = f" ({record.problem})" if record.status == "broken" else ""
         raise PluginBrokenError(
             f"{describe(record)} could not be imported: {type(error).__name__}: {error}{because}"
@@ -100,6 +100,7 @@ def _check(provider: Any, hook: str, record: PluginRecord) -> None:
         raise PluginBrokenError(
             f"{describe(record)}: Provider.capabilities is {provider.capabilities!r}, which is no {declared.__name__}"
         )
+    _check_types(provider.capabilities, record)
     try:
         check_class(provider.options)
     except (TypeError, NameError) as error:
@@ -107,3 +108,13 @@ def _check(provider: Any, hook: str, record: PluginRecord) -> None:
             f"{describe(record)}: its options class is unusable: {error}; "
             "write a class with @attrs.frozen(kw_only=True) whose attributes have types that TOML can express"
         ) from error
+
+
+def _check_types(capabilities: Any, record: PluginRecord) -> None:
+    """Planning compares capabilities; one of another type than declared would end it in the middle."""
+    if capabilities is None:
+        return
+    try:
+        structure(unstructure(capabilities), type(capabilities), type(capabilities).__name__)
+    except ConfigError as error:
+        raise PluginBrokenError(f"{describe(record)} declares what it cannot: {error}") from None

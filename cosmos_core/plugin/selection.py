@@ -25,12 +25,13 @@ class PluginSet:
         manager: The one plugin manager of the run; plugins are registered as `kind:selection`.
     """
 
-    __slots__ = ("_providers", "_records", "manager")
+    __slots__ = ("_providers", "_records", "_registered", "manager")
 
     def __init__(self) -> None:
         self.manager: Final = pluggy.PluginManager(PROJECT)
         self.manager.add_hookspecs(hooks)
         self._records: Final[dict[tuple[Kind, str], PluginRecord]] = {}
+        self._registered: Final[dict[str | None, PluginRecord]] = {}
         self._providers: Final[dict[tuple[Kind, str], Provider[Any]]] = {}
 
     @classmethod
@@ -107,6 +108,18 @@ class PluginSet:
             record = self._records[kind, name]
             raise PluginBrokenError(f"{describe(record)} could not be made: {type(error).__name__}: {error}") from error
 
+    def check_hook(self, name: str) -> None:
+        """Check what a hook plugin implements before an instance of it is made, where its class tells.
+
+        Raises:
+            PluginBrokenError: It implements a hook that does not exist, or with wrong arguments.
+        """
+        made_by = self._providers["hook", name].create
+        if isinstance(made_by, type):
+            apart = PluginSet()
+            apart._records["hook", name] = self._records["hook", name]
+            apart.attach(name, made_by)
+
     def attach(self, name: str, instance: object) -> None:
         """Register an instance that a hook plugin made, so that its lifecycle hooks are called.
 
@@ -129,8 +142,9 @@ class PluginSet:
         try:
             registered = self.manager.register(target, name=name)
         except pluggy.PluginValidationError as error:
-            raise PluginBrokenError(f"{describe(record)} implements a hook wrongly: {error}") from error
+            raise PluginBrokenError(f"{describe(record)} implements a hook wrongly: {_one_line(error)}") from None
         assert registered == name, f"{name} was registered before"
+        self._registered[name] = record
 
     def _check_hooks(self) -> None:
         """A misspelt hook would never be called; it is an error instead."""
@@ -141,5 +155,9 @@ class PluginSet:
             wrong = str(error).partition("unknown hook '")[2].partition("'")[0]
             close = nearest(wrong, known)
             hint = f"; did you mean {close[0]}?" if close else f"; hooks are {', '.join(known)}"
-            name = self.manager.get_name(error.plugin)
-            raise PluginBrokenError(f"plugin {name} implements {wrong}, which is no hook{hint}") from error
+            record = self._registered[self.manager.get_name(error.plugin)]
+            raise PluginBrokenError(f"{describe(record)} implements {wrong}, which is no hook{hint}") from None
+
+
+def _one_line(error: Exception) -> str:
+    return "; ".join(line.strip() for line in str(error).splitlines() if line.strip())

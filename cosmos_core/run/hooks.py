@@ -18,8 +18,8 @@ _LOG: Final = logging.getLogger(__name__)
 class HookRunner:
     """Calls the hooks of each registered plugin in the order things happened.
 
-    A hook that raises is switched off; one that falls behind by a full queue, or does not finish in time at the end,
-    is abandoned. Either is reported once and the run goes on.
+    A hook that raises, be it SystemExit, is switched off; one that falls behind by a full queue, or does not finish
+    in time at the end, is abandoned. Either is reported once and the run goes on.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class _Lane:
             hook, arguments = call
             try:
                 self._manager.subset_hook_caller(hook, self._others)(**arguments)
-            except Exception as error:  # noqa: BLE001 - a plugin's failure must not reach the run
+            except BaseException as error:  # noqa: BLE001 - SystemExit would end this thread without a word
                 _LOG.info("hook %s raised in %s", self._name, hook, exc_info=True)
                 self._switch_off(f"raised {type(error).__name__} in {hook}: {error}")
 

@@ -131,6 +131,7 @@ def _check_unbuilt_options(recipe: Recipe, plugins: PluginSet) -> None:
     for name in recipe.tracking.hooks:
         options = recipe.tracking.options.get(name, {})
         structure(options, plugins.provider("hook", name).options, f"tracking.options.{name}")
+        plugins.check_hook(name)
 
 
 def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: dict[Split, int]) -> Parts:

@@ -28,7 +28,7 @@ class CommandLine:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command; its standard output and error come together in `stdout`."""
         return subprocess.Popen(
-            [sys.executable, "-m", "cosmos_core.cli", *arguments],
+            [sys.executable, "-P", "-m", "cosmos_core.cli", *arguments],
             cwd=self.folder,
             env={**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "120"},
             stdout=subprocess.PIPE,

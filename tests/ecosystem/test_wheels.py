@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
 
 from tests.ecosystem.environment import CleanEnvironment
-from tests.ecosystem.wheels import ROOT, Wheelhouse, projects
+from tests.ecosystem.wheels import ROOT, Wheelhouse, build, projects
 
 # The first test of the session waits for the wheels and for the environment to be made.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -38,6 +38,11 @@ def package_of(project: Path) -> Path:
 def files(wheel: Path) -> list[str]:
     with ZipFile(wheel) as archive:
         return [name for name in archive.namelist() if not name.endswith("/")]
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def metadata(wheel: Path) -> Message:
@@ -75,11 +80,16 @@ def test_a_wheel_says_what_it_is(project: Path, wheel: Path) -> None:
     found = metadata(wheel)
     assert found["License-Expression"] == "Apache-2.0"
     assert found.get_all("License-File") == ["LICENSE"]
-    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in files(wheel))
     assert found["Requires-Python"] == ">=3.11"
     assert found["Summary"]
     assert found["Description-Content-Type"] == "text/markdown"
     assert "Typing :: Typed" in found.get_all("Classifier", [])
+
+
+def test_the_licence_is_the_repositorys(wheel: Path) -> None:
+    with ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE")]
+        assert archive.read(name) == (ROOT / "LICENSE").read_bytes()
 
 
 @pytest.mark.parametrize("project", PLUGINS, ids=name_of)
@@ -101,6 +111,17 @@ def test_an_sdist_has_the_tests_and_the_licence(project: Path, sdist: Path) -> N
     assert tests <= packed
     assert {"LICENSE", "README.md", "pyproject.toml"} <= packed
     assert not [name for name in packed if "cache" in name.lower() and not name.endswith(".py")]
+
+
+@pytest.mark.parametrize("project", [CORE, PLUGINS[0]], ids=name_of)
+def test_an_sdist_is_enough_to_build_both_again(sdist: Path, wheel: Path, tmp_path: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    # Both from the folder, where `build` alone makes the wheel from the new sdist.
+    build(tmp_path / sdist.name.removesuffix(".tar.gz"), tmp_path / "dist", "--sdist", "--wheel")
+    assert contents(tmp_path / "dist" / wheel.name) == contents(wheel)
+    with tarfile.open(tmp_path / "dist" / sdist.name) as again, tarfile.open(sdist) as first:
+        assert set(again.getnames()) == set(first.getnames())
 
 
 def test_no_file_is_in_two_distributions(wheels: Wheelhouse) -> None:

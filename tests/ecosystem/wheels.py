@@ -20,13 +20,18 @@ def projects() -> list[Path]:
     return [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/*/pyproject.toml"))]
 
 
-def build(project: Path, into: Path) -> None:
+def build(project: Path, into: Path, *options: str) -> None:
     """Build a project's sdist and, from what the sdist holds, its wheel, with the build tools of this environment.
+
+    Args:
+        project: Its folder.
+        into: Where what is built goes.
+        options: More of `python -m build`'s.
 
     Raises:
         AssertionError: The build failed; the message is what it printed.
     """
-    _tool("build", "--no-isolation", "--outdir", str(into), str(project))
+    _tool("build", "--no-isolation", "--outdir", str(into), *options, str(project))
 
 
 @attrs.frozen(kw_only=True)

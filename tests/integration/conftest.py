@@ -22,6 +22,9 @@ SHORT = (
 
 @pytest.fixture
 def cosmos(tmp_path: Path) -> Iterator[CommandLine]:
+    """`cosmos` in a folder with modules that no process of a run may import."""
+    for name in ("queue.py", "cosmos_algorithm_grpo.py"):
+        (tmp_path / name).write_text("raise SystemExit('imported from the current folder')\n")
     command = CommandLine(tmp_path)
     yield command
     left = command.left_behind()

@@ -52,7 +52,7 @@ def make_job(directory: Path, *, steps: int = 4, mode: str = "async", **control)
         algorithm=AlgorithmConfig(plugin="grpo"),
         dataset=DatasetConfig(plugin="arithmetic"),
         reward=(RewardConfig(plugin="right"),),
-        warmup=WarmupConfig(steps=2, prompts_per_step=3),
+        warmup=WarmupConfig(plugin="sft", steps=2, prompts_per_step=3),
         policy=PolicyConfig(replicas=2, prompts_per_step=4),
         rollout=RolloutConfig(replicas=2, group_size=4, max_in_flight=16),
         sync=SyncConfig(mode=mode, max_staleness=0 if mode == "sync" else 2),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -48,10 +49,13 @@ def check_plugin(
     _need_pytest()
     from rich.console import Console  # noqa: PLC0415  # keeps `cosmos --help` quick
 
+    from cosmos_core.plugin.discovery import DISABLE_VARIABLE  # noqa: PLC0415
     from cosmos_core.testing.check.examination import examine  # noqa: PLC0415
     from cosmos_core.testing.check.subject import subject  # noqa: PLC0415
     from cosmos_core.testing.check.verdict import plain, text  # noqa: PLC0415
 
+    # Whoever asks for a plugin to be checked wants it to be seen, here and in every process of the check.
+    os.environ.pop(DISABLE_VARIABLE, None)
     given = _given(overrides or [])
     with subject(target, kind) as found, Console(stderr=True).status("Looking") as status:
         verdict = examine(found, given, lambda doing: status.update(f"{found.name}: {doing}"))

@@ -19,9 +19,11 @@ def list_plugins(
     as_json: JsonOption = False,
 ) -> None:
     """List what is installed, with what is wrong with it. Imports no plugin."""
-    from cosmos_core.plugin.discovery import discover  # noqa: PLC0415  # keeps `cosmos --help` quick
+    from cosmos_core.plugin.discovery import DISABLE_VARIABLE, autoload_disabled, discover  # noqa: PLC0415  # keeps `cosmos --help` quick
 
     records = discover(kind)
+    if autoload_disabled():
+        typer.echo(f"{DISABLE_VARIABLE} is set: only cosmos-core's own plugins are seen.", err=True)
     if as_json:
         typer.echo(json.dumps([_plain(record) for record in records], indent=2))
         return

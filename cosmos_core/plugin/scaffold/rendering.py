@@ -26,6 +26,8 @@ _SUFFIX: Final = ".j2"
 _PACKAGE: Final = "package"
 _LINE: Final = 120
 """Characters of a line, as the generated `pyproject.toml` tells the formatter."""
+_LONGEST_DESCRIPTION: Final = 512
+"""Characters that PyPI takes as a summary; a longer one fails at the upload, when all else is done."""
 
 
 def render(names: Names, *, author: str = "", description: str = "") -> dict[PurePosixPath, str]:
@@ -37,7 +39,7 @@ def render(names: Names, *, author: str = "", description: str = "") -> dict[Pur
         description: One line about it; a plain one is made up if empty.
 
     Raises:
-        ConfigError: The author or the description is not one line of text.
+        ConfigError: The author or the description is not one line of text, or PyPI would refuse it.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -48,7 +50,7 @@ def render(names: Names, *, author: str = "", description: str = "") -> dict[Pur
         lstrip_blocks=True,
     )
     environment.filters |= {"quoted": _quoted, "imported_from": _imported_from}
-    variables = _variables(names, _one_line("--author", author), _one_line("--description", description))
+    variables = _variables(names, _one_line("--author", author), _summary(description))
     files = {}
     for path, template in _templates(environment, names).items():
         parts = [names.package if part == _PACKAGE else part for part in path.parts]
@@ -96,6 +98,16 @@ def _one_line(option: str, text: str) -> str:
     if not text.isprintable():
         raise ConfigError(f"{option} {text!r}: write it as one line of text")
     return text.strip()
+
+
+def _summary(description: str) -> str:
+    text = _one_line("--description", description)
+    if len(text) > _LONGEST_DESCRIPTION:
+        raise ConfigError(
+            f"--description has {len(text)} characters, and PyPI takes at most {_LONGEST_DESCRIPTION}; "
+            "shorten it, and tell the rest in README.md"
+        )
+    return text
 
 
 def _imported_from(names: Sequence[str], module: str) -> str:

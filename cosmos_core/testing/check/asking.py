@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +12,8 @@ import attrs
 import msgspec
 
 from cosmos_core.errors import PluginError
-from cosmos_core.plugin.discovery import DISABLE_VARIABLE, PluginRecord
+from cosmos_core.plugin.discovery import PluginRecord
+from cosmos_core.testing.check.child import run
 from cosmos_core.testing.check.probe import Import, Loaded
 
 T = TypeVar("T")
@@ -58,16 +57,17 @@ def _ask(question: str, environment: Mapping[str, str], answer: type[T], *argume
     """The answer, and what the process printed."""
     with tempfile.TemporaryDirectory(prefix="cosmos-check-") as scratch:
         file = Path(scratch) / "answer.json"
-        command = [sys.executable, "-P", "-m", "cosmos_core.testing.check.probe", question, str(file), *arguments]
-        variables = {**os.environ, DISABLE_VARIABLE: "0", **environment}
-        try:
-            done = subprocess.run(
-                command, cwd=scratch, env=variables, capture_output=True, text=True, timeout=_LONGEST_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            raise PluginError(f"it did not end in {_LONGEST_S:.0f} s; import nothing that waits or loops") from None
-        printed = (done.stdout + done.stderr).strip()
-        if not file.exists():
-            last = printed.splitlines()[-1] if printed else "it printed nothing"
-            raise PluginError(f"the process ended with exit code {done.returncode}: {last}")
-        return msgspec.json.decode(file.read_bytes(), type=answer), printed
+        ended = run(
+            "cosmos_core.testing.check.probe",
+            [question, str(file), *arguments],
+            folder=Path(scratch),
+            environment=environment,
+            timeout_s=_LONGEST_S,
+        )
+        printed = ended.output.strip()
+        if file.exists():
+            return msgspec.json.decode(file.read_bytes(), type=answer), printed
+        if ended.code is None:
+            raise PluginError(f"it did not end in {_LONGEST_S:.0f} s; import nothing that waits or loops")
+        last = printed.splitlines()[-1] if printed else "it printed nothing"
+        raise PluginError(f"the process ended with exit code {ended.code}: {last}")

@@ -84,19 +84,18 @@ def _left_out(name: str, parts: Sequence[str], reason: str) -> Check:
 def _kits(
     subject: Subject, usable: Sequence[tuple[PluginRecord, Loaded]], given: Given, progress: Callable[[str], None]
 ) -> Iterator[Check]:
-    tests = subject.tests if given.is_empty else None
-    gaps = {record: gap(record, loaded, given) for record, loaded in usable} if tests is None else {}
+    project = subject.project if given.is_empty else None
+    gaps = {record: gap(record, loaded, given) for record, loaded in usable} if project is None else {}
     ready = [(record, loaded) for record, loaded in usable if not gaps.get(record)]
-    progress(f"Running the kit on {', '.join(record.name for record, _ in ready)}")
+    records = [record for record, _ in ready]
+    progress(f"Running the kit on {', '.join(record.name for record in records)}")
     for record, reason in gaps.items():
         if reason:
             yield Check(kit_of(record), "", (Finding("not run", reason),))
     if not ready:
         return
     try:
-        outcomes = (
-            run_generic(subject, [record for record, _ in ready], given) if tests is None else run_own(subject, tests)
-        )
+        outcomes = run_own(subject, project, records) if project is not None else run_generic(subject, records, given)
     except PluginError as error:
         yield Check("kit", "", (Finding("fault", str(error)),))
         return

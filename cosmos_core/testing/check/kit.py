@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,9 +13,10 @@ import attrs
 
 from cosmos_core.plugin.discovery import PluginRecord
 from cosmos_core.testing.check.probe import Loaded
-from cosmos_core.testing.check.session import Outcome, run_pytest
-from cosmos_core.testing.check.subject import Subject
-from cosmos_core.testing.check.verdict import Check, Finding
+from cosmos_core.testing.check.recorder import Outcome
+from cosmos_core.testing.check.session import run_pytest
+from cosmos_core.testing.check.subject import Subject, packages
+from cosmos_core.testing.check.verdict import Check, Finding, Level
 from cosmos_core.types import JSON
 
 _LONGEST_S: Final = 900.0
@@ -43,17 +44,13 @@ class Given:
         return not (self.options or self.config or self.path)
 
 
-def run_own(subject: Subject, tests: Path) -> list[Outcome]:
-    """Run the conformance classes in a project's tests.
+def run_own(subject: Subject, project: Path, records: Sequence[PluginRecord]) -> list[Outcome]:
+    """Run the conformance classes in a project's tests, wherever and however the project's pytest finds them.
 
     Raises:
         PluginError: pytest could not run, or took too long.
     """
-    modules = [file for file in sorted(tests.rglob("test_*.py")) if "Conformance" in file.read_text(errors="replace")]
-    arguments = [str(each) for each in modules or [tests]]
-    return run_pytest(
-        arguments, folder=tests.parent, timeout_s=_LONGEST_S, environment=subject.environment, only_kits=True
-    )
+    return _run(subject, project, records, plugins=[(record.kind, record.name) for record in records])
 
 
 def run_generic(subject: Subject, records: Sequence[PluginRecord], given: Given) -> list[Outcome]:
@@ -66,7 +63,23 @@ def run_generic(subject: Subject, records: Sequence[PluginRecord], given: Given)
         folder = Path(scratch)
         source = "\n".join(["import pytest", *(_class(record, given) for record in records)])
         (folder / "test_conformance.py").write_text(source)
-        return run_pytest(["test_conformance.py"], folder=folder, timeout_s=_LONGEST_S, environment=subject.environment)
+        return _run(subject, folder, records, plugins=None)
+
+
+def _run(
+    subject: Subject,
+    folder: Path,
+    records: Sequence[PluginRecord],
+    plugins: Collection[tuple[str, str]] | None,
+) -> list[Outcome]:
+    return run_pytest(
+        [],
+        folder=folder,
+        timeout_s=_LONGEST_S,
+        environment=subject.environment,
+        modules=packages(records),
+        plugins=plugins,
+    )
 
 
 def gap(record: PluginRecord, loaded: Loaded, given: Given) -> str:
@@ -88,7 +101,13 @@ def check_kit(record: PluginRecord, loaded: Loaded, outcomes: Sequence[Outcome])
     broken = [each for each in outcomes if each.plugin == _NO_CLASS and each.result == "failed"]
     if not theirs and not broken:
         return Check(kit_of(record), "", (Finding("fault", _missing_class(record)),))
-    return _judge(record, loaded, [*theirs, *broken])
+    # What the check of the options has told already is not told again.
+    fresh = [each for each in theirs if each.message not in loaded.option_faults]
+    left = _findings("not run", (each for each in fresh if each.result == "not run"))
+    failed = _findings("fault", (each for each in fresh if each.result == "failed"))
+    # Where the kit is complete, what cannot be collected is another test.
+    uncollected = _findings("warning" if theirs and not left else "fault", broken)
+    return Check(kit_of(record), _counts(fresh), (*failed, *uncollected, *left))
 
 
 def kit_of(record: PluginRecord) -> str:
@@ -96,22 +115,18 @@ def kit_of(record: PluginRecord) -> str:
     return f"{record.kind} {record.name}, kit"
 
 
-def _judge(record: PluginRecord, loaded: Loaded, outcomes: Sequence[Outcome]) -> Check:
-    """What came of the kit, without what the check of the options has told already."""
-    fresh = [each for each in outcomes if each.message not in loaded.option_faults]
-    counts = [(result, sum(each.result == result for each in fresh)) for result in ("passed", "failed", "skipped")]
-    summary = ", ".join(f"{count} {result}" for result, count in counts if count)
-    failed: defaultdict[str, list[str]] = defaultdict(list)
-    for each in fresh:
-        if each.result == "failed":
-            failed[each.message].append(each.test)
-    return Check(kit_of(record), summary, tuple(_fault(tests, message) for message, tests in failed.items()))
+def _counts(outcomes: Sequence[Outcome]) -> str:
+    counts = ((result, sum(each.result == result for each in outcomes)) for result in ("passed", "failed", "skipped"))
+    return ", ".join(f"{count} {result}" for result, count in counts if count)
 
 
-def _fault(tests: Sequence[str], message: str) -> Finding:
-    """One fault for what several tests say alike, such as a fixture that fails."""
-    others = f" and {len(tests) - 1} more" if len(tests) > 1 else ""
-    return Finding("fault", f"{tests[0]}{others}: {message}")
+def _findings(level: Level, outcomes: Iterable[Outcome]) -> list[Finding]:
+    """One for what several tests say alike, such as a fixture that fails."""
+    tests: defaultdict[str, list[str]] = defaultdict(list)
+    for each in outcomes:
+        tests[each.message].append(each.test)
+    others = {message: f" and {len(names) - 1} more" if len(names) > 1 else "" for message, names in tests.items()}
+    return [Finding(level, f"{names[0]}{others[message]}: {message}") for message, names in tests.items()]
 
 
 def _missing_class(record: PluginRecord) -> str:

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import platform
+import shlex
 from collections.abc import Iterator, Mapping
 from email.message import Message
-from importlib.metadata import Distribution
+from importlib.metadata import Distribution, EntryPoint
 from typing import Final, cast
 
+from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
-from cosmos_core.plugin.compatibility import CORE, core_bounds, core_requirements
+from cosmos_core.plugin.compatibility import (
+    CORE,
+    core_bounds,
+    core_excess,
+    core_requirements,
+    malformed_requirement,
+    unmet_requirements,
+)
+from cosmos_core.plugin.discovery import PluginRecord
 from cosmos_core.plugin.entries import entries
-from cosmos_core.plugin.source import field, licence
+from cosmos_core.plugin.installed import distributions
+from cosmos_core.plugin.source import field, identity, licence
 from cosmos_core.testing.check.subject import Subject
 from cosmos_core.testing.check.verdict import Check, Finding, Level, faults
 
@@ -31,11 +42,16 @@ def check_compatibility(subject: Subject) -> Check:
     """Whether it can be used with this release of the core and with what is installed."""
     requires = subject.distribution.requires or []
     is_core = canonicalize_name(subject.name) == CORE
-    bounds = "" if is_core else core_bounds(requires)
+    bounds, excess = ("", "") if is_core else (core_bounds(requires), core_excess(requires))
     # Each record of a distribution may tell the same.
     told = dict.fromkeys(each.problem for each in subject.records if each.status == "incompatible")
-    asked = map(str, core_requirements(requires))
-    return Check("requirements", ", ".join(asked), faults([bounds, *told]))
+    missing = dict.fromkeys(each for record in subject.records for each in _missing(record))
+    findings = (
+        *faults([bounds, *told]),
+        *((Finding("warning", excess),) if excess and not bounds else ()),
+        *(Finding("not run", each) for each in missing),
+    )
+    return Check("requirements", ", ".join(map(str, core_requirements(requires))), findings)
 
 
 def check_entry_points(subject: Subject) -> Check:
@@ -44,9 +60,28 @@ def check_entry_points(subject: Subject) -> Check:
     unusable = [
         Finding(_LEVELS[record.status], f"{record.kind} {record.name}: {record.problem}")
         for record in subject.records
-        if record.status in _LEVELS
+        if record.status in _LEVELS and not _missing(record)
     ]
     return Check("entry points", named, (*faults([subject.stale]), *unusable))
+
+
+def _missing(record: PluginRecord) -> list[str]:
+    """What a plugin asks for that is not here, each with the line that installs it; it may be fine where that is."""
+    if (
+        record.status != "broken"
+        or not EntryPoint.pattern.match(record.module)
+        or malformed_requirement(record.requires)
+    ):
+        return []
+    versions: dict[str, str] = {canonicalize_name(each.name): each.version for each in map(identity, distributions())}
+    extras = record.entry_point.extras
+    unmet = ((line, unmet_requirements([line], versions, extras)) for line in record.requires)
+    return [f"{problem}; {_install(Requirement(line))}" for line, problem in unmet if problem]
+
+
+def _install(requirement: Requirement) -> str:
+    requirement.marker = None
+    return f"pip install {shlex.quote(str(requirement))}"
 
 
 def _description(dist: Distribution) -> Iterator[Finding]:

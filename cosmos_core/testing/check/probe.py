@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 import threading
 import time
@@ -120,3 +121,5 @@ _QUESTIONS: Final[Mapping[str, Callable[..., Any]]] = {"records": _records, "imp
 if __name__ == "__main__":
     question, file, *arguments = sys.argv[1:]
     Path(file).write_bytes(msgspec.json.encode(_QUESTIONS[question](*arguments)))
+    # No thread of the plugin may hold up the answer.
+    os._exit(0)

@@ -6,8 +6,7 @@ import contextlib
 import importlib.metadata
 import os
 import tempfile
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path
 
@@ -18,10 +17,12 @@ from cosmos_core.errors import ConfigError
 from cosmos_core.plugin.choice import find, kind_of
 from cosmos_core.plugin.discovery import PluginRecord, discover
 from cosmos_core.plugin.entries import entries
+from cosmos_core.plugin.installed import distribution
 from cosmos_core.plugin.source import editable_folder, field
 from cosmos_core.protocols import Kind
 from cosmos_core.testing.check.asking import python_path, records_in
-from cosmos_core.testing.check.project import as_entry_points, read_project, stale
+from cosmos_core.testing.check.project import install_line, read_project, stale
+from cosmos_core.testing.check.wheel import Wheel, unpack
 
 
 @attrs.frozen(kw_only=True)
@@ -32,14 +33,14 @@ class Subject:
         distribution: Its metadata.
         records: The plugins.
         project: The folder of its sources and tests; None where they are not at hand.
-        path: Folder that every process of the check has first on its path; None for what is installed.
+        wheel: The wheel, unpacked; None for what is installed.
         stale: How the project's folder differs from what is installed; empty if it does not.
     """
 
     distribution: Distribution
     records: Sequence[PluginRecord]
     project: Path | None = None
-    path: Path | None = None
+    wheel: Wheel | None = None
     stale: str = ""
 
     @property
@@ -50,19 +51,17 @@ class Subject:
     @property
     def modules(self) -> tuple[str, ...]:
         """The modules that the entry points name; one that names none is left out."""
-        matches = [EntryPoint.pattern.match(record.module) for record in self.records]
-        return tuple(dict.fromkeys(match["module"] for match in matches if match is not None))
+        return _modules(self.records)
 
     @property
     def environment(self) -> Mapping[str, str]:
         """Variables of every process of the check."""
-        return {} if self.path is None else python_path(self.path)
+        return {} if self.wheel is None else python_path(self.wheel.folder)
 
-    @property
-    def tests(self) -> Path | None:
-        """The project's tests."""
-        folder = self.project / "tests" if self.project is not None else None
-        return folder if folder is not None and folder.is_dir() else None
+
+def packages(records: Iterable[PluginRecord]) -> tuple[str, ...]:
+    """The top-level packages of plugins."""
+    return tuple(dict.fromkeys(module.partition(".")[0] for module in _modules(records)))
 
 
 @contextlib.contextmanager
@@ -81,7 +80,7 @@ def subject(target: str | None, kind: Kind | None) -> Iterator[Subject]:
         yield _of_kind(_working_directory(), kind)
     elif target.endswith(".whl"):
         with tempfile.TemporaryDirectory(prefix="cosmos-check-") as folder:
-            yield _of_kind(_wheel(Path(target), Path(folder)), kind)
+            yield _of_kind(_of_wheel(Path(target), Path(folder)), kind)
     elif _is_folder(target):
         yield _of_kind(_project(Path(target)), kind)
     else:
@@ -99,13 +98,13 @@ def _is_folder(target: str) -> bool:
 def _installed(selection: str, kind: Kind | None) -> Subject:
     records = discover()
     record = find(kind or kind_of(selection, records), selection, records)
-    dist = importlib.metadata.distribution(record.distribution)
+    dist = distribution(record.distribution)
     return Subject(distribution=dist, records=(record,), project=editable_folder(dist))
 
 
 def _working_directory() -> Subject:
     here = Path.cwd()
-    if (here / "pyproject.toml").exists() and any(entries(as_entry_points(read_project(here)))):
+    if (here / "pyproject.toml").exists() and any(entries(read_project(here).entry_points_text)):
         return _project(here)
     names = sorted({record.name for record in discover()})
     raise ConfigError(
@@ -118,31 +117,22 @@ def _project(folder: Path) -> Subject:
     if not (folder / "pyproject.toml").exists():
         raise ConfigError(f"{folder} has no pyproject.toml; give the folder of a plugin's project, or a wheel")
     data = read_project(folder)
-    name = data.get("name")
-    if not isinstance(name, str):
+    name = data.name
+    if not name:
         raise ConfigError(f"{folder / 'pyproject.toml'} has no [project] name; add one")
     try:
-        dist = importlib.metadata.distribution(name)
+        dist = distribution(name)
     except importlib.metadata.PackageNotFoundError:
-        raise ConfigError(f"{name} is not installed here; install it first: pip install -e {folder}") from None
+        raise ConfigError(f"{name} is not installed here; install it first: {install_line(folder)}") from None
     records = tuple(each for each in discover() if _same(each.distribution, name))
     return Subject(distribution=dist, records=records, project=folder.resolve(), stale=stale(data, dist, folder))
 
 
-def _wheel(file: Path, folder: Path) -> Subject:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            archive.extractall(folder)
-    except FileNotFoundError:
-        raise ConfigError(f"{file} does not exist; build it with: python -m build") from None
-    except (zipfile.BadZipFile, OSError) as error:
-        raise ConfigError(f"{file} cannot be read as a wheel: {error}") from error
-    found = list(importlib.metadata.distributions(path=[str(folder)]))
-    if not found or not field(found[0], "Name"):
-        raise ConfigError(f"{file} is no wheel: it has no .dist-info/METADATA; build it with: python -m build")
-    name = field(found[0], "Name")
+def _of_wheel(file: Path, folder: Path) -> Subject:
+    wheel = unpack(file, folder)
+    name = field(wheel.distribution, "Name")
     records = tuple(each for each in records_in(folder) if _same(each.distribution, name))
-    return Subject(distribution=found[0], records=records, project=_project_of(file, name), path=folder)
+    return Subject(distribution=wheel.distribution, records=records, project=_project_of(file, name), wheel=wheel)
 
 
 def _project_of(wheel: Path, name: str) -> Path | None:
@@ -150,7 +140,7 @@ def _project_of(wheel: Path, name: str) -> Path | None:
     folder = wheel.resolve().parent.parent
     if wheel.resolve().parent.name != "dist" or not (folder / "pyproject.toml").exists():
         return None
-    return folder if _same(str(read_project(folder).get("name")), name) else None
+    return folder if _same(read_project(folder).name, name) else None
 
 
 def _of_kind(found: Subject, kind: Kind | None) -> Subject:
@@ -170,3 +160,8 @@ def _of_kind(found: Subject, kind: Kind | None) -> Subject:
 
 def _same(one: str, other: str) -> bool:
     return canonicalize_name(one) == canonicalize_name(other)
+
+
+def _modules(records: Iterable[PluginRecord]) -> tuple[str, ...]:
+    matches = [EntryPoint.pattern.match(record.module) for record in records]
+    return tuple(dict.fromkeys(match["module"] for match in matches if match is not None))

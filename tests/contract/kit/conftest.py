@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from cosmos_core.protocols import KINDS, Kind, entry_point_group
-from cosmos_core.testing.check.session import Outcome, run_pytest
+from cosmos_core.testing.check.recorder import Outcome
+from cosmos_core.testing.check.session import run_pytest
 
 RunKit = Callable[..., dict[str, list[Outcome]]]
 

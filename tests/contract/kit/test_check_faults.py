@@ -1,11 +1,7 @@
 """Faults that `cosmos plugins check` must name, planted in wheels and in a project."""
 
-import csv
-import io
 import json
 import os
-import textwrap
-import zipfile
 
 import pytest
 
@@ -13,6 +9,7 @@ from cosmos_core.testing.check.examination import examine
 from cosmos_core.testing.check.kit import Given
 from cosmos_core.testing.check.subject import subject
 from cosmos_core.testing.check.verdict import text
+from tests.unit.testing.wheels import METADATA, build, without
 
 HEADER = """
 import attrs
@@ -35,41 +32,7 @@ class Brevity:
 def cosmos_reward():
     return Provider(create=Brevity, options=Options)
 """
-METADATA = """\
-Metadata-Version: 2.4
-Name: {name}
-Version: 1.0
-Summary: Short answers.
-License-Expression: Apache-2.0
-Requires-Python: >=3.11
-Requires-Dist: cosmos-core>=0.1,<0.2
-
-Short answers are better.
-"""
-
 pytestmark = pytest.mark.timeout(300)
-
-
-def without(*fields: str) -> str:
-    return "".join(line for line in METADATA.splitlines(keepends=True) if not line.startswith(fields))
-
-
-def build(folder, name, files, entry_points, metadata=METADATA):
-    """A wheel, by hand."""
-    info = f"{name.replace('-', '_')}-1.0.dist-info"
-    content = {
-        **files,
-        f"{info}/METADATA": metadata.format(name=name),
-        f"{info}/entry_points.txt": textwrap.dedent(entry_points),
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    record = io.StringIO()
-    csv.writer(record).writerows([file, "", ""] for file in [*content, f"{info}/RECORD"])
-    wheel = folder / f"{name.replace('-', '_')}-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for file, source in {**content, f"{info}/RECORD": record.getvalue()}.items():
-            archive.writestr(file, source)
-    return wheel
 
 
 def check(target):
@@ -115,7 +78,7 @@ PLANTED = {
     "an unbounded requirement": ("requirements", "it requires cosmos-core>=0.1, without an upper bound; write"),
     "two kinds of one name": ("entry points", "the name 'twice' to a reward and to a dataset plugin; rename one"),
     "a misspelt group": ("entry points", "group 'cosmos_core.reward' is unknown to the core; write [project.entry-"),
-    "a file in another's package": ("files", "cosmos_core/extra.py lies in cosmos_core, which is a package of cosmos"),
+    "a file in another's package": ("files", "cosmos_core/extra.py lies in cosmos_core, which belongs to cosmos-core"),
     "a file beside all packages": ("files", "tests/test_x.py would lie beside the packages of all other projects"),
     "no py.typed": ("files", "cosmos_reward_faulty/py.typed is missing"),
     "a slow import": ("reward slow, import", "s to import, allowed is 1 s; import what is slow in"),

@@ -10,6 +10,8 @@ import pytest
 from cosmos_core.testing import HookConformance
 
 MODULE = """
+import logging
+import os
 import subprocess
 import threading
 import time
@@ -123,6 +125,99 @@ PLANTED = {
                 threading.Event().wait()
         """,
         settings="timeout_s = 0.5",
+    ),
+    "ends-its-thread": Fault(
+        "test_a_whole_run_is_followed",
+        "hook 'ends-its-thread' raised SystemExit in cosmos_step_finished: 1",
+        """
+        class Wrong(Best):
+            @hookimpl
+            def cosmos_step_finished(self):
+                raise SystemExit(1)
+        """,
+    ),
+    "blocks-when-made": Fault(
+        "test_a_whole_run_is_followed",
+        "hook 'blocks-when-made' was not made within 0.5 s; do slow work in cosmos_run_started",
+        """
+        class Wrong(Best):
+            def __init__(self, options, run):
+                threading.Event().wait()
+        """,
+        settings="timeout_s = 0.5",
+    ),
+    "blocks-when-made-again": Fault(
+        "test_it_can_be_made_twice",
+        "hook 'blocks-when-made-again' was not made within 0.5 s",
+        """
+        class Wrong(Best):
+            lock = threading.Lock()
+
+            def __init__(self, options, run):
+                self.lock.acquire()
+        """,
+        settings="timeout_s = 0.5",
+    ),
+    "blocks-for-its-options": Fault(
+        "test_making_it_changes_no_option",
+        "hook 'blocks-for-its-options' was not made within 0.5 s",
+        """
+        class Wrong(Best):
+            def __init__(self, options, run):
+                threading.Event().wait()
+        """,
+        settings="timeout_s = 0.5",
+    ),
+    "ends-the-process-when-made": Fault(
+        "test_a_whole_run_is_followed",
+        "hook 'ends-the-process-when-made' could not be made: SystemExit: no account",
+        """
+        class Wrong(Best):
+            def __init__(self, options, run):
+                raise SystemExit("no account")
+        """,
+    ),
+    "changes-directory": Fault(
+        "test_the_process_stays_as_it_is",
+        "the hook changed the working directory to /; use absolute paths",
+        """
+        class Wrong(Best):
+            @hookimpl
+            def cosmos_run_started(self):
+                os.chdir("/")
+        """,
+    ),
+    "changes-environment": Fault(
+        "test_the_process_stays_as_it_is",
+        "the hook changed the environment variables HTTP_PROXY, which the run's processes inherit",
+        """
+        class Wrong(Best):
+            @hookimpl
+            def cosmos_run_started(self):
+                os.environ["HTTP_PROXY"] = "http://127.0.0.1:9"
+                os.environ["TRACKER_ACTIVE"] = "1"
+        """,
+        settings="own_variables = ('TRACKER_',)",
+    ),
+    "silences-logging": Fault(
+        "test_the_process_stays_as_it_is",
+        "the hook called logging.disable, which silences the run",
+        """
+        class Wrong(Best):
+            @hookimpl
+            def cosmos_run_ended(self):
+                logging.disable(logging.CRITICAL)
+        """,
+    ),
+    "logs-everything": Fault(
+        "test_the_process_stays_as_it_is",
+        "the hook set the level of the root logger to DEBUG; set the level of its own logger",
+        """
+        class Wrong(Best):
+            @hookimpl
+            def cosmos_run_started(self):
+                logging.getLogger().setLevel(logging.DEBUG)
+        """,
     ),
     "changes-arguments": Fault(
         "test_arguments_stay_as_they_are",

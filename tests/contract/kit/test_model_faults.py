@@ -131,6 +131,11 @@ DECISIONS = {
         "test_log_probs_are_float32_whatever_the_precision",
         "decide() gave log-probs of torch.bfloat16",
     ),
+    "rounded-in-disguise": (
+        logprobs("own.bfloat16().float() if torch.is_autocast_enabled('cpu') else own"),
+        "test_log_probs_are_float32_whatever_the_precision",
+        "with bfloat16 autocast every log-prob is a bfloat16 number",
+    ),
     "entropy-unasked": (
         decide(OWN_DECIDE.replace("with_entropy=with_entropy", "with_entropy=True")),
         "test_the_entropy_is_given_where_asked_for",
@@ -146,7 +151,7 @@ GRADIENTS = {
     "wrong-gradient": (
         logprobs("1.1 * own - 0.1 * own.detach()"),
         "test_gradients_are_those_of_the_log_probs",
-        "the gradient of model.embed_tokens.weight is wrong: it promises",
+        "the gradient of model.embed_tokens.weight is wrong: at temperature 0.6 it promises",
     ),
     "no-gradient": (
         logprobs("own.detach()"),
@@ -157,6 +162,47 @@ GRADIENTS = {
         build(OWN_BUILD, "module.model.forgotten = torch.nn.Parameter(torch.ones(3, dtype=dtype))"),
         "test_every_parameter_gets_a_gradient",
         "1 parameters have no gradient, so no decision depends on them: model.forgotten",
+    ),
+    "gradient-times-temperature": (
+        logprobs("temperature * own + (own - temperature * own).detach()"),
+        "test_gradients_are_those_of_the_log_probs",
+        "is wrong: at temperature 0.6 it promises",
+    ),
+    "detached-with-entropy": (
+        logprobs("own.detach() if with_entropy else own"),
+        "test_every_parameter_gets_a_gradient",
+        "log-probs carry no gradient (decided with_entropy=True)",
+    ),
+    "rows-without-gradient": (
+        build(
+            OWN_BUILD,
+            "mask = torch.ones_like(module.lm_head.weight)",
+            "mask[::2] = 0",
+            "module.lm_head.weight.register_hook(lambda gradient: gradient * mask)",
+        ),
+        "test_what_has_no_gradient_changes_nothing",
+        "the gradient of lm_head.weight is cut: it is 0 for",
+    ),
+    "columns-without-gradient": (
+        build(
+            OWN_BUILD,
+            "weight = module.model.layers[0].mlp.down_proj.weight",
+            "mask = torch.ones_like(weight)",
+            "mask[:, ::3] = 0",
+            "weight.register_hook(lambda gradient: gradient * mask)",
+        ),
+        "test_what_has_no_gradient_changes_nothing",
+        "the gradient of model.layers.0.mlp.down_proj.weight is cut: it is 0 for",
+    ),
+    "detached-under-autocast": (
+        logprobs("own.detach() if torch.is_autocast_enabled('cpu') else own"),
+        "test_gradients_under_autocast_are_nearly_the_same",
+        "log-probs carry no gradient (decided with_entropy=True, under bfloat16 autocast)",
+    ),
+    "opposite-under-autocast": (
+        logprobs("2 * own.detach() - own if torch.is_autocast_enabled('cpu') else own"),
+        "test_gradients_under_autocast_are_nearly_the_same",
+        "under bfloat16 autocast the gradient is off by",
     ),
     "averaged-gradient": (
         logprobs("own / len(batch.sequences) + (own - own / len(batch.sequences)).detach()"),
@@ -197,6 +243,16 @@ WEIGHTS = {
         ),
         "test_the_export_holds_every_tensor",
         "the exported folder has no tensor model.norm.weight",
+    ),
+    "export-untrained": (
+        family(
+            """
+            def export(self, module, directory):
+                super().export(self.build(seed=0, dtype=torch.float32, device=torch.device("cpu")), directory)
+            """
+        ),
+        "test_the_export_holds_every_tensor",
+        "is not that of the module that export() was given",
     ),
     "export-pickles": (
         family(
@@ -255,6 +311,16 @@ BUILDING = {
         facts("num_parameters=facts.num_parameters + 1"),
         "test_facts_agree_with_the_module",
         "(tied parameters counted once)",
+    ),
+    "small-tokenizer": (
+        facts("tokenizer_size=20"),
+        "test_every_token_id_has_a_row_in_the_embedding",
+        "and facts().tokenizer_size is 20; give the largest id of the tokenizer plus one",
+    ),
+    "large-vocabulary": (
+        facts("vocab_size=10**6, tokenizer_size=10**6 - 1"),
+        "test_every_token_id_has_a_row_in_the_embedding",
+        "facts().vocab_size is 1000000, and the embedding has",
     ),
     "foreign-stop": (
         facts("stop_ids=frozenset({9999})"),
@@ -448,6 +514,9 @@ def test_a_good_language_model_passes(outcomes):
 
 def test_a_good_model_without_tokens_passes(outcomes):
     rest = {each.test: each.message for each in outcomes["latent"] if each.result != "passed"}
+    assert rest.pop("test_every_token_id_has_a_row_in_the_embedding").startswith(
+        "not given: none of the kit's payloads"
+    )
     assert rest.keys() == {each.test for each in outcomes["latent"] if each.test.startswith("test_a_demonstration_")}
     assert set(rest.values()) == {"not given: no row of `prompts` has a demonstration"}
 

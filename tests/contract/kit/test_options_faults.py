@@ -51,7 +51,7 @@ PLANTED = {
     "misspelt-hook": (
         reward() + "\n@hookimpl\ndef cosmos_run_start(): ...\n",
         "test_the_plugin_is_found_and_can_be_used",
-        "plugin reward:misspelt-hook implements cosmos_run_start, which is no hook; did you mean cosmos_run_started?",
+        "implements cosmos_run_start, which is no hook; did you mean cosmos_run_started?",
     ),
     "singleton": (
         reward(create="lambda options, context, made=Reward(None, None): made"),

@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 
@@ -27,6 +28,25 @@ class Options:
 @hookimpl
 def cosmos_reward():
     return Provider(create=dict, options=Options, capabilities=RewardCapabilities())
+"""
+
+COUNTED = """
+import email, json, sys, time
+
+parse, parsed = email.message_from_string, []
+
+def counted(text, *arguments, **named):
+    message = parse(text, *arguments, **named)
+    parsed.append(message["Name"])
+    return message
+
+email.message_from_string = counted
+began = time.perf_counter()
+from cosmos_core.cli.plugins import app
+app(["list", "--json"], standalone_mode=False)
+seconds = time.perf_counter() - began
+heavy = [name for name in sys.modules if name.startswith("acme") or name in ("torch", "transformers", "rich", "zmq")]
+print(json.dumps({"parsed": parsed, "heavy": heavy, "seconds": seconds}), file=sys.stderr)
 """
 
 
@@ -74,6 +94,30 @@ def test_a_misspelt_group_is_listed_with_the_right_one(run, make_distribution):
     listed = run("list")
     assert ["reward", "short", "acme-a", "1.0", "invalid"] in [line.split() for line in listed.splitlines()]
     assert "reward short: its entry-point group 'cosmos_core.reward' is unknown to the core" in listed
+
+
+def test_a_list_of_thirty_reads_their_metadata_once_and_imports_none(make_distribution):
+    folders = []
+    for index in range(30):
+        module = f"acme_{index}"
+        modules = {f"{module}.py": "raise RuntimeError('imported')"}
+        folders.append(make_distribution(f"acme-{index}", entries={f"reward/r{index}": module}, modules=modules))
+        folders.append(make_distribution(f"other-{index}", entries={}, modules={f"other_{index}.py": ""}))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    command = [sys.executable, "-c", COUNTED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    listed = {each["distribution"] for each in json.loads(done.stdout)}
+    told = json.loads(done.stderr)
+    assert {f"acme-{index}" for index in range(30)} <= listed
+    assert sorted(told["parsed"]) == sorted(listed)
+    assert told["heavy"] == []
+    assert told["seconds"] < 10, "benchmarks/cli.py measures: it should be some 0.3"
+
+
+def test_metadata_that_cannot_be_decoded_does_not_break_the_list(run, short, make_distribution):
+    folder = make_distribution("acme-b", entries={})
+    (folder / "acme_b-1.0.dist-info" / "METADATA").write_bytes(b"Name: acme-b\nVersion: 1.0\nAuthor: Ren\xe9\n")
+    assert "reward     short" in run("list")
 
 
 def test_a_wrong_kind_is_refused():
@@ -128,3 +172,10 @@ def test_importing_the_commands_imports_nothing_heavy():
         "print([name for name in heavy if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_the_list_says_that_plugins_are_hidden(short, monkeypatch):
+    monkeypatch.setenv("COSMOS_DISABLE_PLUGIN_AUTOLOAD", "1")
+    result = CliRunner().invoke(app, ["list"])
+    assert "only cosmos-core's own plugins are seen" in result.stderr
+    assert "short" not in result.stdout

@@ -1,5 +1,6 @@
 import importlib.util
 import json
+import os
 import zipfile
 
 import pytest
@@ -7,6 +8,7 @@ from typer.testing import CliRunner
 
 from cosmos_core.cli.plugins import app
 from cosmos_core.errors import ConfigError, PluginNotFoundError
+from cosmos_core.plugin.discovery import DISABLE_VARIABLE
 from cosmos_core.testing.check import examination
 from cosmos_core.testing.check.kit import Given
 from cosmos_core.testing.check.verdict import Check, Finding, Verdict, this_environment
@@ -50,7 +52,7 @@ def short(make_distribution):
 @pytest.fixture
 def project(tmp_path, short):
     folder = tmp_path / "project"
-    (folder / "tests").mkdir(parents=True)
+    folder.mkdir()
     text = PROJECT.format(name="acme-a", entries='short = "acme_a"\nbrief = "acme_a"')
     (folder / "pyproject.toml").write_text(text)
     return folder
@@ -64,10 +66,10 @@ def names(subject):
 def test_a_name_means_one_installed_plugin(asked, short, name):
     assert run(name).endswith("\nPASSED\n")
     ((subject, given),) = asked
-    assert (subject.name, names(subject), subject.tests, given) == ("acme-a", ["short"], None, Given())
+    assert (subject.name, names(subject), subject.project, given) == ("acme-a", ["short"], None, Given())
 
 
-def test_a_folder_means_every_plugin_of_its_distribution_and_its_tests(asked, project, monkeypatch):
+def test_a_folder_means_every_plugin_of_its_distribution(asked, project, monkeypatch):
     monkeypatch.chdir(project.parent)
     for target in (str(project), "./project", "project"):
         run(target)
@@ -75,8 +77,16 @@ def test_a_folder_means_every_plugin_of_its_distribution_and_its_tests(asked, pr
     run()
     run(".", "--kind", "reward")
     assert {tuple(names(subject)) for subject, _ in asked} == {("brief", "short")}
-    assert {subject.tests for subject, _ in asked} == {project / "tests"}
+    assert {subject.project for subject, _ in asked} == {project}
     assert {subject.stale for subject, _ in asked} == {""}
+
+
+def test_it_sees_plugins_that_are_disabled_elsewhere(asked, project, monkeypatch):
+    for target in ("short", str(project)):
+        monkeypatch.setenv(DISABLE_VARIABLE, "1")
+        run(target)
+    assert len(asked) == 2
+    assert DISABLE_VARIABLE not in os.environ
 
 
 def test_the_name_of_a_plugin_comes_before_that_of_a_folder(asked, project, monkeypatch):
@@ -100,6 +110,13 @@ def test_a_project_of_which_another_copy_is_installed(asked, project, short):
     assert f"what is installed comes from {project.parent / 'other'}; install it again" in asked[0][0].stale
 
 
+def test_an_install_line_can_be_pasted(asked, project):
+    spaced = project.rename(project.parent / "my project")
+    (spaced / "pyproject.toml").write_text((spaced / "pyproject.toml").read_text().replace('"1.0"', '"1.1"'))
+    run(str(spaced))
+    assert asked[0][0].stale.endswith(f"pip install -e '{spaced}'")
+
+
 def test_a_wheel_is_found_without_being_installed(asked, tmp_path):
     wheel = tmp_path / "acme_w-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -109,7 +126,7 @@ def test_a_wheel_is_found_without_being_installed(asked, tmp_path):
     assert run(str(wheel)).startswith("acme-w: wheeled\n")
     ((subject, _),) = asked
     assert [record.status for record in subject.records] == ["ok"]
-    assert not subject.path.exists()
+    assert not subject.wheel.folder.exists()
 
 
 def test_what_is_given_with_set_reaches_the_kit(asked, short):
@@ -134,9 +151,13 @@ def test_a_fault_is_exit_code_1_and_json_has_it(asked, short):
         (["gone.whl"], ConfigError, "gone.whl does not exist; build it with: python -m build"),
         (["bad.whl"], ConfigError, "bad.whl cannot be read as a wheel"),
         (["empty.whl"], ConfigError, "empty.whl is no wheel: it has no .dist-info/METADATA"),
-        (["./away"], ConfigError, r"acme-away is not installed here; install it first: pip install -e \.?/?away"),
+        (["./a way"], ConfigError, r"acme-away is not installed here; install it first: pip install -e 'a way'"),
         (["./toml"], ConfigError, r"pyproject\.toml cannot be read"),
         (["./nameless"], ConfigError, r"has no \[project\] name"),
+        (["./table"], ConfigError, r"table/pyproject\.toml: Expected `object`, got `int` - at `project`"),
+        (["./name"], ConfigError, r"name/pyproject\.toml: Expected `str`, got `int` - at `project\.name`"),
+        (["./groups"], ConfigError, r"Expected `object`, got `str` - at `project\.entry-points\[\.\.\.\]`"),
+        (["./members"], ConfigError, r"Expected `str`, got `int` - at `project\.entry-points"),
         ([], ConfigError, r"is no plugin's project; go to one, or say what to check: a plugin \(.*short"),
         (["short", "--kind", "model"], PluginNotFoundError, "a reward plugin has that name"),
         (["short", "--set", "optoins.x=1"], ConfigError, r"--set\.optoins: unknown option; did you mean options\?"),
@@ -156,9 +177,13 @@ def folders(tmp_path, monkeypatch):
     (tmp_path / "bad.whl").write_text("no zip")
     zipfile.ZipFile(tmp_path / "empty.whl", "w").close()
     for folder, text in {
-        "away": PROJECT.format(name="acme-away", entries=""),
+        "a way": PROJECT.format(name="acme-away", entries=""),
         "toml": "[project\n",
         "nameless": "[project]\n",
+        "table": "project = 1\n",
+        "name": "[project]\nname = 1\n",
+        "groups": '[project.entry-points]\n"cosmos_core.rewards" = "short"\n',
+        "members": '[project.entry-points."cosmos_core.rewards"]\nshort = 1\n',
     }.items():
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "pyproject.toml").write_text(text)

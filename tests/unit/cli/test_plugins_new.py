@@ -59,6 +59,11 @@ def test_bad_input_is_refused_without_a_traceback(tmp_path, monkeypatch, capsys,
     assert [path.name for path in tmp_path.iterdir()] == ["cosmos-reward-kept"]
 
 
+def test_a_name_in_a_misspelt_group_of_others_can_be_taken(tmp_path, make_distribution):
+    make_distribution("acme-a", entries="[cosmos_core.reward]\nbrief = acme_a\n", modules={"acme_a.py": ""})
+    assert "cosmos-reward-brief" in new("reward", "brief", "--into", tmp_path)
+
+
 def test_it_imports_no_torch(tmp_path):
     code = (
         "import sys; from cosmos_core.cli.plugins import app; "

@@ -40,7 +40,7 @@ def test_a_full_recipe_survives_its_dump():
             **BASE,
             "model": {"config": {"layers": [1, {"x": 1.5}]}, "tokenizer": {"vocab_size": 300}},
             "reward": [{"plugin": "a", "options": {"deep": {"er": [1]}}}, {"plugin": "b"}],
-            "warmup": {"steps": 2, "optimizer": {"lr": 5e-3}},
+            "warmup": {"plugin": "sft", "steps": 2, "optimizer": {"lr": 5e-3}},
             "tracking": {"hooks": ["mlflow"], "options": {"mlflow": {"uri": "x"}}},
         }
     )

@@ -165,7 +165,7 @@ def test_a_recipe_survives_the_way_to_plain_data_and_back():
             "algorithm": {"plugin": "grpo", "options": {"x": [1, 2.5, "s"]}},
             "dataset": {"plugin": "arithmetic"},
             "reward": [{"plugin": "math", "weight": 2}],
-            "warmup": {"steps": 2},
+            "warmup": {"plugin": "sft", "steps": 2},
         },
         Recipe,
     )

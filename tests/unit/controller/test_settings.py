@@ -34,7 +34,7 @@ def job() -> Job:
         algorithm=AlgorithmConfig(plugin="grpo"),
         dataset=DatasetConfig(plugin="arithmetic"),
         reward=(RewardConfig(plugin="math"), RewardConfig(plugin="short")),
-        warmup=WarmupConfig(steps=3, prompts_per_step=5),
+        warmup=WarmupConfig(plugin="sft", steps=3, prompts_per_step=5),
         rollout=RolloutConfig(group_size=8, max_in_flight=20),
     )
     return Job(

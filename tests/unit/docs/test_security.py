@@ -16,8 +16,7 @@ RUNS = ("eval", "exec", "compile", "__import__")
 
 # Each with the reason for it.
 ALLOWED = {
-    ("cosmos_core/policy/reading.py", "import pickle"),  # reads the description of a checkpoint with a list of classes
-    ("cosmos_core/policy/restoring.py", "import pickle"),  # names its error
+    ("cosmos_core/policy/reading.py", "import pickle"),  # reads the description of a checkpoint with stand-ins only
 }
 
 
@@ -31,13 +30,17 @@ def name_of(node):
 
 
 def sins(tree):
-    """What in a module could make code of data."""
+    """What in a module could make code of data, or of the files in the current folder."""
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
                 yield from (f"import {each.name}" for each in names if each.name.partition(".")[0] in UNPICKLES)
             case ast.ImportFrom(module=str(module)) if module.partition(".")[0] in UNPICKLES:
                 yield f"import {module}"
+            case ast.List(elts=[program, ast.Constant(value=first), *_]) if (
+                name_of(program) == "sys.executable" and first != "-P"
+            ):
+                yield "a process that imports from the current folder"
             case ast.Call(func=ast.Name(id=name)) if name in RUNS:
                 yield f"{name}(…)"
             case ast.Call(func=function, keywords=keywords):
@@ -68,6 +71,7 @@ def test_data_never_becomes_code():
         ("torch.load(file, weights_only=False)", "torch.load without weights_only"),
         ("subprocess.run(line, shell=True)", "a shell"),
         ("os.system(line)", "a shell"),
+        ('[sys.executable, "-m", "name"]', "a process that imports from the current folder"),
         ("AutoModel.from_pretrained(path, trust_remote_code=True)", "trust in what is loaded"),
     ],
 )
@@ -75,6 +79,8 @@ def test_each_way_is_noticed(code, sin):
     assert list(sins(ast.parse(code))) == [sin]
 
 
-@pytest.mark.parametrize("code", ["module.eval()", "torch.load(file, weights_only=True)", "re.compile(text)"])
+@pytest.mark.parametrize(
+    "code", ["module.eval()", "torch.load(file, weights_only=True)", "re.compile(text)", '[sys.executable, "-P"]']
+)
 def test_what_only_looks_like_it_is_let_be(code):
     assert list(sins(ast.parse(code))) == []

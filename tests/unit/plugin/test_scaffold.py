@@ -176,20 +176,52 @@ def test_two_lines_are_refused(tmp_path, option):
         new_package("reward", "sample", into=tmp_path, **{option: "a\nb"})
 
 
+def test_a_description_that_pypi_refuses_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="--description has 513 characters, and PyPI takes at most 512; shorten it"):
+        new_package("reward", "sample", into=tmp_path, description="x" * 513)
+    folder = new_package("reward", "sample", into=tmp_path, description="x" * 512)
+    assert metadata(folder)["project"]["description"] == "x" * 512
+
+
 def test_the_licence_is_the_projects_own(made):
     assert (made["reward"] / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
+def workflow(folder, name):
+    return yaml.safe_load((folder / ".github/workflows" / name).read_text())
+
+
 def test_publishing_needs_no_token(made):
-    workflow = yaml.safe_load((made["reward"] / ".github/workflows/publish.yml").read_text())
-    publish = workflow["jobs"]["publish"]
+    publishing = workflow(made["reward"], "publish.yml")
+    publish = publishing["jobs"]["publish"]
     assert publish["permissions"] == {"id-token": "write"}
     assert publish["environment"] == {"name": "pypi", "url": "https://pypi.org/p/cosmos-reward-sample"}
-    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
-    assert "twine check --strict dist/*" in [step.get("run") for step in steps]
-    assert steps[-1]["uses"].startswith("pypa/gh-action-pypi-publish@")
-    assert "secrets." not in json.dumps(workflow)
-    assert all("@" in step["uses"] for step in steps if "uses" in step)
+    assert publish["steps"][-1]["uses"].startswith("pypa/gh-action-pypi-publish@")
+    assert publishing["permissions"] == {"contents": "read"}
+    assert "secrets." not in json.dumps(publishing)
+
+
+def test_only_what_passes_the_tests_is_published(made):
+    testing, publishing = (workflow(made["reward"], name) for name in ("test.yml", "publish.yml"))
+    jobs = publishing["jobs"]
+    assert jobs["test"] == {"uses": "./.github/workflows/test.yml"}
+    assert jobs["publish"]["needs"] == ["test", "build"]
+    # YAML 1.1 reads `on` as a boolean.
+    assert "workflow_call" in testing[True]
+    tested = [step.get("run") for step in testing["jobs"]["test"]["steps"]]
+    build = tested.index("python -m build")
+    assert tested[build + 1 :] == ["twine check --strict dist/*", "cosmos plugins check dist/*.whl"]
+    assert "twine check --strict dist/*" in [step.get("run") for step in jobs["build"]["steps"]]
+
+
+@pytest.mark.parametrize("name", ["test.yml", "publish.yml"])
+def test_actions_are_pinned_and_keep_no_credentials(made, name):
+    steps = [step for job in workflow(made["reward"], name)["jobs"].values() for step in job.get("steps", ())]
+    used = [step for step in steps if "uses" in step]
+    assert all("@" in step["uses"] for step in used)
+    checkouts = [step for step in used if step["uses"].startswith("actions/checkout@")]
+    assert checkouts
+    assert all(step["with"] == {"persist-credentials": False} for step in checkouts)
 
 
 @pytest.mark.parametrize("kind", KINDS)

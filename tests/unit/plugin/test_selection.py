@@ -300,3 +300,62 @@ def test_an_attached_hook_is_called_and_a_misspelt_one_is_refused(make_distribut
     other = PluginSet.load([("hook", "note")])
     with pytest.raises(PluginBrokenError, match="did you mean cosmos_run_started"):
         other.attach("note", Misspelt())
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "message"),
+    [
+        ('RewardCapabilities(payload_kinds="tokens")', r"RewardCapabilities\.payload_kinds: expected an array"),
+        ("RewardCapabilities(deterministic=1)", r"RewardCapabilities\.deterministic"),
+    ],
+)
+def test_capabilities_of_another_type_are_refused(make_distribution, capabilities, message):
+    source = REWARD.replace("capabilities=RewardCapabilities()", f"capabilities={capabilities}")
+    make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": source})
+    with pytest.raises(PluginBrokenError, match=message):
+        PluginSet.load([("reward", "short")])
+
+
+def test_a_plugin_that_ends_the_process_at_import_is_named(make_distribution):
+    make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": "import sys\nsys.exit(3)\n"})
+    with pytest.raises(PluginBrokenError, match=r"'short' .*acme-a.* could not be imported: SystemExit: 3"):
+        PluginSet.load([("reward", "short")])
+
+
+JUDGED = """
+from cosmos_core.protocols import Provider, hookimpl
+
+class Hook:
+    def __init__(self, options, context):
+        raise RuntimeError("not made by planning")
+
+    @hookimpl
+    def {method}: ...
+
+@hookimpl
+def cosmos_hook():
+    return Provider(create=Hook)
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (
+            "cosmos_run_start(self, run)",
+            "'tell' .*acme-a.* implements cosmos_run_start, which is no hook; did you mean",
+        ),
+        ("cosmos_run_started(self, where)", r"'tell' .*acme-a.* implements a hook wrongly: .*where"),
+    ],
+)
+def test_a_hook_is_judged_by_its_class_before_it_is_made(make_distribution, method, message):
+    make_distribution("acme-a", entries={"hook/tell": "acme_a"}, modules={"acme_a.py": JUDGED.format(method=method)})
+    plugins = PluginSet.load([("hook", "tell")])
+    with pytest.raises(PluginBrokenError, match=message):
+        plugins.check_hook("tell")
+
+
+def test_a_good_hook_passes_by_its_class(make_distribution):
+    source = JUDGED.format(method="cosmos_run_started(self, run)")
+    make_distribution("acme-a", entries={"hook/tell": "acme_a"}, modules={"acme_a.py": source})
+    PluginSet.load([("hook", "tell")]).check_hook("tell")

@@ -233,6 +233,12 @@ def test_several_rewards_each_with_its_options(scorer):
     assert [[outcome.value for outcome in row] for row in found] == [[3.0, -6.0], [4.0, -8.0]]
 
 
+def test_workers_import_nothing_from_the_current_folder(scorer, tmp_path, monkeypatch):
+    (tmp_path / "obedient_plugin.py").write_text("raise SystemExit('imported from the current folder')\n")
+    monkeypatch.chdir(tmp_path)
+    assert scorer().value("number 3") == 3.0
+
+
 def test_a_worker_killed_from_outside_is_replaced_and_nobody_blamed(shared):
     for _ in range(2):
         killed = int(shared.value("pid"))

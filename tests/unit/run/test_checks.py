@@ -19,7 +19,7 @@ RECIPE = {
     "algorithm": {"plugin": "grpo"},
     "dataset": {"plugin": "numbers"},
     "reward": [{"plugin": "right"}],
-    "warmup": {"steps": 3},
+    "warmup": {"plugin": "sft", "steps": 3},
     "rollout": {"sampling": {"max_units": 100}},
 }
 FACTS = ModelFacts(

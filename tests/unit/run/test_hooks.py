@@ -4,9 +4,11 @@ import time
 import pluggy
 import pytest
 
+from cosmos_core.errors import ConfigError, PluginBrokenError
 from cosmos_core.protocols import PROJECT, hookimpl
 from cosmos_core.protocols import hooks as hookspecs
 from cosmos_core.run.hooks import HookRunner
+from cosmos_core.run.hookset import make_in_time
 
 
 class Recorder:
@@ -77,6 +79,20 @@ def test_a_hook_that_raises_is_switched_off_and_reported_once_and_others_go_on(m
     assert len(recorder.seen) == 5
 
 
+def test_a_hook_that_wants_to_end_the_process_is_switched_off_and_reported(manager):
+    class Ender:
+        @hookimpl
+        def cosmos_step_finished(self, step):
+            raise SystemExit(step)
+
+    reports = []
+    manager.register(Ender(), "hook:ender")
+    runner = HookRunner(manager, ["hook:ender"], reports.append)
+    notify_steps(runner, 3)
+    runner.close(5)
+    assert reports == ["hook 'ender' raised SystemExit in cosmos_step_finished: 0; it is switched off, the run goes on"]
+
+
 def test_a_hook_that_hangs_blocks_nothing_and_is_abandoned(manager):
     reports = []
     hanger, recorder = Hanger(), Recorder()
@@ -102,3 +118,34 @@ def test_a_full_queue_abandons_the_hook_without_waiting(manager):
     assert "fell behind by 2 calls" in reports[0]
     runner.close(5)
     hanger.release.set()
+
+
+def test_a_hook_is_made():
+    assert make_in_time("best", lambda: "made", 5) == "made"
+
+
+def test_a_hook_that_blocks_when_it_is_made_is_refused_in_time():
+    release = threading.Event()
+    began = time.monotonic()
+    with pytest.raises(PluginBrokenError, match=r"hook 'slow' was not made within 0.1 s; do slow work in cosmos_run_"):
+        make_in_time("slow", lambda: release.wait(30), 0.1)
+    assert time.monotonic() - began < 2
+    release.set()
+
+
+@pytest.mark.parametrize("error", [ConfigError("tracking.options.best: no"), TimeoutError("too slow")])
+def test_what_making_a_hook_raises_is_raised(error):
+    def make():
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        make_in_time("best", make, 5)
+    assert raised.value is error
+
+
+def test_a_hook_that_wants_to_end_the_process_when_it_is_made_is_refused():
+    def make():
+        raise SystemExit(3)
+
+    with pytest.raises(PluginBrokenError, match="hook 'best' could not be made: SystemExit: 3"):
+        make_in_time("best", make, 5)

@@ -1,4 +1,6 @@
 import importlib.metadata
+import json
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +74,12 @@ def test_the_core_must_be_required_and_fit(make_subject, requires, message):
     assert message in text
 
 
+def test_an_upper_bound_that_admits_the_next_release_is_a_warning(make_subject):
+    ((level, text),) = found(check_compatibility(make_subject(requires=("cosmos-core>=0.1,<1",))))
+    assert level == "warning"
+    assert "which admits 0.2, a release that it cannot have been tried with" in text
+
+
 def test_an_entry_point_that_leads_nowhere(make_subject):
     ((level, text),) = found(check_entry_points(make_subject(entry="acme_gone")))
     assert (level, text) == ("fault", "reward a: its module acme_gone does not exist")
@@ -87,11 +95,14 @@ def test_a_name_that_another_distribution_has_is_a_warning(make_subject, make_di
 @pytest.mark.parametrize(
     ("modules", "message"),
     [
-        ({"acme_a.py": ""}, "acme_a/py.typed is missing"),
-        ({"acme_a/__init__.py": ""}, "acme_a/py.typed is missing"),
+        (
+            {"acme_a.py": ""},
+            "acme_a.py is a single module, for which type checkers ignore its annotations; make it a p",
+        ),
+        ({"acme_a/__init__.py": ""}, "acme_a/py.typed is missing, so type checkers"),
         (
             {"acme_a/__init__.py": "", "acme_a/py.typed": "", "acme_b/more.py": ""},
-            "acme_b/more.py lies in acme_b, which is a package of acme-b",
+            "acme_b/more.py lies in acme_b, which belongs to acme-b",
         ),
         (
             {"acme_a/__init__.py": "", "acme_a/py.typed": "", "conftest.py": ""},
@@ -99,8 +110,57 @@ def test_a_name_that_another_distribution_has_is_a_warning(make_subject, make_di
         ),
     ],
 )
-def test_files_stay_in_packages_of_their_own(make_subject, make_distribution, modules, message):
+def test_files_stay_in_typed_packages_of_their_own(make_subject, make_distribution, modules, message):
     make_distribution("acme-b", entries={}, modules={"acme_b/__init__.py": ""})
     ((level, text),) = found(check_files(make_subject(modules=modules)))
     assert level == "fault"
     assert message in text
+
+
+@pytest.mark.parametrize(
+    ("entry", "modules", "message"),
+    [
+        ("acme_n.a", {"acme_n/a/__init__.py": "", "acme_n/a/py.typed": ""}, ""),
+        ("acme_n.a.reward", {"acme_n/a/__init__.py": "", "acme_n/a/py.typed": "", "acme_n/a/reward.py": ""}, ""),
+        ("acme_n.a", {"acme_n/a/__init__.py": "", "acme_n/py.typed": ""}, "acme_n/a/py.typed is missing"),
+        (
+            "acme_n.a",
+            {"acme_n/a.py": ""},
+            "acme_n/a.py is a single module, for which type checkers ignore its annotations",
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_editable", [False, True])
+def test_py_typed_is_looked_for_where_type_checkers_do(make_subject, entry, modules, message, is_editable):
+    subject = make_subject(entry=entry, modules=modules)
+    if is_editable:
+        origin = {"url": Path.cwd().as_uri(), "dir_info": {"editable": True}}
+        subject.distribution.locate_file("cosmos_reward_a-1.0.dist-info/direct_url.json").write_text(json.dumps(origin))
+    faults = [text for level, text in found(check_files(subject)) if level == "fault"]
+    assert len(faults) == bool(message)
+    assert message in "".join(faults)
+
+
+def test_a_record_that_cannot_be_read_is_a_fault(make_subject):
+    subject = make_subject()
+    subject.distribution.locate_file("cosmos_reward_a-1.0.dist-info/RECORD").write_text(",,\n")
+    ((level, text),) = found(check_files(subject))
+    assert (level, text) == ("fault", "cosmos-reward-a: its RECORD names a file ''; reinstall it")
+
+
+def test_what_is_not_installed_is_nobodys_fault(make_subject):
+    requires = ("cosmos-core>=0.1,<0.2", "notthere[fast]>=1; python_version > '3'", "attrs<1", "gone; extra == 'more'")
+    subject = make_subject(requires=requires, entry="acme_a [more]")
+    assert found(check_compatibility(subject)) == [
+        ("not run", "notthere is not installed; pip install 'notthere[fast]>=1'"),
+        ("not run", f"attrs<1 is required, {importlib.metadata.version('attrs')} is installed; pip install 'attrs<1'"),
+        ("not run", "gone is not installed; pip install gone"),
+    ]
+    assert not found(check_entry_points(subject))
+
+
+def test_a_requirement_that_cannot_be_read_is_a_fault(make_subject):
+    subject = make_subject(requires=("cosmos-core>=0.1,<0.2", "notthere", "no name!"))
+    assert not found(check_compatibility(subject))
+    ((level, text),) = found(check_entry_points(subject))
+    assert (level, text) == ("fault", "reward a: its metadata has a malformed requirement, 'no name!'")

@@ -5,10 +5,10 @@ import pytest
 
 from cosmos_core.plugin import compatibility
 from cosmos_core.plugin.discovery import discover
-from cosmos_core.testing.check import examination, probe
+from cosmos_core.testing.check import examination, importing, probe
 from cosmos_core.testing.check.kit import Given
 from cosmos_core.testing.check.probe import Import, Loaded
-from cosmos_core.testing.check.session import Outcome
+from cosmos_core.testing.check.recorder import Outcome
 from cosmos_core.testing.check.subject import Subject
 
 REWARD = """
@@ -105,3 +105,48 @@ def test_an_import_that_costs_or_fails(judge, done, message):
     status, (text,) = judge(outcomes=[outcome("test_a")], done=done)["reward a, import"]
     assert status == "FAULT"
     assert message in text
+
+
+@pytest.mark.parametrize(
+    ("answers", "status", "summary"),
+    [
+        ([0.4], "ok", "0.40 s"),
+        ([2.0, 0.5], "ok", "0.50 s"),
+        ([2.0, 1.5, 0.9], "ok", "0.90 s"),
+        ([2.0, 1.5, 1.2], "FAULT", "1.20 s"),
+        ([1.2, 1.5, 2.0], "FAULT", "1.20 s"),
+    ],
+)
+def test_the_fastest_of_three_imports_counts_and_one_within_the_bound_will_do(
+    subject, monkeypatch, answers, status, summary
+):
+    left = [Import(seconds=each) for each in answers]
+    monkeypatch.setattr(importing, "ask_import", lambda *_: left.pop(0))
+    check = importing.check_import(subject.records[0], {})
+    assert (check.status, check.summary, left) == (status, summary, [])
+
+
+def test_an_import_that_fails_is_not_tried_again(subject, monkeypatch):
+    left = [Import(error="ImportError: no"), Import()]
+    monkeypatch.setattr(importing, "ask_import", lambda *_: left.pop(0))
+    assert importing.check_import(subject.records[0], {}).status == "FAULT"
+    assert len(left) == 1
+
+
+def left_out(test, message="left out"):
+    return Outcome(node=test, kind="reward", plugin="a", test=test, result="not run", message=message)
+
+
+def test_what_is_left_of_the_kit_makes_the_check_incomplete(judge):
+    outcomes = [outcome("test_a"), left_out("test_b"), left_out("test_c"), left_out("test_d", "skipped")]
+    assert judge(outcomes=outcomes)["reward a, kit"] == (
+        "not run",
+        ["test_b and 1 more: left out", "test_d: skipped"],
+    )
+
+
+def test_a_module_that_fails_beside_a_complete_kit_is_a_warning(judge):
+    broken = outcome("test_module", "SyntaxError", plugin="")
+    assert judge(outcomes=[outcome("test_a"), broken])["reward a, kit"] == ("warning", ["test_module: SyntaxError"])
+    checks = judge(outcomes=[outcome("test_a"), left_out("test_b"), broken])
+    assert checks["reward a, kit"] == ("FAULT", ["test_module: SyntaxError", "test_b: left out"])

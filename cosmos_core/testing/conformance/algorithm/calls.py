@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import math
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -88,6 +89,17 @@ def advantages_of(algorithm: Algorithm, groups: Sequence[Group]) -> list[list[fl
     return found
 
 
+def expect_advantages(algorithm: Algorithm, groups: Sequence[Group]) -> None:
+    """Fault an advantage that is there for an unscored sample, or not a finite number for a scored one."""
+    for group, values in zip(groups, advantages_of(algorithm, groups), strict=True):
+        where = f"in a group with {rewards_text([group])}"
+        for sample, value in zip(group.samples, values, strict=True):
+            if not sample.is_scored and value is not None:
+                fault(f"advantages gave {value!r} to an unscored sample {where}; give None")
+            if sample.is_scored and not _is_finite(value):
+                fault(f"advantages gave {value!r} to a scored sample {where}; give a finite float")
+
+
 def admitted(algorithm: Algorithm, group: Group) -> str | None:
     """What `admit` says of a group."""
     with calling(f"admit, on a group with {rewards_text([group])},"):
@@ -108,6 +120,10 @@ def described(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)}"
     return f"a {type(value).__name__}"
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _choice(value: object) -> str:

@@ -43,14 +43,8 @@ class AlgorithmGradients(AlgorithmSubject):
                     f"on-policy, a decision with advantage {advantage:g} has a policy gradient of {gradient:g}, where "
                     f"{-advantage:g} is expected; {_direction(gradient)}"
                 )
-        scale = self.on_policy_scale
-        if scale is not None and not torch.allclose(gradient_N, -scale * advantages_N, rtol=1e-4, atol=1e-6):
-            seen = (-gradient_N / advantages_N).median().item()
-            fault(
-                f"on-policy, the policy gradient of a decision is {seen:g} times minus its advantage, expected "
-                f"{scale:g} times; find the factor, or set on_policy_scale = {seen:.4g} in the test class if it is "
-                "meant (None if it is no constant)"
-            )
+        if self.on_policy_scale is not None:
+            _expect_scale(-gradient_N / advantages_N, self.on_policy_scale)
 
     def test_zero_advantage_gives_zero_policy_gradient(
         self, trainable: Algorithm, capabilities: AlgorithmCapabilities
@@ -61,9 +55,12 @@ class AlgorithmGradients(AlgorithmSubject):
         if trainable.skips_zero_advantage:
             _expect_exactly_no_gradient(trainable, extreme(capabilities, advantages=(0.0,)))
             return
-        if self.on_policy_scale is None:
-            pytest.skip("neither skips_zero_advantage nor on_policy_scale is declared")
         batch = draw(capabilities, drift=0.0)
+        if not self.has_other_terms:
+            _expect_no_gradient_on_policy(trainable, _with_advantages(batch, 0.0))
+            return
+        if self.on_policy_scale is None:
+            pytest.skip("has_other_terms is declared, and no on_policy_scale")
         none_N, plus_N, minus_N = (
             gradient_of(price_all(trainable, _with_advantages(batch, sign))) for sign in (0.0, 1.0, -1.0)
         )
@@ -131,6 +128,36 @@ class AlgorithmGradients(AlgorithmSubject):
                     f"the {name} of a decision is {seen_N[place].item():.6g} and its reference "
                     f"{right_N[place].item():.6g} at {part.situation(place)}"
                 )
+
+
+def _expect_scale(factors_N: torch.Tensor, scale: float) -> None:
+    """Fault factors between minus the advantage and the policy gradient that are not all `scale`."""
+    low, high, middle = factors_N.min().item(), factors_N.max().item(), factors_N.median().item()
+    if torch.allclose(factors_N, torch.full_like(factors_N, scale), rtol=1e-4, atol=1e-5):
+        return
+    if high - low > 1e-3 * abs(high):
+        fault(
+            f"on-policy, the policy gradient is {low:g} times minus the advantage for one decision and {high:g} times "
+            f"for another, expected {scale:g} times for each; divide by no length and by no count (`aggregation` "
+            "weighs decisions), or set on_policy_scale = None in the test class if decisions are meant to weigh "
+            "differently"
+        )
+    fault(
+        f"on-policy, the policy gradient of a decision is {middle:g} times minus its advantage, expected {scale:g} "
+        f"times; find the factor, or set on_policy_scale = {middle:.4g} in the test class if it is meant"
+    )
+
+
+def _expect_no_gradient_on_policy(algorithm: Algorithm, batch: Batch) -> None:
+    part = price_all(algorithm, batch)
+    gradient_N = gradient_of(part)
+    place = int(gradient_N.abs().argmax())
+    if not abs(gradient_N[place].item()) <= 1e-6:
+        fault(
+            f"on-policy, a decision with advantage 0 has a gradient of {gradient_N[place].item():g} at "
+            f"{part.situation(place)}; multiply the policy term by the advantage alone, or, if the loss has a term "
+            "that does not depend on advantages, set has_other_terms = True in the test class"
+        )
 
 
 def _expect_exactly_no_gradient(algorithm: Algorithm, batch: Batch) -> None:

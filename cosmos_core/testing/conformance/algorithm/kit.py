@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cosmos_core.testing.conformance.algorithm.admission import AlgorithmAdmission
 from cosmos_core.testing.conformance.algorithm.advantages import AlgorithmAdvantages
 from cosmos_core.testing.conformance.algorithm.declarations import AlgorithmDeclarations
 from cosmos_core.testing.conformance.algorithm.gradients import AlgorithmGradients
@@ -10,7 +11,12 @@ from cosmos_core.testing.conformance.algorithm.splits import AlgorithmSplits
 
 
 class AlgorithmConformance(
-    AlgorithmDeclarations, AlgorithmAdvantages, AlgorithmPricing, AlgorithmGradients, AlgorithmSplits
+    AlgorithmDeclarations,
+    AlgorithmAdmission,
+    AlgorithmAdvantages,
+    AlgorithmPricing,
+    AlgorithmGradients,
+    AlgorithmSplits,
 ):
     """What every algorithm must satisfy; no model and no engine is needed.
 
@@ -22,11 +28,15 @@ class AlgorithmConformance(
         couples_decisions: Whether the price of a decision depends on the log-probs of its whole sequence, as with
             ratios of sequences; False unless set. Sequences never depend on one another.
         ignores: What is asked for without changing the loss: `"old_logprobs"` or `"entropy"`, only to be reported.
+        rewards_order_advantages: Whether a sample's advantage rises with its own reward, all else the same, in one
+            group at least, and falls in none; True unless set.
+        has_other_terms: Whether the loss has a term that moves the policy on-policy whatever the advantage, such as a
+            bonus; False unless set.
         context: Fixture: the `AlgorithmContext`; by default groups of 4, completions of 16, staleness 2, and groups
             of one without staleness for demonstrations.
         batch: Fixture: the `Batch` that is priced, as `cosmos_core.testing.conformance.algorithm.batch.draw` makes it;
             by default six random sequences, slightly off-policy.
-        groups: Fixture: the groups that advantages are computed of; by default ordinary, equal, extreme and
+        groups: Fixture: the groups that `admit` is asked about, and advantages are computed of if it admits them; by default ordinary, equal, extreme and
             unscored rewards.
         reference: Method `reference(decisions) -> tensor`: the price of each decision by the formula of the paper, in
             float64, with a gradient; by default None, and nothing is compared.

@@ -47,7 +47,8 @@ def read_elsewhere(plugin: str, options: Mapping[str, JSON], context: DatasetCon
         # Files, not streams: a plugin may print.
         question, answer = Path(folder) / "request.json", Path(folder) / "rows.json"
         question.write_bytes(msgspec.json.encode(request))
-        command = [sys.executable, "-m", "cosmos_core.testing.conformance.dataset.process", str(question), str(answer)]
+        module = "cosmos_core.testing.conformance.dataset.process"
+        command = [sys.executable, "-P", "-m", module, str(question), str(answer)]
         variables = {**os.environ, "PYTHONHASHSEED": _another_hash_seed()}
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
         if done.returncode != 0 or not answer.exists():

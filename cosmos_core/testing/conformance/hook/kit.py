@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import os
 import signal
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeAlias
@@ -20,10 +21,13 @@ import msgspec
 import pytest
 
 from cosmos_core.errors import PluginBrokenError
-from cosmos_core.protocols import KINDS, Kind, RunInfo
+from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.protocols import KINDS, Kind, Provider, RunInfo
+from cosmos_core.run.hookset import make_in_time
 from cosmos_core.testing.conformance.hook import process as hook_process
 from cosmos_core.testing.conformance.hook import story
 from cosmos_core.testing.conformance.hook.session import HookSession
+from cosmos_core.testing.conformance.hook.surroundings import Surroundings
 from cosmos_core.testing.conformance.plugin import PluginConformance, fault
 from cosmos_core.types import JSON
 
@@ -39,18 +43,43 @@ class HookConformance(PluginConformance):
     things happen. Override what does not fit:
 
     Attributes:
-        timeout_s: Longest time that one call may take, and that a process may take to end once its run is over.
+        timeout_s: Longest time that making the hook or one call may take, and that a process may take to end once
+            its run is over.
+        own_variables: Prefixes of environment variables that a library of the hook keeps for itself (`("WANDB_",)`).
 
     Fixtures to override: `options`; `context`, the `RunInfo` of the run that is followed (its folder is empty).
     """
 
     kind: ClassVar[Kind] = "hook"
     timeout_s: ClassVar[float] = 10.0
+    own_variables: ClassVar[Sequence[str]] = ()
 
     @pytest.fixture
     def context(self, tmp_path: Path) -> RunInfo:
         """A run with a complete recipe, in a folder of its own."""
         return story.run_info(_folder(tmp_path, "a run"), "a-run")
+
+    @pytest.fixture(autouse=True)
+    def restored(self) -> Iterator[None]:
+        """Nothing that a hook changes in the process reaches another test."""
+        before = Surroundings.look()
+        yield
+        before.restore()
+
+    @pytest.fixture
+    def provider(self, plugins: PluginSet) -> Provider[Any]:
+        """What the plugin's provider hook returned, which must make the hook in time."""
+        provider = plugins.provider(self.kind, self.plugin)
+        return attrs.evolve(provider, create=self._in_time(provider.create))
+
+    @pytest.fixture
+    def make(self, plugins: PluginSet, options: Mapping[str, JSON], context: RunInfo) -> Callable[..., Any]:
+        """Make a hook in time."""
+
+        def create(**changes: JSON) -> Any:
+            return plugins.create(self.kind, self.plugin, {**options, **changes}, context)
+
+        return self._in_time(create)
 
     @pytest.fixture
     def open_run(self, options: Mapping[str, JSON]) -> Open:
@@ -122,6 +151,14 @@ class HookConformance(PluginConformance):
             if changed:
                 fault(f"{call.hook} changed its argument {', '.join(changed)}; work on a copy")
 
+    def test_the_process_stays_as_it_is(self, open_run: Open, context: RunInfo) -> None:
+        """Its directory, environment and logging belong to the run and to every other plugin."""
+        before = Surroundings.look()
+        calls = chain(story.beginning(), story.steps(1, 3), story.ending("finished"))
+        _follow(open_run(context), calls, "an ordinary run")
+        for problem in before.problems(Surroundings.look(), self.own_variables):
+            fault(f"the hook {problem}")
+
     def test_two_runs_in_one_process_do_not_mix(self, open_run: Open, tmp_path: Path) -> None:
         """What it remembers belongs to the object of one run, never to the module."""
         marks = {"first-4711": 0.8123456789, "second-0815": 0.9876543219}
@@ -167,6 +204,15 @@ class HookConformance(PluginConformance):
                 f"for: {names}); make threads daemons, or end them in cosmos_run_ended"
             )
 
+    def _in_time(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return make_in_time(self.plugin, functools.partial(make, *args, **kwargs), self.timeout_s)
+            except PluginBrokenError as error:
+                return fault(str(error))
+
+        return call
+
 
 def _folder(parent: Path, name: str) -> Path:
     (parent / name).mkdir()
@@ -204,7 +250,7 @@ def _check_free_of(folder: Path, other: str, accuracy: float) -> None:
 
 def _run_apart(order: hook_process.Order, output: Path, timeout_s: float) -> tuple[hook_process.Left, float]:
     """Run in a process of its own: what was left when the run was over, and the seconds from there to its end."""
-    command = [sys.executable, "-m", hook_process.__name__, msgspec.json.encode(order).decode()]
+    command = [sys.executable, "-P", "-m", hook_process.__name__, msgspec.json.encode(order).decode()]
     with output.open("w+b") as file:
         # Into a file: a process that is left behind would hold a pipe open.
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from cosmos_core.policy.modeling.tokens import KIND, values
 from cosmos_core.protocols import Model, ModelContext, ModelFacts
 from cosmos_core.testing.conformance.model.evaluation import copied, first_difference
 from cosmos_core.testing.conformance.model.setting import CPU, SEED, ModelSetting
 from cosmos_core.testing.conformance.plugin import fault
+from cosmos_core.types import Payload
 from cosmos_core.weights.shards import canonical_tensors
 
 
@@ -90,6 +92,32 @@ class ModelBuilding(ModelSetting):
                 f"facts().num_parameters is {stated:,}, the module has {counted:,} (tied parameters counted once); "
                 "count what build() makes"
             )
+
+    def test_every_token_id_has_a_row_in_the_embedding(
+        self, model: Model, module: torch.nn.Module, payloads: Sequence[Payload]
+    ) -> None:
+        """Engines and planning take the sizes from the facts; an id beyond them reads past the end of a table."""
+        tokens = [payload for payload in payloads if payload.kind == KIND]
+        if not tokens:
+            pytest.skip(f"not given: none of the kit's payloads is of kind {KIND!r}")
+        facts = model.facts()
+        largest = max(
+            int(max(values(payload, name)))
+            for payload in tokens
+            for name in payload.arrays
+            if values(payload, name).size
+        )
+        if largest >= facts.tokenizer_size:
+            fault(
+                f"a demonstration is encoded to token id {largest}, and facts().tokenizer_size is "
+                f"{facts.tokenizer_size}; give the largest id of the tokenizer plus one"
+            )
+        find = getattr(module, "get_input_embeddings", None)
+        if find is None:
+            pytest.skip("unknown: the module has no get_input_embeddings(), so the kit cannot count the rows")
+        rows = find().weight.shape[0]
+        if facts.vocab_size != rows:
+            fault(f"facts().vocab_size is {facts.vocab_size}, and the embedding has {rows} rows; give those of build()")
 
     def test_facts_hold_together(self, model: Model, make: Callable[..., Any]) -> None:
         """Planning refuses recipes by them, in a process of its own."""

@@ -67,16 +67,27 @@ def pack_alone(model: Model, payload: Payload) -> MicroBatch:
     return batches[0]
 
 
-def total_logprob(model: Model, module: torch.nn.Module, batches: Sequence[MicroBatch]) -> float:
+def total_logprob(
+    model: Model, module: torch.nn.Module, batches: Sequence[MicroBatch], *, temperature: float = 1.0
+) -> float:
     """The log-probability of everything that was decided, summed in float64."""
     with torch.no_grad():
-        parts = [model.decide(module, batch, temperature=1.0).logprobs_N.double().sum() for batch in batches]
+        parts = [model.decide(module, batch, temperature=temperature).logprobs_N.double().sum() for batch in batches]
     return float(sum(parts))
 
 
 def copied(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """A copy of the tensors that travel."""
     return {name: tensor.clone() for name, tensor in canonical_tensors(module).items()}
+
+
+def disturb(module: torch.nn.Module) -> None:
+    """Change every element that travels a little, as training would: a zero too, and no sign."""
+    generator = torch.Generator().manual_seed(0)
+    for tensor in canonical_tensors(module).values():
+        if tensor.is_floating_point():
+            drawn = 0.1 * torch.randn(tensor.shape, generator=generator)
+            tensor.copy_(torch.where(tensor == 0, drawn.abs(), tensor * (1 + drawn)))
 
 
 def first_difference(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> str | None:

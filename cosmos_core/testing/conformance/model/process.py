@@ -72,7 +72,8 @@ def ask(question: Question) -> Description:
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder) / "question.json", Path(folder) / "answer.json"
         asked.write_bytes(msgspec.json.encode(question))
-        command = [sys.executable, "-m", "cosmos_core.testing.conformance.model.process", str(asked), str(answered)]
+        module = "cosmos_core.testing.conformance.model.process"
+        command = [sys.executable, "-P", "-m", module, str(asked), str(answered)]
         try:
             done = subprocess.run(
                 command, env=variables, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False

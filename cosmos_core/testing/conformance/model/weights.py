@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cosmos_core.protocols import Model
-from cosmos_core.testing.conformance.model.evaluation import copied, decide_each, first_difference
+from cosmos_core.testing.conformance.model.evaluation import copied, decide_each, disturb, first_difference
 from cosmos_core.testing.conformance.model.setting import CPU, SEED, ModelSetting, Reload
 from cosmos_core.testing.conformance.model.training import imitate
 from cosmos_core.testing.conformance.plugin import fault
@@ -28,7 +28,8 @@ class ModelWeights(ModelSetting):
 
     @pytest.fixture
     def exported(self, model: Model, module: torch.nn.Module, tmp_path: Path) -> Path:
-        """A folder with the exported module."""
+        """A folder with the exported module, whose weights are no longer those that `build` makes."""
+        disturb(module)
         folder = tmp_path / "exported"
         model.export(module, folder)
         return folder
@@ -57,6 +58,7 @@ class ModelWeights(ModelSetting):
         self, model: Model, module: torch.nn.Module, payloads: Sequence[Payload]
     ) -> None:
         """A rollout replica that loads them must say what the trainer says."""
+        disturb(module)
         replica = model.build(seed=SEED + 1, dtype=torch.float32, device=CPU)
         places, sent = canonical_tensors(replica), canonical_tensors(module)
         if places.keys() != sent.keys():
@@ -93,7 +95,10 @@ class ModelWeights(ModelSetting):
                     "are those of the public format"
                 )
             if not torch.equal(found[name], tensor):
-                fault(f"the exported {name} is not the module's; write each tensor as it is")
+                fault(
+                    f"the exported {name} is not that of the module that export() was given, which was changed since "
+                    "build() as training does; write each tensor of that module as it is"
+                )
 
     def test_the_export_holds_no_pickle(self, exported: Path) -> None:
         """Reading weights must never run code."""

@@ -9,7 +9,7 @@ import pytest
 from cosmos_core.protocols import Completion, Reward
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.testing.conformance.reward.completions import shown
-from cosmos_core.testing.conformance.reward.scoring import Judged, cancel, raised
+from cosmos_core.testing.conformance.reward.scoring import Judged, attempt, cancel, number
 from cosmos_core.testing.conformance.reward.subject import RewardSubject, ScoreInWorker
 from cosmos_core.testing.conformance.reward.workers import WorkerRun
 from cosmos_core.types import SampleStatus
@@ -58,12 +58,19 @@ class RewardFailures(RewardSubject):
         """A made-up number would train the model on the mistake."""
         self._needs_unscorable()
         for completion in self.unscorable:
-            error = raised(reward, completion)
-            if error is None:
+            error = attempt(reward, completion)
+            if not isinstance(error, Exception):
                 fault(f"{shown(completion)} cannot be scored, but `score` returned; raise an error that says why")
             if not str(error).strip():
                 fault(f"{shown(completion)} raised {error!r} without a message; say why it cannot be scored")
 
+    def test_no_score_is_made_up_without_a_reference(
+        self, capabilities: RewardCapabilities, reward: Reward, judged: list[Judged]
+    ) -> None:
+        """A dataset whose rows lack the reference would train the model on one and the same number."""
+        if self.reference_is_optional or not capabilities.deterministic:
+            pytest.skip("not declared: deterministic, with scores that need the reference")
+        PLACE
     def test_a_failure_costs_its_own_sample_alone(
         self, in_worker: ScoreInWorker, sound_run: WorkerRun, completions: Sequence[Completion]
     ) -> None:

@@ -41,7 +41,12 @@ class Judged:
     @property
     def value(self) -> Any:
         """The number, or what was returned instead."""
-        return self.outcome.value if isinstance(self.outcome, Score) else self.outcome
+        return number(self.outcome)
+
+
+def number(outcome: Any) -> Any:
+    """The number of what `score` returned, or what was returned instead."""
+    return outcome.value if isinstance(outcome, Score) else outcome
 
 
 def judge(reward: Reward, completions: Sequence[Completion]) -> list[Judged]:
@@ -53,17 +58,15 @@ def judge(reward: Reward, completions: Sequence[Completion]) -> list[Judged]:
     return asyncio.run(judge_all())
 
 
-def raised(reward: Reward, completion: Completion) -> Exception | None:
-    """What scoring the completion raises."""
+def attempt(reward: Reward, completion: Completion) -> Any:
+    """What scoring the completion returns, or the exception that it raises."""
 
-    async def score() -> Exception | None:
+    async def score() -> Any:
         try:
-            outcome = reward.score(completion)
-            if inspect.isawaitable(outcome):
-                await outcome
+            outcome: Any = reward.score(completion)
+            return await outcome if inspect.isawaitable(outcome) else outcome
         except Exception as error:  # noqa: BLE001 - any exception says that there is no score
             return error
-        return None
 
     return asyncio.run(score())
 

@@ -25,6 +25,7 @@ def launcher(tmp_path, monkeypatch):
     (tmp_path / "printer.py").write_text(
         "import os\nprint(os.environ['OMP_NUM_THREADS'], os.getsid(0) == os.getpid())\n"
     )
+    (tmp_path / "importer.py").write_text("import queue, cosmos_algorithm_grpo\nprint('unharmed')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     launcher = LocalLauncher(tmp_path / "logs")
     yield launcher
@@ -71,6 +72,16 @@ def test_processes_lead_a_session_with_bounded_threads(launcher, tmp_path):
     start(launcher, "printer", **thread_environment(3))
     assert wait_for(launcher.exits)[0].code == 0
     assert (tmp_path / "logs" / "printer.log").read_text() == "3 True\n"
+
+
+@pytest.mark.parametrize("name", ["queue.py", "cosmos_algorithm_grpo.py"])
+def test_nothing_is_imported_from_the_folder_where_a_run_is_started(launcher, tmp_path, monkeypatch, name):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / name).write_text("raise SystemExit('imported from the current folder')\n")
+    monkeypatch.chdir(tmp_path / "here")
+    start(launcher, "importer")
+    assert [(end.code, end.error) for end in wait_for(launcher.exits)] == [(0, "")]
+    assert (tmp_path / "logs" / "importer.log").read_text() == "unharmed\n"
 
 
 @pytest.mark.parametrize("killed", [False, True])

@@ -1,0 +1,182 @@
+"""A wheel that is not installed: laid out in a folder as installers do it, and why they would refuse it."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import lzma
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from email import message_from_bytes
+from importlib.metadata import Distribution
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+import attrs
+from packaging.tags import sys_tags
+from packaging.utils import InvalidWheelFilename, canonicalize_name, canonicalize_version, parse_wheel_filename
+
+from cosmos_core.errors import ConfigError
+from cosmos_core.plugin.installed import distributions
+from cosmos_core.plugin.source import identity
+from cosmos_core.testing.check.ownership import astray
+
+_UNREADABLE: Final = (
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,  # encrypted; NotImplementedError, a compression that Python does not have, is one
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)
+_HASHES: Final = frozenset({"sha256", "sha384", "sha512"})
+_SIGNATURES: Final = (".jws", ".p7s")
+_AGAIN: Final = "build it again: python -m build"
+
+
+@attrs.frozen(kw_only=True)
+class Wheel:
+    """A wheel, unpacked.
+
+    Attributes:
+        folder: Where it lies: its metadata, and what is in packages of its own.
+        distribution: Its metadata.
+        files: All that it installs among the packages of others.
+        faults: Why installers, or those who have other packages installed, would refuse it.
+    """
+
+    folder: Path
+    distribution: Distribution
+    files: tuple[PurePosixPath, ...]
+    faults: tuple[str, ...]
+
+
+def unpack(file: Path, folder: Path) -> Wheel:
+    """Lay a wheel out.
+
+    No file of it can take the place of a module that is not its own, so a process may have the folder on its path.
+
+    Raises:
+        ConfigError: It cannot be read, or is no wheel.
+    """
+    members = _read(file)
+    info = _info(file, members)
+    _write(folder, {PurePosixPath(name): data for name, data in members.items() if name.startswith(f"{info}/")})
+    dist = next(distributions([str(folder)]), None)
+    if dist is None or not identity(dist).name:
+        raise ConfigError(f"{file} is no wheel: its METADATA has no name; {_AGAIN}")
+    placed = {place: data for name, data in members.items() for place in _places(name, info)}
+    foreign = astray(dist, placed)
+    _write(folder, {place: data for place, data in placed.items() if place.parts[0] not in foreign})
+    faults = [*_name_faults(file, dist), *_format_faults(members, info), *_record_faults(members, info)]
+    return Wheel(folder=folder, distribution=dist, files=tuple(placed), faults=(*faults, *foreign.values()))
+
+
+def _read(file: Path) -> dict[str, bytes]:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = [each for each in archive.infolist() if not each.is_dir()]
+            return {each.filename: archive.read(each) for each in members}
+    except FileNotFoundError:
+        raise ConfigError(f"{file} does not exist; build it with: python -m build") from None
+    except _UNREADABLE as error:
+        raise ConfigError(f"{file} cannot be read as a wheel: {error}; {_AGAIN}") from error
+
+
+def _info(file: Path, members: Iterable[str]) -> str:
+    """Name of the folder of its metadata."""
+    found = {name.partition("/")[0] for name in members if name.partition("/")[0].endswith(".dist-info")}
+    if len(found) > 1:
+        raise ConfigError(f"{file} is no wheel: it has several .dist-info folders ({', '.join(sorted(found))})")
+    if not any(f"{each}/METADATA" in members for each in found) or not _is_inside(PurePosixPath(*found)):
+        raise ConfigError(f"{file} is no wheel: it has no .dist-info/METADATA; build it with: python -m build")
+    return found.pop()
+
+
+def _places(name: str, info: str) -> Iterator[PurePosixPath]:
+    """Where a member comes to lie among the packages: nowhere, if it is metadata, a script, or leads out of them."""
+    file = PurePosixPath(name)
+    if not _is_inside(file) or file.parts[0] == info:
+        return
+    if file.parts[0] != f"{info.removesuffix('.dist-info')}.data":
+        yield file
+    elif file.parts[1] in ("purelib", "platlib") and file.parts[2:]:
+        yield PurePosixPath(*file.parts[2:])
+
+
+def _is_inside(file: PurePosixPath) -> bool:
+    return bool(file.parts) and not file.is_absolute() and ".." not in file.parts and "\\" not in str(file)
+
+
+def _write(folder: Path, files: Mapping[PurePosixPath, bytes]) -> None:
+    for file, data in files.items():
+        if _is_inside(file):
+            path = folder / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+
+def _name_faults(file: Path, dist: Distribution) -> Iterator[str]:
+    try:
+        name, version, _, tags = parse_wheel_filename(file.name)
+    except InvalidWheelFilename as error:
+        yield f"installers cannot read its file name: {error}; {_AGAIN}"
+        return
+    known = identity(dist)
+    said = (canonicalize_name(known.name), canonicalize_version(known.version))
+    if said != (name, canonicalize_version(version)):
+        yield f"its file name is that of {name} {version}, its metadata that of {known.name} {known.version}; {_AGAIN}"
+    if not tags.intersection(sys_tags()):
+        yield f"it is for {', '.join(sorted(map(str, tags)))}, so pip refuses it for this Python on this machine"
+
+
+def _format_faults(members: Mapping[str, bytes], info: str) -> Iterator[str]:
+    version = message_from_bytes(members.get(f"{info}/WHEEL", b""))["Wheel-Version"] or ""
+    if version.partition(".")[0] != "1":
+        yield f"{info}/WHEEL has Wheel-Version {version!r}, installers ask for 1.0; {_AGAIN}"
+    outside = [name for name in members if not _is_inside(PurePosixPath(name))]
+    if outside:
+        yield f"{_some(outside)} would lie outside of the installation; {_AGAIN}"
+
+
+def _record_faults(members: Mapping[str, bytes], info: str) -> Iterator[str]:
+    """How the record differs from what is there."""
+    record = f"{info}/RECORD"
+    text = members.get(record, b"").decode(errors="replace")
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
+    except csv.Error as error:
+        yield f"{record} cannot be read: {error}; {_AGAIN}"
+        return
+    hashes = {row[0]: row[1] if len(row) > 1 else "" for row in rows}
+    signed = {name: data for name, data in members.items() if name != record and not _is_signature(name, record)}
+    compared = (
+        ("does not list", [name for name in signed if name not in hashes]),
+        ("lists what is not there:", [name for name in hashes if name not in members]),
+        ("has another hash than", [name for name, data in signed.items() if not _is_hash(hashes.get(name), data)]),
+    )
+    for problem, names in compared:
+        if names:
+            yield f"{record} {problem} {_some(names)}; {_AGAIN}"
+
+
+def _is_signature(name: str, record: str) -> bool:
+    return name in [f"{record}{suffix}" for suffix in _SIGNATURES]
+
+
+def _is_hash(recorded: str | None, data: bytes) -> bool:
+    """Whether a hash is that of a file; what is not recorded at all is told otherwise."""
+    if recorded is None:
+        return True
+    algorithm, _, digest = recorded.partition("=")
+    if algorithm not in _HASHES:
+        return False
+    return base64.urlsafe_b64encode(hashlib.new(algorithm, data).digest()).decode().rstrip("=") == digest
+
+
+def _some(names: list[str]) -> str:
+    return f"{names[0]!r}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"

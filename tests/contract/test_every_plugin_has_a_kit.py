@@ -1,0 +1,43 @@
+"""Every plugin of this repository inherits the whole kit of its kind in a test module of its own."""
+
+import importlib.metadata
+import importlib.util
+import inspect
+from pathlib import Path
+
+import pytest
+
+from cosmos_core import testing
+from cosmos_core.plugin.entries import entries
+from cosmos_core.plugin.known import KNOWN
+from cosmos_core.protocols import KINDS
+from cosmos_core.testing.conformance.plugin import PluginConformance
+
+ROOT = Path(__file__).parents[2]
+MODULES = [*ROOT.glob("plugins/*/*/tests/test_conformance.py"), *ROOT.glob("tests/contract/test_*_conformance.py")]
+KITS = {kind: getattr(testing, f"{kind.capitalize()}Conformance") for kind in KINDS}
+
+
+def classes(file):
+    """The test classes of a module that inherit a whole kit."""
+    spec = importlib.util.spec_from_file_location(f"conformance_{abs(hash(file))}", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = [cls for name, cls in inspect.getmembers(module, inspect.isclass) if name.startswith("Test")]
+    return [cls for cls in found if issubclass(cls, PluginConformance) and issubclass(cls, KITS[cls.kind])]
+
+
+@pytest.fixture(scope="module")
+def proven():
+    return {(cls.kind, cls.plugin) for file in MODULES for cls in classes(file)}
+
+
+def own():
+    """The core's own plugins."""
+    text = importlib.metadata.distribution("cosmos-core").read_text("entry_points.txt")
+    return [(entry.kind, entry.name) for entry in entries(text)]
+
+
+@pytest.mark.parametrize("plugin", [*KNOWN, *own()], ids=":".join)
+def test_a_plugin_has_a_kit(proven, plugin):
+    assert plugin in proven

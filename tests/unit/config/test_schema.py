@@ -1,0 +1,23 @@
+"""The recipe's own classes."""
+
+from importlib.metadata import distribution
+
+import attrs
+import pytest
+
+from cosmos_core.config import schema
+from cosmos_core.config.reference import keys
+from cosmos_core.plugin.known import KNOWN
+
+TABLES = [each for each in vars(schema).values() if isinstance(each, type) and attrs.has(each)]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_no_default_names_a_plugin_of_another_distribution(table):
+    own = {point.name for point in distribution("cosmos-core").entry_points}
+    defaults = {key.default.strip('"') for key in keys(table)}
+    assert defaults & {name for _, name in KNOWN} <= own
+
+
+def test_a_warm_up_must_name_its_plugin():
+    assert [key.name for key in keys(schema.WarmupConfig) if key.is_required] == ["plugin", "steps"]

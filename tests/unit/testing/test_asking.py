@@ -1,0 +1,72 @@
+"""What importing a plugin does, asked in a process of its own."""
+
+import time
+
+import psutil
+import pytest
+
+from cosmos_core.errors import PluginError
+from cosmos_core.plugin.discovery import PluginRecord
+from cosmos_core.testing.check import asking
+from cosmos_core.testing.check.asking import ask_import, python_path
+from cosmos_core.testing.check.session import run_pytest
+
+LASTING = "import subprocess, sys\nprocess = subprocess.Popen(['sleep', '1234'])\nprint('started', process.pid)\n"
+
+
+@pytest.fixture
+def ask(tmp_path):
+    """Import a module of this source."""
+
+    def answer(source):
+        (tmp_path / "acme_import.py").write_text(source)
+        record = PluginRecord(kind="reward", name="a", distribution="acme", version="1.0", module="acme_import")
+        return ask_import(record, python_path(tmp_path))
+
+    return answer
+
+
+def has_ended(pid):
+    """Whether a process ends; one that its new parent does not wait for remains as a zombie."""
+    for _ in range(100):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_lasting_process_is_told_and_ended(ask):
+    done = ask(LASTING)
+    assert done.processes == ("sleep",)
+    assert has_ended(int(done.printed.split()[-1]))
+
+
+def test_a_thread_does_not_hold_up_the_answer(ask):
+    done = ask("import threading, time\nthreading.Thread(target=time.sleep, args=(99,), name='lasting').start()\n")
+    assert done.threads == ("lasting",)
+
+
+def test_what_is_printed_need_not_be_text(ask):
+    assert ask("import sys\nsys.stdout.buffer.write(b'caf\\xe9')\n").printed == "caf\ufffd"
+
+
+def test_an_import_that_does_not_end_is_told_and_ended(ask, monkeypatch, tmp_path):
+    monkeypatch.setattr(asking, "_LONGEST_S", 4.0)
+    file = tmp_path / "pid"
+    source = f"import os, pathlib, time\npathlib.Path({str(file)!r}).write_text(str(os.getpid()))\ntime.sleep(99)\n"
+    with pytest.raises(PluginError, match="it did not end in 4 s; import nothing that waits or loops"):
+        ask(source)
+    assert has_ended(int(file.read_text()))
+
+
+def test_an_import_that_ends_the_process_is_told(ask):
+    with pytest.raises(PluginError, match="the process ended with exit code 3: bye"):
+        ask("import os\nprint('bye', flush=True)\nos._exit(3)\n")
+
+
+def test_tests_that_do_not_end_are_told_and_ended(tmp_path):
+    (tmp_path / "test_a.py").write_text(f"def test_a():\n    import time\n    time.sleep(99)\n{LASTING}")
+    with pytest.raises(PluginError, match=r"the kit did not end in 4 s; its last lines:") as error:
+        run_pytest(["-s"], folder=tmp_path, timeout_s=4.0)
+    (line,) = [line for line in str(error.value).splitlines() if line.startswith("started")]
+    assert has_ended(int(line.split()[-1]))
