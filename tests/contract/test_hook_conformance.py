@@ -10,6 +10,7 @@ from cosmos_core.testing import HookConformance
 class TestMlflow(HookConformance):
     plugin = "mlflow"
     timeout_s = 60.0  # the first call imports mlflow and makes a database
+    own_variables = ("MLFLOW_",)
 
     @pytest.fixture(autouse=True)
     def _needs_mlflow(self):

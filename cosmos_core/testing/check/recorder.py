@@ -32,7 +32,7 @@ class Order:
     Attributes:
         answer: File for the outcomes.
         arguments: Paths and options for pytest.
-        modules: Modules to import before pytest puts anything on the path.
+        modules: Modules to import from the path as it is before pytest.
         plugins: Kind and name of the plugins whose conformance classes are run; None for every test.
     """
 
@@ -101,6 +101,7 @@ class _Recorder:
 
     def __init__(self, order: Order) -> None:
         self._order = order
+        self._path = [*sys.path]
         self._outcomes: dict[str, Outcome] = {}
         self._remaining = _Remaining()
 
@@ -110,7 +111,14 @@ class _Recorder:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_load_initial_conftests(self, early_config: pytest.Config, args: list[str]) -> None:
-        """Drop `addopts`, which may leave tests out or run them elsewhere; how modules are imported stays as it is."""
+        """Import what is tested, and drop `addopts`, which may leave tests out or run them elsewhere.
+
+        How the project's own modules are imported stays as it is; what they put on the path takes no plugin's place.
+        """
+        later, sys.path[:] = [*sys.path], self._path
+        for module in self._order.modules:
+            importlib.import_module(module)
+        sys.path[:] = later
         args[:] = [*self._order.arguments, f"--import-mode={early_config.known_args_namespace.importmode}"]
 
     @pytest.hookimpl(tryfirst=True)
@@ -192,9 +200,6 @@ def _message(report: pytest.TestReport) -> str:
 
 def _main() -> int:
     order = msgspec.json.decode(sys.argv[1], type=Order)
-    # Whatever pytest puts first on the path, what is tested is what was found before.
-    for module in order.modules:
-        importlib.import_module(module)
     recorder = _Recorder(order)
     code = pytest.main([*order.arguments], plugins=[recorder])
     Path(order.answer).write_bytes(msgspec.json.encode(recorder.outcomes()))

@@ -34,7 +34,7 @@ def run_pytest(
         folder: Where to run it.
         timeout_s: Longest time that it may take.
         environment: Variables to set beside those of this process.
-        modules: Modules to import before pytest puts anything on the path.
+        modules: Modules to import from the path as it is before pytest.
         plugins: Kind and name of plugins: run the tests of their conformance classes only; there may be none. Runs
             every test if None.
 

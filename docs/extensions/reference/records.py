@@ -39,8 +39,12 @@ def details(thing: Any) -> str:
 def record(cls: type) -> str:
     """The fields of an attrs class."""
     meanings = _meanings(cls)
+    # As written: attrs' own types are resolved once a converter has seen the class.
+    written = {
+        name: hint for base in reversed(cls.__mro__) for name, hint in vars(base).get("__annotations__", {}).items()
+    }
     rows = [
-        (f"`{field.name}`", f"`{field.type}`", _default(field), meanings.get(field.name, ""))
+        (f"`{field.name}`", f"`{written[field.name]}`", _default(field), meanings.get(field.name, ""))
         for field in attrs.fields(cls)
     ]
     return table(("field", "type", "default", "what"), rows)

@@ -90,6 +90,20 @@ SOUND = {
     ),
     "bonus": (
         algorithm(loss=altered("ratio_N,", "ratio_N + 0.01 * ratio_N,"), declared="skips_zero_advantage = False"),
+        "has_other_terms = True",
+    ),
+    "contrast-only": (
+        algorithm(
+            admit="return 'equal' if len({s.reward for s in group.samples if s.is_scored}) == 1 else None",
+            advantages="known = [r for r in rewards if r is not None]; assert min(known) < max(known)",
+        ),
+        "",
+    ),
+    "solvable-only": (
+        algorithm(
+            admit="return None if any(s.reward == 1.0 for s in group.samples if s.is_scored) else 'none right'",
+            advantages="return [None if r is None else r / [r for r in rewards if r].count(1.0) for r in rewards]",
+        ),
         "",
     ),
     "demonstrations": (
@@ -122,6 +136,46 @@ PLANTED = {
         algorithm(loss=altered("-d", "-2 * d")),
         "test_minimising_the_loss_makes_good_decisions_likelier",
         "is 2 times minus its advantage, expected 1 times",
+    ),
+    "wrong-scale-by-length": (
+        algorithm(loss=altered("-d", "-1 / torch.bincount(d.sequence_N)[d.sequence_N] * d")),
+        "test_minimising_the_loss_makes_good_decisions_likelier",
+        "is 0.142857 times minus the advantage for one decision and 1 times for another, expected 1 times for each",
+    ),
+    "biased-advantage": (
+        algorithm(loss=altered("-d.advantages_N", "-(d.advantages_N + 0.1)"), declared="skips_zero_advantage = False"),
+        "test_zero_advantage_gives_zero_policy_gradient",
+        "a decision with advantage 0 has a gradient of -0.1 at advantage 0",
+    ),
+    "advantages-flipped": (
+        algorithm(advantages="return [None if r is None else -r for r in rewards]"),
+        "test_a_higher_reward_never_lowers_the_advantage_of_its_sample",
+        "has an advantage of -0, and of -0.75 once its own reward is 0.75; is the sign wrong?",
+    ),
+    "advantages-constant": (
+        algorithm(advantages="return [None if r is None else 1.0 for r in rewards]"),
+        "test_a_higher_reward_never_lowers_the_advantage_of_its_sample",
+        "no sample's advantage rises with its own reward, in any group",
+    ),
+    "advantages-of-neighbours": (
+        algorithm(advantages="return [None if r is None else rewards[i - 1] or 0.5 for i, r in enumerate(rewards)]"),
+        "test_a_higher_reward_never_lowers_the_advantage_of_its_sample",
+        "no sample's advantage rises with its own reward, in any group",
+    ),
+    "advantages-zero": (
+        algorithm(advantages="return [None if r is None else 0.0 for r in rewards]"),
+        "test_something_is_left_to_train_on",
+        "every advantage is 0, though rewards differ (rewards 0, 0.25, 0.5, 0.75; ",
+    ),
+    "admits-nothing": (
+        algorithm(admit="return 'no'"),
+        "test_something_is_left_to_train_on",
+        "admit refuses every group, for example one with rewards 0, 0.25, 0.5, 0.75: 'no'",
+    ),
+    "admits-by-a-failed-reward": (
+        algorithm(admit="return 'lucky' if any(s.reward == 5.0 for s in group.samples) else None"),
+        "test_a_failed_sample_is_unscored_even_with_a_number",
+        "admit refuses a group for the reward of a sample whose status is reward_failed",
     ),
     "demonstrations-unlikelier": (
         algorithm(
@@ -329,6 +383,7 @@ PLANTED = {
     ),
 }
 BODIES = {name: body for name, (_, body) in SOUND.items()} | {
+    "advantage-against-nothing": "has_other_terms = True",
     "coupled-sequences": "couples_decisions = True",
     "not-the-formula": "def reference(self, d): return -d.advantages_N * (d.logprobs_N - d.old_logprobs_N).exp()",
 }

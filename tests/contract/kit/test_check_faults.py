@@ -80,6 +80,7 @@ PLANTED = {
     "a misspelt group": ("entry points", "group 'cosmos_core.reward' is unknown to the core; write [project.entry-"),
     "a file in another's package": ("files", "cosmos_core/extra.py lies in cosmos_core, which belongs to cosmos-core"),
     "a file beside all packages": ("files", "tests/test_x.py would lie beside the packages of all other projects"),
+    "a file that takes the place of Python's": ("files", "queue.py lies in queue, which belongs to Python"),
     "no py.typed": ("files", "cosmos_reward_faulty/py.typed is missing"),
     "a slow import": ("reward slow, import", "s to import, allowed is 1 s; import what is slow in"),
     "a heavy import": ("reward heavy, import", "cosmos_reward_faulty.heavy imports matplotlib"),
@@ -102,6 +103,7 @@ def faulty(tmp_path_factory):
         **{f"cosmos_reward_faulty/{name.replace('-', '_')}.py": source for name, source in MODULES.items()},
         "cosmos_core/extra.py": "",
         "tests/test_x.py": "",
+        "queue.py": "raise SystemExit",
     }
     metadata = without("License", "Requires-Python").replace(">=0.1,<0.2", ">=0.1")
     return check(build(tmp_path_factory.mktemp("faulty"), "cosmos-reward-faulty", files, ENTRY_POINTS, metadata))
@@ -145,6 +147,15 @@ def test_an_incompatible_requirement_is_named(tmp_path):
     assert verdict.num_faults == 1
 
 
+def test_a_missing_requirement_is_to_be_installed(tmp_path):
+    files = {"cosmos_reward_lone/__init__.py": HEADER + GOOD, "cosmos_reward_lone/py.typed": ""}
+    entry = "[cosmos_core.rewards]\nlone = cosmos_reward_lone\n"
+    metadata = METADATA.replace("\n\n", "\nRequires-Dist: notthere>=1\n\n")
+    verdict = check(build(tmp_path, "cosmos-reward-lone", files, entry, metadata))
+    assert found(verdict)["requirements"] == ["notthere is not installed; pip install 'notthere>=1'"]
+    assert text(verdict).endswith("\nINCOMPLETE: 2 checks not run")
+
+
 def test_a_good_wheel_passes_without_being_installed(tmp_path):
     files = {"cosmos_reward_good/__init__.py": HEADER + GOOD, "cosmos_reward_good/py.typed": ""}
     verdict = check(build(tmp_path, "cosmos-reward-good", files, "[cosmos_core.rewards]\ngood = cosmos_reward_good\n"))
@@ -182,6 +193,17 @@ def test_a_missing_conformance_class_is_named_with_the_lines_to_add(project):
     lines = message.partition("\n")[2]
     (project / "tests" / "test_conformance.py").write_text(lines)
     assert text(check("mine")).endswith("\nPASSED")
+
+
+def test_a_kit_that_was_skipped_has_not_passed(project):
+    (project / "tests" / "test_conformance.py").write_text(
+        "import pytest\nfrom cosmos_core.testing import RewardConformance\n\n\n@pytest.mark.skip(reason='later')\n"
+        "class TestMine(RewardConformance):\n    plugin = 'mine'\n"
+    )
+    verdict = check(project)
+    (message,) = found(verdict)["reward mine, kit"]
+    assert message.endswith("more: skipped by the project's tests: later")
+    assert text(verdict).endswith("\nINCOMPLETE: 1 check not run")
 
 
 def test_a_module_that_cannot_be_collected_is_named(project):

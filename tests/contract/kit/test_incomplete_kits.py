@@ -81,6 +81,7 @@ COMPLETE = {
         "tests/two/test_mine.py": KIT,
     },
     "with another copy of the plugin on the path": {
+        "pytest.ini": "[pytest]\npythonpath = .\nfilterwarnings = error\n",
         "acme_mine.py": "raise SystemExit",
         "tests/__init__.py": "",
         "tests/test_mine.py": KIT,

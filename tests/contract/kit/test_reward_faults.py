@@ -57,6 +57,15 @@ GOOD = {
         exact="\n",
     ),
     "tossed": reward("return random.random()", capabilities="deterministic=False"),
+    "tossed-beside-examples": reward(
+        "return 1.0 - random.random() * (completion.prompt.reference is None)",
+        capabilities="deterministic=False",
+        exact="\n",
+    ),
+    "judges-without-a-reference": reward(
+        "return 0.5 if completion.prompt.reference is None else float(completion.text == '8')", exact="\n"
+    ),
+    "needs-no-reference": reward("return float(completion.text == '8')", exact="\n"),
 }
 PLANTED = {
     "raises": (
@@ -145,6 +154,18 @@ PLANTED = {
         "test_what_cannot_be_scored_raises",
         "the completion '8' (reference None) cannot be scored, but `score` returned",
     ),
+    "swallows-every-error": (
+        reward(
+            "try:",
+            "    return float(int(completion.text) == int(completion.prompt.reference))",
+            "except Exception:",
+            "    return 0.0",
+            exact="\n",
+        ),
+        "test_no_score_is_made_up_without_a_reference",
+        "the completion '8' (reference '8') scores 1.0, and 0.0 when its prompt has no reference: a number that is ",
+        "made up; raise an error that says why and list such a completion in `unscorable`",
+    ),
     "fails-in-silence": (
         reward("if completion.prompt.reference is None:", "    raise ValueError", "return 1.0", exact="\n"),
         "test_what_cannot_be_scored_raises",
@@ -173,9 +194,14 @@ PLANTED = {
         "payload_kinds is frozenset(); declare what it scores, such as frozenset({'tokens'})",
     ),
 }
+EXAMPLES = TABLES.partition("unscorable")[0]
 BODIES = {
     **dict.fromkeys(("random", "remembers", "hash", "tossed"), ""),
     "latents": LATENTS,
+    "tossed-beside-examples": "examples = [(Completion(prompt=EIGHT, text='8'), 1.0)]",
+    "judges-without-a-reference": f"{EXAMPLES}\nreference_is_optional = True\n",
+    "needs-no-reference": EXAMPLES,
+    "swallows-every-error": EXAMPLES,
     "hangs": f"timeout_s = 1.0\n{TABLES}",
 }
 

@@ -53,8 +53,10 @@ def test_every_record_of_a_kind_has_its_fields_with_types_and_meanings(kind):
     own = [cls for cls in vars(module).values() if inspect.isclass(cls) and cls.__module__ == module.__name__]
     for cls in filter(attrs.has, own):
         assert f"### `{cls.__name__}`" in text
-        for field in attrs.fields(cls):
-            assert f"| `{field.name}` | `{field.type}` |".replace(" | None", " \\| None") in text, cls.__name__
+        written = inspect.get_annotations(cls)
+        assert written.keys() == {field.name for field in attrs.fields(cls)}
+        for name, hint in written.items():
+            assert f"| `{name}` | `{hint}` |".replace(" | None", " \\| None") in text, cls.__name__
 
 
 def test_errors_results_and_defaults_are_told():

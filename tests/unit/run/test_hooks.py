@@ -1,14 +1,17 @@
 import threading
 import time
+from types import SimpleNamespace
 
+import attrs
 import pluggy
 import pytest
 
 from cosmos_core.errors import ConfigError, PluginBrokenError
 from cosmos_core.protocols import PROJECT, hookimpl
 from cosmos_core.protocols import hooks as hookspecs
+from cosmos_core.run import hookset
 from cosmos_core.run.hooks import HookRunner
-from cosmos_core.run.hookset import make_in_time
+from cosmos_core.run.hookset import RunHooks, make_in_time
 
 
 class Recorder:
@@ -149,3 +152,18 @@ def test_a_hook_that_wants_to_end_the_process_when_it_is_made_is_refused():
 
     with pytest.raises(PluginBrokenError, match="hook 'best' could not be made: SystemExit: 3"):
         make_in_time("best", make, 5)
+
+
+def test_a_run_does_not_start_with_a_hook_that_blocks_when_it_is_made(job, monkeypatch):
+    release = threading.Event()
+    monkeypatch.setattr(hookset, "_MAKE_S", 0.1)
+    tracking = attrs.evolve(job.recipe.tracking, hooks=("slow",))
+    plugins = SimpleNamespace(create=lambda *_: release.wait(30), attach=pytest.fail)
+    with pytest.raises(PluginBrokenError, match="hook 'slow' was not made within"):
+        RunHooks(
+            attrs.evolve(job, recipe=attrs.evolve(job.recipe, tracking=tracking)),
+            plugins,
+            resumed_from=None,
+            report=pytest.fail,
+        )
+    release.set()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pytest
-
 from cosmos_core.protocols import Algorithm, AlgorithmContext
 from cosmos_core.testing.conformance.algorithm.calls import admitted, advantages_of, rewards_text
 from cosmos_core.testing.conformance.algorithm.groups import sampled_group
@@ -48,15 +46,12 @@ class AlgorithmAdmission(AlgorithmSubject):
 
     def test_something_is_left_to_train_on(self, algorithm: Algorithm, groups: Sequence[Group]) -> None:
         """A run in which every group is refused, or moves nothing, never ends or never learns."""
-        refused = {
-            repr(admitted(algorithm, group)): group for group in groups if admitted(algorithm, group) is not None
-        }
-        kept = [group for group in groups if admitted(algorithm, group) is None]
+        answers = [admitted(algorithm, group) for group in groups]
+        kept = [group for group, answer in zip(groups, answers, strict=True) if answer is None]
         if not kept:
-            reason, group = next(iter(refused.items()))
             fault(
-                f"admit refuses every group, for example one with {rewards_text([group])}: {reason}; return None for "
-                "the groups to train on, or override the fixture `groups` with such as it admits"
+                f"admit refuses every group, for example one with {rewards_text(groups[:1])}: {answers[0]!r}; return "
+                "None for the groups to train on, or override the fixture `groups` with such as it admits"
             )
         if self.rewards_order_advantages and not any(any(values) for values in advantages_of(algorithm, kept)):
             fault(

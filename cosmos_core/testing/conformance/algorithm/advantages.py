@@ -111,8 +111,7 @@ class AlgorithmAdvantages(AlgorithmSubject):
         shows = False
         for group in kept:
             for place, raised in _raised(estimator, group):
-                before, after = (advantages_of(estimator, [each])[0][place] for each in (group, raised))
-                assert before is not None and after is not None, "scored samples have advantages: see `estimator`"
+                before, after = (_advantage(estimator, each, place) for each in (group, raised))
                 difference = (after - before) / max(1.0, abs(before), abs(after))
                 if difference < -_ROUNDING:
                     fault(
@@ -153,11 +152,19 @@ def _raised(algorithm: Algorithm, group: Group) -> Iterator[tuple[int, Group]]:
     rewards = [sample.reward for sample in _scored(group)]
     step = max(rewards) - min(rewards) or 1.0
     for place, sample in enumerate(group.samples):
-        if sample.is_scored:
-            better = attrs.evolve(sample, reward=sample.reward + step)
+        if sample.is_scored and sample.reward is not None:
+            parts = {name: value + step for name, value in sample.rewards.items()}
+            better = attrs.evolve(sample, reward=sample.reward + step, rewards=parts)
             raised = attrs.evolve(group, samples=(*group.samples[:place], better, *group.samples[place + 1 :]))
             if admitted(algorithm, raised) is None:
                 yield place, raised
+
+
+def _advantage(algorithm: Algorithm, group: Group, place: int) -> float:
+    expect_advantages(algorithm, [group])
+    value = advantages_of(algorithm, [group])[0][place]
+    assert value is not None, "the sample is scored"
+    return value
 
 
 def _scored(group: Group) -> list[Any]:

@@ -36,8 +36,8 @@ class AlgorithmConformance(
             of one without staleness for demonstrations.
         batch: Fixture: the `Batch` that is priced, as `cosmos_core.testing.conformance.algorithm.batch.draw` makes it;
             by default six random sequences, slightly off-policy.
-        groups: Fixture: the groups that `admit` is asked about, and advantages are computed of if it admits them; by default ordinary, equal, extreme and
-            unscored rewards.
+        groups: Fixture: the groups that `admit` is asked about, and that advantages are computed of if it admits
+            them; by default ordinary, equal, extreme and unscored rewards.
         reference: Method `reference(decisions) -> tensor`: the price of each decision by the formula of the paper, in
             float64, with a gradient; by default None, and nothing is compared.
     """

@@ -10,7 +10,7 @@ import pytest
 from cosmos_core.errors import TransportError
 from cosmos_core.protocols import Dataset, DatasetCapabilities, Split
 from cosmos_core.rollout.reward_wire import TO_WORKER, Task
-from cosmos_core.testing.conformance.dataset.reading import SPLITS, Place, Rows, read_rows, take_row
+from cosmos_core.testing.conformance.dataset.reading import SPLITS, Place, Rows, content_of, read_rows, take_row
 from cosmos_core.testing.conformance.dataset.subject import DatasetSubject, size_problem
 from cosmos_core.testing.conformance.plain_json import json_problems
 from cosmos_core.testing.conformance.plugin import fault
@@ -76,6 +76,38 @@ class DatasetContents(DatasetSubject):
             indices = [index for where, index in rows if where == split]
             if size > 1 and all(rows[split, index] == rows[split, indices[0]] for index in indices):
                 fault(f"all {len(indices)} rows of {split} that were read are the same; does row() use its index?")
+
+    def test_few_train_rows_come_twice(self, sizes: dict[Split, int], rows: Rows) -> None:
+        """A size that counts rows several times makes an epoch longer than the data."""
+        if self.repeats_rows:
+            pytest.skip("repeats_rows is set")
+        contents = [content_of(row) for (split, _), row in rows.items() if split == "train"]
+        repeated = len(contents) - len(set(contents))
+        if 2 * repeated > len(contents):
+            fault(
+                f"{repeated} of the {len(contents)} train rows that were read repeat an earlier one, and size('train') "
+                f"is {sizes['train']}; give a number to each row once, or set repeats_rows = True in the test class "
+                "if they are meant to come again"
+            )
+
+    def test_held_out_rows_are_no_train_rows(self, dataset: Dataset, sizes: dict[Split, int], rows: Rows) -> None:
+        """A validation on what was trained on measures memory."""
+        if not sizes["heldout"] or self.holds_out_train_rows:
+            pytest.skip("there are no held-out rows" if not sizes["heldout"] else "holds_out_train_rows is set")
+        held_out = [(index, row) for (split, index), row in rows.items() if split == "heldout"]
+        # Where a slice of the train rows would lie: at the same numbers, or as far from the end.
+        shifts = (0, sizes["train"] - sizes["heldout"])
+        near: set[Place] = {("train", index + shift) for index, _ in held_out for shift in shifts}
+        readable = [place for place in near if 0 <= place[1] < sizes["train"]]
+        others = [row for (split, _), row in rows.items() if split == "train"]
+        trained = {content_of(row) for row in (*others, *read_rows(dataset, readable).values())}
+        both = [index for index, row in held_out if content_of(row) in trained]
+        if 2 * len(both) > len(held_out):
+            fault(
+                f"{len(both)} of the {len(held_out)} held-out rows that were read are train rows too, row {both[0]} "
+                "for example; does row() use its split? Keep them apart, or set holds_out_train_rows = True in the "
+                "test class if it is meant"
+            )
 
     def test_a_row_stays_as_it_was_read(self, dataset: Dataset, rows: Rows) -> None:
         """A batch holds many rows at once."""

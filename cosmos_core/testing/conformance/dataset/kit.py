@@ -13,6 +13,8 @@ class DatasetConformance(DatasetContents, DatasetOrder):
 
     Attributes:
         num_rows: How many rows of each split the tests read, from both ends and between.
+        repeats_rows: Whether most train rows may come again under another number, as when a few prompts are drawn from.
+        holds_out_train_rows: Whether held-out rows may be train rows, as when a run shall learn a few rows by heart.
 
     Fixtures to override: `options`, the options to test with; `context`, whose `directory` is where relative paths
     start, the empty `tmp_path` by default. Write files there in `options` if the dataset reads some.

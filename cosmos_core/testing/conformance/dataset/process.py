@@ -50,7 +50,15 @@ def read_elsewhere(plugin: str, options: Mapping[str, JSON], context: DatasetCon
         module = "cosmos_core.testing.conformance.dataset.process"
         command = [sys.executable, "-P", "-m", module, str(question), str(answer)]
         variables = {**os.environ, "PYTHONHASHSEED": _another_hash_seed()}
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        try:
+            done = subprocess.run(
+                command, env=variables, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            fault(
+                f"another process did not read {len(places)} rows in {_TIMEOUT_S:g} s, which this one reads; wait for "
+                "nothing in __init__ and row() that only one process can have (a lock, a port)"
+            )
         if done.returncode != 0 or not answer.exists():
             fault(f"another process could not read the rows that this one reads:\n{done.stderr[-_TAIL:]}")
         rows = msgspec.json.decode(answer.read_bytes(), type=list[Prompt])

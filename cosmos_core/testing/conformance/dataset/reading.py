@@ -58,6 +58,11 @@ def read_rows(dataset: Dataset, places: Iterable[Place]) -> Rows:
     return {place: read_row(dataset, place) for place in places}
 
 
+def content_of(row: Prompt) -> str:
+    """What a model and a reward see of a row: two rows of one content are one row read twice."""
+    return repr((row.text, row.demonstration, row.reference, row.media))
+
+
 def compare(first: Mapping[Place, Prompt], second: Mapping[Place, Prompt], when: str, advice: str = PURE) -> None:
     """Fault the first row that is another one the second time.
 

@@ -18,6 +18,8 @@ class DatasetSubject(PluginConformance):
 
     kind: ClassVar[Kind] = "dataset"
     num_rows: ClassVar[int] = 48
+    repeats_rows: ClassVar[bool] = False
+    holds_out_train_rows: ClassVar[bool] = False
 
     @pytest.fixture
     def context(self, tmp_path: Path) -> DatasetContext:

@@ -15,7 +15,7 @@ from cosmos_core.errors import EngineError
 from cosmos_core.protocols import EngineCapabilities, FinishReason, Generated, Handle, PauseMode, Request
 from cosmos_core.testing.conformance.engine.driver import EngineDriver, refuses
 from cosmos_core.testing.conformance.engine.setting import EngineSetting, Start
-from cosmos_core.testing.conformance.engine.trainer import Trainer
+from cosmos_core.testing.conformance.engine.pricing import Pricer
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload
 
@@ -28,7 +28,7 @@ class FlightTests(EngineSetting):
     # -- pauses -------------------------------------------------------------------------------------------------------
 
     def test_pause_keep_holds_what_is_in_flight(
-        self, start: Start, trainer: Trainer, prompts: list[Payload], capabilities: EngineCapabilities
+        self, start: Start, pricer: Pricer, prompts: list[Payload], capabilities: EngineCapabilities
     ) -> None:
         """New weights come in during such a pause: nothing may be lost, repeated or generated."""
         engine = start()
@@ -39,10 +39,10 @@ class FlightTests(EngineSetting):
         for handle in handles:
             for generated in engine.results(handle):
                 self._check_whole(generated, f"was paused with {held} units generated")
-                self.check_logprobs(trainer, generated, capabilities)
+                self.check_logprobs(pricer, generated, capabilities)
 
     def test_pause_abort_ends_what_is_in_flight_with_partial_results(
-        self, start: Start, trainer: Trainer, prompts: list[Payload], capabilities: EngineCapabilities
+        self, start: Start, pricer: Pricer, prompts: list[Payload], capabilities: EngineCapabilities
     ) -> None:
         """What was generated is still worth its log-probs."""
         engine = start(max_in_flight=2)
@@ -53,7 +53,7 @@ class FlightTests(EngineSetting):
         for generated in ended:
             if generated.reason is not FinishReason.ABORTED:
                 fault(f"after pause('abort'), what was in flight ends with {generated.reason}, not ABORTED")
-            self.check_logprobs(trainer, generated, capabilities)
+            self.check_logprobs(pricer, generated, capabilities)
         made, told = sum(generated.num_units for generated in ended), engine.stats().generated_units
         if made != told:
             fault(f"{told} units were generated before pause('abort'), the partial results hold {made}; keep them all")
@@ -108,7 +108,7 @@ class FlightTests(EngineSetting):
     # -- aborts and the end -------------------------------------------------------------------------------------------
 
     def test_abort_ends_one_request_and_leaves_the_rest(
-        self, start: Start, trainer: Trainer, prompts: list[Payload], capabilities: EngineCapabilities
+        self, start: Start, pricer: Pricer, prompts: list[Payload], capabilities: EngineCapabilities
     ) -> None:
         """A prompt that is no longer wanted must not cost the others anything."""
         engine = start()
@@ -121,11 +121,11 @@ class FlightTests(EngineSetting):
                 f"an aborted request ended with {aborted.reason} and {aborted.num_units} of {self.long_units} units; "
                 "end it at the next unit with FinishReason.ABORTED, what was generated kept"
             )
-        self.check_logprobs(trainer, aborted, capabilities)
+        self.check_logprobs(pricer, aborted, capabilities)
         for index in (0, 2):
             (generated,) = engine.results(handles[index])
             self._check_whole(generated, "was in flight beside an aborted one")
-            self.check_logprobs(trainer, generated, capabilities)
+            self.check_logprobs(pricer, generated, capabilities)
 
     @pytest.mark.parametrize("paused", [False, True], ids=["running", "paused"])
     def test_shutdown_ends_what_is_in_flight_as_aborted(
@@ -162,12 +162,12 @@ class FlightTests(EngineSetting):
             time.sleep(0.01)
 
     def test_weights_that_overflow_are_told_never_sampled(
-        self, start: Start, trainer: Trainer, prompts: list[Payload]
+        self, start: Start, pricer: Pricer, prompts: list[Payload]
     ) -> None:
         """A log-prob that is not finite poisons the training; the replica learns of it from `health`."""
         engine = start()
         engine.health()
-        engine.load(1, {name: torch.full_like(each, torch.nan) for name, each in trainer.tensors(0).items()})
+        engine.load(1, {name: torch.full_like(each, torch.nan) for name, each in pricer.tensors(0).items()})
 
         def generate() -> object:
             return [self.logprobs(each).tolist() for (each,) in engine.generate([self.request("x", prompts[0])])]

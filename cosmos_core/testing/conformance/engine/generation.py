@@ -12,7 +12,7 @@ from cosmos_core.errors import EngineError
 from cosmos_core.protocols import EngineCapabilities, FinishReason, Generated, Model
 from cosmos_core.testing.conformance.engine.driver import refuses
 from cosmos_core.testing.conformance.engine.setting import TEMPERATURE, EngineSetting, Start, needs_tokens
-from cosmos_core.testing.conformance.engine.trainer import Trainer, stopping_at
+from cosmos_core.testing.conformance.engine.pricing import Pricer, stopping_at
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload
 
@@ -28,7 +28,7 @@ class GenerationTests(EngineSetting):
     """What is generated."""
 
     def test_logprobs_are_those_of_the_trainer(
-        self, start: Start, trainer: Trainer, prompts: list[Payload], capabilities: EngineCapabilities
+        self, start: Start, pricer: Pricer, prompts: list[Payload], capabilities: EngineCapabilities
     ) -> None:
         """Importance ratios compare the two: what the engine reports, the trainer must find."""
         # More samples than slots, of different lengths: batches mix prompts and single units, and close up.
@@ -38,7 +38,7 @@ class GenerationTests(EngineSetting):
         ]
         for results in start().generate(requests):
             for generated in results:
-                self.check_logprobs(trainer, generated, capabilities)
+                self.check_logprobs(pricer, generated, capabilities)
 
     def test_a_payload_holds_what_its_kind_says(
         self, start: Start, prompts: list[Payload], capabilities: EngineCapabilities
@@ -93,7 +93,7 @@ class GenerationTests(EngineSetting):
             fault("four seeds drew the same units; Request.seed must choose the draws")
 
     def test_greedy_takes_the_likeliest_unit(
-        self, start: Start, trainer: Trainer, prompts: list[Payload], capabilities: EngineCapabilities
+        self, start: Start, pricer: Pricer, prompts: list[Payload], capabilities: EngineCapabilities
     ) -> None:
         """Evaluations are greedy: their numbers must be the model's own."""
         needs_tokens(capabilities)
@@ -101,7 +101,7 @@ class GenerationTests(EngineSetting):
         for (generated,), request in zip(start().generate(requests), requests, strict=True):
             tokens = _tokens(generated)
             for unit, token in enumerate(tokens):
-                next_V = trainer.next_logprobs(request.prompt, tokens[:unit], temperature=1.0)
+                next_V = pricer.next_logprobs(request.prompt, tokens[:unit], temperature=1.0)
                 if next_V[token] < next_V.max() - self.tolerance:
                     fault(
                         f"at temperature 0, unit {unit} is token {token}, but {int(next_V.argmax())} is likelier; take "
@@ -112,7 +112,7 @@ class GenerationTests(EngineSetting):
     def test_a_cut_distribution_is_honoured_or_refused(
         self,
         start: Start,
-        trainer: Trainer,
+        pricer: Pricer,
         prompts: list[Payload],
         capabilities: EngineCapabilities,
         cut: Mapping[str, Any],
@@ -128,7 +128,7 @@ class GenerationTests(EngineSetting):
         for generated in engine.results(handle):
             tokens = _tokens(generated)
             for unit, token in enumerate(tokens):
-                next_V = trainer.next_logprobs(request.prompt, tokens[:unit], temperature=TEMPERATURE)
+                next_V = pricer.next_logprobs(request.prompt, tokens[:unit], temperature=TEMPERATURE)
                 kept = _kept(next_V.exp().tolist(), **cut)
                 if token not in kept:
                     fault(f"{cut} keeps tokens {sorted(kept)} of unit {unit}, but {token} was drawn; refuse or do it")
@@ -223,14 +223,14 @@ class GenerationTests(EngineSetting):
 
     @pytest.mark.parametrize("temperature", [1.0, 0.6])
     def test_scores_are_those_of_the_trainer(
-        self, start: Start, trainer: Trainer, prompts: list[Payload], temperature: float
+        self, start: Start, pricer: Pricer, prompts: list[Payload], temperature: float
     ) -> None:
         """`score` prices completions under the loaded weights, after the temperature."""
         engine = start()
         requests = [self.request(index, prompt, max_units=4 + index) for index, prompt in enumerate(prompts)]
         payloads = [each.payload for (each,) in engine.generate(requests)]
         scores = engine.score(payloads, temperature=temperature)
-        for index, expected in enumerate(trainer.logprobs(payloads, temperature=temperature)):
+        for index, expected in enumerate(pricer.logprobs(payloads, temperature=temperature)):
             found = scores[index].cpu()
             if found.shape != expected.shape or not (found - expected).abs().max() <= self.tolerance:
                 fault(

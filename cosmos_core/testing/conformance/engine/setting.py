@@ -24,7 +24,7 @@ from cosmos_core.protocols import (
     Sampling,
 )
 from cosmos_core.testing.conformance.engine.driver import EngineDriver
-from cosmos_core.testing.conformance.engine.trainer import Trainer, stopping_at
+from cosmos_core.testing.conformance.engine.pricing import Pricer, stopping_at
 from cosmos_core.testing.conformance.plugin import PluginConformance, fault
 from cosmos_core.types import JSON, Payload, Prompt
 
@@ -95,9 +95,9 @@ class EngineSetting(PluginConformance):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def trainer(cls, model: Model) -> Trainer:
-        """The trainer's view of the same weights."""
-        return Trainer(model, seed=1)
+    def pricer(cls, model: Model) -> Pricer:
+        """The same weights, as the trainer evaluates them."""
+        return Pricer(model, seed=1)
 
     @pytest.fixture
     def start(self, plugins: PluginSet, options: Mapping[str, JSON], context: EngineContext) -> Iterator[Start]:
@@ -141,7 +141,7 @@ class EngineSetting(PluginConformance):
 
     def check_logprobs(
         self,
-        trainer: Trainer,
+        pricer: Pricer,
         generated: Generated,
         capabilities: EngineCapabilities,
         *,
@@ -151,7 +151,7 @@ class EngineSetting(PluginConformance):
         """Check a completion's log-probs (those of the units at `places`, or all) against the trainer's."""
         semantics = capabilities.logprob_semantics
         processed, raw = (
-            trainer.logprobs([generated.payload], temperature=each, weights=weights)[0] for each in (TEMPERATURE, 1.0)
+            pricer.logprobs([generated.payload], temperature=each, weights=weights)[0] for each in (TEMPERATURE, 1.0)
         )
         expected, other = (processed, raw) if semantics == "processed" else (raw, processed)
         found = self.logprobs(generated)

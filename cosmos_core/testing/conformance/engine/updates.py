@@ -9,7 +9,7 @@ from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import CachePolicy, EngineCapabilities, Generated, TensorSlice
 from cosmos_core.testing.conformance.engine.driver import EngineDriver, refuses
 from cosmos_core.testing.conformance.engine.setting import EngineSetting, Start
-from cosmos_core.testing.conformance.engine.trainer import Trainer
+from cosmos_core.testing.conformance.engine.pricing import Pricer
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload
 from cosmos_core.weights import slices
@@ -21,10 +21,10 @@ class UpdateTests(EngineSetting):
     """What happens to weights."""
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=dtype_name)
-    def test_the_layout_covers_each_tensor_once(self, start: Start, trainer: Trainer, dtype: torch.dtype) -> None:
+    def test_the_layout_covers_each_tensor_once(self, start: Start, pricer: Pricer, dtype: torch.dtype) -> None:
         """The replica fetches what the layout names: what it lacks would stay old for ever."""
         layout = start(dtype=dtype).layout()
-        tensors = trainer.tensors(0)
+        tensors = pricer.tensors(0)
         held = {name: torch.zeros(tensor.shape, dtype=torch.int32) for name, tensor in tensors.items()}
         for rank, pieces in layout.items():
             share = {name: torch.zeros_like(count) for name, count in held.items()}
@@ -43,11 +43,11 @@ class UpdateTests(EngineSetting):
             )
 
     def test_an_update_is_loaded_and_attested(
-        self, start: Start, trainer: Trainer, prompts: list[Payload], capabilities: EngineCapabilities
+        self, start: Start, pricer: Pricer, prompts: list[Payload], capabilities: EngineCapabilities
     ) -> None:
         """Nothing is served on a version whose digest is not the published one."""
         engine = start()
-        tensors = {name: tensor.clone() for name, tensor in trainer.tensors(1).items()}
+        tensors = {name: tensor.clone() for name, tensor in pricer.tensors(1).items()}
         digest = engine.load(5, tensors)
         if digest != digest_of(tensors):
             fault(f"commit_update() gave the digest {digest!r}, not that of what was written, {digest_of(tensors)!r}")
@@ -59,23 +59,23 @@ class UpdateTests(EngineSetting):
         for results in engine.generate([self.request(index, prompts[index], num_samples=2) for index in range(3)]):
             for generated in results:
                 self._check_versions(generated, {5})
-                self.check_logprobs(trainer, generated, capabilities, weights=1)
+                self.check_logprobs(pricer, generated, capabilities, weights=1)
 
     def test_weights_are_loaded_in_the_precision_of_the_recipe(
-        self, start: Start, trainer: Trainer, prompts: list[Payload]
+        self, start: Start, pricer: Pricer, prompts: list[Payload]
     ) -> None:
         """Publishers cast to it before they compute the digest."""
         engine = start(dtype=torch.bfloat16)
-        digest = engine.load(1, trainer.tensors(1))
-        if digest != digest_of({name: tensor.to(torch.bfloat16) for name, tensor in trainer.tensors(1).items()}):
+        digest = engine.load(1, pricer.tensors(1))
+        if digest != digest_of({name: tensor.to(torch.bfloat16) for name, tensor in pricer.tensors(1).items()}):
             fault("with dtype bfloat16, the digest of loaded weights is not that of the bfloat16 ones written")
         ((generated,),) = engine.generate([self.request("one", prompts[0])])
         if not self.logprobs(generated).isfinite().all():
             fault(f"with dtype bfloat16, log-probs are {self.logprobs(generated).tolist()}")
 
-    def test_slices_may_be_smaller_than_those_of_the_layout(self, start: Start, trainer: Trainer) -> None:
+    def test_slices_may_be_smaller_than_those_of_the_layout(self, start: Start, pricer: Pricer) -> None:
         """Large tensors travel in parts, and in any order."""
-        engine, tensors = start(), trainer.tensors(1)
+        engine, tensors = start(), pricer.tensors(1)
         engine.begin_update(1)
         for rank, piece, dtype in reversed(_parts(engine)):
             data = tensors[piece.name][slices.within(piece, _whole(piece.name, tensors))]
@@ -87,7 +87,7 @@ class UpdateTests(EngineSetting):
     def test_an_update_in_flight_loses_and_restarts_nothing(
         self,
         start: Start,
-        trainer: Trainer,
+        pricer: Pricer,
         prompts: list[Payload],
         capabilities: EngineCapabilities,
         cache: CachePolicy,
@@ -103,10 +103,10 @@ class UpdateTests(EngineSetting):
         ]
         handles = engine.submit(requests)
         before = engine.pause_in_flight(handles, 40)
-        engine.load(3, trainer.tensors(3), cache)
+        engine.load(3, pricer.tensors(3), cache)
         engine.resume()
         engine.wait_for_units(before + 40)
-        engine.load(4, trainer.tensors(4), cache)
+        engine.load(4, pricer.tensors(4), cache)
         results = [generated for handle in handles for generated in engine.results(handle)]
         for generated in results:
             if generated.num_units != self.long_units:
@@ -119,10 +119,10 @@ class UpdateTests(EngineSetting):
                 "carries the version of the weights that made it, and what was generated is never made again"
             )
         for generated in results:
-            self._check_by_version(generated, trainer, capabilities, cache)
+            self._check_by_version(generated, pricer, capabilities, cache)
 
     def test_a_sample_that_starts_after_an_update_uses_nothing_older(
-        self, start: Start, trainer: Trainer, prompts: list[Payload], capabilities: EngineCapabilities
+        self, start: Start, pricer: Pricer, prompts: list[Payload], capabilities: EngineCapabilities
     ) -> None:
         """Whatever is shared with the samples that started before: they go on with the old prompt, it must not."""
         if not capabilities.in_flight_update:
@@ -133,33 +133,33 @@ class UpdateTests(EngineSetting):
         group = self.request("group", prompts[1], max_units=self.long_units, num_samples=3)
         handles = engine.submit([first, group])
         engine.pause_in_flight(handles, 10)
-        engine.load(1, trainer.tensors(1), "keep")
+        engine.load(1, pricer.tensors(1), "keep")
         engine.resume()
         fresh = [generated for generated in engine.results(handles[1]) if generated.oldest_version == 1]
         if not fresh:
             fault("of 4 samples in 2 slots, none started after an update that came early; do they all carry version 0?")
         for generated in fresh:
-            self.check_logprobs(trainer, generated, capabilities, weights=1)
+            self.check_logprobs(pricer, generated, capabilities, weights=1)
 
     def test_an_incomplete_update_is_refused_and_nothing_changes(
-        self, start: Start, trainer: Trainer, prompts: list[Payload], capabilities: EngineCapabilities
+        self, start: Start, pricer: Pricer, prompts: list[Payload], capabilities: EngineCapabilities
     ) -> None:
         """Half-loaded weights would generate something that no trainer can price."""
         engine = start()
         engine.begin_update(2)
-        engine.write_all(trainer.tensors(1), skip=1)
+        engine.write_all(pricer.tensors(1), skip=1)
         refuses(WeightSyncError, engine.commit_update, "an update that lacks one slice")
-        self._check_unchanged(engine, trainer, prompts, capabilities, "after a refused update")
+        self._check_unchanged(engine, pricer, prompts, capabilities, "after a refused update")
         engine.abort_update()
-        self._check_unchanged(engine, trainer, prompts, capabilities, "after abort_update()")
-        if engine.load(2, trainer.tensors(1)) != digest_of(trainer.tensors(1)):
+        self._check_unchanged(engine, pricer, prompts, capabilities, "after abort_update()")
+        if engine.load(2, pricer.tensors(1)) != digest_of(pricer.tensors(1)):
             fault(
                 "a whole update after an aborted one gives another digest; abort_update() must forget what was written"
             )
 
-    def test_a_slice_written_twice_stands_for_no_other(self, start: Start, trainer: Trainer) -> None:
+    def test_a_slice_written_twice_stands_for_no_other(self, start: Start, pricer: Pricer) -> None:
         """Counting bytes is not enough: a retry sends a slice again."""
-        engine, tensors = start(), trainer.tensors(1)
+        engine, tensors = start(), pricer.tensors(1)
         parts = _parts(engine)
         size = {piece: piece.shape for _, piece, _ in parts}
         twice = next(
@@ -174,7 +174,7 @@ class UpdateTests(EngineSetting):
             engine.write(rank, again, data.to(torch_dtype(dtype)))
         refuses(WeightSyncError, engine.commit_update, "an update with one slice twice and another missing")
 
-    def test_updates_follow_their_order(self, start: Start, trainer: Trainer) -> None:
+    def test_updates_follow_their_order(self, start: Start, pricer: Pricer) -> None:
         """A late or repeated call must not load what nobody published."""
         engine = start()
         refuses(WeightSyncError, engine.commit_update, "commit_update() without begin_update()")
@@ -189,8 +189,8 @@ class UpdateTests(EngineSetting):
         )
         engine.abort_update()
         engine.abort_update()
-        engine.load(2, trainer.tensors(1))
-        engine.load(2, trainer.tensors(2))
+        engine.load(2, pricer.tensors(1))
+        engine.load(2, pricer.tensors(2))
         refuses(WeightSyncError, lambda: engine.begin_update(1), "an update to a version older than the loaded one")
 
     # -- what is common to these tests --------------------------------------------------------------------------------
@@ -216,18 +216,18 @@ class UpdateTests(EngineSetting):
             fault(f"oldest and newest version are {ends}, those of the units {(min(versions), max(versions))}")
 
     def _check_by_version(
-        self, generated: Generated, trainer: Trainer, capabilities: EngineCapabilities, cache: CachePolicy
+        self, generated: Generated, pricer: Pricer, capabilities: EngineCapabilities, cache: CachePolicy
     ) -> None:
         """Units of each version have its log-probs; with a kept cache, only those of the first one do."""
         versions = self.versions(generated)
         for version in set(versions) if cache == "recompute" else {versions[0]}:
             places = [place for place, made in enumerate(versions) if made == version]
-            self.check_logprobs(trainer, generated, capabilities, weights=version, places=places)
+            self.check_logprobs(pricer, generated, capabilities, weights=version, places=places)
 
     def _check_unchanged(
         self,
         engine: EngineDriver,
-        trainer: Trainer,
+        pricer: Pricer,
         prompts: list[Payload],
         capabilities: EngineCapabilities,
         when: str,
@@ -236,7 +236,7 @@ class UpdateTests(EngineSetting):
             fault(f"stats().weight_version is {engine.stats().weight_version} {when}; what was loaded stays loaded")
         ((generated,),) = engine.generate([self.request(when, prompts[0])])
         self._check_versions(generated, {0})
-        self.check_logprobs(trainer, generated, capabilities)
+        self.check_logprobs(pricer, generated, capabilities)
 
 
 def _whole(name: str, tensors: dict[str, torch.Tensor]) -> TensorSlice:

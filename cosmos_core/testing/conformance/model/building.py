@@ -101,12 +101,8 @@ class ModelBuilding(ModelSetting):
         if not tokens:
             pytest.skip(f"not given: none of the kit's payloads is of kind {KIND!r}")
         facts = model.facts()
-        largest = max(
-            int(max(values(payload, name)))
-            for payload in tokens
-            for name in payload.arrays
-            if values(payload, name).size
-        )
+        arrays = [values(payload, name) for payload in tokens for name in ("prompt", "completion")]
+        largest = max(int(ids.max(initial=-1)) for ids in arrays)
         if largest >= facts.tokenizer_size:
             fault(
                 f"a demonstration is encoded to token id {largest}, and facts().tokenizer_size is "

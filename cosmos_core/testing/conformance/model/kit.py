@@ -29,7 +29,8 @@ class ModelConformance(
             16 to 64 and a large `initializer_range` (0.2), so that mistakes show.
         path: A folder with a small checkpoint, instead of `config`.
         tokenizer: What `prepare` is asked to make, as `[model.tokenizer]` of a recipe; None asks for nothing.
-        temperatures: At which log-probs and entropies are compared with the reference.
+        temperatures: At which log-probs and entropies are compared with the reference. Gradients are tested at the
+            first that is not 1.
         tolerance: Largest difference of a log-prob or entropy in float32: absolute, and relative to its size.
 
     Fixtures to override:

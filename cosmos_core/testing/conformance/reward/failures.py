@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Sequence
+from typing import Any
 
+import attrs
 import pytest
 
-from cosmos_core.protocols import Completion, Reward
+from cosmos_core.protocols import Completion, Reward, RewardCapabilities
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.testing.conformance.reward.completions import shown
 from cosmos_core.testing.conformance.reward.scoring import Judged, attempt, cancel, number
@@ -64,13 +68,23 @@ class RewardFailures(RewardSubject):
             if not str(error).strip():
                 fault(f"{shown(completion)} raised {error!r} without a message; say why it cannot be scored")
 
-    def test_no_score_is_made_up_without_a_reference(
-        self, capabilities: RewardCapabilities, reward: Reward, judged: list[Judged]
-    ) -> None:
-        """A dataset whose rows lack the reference would train the model on one and the same number."""
+    def test_no_score_is_made_up_without_a_reference(self, capabilities: RewardCapabilities, reward: Reward) -> None:
+        """A dataset whose rows lack the reference would train the model on whatever `score` falls back to."""
+        referring = [(each, score) for each, score in self.examples if each.prompt.reference is not None]
+        if not referring:
+            pytest.skip("not given: `examples` whose prompts have a reference")
         if self.reference_is_optional or not capabilities.deterministic:
-            pytest.skip("not declared: deterministic, with scores that need the reference")
-        PLACE
+            pytest.skip("declared: a score may be another one without the reference")
+        for completion, score in referring:
+            bare = attrs.evolve(completion, prompt=attrs.evolve(completion.prompt, reference=None))
+            value = number(attempt(reward, bare))
+            if _is_another(value, score):
+                fault(
+                    f"{shown(completion)} scores {score}, and {value} when its prompt has no reference: a number that "
+                    "is made up; raise an error that says why and list such a completion in `unscorable`, or set "
+                    "`reference_is_optional = True` if the reward judges answers without a reference on purpose"
+                )
+
     def test_a_failure_costs_its_own_sample_alone(
         self, in_worker: ScoreInWorker, sound_run: WorkerRun, completions: Sequence[Completion]
     ) -> None:
@@ -87,6 +101,11 @@ class RewardFailures(RewardSubject):
     def _needs_unscorable(self) -> None:
         if not self.unscorable:
             pytest.skip("not given: `unscorable`, completions for which `score` must raise")
+
+
+def _is_another(value: Any, score: float) -> bool:
+    """Whether it is a finite number, and not this score."""
+    return isinstance(value, numbers.Real) and math.isfinite(value) and not math.isclose(value, score, abs_tol=1e-6)
 
 
 def _listed(what: str, items: Sequence[str]) -> str:

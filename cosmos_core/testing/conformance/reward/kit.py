@@ -15,6 +15,7 @@ class RewardConformance(RewardFailures, RewardValues):
         timeout_s: Seconds that a score may take; the recipe's default.
         examples: Completions, each with the score that it must get.
         unscorable: Completions for which `score` must raise, such as one of a prompt without a usable reference.
+        reference_is_optional: Whether the reward judges answers without a reference too, and may score them otherwise.
 
     Fixtures to override: `options`, the options to test with; `completions`, ordinary ones that must all get a score.
     The default ones answer an arithmetic question with the reference "8", rightly, wrongly and in every garbled way.

@@ -33,6 +33,7 @@ class RewardSubject(PluginConformance):
     timeout_s: ClassVar[float] = 10.0
     examples: ClassVar[Sequence[tuple[Completion, float]]] = ()
     unscorable: ClassVar[Sequence[Completion]] = ()
+    reference_is_optional: ClassVar[bool] = False
 
     @pytest.fixture
     def context(self) -> RewardContext:

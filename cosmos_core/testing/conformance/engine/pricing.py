@@ -22,7 +22,7 @@ _NOISE: Final = 0.3
 
 
 @final
-class Trainer:
+class Pricer:
     """Prices completions with `Model.decide`, in float32 on the CPU.
 
     Weights have numbers: 0 are those that `Model.build` gives, any other number is a random change of them.
