@@ -71,7 +71,7 @@ class EngineDriver:
     def wait_for_units(self, units: int) -> None:
         """Wait until the engine has generated so many units since its start."""
         end = time.monotonic() + self._timeout_s
-        while (made := self.engine.stats().generated_units) < units:
+        while (made := self.stats().generated_units) < units:
             if time.monotonic() > end:
                 fault(f"stats().generated_units stays at {made}; {units} units were asked for and more are in flight")
             time.sleep(_POLL_S)
@@ -83,13 +83,13 @@ class EngineDriver:
         for handle in handles:
             if self.is_done(handle):
                 fault("a request was finished before it could be paused; raise long_units of the test class")
-        return self.engine.stats().generated_units
+        return int(self.stats().generated_units)
 
-    @staticmethod
-    def is_done(handle: Handle) -> bool:
+    def is_done(self, handle: Handle) -> bool:
         """Whether a request has ended."""
+        what = f"result(0.0) of request {handle.request.request_id!r}"
         try:
-            handle.result(0.0)
+            self._within(self._timeout_s, what, lambda: handle.result(0.0))
         except TimeoutError:
             return False
         except EngineError:

@@ -14,8 +14,8 @@ import torch
 from cosmos_core.errors import EngineError
 from cosmos_core.protocols import EngineCapabilities, FinishReason, Generated, Handle, PauseMode, Request
 from cosmos_core.testing.conformance.engine.driver import EngineDriver, refuses
-from cosmos_core.testing.conformance.engine.setting import EngineSetting, Start
 from cosmos_core.testing.conformance.engine.pricing import Pricer
+from cosmos_core.testing.conformance.engine.setting import EngineSetting, Start
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload
 
@@ -126,6 +126,24 @@ class FlightTests(EngineSetting):
             (generated,) = engine.results(handles[index])
             self._check_whole(generated, "was in flight beside an aborted one")
             self.check_logprobs(pricer, generated, capabilities)
+
+    def test_abort_ends_a_waiting_request(
+        self, start: Start, pricer: Pricer, prompts: list[Payload], capabilities: EngineCapabilities
+    ) -> None:
+        """What has no slot yet must never get one."""
+        engine = start(max_in_flight=1)
+        going, waiting = engine.submit(self._long(prompts, 2))
+        engine.wait_for_units(4)
+        engine.abort([waiting.request.request_id])
+        (aborted,) = engine.results(waiting)
+        if aborted.reason is not FinishReason.ABORTED or aborted.num_units:
+            fault(
+                f"a request that was aborted while it waited for a slot ended with {aborted.reason} and "
+                f"{aborted.num_units} units; abort() ends what waits as well, as ABORTED with no units"
+            )
+        (generated,) = engine.results(going)
+        self._check_whole(generated, "had the only slot while a waiting one was aborted")
+        self.check_logprobs(pricer, generated, capabilities)
 
     @pytest.mark.parametrize("paused", [False, True], ids=["running", "paused"])
     def test_shutdown_ends_what_is_in_flight_as_aborted(

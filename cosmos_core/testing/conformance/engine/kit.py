@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from cosmos_core.testing.conformance.engine.draws import DrawTests
 from cosmos_core.testing.conformance.engine.flight import FlightTests
 from cosmos_core.testing.conformance.engine.generation import GenerationTests
 from cosmos_core.testing.conformance.engine.updates import UpdateTests
 
 
-class EngineConformance(GenerationTests, FlightTests, UpdateTests):
+class EngineConformance(GenerationTests, DrawTests, FlightTests, UpdateTests):
     """What every engine must satisfy: inherit it and set `plugin`.
 
     The engine generates with a tiny Hugging Face model from random weights on the CPU, and the trainer's own

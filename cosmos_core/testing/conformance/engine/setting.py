@@ -146,12 +146,13 @@ class EngineSetting(PluginConformance):
         capabilities: EngineCapabilities,
         *,
         weights: int = 0,
+        temperature: float = TEMPERATURE,
         places: Sequence[int] | None = None,
     ) -> None:
         """Check a completion's log-probs (those of the units at `places`, or all) against the trainer's."""
         semantics = capabilities.logprob_semantics
         processed, raw = (
-            pricer.logprobs([generated.payload], temperature=each, weights=weights)[0] for each in (TEMPERATURE, 1.0)
+            pricer.logprobs([generated.payload], temperature=each, weights=weights)[0] for each in (temperature, 1.0)
         )
         expected, other = (processed, raw) if semantics == "processed" else (raw, processed)
         found = self.logprobs(generated)
@@ -165,14 +166,32 @@ class EngineSetting(PluginConformance):
             fault(
                 f"log-probs are not the trainer's: unit {worst}, of version {self.versions(generated)[worst]}, has "
                 f"{found[worst]:.4f}, the trainer says {expected[worst]:.4f} for the declared logprob_semantics "
-                f"{semantics!r} at temperature {TEMPERATURE}{_hint(found, other, semantics, self.tolerance)}"
+                f"{semantics!r} at temperature {temperature}{_hint(found, other, semantics, self.tolerance)}"
             )
+
+    def check_scores(
+        self, pricer: Pricer, engine: EngineDriver, payloads: Sequence[Payload], *, temperature: float, weights: int = 0
+    ) -> None:
+        """Check what `score` gives for completions against the trainer's log-probs."""
+        scores = engine.score(payloads, temperature=temperature)
+        for index, expected in enumerate(pricer.logprobs(payloads, temperature=temperature, weights=weights)):
+            found = scores[index].cpu()
+            if found.shape != expected.shape or not (found - expected).abs().max() <= self.tolerance:
+                fault(
+                    f"score() of payload {index} at temperature {temperature} gives {found.tolist()}; the trainer "
+                    f"says {expected.tolist()}; price it under the loaded weights, after the temperature"
+                )
 
 
 def needs_tokens(capabilities: EngineCapabilities) -> None:
     """Skip what only tokens have."""
     if "tokens" not in capabilities.payload_kinds:
         pytest.skip("not declared: payload kind tokens")
+
+
+def tokens_of(generated: Generated) -> list[int]:
+    """The tokens of a completion."""
+    return list(memoryview(generated.payload.arrays["completion"].data).cast("B").cast("i"))
 
 
 def _hint(found: torch.Tensor, other: torch.Tensor, semantics: str, tolerance: float) -> str:

@@ -8,8 +8,8 @@ import torch
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import CachePolicy, EngineCapabilities, Generated, TensorSlice
 from cosmos_core.testing.conformance.engine.driver import EngineDriver, refuses
-from cosmos_core.testing.conformance.engine.setting import EngineSetting, Start
 from cosmos_core.testing.conformance.engine.pricing import Pricer
+from cosmos_core.testing.conformance.engine.setting import TEMPERATURE, EngineSetting, Start
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload
 from cosmos_core.weights import slices
@@ -47,6 +47,9 @@ class UpdateTests(EngineSetting):
     ) -> None:
         """Nothing is served on a version whose digest is not the published one."""
         engine = start()
+        # The same requests before and after: what was kept of their prompts is old then.
+        requests = [self.request(index, prompts[index], num_samples=2) for index in range(3)]
+        engine.generate(requests)
         tensors = {name: tensor.clone() for name, tensor in pricer.tensors(1).items()}
         digest = engine.load(5, tensors)
         if digest != digest_of(tensors):
@@ -56,10 +59,18 @@ class UpdateTests(EngineSetting):
         for tensor in tensors.values():
             tensor.zero_()
         # What was written belongs to the caller again: the engine must have copied it.
-        for results in engine.generate([self.request(index, prompts[index], num_samples=2) for index in range(3)]):
+        for results in engine.generate(requests):
             for generated in results:
                 self._check_versions(generated, {5})
                 self.check_logprobs(pricer, generated, capabilities, weights=1)
+
+    def test_scores_are_those_of_the_loaded_weights(self, start: Start, pricer: Pricer, prompts: list[Payload]) -> None:
+        """`score` prices under what is loaded, whatever the engine was started with."""
+        engine = start()
+        payloads = [each.payload for (each,) in engine.generate([self.request(n, prompts[n]) for n in range(2)])]
+        self.check_scores(pricer, engine, payloads, temperature=TEMPERATURE)
+        engine.load(1, pricer.tensors(1))
+        self.check_scores(pricer, engine, payloads, temperature=TEMPERATURE, weights=1)
 
     def test_weights_are_loaded_in_the_precision_of_the_recipe(
         self, start: Start, pricer: Pricer, prompts: list[Payload]
@@ -120,6 +131,23 @@ class UpdateTests(EngineSetting):
             )
         for generated in results:
             self._check_by_version(generated, pricer, capabilities, cache)
+
+    def test_the_same_weights_under_a_kept_cache_change_nothing(
+        self, start: Start, pricer: Pricer, prompts: list[Payload], capabilities: EngineCapabilities
+    ) -> None:
+        """What a kept cache gives under other weights is no evaluation of the trainer; under the same ones it is."""
+        if not capabilities.in_flight_update:
+            pytest.skip("not declared: in_flight_update")
+        engine = start()
+        handles = engine.submit(
+            [self.request(index, prompts[index], seed=index, max_units=self.long_units) for index in range(3)]
+        )
+        engine.pause_in_flight(handles, 20)
+        engine.load(1, pricer.tensors(0), "keep")
+        engine.resume()
+        for generated in (generated for handle in handles for generated in engine.results(handle)):
+            self._check_versions(generated, {0, 1})
+            self.check_logprobs(pricer, generated, capabilities)
 
     def test_a_sample_that_starts_after_an_update_uses_nothing_older(
         self, start: Start, pricer: Pricer, prompts: list[Payload], capabilities: EngineCapabilities
@@ -220,6 +248,8 @@ class UpdateTests(EngineSetting):
     ) -> None:
         """Units of each version have its log-probs; with a kept cache, only those of the first one do."""
         versions = self.versions(generated)
+        if not self.logprobs(generated).isfinite().all():
+            fault(f"after an update with cache={cache!r}, log-probs are {self.logprobs(generated).tolist()}")
         for version in set(versions) if cache == "recompute" else {versions[0]}:
             places = [place for place, made in enumerate(versions) if made == version]
             self.check_logprobs(pricer, generated, capabilities, weights=version, places=places)
