@@ -95,10 +95,10 @@ def resume_run(directory: Path, console: Console) -> str:
     if summary is not None and summary.get("outcome") == "finished":
         console.print(f"{directory} has finished: {summary['steps']} steps. Nothing to resume.", highlight=False)
         return "finished"
-    plugins = PluginSet.load(selections(job.recipe, ("dataset", "hook")))
+    installed = discover()
+    plugins = PluginSet.load(selections(job.recipe, ("dataset", "hook")), records=installed)
     start = _newest_start(job)
     console.print(_resume_words(start), highlight=False)
-    installed = discover()
     chosen = [choose(kind, name, installed) for kind, name in selections(job.recipe)]
     for difference in provenance.resumed_with(directory, chosen):
         console.print(f"Changed since the run's last session: {difference}", highlight=False)

@@ -63,9 +63,8 @@ def evaluate_model(
     job = _job(source, recipe_path)
     if not job.recipe.reward:
         raise ConfigError("reward: the recipe has none, so there is nothing to evaluate by")
-    if not is_run and recipe_path is None:
-        job = _trusting(job, trust_remote_code)
     if not is_run:
+        job = job if recipe_path is not None else _trusting(job, trust_remote_code)
         return _evaluate(source, job, num_prompts)
     with tempfile.TemporaryDirectory(prefix="cosmos-eval-") as folder:
         export_run(source, step=step, output=Path(folder) / "model")

@@ -8,36 +8,22 @@ from typing import Any, Final, get_args
 import pytest
 
 from cosmos_core.config.loading import recipe_from
-from cosmos_core.config.stages import stages
 from cosmos_core.protocols import (
     Algorithm,
     AlgorithmCapabilities,
     DatasetCapabilities,
     EngineCapabilities,
-    ModelCapabilities,
-    ModelFacts,
     RewardCapabilities,
     Source,
 )
-from cosmos_core.run.checks import Measured, Parts, problems
 from cosmos_core.testing.conformance.algorithm.batch import Batch, price_all
 from cosmos_core.testing.conformance.algorithm.calls import properties_of
 from cosmos_core.testing.conformance.algorithm.subject import AlgorithmSubject
+from cosmos_core.testing.conformance.planning import planned
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import JSON
 
 _SEMANTICS: Final = ("processed", "raw")
-_FACTS: Final = ModelFacts(
-    architecture="Any",
-    num_parameters=1000,
-    num_layers=1,
-    hidden_size=8,
-    vocab_size=0,
-    tokenizer_size=0,
-    context_length=256,
-    stop_ids=frozenset(),
-    pad_id=0,
-)
 
 
 class AlgorithmDeclarations(AlgorithmSubject):
@@ -127,18 +113,13 @@ class AlgorithmDeclarations(AlgorithmSubject):
         recipe = recipe_from({**_recipe(self.plugin, size), **changes})
         kinds = capabilities.payload_kinds
         engine = engine or EngineCapabilities(logprob_semantics=_usable(capabilities), payload_kinds=kinds)
-        parts = Parts(
-            model=ModelCapabilities(payload_kinds=engine.payload_kinds),
-            facts=_FACTS,
-            dataset=dataset,
-            stages=[(stage, capabilities) for stage in stages(recipe)],
-            rewards=[RewardCapabilities(payload_kinds=engine.payload_kinds) for _ in recipe.reward],
+        return planned(
+            recipe,
+            algorithm=capabilities,
+            reward=RewardCapabilities(payload_kinds=engine.payload_kinds),
             engine=engine,
-            num_train_rows=10,
-            num_heldout_rows=10,
-            measured=Measured(num_rows=10, num_demonstrations=10, shortest_prompt=4, longest_prompt=8),
+            dataset=dataset,
         )
-        return problems(recipe, parts)
 
 
 def _recipe(plugin: str, group_size: int) -> Mapping[str, JSON]:

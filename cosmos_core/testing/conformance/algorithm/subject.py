@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -13,11 +13,11 @@ from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, AlgorithmCon
 from cosmos_core.testing.conformance.algorithm.batch import Batch, draw, price_all
 from cosmos_core.testing.conformance.algorithm.calls import admitted, expect_advantages, properties_of
 from cosmos_core.testing.conformance.algorithm.groups import sampled_groups
-from cosmos_core.testing.conformance.plugin import PluginConformance
+from cosmos_core.testing.conformance.threads import OneThread
 from cosmos_core.types import Group
 
 
-class AlgorithmSubject(PluginConformance):
+class AlgorithmSubject(OneThread):
     """The algorithm under test. What can be overridden is told by `AlgorithmConformance`."""
 
     kind: ClassVar[Kind] = "algorithm"
@@ -86,11 +86,3 @@ class AlgorithmSubject(PluginConformance):
     def reference(self, decisions: Decisions) -> torch.Tensor | None:  # noqa: ARG002 - for those who override it
         """The price of each decision by the formula of the paper, in float64; None if there is none to compare with."""
         return None
-
-    @pytest.fixture(autouse=True)
-    def _one_thread(self) -> Iterator[None]:
-        """The tensors are too small for more."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        yield
-        torch.set_num_threads(threads)

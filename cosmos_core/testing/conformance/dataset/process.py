@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -16,11 +13,11 @@ import msgspec
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import Dataset, DatasetContext
 from cosmos_core.testing.conformance.dataset.reading import Place, Rows
+from cosmos_core.testing.conformance.elsewhere import ask
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import JSON, Prompt
 
 _TIMEOUT_S: Final = 120.0
-_TAIL: Final = 2000
 
 
 @attrs.frozen(kw_only=True)
@@ -43,25 +40,15 @@ def read_elsewhere(plugin: str, options: Mapping[str, JSON], context: DatasetCon
         directory=str(context.directory),
         places=list(places),
     )
-    with tempfile.TemporaryDirectory() as folder:
-        # Files, not streams: a plugin may print.
-        question, answer = Path(folder) / "request.json", Path(folder) / "rows.json"
-        question.write_bytes(msgspec.json.encode(request))
-        module = "cosmos_core.testing.conformance.dataset.process"
-        command = [sys.executable, "-P", "-m", module, str(question), str(answer)]
-        variables = {**os.environ, "PYTHONHASHSEED": _another_hash_seed()}
-        try:
-            done = subprocess.run(
-                command, env=variables, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            fault(
-                f"another process did not read {len(places)} rows in {_TIMEOUT_S:g} s, which this one reads; wait for "
-                "nothing in __init__ and row() that only one process can have (a lock, a port)"
-            )
-        if done.returncode != 0 or not answer.exists():
-            fault(f"another process could not read the rows that this one reads:\n{done.stderr[-_TAIL:]}")
-        rows = msgspec.json.decode(answer.read_bytes(), type=list[Prompt])
+    rows = ask(
+        "cosmos_core.testing.conformance.dataset.process",
+        request,
+        list[Prompt],
+        timeout_s=_TIMEOUT_S,
+        late=f"another process did not read {len(places)} rows in {_TIMEOUT_S:g} s, which this one reads; wait for "
+        "nothing in __init__ and row() that only one process can have (a lock, a port)",
+        failed="another process could not read the rows that this one reads",
+    )
     return dict(zip(places, rows, strict=True))
 
 
@@ -71,10 +58,6 @@ def as_sent(row: Prompt) -> Prompt:
         return msgspec.json.decode(msgspec.json.encode(row), type=Prompt)
     except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
         fault(f"{row!r:.200} cannot be sent to another process: {error}; keep to text, numbers, lists and dicts")
-
-
-def _another_hash_seed() -> str:
-    return "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
 
 
 def _main(question: Path, answer: Path) -> None:

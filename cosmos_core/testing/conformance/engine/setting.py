@@ -25,7 +25,8 @@ from cosmos_core.protocols import (
 )
 from cosmos_core.testing.conformance.engine.driver import EngineDriver
 from cosmos_core.testing.conformance.engine.pricing import Pricer, stopping_at
-from cosmos_core.testing.conformance.plugin import PluginConformance, fault
+from cosmos_core.testing.conformance.plugin import fault
+from cosmos_core.testing.conformance.threads import OneThread
 from cosmos_core.types import JSON, Payload, Prompt
 
 Start: TypeAlias = Callable[..., EngineDriver]
@@ -50,7 +51,7 @@ _TOKENIZER: Final[Mapping[str, JSON]] = {"build": "byte-bpe", "vocab_size": 270,
 _TEXTS: Final = ("Two and two", "Once upon a time there was", "x", "What is 6 times 7?", "A name")
 
 
-class EngineSetting(PluginConformance):
+class EngineSetting(OneThread):
     """Fixtures and readings of the engine kit; see `EngineConformance` for what may be overridden."""
 
     kind: ClassVar[Kind] = "engine"
@@ -58,14 +59,6 @@ class EngineSetting(PluginConformance):
     start_timeout_s: ClassVar[float] = 120.0
     tolerance: ClassVar[float] = 1e-4
     long_units: ClassVar[int] = 160
-
-    @pytest.fixture(autouse=True)
-    def one_thread(self) -> Iterator[None]:
-        """Tiny tensors are slower on many threads."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        yield
-        torch.set_num_threads(before)
 
     @pytest.fixture(scope="class")
     @classmethod

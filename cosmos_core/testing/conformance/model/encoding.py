@@ -121,7 +121,7 @@ class ModelEncoding(ModelSetting):
             prompts=list(prompts),
             seed=SEED,
         )
-        theirs = process.ask(question)
+        theirs = process.describe_elsewhere(question)
         for what in ("encodings", "packing", "weights"):
             if getattr(mine, what) != getattr(theirs, what):
                 fault(

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -17,8 +14,8 @@ import torch
 
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import Model, ModelContext
+from cosmos_core.testing.conformance.elsewhere import ask
 from cosmos_core.testing.conformance.model.evaluation import ROOM
-from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload, Prompt
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.shards import canonical_tensors
@@ -66,23 +63,16 @@ def describe(model: Model, prompts: Sequence[Prompt], seed: int) -> Description:
     )
 
 
-def ask(question: Question) -> Description:
+def describe_elsewhere(question: Question) -> Description:
     """What a new process describes."""
-    variables = {**os.environ, "PYTHONHASHSEED": "271828", "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory() as folder:
-        asked, answered = Path(folder) / "question.json", Path(folder) / "answer.json"
-        asked.write_bytes(msgspec.json.encode(question))
-        module = "cosmos_core.testing.conformance.model.process"
-        command = [sys.executable, "-P", "-m", module, str(asked), str(answered)]
-        try:
-            done = subprocess.run(
-                command, env=variables, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            fault(f"another process did not encode {len(question.prompts)} rows in {_TIMEOUT_S:g} s")
-        if done.returncode:
-            fault(f"the model cannot be made in another process:\n{done.stderr.strip()[-2000:]}")
-        return msgspec.json.decode(answered.read_bytes(), type=Description)
+    return ask(
+        "cosmos_core.testing.conformance.model.process",
+        question,
+        Description,
+        timeout_s=_TIMEOUT_S,
+        late=f"another process did not encode {len(question.prompts)} rows in {_TIMEOUT_S:g} s",
+        failed="the model cannot be made in another process",
+    )
 
 
 def _digest(payload: Payload) -> str:

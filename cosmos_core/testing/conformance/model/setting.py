@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeAlias
 
@@ -14,7 +14,8 @@ from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.policy.modeling.tokens import KIND
 from cosmos_core.protocols import Decided, Kind, Model, ModelContext
 from cosmos_core.testing.conformance.model import reference
-from cosmos_core.testing.conformance.plugin import PluginConformance, fault
+from cosmos_core.testing.conformance.plugin import fault
+from cosmos_core.testing.conformance.threads import OneThread
 from cosmos_core.types import JSON, Payload, Prompt
 
 CPU: Final = torch.device("cpu")
@@ -23,7 +24,7 @@ SEED: Final = 0
 Reload: TypeAlias = Callable[[Path], Model]
 
 
-class ModelSetting(PluginConformance):
+class ModelSetting(OneThread):
     """The class variables, fixtures and methods that `ModelConformance` documents."""
 
     kind: ClassVar[Kind] = "model"
@@ -37,14 +38,6 @@ class ModelSetting(PluginConformance):
     }
     temperatures: ClassVar[Sequence[float]] = (1.0, 0.6, 1.7)
     tolerance: ClassVar[float] = 1e-4
-
-    @pytest.fixture(autouse=True)
-    def _one_thread(self) -> Iterator[None]:
-        """Sums in one order: the same numbers on every machine of a kind."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        yield
-        torch.set_num_threads(before)
 
     @pytest.fixture
     def prompts(self) -> Sequence[Prompt]:

@@ -1,0 +1,52 @@
+"""What planning says of a recipe with the plugin under test, the rest of which gives whatever it is asked for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cosmos_core.config.schema import Recipe
+from cosmos_core.config.stages import stages
+from cosmos_core.protocols import (
+    AlgorithmCapabilities,
+    DatasetCapabilities,
+    EngineCapabilities,
+    ModelCapabilities,
+    ModelFacts,
+    RewardCapabilities,
+)
+from cosmos_core.run.checks import Measured, Parts, problems
+
+_FACTS: Final = ModelFacts(
+    architecture="Any",
+    num_parameters=1,
+    num_layers=1,
+    hidden_size=1,
+    vocab_size=0,
+    tokenizer_size=0,
+    context_length=1 << 20,
+    stop_ids=frozenset(),
+    pad_id=0,
+)
+
+
+def planned(
+    recipe: Recipe,
+    *,
+    algorithm: AlgorithmCapabilities,
+    reward: RewardCapabilities,
+    engine: EngineCapabilities,
+    dataset: DatasetCapabilities,
+) -> list[str]:
+    """What is wrong with a recipe whose parts can do this; its model takes what the engine makes."""
+    parts = Parts(
+        model=ModelCapabilities(payload_kinds=engine.payload_kinds),
+        facts=_FACTS,
+        dataset=dataset,
+        stages=[(stage, algorithm) for stage in stages(recipe)],
+        rewards=[reward for _ in recipe.reward],
+        engine=engine,
+        num_train_rows=10,
+        num_heldout_rows=10,
+        measured=Measured(num_rows=10, num_demonstrations=10, shortest_prompt=4, longest_prompt=8),
+    )
+    return problems(recipe, parts)
