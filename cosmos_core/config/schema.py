@@ -116,14 +116,61 @@ class WarmupConfig:
 
 @attrs.frozen(kw_only=True)
 class MeshConfig:
-    """Sizes of the axes of a replica's device mesh."""
+    """Sizes of the axes of a replica's device mesh; `pp · dp_replicate · dp_shard · cp · tp` processes."""
 
     dp_replicate: int = option(1, help="Replicated data parallel.", validator=POSITIVE)
     dp_shard: int = option(1, help="Sharded data parallel (FSDP).", validator=POSITIVE)
     tp: int = option(1, help="Tensor parallel, with sequence parallel.", validator=POSITIVE)
     cp: int = option(1, help="Context parallel.", validator=POSITIVE)
     pp: int = option(1, help="Pipeline parallel.", validator=POSITIVE)
-    ep: int = option(1, help="Expert parallel.", validator=POSITIVE)
+    ep: int = option(1, help="Expert parallel, over the processes of `tp`, `cp` and `dp_shard`.", validator=POSITIVE)
+
+
+@attrs.frozen(kw_only=True)
+class ParallelConfig:
+    """How a policy replica uses its mesh, and what it trades for memory."""
+
+    sequence_parallel: bool = option(True, help="Split activations between blocks over `tp`.")
+    context: Literal["auto", "ulysses", "gather", "ring"] = option(
+        "auto",
+        help="Attention over `cp`: `ulysses` exchanges heads, `gather` collects keys and values, `ring` passes them "
+        "on; `auto` takes `ulysses` where `cp` divides the heads, else `gather`.",
+    )
+    schedule: Literal["1f1b", "interleaved", "zero-bubble"] = option(
+        "1f1b", help="Order of micro-batches in the pipeline; the last two keep two stages on each process."
+    )
+    recompute: Literal["none", "selective", "full"] = option(
+        "none",
+        help="Activations to recompute in the backward pass: all of a layer (`full`), or all but its matrix products "
+        "and attention (`selective`).",
+    )
+    reshard_after_forward: Literal["auto", "always", "never"] = option(
+        "auto",
+        help="Whether FSDP frees a layer's gathered weights before its backward pass; `auto` does unless `pp` > 1.",
+    )
+    cpu_offload: bool = option(False, help="Keep weights, gradients and optimizer of an accelerator in CPU memory.")
+    compile: Literal["auto", "on", "off"] = option("auto", help="Compile each layer; `auto` does on CUDA.")
+
+
+@attrs.frozen(kw_only=True)
+class Float8Config:
+    """8-bit matrix products in training (float8 e4m3 forward, scaled as they are made)."""
+
+    scaling: Literal["none", "tensorwise", "rowwise"] = option(
+        "none", help="One scale a tensor, or one a row; `none` keeps the compute precision."
+    )
+    skip: tuple[str, ...] = option(("lm_head",), help="Parts of names of linear layers that stay as they are.")
+
+
+@attrs.frozen(kw_only=True)
+class LoraConfig:
+    """Low-rank adapters (arXiv:2106.09685): the weights stay, two small matrices beside each linear layer learn."""
+
+    rank: int = option(16, help="Rank of the adapters.", validator=POSITIVE)
+    alpha: float = option(32.0, help="Their scale is alpha / rank.", validator=ABOVE_ZERO)
+    modules: tuple[str, ...] = option(
+        ("all-linear",), help="Last parts of names of the linear layers to adapt; `all-linear` is all but the output."
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -151,12 +198,14 @@ class PolicyConfig:
         8192, help="Units (tokens, prompt included) of one forward, at most.", validator=POSITIVE
     )
     precision: Literal["fp32", "bf16"] = option("bf16", help="Compute precision; weights and optimizer stay fp32.")
-    activation_checkpointing: bool = option(False, help="Recompute activations in the backward pass to save memory.")
     max_nonfinite_steps: int = option(
         3, help="Consecutive steps with a non-finite gradient to skip before failing.", validator=NOT_NEGATIVE
     )
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="Where to train.")
     mesh: MeshConfig = option(factory=MeshConfig, help="The replica's device mesh.")
+    parallel: ParallelConfig = option(factory=ParallelConfig, help="How the mesh is used.")
+    float8: Float8Config = option(factory=Float8Config, help="8-bit matrix products.")
+    lora: LoraConfig | None = option(None, help="Train low-rank adapters instead of the weights.")
     optimizer: OptimizerConfig = option(factory=OptimizerConfig, help="The optimizer.")
     checkpoint: CheckpointConfig = option(factory=CheckpointConfig, help="Checkpoints.")
 

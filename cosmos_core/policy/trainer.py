@@ -69,7 +69,7 @@ class Trainer:
         self._temperature = 1.0
         self._policy = policy
         self._gradients = GradientBuffer(module.parameters())
-        if policy.activation_checkpointing:
+        if policy.parallel.recompute == "full":
             _recompute_activations(module)
 
     @property

@@ -26,7 +26,16 @@ from cosmos_core.protocols.engine import (
     TensorSlice,
 )
 from cosmos_core.protocols.hooks import PROJECT, RunInfo, hookimpl, hookspec
-from cosmos_core.protocols.model import Decided, MicroBatch, Model, ModelCapabilities, ModelContext, ModelFacts
+from cosmos_core.protocols.layout import Axis, ContextMethod, Float8, Layout, Lora, Mesh, Recompute
+from cosmos_core.protocols.model import (
+    Decided,
+    MicroBatch,
+    Model,
+    ModelCapabilities,
+    ModelContext,
+    ModelFacts,
+    PipelinedModel,
+)
 from cosmos_core.protocols.provider import NoOptions, Provider
 from cosmos_core.protocols.reward import Completion, Reward, RewardCapabilities, RewardContext, Score
 from cosmos_core.protocols.versions import KINDS, PROTOCOL_VERSIONS, Kind, entry_point_group
@@ -39,8 +48,10 @@ __all__ = [
     "Algorithm",
     "AlgorithmCapabilities",
     "AlgorithmContext",
+    "Axis",
     "CachePolicy",
     "Completion",
+    "ContextMethod",
     "Dataset",
     "DatasetCapabilities",
     "DatasetContext",
@@ -50,10 +61,14 @@ __all__ = [
     "EngineContext",
     "EngineStats",
     "FinishReason",
+    "Float8",
     "Generated",
     "Handle",
     "Kind",
+    "Layout",
+    "Lora",
     "Loss",
+    "Mesh",
     "MicroBatch",
     "Model",
     "ModelCapabilities",
@@ -62,7 +77,9 @@ __all__ = [
     "NoOptions",
     "OldLogprobs",
     "PauseMode",
+    "PipelinedModel",
     "Provider",
+    "Recompute",
     "Request",
     "Reward",
     "RewardCapabilities",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
+from cosmos_core.protocols.layout import Axis, Layout
 from cosmos_core.types import JSON, Payload, Prompt
 
 if TYPE_CHECKING:
@@ -44,11 +45,11 @@ class ModelCapabilities:
 
     Attributes:
         payload_kinds: Kinds of payload that `pack` takes.
-        mesh_axes: Axes of `[policy.mesh]` that may be greater than one.
+        mesh_axes: Axes of `[policy.mesh]` that may be greater than one; with `pp`, the model is a `PipelinedModel`.
     """
 
     payload_kinds: frozenset[str] = frozenset({"tokens"})
-    mesh_axes: frozenset[str] = frozenset()
+    mesh_axes: frozenset[Axis] = frozenset()
 
 
 @attrs.frozen(kw_only=True)
@@ -115,8 +116,20 @@ class Model(Protocol):
         """Describe the model without building weights."""
         ...
 
-    def build(self, *, seed: int, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
+    def build(
+        self, *, seed: int, dtype: torch.dtype, device: torch.device, layout: Layout | None = None
+    ) -> torch.nn.Module:
         """Make the module: weights of `path` if given, else drawn from `seed` (bitwise the same each time).
+
+        With a layout, the module is this process's part of it: parameters are `DTensor`s where they are shards, and
+        their names stay those of the whole model. Every process of the mesh calls it. The weights do not depend on
+        the layout.
+
+        Args:
+            seed: Of weights that are drawn.
+            dtype: Of the parameters.
+            device: Where they are.
+            layout: How the module is spread; None for all of it in this process.
 
         Raises:
             CosmosError: A checkpoint is missing, truncated or of another architecture.
@@ -143,10 +156,18 @@ class Model(Protocol):
         """The completion of a payload as text (for rewards, reports); empty for what has no text."""
         ...
 
-    def pack(self, payloads: Sequence[Payload], *, budget: int) -> list[MicroBatch]:
+    def pack(
+        self, payloads: Sequence[Payload], *, budget: int, multiple: int = 1, is_uniform: bool = False
+    ) -> list[MicroBatch]:
         """Pack payloads into micro-batches of at most `budget` units each, every payload exactly once.
 
-        Deterministic in its arguments. Sequences never see one another.
+        Deterministic in its arguments. Sequences never see one another. Padding is never a decision.
+
+        Args:
+            payloads: What to pack.
+            budget: Most units of a micro-batch, before it is padded.
+            multiple: Units of each micro-batch are padded to a multiple of it (`cp` and `tp` split them evenly).
+            is_uniform: Whether all micro-batches are padded to one size (a pipeline passes on tensors of one shape).
 
         Raises:
             DataError: One payload alone exceeds the budget.
@@ -156,7 +177,11 @@ class Model(Protocol):
     def decide(
         self, module: torch.nn.Module, batch: MicroBatch, *, temperature: float, with_entropy: bool = False
     ) -> Decided:
-        """Evaluate the decisions of a micro-batch, in the order of `batch.sequences`."""
+        """Evaluate the decisions of a micro-batch, in the order of `batch.sequences`.
+
+        Every process that shares the sequences (all of `cp` and `tp`) is given the whole micro-batch, and returns all
+        of its decisions; the gradient of each reaches the parameters exactly once, summed over processes.
+        """
         ...
 
     def export(self, module: torch.nn.Module, directory: Path) -> None:
@@ -171,4 +196,37 @@ class Model(Protocol):
         Raises:
             ConfigError: `tokenizer` asks for something this family cannot make.
         """
+        ...
+
+
+class PipelinedModel(Model, Protocol):
+    """A model whose modules can be cut into stages (`pp` in `ModelCapabilities.mesh_axes`)."""
+
+    def stages(self, module: torch.nn.Module) -> Sequence[torch.nn.Module]:
+        """The stages that this process holds, in the order of the model."""
+        ...
+
+    def advance(self, stage: torch.nn.Module, batch: MicroBatch, received: torch.Tensor | None) -> torch.Tensor:
+        """Run a stage that is not the last.
+
+        Args:
+            stage: One of `stages`.
+            batch: The micro-batch.
+            received: What the stage before returned; None for the first stage.
+
+        Returns:
+            What the next stage receives: one tensor, whose shape depends on `batch.num_units` only; no view.
+        """
+        ...
+
+    def conclude(
+        self,
+        stage: torch.nn.Module,
+        batch: MicroBatch,
+        received: torch.Tensor,
+        *,
+        temperature: float,
+        with_entropy: bool = False,
+    ) -> Decided:
+        """Run the last stage (see `decide`)."""
         ...

@@ -21,7 +21,7 @@ def policy_memory(recipe: Recipe, facts: ModelFacts) -> dict[str, int]:
     """Bytes of one policy replica by part (parameters, gradients and optimizer in fp32)."""
     policy, published = recipe.policy, ITEM_SIZES[recipe.rollout.precision]
     item_size = ITEM_SIZES[policy.precision]
-    per_layer = 1 if policy.activation_checkpointing else _LAYER_BYTES_16BIT / 2
+    per_layer = 1 if policy.parallel.recompute == "full" else _LAYER_BYTES_16BIT / 2
     kept = policy.micro_batch_units * facts.hidden_size * item_size
     parts = {
         "parameters": 4 * facts.num_parameters,

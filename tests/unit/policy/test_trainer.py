@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from cosmos_core.config.schema import OptimizerConfig
+from cosmos_core.config.schema import OptimizerConfig, ParallelConfig
 from cosmos_core.errors import TrainingError
 from cosmos_core.policy.batch import Counts, TrainSequence
 from cosmos_core.policy.group import GradientGroupError, solo
@@ -220,7 +220,7 @@ def test_entropy_is_there_on_demand_only(model, kit):
 
 def test_activation_checkpointing_changes_no_bit(model, kit):
     sequences = kit.random_sequences(6)
-    plain, recomputing = kit.make_trainer(model), kit.make_trainer(model, activation_checkpointing=True)
+    plain, recomputing = kit.make_trainer(model), kit.make_trainer(model, parallel=ParallelConfig(recompute="full"))
     for trainer in (plain, recomputing):
         train(trainer, sequences, kit.counts_of(sequences))
     assert all(torch.equal(tensor, plain.state()[name]) for name, tensor in recomputing.state().items())

@@ -39,7 +39,7 @@ def test_memory_of_a_policy_replica_by_hand():
 
 
 def test_checkpointing_keeps_one_value_a_layer():
-    policy = {"precision": "bf16", "micro_batch_units": 100, "activation_checkpointing": True}
+    policy = {"precision": "bf16", "micro_batch_units": 100, "parallel": {"recompute": "full"}}
     assert policy_memory(recipe(policy=policy), FACTS)["activations (estimate)"] == 100 * 8 * 2 * 2
 
 

@@ -1,0 +1,118 @@
+"""The device mesh of a replica: its processes along named axes, made once.
+
+Processes are numbered with `pp` slowest, then `dp_replicate`, `dp_shard`, `cp`, and `tp` fastest, so that the axes
+that talk most are nearest. Experts see the same processes as (pp, dp_replicate, expert_shard, ep): `ep` takes over
+`tp`, then `cp`, then `dp_shard`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Final, get_args
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from cosmos_core.config.schema import MeshConfig
+from cosmos_core.policy.mesh.sizes import check_sizes, expert_shards, world_size
+from cosmos_core.protocols import Axis
+
+DENSE: Final = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+
+
+class DeviceMeshes:
+    """The arrangements of one replica's processes (see `protocols.Mesh`).
+
+    Args:
+        sizes: Processes along each axis.
+        rank: This process's number.
+        dense: (pp, dp_replicate, dp_shard, cp, tp); None for a replica of one process.
+        expert: (pp, dp_replicate, expert_shard, ep); None where `ep` is 1.
+    """
+
+    def __init__(
+        self, sizes: MeshConfig, rank: int, dense: DeviceMesh | None = None, expert: DeviceMesh | None = None
+    ) -> None:
+        self.sizes: Final = sizes
+        self._rank: Final = rank
+        self._dense: Final = dense
+        self._expert: Final = expert
+
+    @property
+    def rank(self) -> int:
+        """This process's place in the replica."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """Processes of the replica."""
+        return world_size(self.sizes)
+
+    def size(self, axis: Axis) -> int:
+        """Processes along an axis."""
+        return int(getattr(self.sizes, axis))
+
+    def place(self, axis: Axis) -> int:
+        """This process's place on an axis."""
+        return 0 if self.size(axis) == 1 else self.axis(axis).get_local_rank()
+
+    @functools.cached_property
+    def places(self) -> Mapping[str, int]:
+        """This process's place on every axis."""
+        return {axis: self.place(axis) for axis in get_args(Axis)}
+
+    def group(self, axis: Axis) -> dist.ProcessGroup:
+        """The processes that differ from this one on this axis only."""
+        return self.axis(axis).get_group()
+
+    def axis(self, axis: Axis) -> DeviceMesh:
+        """The 1-D device mesh of an axis."""
+        mesh = self._expert if axis == "ep" else self._dense
+        assert mesh is not None, f"the replica has no {axis} axis"
+        return mesh[axis]
+
+    @functools.cached_property
+    def weights(self) -> DeviceMesh:
+        """Where FSDP shards dense weights: `fsdp` is dp_shard · cp."""
+        assert self._dense is not None
+        # Asking for the flattened axis by name comes after `_flatten`, which registers it.
+        return self._dense["dp_replicate", "fsdp"] if self.sizes.dp_replicate > 1 else self._dense["fsdp"]
+
+    @functools.cached_property
+    def expert_weights(self) -> DeviceMesh:
+        """Where FSDP shards experts."""
+        assert self._expert is not None
+        is_replicated = self.sizes.dp_replicate > 1
+        return self._expert["dp_replicate", "expert_shard"] if is_replicated else self._expert["expert_shard"]
+
+
+def single() -> DeviceMeshes:
+    """A replica of one process; needs no process group."""
+    return DeviceMeshes(MeshConfig(), 0)
+
+
+def form_mesh(sizes: MeshConfig, device_type: str) -> DeviceMeshes:
+    """Arrange the processes of the default process group.
+
+    Args:
+        sizes: Processes along each axis; their product is the group's size.
+        device_type: `cpu` or `cuda`.
+
+    Raises:
+        ConfigError: The sizes do not fit together, or the group has another size.
+    """
+    check_sizes(sizes, dist.get_world_size() if dist.is_initialized() else 1)
+    if world_size(sizes) == 1:
+        return single()
+    shape = tuple(getattr(sizes, axis) for axis in DENSE)
+    dense = init_device_mesh(device_type, shape, mesh_dim_names=DENSE)
+    dense["dp_shard", "cp"]._flatten("fsdp")  # noqa: SLF001 - the documented way to join axes
+    expert = None
+    if sizes.ep > 1:
+        expert = init_device_mesh(
+            device_type,
+            (sizes.pp, sizes.dp_replicate, expert_shards(sizes), sizes.ep),
+            mesh_dim_names=("pp", "dp_replicate", "expert_shard", "ep"),
+        )
+    return DeviceMeshes(sizes, dist.get_rank(), dense, expert)

@@ -1,0 +1,15 @@
+"""What the server that test processes are forked from imports, once."""
+
+import torch
+import torch.distributed.checkpoint
+import torch.distributed.checkpoint.state_dict
+import torch.distributed.fsdp
+import torch.distributed.pipelining
+import torch.distributed.tensor.parallel
+import transformers.models.auto.modeling_auto
+import transformers.models.llama.modeling_llama
+import transformers.models.qwen3.modeling_qwen3  # noqa: F401
+
+import cosmos_core.policy.modeling  # noqa: F401
+
+torch.set_num_threads(1)

@@ -1,0 +1,39 @@
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from cosmos_core.testing.worlds import WorldFailedError, run_world
+
+
+def add(number):
+    total = torch.tensor([dist.get_rank() + number])
+    dist.all_reduce(total)
+    return dist.get_rank(), int(total)
+
+
+def fail_on(rank):
+    if dist.get_rank() == rank:
+        raise ValueError("no such luck")
+    dist.barrier()
+
+
+def die_on(rank):
+    if dist.get_rank() == rank:
+        os._exit(3)
+    dist.barrier()
+
+
+def test_results_are_in_the_order_of_ranks():
+    assert run_world(2, add, 10) == [(0, 21), (1, 21)]
+
+
+def test_the_first_failure_is_told_at_once():
+    with pytest.raises(WorldFailedError, match=r"(?s)rank 1 of 2 failed.*no such luck"):
+        run_world(2, fail_on, 1, timeout_s=30)
+
+
+def test_a_process_that_dies_is_told_at_once():
+    with pytest.raises(WorldFailedError, match=r"rank [01] of 2"):
+        run_world(2, die_on, 1, timeout_s=30)
