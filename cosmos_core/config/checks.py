@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from cosmos_core.config.mesh import mesh_problems
 from cosmos_core.config.nearest import suggestion
 from cosmos_core.config.schema import MeshConfig, OptimizerConfig, Recipe, SyncConfig
 from cosmos_core.errors import ConfigError
@@ -64,14 +65,14 @@ def _pace(sync: SyncConfig) -> Iterator[str]:
 
 
 def _meshes(recipe: Recipe) -> Iterator[str]:
-    for role, mesh in (("policy", recipe.policy.mesh), ("rollout", recipe.rollout.mesh)):
-        for field in attrs.fields(MeshConfig):
-            size = getattr(mesh, field.name)
-            if size != 1:
-                yield (
-                    f"{role}.mesh.{field.name}: must be 1, got {size}; in this release a replica is one process, "
-                    f"use {role}.replicas to spread the work"
-                )
+    yield from mesh_problems(recipe.policy.mesh)
+    for field in attrs.fields(MeshConfig):
+        size = getattr(recipe.rollout.mesh, field.name)
+        if size != 1:
+            yield (
+                f"rollout.mesh.{field.name}: must be 1, got {size}; a rollout replica is one process until engines run "
+                "on several, use rollout.replicas to spread the work"
+            )
 
 
 def _optimizers(recipe: Recipe) -> Iterator[str]:

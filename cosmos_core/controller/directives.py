@@ -5,6 +5,7 @@ from __future__ import annotations
 from cosmos_core.controller import publication
 from cosmos_core.controller.state import Replica, State
 from cosmos_core.transport.messages import PolicyDirective, RolloutDirective, WeightTarget
+from cosmos_core.transport.places import parted
 
 
 def directive_for(state: State, name: str) -> PolicyDirective | RolloutDirective:
@@ -27,13 +28,14 @@ def _weights(state: State, replica: Replica) -> WeightTarget | None:
     known = state.published.get(state.target)
     if known is None or not known.sources:
         return None
-    sources = [state.replicas[name] for name in sorted(known.sources)]
-    sources.sort(key=lambda source: source.host != replica.host)
+    replicas = [state.replicas[name] for name in sorted(known.sources)]
+    places = [place for source in replicas for place in parted(source.endpoints.get("weights", ""), source.host)]
+    places.sort(key=lambda place: place.host != replica.host)
     return WeightTarget(
         version=state.target,
         digest=known.digest,
-        sources=tuple(source.endpoints.get("weights", "") for source in sources),
-        hosts=tuple(source.host for source in sources),
+        sources=tuple(place.endpoint for place in places),
+        hosts=tuple(place.host for place in places),
     )
 
 

@@ -9,7 +9,12 @@ from cosmos_core.protocols import Kind
 
 KNOWN: Final[Mapping[tuple[Kind, str], str]] = {
     ("model", "llama"): "cosmos-model-llama",
+    ("model", "llama2"): "cosmos-model-llama",
     ("model", "qwen"): "cosmos-model-qwen",
+    ("model", "qwen-vl"): "cosmos-model-qwen-vl",
+    ("model", "qwen3-moe"): "cosmos-model-moe",
+    ("model", "deepseek"): "cosmos-model-moe",
+    ("model", "moonlight"): "cosmos-model-moe",
     ("algorithm", "grpo"): "cosmos-algorithm-grpo",
     ("algorithm", "dr-grpo"): "cosmos-algorithm-grpo",
     ("algorithm", "dapo"): "cosmos-algorithm-grpo",
@@ -17,6 +22,7 @@ KNOWN: Final[Mapping[tuple[Kind, str], str]] = {
     ("reward", "math"): "cosmos-reward-math",
     ("dataset", "arithmetic"): "cosmos-dataset-arithmetic",
     ("dataset", "jsonl"): "cosmos-dataset-jsonl",
+    ("dataset", "shapes"): "cosmos-dataset-shapes",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import torch
 
@@ -10,8 +11,11 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.stages import stages
 from cosmos_core.plugin.roles import load_algorithm, load_dataset, load_model, selections, source_of
 from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.policy.channel import open_channel
 from cosmos_core.policy.device import choose_device
-from cosmos_core.policy.group import GroupStore
+from cosmos_core.policy.forming import Bond, bond, form_world, leave
+from cosmos_core.policy.layout import layout_of
+from cosmos_core.policy.orders import FollowerOrders, LeaderOrders, Orders
 from cosmos_core.policy.publication import DTYPES, Publications
 from cosmos_core.policy.replica import Parts, PolicyReplica, UnitRate
 from cosmos_core.policy.restoring import restore
@@ -19,55 +23,81 @@ from cosmos_core.policy.saving import CheckpointSaver
 from cosmos_core.policy.share import ShareReader
 from cosmos_core.policy.step import StepRunner
 from cosmos_core.policy.trainer import Trainer
+from cosmos_core.policy.world import World
 from cosmos_core.protocols import Model
+from cosmos_core.replica.host import host_id
 from cosmos_core.replica.process import RoleArgs, run_role
 from cosmos_core.transport.payloads import PayloadClient
+from cosmos_core.transport.places import Place, joined, parted
 from cosmos_core.weights.publisher import WeightPublisher
 
-FLUSH_S = 10.0
+FLUSH_S: Final = 10.0
 
 
 def main(args: RoleArgs) -> None:
     """Train until the controller says stop."""
-    job, recipe = args.job, args.job.recipe
+    recipe = args.job.recipe
     torch.set_num_threads(recipe.launch.threads)
     torch.manual_seed(recipe.run.seed)
+    bound = bond(args)
+    with bound.line:
+        world = form_world(args, bound, choose_device(recipe.policy.device))
+        _work(args, bound, world)
+    leave(world)
+
+
+def _work(args: RoleArgs, bound: Bond, world: World) -> None:
+    job, recipe = args.job, args.job.recipe
     plugins = PluginSet.load(selections(recipe, ("model", "algorithm", "dataset")))
     model = load_model(job, plugins)
-    trainer = make_trainer(job, model)
+    trainer = make_trainer(job, model, world)
     begin_stage = stage_starter(job, plugins, trainer)
     begin_stage(0)
     if args.checkpoint is not None:
         restore(trainer, args.checkpoint, begin_stage)
-    store = GroupStore(recipe.control.bind)
     with WeightPublisher(job.run_id, recipe.control.bind) as publisher, PayloadClient() as payloads:
-        client = args.connect(
-            endpoints={"weights": publisher.endpoint, "store": store.endpoint},
-            step=trainer.step,
-            gauges=UnitRate(trainer),
-        )
+        weights = _weights_endpoint(publisher, world)
+        orders: Orders
+        if bound.store is not None:
+            client = args.connect(
+                endpoints={"weights": weights, "store": bound.store.endpoint},
+                step=trainer.step,
+                gauges=UnitRate(trainer),
+            )
+            orders = LeaderOrders(client, world, bound.line, args.stop)
+        else:
+            orders = FollowerOrders(world, bound.line)
         parts = Parts(
-            name=args.name,
+            name=args.replica,
             run_id=job.run_id,
-            host=store.host,
-            client=client,
+            host=bound.host,
+            orders=orders,
             trainer=trainer,
-            runner=StepRunner(trainer=trainer, reader=make_reader(job, plugins, model, payloads)),
-            publications=Publications(publisher, DTYPES[recipe.rollout.precision], client.report),
-            saver=CheckpointSaver(job.checkpoints, recipe.policy.checkpoint.keep, client.report),
+            runner=StepRunner(trainer=trainer, reader=make_reader(job, plugins, trainer, payloads)),
+            publications=Publications(publisher, DTYPES[recipe.rollout.precision], orders.report, open_channel()),
+            saver=CheckpointSaver(job.checkpoints, recipe.policy.checkpoint.keep, orders.report, open_channel()),
             begin_stage=begin_stage,
-            stop=args.stop,
         )
         PolicyReplica(parts).run()
-        client.flush(FLUSH_S)
+        if args.client is not None:
+            args.client.flush(FLUSH_S)
 
 
-def make_trainer(job: Job, model: Model) -> Trainer:
+def _weights_endpoint(publisher: WeightPublisher, world: World) -> str:
+    """Where all processes of the replica serve what they hold."""
+    if world.size == 1:
+        return publisher.endpoint
+    said = world.exchange(joined([Place(endpoint=publisher.endpoint, host=host_id())]).encode())
+    return joined(place for words in said for place in parted(words.decode(), ""))
+
+
+def make_trainer(job: Job, model: Model, world: World) -> Trainer:
     """The initial weights of a job, ready to train."""
     policy = job.recipe.policy
     device = choose_device(policy.device)
-    module = model.build(seed=job.recipe.run.seed, dtype=torch.float32, device=device)
-    return Trainer(model=model, module=module, policy=policy, device=device)
+    layout = layout_of(policy, world.mesh, device.type)
+    module = model.build(seed=job.recipe.run.seed, dtype=torch.float32, device=device, layout=layout)
+    return Trainer(model=model, module=module, policy=policy, device=device, world=world)
 
 
 def stage_starter(job: Job, plugins: PluginSet, trainer: Trainer) -> Callable[[int], None]:
@@ -82,8 +112,9 @@ def stage_starter(job: Job, plugins: PluginSet, trainer: Trainer) -> Callable[[i
     return begin
 
 
-def make_reader(job: Job, plugins: PluginSet, model: Model, payloads: PayloadClient) -> ShareReader:
+def make_reader(job: Job, plugins: PluginSet, trainer: Trainer, payloads: PayloadClient) -> ShareReader:
     """Reads shares; the dataset is loaded only where a stage learns from demonstrations."""
+    model = trainer.model
     imitates = any(source_of(plugins, stage) == "demonstrations" for stage in stages(job.recipe))
     dataset = load_dataset(job, plugins) if imitates else None
     return ShareReader(
@@ -91,6 +122,7 @@ def make_reader(job: Job, plugins: PluginSet, model: Model, payloads: PayloadCli
         payloads=payloads,
         dataset=dataset,
         longest=min(model.facts().context_length, job.recipe.policy.micro_batch_units),
+        world=trainer.world,
     )
 
 

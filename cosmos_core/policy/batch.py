@@ -67,13 +67,15 @@ class Share:
     """What one replica trains on in one step.
 
     Attributes:
-        sequences: Those that go through the model.
-        counts: Of the share.
+        sequences: Those that go through the model in this process (all of them in a replica of one process).
+        counts: Of the replica's share.
+        filler: A sequence to keep step with, where this process has none and others of its replica have some.
         dropped: Demonstrations that cannot be used: (position, reason).
     """
 
     sequences: tuple[TrainSequence, ...]
     counts: Counts
+    filler: TrainSequence | None = None
     dropped: tuple[tuple[int, str], ...] = ()
 
 
@@ -138,10 +140,20 @@ def requests(wanted: Sequence[Wanted]) -> dict[str, list[int]]:
     return by_endpoint
 
 
-def rollout_share(
-    wanted: Sequence[Wanted], trained: Sequence[Wanted], payloads: Mapping[int, Sequence[Payload]]
-) -> Share:
-    """A share of finished groups, with the payloads that were fetched.
+def counts_of(wanted: Sequence[Wanted], trained: Sequence[Wanted]) -> Counts:
+    """Counts of a share of finished groups."""
+    return Counts(
+        sequences=len(wanted),
+        decisions=sum(item.sample.num_units for item in wanted),
+        prompt_units=sum(item.sample.num_prompt_units for item in wanted),
+        trained=len(trained),
+    )
+
+
+def rollout_sequences(
+    trained: Sequence[Wanted], payloads: Mapping[int, Sequence[Payload]]
+) -> tuple[TrainSequence, ...]:
+    """Sequences of finished groups, with the payloads that were fetched.
 
     Raises:
         MissingPayloadsError: A lease is absent, or what lies under it is not what was reported.
@@ -149,16 +161,9 @@ def rollout_share(
     missing = sorted({item.group.lease for item in trained if not _is_held(item, payloads)})
     if missing:
         raise MissingPayloadsError(missing, f"the payloads of {len(missing)} leases are gone or not as reported")
-    counts = Counts(
-        sequences=len(wanted),
-        decisions=sum(item.sample.num_units for item in wanted),
-        prompt_units=sum(item.sample.num_prompt_units for item in wanted),
-        trained=len(trained),
-    )
-    sequences = (
+    return tuple(
         TrainSequence(payload=payloads[item.group.lease][item.place], advantage=item.advantage) for item in trained
     )
-    return Share(sequences=tuple(sequences), counts=counts)
 
 
 def _is_held(item: Wanted, payloads: Mapping[int, Sequence[Payload]]) -> bool:

@@ -1,45 +1,110 @@
-"""All gradients of a replica in one buffer: one all-reduce, one norm, one fill."""
+"""All gradients of a process in one buffer: one all-reduce, one norm, one fill."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
+from torch.distributed.tensor import DTensor
 
 
 class GradientBuffer:
-    """Owns the `.grad` of each trainable parameter as a view of one float32 buffer.
+    """Owns the `.grad` of each trainable parameter as a view of one float32 buffer; of a shard, the local part.
 
     Parameters that a batch does not touch have a gradient of zero, never None, so that a step on any share of a batch
     updates the same tensors.
+
+    Args:
+        parameters: By name.
+        processes: Processes that together hold each parameter once: those of one pipeline stage.
+        twice: Names of parameters that another stage holds, too: each counts half in the norm.
     """
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        size = sum(parameter.numel() for parameter in self._parameters)
-        device = self._parameters[0].device
-        self.flat = torch.zeros(size, dtype=torch.float32, device=device)
+    def __init__(
+        self, parameters: Mapping[str, torch.nn.Parameter], *, processes: int = 1, twice: Sequence[str] = ()
+    ) -> None:
+        self._parameters = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+        locals_ = [local(parameter) for parameter in self._parameters.values()]
+        sizes = [tensor.numel() for tensor in locals_]
+        # A stage of a pipeline, or a process of adapters, may have nothing to train.
+        device = locals_[0].device if locals_ else torch.device("cpu")
+        self.flat = torch.zeros(sum(sizes), dtype=torch.float32, device=device)
         self._views = [
-            part.view_as(parameter)
-            for part, parameter in zip(
-                torch.split(self.flat, [parameter.numel() for parameter in self._parameters]),
-                self._parameters,
-                strict=True,
-            )
+            part.view(tensor.shape) for part, tensor in zip(torch.split(self.flat, sizes), locals_, strict=True)
+        ]
+        self._copies = [
+            num_copies(parameter, processes) * (2 if name in twice else 1)
+            for name, parameter in self._parameters.items()
         ]
         self.zero()
 
     def zero(self) -> None:
         """Forget what was accumulated."""
         self.flat.zero_()
-        for parameter, view in zip(self._parameters, self._views, strict=True):
-            parameter.grad = view
+        for parameter, view in zip(self._parameters.values(), self._views, strict=True):
+            parameter.grad = _like(parameter, view)
 
-    def norm(self) -> float:
-        """The global L2 norm; not finite if any gradient is not."""
-        return float(torch.linalg.vector_norm(self.flat))
+    def collect(self) -> None:
+        """Bring into the buffer what autograd put elsewhere instead of adding to it."""
+        for parameter, view in zip(self._parameters.values(), self._views, strict=True):
+            grad = parameter.grad
+            assert grad is not None, "gradients are assigned before the backward pass"
+            part = local(grad)
+            if part.data_ptr() != view.data_ptr():
+                view.copy_(part)
+                parameter.grad = _like(parameter, view)
+
+    def of(self, name: str) -> torch.Tensor:
+        """The part of the buffer that is the gradient of a parameter."""
+        return self._views[list(self._parameters).index(name)]
+
+    def square(self) -> torch.Tensor:
+        """This process's part of the squared norm, float64 []: over all processes of a replica they add up to it."""
+        sums = torch.zeros((), dtype=torch.float64, device=self.flat.device)
+        for copies, part in self._runs():
+            sums += torch.linalg.vector_norm(part, dtype=torch.float64).square() / copies
+        return sums
 
     def clip(self, norm: float, limit: float) -> None:
         """Scale to at most `limit`, given the present norm; 0 does not clip."""
         if limit > 0.0 and norm > limit:
             self.flat.mul_(limit / (norm + 1e-6))
+
+    def _runs(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """Neighbouring parameters of which there are as many copies, as one part of the buffer."""
+        start = end = copies = 0
+        for view, number in zip(self._views, self._copies, strict=True):
+            if number != copies and end > start:
+                yield copies, self.flat[start:end]
+                start = end
+            copies, end = number, end + view.numel()
+        if end > start:
+            yield copies, self.flat[start:end]
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that this process holds."""
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def num_copies(parameter: torch.Tensor, processes: int) -> int:
+    """How many of `processes` hold the same elements."""
+    if not isinstance(parameter, DTensor):
+        return processes
+    mesh = parameter.device_mesh
+    parts = [mesh.size(dim) for dim, placement in enumerate(parameter.placements) if not placement.is_replicate()]
+    return processes // math.prod(parts)
+
+
+def _like(parameter: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+    if not isinstance(parameter, DTensor):
+        return view
+    return DTensor.from_local(
+        view,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )

@@ -1,31 +1,32 @@
 """The gradient group of a generation: the replicas that train a step together, and their collectives.
 
 Each replica is its own world; the group is a process group built for one generation, outside `torch.distributed`'s
-default group, so replicas come and go. A collective that fails, or that a newer generation makes pointless, raises
-`GradientGroupError`: the step's gradients are then partial and must be discarded.
+default group, so replicas come and go. Of replicas of several processes, those of equal rank form a group each. A
+collective that fails on any of them, or that a newer generation makes pointless, raises `GradientGroupError` on every
+process of the replica: the step's gradients are then partial and must be discarded.
 """
 
 from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from cosmos_core.errors import TrainingError, TransportError
+from cosmos_core.policy.frames import all_gathered
+from cosmos_core.policy.world import World, single_world
 
 FORM_TIMEOUT_S: Final = 60.0
 """Time for all members to appear; the controller has seen each of them alive."""
 COLLECTIVE_TIMEOUT_S: Final = 1800.0
 """A last resort: a lost member is noticed by its closed sockets, or by a newer generation."""
-
-SMALL_BYTES: Final = 1024
-"""Messages up to this size are exchanged in one round."""
 
 Collectives: TypeAlias = Any
 """ProcessGroupGloo or ProcessGroupNCCL: torch gives them no common public type."""
@@ -39,21 +40,23 @@ class GradientGroupError(TrainingError):
 
 
 class GroupStore:
-    """The rendezvous that each replica hosts, for generations of which it is the first member.
+    """The rendezvous that each replica's leader hosts, for generations of which the replica is the first member.
 
     Args:
         bind: Address of this machine to listen on; 0.0.0.0 for all.
+
+    Attributes:
+        shared: The store itself; the processes of this replica meet there, too.
 
     Raises:
         TransportError: The address cannot be listened on.
     """
 
     def __init__(self, bind: str) -> None:
-        is_wild = bind in {"0.0.0.0", "::", "*"}  # noqa: S104 - compared, not bound
-        self._host = own_address() if is_wild else bind
+        self._host = host_of(bind)
         # Left to itself, torch listens on every address of the machine.
         listening = _listen("" if bind == "*" else bind)
-        self._store = TCPStore(
+        self.shared: Final = TCPStore(
             self._host,
             listening.getsockname()[1],
             None,
@@ -69,18 +72,26 @@ class GroupStore:
         return self._host
 
     @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self.shared.port)
+
+    @property
     def endpoint(self) -> str:
         """`tcp://HOST:PORT`, for `Hello.endpoints["store"]`."""
-        return f"tcp://{self._host}:{self._store.port}"
+        return f"tcp://{self._host}:{self.port}"
 
 
 class GradientGroup:
     """The members of one generation, in rank order. A group of one needs no network.
 
+    All processes of a replica call each method, in the same order, and it succeeds on all or on none.
+
     Args:
         generation: Its number.
         rank: This replica's place.
         size: Number of members.
+        world: The processes of this replica.
         backend: The process group; None for a group of one.
         device: Where the backend takes tensors.
         interrupted: Whether waiting has become pointless (a newer generation, the end of the process).
@@ -95,10 +106,12 @@ class GradientGroup:
         backend: Collectives | None,
         device: torch.device,
         interrupted: Callable[[], bool],
+        world: World | None = None,
     ) -> None:
         self.generation = generation
         self.rank = rank
         self.size = size
+        self._world = single_world() if world is None else world
         self._backend = backend
         self._interrupted = interrupted
         self._device = device
@@ -109,37 +122,66 @@ class GradientGroup:
         Raises:
             GradientGroupError: The group broke.
         """
-        if self.size > 1:
-            self._run(lambda backend: backend.allreduce([tensor]))
+        self._together(lambda: self._run(lambda backend: backend.allreduce([tensor])))
 
-    def copy(self, tensor: torch.Tensor, source: int) -> None:
-        """Overwrite a tensor with the one of member `source`.
+    def copy(self, tensors: Iterable[torch.Tensor], source: int) -> None:
+        """Overwrite tensors with those of member `source`.
 
         Raises:
             GradientGroupError: The group broke.
         """
-        if self.size > 1:
-            options = dist.BroadcastOptions()
-            options.rootRank = source
-            self._run(lambda backend: backend.broadcast([tensor], options))
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+
+        def start(tensor: torch.Tensor) -> Callable[[Collectives], dist.Work]:
+            return lambda backend: backend.broadcast([tensor], options)
+
+        def copy_all() -> None:
+            for tensor in tensors:
+                self._run(start(tensor))
+
+        self._together(copy_all)
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """Give each member's bytes to every member, in rank order.
+        """Give the bytes of each member's leader to every process of every member, in rank order.
 
         Raises:
             GradientGroupError: The group broke.
         """
-        if self.size == 1:
-            return [data]
-        first = self._gather(_framed(data[:SMALL_BYTES], len(data), SMALL_BYTES))
-        sizes = [int.from_bytes(part[:8], "little") for part in first]
-        longest = max(sizes)
-        parts = first if longest <= SMALL_BYTES else self._gather(_framed(data, len(data), longest))
-        return [part[8 : 8 + size] for part, size in zip(parts, sizes, strict=True)]
+        answers = [data]
+
+        def exchange() -> None:
+            if self._world.is_leader:
+                answers[:] = all_gathered(data, self._gather)
+
+        self._together(exchange)
+        if self._world.size == 1:
+            return answers
+        shared = self._world.share(msgspec.msgpack.encode(answers))
+        return msgspec.msgpack.decode(shared, type=list[bytes])
 
     def close(self) -> None:
         """Leave the group."""
         self._backend = None
+
+    def _together(self, work: Callable[[], None]) -> None:
+        """Do what every process of the replica does with those of its rank elsewhere, and agree whether it worked.
+
+        A rank whose own group is fine must not apply what another's could not reduce.
+        """
+        if self.size == 1:
+            return
+        problem: GradientGroupError | None = None
+        try:
+            work()
+        except GradientGroupError as error:
+            problem = error
+        # The leader goes on looking out for newer generations: a rank that still waits needs to be told.
+        if not self._world.agree(problem is None, self._interrupted):
+            self._give_up()
+            raise problem or GradientGroupError(
+                f"generation {self.generation}: a collective failed in another process of this replica"
+            )
 
     def _gather(self, data: bytearray) -> list[bytes]:
         """Bytes of equal size from every member, in rank order."""
@@ -173,15 +215,12 @@ class GradientGroup:
         self._backend = None
 
 
-def _framed(data: bytes, size: int, room: int) -> bytearray:
-    """The whole message's size in 8 bytes, then what there is of it, padded to `room`."""
-    return bytearray(size.to_bytes(8, "little") + data.ljust(room, b"\0"))
-
-
-def solo(generation: int = 0) -> GradientGroup:
+def solo(generation: int = 0, world: World | None = None) -> GradientGroup:
     """A group of one."""
     cpu = torch.device("cpu")
-    return GradientGroup(generation=generation, rank=0, size=1, backend=None, device=cpu, interrupted=lambda: False)
+    return GradientGroup(
+        generation=generation, rank=0, size=1, backend=None, device=cpu, interrupted=lambda: False, world=world
+    )
 
 
 def form_group(
@@ -194,11 +233,12 @@ def form_group(
     device: torch.device,
     interrupted: Callable[[], bool],
     timeout_s: float = FORM_TIMEOUT_S,
+    world: World | None = None,
 ) -> GradientGroup:
-    """Meet the other members and build the process group.
+    """Meet the other members and build the process group; all processes of the replica call it.
 
     Args:
-        generation: Number of the generation; each has its own names in the store.
+        generation: Number of the generation; each has its own names in the store, for each rank of a replica.
         rank: This replica's place.
         size: Number of members.
         store: `store` endpoint of member 0.
@@ -206,29 +246,61 @@ def form_group(
         device: Where gradients are: gloo for the CPU, NCCL for CUDA.
         interrupted: Whether waiting has become pointless.
         timeout_s: Longest wait for the other members.
+        world: The processes of this replica.
 
     Raises:
-        GradientGroupError: A member did not appear, or the process group could not be built.
+        GradientGroupError: A member did not appear, or the process group could not be built, for any process.
     """
+    world = single_world() if world is None else world
     if size == 1:
-        return solo(generation)
+        return solo(generation, world)
+    backend: Collectives | None = None
+    problem: GradientGroupError | None = None
+    try:
+        backend = _joined(generation, rank, size, store, host, device, interrupted, timeout_s, world.rank)
+    except GradientGroupError as error:
+        problem = error
+    if not world.agree(problem is None, interrupted):
+        _PARKED.append(backend)
+        raise problem or GradientGroupError(
+            f"generation {generation}: another process of this replica could not join at {store}"
+        )
+    return GradientGroup(
+        generation=generation,
+        rank=rank,
+        size=size,
+        backend=backend,
+        device=device,
+        interrupted=interrupted,
+        world=world,
+    )
+
+
+def _joined(  # noqa: PLR0917
+    generation: int,
+    rank: int,
+    size: int,
+    store: str,
+    host: str,
+    device: torch.device,
+    interrupted: Callable[[], bool],
+    timeout_s: float,
+    place: int,
+) -> Collectives:
     address, _, port = store.removeprefix("tcp://").rpartition(":")
     try:
         # RuntimeError is what torch's stores and groups raise on every kind of failure.
         shared = PrefixStore(
-            f"generation-{generation}",
+            f"generation-{generation}/rank-{place}",
             TCPStore(
                 address, int(port), None, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
             ),
         )
         _meet(shared, rank, size, generation, interrupted, timeout_s)
-        backend = _build(shared, rank, size, host, device)
+        return _build(shared, rank, size, host, device)
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().split("\n", 1)[0]
         raise GradientGroupError(f"generation {generation}: cannot join at {store}: {reason}") from error
-    return GradientGroup(
-        generation=generation, rank=rank, size=size, backend=backend, device=device, interrupted=interrupted
-    )
 
 
 def _meet(  # noqa: PLR0917
@@ -267,6 +339,12 @@ def _listen(bind: str) -> socket.socket:
         raise TransportError(
             f"cannot listen on {bind} ({error.strerror or error}); set control.bind to an address of this machine"
         ) from error
+
+
+def host_of(bind: str) -> str:
+    """The address that others reach this machine at, which listens on `bind`."""
+    is_wild = bind in {"0.0.0.0", "::", "*"}  # noqa: S104 - compared, not bound
+    return own_address() if is_wild else bind
 
 
 def own_address() -> str:

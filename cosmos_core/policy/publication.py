@@ -1,4 +1,8 @@
-"""Publishes weight versions: the snapshot on the training thread, its digest and announcement on another."""
+"""Publishes weight versions: the snapshot on the training thread, its digest and announcement on another.
+
+Each process of a replica publishes what it holds, and of what several hold the first of them publishes it. The digest
+that all of them announce is the sum of theirs, hence the one that a single process would announce.
+"""
 
 from __future__ import annotations
 
@@ -6,45 +10,77 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
+import attrs
+import msgspec
 import torch
 
+from cosmos_core.policy.channel import Channel
 from cosmos_core.transport.messages import WeightsPublished
+from cosmos_core.weights.digest import add_digests
+from cosmos_core.weights.held import all_held, owned
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.snapshot import Snapshot
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
+@attrs.frozen(kw_only=True)
+class _Part:
+    """What one process contributes to a version."""
+
+    digests: dict[str, int]
+    nbytes: int
+
+
 class Publications:
-    """What this replica has published.
+    """What this process has published.
 
     Args:
         publisher: Holds and serves the snapshots.
         dtype: The rollout replicas' precision.
-        report: Told of each version once it can be read, on the background thread.
+        report: Told of each version once it can be read everywhere, on the background thread of the leader.
+        channel: Between the processes of the replica, for the background thread alone.
 
     Attributes:
         newest: Newest version published or about to be; -1 before the first.
     """
 
     def __init__(
-        self, publisher: WeightPublisher, dtype: torch.dtype, report: Callable[[WeightsPublished], None]
+        self,
+        publisher: WeightPublisher,
+        dtype: torch.dtype,
+        report: Callable[[WeightsPublished], None],
+        channel: Channel | None = None,
     ) -> None:
         self.newest = -1
         self._publisher = publisher
         self._dtype = dtype
         self._report = report
+        self._channel = channel if channel is not None else Channel()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publication")
         self._sealing: list[Future[None]] = []
+        self._owned: frozenset[str] | None = None
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy the weights; they may change as soon as this returns.
+        """Copy the weights; they may change as soon as this returns. All processes of the replica call it.
 
         Raises:
-            WeightSyncError: There is no room for the copy, or an earlier publication failed.
+            WeightSyncError: There is no room for the copy, an earlier publication failed, or the weights are spread
+                in a way that cannot be published.
         """
         self.check()
-        snapshot = self._publisher.stage(version, tensors, self._dtype)
+        shares = all_held(tensors)
+        if self._owned is None:
+            # Who holds what is the same at every version. The thread owns the channel, hence asks.
+            rank, exchange = self._channel.rank, self._channel.exchange
+            self._owned = self._thread.submit(owned, shares, rank, exchange).result()
+        mine = {name: share for name, share in shares.items() if name in self._owned}
+        snapshot = self._publisher.stage(
+            version,
+            {name: share.tensor for name, share in mine.items()},
+            self._dtype,
+            placements={name: share.placement for name, share in mine.items()},
+        )
         self.newest = version
         self._sealing.append(self._thread.submit(self._seal, snapshot))
 
@@ -68,4 +104,11 @@ class Publications:
         self.check()
 
     def _seal(self, snapshot: Snapshot) -> None:
-        self._report(self._publisher.seal(snapshot))
+        part = _Part(digests=snapshot.digests(), nbytes=snapshot.nbytes)
+        said = self._channel.exchange(msgspec.msgpack.encode(part))
+        parts = [msgspec.msgpack.decode(each, type=_Part) for each in said]
+        published = self._publisher.seal(snapshot, digests=add_digests(each.digests for each in parts))
+        # Every process serves it before anybody is told.
+        self._channel.exchange(b"")
+        if self._channel.is_leader:
+            self._report(attrs.evolve(published, nbytes=sum(each.nbytes for each in parts)))

@@ -8,7 +8,8 @@ the description is then made of that, type by type. A checkpoint from a stranger
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+import warnings
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -16,8 +17,12 @@ import torch
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader  # its documented home
 from torch.distributed.checkpoint.filesystem import _StorageInfo  # what a reader finds the tensors by
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 
-from cosmos_core.policy.saving import WRITE_ERRORS
+from cosmos_core.errors import CheckpointError
+from cosmos_core.policy.planners import SharesToLoad
+from cosmos_core.policy.saving import RNG, WRITE_ERRORS
+from cosmos_core.weights.held import Held
 
 READ_ERRORS: Final = (*WRITE_ERRORS, pickle.UnpicklingError)
 """What file systems, torch's reader and this one raise."""
@@ -57,6 +62,48 @@ class CheckpointReader(FsspecReader):
             except _DAMAGE as error:
                 reason = f"{type(error).__name__}: {error}"
                 raise pickle.UnpicklingError(f"its description cannot be read ({reason})") from error
+
+
+def load_shares(path: str, targets: Mapping[str, Held], names: Collection[str] | None = None) -> None:
+    """Overwrite shares of tensors with what a checkpoint holds of them.
+
+    Args:
+        path: Path or URL of the checkpoint.
+        targets: What this process holds, by the names in the checkpoint.
+        names: All names that the checkpoint should have; None if it may have any others.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged, or of another model.
+    """
+    try:
+        reader = CheckpointReader(path)
+        difference = next(_differences(reader.read_metadata(), targets, names), None)
+        if difference is not None:
+            raise CheckpointError(f"{path} is of another model: {difference}")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+            load(
+                {name: share.tensor for name, share in targets.items()},
+                storage_reader=reader,
+                planner=SharesToLoad(targets),
+                no_dist=True,
+            )
+    except READ_ERRORS as error:
+        reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+        raise CheckpointError(f"{path} is damaged: {reason}") from error
+
+
+def _differences(metadata: Metadata, targets: Mapping[str, Held], names: Collection[str] | None) -> Iterator[str]:
+    saved = metadata.state_dict_metadata
+    for name, share in targets.items():
+        entry = saved.get(name)
+        if not isinstance(entry, TensorStorageMetadata):
+            yield f"it lacks {name}"
+        elif name != RNG and tuple(entry.size) != share.placement.shape:
+            yield f"{name} has shape {tuple(entry.size)} there and {share.placement.shape} here"
+    for name in saved:
+        if names is not None and name not in names:
+            yield f"it has {name}, which this model lacks"
 
 
 class _Part(dict[str, Any]):

@@ -1,9 +1,11 @@
-"""The policy replica: makes what its directive says so, one thing at a time, on the main thread."""
+"""The policy replica: makes what its directive says so, one thing at a time, on the main thread.
+
+Every process of a replica runs this, on the same directives.
+"""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import Final
@@ -12,12 +14,12 @@ import attrs
 
 from cosmos_core.policy.checkpoint import Place
 from cosmos_core.policy.group import GradientGroup, GradientGroupError, form_group
+from cosmos_core.policy.orders import Orders
 from cosmos_core.policy.publication import Publications
 from cosmos_core.policy.saving import CheckpointSaver
 from cosmos_core.policy.step import StepRunner
 from cosmos_core.policy.trainer import Trainer
 from cosmos_core.policy.transfer import transfer_state
-from cosmos_core.replica.client import ControlClient
 from cosmos_core.transport.messages import (
     GenerationFailed,
     GenerationFormed,
@@ -42,25 +44,23 @@ class Parts:
         name: The replica's name.
         run_id: The run.
         host: Address of this machine for the gradient group.
-        client: The line to the controller.
+        orders: What to do.
         trainer: The weights.
         runner: Runs steps.
         publications: Publishes versions.
         saver: Writes checkpoints.
         begin_stage: Makes the trainer take up a stage, by index.
-        stop: Set when the process shall end.
     """
 
     name: str
     run_id: str
     host: str
-    client: ControlClient
+    orders: Orders
     trainer: Trainer
     runner: StepRunner
     publications: Publications
     saver: CheckpointSaver
     begin_stage: Callable[[int], None]
-    stop: threading.Event
 
 
 class PolicyReplica:
@@ -69,8 +69,6 @@ class PolicyReplica:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._trainer = parts.trainer
-        self._revision = 0
-        self._unread: PolicyDirective | None = None
         self._group: GradientGroup | None = None
         self._settled_generation = 0
         self._saved = -1
@@ -79,13 +77,13 @@ class PolicyReplica:
         self._idle_since = time.perf_counter()
 
     def run(self) -> None:
-        """Work until the directive says stop, or the process shall end.
+        """Work until the directive says stop.
 
         Raises:
             CosmosError: The replica cannot go on.
         """
-        while not self._parts.stop.is_set():
-            directive = self._next(POLL_S)
+        while True:
+            directive = self._parts.orders.next(POLL_S)
             self._parts.publications.check()
             self._parts.saver.check()
             if directive is None:
@@ -95,17 +93,6 @@ class PolicyReplica:
             self._reconcile(directive)
         self._parts.saver.wait()
         self._parts.publications.close()
-
-    def _next(self, timeout_s: float) -> PolicyDirective | None:
-        self._look(timeout_s if self._unread is None else 0.0)
-        directive, self._unread = self._unread, None
-        return directive
-
-    def _look(self, timeout_s: float) -> None:
-        found = self._parts.client.wait_directive(self._revision, timeout_s)
-        if found is not None:
-            self._revision = found.revision
-            self._unread = found.policy or self._unread
 
     def _reconcile(self, directive: PolicyDirective) -> None:
         self._parts.publications.retain(directive.retain)
@@ -153,7 +140,8 @@ class PolicyReplica:
                 store=order.store,
                 host=self._parts.host,
                 device=self._trainer.device,
-                interrupted=self._is_interrupted,
+                interrupted=lambda: self._parts.orders.is_pointless(order.generation),
+                world=self._trainer.world,
             )
             if order.transfer and group.size > 1:
                 transfer_state(self._trainer, group, order.source, self._parts.begin_stage)
@@ -161,9 +149,9 @@ class PolicyReplica:
             self._fail_generation(error)
             return
         self._group = group
-        self._parts.client.set_step(self._trainer.step)
+        self._parts.orders.set_step(self._trainer.step)
         _LOG.info("generation %d: rank %d of %d", order.generation, group.rank, group.size)
-        self._parts.client.report(GenerationFormed(generation=order.generation, step=self._trainer.step))
+        self._parts.orders.report(GenerationFormed(generation=order.generation, step=self._trainer.step))
 
     def _train(self, order: TrainOrder, group: GradientGroup) -> None:
         key = (order.step, order.attempt, group.generation)
@@ -186,28 +174,19 @@ class PolicyReplica:
             self._idle_since = time.perf_counter()
         if isinstance(outcome, StepDone):
             self._last = outcome
-            self._parts.client.set_step(order.step)
-        self._parts.client.report(outcome)
+            self._parts.orders.set_step(order.step)
+        self._parts.orders.report(outcome)
 
     def _answer_again(self, order: TrainOrder, group: GradientGroup) -> None:
         """A step that was applied before its group broke is done, whatever the attempt that asks for it now."""
         last = self._last
         if last is not None and order.step == last.step == self._trainer.step:
-            self._parts.client.report(attrs.evolve(last, attempt=order.attempt, generation=group.generation))
+            self._parts.orders.report(attrs.evolve(last, attempt=order.attempt, generation=group.generation))
 
     def _fail_generation(self, error: GradientGroupError) -> None:
         _LOG.warning("%s", error)
         self._group = None
-        self._parts.client.report(GenerationFailed(generation=self._settled_generation, reason=str(error)))
-
-    def _is_interrupted(self) -> bool:
-        """Whether a wait for other members has become pointless."""
-        self._look(0.0)
-        unread = self._unread
-        if self._parts.stop.is_set() or (unread is not None and unread.stop):
-            return True
-        newer = unread.generation if unread is not None else None
-        return newer is not None and newer.generation > self._settled_generation
+        self._parts.orders.report(GenerationFailed(generation=self._settled_generation, reason=str(error)))
 
 
 def _nothing() -> None:

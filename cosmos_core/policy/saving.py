@@ -1,4 +1,7 @@
-"""Writes checkpoints beside training: the state is copied first, then written by a thread."""
+"""Writes checkpoints beside training: the state is copied first, then written by a thread.
+
+Each process of a replica writes what it holds; the leader names the folder, marks it complete and reports.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
+import msgspec
 import psutil
 import torch
 from fsspec.core import url_to_fs
@@ -22,8 +26,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from cosmos_core.errors import CheckpointError
+from cosmos_core.policy.channel import Channel
 from cosmos_core.policy.checkpoint import COMPLETE, Place, marker, path_of, prune
+from cosmos_core.policy.planners import SharesToSave
 from cosmos_core.transport.messages import CheckpointFailed, CheckpointSaved
+from cosmos_core.weights.held import Held, all_held, held
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -35,34 +42,53 @@ RNG: Final = "rng"
 
 @attrs.frozen(kw_only=True, eq=False)
 class Copied:
-    """A state on the CPU that nothing else writes to."""
+    """This process's part of a state, on the CPU, where nothing else writes to it."""
 
     place: Place
-    tensors: Mapping[str, torch.Tensor]
+    shares: Mapping[str, Held]
+
+
+@attrs.frozen(kw_only=True)
+class _Word:
+    """What the leader settled, or why it could not."""
+
+    said: str = ""
+    failure: str = ""
 
 
 def copy_state(state: Mapping[str, torch.Tensor], place: Place) -> Copied:
-    """Copy a trainer's tensors, and the random state of this process, to the CPU."""
-    tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
-    tensors[RNG] = torch.get_rng_state()
-    return Copied(place=place, tensors=tensors)
+    """Copy what this process holds of a trainer's tensors, and its random state, to the CPU.
+
+    Every process has the same random state, so one is saved; which one does not matter.
+    """
+    shares = {
+        name: attrs.evolve(share, tensor=share.tensor.to("cpu", copy=True)) for name, share in all_held(state).items()
+    }
+    return Copied(place=place, shares={**shares, RNG: held(torch.get_rng_state())})
 
 
-def write_checkpoint(url: str, copied: Copied) -> str:
+def write_checkpoint(url: str, copied: Copied, channel: Channel | None = None) -> str:
     """Write a checkpoint so that it is there completely or not at all; its path.
 
     On a local disk the folder is written under another name and renamed; elsewhere the marker is written last.
 
+    Args:
+        url: Folder of the checkpoints, which all processes see.
+        copied: This process's part.
+        channel: Between the processes of the replica, all of which write.
+
     Raises:
         CheckpointError: It cannot be written; what was written of it is removed.
+        TransportError: A process of the replica is gone.
     """
     path = path_of(url, copied.place.step)
+    channel = channel if channel is not None else Channel()
     try:
         files, root = url_to_fs(path)
         if isinstance(files, LocalFileSystem):
-            _write_local(Path(root), copied)
+            _write_local(Path(root), copied, channel)
         else:
-            _write_remote(files, root, path, copied)
+            _write_remote(files, root, path, copied, channel)
     except WRITE_ERRORS as error:
         raise CheckpointError(f"no checkpoint at {path}: {_reason(error)}") from error
     return path
@@ -74,18 +100,29 @@ class CheckpointSaver:
     Args:
         url: Folder of the checkpoints.
         keep: Newest ones to keep.
-        report: Told of each outcome, on the thread.
+        report: Told of each outcome, on the thread of the leader.
+        channel: Between the processes of the replica, for the thread alone.
     """
 
-    def __init__(self, url: str, keep: int, report: Callable[[CheckpointSaved | CheckpointFailed], None]) -> None:
+    def __init__(
+        self,
+        url: str,
+        keep: int,
+        report: Callable[[CheckpointSaved | CheckpointFailed], None],
+        channel: Channel | None = None,
+    ) -> None:
         self._url = url
         self._keep = keep
         self._report = report
+        self._channel = channel if channel is not None else Channel()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
 
     def save(self, state: Mapping[str, torch.Tensor], place: Place) -> None:
-        """Copy the state and write it in the background; waits for the checkpoint before, if it is still written."""
+        """Copy the state and write it in the background; waits for the checkpoint before, if it is still written.
+
+        All processes of the replica call it.
+        """
         self.wait()
         self._writing = self._thread.submit(self._save, copy_state(state, place))
 
@@ -106,10 +143,13 @@ class CheckpointSaver:
     def _save(self, copied: Copied) -> None:
         step = copied.place.step
         try:
-            path = write_checkpoint(self._url, copied)
+            path = write_checkpoint(self._url, copied, self._channel)
         except CheckpointError as error:
-            _LOG.warning("%s; training goes on", error)
-            self._report(CheckpointFailed(step=step, reason=str(error)))
+            if self._channel.is_leader:
+                _LOG.warning("%s; training goes on", error)
+                self._report(CheckpointFailed(step=step, reason=str(error)))
+            return
+        if not self._channel.is_leader:
             return
         self._report(CheckpointSaved(step=step, path=path))
         try:
@@ -118,24 +158,31 @@ class CheckpointSaver:
             _LOG.warning("old checkpoints were not removed: %s", error)
 
 
-def _write_local(final: Path, copied: Copied) -> None:
-    final.parent.mkdir(parents=True, exist_ok=True)
+def _write_local(final: Path, copied: Copied, channel: Channel) -> None:
     owner = f"{platform.node()}@{os.getpid()}"
     partial, replaced = (final.with_name(f".{name}@{owner}") for name in (final.name, f"{final.name}-replaced"))
-    _sweep(final.parent)
     try:
-        _write_tensors(str(partial), copied.tensors)
-        (partial / COMPLETE).write_bytes(marker(copied.place))
-        _sync(partial / COMPLETE)
-        _sync(partial)
-        if final.exists():
-            # Of the same step, before the run was resumed. Removing it takes time; renaming leaves no gap to speak of.
-            final.rename(replaced)
-        partial.rename(final)
-        _sync(final.parent)
+        folder = _from_leader(channel, lambda: _prepare(partial))
+        _write_tensors(folder, copied, channel)
+        if channel.is_leader:
+            (partial / COMPLETE).write_bytes(marker(copied.place))
+            _sync(partial / COMPLETE)
+            _sync(partial)
+            if final.exists():
+                # Of the same step, before the run was resumed. Removing it takes time; renaming leaves hardly a gap.
+                final.rename(replaced)
+            partial.rename(final)
+            _sync(final.parent)
     finally:
+        # Only the leader's are there.
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _prepare(partial: Path) -> str:
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(partial.parent)
+    return str(partial)
 
 
 def _sweep(folder: Path) -> None:
@@ -145,19 +192,49 @@ def _sweep(folder: Path) -> None:
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write_remote(files: Any, root: str, path: str, copied: Copied) -> None:
+def _write_remote(files: Any, root: str, path: str, copied: Copied, channel: Channel) -> None:
+    _from_leader(channel, lambda: _clear(files, root))
+    _write_tensors(path, copied, channel)
+    if channel.is_leader:
+        files.pipe_file(f"{root}/{COMPLETE}", marker(copied.place))
+
+
+def _clear(files: Any, root: str) -> str:
     if files.exists(f"{root}/{COMPLETE}"):
         files.rm_file(f"{root}/{COMPLETE}")
     if files.exists(root):
         files.rm(root, recursive=True)
-    _write_tensors(path, copied.tensors)
-    files.pipe_file(f"{root}/{COMPLETE}", marker(copied.place))
+    return root
 
 
-def _write_tensors(path: str, tensors: Mapping[str, torch.Tensor]) -> None:
+def _from_leader(channel: Channel, settle: Callable[[], str]) -> str:
+    """What the leader settles, on every process; if it fails, it fails on all, so that none waits for another."""
+    failure: BaseException | None = None
+    word = _Word()
+    if channel.is_leader:
+        try:
+            word = _Word(said=settle())
+        except WRITE_ERRORS as error:
+            failure = error
+            word = _Word(failure=_reason(error))
+    word = msgspec.json.decode(channel.exchange(msgspec.json.encode(word))[0], type=_Word)
+    if failure is not None:
+        raise failure
+    if word.failure:
+        raise OSError(word.failure)
+    return word.said
+
+
+def _write_tensors(path: str, copied: Copied, channel: Channel) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        save(dict(tensors), storage_writer=FsspecWriter(path), no_dist=True)
+        save(
+            {name: share.tensor for name, share in copied.shares.items()},
+            storage_writer=FsspecWriter(path),
+            planner=SharesToSave(copied.shares),
+            process_group=channel.group,
+            no_dist=channel.group is None,
+        )
 
 
 def _sync(path: Path) -> None:

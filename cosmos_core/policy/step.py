@@ -14,6 +14,7 @@ from cosmos_core.policy.group import GradientGroup, GradientGroupError
 from cosmos_core.policy.meter import Meter, Stopwatch
 from cosmos_core.policy.share import ShareReader
 from cosmos_core.policy.trainer import Trainer
+from cosmos_core.policy.world import World
 from cosmos_core.transport.messages import StepDone, StepFailed, TrainOrder
 
 _LOG: Final = logging.getLogger(__name__)
@@ -56,16 +57,16 @@ class StepRunner:
                 share = self.reader.read(order, group.rank, self.trainer.algorithm)
             except MissingPayloadsError as error:
                 missing, reason = error.leases, str(error)
-        totals, lost, problem = _agree(group, share.counts, missing, reason)
+        totals, lost, problem = _agree(self.trainer.world, group, share.counts, missing, reason)
         if problem:
             return StepFailed(
                 step=order.step, attempt=order.attempt, generation=group.generation, missing=lost, reason=problem
             )
-        applied = self.trainer.train(share.sequences, totals, group, watch)
+        applied = self.trainer.train(share, totals, group, watch)
         with watch("publish_s"):
             publish()
         _describe(applied.meter, totals, applied.skipped, watch)
-        metrics = _merge(applied.meter, group)
+        metrics = _merge(applied.meter, self.trainer.world, group)
         return StepDone(
             step=order.step,
             attempt=order.attempt,
@@ -77,13 +78,21 @@ class StepRunner:
 
 
 def _agree(
-    group: GradientGroup, counts: Counts, missing: tuple[int, ...], reason: str
+    world: World, group: GradientGroup, counts: Counts, missing: tuple[int, ...], reason: str
 ) -> tuple[Counts, tuple[int, ...], str]:
-    """Counts of the whole batch, the leases that members lack, and why; the same on every member.
+    """Counts of the whole batch, the leases that members lack, and why; the same on every process of every member.
 
-    Without it a member that lacks payloads would leave the others waiting in the reduction.
+    Without it one that lacks payloads would leave the others waiting in the reduction.
     """
-    answer = {"counts": attrs.asdict(counts), "missing": missing, "reason": reason}
+    own = {"missing": missing, "reason": reason}
+    parts = [json.loads(data) for data in world.exchange(json.dumps(own).encode())]
+    reasons = [f"rank {rank}: {part['reason']}" for rank, part in enumerate(parts) if part["reason"]]
+    answer = {
+        # Every process of a replica counts its whole share.
+        "counts": attrs.asdict(counts),
+        "missing": sorted({lease for part in parts for lease in part["missing"]}),
+        "reason": reason if world.size == 1 else "; ".join(reasons),
+    }
     answers = [json.loads(data) for data in group.exchange(json.dumps(answer).encode())]
     totals = sum((Counts(**each["counts"]) for each in answers), Counts())
     lost = tuple(lease for each in answers for lease in each["missing"])
@@ -91,8 +100,9 @@ def _agree(
     return totals, lost, "; ".join(problems)
 
 
-def _merge(meter: Meter, group: GradientGroup) -> dict[str, float]:
+def _merge(meter: Meter, world: World, group: GradientGroup) -> dict[str, float]:
     """The metrics of the whole batch; of this member alone if the group broke, as the step is applied all the same."""
+    meter = Meter.merged(world.exchange(meter.encode()))
     try:
         meter = Meter.merged(group.exchange(meter.encode()))
     except GradientGroupError as error:

@@ -1,4 +1,4 @@
-"""One replica's training step: micro-batches forward and backward, gradients reduced, clipped, applied.
+"""One process's part of a training step: micro-batches forward and backward, gradients reduced, clipped, applied.
 
 Shape legend: N decisions of a micro-batch.
 """
@@ -15,7 +15,8 @@ import torch
 from cosmos_core.config.schema import PolicyConfig
 from cosmos_core.config.stages import Stage
 from cosmos_core.errors import TrainingError
-from cosmos_core.policy.batch import Counts, TrainSequence
+from cosmos_core.policy.batch import Counts, Share
+from cosmos_core.policy.execution import Executor, make_executor
 from cosmos_core.policy.gradients import GradientBuffer
 from cosmos_core.policy.group import GradientGroup
 from cosmos_core.policy.measures import Measures
@@ -23,7 +24,9 @@ from cosmos_core.policy.meter import Meter, Stopwatch
 from cosmos_core.policy.objective import Known, know, price
 from cosmos_core.policy.optimizer import AdamW
 from cosmos_core.policy.schedule import learning_rate
-from cosmos_core.protocols import Algorithm, MicroBatch, Model
+from cosmos_core.policy.ties import Ties
+from cosmos_core.policy.world import World
+from cosmos_core.protocols import Algorithm, Decided, MicroBatch, Model
 from cosmos_core.weights.shards import canonical_tensors
 
 
@@ -33,11 +36,26 @@ class Applied:
 
     Attributes:
         skipped: Whether the gradient was not finite, so that the weights stayed as they were.
-        meter: This replica's part of the metrics.
+        meter: This process's part of the metrics.
     """
 
     skipped: bool
     meter: Meter
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Prepared:
+    """The micro-batches of a step.
+
+    Attributes:
+        batches: As many as every other process of the replica has; those after `num_real` only keep step.
+        known: What is known of the real ones before their forward.
+        num_real: Those that count.
+    """
+
+    batches: Sequence[MicroBatch]
+    known: Sequence[Known]
+    num_real: int
 
 
 class Trainer:
@@ -48,6 +66,7 @@ class Trainer:
         module: Its weights, in float32; trained in place.
         policy: Precision, budget and guards.
         device: Where the module is.
+        world: The processes of this replica.
 
     Attributes:
         step: Global step whose weights these are; negative while they are a mixture of two (see `transfer`).
@@ -56,10 +75,13 @@ class Trainer:
         num_units: Units that went forward and backward since the start of the process.
     """
 
-    def __init__(self, *, model: Model, module: torch.nn.Module, policy: PolicyConfig, device: torch.device) -> None:
+    def __init__(
+        self, *, model: Model, module: torch.nn.Module, policy: PolicyConfig, device: torch.device, world: World
+    ) -> None:
         self.model = model
         self.module = module
         self.device = device
+        self.world = world
         self.step = 0
         self.nonfinite_steps = 0
         self.num_units = 0
@@ -68,9 +90,13 @@ class Trainer:
         self._optimizer: AdamW
         self._temperature = 1.0
         self._policy = policy
-        self._gradients = GradientBuffer(module.parameters())
-        if policy.parallel.recompute == "full":
-            _recompute_activations(module)
+        self._executor: Executor = make_executor(model, module, world.mesh, policy.parallel.schedule)
+        self._ties = Ties.of(module, world)
+        self._gradients = GradientBuffer(
+            dict(module.named_parameters()),
+            processes=world.size // world.mesh.size("pp"),
+            twice=tuple(self._ties.partners),
+        )
 
     @property
     def optimizer(self) -> AdamW:
@@ -101,13 +127,11 @@ class Trainer:
         tensors.update({f"optimizer.{name}": tensor for name, tensor in self._optimizer.state().items()})
         return tensors
 
-    def train(
-        self, sequences: Sequence[TrainSequence], totals: Counts, group: GradientGroup, watch: Stopwatch
-    ) -> Applied:
+    def train(self, share: Share, totals: Counts, group: GradientGroup, watch: Stopwatch) -> Applied:
         """Apply one optimizer step.
 
         Args:
-            sequences: This replica's share.
+            share: This process's sequences.
             totals: Counts of the whole batch, all replicas.
             group: Those that train the same step.
             watch: Takes the times.
@@ -117,25 +141,73 @@ class Trainer:
             TrainingError: Too many steps in a row had a gradient that is not finite.
         """
         with watch("pack_s"):
-            payloads = [sequence.payload for sequence in sequences]
-            batches = self.model.pack(payloads, budget=self._policy.micro_batch_units)
+            prepared = self._prepare(share, totals)
         # Whatever a step that broke off left behind is forgotten here.
         self._gradients.zero()
         measures = Measures()
-        with watch("forward_backward_s"):
-            prepared = [(batch, know(self._algorithm, batch, sequences, totals, self.device)) for batch in batches]
-            # Every old log-prob is taken before the first backward: they are of the step's starting weights.
-            olds = [self._old_logprobs(batch, known) for batch, known in prepared]
-            for (batch, known), old_logprobs_N in zip(prepared, olds, strict=True):
-                self._accumulate(batch, known, old_logprobs_N, measures)
+        with watch("forward_backward_s"), self._compute_precision():
+            self._accumulate(prepared, measures)
         with watch("reduce_s"):
+            self._gradients.collect()
+            self._ties.sum(self._gradients)
             group.sum(self._gradients.flat)
         with watch("optimizer_s"):
             return self._apply(measures.meter())
 
+    def _prepare(self, share: Share, totals: Counts) -> Prepared:
+        """Pack, and bring every process to the same number of micro-batches: they meet in each forward."""
+        mesh = self.world.mesh
+        sequences = share.sequences or tuple(filter(None, [share.filler]))
+        batches = self.model.pack(
+            [sequence.payload for sequence in sequences],
+            budget=self._policy.micro_batch_units,
+            multiple=mesh.size("cp") * mesh.size("tp"),
+            is_uniform=mesh.size("pp") > 1,
+        )
+        num_real = len(batches) if share.sequences else 0
+        number = self.world.most(len(batches))
+        if number > len(batches):
+            batches += [min(batches, key=lambda batch: batch.num_units)] * (number - len(batches))
+        known = [know(self._algorithm, batch, sequences, totals, self.device) for batch in batches[:num_real]]
+        return Prepared(batches=batches, known=known, num_real=num_real)
+
+    def _accumulate(self, prepared: Prepared, measures: Measures) -> None:
+        # Every old log-prob is taken before the first backward: they are of the step's starting weights.
+        olds = self._old_logprobs(prepared)
+        # Processes that share sequences all have their decisions: one of them measures.
+        is_measured = self.world.mesh.place("cp") == 0 and self.world.mesh.place("tp") == 0
+
+        def loss(index: int, decided: Decided) -> torch.Tensor:
+            if index >= prepared.num_real:
+                return decided.logprobs_N.sum() * 0.0
+            known = prepared.known[index]
+            priced = price(self._algorithm, decided, known, olds[index])
+            total = torch.dot(priced.loss_N, known.weights_N)
+            if is_measured:
+                measures.take(total.detach(), decided, priced, known, version=self.step)
+            return total
+
+        self._executor.train(
+            prepared.batches,
+            temperature=self._temperature,
+            with_entropy=self._algorithm.needs_entropy,
+            loss=loss,
+        )
+        self.num_units += sum(batch.num_units for batch in prepared.batches[: prepared.num_real])
+
+    def _old_logprobs(self, prepared: Prepared) -> Sequence[torch.Tensor | None]:
+        match self._algorithm.old_logprobs:
+            case "none":
+                return [None] * prepared.num_real
+            case "behaviour":
+                return [known.behaviour_logprobs_N for known in prepared.known]
+            case "recompute":
+                decided = self._executor.evaluate(prepared.batches, temperature=self._temperature)
+                return [None] * prepared.num_real if decided is None else [each.logprobs_N for each in decided]
+
     def _apply(self, meter: Meter) -> Applied:
         lr = learning_rate(self.stage.optimizer, step=self.step + 1 - self.stage.first_step, steps=self.stage.steps)
-        norm = self._gradients.norm()
+        norm = math.sqrt(float(self.world.sum(self._gradients.square())))
         is_finite = math.isfinite(norm)
         if is_finite:
             self._gradients.clip(norm, self.stage.optimizer.clip_norm)
@@ -154,39 +226,8 @@ class Trainer:
         meter.peak("lr", lr)
         return Applied(skipped=not is_finite, meter=meter)
 
-    def _accumulate(
-        self, batch: MicroBatch, known: Known, old_logprobs_N: torch.Tensor | None, measures: Measures
-    ) -> None:
-        with self._compute_precision():
-            decided = self.model.decide(
-                self.module, batch, temperature=self._temperature, with_entropy=self._algorithm.needs_entropy
-            )
-        loss = price(self._algorithm, decided, known, old_logprobs_N)
-        total = torch.dot(loss.loss_N, known.weights_N)
-        total.backward()  # type: ignore[no-untyped-call]
-        self.num_units += batch.num_units
-        measures.take(total.detach(), decided, loss, known, version=self.step)
-
-    def _old_logprobs(self, batch: MicroBatch, known: Known) -> torch.Tensor | None:
-        match self._algorithm.old_logprobs:
-            case "none":
-                return None
-            case "behaviour":
-                return known.behaviour_logprobs_N
-            case "recompute":
-                with torch.no_grad(), self._compute_precision():
-                    return self.model.decide(self.module, batch, temperature=self._temperature).logprobs_N
-
     def _compute_precision(self) -> contextlib.AbstractContextManager[object]:
-        if self._policy.precision == "fp32":
+        """Autocast in a replica of one process; elsewhere FSDP casts the weights it gathers."""
+        if self._policy.precision == "fp32" or self.world.size > 1:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
-
-
-def _recompute_activations(module: torch.nn.Module) -> None:
-    """Turn checkpointing on; it needs training mode, and dropout would make log-probs incomparable."""
-    module.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-    module.train()
-    for layer in module.modules():
-        if isinstance(layer, torch.nn.Dropout):
-            layer.p = 0.0

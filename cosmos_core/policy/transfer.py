@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Final
 
+from cosmos_core.policy.gradients import local
 from cosmos_core.policy.group import GradientGroup
 from cosmos_core.policy.trainer import Trainer
 
@@ -14,7 +15,7 @@ UNKNOWN_STEP: Final = -1
 
 
 def transfer_state(trainer: Trainer, group: GradientGroup, source: int, begin_stage: Callable[[int], None]) -> None:
-    """Copy the state of member `source` to all others.
+    """Copy the state of member `source` to all others, each process from the one of its rank.
 
     Args:
         trainer: This member's.
@@ -32,7 +33,6 @@ def transfer_state(trainer: Trainer, group: GradientGroup, source: int, begin_st
         trainer.step = UNKNOWN_STEP
     if stage != trainer.stage.index:
         begin_stage(stage)
-    for tensor in trainer.state().values():
-        group.copy(tensor, source)
+    group.copy([local(tensor) for tensor in trainer.state().values()], source)
     trainer.step = step
     trainer.nonfinite_steps = nonfinite_steps

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
+from cosmos_core.protocols.facts import ModelFacts
+from cosmos_core.protocols.layout import Axis, Layout
 from cosmos_core.protocols.layout import Axis, Layout
 from cosmos_core.types import JSON, Payload, Prompt
 
@@ -52,33 +54,6 @@ class ModelCapabilities:
     mesh_axes: frozenset[Axis] = frozenset()
 
 
-@attrs.frozen(kw_only=True)
-class ModelFacts:
-    """What planning needs to know, found without building weights.
-
-    Attributes:
-        architecture: Class name, for people.
-        num_parameters: All parameters, tied ones once.
-        num_layers: Transformer layers.
-        hidden_size: Width of the residual stream.
-        vocab_size: Rows of the embedding (0 where there is none).
-        tokenizer_size: Largest token id of the tokenizer plus one (0 where there is none).
-        context_length: Units the model can attend to, prompt included.
-        stop_ids: Token ids that end a completion.
-        pad_id: Token id for padding.
-    """
-
-    architecture: str
-    num_parameters: int
-    num_layers: int
-    hidden_size: int
-    vocab_size: int
-    tokenizer_size: int
-    context_length: int
-    stop_ids: frozenset[int]
-    pad_id: int
-
-
 @attrs.frozen(kw_only=True, eq=False)
 class MicroBatch:
     """Sequences packed for one forward, within the unit budget.
@@ -88,12 +63,15 @@ class MicroBatch:
         num_decisions: Decisions of each packed sequence, in order; their sum is N.
         num_units: Units (prompt included) that the forward processes.
         inputs: Tensors that only the model plugin interprets, on the CPU.
+        weights_N: float32, each decision's part of the batch's loss, for a model that adds a term of its own to it,
+            on the CPU; None where nothing is learned (`pack` leaves it so, the trainer sets it).
     """
 
     sequences: tuple[int, ...]
     num_decisions: tuple[int, ...]
     num_units: int
     inputs: Mapping[str, torch.Tensor]
+    weights_N: torch.Tensor | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -196,6 +174,39 @@ class Model(Protocol):
         Raises:
             ConfigError: `tokenizer` asks for something this family cannot make.
         """
+        ...
+
+
+class PipelinedModel(Model, Protocol):
+    """A model whose modules can be cut into stages (`pp` in `ModelCapabilities.mesh_axes`)."""
+
+    def stages(self, module: torch.nn.Module) -> Sequence[torch.nn.Module]:
+        """The stages that this process holds, in the order of the model."""
+        ...
+
+    def advance(self, stage: torch.nn.Module, batch: MicroBatch, received: torch.Tensor | None) -> torch.Tensor:
+        """Run a stage that is not the last.
+
+        Args:
+            stage: One of `stages`.
+            batch: The micro-batch.
+            received: What the stage before returned; None for the first stage.
+
+        Returns:
+            What the next stage receives: one tensor, whose shape depends on `batch.num_units` only; no view.
+        """
+        ...
+
+    def conclude(
+        self,
+        stage: torch.nn.Module,
+        batch: MicroBatch,
+        received: torch.Tensor,
+        *,
+        temperature: float,
+        with_entropy: bool = False,
+    ) -> Decided:
+        """Run the last stage (see `decide`)."""
         ...
 
 

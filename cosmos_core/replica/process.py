@@ -27,6 +27,7 @@ from cosmos_core.transport.messages import WIRE_VERSION, Failed, Hello, Role
 _LOG: Final = logging.getLogger(__name__)
 
 _FLUSH_S: Final = 2.0
+_LAST_WORDS_S: Final = 1.0
 _EXIT_S: Final = 10.0
 
 
@@ -38,7 +39,9 @@ class RoleArgs:
         run_dir: The run's folder.
         job: The run.
         role: `policy` or `rollout`.
-        name: This replica's name.
+        name: This process's name: the replica's, and `.rank` after it unless the rank is 0.
+        rank: Place of this process in its replica; the one of rank 0 speaks with the controller.
+        session: Random per start of the run; shared by the processes of a replica of several.
         incarnation: Random per process.
         controller: `tcp://HOST:PORT` of the controller.
         checkpoint: Checkpoint to start from; None for a new run.
@@ -52,9 +55,16 @@ class RoleArgs:
     name: str
     controller: str
     checkpoint: str | None = None
+    rank: int = 0
+    session: str = ""
     incarnation: str = attrs.field(factory=lambda: uuid.uuid4().hex[:12])
     stop: threading.Event = attrs.field(factory=threading.Event)
     client: ControlClient | None = None
+
+    @property
+    def replica(self) -> str:
+        """The replica's name."""
+        return self.name.removesuffix(f".{self.rank}") if self.rank else self.name
 
     def hello(self, *, endpoints: Mapping[str, str], step: int = 0) -> Hello:
         """How this replica introduces itself; `endpoints` are where it serves others, by purpose."""
@@ -92,6 +102,12 @@ class RoleArgs:
         """Let `run_role` report a failure through `client`, and close it in the end."""
         self.client = client
 
+    def end(self, reason: str) -> NoReturn:
+        """End at once because of another process of this replica, whatever the main thread is stuck in."""
+        _LOG.error("%s", reason)
+        _tell(reason, self.client, _LAST_WORDS_S)
+        os._exit(1)
+
 
 def run_role(role: Role, main: Callable[[RoleArgs], None], argv: Sequence[str] | None = None) -> NoReturn:
     """Run a role's main function as this process, and exit.
@@ -124,6 +140,8 @@ def _parser(role: Role) -> argparse.ArgumentParser:
     parser.add_argument("--name", required=True, help="name of this replica")
     parser.add_argument("--controller", required=True, help="tcp://HOST:PORT of the controller")
     parser.add_argument("--checkpoint", help="checkpoint to start from")
+    parser.add_argument("--rank", type=int, default=0, help="place of this process in its replica")
+    parser.add_argument("--session", default="", help="random per start; shared by the processes of a replica")
     return parser
 
 
@@ -138,6 +156,8 @@ def _supervise(role: Role, main: Callable[[RoleArgs], None], options: argparse.N
             name=options.name,
             controller=options.controller,
             checkpoint=options.checkpoint,
+            rank=options.rank,
+            session=options.session,
             stop=stop,
         )
         _LOG.info("%s %s started, incarnation %s, pid %d", role, args.name, args.incarnation, os.getpid())
@@ -159,15 +179,21 @@ def _on_error(error: Exception, client: ControlClient | None) -> int:
     is_ours = isinstance(error, CosmosError)
     reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
     _LOG.error("%s", reason, exc_info=error if not is_ours or os.environ.get("COSMOS_DEBUG") == "1" else None)
-    if client is not None:
-        try:
-            client.report(Failed(reason=reason))
-        except CosmosError as full:
-            _LOG.warning("the controller could not be told: %s", full)
-        else:
-            if not client.flush(_FLUSH_S):
-                _LOG.warning("the controller did not confirm the failure within %g s", _FLUSH_S)
+    _tell(reason, client, _FLUSH_S)
     return 1
+
+
+def _tell(reason: str, client: ControlClient | None, timeout_s: float) -> None:
+    """Tell the controller why this replica ends, if it can be told."""
+    if client is None:
+        return
+    try:
+        client.report(Failed(reason=reason))
+    except CosmosError as full:
+        _LOG.warning("the controller could not be told: %s", full)
+        return
+    if not client.flush(timeout_s):
+        _LOG.warning("the controller did not confirm the failure within %g s", timeout_s)
 
 
 def _exit_soon(code: int) -> None:

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
+from cosmos_core.config.mesh import data_ranks
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import Stage
+from cosmos_core.policy.mesh.fit import misfits
 from cosmos_core.protocols import (
     AlgorithmCapabilities,
     DatasetCapabilities,
@@ -67,9 +69,9 @@ class Parts:
 
 def problems(recipe: Recipe, parts: Parts) -> list[str]:
     """Everything that is wrong with the recipe, given what its parts can do; empty if it can run."""
-    found = [*_data(recipe, parts), *_lengths(recipe, parts)]
+    found = [*_data(recipe, parts), *_lengths(recipe, parts), *misfits(recipe.policy, parts.model, parts.facts)]
     for stage, algorithm in parts.stages:
-        found += _stage(recipe, parts, stage, algorithm)
+        found += [*_stage(recipe, parts, stage, algorithm), *_idle(recipe, stage, algorithm)]
     if parts.engine is not None:
         found += _payload_kinds(recipe, parts, parts.engine)
     return found
@@ -79,6 +81,20 @@ def emptiness(name: str, num_train_rows: int) -> Iterator[str]:
     """What is wrong with a dataset of so many rows."""
     if num_train_rows == 0:
         yield f"dataset: {name!r} has no train rows; check its files and filters in [dataset.options]"
+
+
+def _idle(recipe: Recipe, stage: Stage, algorithm: AlgorithmCapabilities) -> Iterator[str]:
+    """Processes that no sequence of a step is left for."""
+    mesh, replicas = recipe.policy.mesh, recipe.policy.replicas
+    shares = replicas * data_ranks(mesh)
+    each = recipe.rollout.group_size if algorithm.source == "rollouts" else 1
+    if stage.prompts_per_step * each >= shares:
+        return
+    key = "warmup.prompts_per_step" if stage.key == "warmup" else "policy.prompts_per_step"
+    yield (
+        f"{key}: {stage.prompts_per_step * each} sequences a step cannot be shared among policy.replicas · "
+        f"dp_replicate · dp_shard = {shares} processes; raise it to at least {-(-shares // each)}, or use fewer processes"
+    )
 
 
 def _data(recipe: Recipe, parts: Parts) -> Iterator[str]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import warnings
 from pathlib import Path
 from typing import Final
 
 import torch
-from torch.distributed.checkpoint.state_dict_loader import load
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
@@ -20,7 +18,8 @@ from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.plugin.roles import load_model
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.policy.checkpoint import completed, path_of
-from cosmos_core.policy.reading import READ_ERRORS, CheckpointReader
+from cosmos_core.policy.reading import load_shares
+from cosmos_core.weights.held import held
 from cosmos_core.weights.shards import canonical_tensors
 
 _MARK: Final = "config.json"
@@ -95,17 +94,7 @@ def load_weights(module: torch.nn.Module, path: str) -> None:
     Raises:
         CheckpointError: The checkpoint is damaged, or of another model.
     """
-    tensors = {f"model.{name}": tensor for name, tensor in canonical_tensors(module).items()}
-    try:
-        reader = CheckpointReader(path)
-        # torch would hide why it cannot be read behind an error of its own.
-        reader.read_metadata()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-            load(tensors, storage_reader=reader, no_dist=True)
-    except READ_ERRORS as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise CheckpointError(f"{path} is damaged, or of another model: {reason}") from error
+    load_shares(path, {f"model.{name}": held(tensor) for name, tensor in canonical_tensors(module).items()})
 
 
 def _best(job: Job, steps: list[int]) -> int:

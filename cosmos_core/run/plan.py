@@ -10,6 +10,7 @@ from typing import Final
 import attrs
 
 from cosmos_core.config.job import Job, StageFacts
+from cosmos_core.config.mesh import world_size
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import Stage, stages
 from cosmos_core.config.structure import structure, unstructure
@@ -22,6 +23,7 @@ from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.types import Prompt
 
 _MEASURED_PROMPTS: Final = 200
+_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model", "tekken.json")
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -71,7 +73,7 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
     for problem in emptiness(recipe.dataset.plugin, sizes["train"]):
         raise ConfigError(problem)
     model = load_model(job, plugins)
-    if recipe.model.tokenizer is not None:
+    if recipe.model.tokenizer is not None and _lacks_tokenizer(job):
         job.assets.mkdir(parents=True, exist_ok=True)
         corpus = _corpus(dataset, min(sizes["train"], recipe.model.tokenizer.corpus_rows))
         model.prepare(corpus, unstructure(recipe.model.tokenizer))
@@ -109,6 +111,16 @@ def _job(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Job:
     )
 
 
+def _lacks_tokenizer(job: Job) -> bool:
+    """Whether the recipe's tokenizer is to be made: always, or where the checkpoint is a folder without one."""
+    model = job.recipe.model
+    assert model.tokenizer is not None
+    if model.path is None or not model.tokenizer.if_missing:
+        return True
+    folder = job.recipe_directory / Path(model.path).expanduser()
+    return folder.is_dir() and not any((folder / name).is_file() for name in _TOKENIZER_FILES)
+
+
 def _check_devices(recipe: Recipe) -> None:
     wanting = [f"{pool}.device" for pool in ("policy", "rollout") if getattr(recipe, pool).device == "cuda"]
     if not wanting:
@@ -117,10 +129,13 @@ def _check_devices(recipe: Recipe) -> None:
 
     if not torch.cuda.is_available():
         raise ConfigError(f'{", ".join(wanting)}: "cuda", but torch sees no CUDA device; set "auto" or "cpu"')
-    gpus = len(visible_gpus())
-    if recipe.policy.device == "cuda" and recipe.policy.replicas > gpus:
+    found = len(visible_gpus())
+    each = world_size(recipe.policy.mesh)
+    if recipe.policy.device == "cuda" and recipe.policy.replicas * each > found:
+        sizes = f" · {each} processes of policy.mesh" if each > 1 else ""
         raise ConfigError(
-            f"policy.replicas: {recipe.policy.replicas} replicas need a GPU each, and this machine has {gpus}"
+            f"policy.replicas: {recipe.policy.replicas} replicas{sizes} need a GPU for each process, and this machine "
+            f"has {found}"
         )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import Any, Final
 
 from cosmos_core.config.job import Job
+from cosmos_core.config.mesh import world_size
 from cosmos_core.run.launch import ProcessSpec
 from cosmos_core.run.launch.local import thread_environment, visible_gpus
 
@@ -27,13 +29,18 @@ def controller_spec(job: Job, *, resume_step: int | None) -> ProcessSpec:
 
 
 def replica_specs(job: Job, address: str, checkpoint: str | None) -> list[ProcessSpec]:
-    """Every policy replica, started from `checkpoint` if there is one, and every rollout replica.
+    """Every process of every policy replica, started from `checkpoint` if there is one, and every rollout replica.
 
-    Each sees one GPU, in turn, where this machine has some and its pool is not kept on the CPU.
+    A policy replica's processes after the first are named `policy-0.1`, `policy-0.2`, …. Each process sees one GPU, in
+    turn, where this machine has some and its pool is not kept on the CPU.
     """
     recipe = job.recipe
     started = ("--checkpoint", checkpoint) if checkpoint else ()
-    names = [("policy", f"policy-{index}", started) for index in range(recipe.policy.replicas)]
+    names = [
+        ("policy", name, (*started, *extra))
+        for index in range(recipe.policy.replicas)
+        for name, extra in _processes(f"policy-{index}", world_size(recipe.policy.mesh))
+    ]
     if job.uses_rollouts:
         names += [("rollout", f"rollout-{index}", ()) for index in range(recipe.rollout.replicas)]
     gpus = itertools.cycle(visible_gpus() or [""])
@@ -49,6 +56,16 @@ def replica_specs(job: Job, address: str, checkpoint: str | None) -> list[Proces
             },
         )
         for role, name, extra in names
+    ]
+
+
+def _processes(replica: str, size: int) -> list[tuple[str, tuple[str, ...]]]:
+    """Name and further arguments of each process of a replica."""
+    if size == 1:
+        return [(replica, ())]
+    session = secrets.token_hex(8)
+    return [
+        (f"{replica}.{rank}" if rank else replica, ("--rank", str(rank), "--session", session)) for rank in range(size)
     ]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.table import Table
@@ -11,7 +12,9 @@ from rich.text import Text
 from cosmos_core.config.checks import staleness_bound
 from cosmos_core.config.schema import MeshConfig
 from cosmos_core.config.structure import unstructure
-from cosmos_core.run.estimate import policy_memory, processes, rollout_memory, sync_bytes
+from cosmos_core.run.estimate import gpus, processes, rollout_memory, sync_bytes
+from cosmos_core.run.launch.local import visible_gpus
+from cosmos_core.run.memory import RankMemory, policy_memory
 from cosmos_core.run.plan import Plan
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -81,12 +84,12 @@ def _batches(plan: Plan) -> Table:
 
 
 def _processes(plan: Plan) -> Table:
-    table = _table("Processes", "name", "started as", "device", "mesh")
+    table = _table("Processes", "name", "started as", "processes", "device", "mesh")
     recipe = plan.job.recipe
     meshes = {"policy": recipe.policy.mesh, "rollout": recipe.rollout.mesh}
-    for name, module, device in processes(recipe, uses_rollouts=plan.job.uses_rollouts):
+    for name, module, device, count in processes(recipe, uses_rollouts=plan.job.uses_rollouts):
         mesh = meshes.get(name.partition("-")[0])
-        table.add_row(name, f"python -m {module}", device, "" if mesh is None else _mesh(mesh))
+        table.add_row(name, f"python -m {module}", str(count), device, "" if mesh is None else _mesh(mesh))
     return table
 
 
@@ -97,16 +100,29 @@ def _mesh(mesh: MeshConfig) -> str:
 
 def _memory(plan: Plan) -> Table:
     recipe, facts = plan.job.recipe, plan.parts.facts
-    table = _table("Memory of one replica", "replica", "part", "size")
-    table.columns[2].justify = "right"
-    pools: list[tuple[str, Mapping[str, int]]] = [("policy", policy_memory(recipe, facts))]
+    table = _table("Memory of one process (estimate)", "replica", "process", "part", "device", "host")
+    for column in table.columns[3:]:
+        column.justify = "right"
+    ranks = list(policy_memory(recipe, facts))
+    for rank in ranks:
+        _add_rank(table, "policy", rank)
     if plan.job.uses_rollouts:
-        pools.append(("rollout", rollout_memory(recipe, facts, plan.parts.measured.longest_prompt)))
-    for name, parts in pools:
-        for part, num_bytes in parts.items():
-            table.add_row(name, part, size(num_bytes))
-        table.add_row(name, Text("total", style="bold"), Text(size(sum(parts.values())), style="bold"))
+        parts = rollout_memory(recipe, facts, plan.parts.measured.longest_prompt)
+        _add_rank(table, "rollout", RankMemory(name="each process", count=1, device=parts, host={}, is_whole=True))
+    if not all(rank.is_whole for rank in ranks):
+        table.caption = "without activations: the model does not say what it keeps for its backward pass"
     return table
+
+
+def _add_rank(table: Table, replica: str, rank: RankMemory) -> None:
+    name = f"{rank.name} ({rank.count})" if rank.count > 1 else rank.name
+    for part, num_bytes in rank.device.items():
+        table.add_row(replica, name, part, size(num_bytes), "")
+    for part, num_bytes in rank.host.items():
+        table.add_row(replica, name, part, "", size(num_bytes))
+    sums = (sum(rank.device.values()), sum(rank.host.values()))
+    bold = [Text(size(each) if each else "", style="bold") for each in sums]
+    table.add_row(replica, name, Text("total", style="bold"), *bold)
 
 
 def _weights(plan: Plan) -> Table:
@@ -121,6 +137,7 @@ def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
     job, recipe = plan.job, plan.job.recipe
     if any(capable.source == "rollouts" for _, capable in plan.parts.stages):
         yield "mode", f"{recipe.sync.mode}, staleness at most {staleness_bound(recipe.sync)}"
+    yield "GPUs", _gpus(gpus(recipe, uses_rollouts=job.uses_rollouts))
     if job.uses_rollouts:
         each = sync_bytes(recipe, plan.parts.facts)
         many = f" to each of {recipe.rollout.replicas} replicas" if recipe.rollout.replicas > 1 else ""
@@ -130,6 +147,14 @@ def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
     when = f"every {every} steps, and at the end" if every else "at the end"
     yield "checkpoints", f"{when}, in {job.checkpoints}"
     yield "hooks", ", ".join(recipe.tracking.hooks) or "none"
+
+
+def _gpus(needed: int) -> str:
+    found = len(visible_gpus())
+    here = f"this machine has {found}"
+    if not found:
+        here = f"without any, {needed} processes run on this machine's {os.cpu_count()} CPU cores"
+    return f"{needed}, one for each process of a replica; {here}"
 
 
 def _evaluation(plan: Plan) -> str:

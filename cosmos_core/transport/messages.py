@@ -175,7 +175,10 @@ Report: TypeAlias = (
 
 @attrs.frozen(kw_only=True)
 class Hello:
-    """Ask to join. `endpoints` are where this process serves others, by purpose: `payloads`, `weights`, `store`."""
+    """Ask to join. `endpoints` are where this replica serves others, by purpose: `payloads`, `weights`, `store`.
+
+    Of a replica of several processes, each serves the weights that it holds (see `transport.places`).
+    """
 
     wire: int
     run_id: str
@@ -256,7 +259,7 @@ class WeightTarget:
     version: int
     digest: str
     sources: tuple[str, ...]
-    """`weights` endpoints of policy replicas."""
+    """`weights` endpoints of policy replicas, one for each process."""
     hosts: tuple[str, ...]
     """Host of each source: an equal host may use shared memory."""
 

@@ -67,9 +67,13 @@ class ShardMap:
 
 
 def canonical_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors of a plain module that travel: parameters (tied ones once), then persistent float buffers."""
-    parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    """The tensors of a module that travel: parameters (tied ones once), then persistent float buffers.
+
+    Parameters of a module that is spread over processes are `DTensor`s; see `held`.
+    """
+    # First, as FSDP puts its shards back in place of gathered parameters when it is asked for the state.
     saved = module.state_dict().keys()
+    parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
     buffers = {name: buffer for name, buffer in module.named_buffers() if name in saved and buffer.is_floating_point()}
     return {**parameters, **buffers}
 

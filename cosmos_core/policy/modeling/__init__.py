@@ -7,5 +7,15 @@ from cosmos_core.policy.modeling.attention import PACKED, Packing
 from cosmos_core.policy.modeling.huggingface import HuggingFaceModel, HuggingFaceOptions
 from cosmos_core.policy.modeling.packing import pack
 from cosmos_core.policy.modeling.tokens import tokens_payload, values
+from cosmos_core.policy.modeling.vision import VisionLanguageModel
 
-__all__ = ["PACKED", "HuggingFaceModel", "HuggingFaceOptions", "Packing", "pack", "tokens_payload", "values"]
+__all__ = [
+    "PACKED",
+    "HuggingFaceModel",
+    "HuggingFaceOptions",
+    "Packing",
+    "VisionLanguageModel",
+    "pack",
+    "tokens_payload",
+    "values",
+]

@@ -1,95 +1,39 @@
 """Attention over packed documents, registered with transformers under `PACKED`.
 
-Documents never see one another: each run of documents of similar length is one causal SDPA call. The documents of a
-forward travel as the keyword `packing`, which transformers hands through to every attention layer (through the
-recompute of activation checkpointing too). A call without it is refused, never guessed.
+Documents never see one another. The documents of a forward travel as the keyword `packing`, which transformers hands
+through to every attention layer (through the recompute of activation checkpointing too); so does the slice of the row
+that this process holds, where processes share it (see `context`). A call without it is refused, never guessed.
 
-Measured on a CPU (forward and backward): splitting the row with `Tensor.split` and one SDPA call a document is
-within 15 % of padding for documents of 45 tokens, and twice as fast as padding for ragged ones of 20 to 400; slicing
-the row instead of splitting it costs a row-sized zero fill a document and is six times slower at 128 documents.
-
-Shape legend: U units of the row, B documents of a run, T their longest length, H heads, K key-value heads, D head dim.
+Shape legend: U units of the row (or of this process's slice), H heads, K key-value heads, D head dim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import attrs
 import torch
-import torch.nn.functional as F  # noqa: N812 - the field's own name for it
 from transformers import AttentionInterface
 
 from cosmos_core.errors import PluginIncompatibleError
+from cosmos_core.policy.modeling.context import attend_over_slices
+from cosmos_core.policy.modeling.documents import Packing
+from cosmos_core.policy.modeling.scores import Scoring, attend
+
+__all__ = ["PACKED", "Packing", "packed_attention"]
 
 PACKED: Final = "cosmos_packed"
 
-WASTE: Final[Mapping[str, int]] = {"cpu": 0}
-"""Most attention scores that padding one document may waste to spare a call; kernels are dearer on accelerators."""
-ACCELERATOR_WASTE: Final = 128 * 128
+REFUSED: Final = {
+    "dropout": "dropout",
+    "position_bias": "a bias of positions",
+    "attention_bias": "a bias",
+    "head_mask": "a mask of heads",
+    "alibi": "a bias of positions",
+}
+"""Keywords that would change the result; what else layers pass on is for other attention functions."""
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Run:
-    """Neighbouring documents that one SDPA call takes.
-
-    Attributes:
-        num_units: Their units together.
-        num_documents: B.
-        longest: T.
-        pad_BT: int64 [B·T], the unit at each padded place (any unit where there is none); None without padding.
-        unpad_U: int64 [num_units], the padded place of each unit; None without padding.
-    """
-
-    num_units: int
-    num_documents: int
-    longest: int
-    pad_BT: torch.Tensor | None
-    unpad_U: torch.Tensor | None
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Packing:
-    """The documents of one packed row."""
-
-    runs: tuple[Run, ...]
-    masks: dict[tuple[int, int], torch.Tensor] = attrs.field(factory=dict)
-
-    @staticmethod
-    def of(lengths: Sequence[int], device: torch.device, waste: int | None = None) -> Packing:
-        """Plan the runs for documents of these lengths, which should be in descending order."""
-        allowed = WASTE.get(device.type, ACCELERATOR_WASTE) if waste is None else waste
-        runs: list[list[int]] = []
-        for length in lengths:
-            longest = runs[-1][0] if runs else 0
-            if runs and length <= longest and longest**2 - length**2 <= allowed:
-                runs[-1].append(length)
-            else:
-                runs.append([length])
-        return Packing(runs=tuple(_run(sizes, device) for sizes in runs))
-
-    def window_mask(self, longest: int, window: int, device: torch.device) -> torch.Tensor:
-        """bool [T, T]: causal, at most `window` units back, itself included."""
-        if (longest, window) not in self.masks:
-            ones = torch.ones(longest, longest, dtype=torch.bool, device=device)
-            self.masks[longest, window] = ones.tril() & ~ones.tril(-window)
-        return self.masks[longest, window]
-
-
-def _run(sizes: Sequence[int], device: torch.device) -> Run:
-    longest, total = sizes[0], sum(sizes)
-    pad = unpad = None
-    if sizes[-1] != longest:
-        lengths_B = torch.tensor(sizes)
-        starts_B = lengths_B.cumsum(0) - lengths_B
-        place_T = torch.arange(longest)
-        held_BT = place_T < lengths_B[:, None]
-        pad = torch.where(held_BT, starts_B[:, None] + place_T, 0).flatten().to(device)
-        unpad = held_BT.flatten().nonzero()[:, 0].to(device)
-    return Run(num_units=total, num_documents=len(sizes), longest=longest, pad_BT=pad, unpad_U=unpad)
-
-
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def packed_attention(  # noqa: PLR0917 - transformers calls it by position
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -102,7 +46,7 @@ def packed_attention(  # noqa: PLR0917 - transformers calls it by position
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention within each document.
 
@@ -115,8 +59,9 @@ def packed_attention(  # noqa: PLR0917 - transformers calls it by position
         scaling: Factor of the scores.
         packing: The row's documents.
         sliding_window: Units that a unit may look back, itself included.
-        softcap: Refused.
-        s_aux: Refused (attention sinks).
+        softcap: Scores become softcap · tanh(score / softcap).
+        s_aux: [H], the score of each head's attention sink.
+        others: What transformers passes to every attention function.
 
     Returns:
         The output [1, U, H, D], and None for the weights.
@@ -124,38 +69,31 @@ def packed_attention(  # noqa: PLR0917 - transformers calls it by position
     Raises:
         PluginIncompatibleError: The layer asks for what packed attention does not compute.
     """
-    if packing is None or attention_mask is not None or softcap is not None or s_aux is not None:
-        asked = {"no packing": packing is None, "a mask": attention_mask is not None, "a soft cap": softcap is not None}
-        what = next((name for name, is_so in asked.items() if is_so), "attention sinks")
+    if packing is None or (what := _beyond(module, attention_mask, others)) is not None:
+        what = "no packing" if packing is None else what
         raise PluginIncompatibleError(f"{type(module).__name__} calls packed attention with {what}: not supported")
-    rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
-    sizes = [run.num_units for run in packing.runs]
-    outputs = [
-        _attend(run, parts, scaling, packing, sliding_window)
-        for run, *parts in zip(packing.runs, *(torch.split(row, sizes) for row in rows), strict=True)
-    ]
-    return torch.cat(outputs)[None], None
+    scoring = Scoring(scale=scaling, window=sliding_window, cap=softcap, sinks_H=s_aux)
+    rows = (query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1))
+    if packing.context is None:
+        output_UHD = attend(rows, packing.runs, packing, scoring)
+    else:
+        output_UHD = attend_over_slices(rows, packing, scoring)
+    return output_UHD[None], None
 
 
-def _attend(
-    run: Run, parts: Sequence[torch.Tensor], scaling: float | None, packing: Packing, window: int | None
-) -> torch.Tensor:
-    B, T = run.num_documents, run.longest
-    if run.pad_BT is not None:
-        parts = [part.index_select(0, run.pad_BT) for part in parts]
-    query_BHTD, key_BKTD, value_BKTD = (torch.unflatten(part, 0, (B, T)).transpose(1, 2) for part in parts)
-    mask_TT = packing.window_mask(T, window, query_BHTD.device) if window is not None and window < T else None
-    output_BHTD = F.scaled_dot_product_attention(
-        query_BHTD,
-        key_BKTD,
-        value_BKTD,
-        attn_mask=mask_TT,
-        is_causal=mask_TT is None,
-        scale=scaling,
-        enable_gqa=query_BHTD.shape[1] != key_BKTD.shape[1],
-    )
-    output = output_BHTD.transpose(1, 2).flatten(0, 1)
-    return output if run.unpad_U is None else output.index_select(0, run.unpad_U)
+def _beyond(module: torch.nn.Module, attention_mask: torch.Tensor | None, others: dict[str, Any]) -> str | None:
+    """What the call asks for that is not computed."""
+    if attention_mask is not None:
+        return "a mask"
+    is_causal = others.get("is_causal")
+    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        return "attention to later units"
+    asked = (name for name in REFUSED if not _is_nothing(others.get(name)))
+    return next((REFUSED[name] for name in asked), None)
+
+
+def _is_nothing(value: object) -> bool:
+    return not isinstance(value, torch.Tensor) and not value
 
 
 AttentionInterface.register(PACKED, packed_attention)

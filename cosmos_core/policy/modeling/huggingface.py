@@ -1,33 +1,49 @@
 """Any Hugging Face causal language model: the generic plugin, and the building block of model plugins.
 
 A plugin for a family subclasses `HuggingFaceModel`, sets its class variables, and overrides what the family does in
-a way of its own: `encode`, `hidden`, `logits`.
+a way of its own: `encode`, `embed`, `backbone`, `hidden`, `logits`.
 
-Shape legend: U units of a packed row, N decisions of it, D hidden size, V vocabulary.
+Shape legend: U units of this process's slice of a packed row, N decisions, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import attrs
 import torch
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from cosmos_core.config import option
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.policy.modeling import head, loading
-from cosmos_core.policy.modeling.attention import Packing
+from cosmos_core.policy.channel import open_channel
+from cosmos_core.policy.modeling import anatomy, facts, head, loading
+from cosmos_core.policy.modeling.building import Blueprint, build_part, build_whole
+from cosmos_core.policy.modeling.exporting import export_parts
 from cosmos_core.policy.modeling.packing import pack
+from cosmos_core.policy.modeling.parallelize import parallelize
+from cosmos_core.policy.modeling.plan import plan_for
+from cosmos_core.policy.modeling.rooted import layout_of, within
+from cosmos_core.policy.modeling.row import Row, device_of
+from cosmos_core.policy.modeling.stages import Stages
+from cosmos_core.policy.modeling.tokenizer import FILE as TOKENIZER_FILE
 from cosmos_core.policy.modeling.tokenizer import build_tokenizer, load_tokenizer
 from cosmos_core.policy.modeling.tokens import tokens_payload, values
 from cosmos_core.policy.modeling.verification import verify_packing
-from cosmos_core.protocols import Decided, MicroBatch, ModelContext, ModelFacts
+from cosmos_core.protocols import Decided, Layout, MicroBatch, ModelContext, ModelFacts
 from cosmos_core.types import JSON, Payload, Prompt
 
 CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
+_DOCUMENT_UNITS = 32
 
 
 @attrs.frozen(kw_only=True)
@@ -51,8 +67,10 @@ class HuggingFaceModel:
         turn_end: The token that ends a turn of a chat; None, or not in the vocabulary: the end-of-text token does.
         stop_tokens: Tokens that end a completion besides the tokenizer's and the checkpoint's own.
         turn_template: The Jinja chat template of a tokenizer that has none: one made locally, or that knows `turn_end`.
+        auto_class: The class of transformers that makes modules of configs and checkpoints.
     """
 
+    auto_class: ClassVar[Any] = AutoModelForCausalLM
     model_types: ClassVar[frozenset[str] | None] = None
     turn_end: ClassVar[str | None] = None
     stop_tokens: ClassVar[tuple[str, ...]] = ()
@@ -96,7 +114,7 @@ class HuggingFaceModel:
             if self.options.chat_template is not None:
                 tokenizer.chat_template = self.options.chat_template
             elif tokenizer.chat_template is None and (
-                self.context.path is None or self.turn_end in tokenizer.get_vocab()
+                (self.context.assets / TOKENIZER_FILE).is_file() or self.turn_end in tokenizer.get_vocab()
             ):
                 tokenizer.chat_template = self.turn_template
             self._tokenizer = tokenizer
@@ -104,13 +122,17 @@ class HuggingFaceModel:
 
     def facts(self) -> ModelFacts:
         """Describe the model without building weights."""
-        architecture, num_parameters = loading.count_parameters(
-            self.config, trust_remote_code=self.context.trust_remote_code
+        shell = facts.make_shell(
+            self.config,
+            self.auto_class,
+            trust_remote_code=self.context.trust_remote_code,
         )
+        num_parameters, extents = sum(parameter.numel() for parameter in shell.parameters()), facts.extents_of(shell)
+        impossible, num_tied = facts.impossible_axes(shell), anatomy.num_tied(shell)
         text = self.config.get_text_config()
         ids = self.tokenizer.get_vocab().values()
         return ModelFacts(
-            architecture=architecture,
+            architecture=type(shell).__name__,
             num_parameters=num_parameters,
             num_layers=text.num_hidden_layers,
             hidden_size=text.hidden_size,
@@ -119,22 +141,42 @@ class HuggingFaceModel:
             context_length=getattr(text, "max_position_embeddings", None) or 1 << 20,
             stop_ids=self._stop_ids(),
             pad_id=self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self._stop_id(),
+            cache_size=facts.cache_values(text),
+            num_tied_parameters=num_tied,
+            extents=extents,
+            impossible=impossible,
+            most_outputs=head.CHUNK_ELEMENTS,
+            # Last: the shell is of no use afterwards.
+            parts=facts.parts_and_kept(shell, self._forward_of_text, getattr(self, "tensor_plan", {})),
         )
 
-    def build(self, *, seed: int, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    def build(
+        self, *, seed: int, dtype: torch.dtype, device: torch.device, layout: Layout | None = None
+    ) -> torch.nn.Module:
         """Make the module, in evaluation mode (no dropout), checked once against transformers' own forward.
 
+        A part of a model is not checked: it gives what the whole gives, and has no forward of its own to compare with.
+
         Raises:
-            CosmosError: A checkpoint is missing, truncated or of another architecture, or the model cannot be packed.
+            CosmosError: A checkpoint is missing, truncated or of another architecture, or the model cannot be packed,
+                or not be spread like this.
         """
-        trust = self.context.trust_remote_code
-        if self.context.path is None:
-            module = loading.build_random(self.config, seed=seed, trust_remote_code=trust)
-        else:
-            assert self.config is not None
-            module = loading.load_pretrained(self.context.path, dtype=dtype, trust_remote_code=trust)
-        module = module.to(device=device, dtype=dtype).eval()
+        blueprint = Blueprint(
+            config=self.config,
+            path=self.context.path,
+            seed=seed,
+            dtype=dtype,
+            device=device,
+            trust_remote_code=self.context.trust_remote_code,
+            auto_class=self.auto_class,
+            tensor_plan=getattr(self, "tensor_plan", {}),
+        )
+        if layout is not None and layout.mesh.world_size > 1:
+            return build_part(blueprint, layout)
+        module = build_whole(blueprint)
         verify_packing(module, lambda tokens_U, lengths: self._packed_logits(module, tokens_U, lengths))
+        if layout is not None:
+            parallelize(module, layout, plan_for(module, blueprint.tensor_plan))
         return module
 
     def encode(self, prompt: Prompt) -> Payload:
@@ -161,46 +203,102 @@ class HuggingFaceModel:
         """The completion as text, special tokens left out."""
         return str(self.tokenizer.decode(values(payload, "completion").tolist(), skip_special_tokens=True))
 
-    def pack(self, payloads: Sequence[Payload], *, budget: int) -> list[MicroBatch]:
-        """Pack payloads into micro-batches of at most `budget` units (see `packing.pack`)."""
-        return pack(payloads, budget=budget)
+    def pack(
+        self, payloads: Sequence[Payload], *, budget: int, multiple: int = 1, is_uniform: bool = False
+    ) -> list[MicroBatch]:
+        """Pack payloads into micro-batches of at most `budget` units, before padding (see `packing.pack`)."""
+        return pack(payloads, budget=budget, multiple=multiple, is_uniform=is_uniform)
 
     def decide(
         self, module: torch.nn.Module, batch: MicroBatch, *, temperature: float, with_entropy: bool = False
     ) -> Decided:
         """Log-probabilities of the completion tokens; only their places pass through the output layer."""
-        device = next(module.parameters()).device
-        inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.inputs.items()}
-        packing = Packing.of(batch.inputs["lengths"].tolist(), device)
-        hidden_UD = self.hidden(module, inputs["tokens"], inputs["positions"], packing)
-        return head.evaluate(
-            lambda hidden_ND: self.logits(module, hidden_ND),
-            hidden_UD.index_select(0, inputs["decisions"]),
-            inputs["targets"],
-            vocab_size=self.config.get_text_config().vocab_size,
-            temperature=temperature,
-            with_entropy=with_entropy,
-        )
+        return self._conclude(module, self._row(module, batch), None, temperature, with_entropy)
 
-    def hidden(
-        self, module: torch.nn.Module, tokens_U: torch.Tensor, positions_U: torch.Tensor, packing: Packing
-    ) -> torch.Tensor:
-        """Hidden states [U, D] of a packed row, as they enter the output layer."""
-        output = module.base_model(  # type: ignore[operator]
-            input_ids=tokens_U[None], position_ids=positions_U[None], use_cache=False, packing=packing
+    def stages(self, module: torch.nn.Module) -> Sequence[torch.nn.Module]:
+        """The stages that this process holds, in the order of the model."""
+        return list(module.stages) if isinstance(module, Stages) else [module]
+
+    def advance(self, stage: torch.nn.Module, batch: MicroBatch, received: torch.Tensor | None) -> torch.Tensor:
+        """Hidden states [U, D] of this process's slice of the row, as the next stage receives them."""
+        row = self._row(stage, batch)
+        # A stage's output is freed in place by some schedules, so it shares no memory with anything.
+        return within(stage, lambda: self.hidden(stage, row, received).clone())
+
+    def conclude(
+        self,
+        stage: torch.nn.Module,
+        batch: MicroBatch,
+        received: torch.Tensor,
+        *,
+        temperature: float,
+        with_entropy: bool = False,
+    ) -> Decided:
+        """Run the last stage (see `decide`)."""
+        return self._conclude(stage, self._row(stage, batch), received, temperature, with_entropy)
+
+    def hidden(self, module: torch.nn.Module, row: Row, received: torch.Tensor | None = None) -> torch.Tensor:
+        """Hidden states [U, D] of this process's slice of the row: of a last stage, as they enter the output layer.
+
+        Args:
+            module: The model, or a stage of it.
+            row: What to evaluate.
+            received: Hidden states [U, D] of the stage before; None for a first stage.
+        """
+        entry = self.embed(module, row) if received is None else {"inputs_embeds": received[None]}
+        output = self.backbone(module)(
+            **entry,
+            **self.layer_keywords(row),
+            position_ids=row.positions_U.unsqueeze(-2),
+            use_cache=False,
+            packing=row.packing,
         )
         hidden_UD: torch.Tensor = output.last_hidden_state[0]
         return hidden_UD
+
+    def embed(self, module: torch.nn.Module, row: Row) -> dict[str, Any]:  # noqa: ARG002 - overrides need it
+        """What a first stage's backbone is called with: `input_ids`, or `inputs_embeds` where more than text comes in.
+
+        Args:
+            module: The model, or its first stage.
+            row: What to evaluate; media are among `row.inputs`, whole.
+
+        Returns:
+            Keyword arguments, for this process's slice only.
+        """
+        return {"input_ids": row.tokens_U[None]}
+
+    def layer_keywords(self, row: Row) -> Mapping[str, Any]:  # noqa: ARG002 - what an override reads
+        """What every layer is called with besides the row's packing, for hooks of a family; nothing by default."""
+        return {}
+
+    def backbone(self, module: torch.nn.Module) -> torch.nn.Module:
+        """The part of the module that gives hidden states of text."""
+        base: torch.nn.Module = module.base_model  # type: ignore[assignment]
+        return base
 
     def logits(self, module: torch.nn.Module, hidden_ND: torch.Tensor) -> torch.Tensor:
         """Logits [N, V] of hidden states, before the temperature."""
         return head.plain_logits(module, hidden_ND)
 
     def export(self, module: torch.nn.Module, directory: Path) -> None:
-        """Write safetensors, config and tokenizer: `AutoModelForCausalLM.from_pretrained` reads them."""
-        assert isinstance(module, PreTrainedModel)
-        module.save_pretrained(directory)
-        self.tokenizer.save_pretrained(directory)
+        """Write safetensors, config and tokenizer: `AutoModelForCausalLM.from_pretrained` reads them.
+
+        Every process that holds a part of the module calls it; what several hold is gathered tensor by tensor.
+        """
+        layout = layout_of(self.stages(module)[0])
+        if layout is None or layout.mesh.world_size == 1:
+            assert isinstance(module, PreTrainedModel)
+            module.save_pretrained(directory)
+            self.tokenizer.save_pretrained(directory)
+            return
+        shell = facts.make_shell(self.config, self.auto_class, trust_remote_code=self.context.trust_remote_code)
+        path = self.context.path
+        if path is not None and (Path(path) / GENERATION_FILE).is_file():
+            shell.generation_config = GenerationConfig.from_pretrained(path)
+        export_parts(module, shell, directory, open_channel())
+        if layout.mesh.rank == 0:
+            self.tokenizer.save_pretrained(directory)
 
     def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:
         """Train the tokenizer into `context.assets`, and write the resolved config beside it.
@@ -235,9 +333,57 @@ class HuggingFaceModel:
         return loading.config_from_mapping(self.context.config)
 
     def _packed_logits(self, module: torch.nn.Module, tokens_U: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-        positions_U = torch.cat([torch.arange(length) for length in lengths]).to(tokens_U.device)
-        packing = Packing.of(lengths, tokens_U.device)
-        return self.logits(module, self.hidden(module, tokens_U, positions_U, packing))
+        return self.logits(module, self.hidden(module, self._row(module, self._text_batch(tokens_U, lengths))))
+
+    def _text_batch(self, tokens_U: torch.Tensor, lengths: Sequence[int]) -> MicroBatch:
+        """Documents of text that decide nothing."""
+        none = torch.zeros(0, dtype=torch.int64)
+        return MicroBatch(
+            sequences=(),
+            num_decisions=(),
+            num_units=len(tokens_U),
+            inputs={
+                "tokens": tokens_U,
+                "positions": self.text_positions(lengths),
+                "lengths": torch.tensor(lengths),
+                "decisions": none,
+                "targets": none,
+            },
+        )
+
+    def _forward_of_text(self, module: PreTrainedModel, num_units: int) -> Callable[[], object]:
+        """A forward up to the output layer, for planning.
+
+        Its documents are short: some attention keeps its scores on a CPU, and on an accelerator none does.
+        """
+        lengths = [_DOCUMENT_UNITS] * (num_units // _DOCUMENT_UNITS)
+        batch = self._text_batch(torch.zeros(num_units, dtype=torch.int64), lengths)
+        row = Row.of(batch, torch.device("cpu"), None)
+        return lambda: self.hidden(module, row)
+
+    def text_positions(self, lengths: Sequence[int]) -> torch.Tensor:
+        """int64 [..., U], the positions of documents of text of these lengths."""
+        return torch.cat([torch.arange(length) for length in lengths])
+
+    def _row(self, module: torch.nn.Module, batch: MicroBatch) -> Row:
+        return Row.of(batch, device_of(module), layout_of(module))
+
+    def _conclude(
+        self, module: torch.nn.Module, row: Row, received: torch.Tensor | None, temperature: float, with_entropy: bool
+    ) -> Decided:
+        def body() -> tuple[torch.Tensor, ...]:
+            decided = head.evaluate(
+                lambda hidden_ND: self.logits(module, hidden_ND),
+                self.hidden(module, row, received).index_select(0, row.decisions_n),
+                row.targets_n,
+                vocabulary=head.vocabulary_of(module),
+                temperature=temperature,
+                with_entropy=with_entropy,
+            )
+            return (decided.logprobs_N,) if decided.entropy_N is None else (decided.logprobs_N, decided.entropy_N)
+
+        logprobs_n, *entropy_n = within(module, body)
+        return Decided(logprobs_N=row.whole(logprobs_n), entropy_N=row.whole(entropy_n[0]) if entropy_n else None)
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt.text, str):
@@ -278,7 +424,7 @@ class HuggingFaceModel:
         vocabulary = self.tokenizer.get_vocab()
         stops = {self._stop_id(), *(vocabulary[token] for token in self.stop_tokens if token in vocabulary)}
         path = self.context.path
-        if path is not None and (Path(path) / "generation_config.json").is_file():
+        if path is not None and (Path(path) / GENERATION_FILE).is_file():
             listed = GenerationConfig.from_pretrained(path).eos_token_id
             stops.update([listed] if isinstance(listed, int) else listed or ())
         return frozenset(stops)

@@ -34,7 +34,7 @@ LIBRARY_ERRORS: Final = (
 )
 """What transformers and safetensors raise on input that they cannot use."""
 
-_EXTRA_KEYS: Final = frozenset(
+EXTRA_KEYS: Final = frozenset(
     {
         "model_type",
         "architectures",
@@ -70,7 +70,7 @@ def config_from_mapping(mapping: Mapping[str, Any]) -> PretrainedConfig:
     except ValueError:
         raise ConfigError(f"model.config.model_type: transformers knows no {model_type!r}") from None
     for key in values:
-        if key not in _EXTRA_KEYS and not hasattr(default, key):
+        if key not in EXTRA_KEYS and not hasattr(default, key):
             near = difflib.get_close_matches(key, [name for name in vars(default) if not name.startswith("_")], 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(f"model.config.{key}: {type(default).__name__} has no such option{hint}")
@@ -95,7 +95,9 @@ def config_from_checkpoint(path: str, *, trust_remote_code: bool) -> PretrainedC
     return config
 
 
-def build_random(config: PretrainedConfig, *, seed: int, trust_remote_code: bool) -> PreTrainedModel:
+def build_random(
+    config: PretrainedConfig, *, seed: int, trust_remote_code: bool, auto_class: Any = AutoModelForCausalLM
+) -> PreTrainedModel:
     """A model with weights drawn from `seed` in float32 on the CPU: the same bits on every machine and device.
 
     Raises:
@@ -105,7 +107,7 @@ def build_random(config: PretrainedConfig, *, seed: int, trust_remote_code: bool
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            module: PreTrainedModel = AutoModelForCausalLM.from_config(
+            module: PreTrainedModel = auto_class.from_config(
                 copy.deepcopy(config),
                 dtype=torch.float32,
                 attn_implementation=PACKED,
@@ -116,7 +118,9 @@ def build_random(config: PretrainedConfig, *, seed: int, trust_remote_code: bool
     return module
 
 
-def load_pretrained(path: str, *, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
+def load_pretrained(
+    path: str, *, dtype: torch.dtype, trust_remote_code: bool, auto_class: Any = AutoModelForCausalLM
+) -> PreTrainedModel:
     """A model with a checkpoint's weights, all of them.
 
     Raises:
@@ -127,7 +131,7 @@ def load_pretrained(path: str, *, dtype: torch.dtype, trust_remote_code: bool) -
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
-        module, loaded = AutoModelForCausalLM.from_pretrained(
+        module, loaded = auto_class.from_pretrained(
             path,
             dtype=dtype,
             attn_implementation=PACKED,
@@ -146,7 +150,9 @@ def load_pretrained(path: str, *, dtype: torch.dtype, trust_remote_code: bool) -
     return module
 
 
-def count_parameters(config: PretrainedConfig, *, trust_remote_code: bool) -> tuple[str, int]:
+def count_parameters(
+    config: PretrainedConfig, *, trust_remote_code: bool, auto_class: Any = AutoModelForCausalLM
+) -> tuple[str, int]:
     """Class name and number of parameters (tied ones once), without allocating any.
 
     Raises:
@@ -154,7 +160,7 @@ def count_parameters(config: PretrainedConfig, *, trust_remote_code: bool) -> tu
     """
     try:
         with torch.device("meta"):
-            module = AutoModelForCausalLM.from_config(
+            module = auto_class.from_config(
                 copy.deepcopy(config), attn_implementation=PACKED, trust_remote_code=trust_remote_code
             )
     except LIBRARY_ERRORS as error:

@@ -27,7 +27,9 @@ def load(*overrides: str):
         (['reward=[{plugin="a"}, {plugin="a"}]'], "a is listed 2 times"),
         (["sync.mode=sync", "sync.interval=2"], "sync.interval: .*lag up to 1, more than the 0"),
         (["sync.interval=4", "sync.max_staleness=2"], "lag up to 3, more than the 2"),
-        (["policy.mesh.tp=2"], "policy.mesh.tp: must be 1, got 2; .*policy.replicas"),
+        (["policy.mesh.dp_shard=4", "policy.mesh.ep=3"], "policy.mesh.ep: 3 does not divide .* = 4.*can be 1, 2 or 4"),
+        (["policy.mesh={dp_shard=2, tp=2, ep=1}", "policy.mesh.ep=8"], "policy.mesh.ep: 8 .*ep can be 1, 2 or 4"),
+        (["policy.mesh={dp_shard=3, tp=2}", "policy.mesh.ep=3"], "3 is not a multiple of tp = 2.*can be 1, 2 or 6"),
         (["rollout.mesh.dp_shard=4"], "rollout.mesh.dp_shard: must be 1, got 4; .*rollout.replicas"),
         (["policy.optimizer.betas=[0.9, 1.0]"], "policy.optimizer.betas.1: must be .* less than 1, got 1.0"),
         (["warmup={plugin='s', steps=1, optimizer={betas=[-1, 0.5]}}"], "warmup.optimizer.betas.0"),
@@ -50,8 +52,8 @@ def test_contradictions_are_refused(overrides, message):
 
 def test_all_contradictions_are_listed():
     with pytest.raises(ConfigError) as caught:
-        load("policy.mesh.tp=2", "policy.mesh.pp=2", "sync.interval=9")
-    assert len(str(caught.value).splitlines()) == 3
+        load("policy.mesh.ep=2", "rollout.mesh.tp=2", "rollout.mesh.pp=2", "sync.interval=9")
+    assert len(str(caught.value).splitlines()) == 4
 
 
 def test_sync_mode_has_no_staleness():

@@ -18,4 +18,4 @@ def test_every_first_party_plugin_is_known_and_no_other():
 
 
 def test_names_of_a_kind():
-    assert known_names("dataset") == ["arithmetic", "jsonl"]
+    assert known_names("dataset") == ["arithmetic", "jsonl", "shapes"]

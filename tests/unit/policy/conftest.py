@@ -12,6 +12,7 @@ from cosmos_core.config.stages import Stage
 from cosmos_core.policy.batch import Counts, TrainSequence
 from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions
 from cosmos_core.policy.trainer import Trainer
+from cosmos_core.policy.world import single_world
 from cosmos_core.protocols import Aggregation, Loss, ModelContext
 from cosmos_core.types import Array, Payload
 
@@ -126,7 +127,7 @@ def stage_of(optimizer=None, *, index=0, steps=100, first_step=0):
 def make_trainer(model, algorithm=None, *, optimizer=None, seed=0, **policy):
     settings = PolicyConfig(**{"precision": "fp32", **policy})
     module = model.build(seed=seed, dtype=torch.float32, device=CPU)
-    trainer = Trainer(model=model, module=module, policy=settings, device=CPU)
+    trainer = Trainer(model=model, module=module, policy=settings, device=CPU, world=single_world())
     trainer.begin_stage(stage_of(optimizer), algorithm or Reinforce(), 1.0)
     return trainer
 

@@ -4,10 +4,11 @@ import pytest
 from cosmos_core.policy.batch import (
     Counts,
     MissingPayloadsError,
+    counts_of,
     group_of,
     needed,
     requests,
-    rollout_share,
+    rollout_sequences,
     wanted_samples,
 )
 from cosmos_core.transport.messages import GroupRef, SampleReport
@@ -72,9 +73,8 @@ def test_what_is_skipped_still_counts(kit):
     wanted = wanted_samples(kit.Reinforce(), [group(1, 0.0, 2.0)], (0,))
     trained = needed(kit.Reinforce(), wanted)
     held = [kit.payload([1], [2, 3]), kit.payload([4], [5, 6])]
-    share = rollout_share(wanted, trained, {1: held})
-    assert share.counts == Counts(sequences=2, decisions=4, prompt_units=10, trained=1)
-    assert [sequence.payload for sequence in share.sequences] == [held[1]]
+    assert counts_of(wanted, trained) == Counts(sequences=2, decisions=4, prompt_units=10, trained=1)
+    assert [sequence.payload for sequence in rollout_sequences(trained, {1: held})] == [held[1]]
 
 
 @pytest.mark.parametrize("problem", ["absent", "too few", "other length", "no log-probs"])
@@ -93,7 +93,7 @@ def test_what_is_not_as_reported_is_missing(kit, problem):
             del good.arrays["logprobs"]
             payloads[1] = [kit.payload([1], [2, 3])]
     with pytest.raises(MissingPayloadsError) as caught:
-        rollout_share(wanted, wanted, payloads)
+        rollout_sequences(wanted, payloads)
     assert caught.value.leases == (2,)
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from cosmos_core.errors import TransportError
-from cosmos_core.policy.group import SMALL_BYTES, GradientGroupError, GroupStore, form_group, solo
+from cosmos_core.policy.frames import SMALL_BYTES
+from cosmos_core.policy.group import GradientGroupError, GroupStore, form_group, solo
 
 CPU = torch.device("cpu")
 
@@ -53,7 +54,7 @@ def test_sum_and_copy(store):
         tensor = torch.full((3,), float(group.rank + 1))
         group.sum(tensor)
         copied = torch.full((2, 2), float(group.rank))
-        group.copy(copied, 1)
+        group.copy([copied], 1)
         return tensor.tolist(), copied.flatten().tolist()
 
     assert members(store, 3, work) == [([6.0] * 3, [1.0] * 4)] * 3
@@ -75,7 +76,7 @@ def test_a_group_of_one_needs_no_network():
     group = solo()
     tensor = torch.ones(2)
     group.sum(tensor)
-    group.copy(tensor, 0)
+    group.copy([tensor], 0)
     assert tensor.tolist() == [1.0, 1.0]
     assert group.exchange(b"me") == [b"me"]
 

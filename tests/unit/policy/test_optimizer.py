@@ -1,8 +1,6 @@
-import pytest
 import torch
 
 from cosmos_core.config.schema import OptimizerConfig
-from cosmos_core.policy.gradients import GradientBuffer
 from cosmos_core.policy.optimizer import AdamW
 
 
@@ -34,20 +32,3 @@ def test_the_state_is_there_before_the_first_step_and_can_be_written_into():
     first.step(0.2)
     second.step(0.2)
     assert torch.equal(module.weight, twin.weight)
-
-
-def test_gradients_lie_in_one_buffer():
-    module = torch.nn.Linear(2, 2)
-    module.bias.requires_grad_(False)
-    buffer = GradientBuffer(module.parameters())
-    assert buffer.flat.numel() == 4
-    for _ in range(2):
-        module(torch.tensor([[1.0, 2.0]])).sum().backward()
-    assert buffer.flat.tolist() == [2.0, 4.0, 2.0, 4.0]
-    assert buffer.norm() == pytest.approx(40**0.5)
-    buffer.clip(buffer.norm(), 0.0)
-    assert buffer.norm() == pytest.approx(40**0.5)
-    buffer.clip(buffer.norm(), 2.0)
-    assert abs(buffer.norm() - 2.0) < 1e-5
-    buffer.zero()
-    assert module.weight.grad.abs().sum().item() == 0.0

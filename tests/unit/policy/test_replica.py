@@ -8,12 +8,14 @@ import torch
 
 from cosmos_core.policy.checkpoint import latest
 from cosmos_core.policy.group import GradientGroupError, GroupStore
+from cosmos_core.policy.orders import LeaderOrders
 from cosmos_core.policy.publication import Publications
 from cosmos_core.policy.replica import Parts, PolicyReplica, UnitRate
 from cosmos_core.policy.saving import CheckpointSaver
 from cosmos_core.policy.share import ShareReader
 from cosmos_core.policy.step import StepRunner
 from cosmos_core.policy.transfer import UNKNOWN_STEP, transfer_state
+from cosmos_core.replica.lifeline import Lifeline
 from cosmos_core.transport.messages import (
     CheckpointSaved,
     Directive,
@@ -131,16 +133,15 @@ def run(kit, model, script, held, tmp_path, *, name="policy-0", seed=0, stop=Non
             name=name,
             run_id="run",
             host="127.0.0.1",
-            client=script,
+            orders=LeaderOrders(script, trainer.world, Lifeline(), stop or threading.Event()),
             trainer=trainer,
             runner=StepRunner(
                 trainer=trainer,
-                reader=ShareReader(model=model, payloads=Payloads(held), dataset=None, longest=100),
+                reader=ShareReader(model=model, payloads=Payloads(held), dataset=None, longest=100, world=trainer.world),
             ),
             publications=Publications(publisher, torch.float32, script.report),
             saver=CheckpointSaver(str(tmp_path / "checkpoints"), 2, script.report),
             begin_stage=lambda index: trainer.begin_stage(kit.stage_of(index=index), kit.Reinforce(), 1.0),
-            stop=stop or threading.Event(),
         )
         PolicyReplica(parts).run()
     return trainer
@@ -299,15 +300,13 @@ def test_a_transfer_that_breaks_off_leaves_no_state_to_train_on(kit, model, tmp_
     """Half the tensors are another step's: under the old step it would train on, and nobody could tell."""
 
     class Breaking:
-        rank, size, copied = 0, 2, 0
+        rank, size = 0, 2
 
         def exchange(self, data):
             return [data, json.dumps([7, 0, 0]).encode()]
 
-        def copy(self, tensor, source):
-            self.copied += 1
-            if self.copied > 3:
-                raise GradientGroupError("the source is gone")
+        def copy(self, tensors, source):
+            raise GradientGroupError("the source is gone")
 
     trainer = kit.make_trainer(model)
     with pytest.raises(GradientGroupError):

@@ -9,12 +9,14 @@ import torch
 
 from cosmos_core.errors import CheckpointError
 from cosmos_core.policy import checkpoint
+from cosmos_core.policy.batch import Share
 from cosmos_core.policy.checkpoint import Place
 from cosmos_core.policy.group import solo
 from cosmos_core.policy.meter import Stopwatch
 from cosmos_core.policy.restoring import restore
 from cosmos_core.policy.saving import CheckpointSaver, Copied, copy_state, write_checkpoint
 from cosmos_core.transport.messages import CheckpointFailed, CheckpointSaved
+from cosmos_core.weights.held import all_held
 
 
 def place(step, stage=0):
@@ -34,7 +36,7 @@ def url(request, tmp_path):
 
 def steps(trainer, sequences, totals, number):
     for _ in range(number):
-        trainer.train(sequences, totals, solo(), Stopwatch(trainer.device))
+        trainer.train(Share(sequences=tuple(sequences), counts=totals), totals, solo(), Stopwatch(trainer.device))
 
 
 def no_stage(index):
@@ -176,7 +178,7 @@ def test_an_error_that_nobody_foresaw_ends_the_run_instead_of_leaving_it_waiting
 
 def test_replacing_a_checkpoint_leaves_nothing_else(tmp_path):
     for value in (1.0, 2.0):
-        write_checkpoint(str(tmp_path), Copied(place=place(3), tensors={"x": torch.full((2,), value)}))
+        write_checkpoint(str(tmp_path), Copied(place=place(3), shares=all_held({"x": torch.full((2,), value)})))
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-3"]
 
 
@@ -234,7 +236,7 @@ def test_killed_while_writing_leaves_nothing_that_is_picked_up(tmp_path, scheme)
     assert len(list(tmp_path.iterdir())) == 2
     assert checkpoint.latest(url) == (1, f"{url}/step-1")
     # The next one to write clears up after the dead.
-    write_checkpoint(url, Copied(place=place(3), tensors={"model.weight": torch.ones(2)}))
+    write_checkpoint(url, Copied(place=place(3), shares=all_held({"model.weight": torch.ones(2)})))
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-1", "step-3"]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cosmos_core.errors import DataError, TransportError
-from cosmos_core.policy.batch import TrainSequence
+from cosmos_core.policy.batch import Share, TrainSequence
 from cosmos_core.policy.group import GroupStore, form_group, solo
 from cosmos_core.policy.modeling import tokens_payload
 from cosmos_core.policy.share import ShareReader
@@ -77,7 +77,9 @@ def order_of(groups, *shares, step=1):
 
 def runner_of(kit, model, held, *, algorithm=None, rows=(), seed=0, error=None, longest=100, **policy):
     trainer = kit.make_trainer(model, algorithm, seed=seed, **policy)
-    reader = ShareReader(model=model, payloads=Payloads(held, error), dataset=Rows(rows), longest=longest)
+    reader = ShareReader(
+        model=model, payloads=Payloads(held, error), dataset=Rows(rows), longest=longest, world=trainer.world
+    )
     return StepRunner(trainer=trainer, reader=reader)
 
 
@@ -201,7 +203,7 @@ def test_demonstrations_are_read_and_unusable_rows_are_dropped(model, kit):
 
     groups = tuple(GroupRef(position=100 + row, row=row, lease=0, endpoint="", samples=()) for row in pairs)
     trainer = kit.make_trainer(model)
-    reader = ShareReader(model=Encoding(), payloads=Payloads({}), dataset=Rows(pairs), longest=59)
+    reader = ShareReader(model=Encoding(), payloads=Payloads({}), dataset=Rows(pairs), longest=59, world=trainer.world)
     done = StepRunner(trainer=trainer, reader=reader).run(order_of(groups, (0, 1, 2, 3)), solo(), nothing, 0.0)
     assert done.dropped == ((101, "bad_row"), (102, "prompt_too_long"))
     assert (done.metrics["sequences"], done.metrics["units"], done.metrics["prompt_units"]) == (2, 5, 3)
@@ -210,7 +212,12 @@ def test_demonstrations_are_read_and_unusable_rows_are_dropped(model, kit):
     sequences = [TrainSequence(payload=tokens_payload(*pairs[row]), advantage=1.0) for row in (0, 3)]
     from cosmos_core.policy.meter import Stopwatch
 
-    expected = twin.train(sequences, kit.counts_of(sequences), solo(), Stopwatch(CPU)).meter.report()
+    expected = twin.train(
+        Share(sequences=tuple(sequences), counts=kit.counts_of(sequences)),
+        kit.counts_of(sequences),
+        solo(),
+        Stopwatch(CPU),
+    ).meter.report()
     assert done.metrics["loss"] == expected["loss"]
 
 

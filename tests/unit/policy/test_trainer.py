@@ -5,7 +5,7 @@ import torch
 
 from cosmos_core.config.schema import OptimizerConfig, ParallelConfig
 from cosmos_core.errors import TrainingError
-from cosmos_core.policy.batch import Counts, TrainSequence
+from cosmos_core.policy.batch import Counts, Share, TrainSequence
 from cosmos_core.policy.group import GradientGroupError, solo
 from cosmos_core.policy.meter import Stopwatch
 from cosmos_core.policy.modeling import tokens_payload
@@ -13,7 +13,7 @@ from cosmos_core.protocols import Aggregation, Loss
 
 
 def train(trainer, sequences, totals):
-    return trainer.train(sequences, totals, solo(), Stopwatch(trainer.device))
+    return trainer.train(Share(sequences=tuple(sequences), counts=totals), totals, solo(), Stopwatch(trainer.device))
 
 
 def weights(trainer):
@@ -87,7 +87,7 @@ def test_gradients_of_a_step_that_broke_off_are_forgotten(model, kit):
 
     broken.sum = fail
     with pytest.raises(GradientGroupError):
-        trainer.train(sequences, totals, broken, Stopwatch(trainer.device))
+        trainer.train(Share(sequences=tuple(sequences), counts=totals), totals, broken, Stopwatch(trainer.device))
     assert trainer.step == 0
     assert torch.equal(gradient(trainer, sequences, totals)[0], clean)
 

@@ -15,19 +15,7 @@ from cosmos_core.testing.conformance.plugin import fault
 
 
 class ModelDeclarations(ModelSetting):
-    """Mesh axes; payload kinds are tested where payloads are made."""
-
-    def test_declared_mesh_axes_are_proven(self, capabilities: ModelCapabilities) -> None:
-        """A replica of this release is one process, so there is no axis to prove."""
-        known = [field.name for field in attrs.fields(MeshConfig)]
-        declared = sorted(capabilities.mesh_axes)
-        if unknown := sorted(set(declared) - set(known)):
-            fault(f"ModelCapabilities.mesh_axes names {', '.join(unknown)}; the axes are {', '.join(known)}")
-        if declared:
-            fault(
-                f"ModelCapabilities.mesh_axes declares {', '.join(declared)}, and this release of cosmos-core runs a "
-                "replica as one process, so nothing can prove it; declare none"
-            )
+    """Mesh axes that are not declared; payload kinds are tested where payloads are made."""
 
     def test_undeclared_mesh_axes_are_refused(self, capabilities: ModelCapabilities) -> None:
         """A recipe that asks for what a model cannot do fails before it starts."""

@@ -7,12 +7,20 @@ from cosmos_core.testing.conformance.model.decisions import ModelDecisions
 from cosmos_core.testing.conformance.model.declarations import ModelDeclarations
 from cosmos_core.testing.conformance.model.encoding import ModelEncoding
 from cosmos_core.testing.conformance.model.gradients import ModelGradients
+from cosmos_core.testing.conformance.model.layouts import ModelLayouts
 from cosmos_core.testing.conformance.model.packing import ModelPacking
 from cosmos_core.testing.conformance.model.weights import ModelWeights
 
 
 class ModelConformance(
-    ModelBuilding, ModelEncoding, ModelPacking, ModelDecisions, ModelGradients, ModelWeights, ModelDeclarations
+    ModelBuilding,
+    ModelEncoding,
+    ModelPacking,
+    ModelDecisions,
+    ModelGradients,
+    ModelWeights,
+    ModelLayouts,
+    ModelDeclarations,
 ):
     """What every model must satisfy, on a tiny one of its family.
 

@@ -8,35 +8,15 @@ import torch
 
 from cosmos_core.config.schema import OptimizerConfig, PolicyConfig
 from cosmos_core.config.stages import Stage
-from cosmos_core.policy.batch import Counts, TrainSequence
+from cosmos_core.policy.batch import Counts, Share, TrainSequence
 from cosmos_core.policy.group import solo
 from cosmos_core.policy.meter import Stopwatch
 from cosmos_core.policy.trainer import Trainer
-from cosmos_core.protocols import Aggregation, Decisions, Loss, Model, OldLogprobs
+from cosmos_core.policy.world import single_world
+from cosmos_core.protocols import Model
 from cosmos_core.testing.conformance.model.evaluation import ROOM, pack_alone
-from cosmos_core.types import Group, Payload
-
-
-class Imitation:
-    """Makes every decision likelier (see `cosmos_core.protocols.Algorithm`)."""
-
-    aggregation: Aggregation = Aggregation.TOKEN_MEAN
-    constant_length: int = 1
-    old_logprobs: OldLogprobs = "none"
-    needs_entropy: bool = False
-    skips_zero_advantage: bool = False
-
-    def admit(self, group: Group) -> str | None:  # noqa: ARG002
-        """Take every group."""
-        return None
-
-    def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
-        """Value every sample alike."""
-        return [[1.0] * len(group.samples) for group in groups]
-
-    def loss(self, decisions: Decisions) -> Loss:
-        """The negative log-probability."""
-        return Loss(loss_N=-decisions.logprobs_N)
+from cosmos_core.testing.layouts import Imitation
+from cosmos_core.types import Payload
 
 
 def imitate(model: Model, module: torch.nn.Module, payloads: Sequence[Payload], *, steps: int) -> list[float]:
@@ -46,16 +26,17 @@ def imitate(model: Model, module: torch.nn.Module, payloads: Sequence[Payload], 
         The loss of each step, before it was applied.
     """
     policy = PolicyConfig(precision="fp32", micro_batch_units=ROOM)
-    trainer = Trainer(model=model, module=module, policy=policy, device=torch.device("cpu"))
+    trainer = Trainer(model=model, module=module, policy=policy, device=torch.device("cpu"), world=single_world())
     trainer.begin_stage(_stage(steps), Imitation(), 1.0)
-    sequences = [TrainSequence(payload=payload, advantage=1.0) for payload in payloads]
+    sequences = tuple(TrainSequence(payload=payload, advantage=1.0) for payload in payloads)
     totals = Counts(
         sequences=len(payloads),
         decisions=sum(pack_alone(model, payload).num_decisions[0] for payload in payloads),
         trained=len(payloads),
     )
     watch = Stopwatch(trainer.device)
-    return [trainer.train(sequences, totals, solo(), watch).meter.report()["loss"] for _ in range(steps)]
+    share = Share(sequences=sequences, counts=totals)
+    return [trainer.train(share, totals, solo(), watch).meter.report()["loss"] for _ in range(steps)]
 
 
 def _stage(steps: int) -> Stage:

@@ -36,7 +36,7 @@ class RowIndex:
         self.num_bad_rows = 0
         for number, file in enumerate(files):
             for raw in file.scan():
-                problem = self._problem(raw)
+                problem = self._problem(raw, file)
                 if not problem:
                     self._file_numbers.append(number)
                     self._locators.append(raw.locator)
@@ -62,15 +62,15 @@ class RowIndex:
         """
         file = self._files[self._file_numbers[number]]
         try:
-            return self._mapping.prompt(file.read(self._locators[number]))
+            return self._mapping.prompt(file.read(self._locators[number]), file.path.parent)
         except BadRowError as error:
             raise DataError(f"{file.path}: row {number}: {error}; the file changed since the run began") from error
 
-    def _problem(self, raw: RawRow) -> str:
+    def _problem(self, raw: RawRow, file: RowFile) -> str:
         if raw.problem:
             return raw.problem
         try:
-            self._mapping.prompt(raw.row)
+            self._mapping.prompt(raw.row, file.path.parent)
         except BadRowError as error:
             return str(error)
         return ""

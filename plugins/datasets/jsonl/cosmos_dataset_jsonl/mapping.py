@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from cosmos_core.types import JSON, Message, Prompt
+from cosmos_dataset_jsonl.media import locations
 from cosmos_dataset_jsonl.options import JsonlOptions
 from cosmos_dataset_jsonl.rows import BadRowError, field
 from cosmos_dataset_jsonl.template import Template
@@ -25,11 +27,17 @@ class RowMapping:
     def fields(self) -> frozenset[str]:
         """Every field that a row must have."""
         templates = [template for template in (self._prompt, self._demonstration) if template is not None]
-        named = {name for name in (self._options.messages, self._options.reference) if name is not None}
+        named = {
+            name for name in (self._options.messages, self._options.reference, self._options.media) if name is not None
+        }
         return frozenset(named).union(*(template.fields for template in templates))
 
-    def prompt(self, row: Any) -> Prompt:
+    def prompt(self, row: Any, folder: Path) -> Prompt:
         """Make the prompt of a row.
+
+        Args:
+            row: As its file has it.
+            folder: Of that file, where relative paths of media start.
 
         Raises:
             BadRowError: The row cannot be used, and why.
@@ -39,7 +47,8 @@ class RowMapping:
         text, demonstration = self._text(row)
         if self._demonstration is not None:
             demonstration = _not_blank(self._demonstration.fill(row), "the demonstration")
-        return Prompt(text=text, reference=self._reference(row), demonstration=demonstration)
+        media = () if self._options.media is None else locations(row, self._options.media, folder)
+        return Prompt(text=text, reference=self._reference(row), demonstration=demonstration, media=media)
 
     def _text(self, row: Mapping[str, Any]) -> tuple[str | tuple[Message, ...], str | None]:
         """The prompt, and the demonstration if the chat ends with one."""

@@ -65,6 +65,11 @@ class JsonlOptions:
         r"`#### (.+)`.",
         validator=check.optional(_is_pattern),
     )
+    media: str | None = option(
+        None,
+        help="Field with the images or videos that the prompt shows: a path or URL, or a list of them; a relative path "
+        "starts at the folder of the row's file.",
+    )
     on_bad_row: Literal["refuse", "skip"] = option(
         "refuse", help="Whether a row that cannot be used is an error, or is left out and counted."
     )

@@ -3,8 +3,9 @@
 import json
 
 import pytest
+import torch
 from tokenizers import AddedToken
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cosmos_core.errors import ConfigError
 from cosmos_core.policy.modeling import HuggingFaceOptions, values
@@ -14,14 +15,26 @@ from cosmos_model_qwen import QwenModel
 
 TURNS = (Message(role="system", content="Be brief."), Message(role="user", content="How many?"))
 STOPS = ("<|im_end|>", "<|endoftext|>")
+TINY = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+}
+
+
+def prepared(folder, config):
+    model = QwenModel(HuggingFaceOptions(), ModelContext(path=None, config=config, assets=folder / "assets"))
+    model.prepare(["How many? 3+4=7"], {"build": "byte-bpe", "vocab_size": 300, "split_digits": True})
+    return model
 
 
 @pytest.fixture
 def model(tmp_path):
-    context = ModelContext(path=None, config={"model_type": "qwen3"}, assets=tmp_path / "assets")
-    model = QwenModel(HuggingFaceOptions(), context)
-    model.prepare(["How many? 3+4=7"], {"build": "byte-bpe", "vocab_size": 300, "split_digits": True})
-    return model
+    return prepared(tmp_path, {"model_type": "qwen3"})
 
 
 @pytest.fixture
@@ -60,3 +73,33 @@ def test_another_family_is_refused_and_told_of_hf(tmp_path):
     model = QwenModel(HuggingFaceOptions(), ModelContext(path=str(tmp_path), config=None, assets=tmp_path))
     with pytest.raises(ConfigError, match=r"'gpt2' is not one of this plugin's: qwen2, qwen3.*'hf'"):
         model.facts()
+
+
+@pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        {"model_type": "qwen2"},
+        {"model_type": "qwen3", "head_dim": 12},
+        {
+            "model_type": "qwen3",
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+    ],
+    ids=["2.5", "3", "windows"],
+)
+def test_logits_are_those_of_transformers(tmp_path, family, is_tied):
+    model = prepared(tmp_path, {**TINY, **family, "tie_word_embeddings": is_tied})
+    module = model.build(seed=5, dtype=torch.float32, device=torch.device("cpu"))
+    model.export(module, tmp_path / "exported")
+    lengths = (21, 6, 6, 3)
+    tokens_U = torch.randint(0, 250, (sum(lengths),), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        ours_UV = model._packed_logits(module, tokens_U, lengths)
+        for attention in ("sdpa", "eager"):
+            theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", attn_implementation=attention)
+            theirs_UV = torch.cat([theirs(part[None]).logits[0] for part in tokens_U.split(lengths)])
+            assert theirs_UV.std() > 0.1
+            torch.testing.assert_close(ours_UV, theirs_UV, atol=1e-5, rtol=1e-5)

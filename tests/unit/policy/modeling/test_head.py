@@ -5,7 +5,7 @@ from cosmos_core.policy.modeling import head
 
 
 def evaluate(hidden, weight, targets, **options):
-    settings = {"vocab_size": len(weight), "temperature": 1.0, "with_entropy": False, **options}
+    settings = {"vocabulary": head.Vocabulary(start=0, size=len(weight)), "temperature": 1.0, "with_entropy": False, **options}
     return head.evaluate(lambda x: x @ weight.T, hidden, targets, **settings)
 
 
@@ -37,7 +37,7 @@ def test_chunks_change_neither_values_nor_gradients(inputs, monkeypatch):
         lambda x: rows.append(len(x)) or x @ weight.T,
         hidden,
         targets,
-        vocab_size=11,
+        vocabulary=head.Vocabulary(start=0, size=11),
         temperature=1.0,
         with_entropy=True,
     )

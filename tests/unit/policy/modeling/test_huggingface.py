@@ -1,12 +1,14 @@
 import json
 
+import attrs
 import pytest
 import torch
 from transformers import AutoTokenizer
 
 from cosmos_core.errors import ConfigError, CosmosError, DataError
 from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions, tokens_payload, values
-from cosmos_core.protocols import ModelContext
+from cosmos_core.policy.modeling.stages import cut
+from cosmos_core.protocols import Layout, ModelContext
 from cosmos_core.types import Message, Prompt
 
 CPU = torch.device("cpu")
@@ -236,3 +238,49 @@ def test_stop_tokens_of_a_checkpoints_generation_config_count(prepared, tmp_path
 
 def test_special_tokens_are_not_decoded(prepared):
     assert prepared.decode(tokens_payload([5], [2, 2])) == ""
+
+
+class TwoProcesses:
+    """Of a mesh with a pipeline of two; cutting asks for nothing else."""
+
+    def __init__(self, place):
+        self.at = place
+
+    def size(self, axis):
+        return 2 if axis == "pp" else 1
+
+    def place(self, axis):
+        return self.at if axis == "pp" else 0
+
+
+@pytest.mark.parametrize("multiple", [1, 8])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_stages_one_after_the_other_give_what_the_whole_model_gives(tmp_path, config, is_tied, multiple):
+    model = make(tmp_path, {**config, "tie_word_embeddings": is_tied})
+    module = build(model)
+    payloads = [tokens_payload([1, 2, 3], [4, 5]), tokens_payload([6], [7, 8, 9, 10])]
+    (batch,) = model.pack(payloads, budget=32, multiple=multiple)
+    first, last = (cut(module, Layout(mesh=TwoProcesses(place)))[0] for place in (0, 1))
+
+    assert model.stages(module) == [module]
+    passed = model.advance(first, batch, None)
+    assert passed.shape == (batch.num_units, 16)
+    assert not passed._is_view()
+    decided = model.conclude(last, batch, passed, temperature=0.7, with_entropy=True)
+    expected = model.decide(module, batch, temperature=0.7, with_entropy=True)
+    assert decided.logprobs_N.equal(expected.logprobs_N)
+    assert decided.entropy_N.equal(expected.entropy_N)
+
+
+def test_positions_of_several_rotary_axes_go_with_the_row(tmp_path, config):
+    """A model of text whose positions are given three times, as models of images have them."""
+
+    class Axes(HuggingFaceModel):
+        def text_positions(self, lengths):
+            return super().text_positions(lengths).expand(3, -1)
+
+        def hidden(self, module, row, received=None):
+            assert row.positions_U.shape == (3, len(row.tokens_U))
+            return super().hidden(module, attrs.evolve(row, positions_U=row.positions_U[0]), received)
+
+    build(Axes(HuggingFaceOptions(), ModelContext(path=None, config=config, assets=tmp_path)))

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cosmos_core.errors import DataError
-from cosmos_core.policy.modeling.packing import fill_bins, pack
+from cosmos_core.policy.modeling.packing import fill_bins, pack, padded_sizes
 from cosmos_core.policy.modeling.tokens import tokens_payload
 
 tokens = st.lists(st.integers(0, 999), min_size=1, max_size=12)
@@ -35,6 +35,43 @@ def _check_places(batch, pairs):
         assert batch.inputs["targets"][decision : decision + number].tolist() == completion
         start += length
         decision += number
+
+
+@given(
+    st.lists(st.tuples(tokens, tokens), min_size=1, max_size=12),
+    st.integers(23, 60),
+    st.sampled_from([1, 2, 8, 12]),
+    st.booleans(),
+)
+def test_padding_is_one_more_document_that_decides_nothing(pairs, budget, multiple, is_uniform):
+    payloads = [tokens_payload(*pair) for pair in pairs]
+    plain = pack(payloads, budget=budget)
+    padded = pack(payloads, budget=budget, multiple=multiple, is_uniform=is_uniform)
+
+    assert [batch.sequences for batch in padded] == [batch.sequences for batch in plain]
+    for batch, bare in zip(padded, plain, strict=True):
+        assert batch.num_units % multiple == 0
+        assert batch.num_units == len(batch.inputs["tokens"]) == len(batch.inputs["positions"])
+        padding = batch.num_units - bare.num_units
+        assert batch.inputs["lengths"].tolist() == bare.inputs["lengths"].tolist() + [padding] * (padding > 0)
+        assert batch.inputs["positions"].tolist() == bare.inputs["positions"].tolist() + list(range(padding))
+        assert batch.inputs["tokens"][: bare.num_units].equal(bare.inputs["tokens"])
+        assert batch.inputs["decisions"].equal(bare.inputs["decisions"])
+        assert batch.inputs["targets"].equal(bare.inputs["targets"])
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=20), st.sampled_from([1, 6, 8]))
+def test_uniform_rows_have_one_size_of_a_few(sizes, multiple):
+    uniform = padded_sizes(sizes, 1000, multiple, is_uniform=True)
+    assert len(set(uniform)) == 1
+    assert uniform[0] >= max(sizes)
+    possible = {padded_sizes([size], 1000, multiple, is_uniform=True)[0] for size in range(1, 1001)}
+    assert len(possible) <= 8
+
+
+def test_rows_that_fit_are_not_padded():
+    (batch,) = pack([tokens_payload([1, 2], [3, 4, 5])], budget=8, multiple=4)
+    assert batch.inputs["lengths"].tolist() == [4]
 
 
 @given(st.lists(st.integers(1, 30), max_size=40), st.integers(30, 100))

@@ -1,0 +1,203 @@
+"""Collectives that gradients pass through, each with the backward that makes a sum of losses right.
+
+Two kinds of tensors meet here. A *shared* one holds the same values on each process of a group; a *split* one has
+its own part on each. The backward of each function is named by what the gradient of its result means: `partial`
+gradients are the terms of a sum over the group, `whole` ones are the same complete gradient on each process.
+
+A group of one process (None) makes each function the identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+Group = dist.ProcessGroup | None
+
+# torch 2.13 renamed these; the old names warn.
+_gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def copy_to_group(tensor: torch.Tensor, group: Group) -> torch.Tensor:
+    """A shared tensor as it is; its gradients are partial, and the backward pass sums them."""
+    return tensor if group is None else _call(_Copy, tensor, group)
+
+
+def sum_over_group(tensor: torch.Tensor, group: Group) -> torch.Tensor:
+    """The sum of the group's tensors, shared; its gradient is whole, and passes as it is."""
+    return tensor if group is None else _call(_Sum, tensor, group)
+
+
+def gather_dim(tensor: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
+    """Equal parts joined along `dim`; the result's gradients are partial: each process takes its part of their sum."""
+    return tensor if group is None else _call(_Gather, tensor, dim, group)
+
+
+def gather_for_shared(tensor: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
+    """Equal parts joined along `dim`; the result's gradient is whole, and each process takes its part of it."""
+    return tensor if group is None else _call(_Join, tensor, dim, group)
+
+
+def reduce_scatter_dim(tensor: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
+    """This process's part along `dim` of the sum of the group's tensors; the backward pass gathers."""
+    return tensor if group is None else _call(_ReduceScatter, tensor, dim, group)
+
+
+def split_dim(tensor: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
+    """This process's part along `dim` of a shared tensor; the backward pass gathers, so that the gradient is whole."""
+    return tensor if group is None else _call(_Split, tensor, dim, group)
+
+
+def all_to_all(
+    tensor: torch.Tensor, group: Group, receive: Sequence[int] | None = None, send: Sequence[int] | None = None
+) -> torch.Tensor:
+    """Send a part of the first dimension to each process; the backward pass sends the gradients back.
+
+    Args:
+        tensor: Parts for the group's processes in their order, along dimension 0.
+        group: The processes.
+        receive: Rows from each process; None: equal parts.
+        send: Rows to each process; None: equal parts.
+    """
+    return tensor if group is None else _call(_AllToAll, tensor, group, receive, send)
+
+
+def _call(function: type[torch.autograd.Function], *arguments: Any) -> torch.Tensor:
+    result: torch.Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
+    return result
+
+
+def part(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+    """This process's equal part along `dim`, as a view, without gradient of its own."""
+    size = group.size()
+    assert tensor.shape[dim] % size == 0, f"{tensor.shape[dim]} is no multiple of {size}"
+    length = tensor.shape[dim] // size
+    return tensor.narrow(dim, group.rank() * length, length)
+
+
+def _all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    total = tensor.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
+
+
+def _all_gather(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+    joined = tensor.new_empty((group.size() * tensor.shape[0], *tensor.shape[1:]))
+    _gather_into(joined, tensor.contiguous(), group=group)
+    return joined if dim == 0 else torch.cat(joined.chunk(group.size()), dim)
+
+
+def _reduce_scatter(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+    assert tensor.shape[dim] % group.size() == 0, f"{tensor.shape[dim]} is no multiple of {group.size()}"
+    parts = tensor if dim == 0 else torch.cat(tensor.chunk(group.size(), dim))
+    own = parts.new_empty((parts.shape[0] // group.size(), *parts.shape[1:]))
+    _scatter_into(own, parts.contiguous(), group=group)
+    return own
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _all_reduce(grad, ctx.group), None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        return _all_reduce(tensor, group)
+
+    @staticmethod
+    def backward(_: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.dim, ctx.group = dim, group
+        return _all_gather(tensor, dim, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _reduce_scatter(grad, ctx.dim, ctx.group), None, None
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.dim, ctx.group = dim, group
+        return _all_gather(tensor, dim, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return part(grad, ctx.dim, ctx.group), None, None
+
+
+class _ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.dim, ctx.group = dim, group
+        return _reduce_scatter(tensor, dim, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _all_gather(grad, ctx.dim, ctx.group), None, None
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.dim, ctx.group = dim, group
+        return part(tensor, dim, group).contiguous()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _all_gather(grad, ctx.dim, ctx.group), None, None
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        receive: Sequence[int] | None,
+        send: Sequence[int] | None,
+    ) -> torch.Tensor:
+        ctx.group, ctx.receive, ctx.send = group, receive, send
+        return _exchange(tensor, group, receive, send)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return _exchange(grad, ctx.group, ctx.send, ctx.receive), None, None, None
+
+
+def _exchange(
+    tensor: torch.Tensor, group: dist.ProcessGroup, receive: Sequence[int] | None, send: Sequence[int] | None
+) -> torch.Tensor:
+    rows = tensor.shape[0] if receive is None else sum(receive)
+    received = tensor.new_empty((rows, *tensor.shape[1:]))
+    dist.all_to_all_single(
+        received,
+        tensor.contiguous(),
+        output_split_sizes=None if receive is None else list(receive),
+        input_split_sizes=None if send is None else list(send),
+        group=group,
+    )
+    return received

@@ -1,0 +1,102 @@
+"""Whether a model can be laid out on a mesh, by arithmetic: what does not fit, and what would."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from typing import get_args
+
+from cosmos_core.config.mesh import choices, divisors
+from cosmos_core.config.schema import MeshConfig, PolicyConfig
+from cosmos_core.policy.layout import STAGES_PER_RANK
+from cosmos_core.protocols import Axis, Extent, ModelCapabilities, ModelFacts
+
+
+def misfits(policy: PolicyConfig, capabilities: ModelCapabilities, facts: ModelFacts) -> list[str]:
+    """Why the policy's mesh cannot hold the model; empty if it can. What follows from a missing axis is not told."""
+    mesh = policy.mesh
+    found = list(undeclared(mesh, capabilities.mesh_axes))
+    found += [
+        f"policy.mesh.{axis}: {getattr(mesh, axis)}, but {facts.architecture} cannot be spread over {axis}: {reason}; "
+        f"set {axis} = 1"
+        for axis, reason in facts.impossible.items()
+        if getattr(mesh, axis) > 1 and axis in capabilities.mesh_axes
+    ]
+    return found or [*_stages(policy, facts), *_extents(policy, facts), *_units(policy)]
+
+
+def undeclared(mesh: MeshConfig, declared: Collection[Axis]) -> Iterator[str]:
+    """Axes greater than one that the model's plugin does not declare."""
+    allowed = [axis for axis in get_args(Axis) if axis in declared]
+    for axis in get_args(Axis):
+        size = getattr(mesh, axis)
+        if size > 1 and axis not in declared:
+            what = f"its plugin can use {', '.join(allowed)}" if allowed else "its plugin trains in one process only"
+            yield (
+                f"policy.mesh.{axis}: {size}, but the model's plugin does not declare the axis {axis} "
+                f"(ModelCapabilities.mesh_axes); {what}, and policy.replicas spreads the work besides"
+            )
+
+
+def _stages(policy: PolicyConfig, facts: ModelFacts) -> Iterator[str]:
+    """More stages than layers."""
+    pp, each = policy.mesh.pp, STAGES_PER_RANK[policy.parallel.schedule]
+    if pp == 1 or pp * each <= facts.num_layers:
+        return
+    many = (
+        f"pp = {pp}" if each == 1 else f"pp = {pp} with {each} stages a process (schedule {policy.parallel.schedule!r})"
+    )
+    yield (
+        f"policy.mesh.pp: {many} makes {pp * each} stages of {facts.num_layers} layers; "
+        f"pp can be at most {max(facts.num_layers // each, 1)}"
+    )
+
+
+def _extents(policy: PolicyConfig, facts: ModelFacts) -> Iterator[str]:
+    """Numbers of the model that an axis does not divide."""
+    for extent in facts.extents:
+        size = getattr(policy.mesh, extent.axis)
+        if size == 1 or (extent.axis == "cp" and policy.parallel.context != "ulysses"):
+            continue
+        if extent.axis == "cp":
+            yield from _exchanged_heads(policy, extent)
+        elif not _fits(extent, size):
+            yield (
+                f"policy.mesh.{extent.axis}: {size} does not divide {extent.size} {extent.name}; "
+                f"{extent.axis} can be {choices(_fitting(facts, extent.axis))}"
+            )
+
+
+def _exchanged_heads(policy: PolicyConfig, extent: Extent) -> Iterator[str]:
+    """Each process of `tp` has its part of the heads, and `cp` divides those again."""
+    cp, tp = policy.mesh.cp, policy.mesh.tp
+    if extent.size % (cp * tp) and extent.size % tp == 0:
+        each = extent.size // tp
+        yield (
+            f"policy.mesh.cp: {cp} does not divide the {each} {extent.name} of each process "
+            f"({extent.size} / tp = {tp}), which policy.parallel.context = 'ulysses' exchanges; cp can be "
+            f"{choices(divisors(each))}, or take context = 'gather'"
+        )
+
+
+def _fits(extent: Extent, size: int) -> bool:
+    return extent.size % size == 0 or (extent.is_shared and size % extent.size == 0)
+
+
+def _fitting(facts: ModelFacts, axis: Axis) -> list[int]:
+    """Sizes of an axis that fit all that it must divide."""
+    extents = [extent for extent in facts.extents if extent.axis == axis]
+    exact = [extent.size for extent in extents if not extent.is_shared]
+    candidates = divisors(math.gcd(*exact)) if exact else divisors(math.lcm(*(extent.size for extent in extents)))
+    return [size for size in candidates if all(_fits(extent, size) for extent in extents)]
+
+
+def _units(policy: PolicyConfig) -> Iterator[str]:
+    """A micro-batch that its processes cannot share evenly."""
+    parts = policy.mesh.cp * policy.mesh.tp
+    if policy.micro_batch_units % parts:
+        down = policy.micro_batch_units // parts * parts
+        yield (
+            f"policy.micro_batch_units: {policy.micro_batch_units} is no multiple of cp · tp = {parts}, by which each "
+            f"row is split; take {choices([down, down + parts] if down else [parts])}"
+        )

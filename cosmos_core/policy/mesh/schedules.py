@@ -1,0 +1,170 @@
+"""torch's pipeline schedules for micro-batches that are no tensors.
+
+A schedule cuts tensors along their first dimension and passes on tensors of one shape, whereas a micro-batch holds
+sequences of many lengths. So what a schedule cuts is a list of numbers, each stage looks its micro-batch up by it, and
+the last stage prices its decisions within its own forward and gives the schedule the loss.
+
+Deviations: the schedules put the mean of losses and scale gradients for it; here losses are summed. Stages are told the
+shape of what they receive, for torch's own way of finding it runs a forward and a backward pass and then drops
+gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, TypeAlias
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B, ScheduleZBVZeroBubble
+
+from cosmos_core.errors import CosmosError
+
+Schedule: TypeAlias = Literal["1f1b", "interleaved", "zero-bubble"]
+
+NUMBER: Final = torch.empty(1, dtype=torch.int64, device="meta")
+"""What the first stage receives: the number of a micro-batch."""
+
+
+@attrs.frozen(kw_only=True)
+class Message:
+    """What one stage gives to the next.
+
+    Attributes:
+        shape: Shape of the tensor.
+        dtype: Its dtype.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def like(self) -> torch.Tensor:
+        """A tensor of this shape that takes no memory."""
+        return torch.empty(self.shape, dtype=self.dtype, device="meta", requires_grad=True)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class StageWork:
+    """A stage, and what it does with a micro-batch.
+
+    Attributes:
+        index: Its place in the order of stages.
+        module: Its weights; torch looks there for FSDP.
+        forward: Gives what the next stage receives, or of the last stage the loss, from what is received (of the first
+            stage: anything) and the number of the micro-batch.
+    """
+
+    index: int
+    module: nn.Module
+    forward: Callable[[torch.Tensor, int], torch.Tensor]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Line:
+    """The pipeline that stages are run in.
+
+    Attributes:
+        group: Its processes.
+        num_stages: Stages of all of them.
+        device: Where this process computes.
+        message: What stages give to one another.
+        splits_backward: Whether a zero-bubble schedule computes gradients of weights apart from those of activations.
+    """
+
+    group: dist.ProcessGroup
+    num_stages: int
+    device: torch.device
+    message: Message
+    splits_backward: bool
+
+
+def run_schedule(schedule: Schedule, works: Sequence[StageWork], line: Line, number: int) -> None:
+    """Forward and backward of micro-batches; gradients are added to those there are.
+
+    Args:
+        schedule: Their order.
+        works: This process's stages, in the order of the model.
+        line: The pipeline.
+        number: Micro-batches; of `num_filled`.
+
+    Raises:
+        CosmosError: What a stage raised.
+    """
+    stages = [_NumberedStage(work, line) for work in works]
+    options: dict[str, Any] = {"n_microbatches": number, "loss_fn": _loss, "scale_grads": False}
+    match schedule:
+        case "1f1b":
+            runner: Any = Schedule1F1B(stages[0], **options)
+        case "interleaved":
+            runner = ScheduleInterleaved1F1B(stages, **options)  # type: ignore[arg-type]
+        case "zero-bubble":
+            runner = ScheduleZBVZeroBubble(stages, **options)  # type: ignore[arg-type]
+    numbers = torch.arange(number)
+    received = (numbers,) if stages[0].is_first else ()
+    target = numbers if stages[-1].is_last else None
+    try:
+        runner.step(*received, target=target, return_outputs=False, number=numbers)
+    except RuntimeError as error:
+        # torch wraps what a stage raises.
+        if isinstance(error.__cause__, CosmosError):
+            raise error.__cause__ from error
+        raise
+
+
+def num_filled(number: int, size: int, schedule: Schedule) -> int:
+    """The least number of micro-batches, from `number` on, that a schedule takes.
+
+    Args:
+        number: Micro-batches there are.
+        size: Processes of the pipeline.
+        schedule: `1f1b` needs as many as there are processes, `interleaved` rounds of equal length.
+    """
+    match schedule:
+        case "1f1b":
+            return max(number, size)
+        case "interleaved":
+            return next(n for n in range(number, number + size) if n % max(1, n // size) == 0)
+        case "zero-bubble":
+            return number
+
+
+class _NumberedStage(PipelineStage):
+    """A stage that looks its micro-batches up.
+
+    The module is torch's to see, since it must tell FSDP when to reduce gradients; the forward is ours.
+    """
+
+    def __init__(self, work: StageWork, line: Line) -> None:
+        is_first, is_last = work.index == 0, work.index == line.num_stages - 1
+        super().__init__(
+            work.module,
+            work.index,
+            line.num_stages,
+            line.device,
+            input_args=NUMBER if is_first else line.message.like(),
+            output_args=torch.empty((), device="meta", requires_grad=True) if is_last else line.message.like(),
+            group=line.group,
+            dw_builder=None if line.splits_backward else _nothing_left,
+        )
+        self._forward = work.forward
+        # Before the first forward torch drops the gradients of FSDP modules.
+        self._gradients = [(parameter, parameter.grad) for parameter in work.module.parameters()]
+
+    def forward_maybe_with_nosync(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
+        """Run the stage in torch's stead."""
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        self._gradients = []
+        return self._forward(args[0], int(kwargs["number"]))
+
+
+def _loss(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    # torch detaches the output and the loss in place, one after the other.
+    return output.clone()
+
+
+def _nothing_left() -> Callable[[], None]:
+    """The deferred part of a backward pass that was run whole."""
+    return lambda: None

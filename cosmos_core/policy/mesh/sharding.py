@@ -1,0 +1,69 @@
+"""Sharded data parallelism: weights spread over the processes that see different data, gathered layer by layer.
+
+Losses are weighted over the whole batch, so gradients are sums over processes, never means. They are reduced in
+float32.
+
+Source: arXiv:2304.11277; the implementation is `torch.distributed.fsdp.fully_shard`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from cosmos_core.errors import ConfigError
+from cosmos_core.protocols import Layout
+
+
+def shard(
+    root: nn.Module,
+    layers: Sequence[nn.Module],
+    experts: Sequence[nn.Module],
+    embedding: nn.Module | None,
+    layout: Layout,
+) -> None:
+    """Shard a module: experts, each layer, the embedding, and the rest as one, which is gathered throughout.
+
+    Args:
+        root: The module whose forward is called.
+        layers: Its layers.
+        experts: Modules whose weights are spread over `ep`.
+        embedding: The embedding, if it shares no weights with another module.
+        layout: The processes and the precision.
+
+    Raises:
+        ConfigError: Weights shall stay in CPU memory, and there is no accelerator.
+    """
+    mesh = layout.mesh.weights
+    options = _options(layout, mesh)
+    for module in experts:
+        fully_shard(module, mesh=layout.mesh.expert_weights, **options)
+    for module in (*layers, *(() if embedding is None else (embedding,)), root):
+        fully_shard(module, mesh=mesh, **options)
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def _options(layout: Layout, mesh: DeviceMesh) -> dict[str, Any]:
+    options: dict[str, Any] = {"reshard_after_forward": layout.reshard_after_forward}
+    precision = getattr(torch, layout.micro_batch_precision)
+    # Layers get inputs as transformers makes them: some are float32 on purpose, such as routing weights.
+    options["mp_policy"] = MixedPrecisionPolicy(
+        param_dtype=None if precision == torch.float32 else precision,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,
+    )
+    if layout.cpu_offload:
+        if mesh.device_type == "cpu":
+            raise ConfigError(
+                "policy.parallel.cpu_offload: weights are in CPU memory already; it is for policy.device = 'cuda'"
+            )
+        options["offload_policy"] = CPUOffloadPolicy()
+    return options

@@ -1,0 +1,166 @@
+"""A module that is spread over processes as a folder of Hugging Face safetensors, gathered piece by piece."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import attrs
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.core_model_loading import dot_natural_key, revert_weight_conversion
+
+from cosmos_core.policy.channel import Channel
+from cosmos_core.policy.modeling.stored import INDEX, SINGLE
+from cosmos_core.weights.held import Held, Spread, all_held, spreads
+from cosmos_core.weights.shards import torch_dtype
+
+FILE_BYTES: Final = 2 << 30
+"""Largest file, and what the leader holds at most besides one group of tensors."""
+
+
+@attrs.frozen(kw_only=True)
+class Group:
+    """Tensors of the model that become tensors of the checkpoint together.
+
+    Attributes:
+        names: In the model.
+        sizes: Bytes of each tensor of the checkpoint, by its name there.
+    """
+
+    names: tuple[str, ...]
+    sizes: Mapping[str, int]
+
+
+def export_parts(
+    module: nn.Module, shell: PreTrainedModel, directory: Path, channel: Channel, *, file_bytes: int = FILE_BYTES
+) -> None:
+    """Write the weights and the config; every process of the mesh calls it, and the first one writes.
+
+    Args:
+        module: This process's part.
+        shell: The whole model, on meta: it knows the checkpoint's names.
+        directory: Where to.
+        channel: Between all processes.
+        file_bytes: Largest file.
+    """
+    tied = set(shell.all_tied_weights_keys) | set(shell._keys_to_ignore_on_save or ())  # noqa: SLF001 - as transformers
+    shares = {name: share for name, share in all_held(module.state_dict()).items() if name not in tied}
+    places = spreads(shares, channel.exchange)
+    groups = group_tensors(shell, places)
+
+    def made() -> Iterator[tuple[str, torch.Tensor]]:
+        for group in groups:
+            tensors = {name: _gathered(places[name], shares.get(name), channel) for name in group.names}
+            if channel.is_leader:
+                yield from revert_weight_conversion(shell, tensors).items()
+
+    if channel.is_leader:
+        directory.mkdir(parents=True, exist_ok=True)
+        sizes = {name: size for group in groups for name, size in group.sizes.items()}
+        _write_files(directory, _files_of(sizes, file_bytes), made())
+        _write_config(directory, shell, next(iter(places.values())).dtype)
+    else:
+        for _ in made():
+            pass
+    # Nobody goes on before it is written.
+    channel.exchange(b"")
+
+
+def group_tensors(shell: PreTrainedModel, places: Mapping[str, Spread]) -> list[Group]:
+    """The smallest groups that turn into a checkpoint's tensors without one another: single ones, else layers."""
+    outlines = {
+        name: torch.empty(place.shape, dtype=torch_dtype(place.dtype), device="meta") for name, place in places.items()
+    }
+    expected = set(revert_weight_conversion(shell, outlines))
+    keys: tuple[Callable[[str], object], ...] = (lambda name: name, _layer_of, lambda _: None)
+    for key in keys:
+        together: dict[object, list[str]] = {}
+        for name in sorted(outlines, key=dot_natural_key):
+            together.setdefault(key(name), []).append(name)
+        groups = [_group(shell, {name: outlines[name] for name in names}) for names in together.values()]
+        found = [name for group in groups for name in group.sizes]
+        if set(found) == expected and len(found) == len(expected):
+            return groups
+    raise AssertionError("all tensors together make the checkpoint")
+
+
+def _group(shell: PreTrainedModel, outlines: Mapping[str, torch.Tensor]) -> Group:
+    made = revert_weight_conversion(shell, dict(outlines))
+    return Group(names=tuple(outlines), sizes={name: tensor.nbytes for name, tensor in made.items()})
+
+
+def _layer_of(name: str) -> object:
+    """A name up to its first number; all of the name where there is none."""
+    parts = name.split(".")
+    number = next((index for index, part in enumerate(parts) if part.isdecimal()), len(parts))
+    return tuple(parts[: number + 1])
+
+
+def _gathered(place: Spread, share: Held | None, channel: Channel) -> torch.Tensor:
+    """The whole tensor on the leader; elsewhere an empty one."""
+    dtype = torch_dtype(place.dtype)
+    whole = torch.empty(place.shape if channel.is_leader else (), dtype=dtype)
+    for box in place.boxes:
+        own = share.tensor.to("cpu").contiguous() if share is not None and box.rank == channel.rank else None
+        if channel.is_leader:
+            part = own if own is not None else torch.empty(box.size, dtype=dtype)
+            if own is None:
+                dist.recv(_bytes(part), group=channel.group, group_src=box.rank)
+            index = tuple(slice(first, first + count) for first, count in zip(box.start, box.size, strict=True))
+            whole[index] = part
+        elif own is not None:
+            dist.send(_bytes(own), group=channel.group, group_dst=0)
+    return whole
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _files_of(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    files: list[list[str]] = [[]]
+    filled = 0
+    for name, size in sizes.items():
+        if files[-1] and filled + size > limit:
+            files.append([])
+            filled = 0
+        files[-1].append(name)
+        filled += size
+    return files
+
+
+def _write_files(directory: Path, files: Sequence[Sequence[str]], tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+    """Write each file as soon as all of its tensors are there."""
+    waiting: dict[str, torch.Tensor] = {}
+    places: dict[str, str] = {}
+    nbytes = 0
+    for number, names in enumerate(files, 1):
+        file = SINGLE if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        while not waiting.keys() >= set(names):
+            name, tensor = next(tensors)
+            # Parts of a fused tensor share its memory, which the format does not do.
+            waiting[name] = tensor.clone(memory_format=torch.contiguous_format)
+        held = {name: waiting.pop(name) for name in names}
+        save_file(held, directory / file, metadata={"format": "pt"})
+        nbytes += sum(tensor.nbytes for tensor in held.values())
+        places |= dict.fromkeys(names, file)
+    for _ in tensors:
+        raise AssertionError("every tensor has a file")
+    if len(files) > 1:
+        index = {"metadata": {"total_size": nbytes}, "weight_map": places}
+        (directory / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def _write_config(directory: Path, shell: PreTrainedModel, dtype: str) -> None:
+    config = shell.config
+    config.architectures = [type(shell).__name__]
+    config.dtype = dtype
+    config.save_pretrained(directory)
+    if shell.can_generate():
+        shell.generation_config.save_pretrained(directory)

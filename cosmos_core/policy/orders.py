@@ -1,0 +1,140 @@
+"""What a policy replica shall do, the same on each of its processes.
+
+The leader hears it from the controller and passes it on before it acts on it, so that all processes make the same moves
+in the same order. What depends on time, such as when waiting has become pointless, the leader decides.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final, Protocol
+
+from cosmos_core.policy.world import World
+from cosmos_core.replica.lifeline import Lifeline
+from cosmos_core.transport.codec import Codec
+from cosmos_core.transport.messages import Directive, PolicyDirective, Report
+
+_CODEC: Final = Codec((PolicyDirective,))
+
+STOP: Final = PolicyDirective(generation=None, train=None, publish=-1, retain=-1, checkpoint=-1, stop=True)
+"""What a process that shall end makes of it."""
+
+
+class Controller(Protocol):
+    """The line to the controller (`cosmos_core.replica.client.ControlClient`)."""
+
+    def wait_directive(self, after: int, timeout_s: float) -> Directive | None:
+        """Wait for a directive newer than `after`."""
+        ...
+
+    def report(self, report: Report) -> None:
+        """Tell the controller."""
+        ...
+
+    def set_step(self, step: int) -> None:
+        """Note the step whose weights the replica holds."""
+        ...
+
+
+class Orders(Protocol):
+    """Where a process of a policy replica learns what to do, and tells what came of it."""
+
+    def next(self, timeout_s: float) -> PolicyDirective | None:
+        """What to do next; None if nothing new came within `timeout_s`. All processes of the replica call it."""
+        ...
+
+    def is_pointless(self, generation: int) -> bool:
+        """Whether there is no use in waiting for the members of a generation any longer."""
+        ...
+
+    def report(self, report: Report) -> None:
+        """Tell the controller, in the name of the replica."""
+        ...
+
+    def set_step(self, step: int) -> None:
+        """Note the step whose weights the replica holds."""
+        ...
+
+
+class LeaderOrders:
+    """Those of the process that speaks with the controller.
+
+    Args:
+        controller: The line to it.
+        world: The processes of the replica.
+        line: Tells followers that waiting has become pointless.
+        stop: Set when the process shall end.
+    """
+
+    def __init__(self, controller: Controller, world: World, line: Lifeline, stop: threading.Event) -> None:
+        self._controller: Final = controller
+        self._world: Final = world
+        self._line: Final = line
+        self._stop: Final = stop
+        self._revision = 0
+        self._unread: PolicyDirective | None = None
+
+    def next(self, timeout_s: float) -> PolicyDirective | None:
+        """The newest directive that was not acted on."""
+        if not self._stop.is_set():
+            self._look(timeout_s if self._unread is None else 0.0)
+        found, self._unread = self._unread, None
+        if self._stop.is_set():
+            found = STOP
+        if self._world.size > 1:
+            self._world.share(_CODEC.encode(found) if found is not None else b"")
+        return found
+
+    def is_pointless(self, generation: int) -> bool:
+        """Whether a newer generation, or the end, is ordered."""
+        self._look(0.0)
+        unread = self._unread
+        newer = unread.generation if unread is not None else None
+        is_over = self._stop.is_set() or (unread is not None and unread.stop)
+        if is_over or (newer is not None and newer.generation > generation):
+            self._line.abandon(generation)
+            return True
+        return False
+
+    def report(self, report: Report) -> None:
+        """Tell the controller."""
+        self._controller.report(report)
+
+    def set_step(self, step: int) -> None:
+        """Note the step whose weights the replica holds."""
+        self._controller.set_step(step)
+
+    def _look(self, timeout_s: float) -> None:
+        found = self._controller.wait_directive(self._revision, timeout_s)
+        if found is not None:
+            self._revision = found.revision
+            self._unread = found.policy or self._unread
+
+
+class FollowerOrders:
+    """Those of the other processes: what the leader passes on. They leave reporting to it.
+
+    Args:
+        world: The processes of the replica.
+        line: Where the leader says that waiting has become pointless.
+    """
+
+    def __init__(self, world: World, line: Lifeline) -> None:
+        self._world: Final = world
+        self._line: Final = line
+
+    def next(self, timeout_s: float) -> PolicyDirective | None:  # noqa: ARG002 - the leader waits
+        """What the leader does next."""
+        data = self._world.share(b"")
+        found: PolicyDirective | None = _CODEC.decode(data) if data else None
+        return found
+
+    def is_pointless(self, generation: int) -> bool:
+        """Whether the leader has given up a generation."""
+        return self._line.abandoned >= generation
+
+    def report(self, report: Report) -> None:
+        """Leave it to the leader, which reports the same."""
+
+    def set_step(self, step: int) -> None:
+        """Leave it to the leader."""

@@ -1,0 +1,118 @@
+"""What planning needs to know of a model, found without building weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+import attrs
+
+from cosmos_core.protocols.layout import Axis
+
+Compute: TypeAlias = Literal["float32", "bfloat16", "autocast"]
+"""Dtype of a forward: of its weights, or bfloat16 over float32 weights (`autocast`)."""
+
+
+@attrs.frozen(kw_only=True)
+class Kept:
+    """Bytes per unit that one part keeps between its forward and its backward pass.
+
+    Attributes:
+        stream: Between its blocks: `tp` splits them under sequence parallelism only.
+        inputs: What its blocks take: each process of `tp` needs all of them.
+        inner: Inside its blocks: `tp` splits them.
+        routed: Inside experts: `tp` splits them where `ep` spreads the experts.
+        entry: What the part itself takes, which is kept where all of it is recomputed; a part of `stream`.
+        products: Results of matrix products and attention, which are kept where the rest is recomputed; a part of
+            `inner` and `routed`.
+    """
+
+    stream: float
+    inputs: float
+    inner: float
+    routed: float
+    entry: float
+    products: float
+
+
+@attrs.frozen(kw_only=True)
+class ModelPart:
+    """Alike neighbouring pieces of a model, such as its layers; parameters that are tied count with the first.
+
+    Attributes:
+        name: For people.
+        count: How many.
+        is_layer: Whether a pipeline may be cut before and after each; other parts go with the first stage if they
+            stand before the layers, else with the last.
+        num_parameters: Parameters of each.
+        num_expert_parameters: Of these, those of experts that `ep` spreads.
+        num_whole_parameters: Of these, those that `tp` does not split.
+        widths: Inputs and outputs together of each one's linear layers, by the last part of their names.
+        kept: What each keeps for its backward pass, by dtype of the forward; empty where it is not known.
+    """
+
+    name: str
+    count: int = 1
+    is_layer: bool = False
+    num_parameters: int
+    num_expert_parameters: int = 0
+    num_whole_parameters: int = 0
+    widths: Mapping[str, int] = attrs.field(factory=dict)
+    kept: Mapping[Compute, Kept] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class Extent:
+    """A number of a model that an axis must divide.
+
+    Attributes:
+        axis: The axis; for `cp`, where attention exchanges heads (`ulysses`).
+        name: What there are so many of, for people.
+        size: How many.
+        is_shared: Whether the axis may be a multiple of it instead: several processes then hold the same one.
+    """
+
+    axis: Axis
+    name: str
+    size: int
+    is_shared: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class ModelFacts:
+    """What planning needs to know, found without building weights.
+
+    Attributes:
+        architecture: Class name, for people.
+        num_parameters: All parameters, tied ones once.
+        num_layers: Transformer layers.
+        hidden_size: Width of the residual stream.
+        vocab_size: Rows of the embedding (0 where there is none).
+        tokenizer_size: Largest token id of the tokenizer plus one (0 where there is none).
+        context_length: Units the model can attend to, prompt included.
+        stop_ids: Token ids that end a completion.
+        pad_id: Token id for padding.
+        cache_size: Values of one unit in the cache of generation (0: as if every layer kept two rows of `hidden_size`).
+        parts: The model from input to output; empty where only the totals are known.
+        num_tied_parameters: Of the first part's parameters, those that the last part uses too: in a pipeline both hold
+            them.
+        extents: What the axes must divide.
+        impossible: Axes that cannot be greater than one for this model, though its plugin declares them, and why.
+        most_outputs: Most values of the output layer held at once (0: those of a whole micro-batch).
+    """
+
+    architecture: str
+    num_parameters: int
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    tokenizer_size: int
+    context_length: int
+    stop_ids: frozenset[int]
+    pad_id: int
+    cache_size: int = 0
+    parts: tuple[ModelPart, ...] = ()
+    num_tied_parameters: int = 0
+    extents: tuple[Extent, ...] = ()
+    impossible: Mapping[Axis, str] = attrs.field(factory=dict)
+    most_outputs: int = 0

@@ -1,0 +1,370 @@
+"""What holds the processes of a replica together: one that fails ends the others, promptly and with its error.
+
+Each follower keeps a connection to the leader. One that cannot go on says why before it ends; one that is killed
+closes its connection. Either way the leader finds out which failure came first, tells the controller and the other
+followers, and the process ends, whatever its main thread is stuck in.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+
+from cosmos_core.errors import CosmosError, ReplicaError, TransportError
+from cosmos_core.replica.wire import Abandon, End, Failure, Goodbye, Join, Message, Wire
+
+_LOG: Final = logging.getLogger(__name__)
+
+LEADER: Final = 0
+
+_SETTLE_S: Final = 0.2
+"""How long news of other failures is awaited after the first: an echo may arrive before what it is the echo of."""
+_ANSWER_S: Final = 1.0
+_GOODBYE_S: Final = 120.0
+_FAREWELL_S: Final = 1.5
+_POLL_S: Final = 0.1
+
+Ender = Callable[[str], None]
+"""Ends this process because of an error; does not return."""
+
+
+class Lifeline:
+    """That of a replica of one process: there is nobody to lose.
+
+    Attributes:
+        abandoned: Newest generation that the leader no longer waits for.
+    """
+
+    def __init__(self) -> None:
+        self.abandoned = -1
+
+    def abandon(self, generation: int) -> None:
+        """Let the followers stop waiting for the gradient group of a generation."""
+
+    def goodbye(self) -> None:
+        """Return once every process has done its work."""
+
+    def fail(self, failure: Failure) -> str:
+        """Tell the others; the error that ends the replica: this one, or the one that it is the echo of."""
+        return failure.reason
+
+    @property
+    def rank(self) -> int:
+        """This process's place in the replica."""
+        return LEADER
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.goodbye()
+        elif isinstance(error, Exception):
+            own = _failure_of(error, self.rank)
+            cause = self.fail(own)
+            if cause != own.reason:
+                raise ReplicaError(cause) from error
+
+
+class LeaderLine(Lifeline):
+    """The leader's end: it listens from the start, `meet` waits for the followers.
+
+    Args:
+        name: The replica's name.
+        size: Its processes.
+        token: What followers of this start of the run know.
+        host: Address to listen on.
+        end: Called on a thread of this object when a follower failed.
+
+    Raises:
+        TransportError: The address cannot be listened on.
+    """
+
+    def __init__(self, *, name: str, size: int, token: str, host: str, end: Ender) -> None:
+        super().__init__()
+        self._name: Final = name
+        self._size: Final = size
+        self._token: Final = token
+        self._end: Final = end
+        self._server: Final = _listen(host)
+        self._news: Final = threading.Condition()
+        self._joined: Final[dict[int, Wire]] = {}
+        self._failures: Final[list[Failure]] = []
+        self._cause = ""
+        self._is_main_waiting = False
+        self._is_ending = False
+        self._is_over = False
+        self._selector: Final = selectors.DefaultSelector()
+        self._selector.register(self._server, selectors.EVENT_READ)
+        self._thread: Final = threading.Thread(target=self._run, name="lifeline", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._server.getsockname()[1])
+
+    def meet(self, timeout_s: float, interrupted: Callable[[], bool]) -> None:
+        """Wait until every follower has joined.
+
+        Raises:
+            ReplicaError: Some have not in time, or waiting has become pointless.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._news:
+            while len(self._joined) < self._size - 1:
+                if interrupted():
+                    raise ReplicaError(f"{self._name}: told to stop while its other processes were awaited")
+                if time.monotonic() > deadline:
+                    absent = [rank for rank in range(1, self._size) if rank not in self._joined]
+                    raise ReplicaError(
+                        f"{self._name}: ranks {absent} of {self._size} did not appear within {timeout_s:g} s; see "
+                        f"logs/{self._name}.{absent[0]}.log"
+                    )
+                self._news.wait(_POLL_S)
+
+    def abandon(self, generation: int) -> None:
+        """Let the followers stop waiting for the gradient group of a generation."""
+        if generation > self.abandoned:
+            self.abandoned = generation
+            self._tell(Abandon(generation=generation))
+
+    def goodbye(self) -> None:
+        """Wait until every follower has done its work, and let them go.
+
+        Raises:
+            ReplicaError: Some have not finished in time.
+        """
+        with self._news:
+            if not self._news.wait_for(lambda: all(wire.has_left for wire in self._joined.values()), _GOODBYE_S):
+                busy = [rank for rank, wire in self._joined.items() if not wire.has_left]
+                raise ReplicaError(
+                    f"{self._name}: ranks {busy} have not finished within {_GOODBYE_S:g} s of the leader"
+                )
+            self._is_over = True
+        self._tell(Goodbye())
+        self._thread.join()
+
+    def fail(self, failure: Failure) -> str:
+        """Tell the followers; the error that ends the replica."""
+        _end_soon()
+        with self._news:
+            self._failures.append(failure)
+            self._is_main_waiting = True
+            self._news.wait_for(lambda: self._cause)
+            # Once the thread has begun to end this process, it alone does.
+            self._news.wait_for(lambda: not self._is_ending)
+        return failure.reason if self._cause == self._words(failure) else self._cause
+
+    def _run(self) -> None:
+        while not self._is_over:
+            self._look()
+            if self._failures:
+                self._finish()
+                return
+        for key in [*self._selector.get_map().values()]:
+            self._selector.unregister(key.fileobj)
+            (key.data or self._server).close()
+        self._selector.close()
+
+    def _look(self) -> None:
+        """Take in what arrives within a moment."""
+        for key, _ in self._selector.select(_POLL_S):
+            if key.fileobj is self._server:
+                connection, _ = self._server.accept()
+                self._selector.register(connection, selectors.EVENT_READ, Wire(connection))
+            else:
+                self._read(key.data)
+
+    def _read(self, wire: Wire) -> None:
+        try:
+            messages = wire.receive()
+        except TransportError:
+            messages = None
+        for message in messages or ():
+            self._take(wire, message)
+        if messages is None:
+            self._drop(wire)
+            if wire.rank > LEADER and not wire.has_left:
+                self._note(f"its process (pid {wire.pid}) ended without a word: killed, or out of memory?", wire.rank)
+
+    def _take(self, wire: Wire, message: Message) -> None:
+        match message:
+            case Join() if message.token == self._token and 0 < message.rank < self._size:
+                with self._news:
+                    wire.rank, wire.pid = message.rank, message.pid
+                    self._joined[message.rank] = wire
+                    self._news.notify_all()
+            case Failure() if message.rank == wire.rank:
+                with self._news:
+                    wire.has_left = True
+                    self._failures.append(message)
+            case Goodbye() if wire.rank > LEADER:
+                with self._news:
+                    wire.has_left = True
+                    self._news.notify_all()
+            case _:
+                _LOG.warning("%s: a connection that is not of this start of the run was closed", self._name)
+                self._drop(wire)
+
+    def _drop(self, wire: Wire) -> None:
+        if wire.connection.fileno() >= 0:
+            self._selector.unregister(wire.connection)
+            wire.close()
+
+    def _note(self, reason: str, rank: int) -> None:
+        with self._news:
+            self._failures.append(Failure(rank=rank, reason=reason, time=time.monotonic(), is_echo=False))
+
+    def _finish(self) -> None:
+        """Find the failure that came first, tell everybody, and end unless the main thread does."""
+        until = time.monotonic() + _SETTLE_S
+        while time.monotonic() < until:
+            self._look()
+        with self._news:
+            first = min(self._failures, key=lambda failure: (failure.is_echo, failure.time))
+            cause = self._words(first)
+        self._tell(End(reason=cause))
+        with self._news:
+            self._cause = cause
+            self._is_ending = not self._is_main_waiting
+            self._news.notify_all()
+        if self._is_ending:
+            self._end(cause)
+
+    def _words(self, failure: Failure) -> str:
+        return f"{self._name} rank {failure.rank}: {failure.reason}"
+
+    def _tell(self, message: Message) -> None:
+        with self._news:
+            for wire in self._joined.values():
+                wire.send(message)
+
+
+class FollowerLine(Lifeline):
+    """A follower's end.
+
+    Args:
+        name: The replica's name.
+        rank: This process's place in it.
+        token: What shows that it belongs to this start of the run.
+        address: Host and port of the leader.
+        end: Called on a thread of this object when the replica ends because of another process.
+
+    Raises:
+        ReplicaError: The leader cannot be reached.
+    """
+
+    def __init__(self, *, name: str, rank: int, token: str, address: tuple[str, int], end: Ender) -> None:
+        super().__init__()
+        self._name: Final = name
+        self._rank: Final = rank
+        self._end: Final = end
+        try:
+            self._wire: Final = Wire(socket.create_connection(address, _ANSWER_S), LEADER)
+        except OSError as error:
+            raise ReplicaError(f"{name}: its leader at {address[0]}:{address[1]} cannot be reached: {error}") from error
+        self._news: Final = threading.Condition()
+        self._cause = ""
+        self._is_main_waiting = False
+        self._wire.send(Join(rank=rank, token=token, pid=os.getpid()))
+        self._thread: Final = threading.Thread(target=self._run, name="lifeline", daemon=True)
+        self._thread.start()
+
+    @property
+    def rank(self) -> int:
+        """This process's place in the replica."""
+        return self._rank
+
+    def goodbye(self) -> None:
+        """Tell the leader that the work is done, and wait until all have.
+
+        Raises:
+            ReplicaError: The leader did not answer in time.
+        """
+        self._wire.send(Goodbye())
+        self._thread.join(_GOODBYE_S)
+        if self._thread.is_alive():
+            raise ReplicaError(f"{self._name}: the leader did not say goodbye within {_GOODBYE_S:g} s")
+        self._wire.close()
+
+    def fail(self, failure: Failure) -> str:
+        """Tell the leader; the error that ends the replica."""
+        _end_soon()
+        with self._news:
+            self._is_main_waiting = True
+        self._wire.send(failure)
+        with self._news:
+            self._news.wait_for(lambda: self._cause, _ANSWER_S)
+        own = f"{self._name} rank {failure.rank}: {failure.reason}"
+        return failure.reason if self._cause in {"", own} else self._cause
+
+    def _run(self) -> None:
+        while True:
+            messages = self._receive()
+            if messages is None:
+                self._finish(f"{self._name} rank {LEADER}: its process, the leader, is gone")
+                return
+            for message in messages:
+                match message:
+                    case Abandon():
+                        self.abandoned = max(self.abandoned, message.generation)
+                    case End():
+                        self._finish(message.reason)
+                        return
+                    case Goodbye():
+                        return
+                    case _:
+                        pass
+
+    def _receive(self) -> list[Message] | None:
+        try:
+            return self._wire.receive()
+        except TransportError:
+            return None
+
+    def _finish(self, cause: str) -> None:
+        self._wire.close()
+        with self._news:
+            self._cause = cause
+            self._news.notify_all()
+            is_main_waiting = self._is_main_waiting
+        if not is_main_waiting:
+            self._end(cause)
+
+
+def _failure_of(error: Exception, rank: int) -> Failure:
+    """An error of `torch.distributed`, which is a RuntimeError, may be no more than another process's end."""
+    chain = [error, *filter(None, [error.__cause__])]
+    is_ours = isinstance(error, CosmosError)
+    return Failure(
+        rank=rank,
+        reason=str(error) if is_ours else f"{type(error).__name__}: {error}",
+        time=time.monotonic(),
+        is_echo=any(isinstance(each, RuntimeError) for each in chain),
+    )
+
+
+def _end_soon() -> None:
+    """End the process even if what is left of it waits for others."""
+    timer = threading.Timer(_FAREWELL_S, os._exit, [1])
+    timer.daemon = True
+    timer.start()
+
+
+def _listen(host: str) -> socket.socket:
+    try:
+        return socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024)
+    except OSError as error:
+        raise TransportError(
+            f"cannot listen on {host} ({error.strerror or error}); set control.bind to an address of this machine"
+        ) from error

@@ -1,0 +1,81 @@
+"""How the processes of a replica find their leader: a small file in the run's folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import attrs
+import msgspec
+
+from cosmos_core.errors import ReplicaError
+
+_POLL_S: Final = 0.02
+
+
+@attrs.frozen(kw_only=True)
+class Meeting:
+    """Where a leader waits for its followers.
+
+    Attributes:
+        session: Which start of the run it belongs to; a file of an earlier one is ignored.
+        host: The leader's address.
+        lifeline: Port of its lifeline.
+        store: Port of its store for process groups.
+    """
+
+    session: str
+    host: str
+    lifeline: int
+    store: int
+
+
+def meeting_file(run: Path, replica: str) -> Path:
+    """Where the leader of a replica writes it."""
+    return run / "replicas" / f"{replica}.json"
+
+
+def announce(path: Path, meeting: Meeting) -> None:
+    """Write the file, whole or not at all.
+
+    Raises:
+        ReplicaError: It cannot be written.
+    """
+    partial = path.with_name(f".{path.name}@{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(msgspec.json.encode(meeting))
+        partial.replace(path)
+    except OSError as error:
+        raise ReplicaError(f"{path} cannot be written, where followers look for their leader: {error}") from error
+
+
+def find(path: Path, session: str, timeout_s: float, interrupted: Callable[[], bool]) -> Meeting:
+    """Wait for the file of this start of the run.
+
+    Raises:
+        ReplicaError: It is not there in time, is damaged, or waiting has become pointless.
+    """
+    deadline = time.monotonic() + timeout_s
+    state = "there is none"
+    while not interrupted():
+        try:
+            found = msgspec.json.decode(path.read_bytes(), type=Meeting)
+        except FileNotFoundError:
+            state = "there is none"
+        except (OSError, msgspec.DecodeError) as error:
+            raise ReplicaError(f"{path}: cannot be read: {error}") from error
+        else:
+            if found.session == session:
+                return found
+            state = "the one that is there is of an earlier start"
+        if time.monotonic() > deadline:
+            raise ReplicaError(
+                f"{path}: the leader has not written it within {timeout_s:g} s ({state}); see "
+                f"logs/{path.stem}.log for why it did not start"
+            )
+        time.sleep(_POLL_S)
+    raise ReplicaError(f"{path}: told to stop while the leader was awaited")

@@ -1,0 +1,124 @@
+"""One end of a lifeline's connection: whole messages over TCP, each after its length."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+
+import attrs
+
+from cosmos_core.transport.codec import Codec
+
+
+@attrs.frozen(kw_only=True)
+class Join:
+    """A follower is there; `token` shows that it belongs to this start of the run."""
+
+    rank: int
+    token: str
+    pid: int
+
+
+@attrs.frozen(kw_only=True)
+class Failure:
+    """A process cannot go on.
+
+    Attributes:
+        rank: Which.
+        reason: Its error.
+        time: `time.monotonic()` when it happened.
+        is_echo: Whether it may be no more than what another's failure looks like from here.
+    """
+
+    rank: int
+    reason: str
+    time: float
+    is_echo: bool
+
+
+@attrs.frozen(kw_only=True)
+class Abandon:
+    """Waiting for the gradient group of this generation, or an older one, has become pointless."""
+
+    generation: int
+
+
+@attrs.frozen(kw_only=True)
+class End:
+    """The replica ends because of this error."""
+
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class Goodbye:
+    """This process has done its work; up, it waits for the leader's goodbye, and down, it is free to go."""
+
+
+Message: TypeAlias = Join | Failure | Abandon | End | Goodbye
+
+_CODEC: Final = Codec((Join, Failure, Abandon, End, Goodbye))
+_LENGTH: Final = struct.Struct(">I")
+_SEND_TIMEOUT_S: Final = 2.0
+
+
+class Wire:
+    """A connection; one thread receives, any may send if they take turns.
+
+    Args:
+        connection: Taken over.
+
+    Attributes:
+        rank: The process at the other end; negative before it has joined.
+        pid: Its process id.
+        has_left: Whether it said goodbye.
+    """
+
+    def __init__(self, connection: socket.socket, rank: int = -1) -> None:
+        connection.settimeout(_SEND_TIMEOUT_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self.connection: Final = connection
+        self.rank = rank
+        self.pid = 0
+        self.has_left = False
+        self._received = bytearray()
+
+    def send(self, message: Message) -> None:
+        """Send; one who is gone is noticed by whoever receives."""
+        data = _CODEC.encode(message)
+        with contextlib.suppress(OSError):
+            self.connection.sendall(_LENGTH.pack(len(data)) + data)
+
+    def receive(self) -> list[Message] | None:
+        """The messages that have come; None once the other end is gone. Call it when there is something to read.
+
+        Raises:
+            TransportError: What came is no message.
+        """
+        try:
+            data = self.connection.recv(1 << 16)
+        except TimeoutError:
+            return []
+        except OSError:
+            return None
+        if not data:
+            return None
+        self._received += data
+        return list(self._whole())
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close()
+
+    def _whole(self) -> Iterator[Message]:
+        while len(self._received) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._received)
+            end = _LENGTH.size + length
+            if len(self._received) < end:
+                return
+            yield _CODEC.decode(bytes(self._received[_LENGTH.size : end]))
+            del self._received[:end]

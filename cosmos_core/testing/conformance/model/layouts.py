@@ -1,0 +1,76 @@
+"""Every axis that a model declares, against one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, get_args
+
+import torch
+
+from cosmos_core.config.schema import MeshConfig, PolicyConfig
+from cosmos_core.protocols import Axis, Model, ModelCapabilities, ModelContext
+from cosmos_core.testing.conformance.model.evaluation import pack_alone
+from cosmos_core.testing.conformance.model.setting import ModelSetting
+from cosmos_core.testing.conformance.plugin import fault
+from cosmos_core.testing.layouts import PluginModel, Stepped, step_alone, steps_in_layouts, worst_error
+from cosmos_core.testing.worlds import WorldFailedError
+from cosmos_core.types import JSON, Payload
+
+PROCESSES: Final = 2
+LOSS: Final = 1e-5
+GRADIENT: Final = 1e-4
+"""Largest relative differences in float32; faults are orders of magnitude larger."""
+
+
+class ModelLayouts(ModelSetting):
+    """A training step on two processes along each axis, in float32."""
+
+    def test_declared_mesh_axes_equal_one_process(
+        self,
+        capabilities: ModelCapabilities,
+        options: Mapping[str, JSON],
+        context: ModelContext,
+        model: Model,
+        payloads: Sequence[Payload],
+    ) -> None:
+        """The loss, the gradient's norm and every parameter's gradient do not depend on the layout."""
+        if unknown := sorted(set(capabilities.mesh_axes) - set(get_args(Axis))):
+            fault(f"ModelCapabilities.mesh_axes names {', '.join(unknown)}; the axes are {', '.join(get_args(Axis))}")
+        axes = [axis for axis in get_args(Axis) if axis in capabilities.mesh_axes]
+        if not axes:
+            return
+        make = PluginModel(plugin=self.plugin, options=options, context=context)
+        # Two micro-batches at least: what is reduced twice shows at the second one only.
+        budget = max(pack_alone(model, payload).num_units for payload in payloads)
+        policies = [_policy(axis, budget) for axis in axes]
+        try:
+            found = steps_in_layouts(make, payloads, policies, processes=PROCESSES)
+        except WorldFailedError as error:
+            fault(f"a step with {', '.join(axes)} of {PROCESSES}, one after another, failed:\n{error}")
+        expected = step_alone(make, payloads, PolicyConfig(precision="fp32", micro_batch_units=budget))
+        for axis, stepped in zip(axes, found, strict=True):
+            _compare(axis, stepped, expected)
+
+
+def _policy(axis: Axis, budget: int) -> PolicyConfig:
+    # Experts are spread over processes that another axis makes.
+    sizes = {axis: PROCESSES} | ({"dp_shard": PROCESSES} if axis == "ep" else {})
+    return PolicyConfig(precision="fp32", micro_batch_units=budget, mesh=MeshConfig(**sizes))
+
+
+def _compare(axis: Axis, found: Stepped, expected: Stepped) -> None:
+    for what, one, other, allowed in (
+        ("loss", found.loss, expected.loss, LOSS),
+        ("norm of the gradient", found.norm, expected.norm, GRADIENT),
+    ):
+        if not abs(one - other) <= allowed * abs(other):
+            fault(f"with {axis} = {PROCESSES} the {what} is {one:.9g}, in one process {other:.9g}")
+    name, error = worst_error(found.gradients, expected.gradients)
+    if not error <= GRADIENT:
+        norms = [
+            float(side[name].norm()) if name in side else torch.nan for side in (found.gradients, expected.gradients)
+        ]
+        fault(
+            f"with {axis} = {PROCESSES} the gradient of {name} differs from one process's by {error:.3g} of its norm "
+            f"(norms {norms[0]:.6g} and {norms[1]:.6g}); is it summed over processes exactly once?"
+        )

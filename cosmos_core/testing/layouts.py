@@ -1,0 +1,190 @@
+"""The same training step in any layout: its loss and its gradients, to be compared with one process.
+
+The step is the product's own: sequences are shared among processes, packed, evaluated and reduced as in a run, in two
+micro-batches or more.
+
+Shape legend: N decisions of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import attrs
+import torch
+from torch.distributed.tensor import DTensor
+
+from cosmos_core.config.schema import MeshConfig, OptimizerConfig, PolicyConfig
+from cosmos_core.config.stages import Stage
+from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.policy.balance import balanced
+from cosmos_core.policy.batch import Counts, Share, TrainSequence
+from cosmos_core.policy.group import solo
+from cosmos_core.policy.layout import layout_of
+from cosmos_core.policy.mesh.mesh import form_mesh
+from cosmos_core.policy.meter import Stopwatch
+from cosmos_core.policy.trainer import Trainer
+from cosmos_core.policy.world import World, single_world
+from cosmos_core.protocols import Aggregation, Decisions, Loss, Model, ModelContext, OldLogprobs
+from cosmos_core.testing.worlds import run_world
+from cosmos_core.types import JSON, Group, Payload
+
+CPU: Final = torch.device("cpu")
+
+MakeModel: TypeAlias = Callable[[], Model]
+"""Makes the model; a picklable object."""
+
+
+@attrs.frozen(kw_only=True)
+class PluginModel:
+    """Makes a plugin's model, in any process.
+
+    Attributes:
+        plugin: The name with which recipes select it.
+        options: Its options.
+        context: What the recipe says of the model.
+    """
+
+    plugin: str
+    options: Mapping[str, JSON] = attrs.field(factory=dict)
+    context: ModelContext
+
+    def __call__(self) -> Model:
+        """The model."""
+        made: Model = PluginSet.load([("model", self.plugin)]).create("model", self.plugin, self.options, self.context)
+        return made
+
+
+class Imitation:
+    """Makes every decision likelier, as much as its advantage says (see `cosmos_core.protocols.Algorithm`)."""
+
+    aggregation: Aggregation = Aggregation.TOKEN_MEAN
+    constant_length: int = 1
+    old_logprobs: OldLogprobs = "none"
+    needs_entropy: bool = False
+    skips_zero_advantage: bool = False
+
+    def admit(self, group: Group) -> str | None:  # noqa: ARG002
+        """Take every group."""
+        return None
+
+    def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
+        """Value every sample alike."""
+        return [[1.0] * len(group.samples) for group in groups]
+
+    def loss(self, decisions: Decisions) -> Loss:
+        """The weighed negative log-probability."""
+        return Loss(loss_N=-decisions.advantages_N * decisions.logprobs_N)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Stepped:
+    """What a step came to.
+
+    Attributes:
+        loss: Of the whole batch.
+        norm: Of its gradient, as it is clipped by.
+        gradients: Of every parameter, whole, by name.
+        parameters: After the optimizer's steps, whole, by name.
+    """
+
+    loss: float
+    norm: float
+    gradients: Mapping[str, torch.Tensor]
+    parameters: Mapping[str, torch.Tensor]
+
+
+def step_alone(make: MakeModel, payloads: Sequence[Payload], policy: PolicyConfig, *, seed: int = 0) -> Stepped:
+    """The step in this process."""
+    return _step(make(), payloads, policy, single_world(), seed)
+
+
+def steps_in_layouts(
+    make: MakeModel, payloads: Sequence[Payload], policies: Sequence[PolicyConfig], *, processes: int, seed: int = 0
+) -> list[Stepped]:
+    """The step in several layouts of as many processes, one after another in the same world.
+
+    Raises:
+        WorldFailedError: A process failed.
+    """
+    stepped: list[Stepped] = run_world(processes, _steps, make, list(payloads), list(policies), seed)[0]
+    return stepped
+
+
+def _steps(make: MakeModel, payloads: Sequence[Payload], policies: Sequence[PolicyConfig], seed: int) -> list[Any]:
+    results = []
+    for policy in policies:
+        world = World(form_mesh(policy.mesh, "cpu"))
+        stepped = _step(make(), payloads, policy, world, seed)
+        results.append(stepped if world.rank == 0 else None)
+    return results
+
+
+def _step(model: Model, payloads: Sequence[Payload], policy: PolicyConfig, world: World, seed: int) -> Stepped:
+    layout = layout_of(policy, world.mesh, "cpu")
+    module = model.build(seed=seed, dtype=torch.float32, device=CPU, layout=layout)
+    trainer = Trainer(model=model, module=module, policy=policy, device=CPU, world=world)
+    stage = Stage(
+        index=0, key="algorithm", plugin="imitation", options={}, steps=1, prompts_per_step=1,
+        optimizer=OptimizerConfig(lr=1e-3, clip_norm=0.0), first_step=0,
+    )  # fmt: skip
+    trainer.begin_stage(stage, Imitation(), 1.0)
+    share = share_of(payloads, policy.mesh, world)
+    applied = trainer.train(share, share.counts, solo(), Stopwatch(CPU))
+    metrics = applied.meter.sums, applied.meter.maxima
+    losses = world.exchange(repr(metrics[0].get("loss", 0.0)).encode())
+    return Stepped(
+        loss=sum(float(data) for data in losses),
+        norm=metrics[1]["grad_norm"],
+        gradients=_whole({name: p.grad for name, p in module.named_parameters() if p.grad is not None}, world),
+        parameters=_whole(dict(module.named_parameters()), world),
+    )
+
+
+def share_of(payloads: Sequence[Payload], sizes: MeshConfig, world: World) -> Share:
+    """This process's share of a batch of demonstrations, each with a weight of its own."""
+    sequences = [TrainSequence(payload=p, advantage=1.0 + 0.25 * (i % 3)) for i, p in enumerate(payloads)]
+    lengths = [sum(p.arrays[name].shape[0] for name in ("prompt", "completion")) for p in payloads]
+    mesh = world.mesh
+    place = mesh.place("dp_replicate") * mesh.size("dp_shard") + mesh.place("dp_shard")
+    mine = balanced(lengths, sizes.dp_replicate * sizes.dp_shard)[place]
+    return Share(
+        sequences=tuple(sequences[index] for index in mine),
+        counts=Counts(
+            sequences=len(payloads),
+            decisions=sum(p.arrays["completion"].shape[0] for p in payloads),
+            prompt_units=sum(p.arrays["prompt"].shape[0] for p in payloads),
+            trained=len(payloads),
+        ),
+        filler=None if mine else sequences[0],
+    )
+
+
+def _whole(tensors: Mapping[str, torch.Tensor], world: World) -> dict[str, torch.Tensor]:
+    """Whole tensors of all stages, on every process."""
+    own = {
+        name: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+        for name, tensor in tensors.items()
+    }
+    mesh = world.mesh
+    if mesh.size("pp") == 1:
+        return own
+    gathered: list[Any] = [None] * mesh.size("pp")
+    torch.distributed.all_gather_object(gathered, own, group=mesh.group("pp"))
+    return {name: tensor for stage in gathered for name, tensor in stage.items()}
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Norm of the difference over the norm of what is expected."""
+    difference = (found.double() - expected.double()).norm()
+    return float(difference / expected.double().norm().clamp_min(1e-30)) if difference > 0 else 0.0
+
+
+def worst_error(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> tuple[str, float]:
+    """The tensor with the largest relative error; one that is missing on either side is infinitely wrong."""
+    if different := sorted(found.keys() ^ expected.keys()):
+        return different[0], float("inf")
+    errors = {name: relative_error(found[name], tensor) for name, tensor in expected.items()}
+    name = max(errors, key=lambda each: errors[each])
+    return name, errors[name]

@@ -1,0 +1,43 @@
+"""Locations of the images and videos that a row names."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from cosmos_dataset_jsonl.rows import BadRowError, field
+
+SCHEMES: Final = ("data:", "file:", "http:", "https:", "s3:", "gs:")
+
+
+def locations(row: Mapping[str, Any], name: str, folder: Path) -> tuple[str, ...]:
+    """What the field `name` lists, in order: one location or a list of them; null or an empty list is none.
+
+    A path is relative to the folder of the row's file, and has to exist. A URL stays as it is; whether it can be read
+    is for the model to say. An image inside a Parquet file (`bytes`, as the `datasets` library stores it) becomes a
+    data URL.
+
+    Raises:
+        BadRowError: The field is missing, has something else in it, or names a path that does not exist.
+    """
+    value = field(row, name)
+    listed = [] if value is None else value if isinstance(value, list) else [value]
+    return tuple(_location(each, name, folder) for each in listed)
+
+
+def _location(value: Any, name: str, folder: Path) -> str:
+    if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
+        # Readers tell the format of an image from its first bytes, whatever a URL says.
+        return f"data:image/png;base64,{base64.b64encode(value['bytes']).decode()}"
+    if isinstance(value, Mapping):
+        value = value.get("path")
+    if not isinstance(value, str) or not value:
+        raise BadRowError(f"field {name!r} has {value!r:.80}, not the location of an image or video")
+    if value.startswith(SCHEMES):
+        return value
+    path = (folder / Path(value).expanduser()).resolve()
+    if not path.exists():
+        raise BadRowError(f"field {name!r} names {value!r}, and there is no {path}")
+    return str(path)

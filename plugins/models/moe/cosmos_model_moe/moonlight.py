@@ -1,0 +1,20 @@
+"""The entry point `moonlight`."""
+
+from __future__ import annotations
+
+from cosmos_core.protocols import Model, ModelCapabilities, Provider, hookimpl
+from cosmos_model_moe.families import MoonlightModel
+from cosmos_model_moe.options import MixtureOptions
+
+
+@hookimpl
+def cosmos_model() -> Provider[Model]:
+    """Provide the Moonlight family."""
+    return Provider(
+        create=MoonlightModel,
+        options=MixtureOptions,
+        capabilities=ModelCapabilities(
+            payload_kinds=frozenset({"tokens"}),
+            mesh_axes=frozenset({"pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"}),
+        ),
+    )

@@ -1,0 +1,141 @@
+"""Qwen2.5-VL and Qwen3-VL: what is seen, where it stands in a packed row, and how it enters the text backbone.
+
+Shape legend: U units of this process's slice of a packed row, D hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from transformers import PreTrainedModel
+
+from cosmos_core.errors import ConfigError, DataError
+from cosmos_core.policy.mesh.placement import layer_spans
+from cosmos_core.policy.modeling import VisionLanguageModel
+from cosmos_core.policy.modeling.rooted import layout_of
+from cosmos_core.policy.modeling.row import Row
+from cosmos_core.protocols import Layout, MicroBatch
+from cosmos_core.types import Payload, Prompt
+from cosmos_model_qwen_vl.family import FAMILIES, IMAGE, VIDEO, VISION_END, VISION_START
+from cosmos_model_qwen_vl.options import QwenVLOptions
+from cosmos_model_qwen_vl.placing import place
+from cosmos_model_qwen_vl.row import lay_out, with_seen
+from cosmos_model_qwen_vl.sight import Sight
+from cosmos_model_qwen_vl.tower import look
+
+
+class QwenVLModel(VisionLanguageModel):
+    """A Qwen vision-language model."""
+
+    model_types: ClassVar[frozenset[str] | None] = frozenset(FAMILIES)
+    turn_end: ClassVar[str | None] = "<|im_end|>"
+    stop_tokens: ClassVar[tuple[str, ...]] = ("<|im_end|>", "<|endoftext|>")
+    turn_template: ClassVar[str | None] = (
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    special_tokens: ClassVar[Mapping[str, str | None]] = {
+        "<|im_start|>": None,
+        "<|im_end|>": None,
+        VISION_START: "vision_start_token_id",
+        VISION_END: "vision_end_token_id",
+        IMAGE: "image_token_id",
+        VIDEO: "video_token_id",
+    }
+
+    options: QwenVLOptions
+
+    @cached_property
+    def sight(self) -> Sight:
+        """How media become patches and positions.
+
+        Raises:
+            DataError: The checkpoint's image processor cannot be read.
+        """
+        return Sight.of(self.config, self.context.path, self.options)
+
+    def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:
+        """See `VisionLanguageModel.prepare`."""
+        super().prepare(corpus, tokenizer)
+        self.__dict__.pop("sight", None)
+
+    def build(
+        self, *, seed: int, dtype: torch.dtype, device: torch.device, layout: Layout | None = None
+    ) -> PreTrainedModel:
+        """Make the module (see `VisionLanguageModel.build`).
+
+        Raises:
+            CosmosError: See there; and what is seen does not reach all the layers that it has to under this layout.
+        """
+        if layout is not None:
+            self._check(layout)
+        return super().build(seed=seed, dtype=dtype, device=device, layout=layout)
+
+    def encode(self, prompt: Prompt) -> Payload:
+        """The prompt with placeholders for what is seen, and the patches of that.
+
+        Raises:
+            DataError: The prompt cannot be encoded, or its media cannot be read.
+        """
+        seen = self.sight.see(prompt.media)
+        return with_seen(super().encode(place(prompt, seen)), seen, self.sight.tokens)
+
+    def encode_demonstration(self, prompt: Prompt) -> Payload:
+        """The same, with its demonstration (see `HuggingFaceModel.encode_demonstration`).
+
+        Raises:
+            DataError: The prompt has no demonstration, or cannot be encoded, or its media cannot be read.
+        """
+        if prompt.demonstration is None:
+            raise DataError("the row has no demonstration, and the algorithm learns from demonstrations")
+        seen = self.sight.see(prompt.media)
+        return with_seen(super().encode_demonstration(place(prompt, seen)), seen, self.sight.tokens)
+
+    def pack(
+        self, payloads: Sequence[Payload], *, budget: int, multiple: int = 1, is_uniform: bool = False
+    ) -> list[MicroBatch]:
+        """Pack payloads (see `HuggingFaceModel.pack`), each row with its patches and its positions in three dims."""
+        batches = super().pack(payloads, budget=budget, multiple=multiple, is_uniform=is_uniform)
+        return [lay_out(batch, payloads, self.sight.tokens, self.sight.rope) for batch in batches]
+
+    def text_positions(self, lengths: Sequence[int]) -> torch.Tensor:
+        """int64 [3, U], the positions of documents of text of these lengths."""
+        return super().text_positions(lengths).expand(3, -1)
+
+    def embed(self, module: torch.nn.Module, row: Row) -> dict[str, Any]:
+        """Embeddings of the tokens, with what is seen in their places, and what deeper layers add to those."""
+        layout = layout_of(module)
+        features = look(module, row.inputs, self.sight.patcher, is_alone=layout is None)
+        if features is None:
+            return super().embed(module, row)
+        embeddings_UD: torch.Tensor = module.get_input_embeddings()(row.tokens_U[None])[0]  # type: ignore[operator]
+        is_split = layout is not None and layout.sequence_parallel and layout.mesh.size("tp") > 1
+        group = layout.mesh.group("tp") if layout is not None and is_split else None
+        return features.enter(embeddings_UD, row.packing.bounds, group)
+
+    def export(self, module: torch.nn.Module, directory: Path) -> None:
+        """Write safetensors, config, tokenizer and image processor: `AutoModelForImageTextToText` reads them."""
+        super().export(module, directory)
+        self.sight.save(directory)
+
+    def _check(self, layout: Layout) -> None:
+        deep = len(getattr(self.config.vision_config, "deepstack_visual_indexes", ()))
+        if not deep:
+            return
+        num_stages = layout.mesh.size("pp") * layout.stages_per_rank
+        first = layer_spans(self.config.get_text_config().num_hidden_layers, num_stages)[0]
+        if len(first) < deep:
+            raise ConfigError(
+                f"policy.mesh.pp: {self.config.model_type} adds what it sees to its first {deep} layers (deepstack), "
+                f"and the first of {num_stages} stages has {len(first)}; use fewer stages"
+            )
+        # Behind the last of its layers a stage has the whole sequence again.
+        if layout.sequence_parallel and layout.mesh.size("tp") > 1 and len(first) == deep:
+            raise ConfigError(
+                f"policy.parallel.sequence_parallel: {self.config.model_type} adds what it sees to all {deep} layers "
+                "of the first stage (deepstack); set it to false, or use fewer stages"
+            )

@@ -1,0 +1,124 @@
+"""What is seen, beside tokens: in payloads of the kind `tokens`, and in packed rows.
+
+A payload with media has three arrays more, of everything seen in the order of its placeholders: `patches` uint8 [M, W],
+`grids` int32 [n, 3] (patches over time, height and width of each) and `steps_s` float32 [n] (seconds that a temporal
+patch of a video lasts; 0 for an image).
+
+Shape legend: U units of a packed row, K places of visual tokens in it, M patches, W values of one, n images and videos.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from cosmos_core.errors import DataError
+from cosmos_core.policy.modeling import values
+from cosmos_core.protocols import MicroBatch
+from cosmos_core.types import Array, Payload
+from cosmos_model_qwen_vl.patches import Seen
+from cosmos_model_qwen_vl.rope import IMAGE, TEXT, VIDEO, RopePositions
+
+PATCHES = "patches"
+GRIDS = "grids"
+STEPS = "steps_s"
+PLACES = "visual"
+
+
+@attrs.frozen(kw_only=True)
+class MediaTokens:
+    """What placeholders look like, and how many patches one stands for.
+
+    Attributes:
+        image_id: Token of images.
+        video_id: Token of videos.
+        merged: Patches that become one token.
+        patch_width: W.
+    """
+
+    image_id: int
+    video_id: int
+    merged: int
+    patch_width: int
+
+    def kinds(self, tokens: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
+        """`TEXT`, `IMAGE` or `VIDEO` of each token."""
+        return np.select([tokens == self.image_id, tokens == self.video_id], [IMAGE, VIDEO], TEXT).astype(np.int64)
+
+
+def with_seen(payload: Payload, seen: Sequence[Seen], tokens: MediaTokens) -> Payload:
+    """The payload, with the patches of what its placeholders stand for.
+
+    Raises:
+        DataError: The text has other placeholders than those: it was written with the tokens of this family in it.
+    """
+    expected = sum(len(each.patches_MW) for each in seen) // tokens.merged
+    found = int((tokens.kinds(values(payload, "prompt")) != TEXT).sum())
+    if found != expected:
+        raise DataError(
+            f"the prompt has {found} placeholders of patches, and its {len(seen)} media need {expected}; "
+            "texts may not contain <|image_pad|> or <|video_pad|>: mark places with <image> and <video>"
+        )
+    if not seen:
+        return payload
+    arrays = {
+        PATCHES: _array(np.concatenate([each.patches_MW for each in seen])),
+        GRIDS: _array(np.asarray([each.grid for each in seen], dtype=np.int32)),
+        STEPS: _array(np.asarray([each.step_s for each in seen], dtype=np.float32)),
+    }
+    return attrs.evolve(payload, arrays={**payload.arrays, **arrays})
+
+
+def lay_out(batch: MicroBatch, payloads: Sequence[Payload], tokens: MediaTokens, rope: RopePositions) -> MicroBatch:
+    """The micro-batch, with what its sequences see.
+
+    `inputs` has more: `positions` int64 [3, U], `patches` uint8 [M, W], `grids` int64 [n, 3] and `visual` int64 [K],
+    the places of what the tower makes of the patches, in order.
+    """
+    lengths = batch.inputs["lengths"].tolist()
+    members = [payloads[index] for index in batch.sequences]
+    positions, places, start = [], [], 0
+    for number, length in enumerate(lengths):
+        # What fills a row up sees nothing.
+        payload = members[number] if number < len(members) else None
+        tokens_U = batch.inputs["tokens"][start : start + length]
+        kinds_U = torch.zeros_like(tokens_U)
+        if payload is not None and PATCHES in payload.arrays:
+            prompt = tokens.kinds(values(payload, "prompt"))[:length]
+            kinds_U[: len(prompt)] = torch.from_numpy(prompt)
+        positions.append(_positions(tokens_U, kinds_U, payload, rope))
+        places.append(kinds_U.nonzero()[:, 0] + start)
+        start += length
+    seen = [payload for payload in members if PATCHES in payload.arrays]
+    none = np.zeros((0, tokens.patch_width), dtype=np.uint8)
+    inputs = {
+        "positions": torch.cat(positions, dim=1),
+        PATCHES: torch.from_numpy(np.concatenate([none, *(view(payload, PATCHES) for payload in seen)])),
+        GRIDS: torch.from_numpy(
+            np.concatenate([np.zeros((0, 3), np.int64), *(view(payload, GRIDS) for payload in seen)])
+        ),
+        PLACES: torch.cat(places),
+    }
+    return attrs.evolve(batch, inputs={**batch.inputs, **inputs})
+
+
+def view(payload: Payload, name: str) -> npt.NDArray[np.generic]:
+    """A read-only view of an array, in its shape."""
+    return values(payload, name).reshape(payload.arrays[name].shape)
+
+
+def _positions(
+    tokens_U: torch.Tensor, kinds_U: torch.Tensor, payload: Payload | None, rope: RopePositions
+) -> torch.Tensor:
+    if payload is None or PATCHES not in payload.arrays:
+        return torch.arange(len(tokens_U)).expand(3, -1)
+    grids, steps_s = view(payload, GRIDS).tolist(), values(payload, STEPS).tolist()
+    return rope.of(tokens_U, kinds_U, grids, steps_s)
+
+
+def _array(data: npt.NDArray[np.generic]) -> Array:
+    return Array(dtype=str(data.dtype), shape=data.shape, data=np.ascontiguousarray(data).tobytes())

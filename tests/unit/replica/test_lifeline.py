@@ -1,0 +1,175 @@
+"""Real processes on one lifeline: whatever becomes of one, all end promptly, and each knows the first cause."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from cosmos_core.errors import ReplicaError, TransportError
+from cosmos_core.replica.lifeline import FollowerLine, LeaderLine, Lifeline
+from cosmos_core.replica.wire import Failure
+
+MEMBER = """
+import ctypes, os, sys, threading, time
+from cosmos_core.errors import CosmosError, TrainingError
+from cosmos_core.replica.lifeline import FollowerLine, LeaderLine
+rank, size = int(sys.argv[1]), int(sys.argv[2])
+
+def end(cause):
+    print("told:", cause, flush=True)
+    os._exit(1)
+
+def stuck():
+    ctypes.CDLL(None).pause()
+    time.sleep(60)
+
+if rank == 0:
+    line = LeaderLine(name="policy-0", size=size, token="t", host="127.0.0.1", end=end)
+    print(line.port, flush=True)
+else:
+    line = FollowerLine(name="policy-0", rank=rank, token="t", address=("127.0.0.1", int(sys.argv[4])), end=end)
+try:
+    with line:
+        if rank == 0:
+            line.meet(20.0, lambda: False)
+        print("joined", flush=True)
+        sys.stdin.readline()
+        exec(sys.argv[3])
+    print("done", flush=True)
+except CosmosError as error:
+    print("raised:", error, flush=True)
+    sys.exit(1)
+"""
+
+
+@pytest.fixture
+def world():
+    """Start one process for each piece of code; all run theirs at the same time."""
+    started = []
+
+    def member(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", MEMBER, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    def start(*codes: str) -> list[subprocess.Popen[str]]:
+        leader = member("0", str(len(codes)), codes[0])
+        port = leader.stdout.readline().strip()
+        members = [leader, *(member(str(rank), str(len(codes)), codes[rank], port) for rank in range(1, len(codes)))]
+        for process in members:
+            assert process.stdout.readline() == "joined\n"
+        for process in members:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        return members
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def outputs(members: list[subprocess.Popen[str]], within_s: float = 2.0) -> list[str]:
+    deadline = time.monotonic() + within_s
+    return [process.communicate(timeout=max(0.01, deadline - time.monotonic()))[0].strip() for process in members]
+
+
+def test_a_quiet_life_ends_when_all_have_done_their_work(world):
+    members = world("pass", "time.sleep(0.5)", "pass")
+    time.sleep(0.3)
+    assert [process.poll() for process in members] == [None] * 3
+    assert outputs(members) == ["done"] * 3
+
+
+def test_an_error_of_a_follower_ends_all_although_they_are_stuck(world):
+    members = world("stuck()", "stuck()", "raise TrainingError('boom')")
+    said = outputs(members)
+    assert said == ["told: policy-0 rank 2: boom"] * 2 + ["raised: boom"]
+    assert [process.returncode for process in members] == [1] * 3
+
+
+def test_an_error_of_the_leader_ends_all(world):
+    said = outputs(world("raise TrainingError('boom')", "stuck()", "stuck()"))
+    assert said == ["raised: boom", "told: policy-0 rank 0: boom", "told: policy-0 rank 0: boom"]
+
+
+def test_the_first_cause_is_told_and_not_its_echoes(world):
+    """What breaks in the others' collectives is heard of at once; the error itself, later."""
+    echo = "raise RuntimeError('Connection closed by peer')"
+    said = outputs(world(echo, echo, "time.sleep(0.1); raise TrainingError('boom')"))
+    assert said == ["raised: policy-0 rank 2: boom"] * 2 + ["raised: boom"]
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_a_killed_follower(world, echo):
+    code = "time.sleep(0.05); raise RuntimeError('Connection closed by peer')" if echo else "stuck()"
+    members = world(code, "stuck()", "stuck()" if not echo else "os.kill(os.getpid(), 9)")
+    if not echo:
+        os.kill(members[2].pid, signal.SIGKILL)
+    said = outputs(members)
+    cause = f"policy-0 rank 2: its process (pid {members[2].pid}) ended without a word: killed, or out of memory?"
+    assert said == [("raised: " if echo else "told: ") + cause, f"told: {cause}", ""]
+
+
+def test_a_killed_leader(world):
+    members = world("stuck()", "stuck()", "stuck()")
+    os.kill(members[0].pid, signal.SIGKILL)
+    assert outputs(members) == ["", *["told: policy-0 rank 0: its process, the leader, is gone"] * 2]
+
+
+def test_a_follower_that_fails_after_the_leader_was_done_ends_all(world):
+    members = world("pass", "time.sleep(0.2); raise TrainingError('late')")
+    assert outputs(members) == ["told: policy-0 rank 1: late", "raised: late"]
+
+
+def test_the_leader_says_who_did_not_appear():
+    with LeaderLine(name="policy-0", size=3, token="t", host="127.0.0.1", end=print) as line:
+        joined = FollowerLine(name="policy-0", rank=1, token="t", address=("127.0.0.1", line.port), end=print)
+        told = []
+        FollowerLine(name="policy-0", rank=2, token="another", address=("127.0.0.1", line.port), end=told.append)
+        with pytest.raises(
+            ReplicaError, match=r"ranks \[2\] of 3 did not appear within 0\.3 s; see logs/policy-0\.2\.log"
+        ):
+            line.meet(0.3, lambda: False)
+        with pytest.raises(ReplicaError, match="told to stop"):
+            line.meet(5.0, lambda: True)
+        threading.Thread(target=joined.goodbye).start()
+    assert told == ["policy-0 rank 0: its process, the leader, is gone"]
+
+
+def test_followers_learn_that_a_generation_was_abandoned():
+    with LeaderLine(name="policy-0", size=2, token="t", host="127.0.0.1", end=print) as line:
+        follower = FollowerLine(name="policy-0", rank=1, token="t", address=("127.0.0.1", line.port), end=print)
+        line.meet(5.0, lambda: False)
+        line.abandon(7)
+        line.abandon(3)
+        deadline = time.monotonic() + 5.0
+        while follower.abandoned != 7:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        threading.Thread(target=follower.goodbye).start()
+
+
+def test_a_leader_that_cannot_be_reached_or_cannot_listen():
+    with pytest.raises(ReplicaError, match=r"its leader at 127\.0\.0\.1:1 cannot be reached"):
+        FollowerLine(name="policy-0", rank=1, token="t", address=("127.0.0.1", 1), end=print)
+    with pytest.raises(TransportError, match=r"cannot listen on 192\.0\.2\.1"):
+        LeaderLine(name="policy-0", size=2, token="t", host="192.0.2.1", end=print)
+
+
+def test_a_replica_of_one_process_has_nobody_to_lose():
+    with pytest.raises(ValueError, match="own"), Lifeline():
+        raise ValueError("own")
+    assert Lifeline().fail(Failure(rank=0, reason="own", time=0.0, is_echo=False)) == "own"
