@@ -109,6 +109,7 @@ class EngineCapabilities:
 
     Attributes:
         payload_kinds: Kinds of payload that it generates.
+        media: Whether it takes prompts that show images or videos, in arrays of the payload that the model plugin adds.
         mesh_axes: Axes of `[rollout.mesh]` that may be greater than one.
         in_flight_update: Whether weights may change while requests are in flight.
         prefix_sharing: Whether the samples of a request process their prompt once.
@@ -118,6 +119,7 @@ class EngineCapabilities:
     """
 
     payload_kinds: frozenset[str] = frozenset({"tokens"})
+    media: bool = False
     mesh_axes: frozenset[str] = frozenset()
     in_flight_update: bool = True
     prefix_sharing: bool = False

@@ -130,6 +130,10 @@ def run_role(role: Role, main: Callable[[RoleArgs], None], argv: Sequence[str] |
     stop = threading.Event()
     with bounded_life(stop):
         code = _supervise(role, main, options, stop)
+    if code and options.session:
+        # What is left of a broken world may wait for those that are gone, even while the interpreter is taken down.
+        logging.shutdown()
+        os._exit(code)
     _exit_soon(code)
     sys.exit(code)
 

@@ -47,6 +47,7 @@ class Parts:
         payloads: Holds what was generated.
         gate: Keeps evaluations and updates apart.
         report: Tells the controller.
+        takes_media: Whether the engine takes prompts that show images or videos.
     """
 
     recipe: Recipe
@@ -60,6 +61,7 @@ class Parts:
     payloads: PayloadServer
     gate: VersionGate
     report: Callable[[Report], None]
+    takes_media: bool = False
 
 
 class Generation:
@@ -133,6 +135,9 @@ class Generation:
             encoded = self._parts.model.encode(prompt)
         except (DataError, IndexError) as error:
             self._fail(lease, "bad_row", str(error))
+            return None
+        if prompt.media and not self._parts.takes_media:
+            self._fail(lease, "bad_row", f"row {lease.row}: it shows images or videos, which the engine does not take")
             return None
         sampling = self._sampling(is_evaluation=is_evaluation)
         prompt_units = encoded.arrays.get("prompt")

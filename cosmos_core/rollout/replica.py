@@ -106,6 +106,7 @@ class Replica:
                 payloads=payloads,
                 gate=gate,
                 report=self._report,
+                takes_media=engine.media,
             )
         )
         self._checks: tuple[Callable[[], None], ...] = (

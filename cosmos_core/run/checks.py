@@ -32,12 +32,14 @@ class Measured:
         num_demonstrations: Those with a demonstration.
         shortest_prompt: Units of the shortest prompt.
         longest_prompt: Units of the longest prompt.
+        num_with_media: Those that show images or videos.
     """
 
     num_rows: int
     num_demonstrations: int
     shortest_prompt: int
     longest_prompt: int
+    num_with_media: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -73,7 +75,7 @@ def problems(recipe: Recipe, parts: Parts) -> list[str]:
     for stage, algorithm in parts.stages:
         found += [*_stage(recipe, parts, stage, algorithm), *_idle(recipe, stage, algorithm)]
     if parts.engine is not None:
-        found += _payload_kinds(recipe, parts, parts.engine)
+        found += [*_payload_kinds(recipe, parts, parts.engine), *_media(recipe, parts, parts.engine)]
     return found
 
 
@@ -201,3 +203,13 @@ def _payload_kinds(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> 
                 f"rollout.engine.plugin: {recipe.rollout.engine.plugin!r} makes payloads of kind "
                 f"{', '.join(sorted(makes))}, but {user} takes {', '.join(sorted(kinds))}; they do not go together"
             )
+
+
+def _media(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator[str]:
+    if parts.measured.num_with_media and not engine.media:
+        yield (
+            f"rollout.engine.plugin: {recipe.rollout.engine.plugin!r} takes prompts of text only, and "
+            f"{parts.measured.num_with_media} of {parts.measured.num_rows} train rows of dataset "
+            f"{recipe.dataset.plugin!r} show images or videos; use an engine that takes media, or train on "
+            "demonstrations: algorithm.plugin = 'sft', without rewards"
+        )

@@ -174,7 +174,7 @@ def _measure(model: Model, dataset: Dataset, num_rows: int) -> Measured:
     """Look at some rows, spread over the split; unusable ones are passed over, as in the run."""
     count = min(num_rows, _MEASURED_PROMPTS)
     lengths: list[int] = []
-    demonstrations = 0
+    demonstrations = shown = 0
     for index in range(count):
         try:
             prompt = dataset.row("train", index * num_rows // count)
@@ -182,6 +182,7 @@ def _measure(model: Model, dataset: Dataset, num_rows: int) -> Measured:
         except DataError:
             continue
         demonstrations += prompt.demonstration is not None
+        shown += bool(prompt.media)
         if "prompt" in payload.arrays:
             lengths.append(payload.arrays["prompt"].shape[0])
     return Measured(
@@ -189,6 +190,7 @@ def _measure(model: Model, dataset: Dataset, num_rows: int) -> Measured:
         num_demonstrations=demonstrations,
         shortest_prompt=min(lengths, default=0),
         longest_prompt=max(lengths, default=0),
+        num_with_media=shown,
     )
 
 

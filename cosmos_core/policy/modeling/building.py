@@ -17,6 +17,7 @@ from cosmos_core.policy.modeling.parallelize import parallelize
 from cosmos_core.policy.modeling.plan import plan_for
 from cosmos_core.policy.modeling.stages import Stages, cut
 from cosmos_core.policy.modeling.streaming import Drawn, Streamed, Weights
+from cosmos_core.policy.modeling.verification import check_layers
 from cosmos_core.protocols import Layout
 
 
@@ -78,6 +79,7 @@ def build_part(blueprint: Blueprint, layout: Layout) -> nn.Module:
     """
     shell = make_shell(blueprint.config, blueprint.auto_class, trust_remote_code=blueprint.trust_remote_code)
     shell = shell.to(blueprint.dtype).eval()
+    check_layers(shell)
     # Before anything is split, so that every process finds the same fault in a checkpoint.
     streamed = Streamed(blueprint.path, shell) if blueprint.path is not None else None
     stages = cut(shell, layout) if layout.mesh.size("pp") > 1 else [shell]

@@ -155,7 +155,8 @@ class HuggingFaceModel:
     ) -> torch.nn.Module:
         """Make the module, in evaluation mode (no dropout), checked once against transformers' own forward.
 
-        A part of a model is not checked: it gives what the whole gives, and has no forward of its own to compare with.
+        Of a model that is spread over processes only the kinds of layers are checked: transformers' own forward needs
+        all of it in one place.
 
         Raises:
             CosmosError: A checkpoint is missing, truncated or of another architecture, or the model cannot be packed,
@@ -173,7 +174,7 @@ class HuggingFaceModel:
         )
         if layout is not None and layout.mesh.world_size > 1:
             return build_part(blueprint, layout)
-        module = build_whole(blueprint)
+        module: torch.nn.Module = build_whole(blueprint)
         verify_packing(module, lambda tokens_U, lengths: self._packed_logits(module, tokens_U, lengths))
         if layout is not None:
             parallelize(module, layout, plan_for(module, blueprint.tensor_plan))

@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.policy.modeling.attention import PACKED
+from cosmos_core.policy.modeling.stored import stored_tensors
 
 TEMPLATE_ERRORS: Final = (TemplateError, ValueError, TypeError, KeyError)
 """What a chat template raises on turns that it does not take."""
@@ -127,6 +128,9 @@ def load_pretrained(
         CheckpointError: Files are missing or damaged, or tensors are missing or have other shapes.
     """
     _require_folder(path)
+    if Path(path).is_dir() and any(Path(path).glob("*.safetensors*")):
+        # transformers' own words for a missing or truncated file name neither the file nor the sizes.
+        stored_tensors(Path(path))
     transformers_logging.disable_progress_bar()
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()

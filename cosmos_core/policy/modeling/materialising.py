@@ -34,7 +34,7 @@ def materialise(stages: Sequence[PreTrainedModel], *, device: torch.device, offl
         _compute_buffers(stage, device)
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
+@torch.no_grad()
 def fill(stages: Sequence[PreTrainedModel], weights: Weights) -> None:
     """Give every tensor that the stages hold its values.
 

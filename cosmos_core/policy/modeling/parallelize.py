@@ -94,7 +94,6 @@ def _split_tensors(module: PreTrainedModel, layers: dict[str, nn.Module], layout
         gathered.update(blocks)
     _split_vocabulary(module, whole)
     if layout.sequence_parallel:
-        _refuse_between_layers(module)
         split_layers(list(layers.values()), lambda child: child in gathered, mesh.get_group())
 
 
@@ -187,14 +186,6 @@ def _beside(module: PreTrainedModel) -> list[nn.Module]:
     used = {module.get_decoder(), module.get_output_embeddings(), module.get_input_embeddings()}
     outer = [each for each in module.modules() if any(part in used for part in each.modules())]
     return [child for parent in outer if parent not in used for child in parent.children() if child not in outer]
-
-
-def _refuse_between_layers(module: PreTrainedModel) -> None:
-    if any(hasattr(child, "_deepstack_process") for child in module.modules()):
-        raise ConfigError(
-            f"policy.parallel.sequence_parallel: {type(module).__name__} adds image features between layers, where the "
-            "sequence would be split; set it to false"
-        )
 
 
 def _has_parameters(module: nn.Module) -> bool:

@@ -35,9 +35,7 @@ def verify_packing(
     """
     config = module.config.get_text_config()
     name = type(module).__name__
-    foreign = set(getattr(config, "layer_types", None) or ()) - KNOWN_LAYERS
-    if foreign:
-        raise PluginIncompatibleError(f"{name} has {', '.join(sorted(foreign))} layers, which cannot be packed")
+    check_layers(module)
     lengths = (_probe_length(config), 5)
     device, dtype = module.device, module.dtype
     ids = torch.randint(0, config.vocab_size, (sum(lengths),), generator=torch.Generator().manual_seed(0)).to(device)
@@ -61,6 +59,19 @@ def verify_packing(
         raise PluginIncompatibleError(
             f"{name}: packed logits differ from its own forward by {difference:.3g} (allowed {tolerance:.3g}); "
             "a model plugin must override HuggingFaceModel.logits or HuggingFaceModel.hidden for it"
+        )
+
+
+def check_layers(module: PreTrainedModel) -> None:
+    """Refuse a model with layers that are known not to pack.
+
+    Raises:
+        PluginIncompatibleError: It has some.
+    """
+    foreign = set(getattr(module.config.get_text_config(), "layer_types", None) or ()) - KNOWN_LAYERS
+    if foreign:
+        raise PluginIncompatibleError(
+            f"{type(module).__name__} has {', '.join(sorted(foreign))} layers, which cannot be packed"
         )
 
 

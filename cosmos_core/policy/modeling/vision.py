@@ -13,12 +13,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from cosmos_core.errors import ConfigError
 from cosmos_core.policy.modeling import loading
 from cosmos_core.policy.modeling.attention import PACKED
 from cosmos_core.policy.modeling.huggingface import HuggingFaceModel
+from cosmos_core.policy.modeling.stages import stages_of
+from cosmos_core.policy.modeling.tokenizer import FILE as TOKENIZER_FILE
 from cosmos_core.policy.modeling.tokenizer import build_tokenizer
 from cosmos_core.protocols import Layout
 
@@ -38,15 +46,17 @@ class VisionLanguageModel(HuggingFaceModel):
 
     def build(
         self, *, seed: int, dtype: torch.dtype, device: torch.device, layout: Layout | None = None
-    ) -> PreTrainedModel:
+    ) -> torch.nn.Module:
         """Make the module (see `HuggingFaceModel.build`); towers other than the text's see all of what they are shown.
 
         Raises:
             CosmosError: A checkpoint is missing, truncated or of another architecture, or the model cannot be packed.
         """
         module = super().build(seed=seed, dtype=dtype, device=device, layout=layout)
-        towers = {name: TOWER_ATTENTION for name in module.config.sub_configs if name != "text_config"}
-        module.set_attn_implementation({"": PACKED, "text_config": PACKED, **towers})
+        for stage in stages_of(module):
+            assert isinstance(stage, PreTrainedModel)
+            towers = {name: TOWER_ATTENTION for name in stage.config.sub_configs if name != "text_config"}
+            stage.set_attn_implementation({"": PACKED, "text_config": PACKED, **towers})
         return module
 
     def backbone(self, module: torch.nn.Module) -> torch.nn.Module:
@@ -69,6 +79,15 @@ class VisionLanguageModel(HuggingFaceModel):
         if self.context.config is not None:
             self._resolved(self.context.config, made).save_pretrained(self.context.assets)
         self._config = self._tokenizer = None
+
+    def _find_config(self) -> PretrainedConfig:
+        """The config; beside a tokenizer made locally, special tokens have the ids that it gave them."""
+        config = super()._find_config()
+        if self.context.path is not None and (self.context.assets / TOKENIZER_FILE).is_file():
+            for token, name in self.special_tokens.items():
+                if name is not None:
+                    setattr(config, name, self.tokenizer.convert_tokens_to_ids(token))
+        return config
 
     def _resolved(self, config: Mapping[str, Any], made: PreTrainedTokenizerBase) -> Any:
         _check_parts(config)

@@ -137,7 +137,9 @@ def run(kit, model, script, held, tmp_path, *, name="policy-0", seed=0, stop=Non
             trainer=trainer,
             runner=StepRunner(
                 trainer=trainer,
-                reader=ShareReader(model=model, payloads=Payloads(held), dataset=None, longest=100, world=trainer.world),
+                reader=ShareReader(
+                    model=model, payloads=Payloads(held), dataset=None, longest=100, world=trainer.world
+                ),
             ),
             publications=Publications(publisher, torch.float32, script.report),
             saver=CheckpointSaver(str(tmp_path / "checkpoints"), 2, script.report),

@@ -128,3 +128,10 @@ def test_prompts_of_which_none_fits_the_context_are_refused():
     measured = Measured(num_rows=64, num_demonstrations=1, shortest_prompt=200, longest_prompt=300)
     (found,) = check(measured=measured)
     assert "no prompt fits: the shortest of 64 has 200 units, with a completion of up to 100" in found
+
+
+def test_prompts_with_media_need_an_engine_that_takes_them():
+    measured = Measured(num_rows=64, num_demonstrations=64, shortest_prompt=9, longest_prompt=20, num_with_media=3)
+    (found,) = check({}, measured=measured)
+    assert "takes prompts of text only, and 3 of 64 train rows of dataset 'numbers' show images or videos" in found
+    assert check({}, measured=measured, engine=EngineCapabilities(media=True)) == []

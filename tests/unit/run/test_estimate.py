@@ -3,7 +3,7 @@ import pytest
 
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.protocols import ModelFacts
-from cosmos_core.run.estimate import policy_memory, processes, rollout_memory, sync_bytes
+from cosmos_core.run.estimate import gpus, processes, rollout_memory, sync_bytes
 from cosmos_core.run.tables import size
 
 FACTS = ModelFacts(
@@ -29,20 +29,6 @@ def recipe(**changes):
     return recipe_from({**base, **changes})
 
 
-def test_memory_of_a_policy_replica_by_hand():
-    parts = policy_memory(recipe(policy={"precision": "fp32", "micro_batch_units": 100}), FACTS)
-    assert parts["parameters"] == parts["gradients"] == 4000
-    assert parts["optimizer"] == 8000
-    # 100 units x 8 wide x 2 layers x 34 bytes of 16-bit values, twice that in fp32
-    assert parts["activations (estimate)"] == 100 * 8 * 2 * 34 * 2
-    assert parts["logits (estimate)"] == 2 * 4 * 100 * 30
-
-
-def test_checkpointing_keeps_one_value_a_layer():
-    policy = {"precision": "bf16", "micro_batch_units": 100, "parallel": {"recompute": "full"}}
-    assert policy_memory(recipe(policy=policy), FACTS)["activations (estimate)"] == 100 * 8 * 2 * 2
-
-
 def test_memory_of_a_rollout_replica_by_hand():
     made = recipe(rollout={"precision": "bf16", "max_in_flight": 3, "sampling": {"max_units": 10}})
     parts = rollout_memory(made, FACTS, longest_prompt=20)
@@ -57,16 +43,24 @@ def test_bytes_of_a_weight_sync(precision, expected):
     assert sync_bytes(recipe(rollout={"precision": precision}), FACTS) == expected
 
 
+def test_a_models_own_cache_is_taken():
+    made = recipe(rollout={"precision": "bf16", "max_in_flight": 3, "sampling": {"max_units": 10}})
+    parts = rollout_memory(made, attrs.evolve(FACTS, cache_size=5), longest_prompt=20)
+    assert parts["KV cache (at most)"] == 5 * 2 * 30 * 3
+
+
 def test_the_process_table_names_everyone():
-    made = recipe(policy={"replicas": 2}, rollout={"replicas": 2, "device": "cpu"})
+    made = recipe(policy={"replicas": 2, "mesh": {"tp": 2, "dp_shard": 3}}, rollout={"replicas": 2, "device": "cpu"})
     assert processes(made, uses_rollouts=True) == [
-        ("controller", "cosmos_core.controller", "cpu"),
-        ("policy-0", "cosmos_core.policy", "auto"),
-        ("policy-1", "cosmos_core.policy", "auto"),
-        ("rollout-0", "cosmos_core.rollout", "cpu"),
-        ("rollout-1", "cosmos_core.rollout", "cpu"),
+        ("controller", "cosmos_core.controller", "cpu", 1),
+        ("policy-0", "cosmos_core.policy", "auto", 6),
+        ("policy-1", "cosmos_core.policy", "auto", 6),
+        ("rollout-0", "cosmos_core.rollout", "cpu", 1),
+        ("rollout-1", "cosmos_core.rollout", "cpu", 1),
     ]
     assert len(processes(made, uses_rollouts=False)) == 3
+    assert gpus(made, uses_rollouts=True) == 14
+    assert gpus(made, uses_rollouts=False) == 12
 
 
 def test_sizes_are_for_people():

@@ -8,7 +8,7 @@ import attrs
 
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.schema import MeshConfig
-from cosmos_core.errors import ConfigError
+from cosmos_core.policy.mesh.fit import undeclared
 from cosmos_core.protocols import ModelCapabilities
 from cosmos_core.testing.conformance.model.setting import ModelSetting
 from cosmos_core.testing.conformance.plugin import fault
@@ -22,12 +22,10 @@ class ModelDeclarations(ModelSetting):
         for axis in attrs.fields(MeshConfig):
             if axis.name in capabilities.mesh_axes:
                 continue
-            try:
-                recipe_from(self._recipe(axis.name))
-            except ConfigError as error:
-                if f"policy.mesh.{axis.name}" in str(error):
-                    continue
-                raise
+            mesh = recipe_from(self._recipe(axis.name)).policy.mesh
+            refused = "".join(undeclared(mesh, capabilities.mesh_axes))
+            if f"policy.mesh.{axis.name}" in refused:
+                continue
             fault(f"a recipe with policy.mesh.{axis.name} = 2 is taken, and the model does not declare that axis")
 
     def _recipe(self, axis: str) -> dict[str, Any]:
@@ -36,5 +34,6 @@ class ModelDeclarations(ModelSetting):
             "model": {"plugin": self.plugin, "config": {"model_type": "any"}},
             "algorithm": {"plugin": "any"},
             "dataset": {"plugin": "any"},
-            "policy": {"mesh": {axis: 2}},
+            # `ep` spreads experts over the processes of other axes.
+            "policy": {"mesh": {axis: 2} if axis != "ep" else {"dp_shard": 2, "ep": 2}},
         }

@@ -9,7 +9,7 @@ TINY = {
     "max_position_embeddings": 64,
     "moe_intermediate_size": 16,
     "num_experts_per_tok": 2,
-    "initializer_range": 0.3,
+    "initializer_range": 0.2,
 }
 QWEN3_MOE = {**TINY, "model_type": "qwen3_moe", "head_dim": 8, "num_experts": 4, "norm_topk_prob": True}
 LATENT = {

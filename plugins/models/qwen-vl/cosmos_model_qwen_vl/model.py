@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from transformers import PreTrainedModel
 
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.policy.mesh.placement import layer_spans
@@ -65,7 +64,7 @@ class QwenVLModel(VisionLanguageModel):
 
     def build(
         self, *, seed: int, dtype: torch.dtype, device: torch.device, layout: Layout | None = None
-    ) -> PreTrainedModel:
+    ) -> torch.nn.Module:
         """Make the module (see `VisionLanguageModel.build`).
 
         Raises:
@@ -108,11 +107,11 @@ class QwenVLModel(VisionLanguageModel):
 
     def embed(self, module: torch.nn.Module, row: Row) -> dict[str, Any]:
         """Embeddings of the tokens, with what is seen in their places, and what deeper layers add to those."""
-        layout = layout_of(module)
-        features = look(module, row.inputs, self.sight.patcher, is_alone=layout is None)
+        features = look(module, row.inputs, self.sight.patcher)
         if features is None:
             return super().embed(module, row)
         embeddings_UD: torch.Tensor = module.get_input_embeddings()(row.tokens_U[None])[0]  # type: ignore[operator]
+        layout = layout_of(module)
         is_split = layout is not None and layout.sequence_parallel and layout.mesh.size("tp") > 1
         group = layout.mesh.group("tp") if layout is not None and is_split else None
         return features.enter(embeddings_UD, row.packing.bounds, group)

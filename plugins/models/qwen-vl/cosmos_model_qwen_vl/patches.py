@@ -74,12 +74,6 @@ class Patcher:
         colours_MCX = patches_MW.unflatten(1, (NUM_COLOURS, -1)).float() * processor.rescale_factor
         return ((colours_MCX - mean_C1) / std_C1).flatten(1)
 
-    def blank(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """The least that the tower takes: uint8 [M, W] patches of one merged patch of nothing, and its grid [1, 3]."""
-        merge, size, depth = (self.processor.merge_size, self.processor.patch_size, self.processor.temporal_patch_size)
-        patches_MW = torch.zeros(merge**2, NUM_COLOURS * depth * size**2, dtype=torch.uint8, device=device)
-        return patches_MW, torch.tensor([[1, merge, merge]], device=device)
-
     def _image(self, still: Still) -> Seen:
         made = self.processor.preprocess([still.image], do_rescale=False, do_normalize=False, return_tensors="np")
         _, height, width = (int(size) for size in made["image_grid_thw"][0])

@@ -13,5 +13,8 @@ def cosmos_model() -> Provider[Model]:
     return Provider(
         create=QwenVLModel,
         options=QwenVLOptions,
-        capabilities=ModelCapabilities(payload_kinds=frozenset({"tokens"})),
+        capabilities=ModelCapabilities(
+            payload_kinds=frozenset({"tokens"}),
+            mesh_axes=frozenset({"pp", "dp_replicate", "dp_shard", "cp", "tp"}),
+        ),
     )

@@ -46,10 +46,7 @@ class Features:
         start, stop = bounds
         here_k = ((self.places_K >= start) & (self.places_K < stop)).nonzero()[:, 0]
         places_k = self.places_K[here_k] - start
-        # Every process that holds the tower takes part in its backward pass, whatever is in its slice.
-        untouched = sum(feature.sum() for feature in (self.first_KD, *self.deeper_KD)) * 0.0
-        seen_kD = self.first_KD[here_k].to(embeddings_UD.dtype)
-        entered_UD = embeddings_UD.index_copy(0, places_k, seen_kD) + untouched.to(embeddings_UD.dtype)
+        entered_UD = embeddings_UD.index_copy(0, places_k, self.first_KD[here_k].to(embeddings_UD.dtype))
         if not self.deeper_KD:
             return {"inputs_embeds": entered_UD[None]}
         deeper_kD = [feature[here_k].to(embeddings_UD.dtype) for feature in self.deeper_KD]
@@ -67,29 +64,21 @@ class Features:
         }
 
 
-def look(module: Any, inputs: Mapping[str, torch.Tensor], patcher: Patcher, *, is_alone: bool) -> Features | None:
-    """Run the vision tower on all images and videos of a row.
-
-    One call for both, and where processes share the tower one call always: each gathers its weights and reduces their
-    gradients with the others. A row without media then shows it one blank patch, which goes nowhere.
+def look(module: Any, inputs: Mapping[str, torch.Tensor], patcher: Patcher) -> Features | None:
+    """Run the vision tower on all images and videos of a row, in one call.
 
     Args:
         module: The model, or its first stage.
         inputs: Of the micro-batch, on the module's device.
         patcher: Normalises patches.
-        is_alone: Whether this process has all of the tower.
 
     Returns:
         None where nothing was shown.
     """
     # Text that is only evaluated (the check of a new model) comes without patches.
-    patches_MW, grids_n3, places_K = (inputs.get(name) for name in (PATCHES, GRIDS, PLACES))
-    if patches_MW is None or grids_n3 is None or places_K is None or not len(patches_MW):
-        if is_alone:
-            return None
-        patches_MW, grids_n3 = patcher.blank(next(module.parameters()).device)
-        places_K = grids_n3.new_zeros(0)
-    output = module.base_model.get_image_features(patcher.normalise(patches_MW), grids_n3, return_dict=True)
+    if PATCHES not in inputs or not len(inputs[PATCHES]):
+        return None
+    output = module.base_model.get_image_features(patcher.normalise(inputs[PATCHES]), inputs[GRIDS], return_dict=True)
     first_KD = torch.cat(tuple(output.pooler_output))
     deeper = tuple(torch.cat(tuple(feature)) for feature in getattr(output, "deepstack_features", None) or ())
-    return Features(places_K=places_K, first_KD=first_KD, deeper_KD=deeper)
+    return Features(places_K=inputs[PLACES], first_KD=first_KD, deeper_KD=deeper)

@@ -112,7 +112,7 @@ def dtypes():
 def test_recomputing_changes_no_bit(kind, recompute):
     plain, again = layouts.build(kind), layouts.build(kind)
     calls = []
-    again.model.layers[0].mlp.register_forward_hook(lambda *_: calls.append(1))
+    again.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
     parallelize(again, Layout(mesh=single(), recompute=recompute), plan_for(again, {}))
     for module in (plain, again):
         layouts.train(module, layouts.tokens())

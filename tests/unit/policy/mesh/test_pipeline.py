@@ -56,7 +56,7 @@ def make_batches(model, number, seed=0):
         return torch.randint(1, 64, (count,), generator=generator).tolist()
 
     payloads = [tokens_payload(draw(3), draw(length)) for length in lengths]
-    packings = (model.pack(payloads, budget=budget, is_uniform=True) for budget in range(11, 200))
+    packings = (model.pack(payloads, budget=budget, multiple=2, is_uniform=True) for budget in range(11, 200))
     batches = next(packed for packed in packings if len(packed) == number)
     assert len({batch.num_decisions for batch in batches}) > 1 or number == 1
     return batches
@@ -107,7 +107,7 @@ def member(config, sizes, schedule, numbers, recompute="none"):
     )
     model, whole = make(config)
     stages = cut(whole, layout)
-    if sizes.get("dp_shard", 1) > 1 or recompute != "none":
+    if mesh.world_size > mesh.size("pp") or recompute != "none":
         for stage in stages:
             parallelize(stage, layout, plan_for(stage, {}))
     module = Stages(stages)
@@ -125,6 +125,7 @@ def check(config, sizes, schedule, numbers=(3,), recompute="none"):
     answers = run_world(math.prod(sizes.values()), member, config, sizes, schedule, numbers, recompute)
     model, whole = make(config)
     num_data = sizes.get("dp_shard", 1)
+    width = math.prod(sizes.values()) // sizes["pp"]
     last_place = 0 if schedule == "zero-bubble" else sizes["pp"] - 1
     for turn, number in enumerate(numbers):
         batches = make_batches(model, number * num_data)
@@ -135,19 +136,19 @@ def check(config, sizes, schedule, numbers=(3,), recompute="none"):
             decided, losses, found = run(Sequential(model, whole), whole, own)
             for name, gradient in found.items():
                 gradients[name] += gradient
-            rank = last_place * num_data + data
+            rank = last_place * width + data * (width // num_data)
             evaluated = answers[rank][turn][0]
             assert len(evaluated) == len(decided)
             for got, wanted in zip(evaluated, decided, strict=True):
                 torch.testing.assert_close(got, wanted, rtol=1e-6, atol=2e-6)
             assert answers[rank][turn][1] == pytest.approx(losses, rel=1e-6, abs=1e-6)
-            for other in range(sizes["pp"] * num_data):
-                if other // num_data != last_place:
+            for other in range(sizes["pp"] * width):
+                if other // width != last_place:
                     assert answers[other][turn][:2] == (None, {})
         # One process of each place in the pipeline: those that differ in data hold the same gradients.
         gathered = {}
         for place in range(sizes["pp"]):
-            for name, gradient in answers[place * num_data][turn][2].items():
+            for name, gradient in answers[place * width][turn][2].items():
                 gathered[name] = gathered.get(name, 0.0) + gradient
         assert gathered.keys() == gradients.keys()
         update(whole)
@@ -176,6 +177,10 @@ def test_sharded_weights(schedule):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_recompute(schedule):
     check(tiny("qwen3", is_tied=False, layers=4), {"pp": 2}, schedule, numbers=(3,), recompute="full")
+
+
+def test_collectives_inside_a_split_backward():
+    check(tiny("qwen3", is_tied=True, layers=4), {"pp": 2, "tp": 2}, "zero-bubble", numbers=(2,))
 
 
 def failing(schedule):

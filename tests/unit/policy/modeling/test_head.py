@@ -1,11 +1,19 @@
 import pytest
 import torch
+import torch.distributed as dist
 
+from cosmos_core.policy.mesh.collectives import copy_to_group
 from cosmos_core.policy.modeling import head
+from cosmos_core.testing.worlds import run_world
 
 
 def evaluate(hidden, weight, targets, **options):
-    settings = {"vocabulary": head.Vocabulary(start=0, size=len(weight)), "temperature": 1.0, "with_entropy": False, **options}
+    settings = {
+        "vocabulary": head.Vocabulary(start=0, size=len(weight)),
+        "temperature": 1.0,
+        "with_entropy": False,
+        **options,
+    }
     return head.evaluate(lambda x: x @ weight.T, hidden, targets, **settings)
 
 
@@ -48,3 +56,43 @@ def test_chunks_change_neither_values_nor_gradients(inputs, monkeypatch):
         torch.autograd.grad(chunked.logprobs_N.square().sum(), (hidden, weight)), expected, strict=True
     ):
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("chunk", [head.CHUNK_ELEMENTS, 12])
+def test_a_split_vocabulary_gives_the_same_on_each_process(chunk):
+    (hidden, weight, targets), scores = draw(), torch.arange(7.0)
+    whole = evaluate(hidden, weight, targets, temperature=0.5, with_entropy=True)
+    expected = torch.autograd.grad((whole.logprobs_N * scores).sum(), (hidden, weight))
+    results = run_world(2, split, chunk)
+    for rank, (logprobs_N, entropy_N, hidden_grad, weight_grad) in enumerate(results):
+        torch.testing.assert_close(logprobs_N, whole.logprobs_N.detach())
+        torch.testing.assert_close(entropy_N, whole.entropy_N)
+        torch.testing.assert_close(hidden_grad, expected[0])
+        torch.testing.assert_close(weight_grad, expected[1][rank * 6 : rank * 6 + 6])
+    assert torch.equal(results[0][0], results[1][0])
+
+
+def draw():
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(7, 5, generator=generator, requires_grad=True)
+    weight = torch.randn(12, 5, generator=generator)
+    # A token that cannot come has no share in the entropy.
+    weight[3] = -1e4 * hidden.detach().mean(0)
+    return hidden, weight.requires_grad_(), torch.randint(4, 12, (7,), generator=generator)
+
+
+def split(chunk):
+    head.CHUNK_ELEMENTS = chunk
+    hidden, weight, targets = draw()
+    group, rank = dist.group.WORLD, dist.get_rank()
+    part = weight.detach()[rank * 6 : rank * 6 + 6].clone().requires_grad_()
+    decided = head.evaluate(
+        lambda each: copy_to_group(each, group) @ part.T,
+        hidden,
+        targets,
+        vocabulary=head.Vocabulary(start=rank * 6, size=6, group=group),
+        temperature=0.5,
+        with_entropy=True,
+    )
+    grads = torch.autograd.grad((decided.logprobs_N * torch.arange(7.0)).sum(), (hidden, part))
+    return decided.logprobs_N.detach(), decided.entropy_N, *grads

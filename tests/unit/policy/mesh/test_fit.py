@@ -1,0 +1,100 @@
+import re
+
+import pytest
+
+from cosmos_core.config.loading import recipe_from
+from cosmos_core.policy.mesh.fit import misfits
+from cosmos_core.protocols import Extent, ModelCapabilities, ModelFacts
+
+ALL = frozenset({"pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"})
+FACTS = ModelFacts(
+    architecture="Tiny",
+    num_parameters=1000,
+    num_layers=6,
+    hidden_size=8,
+    vocab_size=30,
+    tokenizer_size=30,
+    context_length=64,
+    stop_ids=frozenset(),
+    pad_id=0,
+    extents=(
+        Extent(axis="tp", name="attention heads", size=8),
+        Extent(axis="tp", name="key-value heads", size=2, is_shared=True),
+        Extent(axis="cp", name="attention heads", size=8),
+        Extent(axis="ep", name="experts", size=12),
+    ),
+)
+
+
+def found(mesh, *, axes=ALL, facts=FACTS, **policy):
+    recipe = recipe_from(
+        {
+            "run": {"name": "demo", "steps": 1},
+            "model": {"plugin": "hf", "path": "x"},
+            "algorithm": {"plugin": "grpo"},
+            "dataset": {"plugin": "numbers"},
+            "policy": {"prompts_per_step": 64, "mesh": mesh, **policy},
+        }
+    )
+    return misfits(recipe.policy, ModelCapabilities(mesh_axes=axes), facts)
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        {},
+        {"tp": 2, "cp": 3, "dp_shard": 2, "pp": 6},
+        {"tp": 8},  # four processes share a key-value head
+        {"dp_shard": 24, "ep": 6},
+    ],
+)
+def test_what_fits_is_taken(mesh):
+    assert found(mesh, micro_batch_units=8190 if "cp" in mesh else 8192) == []
+
+
+@pytest.mark.parametrize(
+    ("mesh", "policy", "message"),
+    [
+        ({"tp": 3}, {}, r"policy.mesh.tp: 3 does not divide 8 attention heads; tp can be 1, 2, 4 or 8"),
+        ({"dp_shard": 8, "ep": 8}, {}, r"policy.mesh.ep: 8 does not divide 12 experts; ep can be 1, 2, 3, 4, 6 or 12"),
+        ({"pp": 7}, {}, r"policy.mesh.pp: pp = 7 makes 7 stages of 6 layers; pp can be at most 6"),
+        ({"pp": 4}, {"parallel": {"schedule": "interleaved"}}, r"2 stages a process .* 8 stages of 6.*at most 3"),
+        (
+            {"tp": 2, "cp": 3},
+            {"parallel": {"context": "ulysses"}, "micro_batch_units": 6000},
+            r"cp: 3 does not divide the 4 attention heads of each process .*cp can be 1, 2 or 4, or .*gather",
+        ),
+        (
+            {"tp": 2, "cp": 2},
+            {"micro_batch_units": 1001},
+            r"micro_batch_units: 1001 is no multiple of .* = 4.*1000 or 1004",
+        ),
+    ],
+)
+def test_each_refusal_names_the_number_and_what_would_work(mesh, policy, message):
+    problems = found(mesh, **policy)
+    assert any(re.search(message, problem) for problem in problems), problems
+
+
+def test_an_axis_that_is_not_declared_is_refused_first():
+    (problem,) = found({"tp": 3}, axes=frozenset({"dp_shard"}))
+    assert re.search(r"policy.mesh.tp: 3, but the model's plugin does not declare.*can use dp_shard", problem)
+    (problem,) = found({"cp": 2}, axes=frozenset())
+    assert "trains in one process only" in problem
+
+
+def test_an_axis_that_makes_no_sense_is_refused_with_the_models_reason():
+    import attrs
+
+    facts = attrs.evolve(FACTS, impossible={"cp": "its state passes from unit to unit"})
+    (problem,) = found({"cp": 2}, facts=facts)
+    assert re.search(r"policy.mesh.cp: 2, but Tiny cannot be .* over cp: its state passes .*; set cp = 1", problem)
+
+
+@pytest.mark.parametrize("tp", range(2, 10))
+def test_what_is_offered_fits_and_nothing_else_does(tp):
+    fitting = [size for size in range(1, 65) if not [each for each in found({"tp": size}) if "mesh.tp" in each]]
+    for problem in found({"tp": tp}):
+        if "mesh.tp" in problem:
+            assert problem.endswith("tp can be 1, 2, 4 or 8")
+    assert fitting == [1, 2, 4, 8]
