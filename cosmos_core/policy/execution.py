@@ -103,5 +103,5 @@ def make_executor(model: Model, module: torch.nn.Module, mesh: Mesh, schedule: S
         return Sequential(model, module)
     pipelined = cast("PipelinedModel", model)
     layouts = [layout_of(stage) for stage in pipelined.stages(module)]
-    recomputes = any(layout is not None and layout.recompute != "none" for layout in layouts)
-    return Pipeline(pipelined, module, mesh, schedule, splits_backward=not recomputes)
+    is_whole = any(layout is not None and (layout.compile or layout.recompute != "none") for layout in layouts)
+    return Pipeline(pipelined, module, mesh, schedule, splits_backward=not is_whole)

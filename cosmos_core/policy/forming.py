@@ -73,11 +73,14 @@ def bond(args: RoleArgs) -> Bond:
         address=(meeting.host, meeting.lifeline),
         end=args.end,
     )
-    shared = TCPStore(
-        meeting.host, meeting.store, None, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
+    return Bond(
+        line=follower,
+        host=host_of(recipe.control.bind),
+        size=size,
+        rank=args.rank,
+        store=None,
+        shared=_reach(meeting, args.replica, timeout_s),
     )
-    host = host_of(recipe.control.bind)
-    return Bond(line=follower, host=host, size=size, rank=args.rank, store=None, shared=shared)
 
 
 def form_world(args: RoleArgs, bound: Bond, device: torch.device) -> World:
@@ -113,6 +116,22 @@ def _lead(args: RoleArgs, size: int, store: GroupStore) -> LeaderLine:
     meeting = Meeting(session=args.session, host=store.host, lifeline=line.port, store=store.port)
     announce(meeting_file(args.run_dir, args.replica), meeting)
     return line
+
+
+def _reach(meeting: Meeting, replica: str, timeout_s: float) -> TCPStore:
+    try:
+        # RuntimeError is what torch's stores raise on every kind of failure.
+        return TCPStore(
+            meeting.host,
+            meeting.store,
+            None,
+            is_master=False,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+        )
+    except RuntimeError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ReplicaError(f"{replica}: its leader's store at {meeting.host} cannot be reached: {reason}") from error
 
 
 def _bind_gloo(host: str) -> None:

@@ -202,11 +202,14 @@ class UnitRate:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
+        # Shares are balanced, so this process's units are those of each other that has sequences of its own.
+        mesh = trainer.world.mesh
+        self._processes = mesh.size("dp_replicate") * mesh.size("dp_shard")
         self._seen = (time.perf_counter(), 0)
 
     def __call__(self) -> dict[str, float]:
         """The step, and the units a second since the last call."""
-        now, units = time.perf_counter(), self._trainer.num_units
+        now, units = time.perf_counter(), self._trainer.num_units * self._processes
         then, before = self._seen
         self._seen = (now, units)
         return {"step": self._trainer.step, "tokens_per_s": (units - before) / max(now - then, 1e-9)}

@@ -95,7 +95,7 @@ def _idle(recipe: Recipe, stage: Stage, algorithm: AlgorithmCapabilities) -> Ite
     key = "warmup.prompts_per_step" if stage.key == "warmup" else "policy.prompts_per_step"
     yield (
         f"{key}: {stage.prompts_per_step * each} sequences a step cannot be shared among policy.replicas · "
-        f"dp_replicate · dp_shard = {shares} processes; raise it to at least {-(-shares // each)}, or use fewer processes"
+        f"dp_replicate · dp_shard = {shares} processes; raise it to at least {-(-shares // each)}, or use fewer"
     )
 
 

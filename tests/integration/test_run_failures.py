@@ -62,6 +62,23 @@ def test_a_killed_replica_ends_the_run_promptly(cosmos: CommandLine, arithmetic:
     assert (run / "report.html").exists()
 
 
+def test_a_killed_process_of_a_replica_ends_the_run_and_is_named_once(
+    cosmos: CommandLine, arithmetic: Arguments
+) -> None:
+    run = cosmos.folder / "runs" / "broken"
+    process = cosmos.start("run", *arithmetic("broken", *ENDLESS, "policy.mesh.dp_shard=2"))
+    wait_until(is_training(run), process)
+    os.kill(pid_of(run, "policy-0.1"), signal.SIGKILL)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1, output
+    ended = [line for line in output.splitlines() if " ended: " in line]
+    assert len(ended) == 1, output
+    reason = str(summary(run)["reason"])
+    assert "policy-0 rank 1: its process" in reason
+    assert "ended without a word" in reason
+    assert "closed by peer" not in reason
+
+
 def test_a_second_ctrl_c_kills_the_run(cosmos: CommandLine, arithmetic: Arguments) -> None:
     run = cosmos.folder / "runs" / "impatient"
     process = cosmos.start("run", *arithmetic("impatient", *ENDLESS))

@@ -18,8 +18,6 @@ from cosmos_core.config.schema import MeshConfig
 from cosmos_core.policy.mesh.sizes import check_sizes, expert_shards, world_size
 from cosmos_core.protocols import Axis
 
-DENSE: Final = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-
 
 class DeviceMeshes:
     """The arrangements of one replica's processes (see `protocols.Mesh`).
@@ -27,16 +25,23 @@ class DeviceMeshes:
     Args:
         sizes: Processes along each axis.
         rank: This process's number.
-        dense: (pp, dp_replicate, dp_shard, cp, tp); None for a replica of one process.
+        dense: (pp, dp_replicate, fsdp, tp), of which `fsdp` is dp_shard · cp; None for a replica of one process.
+        data: (pp, dp_replicate, dp_shard, cp, tp); None for a replica of one process.
         expert: (pp, dp_replicate, expert_shard, ep); None where `ep` is 1.
     """
 
     def __init__(
-        self, sizes: MeshConfig, rank: int, dense: DeviceMesh | None = None, expert: DeviceMesh | None = None
+        self,
+        sizes: MeshConfig,
+        rank: int,
+        dense: DeviceMesh | None = None,
+        data: DeviceMesh | None = None,
+        expert: DeviceMesh | None = None,
     ) -> None:
         self.sizes: Final = sizes
         self._rank: Final = rank
         self._dense: Final = dense
+        self._data: Final = data
         self._expert: Final = expert
 
     @property
@@ -68,7 +73,8 @@ class DeviceMeshes:
 
     def axis(self, axis: Axis) -> DeviceMesh:
         """The 1-D device mesh of an axis."""
-        mesh = self._expert if axis == "ep" else self._dense
+        # FSDP wants the `tp` axis of its shards to be of the same mesh as its own.
+        mesh = {"ep": self._expert, "dp_shard": self._data, "cp": self._data}.get(axis, self._dense)
         assert mesh is not None, f"the replica has no {axis} axis"
         return mesh[axis]
 
@@ -76,7 +82,6 @@ class DeviceMeshes:
     def weights(self) -> DeviceMesh:
         """Where FSDP shards dense weights: `fsdp` is dp_shard · cp."""
         assert self._dense is not None
-        # Asking for the flattened axis by name comes after `_flatten`, which registers it.
         return self._dense["dp_replicate", "fsdp"] if self.sizes.dp_replicate > 1 else self._dense["fsdp"]
 
     @functools.cached_property
@@ -105,9 +110,17 @@ def form_mesh(sizes: MeshConfig, device_type: str) -> DeviceMeshes:
     check_sizes(sizes, dist.get_world_size() if dist.is_initialized() else 1)
     if world_size(sizes) == 1:
         return single()
-    shape = tuple(getattr(sizes, axis) for axis in DENSE)
-    dense = init_device_mesh(device_type, shape, mesh_dim_names=DENSE)
-    dense["dp_shard", "cp"]._flatten("fsdp")  # noqa: SLF001 - the documented way to join axes
+    ends = sizes.pp, sizes.dp_replicate
+    dense = init_device_mesh(
+        device_type,
+        (*ends, sizes.dp_shard * sizes.cp, sizes.tp),
+        mesh_dim_names=("pp", "dp_replicate", "fsdp", "tp"),
+    )
+    data = init_device_mesh(
+        device_type,
+        (*ends, sizes.dp_shard, sizes.cp, sizes.tp),
+        mesh_dim_names=("pp", "dp_replicate", "dp_shard", "cp", "tp"),
+    )
     expert = None
     if sizes.ep > 1:
         expert = init_device_mesh(
@@ -115,4 +128,4 @@ def form_mesh(sizes: MeshConfig, device_type: str) -> DeviceMeshes:
             (sizes.pp, sizes.dp_replicate, expert_shards(sizes), sizes.ep),
             mesh_dim_names=("pp", "dp_replicate", "expert_shard", "ep"),
         )
-    return DeviceMeshes(sizes, dist.get_rank(), dense, expert)
+    return DeviceMeshes(sizes, dist.get_rank(), dense, data, expert)

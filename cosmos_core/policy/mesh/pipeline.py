@@ -28,8 +28,8 @@ class Pipeline:
         mesh: The processes; those of the default process group.
         schedule: Order of micro-batches in training.
         splits_backward: Whether `zero-bubble` computes the gradients of weights apart from those of activations. A
-            stage that recomputes activations would do so for each of its weights; without the split both are computed
-            at once, and the order of micro-batches stays.
+            stage that recomputes activations would do so for each of its weights, and a compiled layer's backward pass
+            runs once only; without the split both are computed at once, and the order of micro-batches stays.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """torch's pipeline schedules for micro-batches that are no tensors.
 
 A schedule cuts tensors along their first dimension and passes on tensors of one shape, whereas a micro-batch holds
-sequences of many lengths. So what a schedule cuts is a list of numbers, each stage looks its micro-batch up by it, and
-the last stage prices its decisions within its own forward and gives the schedule the loss.
+sequences of many lengths. So a stage is told the number of a micro-batch and looks it up, and the last stage prices its
+decisions within its own forward and gives the schedule the loss.
 
 Deviations: the schedules put the mean of losses and scale gradients for it; here losses are summed. Stages are told the
 shape of what they receive, for torch's own way of finding it runs a forward and a backward pass and then drops
@@ -24,8 +24,10 @@ from cosmos_core.errors import CosmosError
 
 Schedule: TypeAlias = Literal["1f1b", "interleaved", "zero-bubble"]
 
-NUMBER: Final = torch.empty(1, dtype=torch.int64, device="meta")
-"""What the first stage receives: the number of a micro-batch."""
+START: Final = torch.empty(1, dtype=torch.int64, device="meta")
+"""What the first stage receives: nothing that it needs, as torch cuts something for it."""
+LOSS: Final = torch.empty(1, dtype=torch.float32, device="meta", requires_grad=True)
+"""What the last stage gives."""
 
 
 @attrs.frozen(kw_only=True)
@@ -52,8 +54,8 @@ class StageWork:
     Attributes:
         index: Its place in the order of stages.
         module: Its weights; torch looks there for FSDP.
-        forward: Gives what the next stage receives, or of the last stage the loss, from what is received (of the first
-            stage: anything) and the number of the micro-batch.
+        forward: Gives what the next stage receives, or of the last stage the loss (a scalar), from what is received (by
+            the first stage: nothing of use) and the number of the micro-batch.
     """
 
     index: int
@@ -101,11 +103,9 @@ def run_schedule(schedule: Schedule, works: Sequence[StageWork], line: Line, num
             runner = ScheduleInterleaved1F1B(stages, **options)  # type: ignore[arg-type]
         case "zero-bubble":
             runner = ScheduleZBVZeroBubble(stages, **options)  # type: ignore[arg-type]
-    numbers = torch.arange(number)
-    received = (numbers,) if stages[0].is_first else ()
-    target = numbers if stages[-1].is_last else None
+    cuttable = torch.arange(number)
     try:
-        runner.step(*received, target=target, return_outputs=False, number=numbers)
+        runner.step(*((cuttable,) if stages[0].is_first else ()), target=cuttable if stages[-1].is_last else None)
     except RuntimeError as error:
         # torch wraps what a stage raises.
         if isinstance(error.__cause__, CosmosError):
@@ -143,26 +143,34 @@ class _NumberedStage(PipelineStage):
             work.index,
             line.num_stages,
             line.device,
-            input_args=NUMBER if is_first else line.message.like(),
-            output_args=torch.empty((), device="meta", requires_grad=True) if is_last else line.message.like(),
+            input_args=START if is_first else line.message.like(),
+            output_args=LOSS if is_last else line.message.like(),
             group=line.group,
             dw_builder=None if line.splits_backward else _nothing_left,
         )
         self._forward = work.forward
+        self._number = -1
         # Before the first forward torch drops the gradients of FSDP modules.
         self._gradients = [(parameter, parameter.grad) for parameter in work.module.parameters()]
 
-    def forward_maybe_with_nosync(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Note which micro-batch it is."""
+        self._number = fwd_chunk_id
+        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def forward_maybe_with_nosync(self, received: torch.Tensor) -> torch.Tensor:
         """Run the stage in torch's stead."""
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
         self._gradients = []
-        return self._forward(args[0], int(kwargs["number"]))
+        output = self._forward(received, self._number)
+        # torch detaches what the last stage gives, in place, unless it is a view.
+        return output.float().reshape(1).clone() if self.is_last else output
 
 
 def _loss(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    # torch detaches the output and the loss in place, one after the other.
-    return output.clone()
+    # Another tensor than the output: torch detaches both in place.
+    return output.sum()
 
 
 def _nothing_left() -> Callable[[], None]:

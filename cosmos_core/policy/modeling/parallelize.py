@@ -63,7 +63,7 @@ def parallelize(module: PreTrainedModel, layout: Layout, plan: ParallelPlan) -> 
     if layout.compile:
         for each in experts:
             # Rows travel in numbers that differ each time, which a compiled graph would be made anew for.
-            each.forward = torch.compiler.disable(each.forward)
+            each.forward = torch.compiler.disable(each.forward)  # type: ignore[no-untyped-call]
     for layer in layers.values():
         recompute_layer(layer, layout.recompute)
         if layout.compile:

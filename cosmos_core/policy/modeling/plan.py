@@ -36,7 +36,8 @@ ROWS: Final = frozenset(
 LATENT: Final = frozenset({"kv_a_proj_with_mqa"})
 WHOLE: Final = frozenset({"q_a_proj", "q_a_layernorm", "kv_a_layernorm"})
 """Maps of a latent that every head reads: their results are shared."""
-HEAD_NORMS: Final = frozenset({"q_norm", "k_norm", "q_layernorm", "k_layernorm"})
+HEAD_NORMS: Final = frozenset({"q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_layernorm", "key_layernorm"})
+ACTIVATIONS: Final = frozenset({"act_fn", "act", "activation_fn", "activation"})
 KEYS_AND_VALUES: Final = frozenset({"k_proj", "v_proj", "key", "value", "wk", "wv"})
 QUERIES: Final = frozenset({"q_proj", "query", "wq", "q_b_proj"})
 
@@ -97,7 +98,7 @@ def plan_for(module: PreTrainedModel, overrides: Mapping[str, str]) -> ParallelP
     own = _own_plan(module, prefix, named)
     planned = {pattern.rpartition(".")[0] for pattern in own}
     tensor = {**_named_plan(module, prefix, planned), **own}
-    tensor |= _head_norms(named, tensor)
+    tensor |= _between(named, tensor)
     for name in list(named) + [f"{name}.{key}" for name, child in named.items() for key in own_parameters(child)]:
         pattern = pattern_of(name)
         for end, style in overrides.items():
@@ -135,7 +136,8 @@ def _named_plan(module: PreTrainedModel, prefix: str, planned: set[str]) -> dict
             continue
         is_layer = f"{pattern}." == prefix
         known = linear if is_layer else children.keys()
-        extra = known - COLUMNS - ROWS - LATENT - WHOLE - HEAD_NORMS
+        extra = known - COLUMNS - ROWS - LATENT - WHOLE - HEAD_NORMS - ACTIVATIONS
+        extra |= {key for key in known & HEAD_NORMS if _is_wide(block, key, module)}
         own = {} if is_layer else own_parameters(block)
         if extra or any(not _is_per_head(value, module) for value in own.values()):
             refused.add(pattern)
@@ -152,15 +154,31 @@ def _named_style(name: str) -> Style:
     return "mla_kv_a_proj" if name in LATENT else "replicate"
 
 
-def _head_norms(named: Mapping[str, nn.Module], tensor: Mapping[str, Style]) -> dict[str, Style]:
-    """Norms of single heads, of which a process has some: their parameters' gradients are partial."""
+def _between(named: Mapping[str, nn.Module], tensor: Mapping[str, Style]) -> dict[str, Style]:
+    """Parameters between column-wise and row-wise layers: norms of heads, and activations that learn.
+
+    A process applies them to its part, so that the gradients of those that all parts share are partial.
+    """
     found: dict[str, Style] = {}
     for name, child in named.items():
         parent, _, last = pattern_of(name).rpartition(".")
-        is_split = any(tensor.get(f"{parent}.{query}") == "colwise" for query in QUERIES)
-        if last in HEAD_NORMS and is_split and own_parameters(child):
-            found[pattern_of(name)] = "summed"
+        own = own_parameters(child)
+        if (
+            own
+            and last in HEAD_NORMS | ACTIVATIONS
+            and any(tensor.get(f"{parent}.{key}") == "colwise" for key in COLUMNS)
+        ):
+            has_row_each = last in HEAD_NORMS and all(value.dim() > 1 for value in own.values())
+            found[pattern_of(name)] = "heads" if has_row_each else "summed"
     return found
+
+
+def _is_wide(block: nn.Module, name: str, module: PreTrainedModel) -> bool:
+    """Whether a norm in a block spans several heads at once, so that no process could compute it alone."""
+    config = module.config.get_text_config()
+    head_dim = getattr(block, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    own = own_parameters(getattr(block, name)).values()
+    return any(value.dim() == 1 and value.numel() > head_dim for value in own)
 
 
 def _is_per_head(parameter: nn.Parameter, module: PreTrainedModel) -> bool:

@@ -144,6 +144,13 @@ def _drop_inputs(stage: PreTrainedModel, decoder: nn.Module) -> None:
             is_beside = parent is not decoder and child is not decoder and any(True for _ in child.parameters())
             if child is embedding or is_beside:
                 setattr(parent, name, None)
+    # Models with a tower raise where the embedding is missing, and then deny their output layer, too.
+    for each in (stage, stage.base_model, decoder):
+        each.__dict__["get_input_embeddings"] = _no_embedding
+
+
+def _no_embedding() -> None:
+    """What a stage that takes hidden states embeds tokens with."""
 
 
 def _layers(decoder: nn.Module) -> nn.ModuleList:

@@ -4,7 +4,8 @@ import torch
 from cosmos_core.policy.execution import Sequential, make_executor
 from cosmos_core.policy.mesh.mesh import single
 from cosmos_core.policy.mesh.pipeline import Pipeline
-from cosmos_core.protocols import Decided, MicroBatch
+from cosmos_core.policy.modeling.rooted import root
+from cosmos_core.protocols import Decided, Layout, MicroBatch
 
 
 class Line:
@@ -54,16 +55,24 @@ def test_gradients_are_added_to_those_there_are(module):
     assert held.item() == 5.0 + 3.0 + 2.0
 
 
-def test_a_pipeline_is_run_by_its_own_executor(module, monkeypatch):
-    class Mesh:
-        def size(self, axis):
-            return 2
+class PipeMesh:
+    def size(self, axis):
+        return 2
 
-    class Staged(Line):
-        def stages(self, module):
-            return [module]
 
+class Staged(Line):
+    def stages(self, module):
+        return [module]
+
+
+@pytest.mark.parametrize(
+    ("options", "splits_backward"),
+    [(None, True), ({}, True), ({"recompute": "selective"}, False), ({"compile": True}, False)],
+)
+def test_a_pipeline_is_run_by_its_own_executor(module, monkeypatch, options, splits_backward):
     made = []
-    monkeypatch.setattr(Pipeline, "__init__", lambda self, *args, **options: made.append((args[3], options)))
-    assert isinstance(make_executor(Staged(), module, Mesh(), "zero-bubble"), Pipeline)
-    assert made == [("zero-bubble", {"splits_backward": True})]
+    monkeypatch.setattr(Pipeline, "__init__", lambda self, *args, **named: made.append((args[3], named)))
+    if options is not None:
+        root(module, Layout(mesh=PipeMesh(), **options))
+    assert isinstance(make_executor(Staged(), module, PipeMesh(), "zero-bubble"), Pipeline)
+    assert made == [("zero-bubble", {"splits_backward": splits_backward})]

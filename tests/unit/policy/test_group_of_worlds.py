@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import torch
 
 from cosmos_core.policy.group import GradientGroupError, GroupStore, form_group, solo
+from cosmos_core.policy.transfer import transfer_state
 
 CPU = torch.device("cpu")
 
@@ -134,6 +136,29 @@ def test_a_group_is_formed_by_every_process_or_by_none():
     assert "another process of this replica could not join" in outcomes[0, 0]
     assert "interrupted while members were awaited" in outcomes[1, 1]
     assert "another process of this replica could not join" in outcomes[1, 0]
+
+
+class FakeTrainer:
+    """This process's part of a state: as many tensors as its rank has."""
+
+    def __init__(self, replica, rank):
+        self.step, self.nonfinite_steps, self.stage = 5 * replica, replica, SimpleNamespace(index=replica)
+        self.tensors = {f"{rank}.{index}": torch.full((2,), 10.0 * rank + replica) for index in range(1 + rank)}
+
+    def state(self):
+        return self.tensors
+
+
+def test_each_process_takes_the_state_of_its_rank():
+    def work(replica, rank, group):
+        trainer = FakeTrainer(replica, rank)
+        begun = []
+        transfer_state(trainer, group, 1, begun.append)
+        return trainer.step, trainer.nonfinite_steps, begun, [each.tolist() for each in trainer.tensors.values()]
+
+    for (replica, rank), (step, nonfinite_steps, begun, tensors) in replicas(work).items():
+        assert (step, nonfinite_steps, begun) == (5, 1, [] if replica else [1])
+        assert tensors == [[10.0 * rank + 1.0] * 2] * (1 + rank)
 
 
 def test_the_only_member_shares_what_its_leader_says():

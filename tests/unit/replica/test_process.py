@@ -192,3 +192,41 @@ def test_the_command_line_is_checked(start):
 def test_it_imports_no_torch():
     code = "import sys, cosmos_core.replica.process, cosmos_core.transport.payloads; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_process_of_several_knows_its_replica(start, run_dir):
+    process = start(
+        "assert (args.name, args.replica, args.rank, args.session) == ('policy-1.2', 'policy-1', 2, 's')",
+        *["--name", "policy-1.2", "--rank", "2", "--session", "s"],
+    )
+    _, printed = process.communicate(timeout=20)
+    assert (process.returncode, printed) == (0, "")
+    assert (run_dir / "logs" / "policy-1.2.jsonl").exists()
+
+
+def test_a_failing_process_of_several_waits_for_nothing_that_is_left(start):
+    """The interpreter would wait for the thread, as it does for one that is inside a collective."""
+    process = start(
+        """
+        threading.Thread(target=time.sleep, args=(60,)).start()
+        raise EngineError('x')
+        """,
+        *["--session", "s"],
+    )
+    _, printed = process.communicate(timeout=8)
+    assert (process.returncode, printed) == (1, "rollout-0: ERROR: x\n")
+
+
+def test_the_end_of_another_process_ends_this_one_and_is_reported(start, peer):
+    process = start("""
+        args.connect(endpoints={})
+        threading.Thread(target=args.end, args=("policy-0 rank 3: boom",)).start()
+        import ctypes; ctypes.CDLL(None).pause()
+    """)
+    peer.expect(Hello, 20)
+    peer.send(Welcome(term=1, acknowledged=0))
+    (data,) = peer.expect(Reports).reports
+    assert REPORT.decode(data) == Failed(reason="policy-0 rank 3: boom")
+    peer.send(Acknowledged(term=1, acknowledged=1))
+    _, printed = process.communicate(timeout=5)
+    assert (process.returncode, printed) == (1, "rollout-0: ERROR: policy-0 rank 3: boom\n")

@@ -89,6 +89,8 @@ class Rows:
             raise DataError("rows.jsonl line 13: no prompt")
         if index >= 100:
             raise IndexError(f"{split} has no row {index}")
+        if index == 14:
+            return Prompt(text="p", media=("a.png",))
         return Prompt(text="p" * index, reference=split)
 
 
@@ -214,6 +216,7 @@ def test_a_dropped_group_keeps_no_payload(rig):
     ("row", "reason", "detail"),
     [
         (13, "bad_row", "line 13"),
+        (14, "bad_row", "images or videos, which the engine does not take"),
         (100, "bad_row", "no row 100"),
         (0, "bad_row", "the prompt is empty"),
         (41, "prompt_too_long", "prompt of 41 .* of up to 10 .* context length of 50"),

@@ -135,3 +135,27 @@ def test_prompts_with_media_need_an_engine_that_takes_them():
     (found,) = check({}, measured=measured)
     assert "takes prompts of text only, and 3 of 64 train rows of dataset 'numbers' show images or videos" in found
     assert check({}, measured=measured, engine=EngineCapabilities(media=True)) == []
+
+
+def test_processes_that_no_sequence_is_left_for_are_refused():
+    axes = ModelCapabilities(mesh_axes=frozenset({"dp_shard"}))
+    policy = {"prompts_per_step": 4, "mesh": {"dp_shard": 32}}
+    (idle,) = check({"policy": policy, "rollout": {**RECIPE["rollout"], "group_size": 4}, "warmup": None}, model=axes)
+    assert idle.startswith("policy.prompts_per_step: 16 sequences a step cannot be shared")
+    assert "= 32 processes; raise it to at least 8" in idle
+    assert (
+        check(
+            {
+                "policy": {**policy, "prompts_per_step": 8},
+                "rollout": {**RECIPE["rollout"], "group_size": 4},
+                "warmup": None,
+            },
+            model=axes,
+        )
+        == []
+    )
+
+
+def test_a_mesh_that_does_not_fit_the_model_is_refused():
+    (problem,) = check({"policy": {"mesh": {"tp": 2}}})
+    assert problem.startswith("policy.mesh.tp: 2, but the model's plugin does not declare")

@@ -71,8 +71,9 @@ class Patcher:
             torch.tensor(values, device=patches_MW.device)[:, None]
             for values in (processor.image_mean, processor.image_std)
         )
-        colours_MCX = patches_MW.unflatten(1, (NUM_COLOURS, -1)).float() * processor.rescale_factor
-        return ((colours_MCX - mean_C1) / std_C1).flatten(1)
+        colours_MCX = patches_MW.reshape(len(patches_MW), NUM_COLOURS, -1).float() * float(processor.rescale_factor)
+        normal_MCX: torch.Tensor = (colours_MCX - mean_C1) / std_C1
+        return normal_MCX.flatten(1)
 
     def _image(self, still: Still) -> Seen:
         made = self.processor.preprocess([still.image], do_rescale=False, do_normalize=False, return_tensors="np")

@@ -5,7 +5,15 @@ from typing import Any
 import attrs
 import torch
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, DeepseekV3Config, LlamaConfig, OPTConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    ApertusConfig,
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    LlamaConfig,
+    OPTConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from cosmos_core.config.schema import MeshConfig
 from cosmos_core.policy.mesh.mesh import form_mesh
@@ -46,6 +54,8 @@ def config_of(kind: str, **changes: Any):
     base = {**BASE, **changes}
     if kind == "llama":
         return LlamaConfig(**base)
+    if kind == "apertus":  # its activation learns
+        return ApertusConfig(**base, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
     if kind == "qwen3":
         return Qwen3Config(head_dim=8, **base)
     if kind == "qwen3_moe":

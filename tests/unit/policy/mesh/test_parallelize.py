@@ -56,6 +56,7 @@ def check(found, loss=1e-6, gradient=1e-5):
         ("qwen3", BOTH, {}, TIED),
         ("qwen3", BOTH, {"reshard_after_forward": False, "recompute": "selective"}, {"attention_bias": True}),
         ("opt", TP, {}, {}),
+        ("apertus", TP, {}, {}),
         ("qwen3_moe", TP, {}, {}),
         ("qwen3_moe", {"dp_shard": 2, "ep": 2}, {}, {}),
         ("qwen3_moe", {**BOTH, "ep": 4}, {}, {}),

@@ -70,6 +70,8 @@ def part_equals_whole(family, changes, path, sizes):
     config = config_of(family, **changes)
     whole = build_whole(blueprint(config, path))
     part = build_part(blueprint(config, path), Layout(mesh=form_mesh(MeshConfig(**sizes), "cpu")))
+    # A tied tensor stays one parameter, also before FSDP has put its shards anywhere.
+    assert dict(part.named_parameters()).keys() <= dict(whole.named_parameters()).keys()
     tensors = {**dict(whole.named_buffers()), **whole.state_dict()}
     for name, share in all_held(dict(part.named_buffers()) | part.state_dict()).items():
         assert torch.equal(share.tensor, tensors[name][share.index]), name
