@@ -9,6 +9,7 @@ from typing import Final
 import attrs
 
 from cosmos_core.config.order import row_of
+from cosmos_core.controller import evaluation
 from cosmos_core.controller.ledger import Finished, is_scored
 from cosmos_core.controller.state import Replica, RunningStep, State
 from cosmos_core.transport.messages import GroupFailed, GroupFinished, GroupRef, Lease, StepFailed, TrainOrder
@@ -177,6 +178,7 @@ def _order(state: State, groups: Sequence[Finished]) -> None:
         groups=tuple(_reference(group) for group in groups),
         shares=balanced(weights, len(generation.order.members)),
         publish=state.settings.publishes(state.step + 1),
+        measures=evaluation.unmeasured(state, state.step + 1),
     )
     state.running = RunningStep(order=order, generation=generation.order.generation)
     state.touch("policy")

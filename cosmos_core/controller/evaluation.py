@@ -1,4 +1,8 @@
-"""Evaluations: when one is due, its leases, its results."""
+"""Evaluations: when one is due, its leases, its results.
+
+Completions are made and scored by rollout replicas, beside training. Where there are none, policy replicas measure the
+loss of held-out demonstrations as part of a step.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,8 @@ from typing import Final
 
 from cosmos_core.controller.ledger import is_scored
 from cosmos_core.controller.records import EvaluationRecord, HeldOutCompletion
-from cosmos_core.controller.state import Evaluation, HeldOutResult, Replica, State
-from cosmos_core.transport.messages import GroupFinished, Lease, SampleReport
+from cosmos_core.controller.state import Evaluation, HeldOutResult, Replica, RunningStep, State
+from cosmos_core.transport.messages import GroupFinished, HeldOutLoss, Lease, SampleReport
 from cosmos_core.types import SampleStatus
 
 _KEPT_COMPLETIONS: Final = 8
@@ -20,6 +24,27 @@ def schedule(state: State) -> None:
         return
     rows = list(range(state.settings.evaluation_prompts))
     state.pending.append(Evaluation(version=version, queued=rows[::-1]))
+
+
+def unmeasured(state: State, step: int) -> tuple[int, ...]:
+    """Versions whose held-out loss the members of `step` shall measure: its result, and its start if that is lacking.
+
+    That of the start is lacking before the first step, and where a group broke after the step before.
+    """
+    known = {done.version for done in state.evaluations[-2:]}
+    return tuple(version for version in (step - 1, step) if state.settings.measures(version) and version not in known)
+
+
+def record_losses(state: State, running: RunningStep) -> None:
+    """Take in what the members of a step that is done have measured; say what they could not."""
+    for found in running.heldout:
+        for row, reason in found.dropped:
+            state.status_details[f"held-out {reason}"] = f"row {row}"
+        if found.num_rows:
+            state.evaluations.append(_loss_record(found))
+    measured = {found.version for found in running.heldout if found.num_rows}
+    for version in sorted(set(running.order.measures) - measured):
+        state.status_details["evaluation"] = f"the held-out loss at step {version} was not measured"
 
 
 def grant(state: State, replica: Replica) -> None:
@@ -92,6 +117,20 @@ def _settle(state: State, lease: Lease, result: HeldOutResult) -> None:
     if len(evaluation.results) == state.settings.evaluation_prompts:
         state.pending.remove(evaluation)
         state.evaluations.append(_record(evaluation))
+
+
+def _loss_record(found: HeldOutLoss) -> EvaluationRecord:
+    return EvaluationRecord(
+        version=found.version,
+        accuracy=None,
+        reward=None,
+        num_prompts=found.num_rows + len(found.dropped),
+        num_unscored=len(found.dropped),
+        num_truncated=0,
+        completions=(),
+        loss=found.loss,
+        num_units=found.num_units,
+    )
 
 
 def _record(evaluation: Evaluation) -> EvaluationRecord:

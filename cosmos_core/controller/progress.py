@@ -29,6 +29,7 @@ def on_step_done(state: State, replica: Replica, report: StepDone) -> bool:
     running.skipped = running.skipped or report.skipped
     running.metrics = running.metrics or report.metrics
     running.dropped.update(report.dropped)
+    running.heldout = running.heldout or report.heldout
     if generation is None or generation.order.generation != running.generation:
         return False
     return running.done.issuperset(generation.order.members)
@@ -52,6 +53,7 @@ def finish_step(state: State) -> None:
         state.publish = state.step
     claim.drop_stale(state)
     evaluation.schedule(state)
+    evaluation.record_losses(state, running)
     if state.settings.saves(state.step):
         state.checkpoints.ordered = state.step
     state.marks[state.step] = tuple(ledger.mark() for ledger in state.ledgers)
@@ -96,7 +98,7 @@ def on_not_saved(state: State, report: CheckpointFailed) -> None:
 def best_checkpoint(state: State) -> int | None:
     """The saved step with the best evaluation, the latest of equals; None if none of them was evaluated."""
     evaluated = [done for done in state.evaluations if done.version in state.checkpoints.saved]
-    best = max(evaluated, key=lambda done: (done.accuracy, done.version), default=None)
+    best = max(evaluated, key=lambda done: (done.merit, done.version), default=None)
     return best.version if best is not None else None
 
 

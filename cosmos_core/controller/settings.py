@@ -66,6 +66,7 @@ class Settings:
         evaluation_interval: Main steps between evaluations; 0 evaluates only before and after.
         checkpoint_interval: Steps between checkpoints; 0 saves only at the end and on a stop.
         rewards: Names of the rewards, the one that accuracy is read from first.
+        heldout_rows: Held-out demonstrations whose loss is measured where no completion is scored; 0 never measures.
     """
 
     run_id: str
@@ -83,6 +84,7 @@ class Settings:
     evaluation_interval: int
     checkpoint_interval: int
     rewards: tuple[str, ...]
+    heldout_rows: int = 0
 
     @property
     def last_step(self) -> int:
@@ -102,12 +104,12 @@ class Settings:
         return len(self.stages) - 1
 
     def evaluates(self, version: int) -> bool:
-        """Whether an evaluation is due at these weights."""
-        if not self.evaluation_prompts or version < self.main.first_version:
-            return False
-        done = version - self.main.first_version
-        on_schedule = self.evaluation_interval > 0 and done % self.evaluation_interval == 0
-        return done == 0 or version == self.last_step or on_schedule
+        """Whether an evaluation by completions is due at these weights."""
+        return self.evaluation_prompts > 0 and self._looks_at(version)
+
+    def measures(self, version: int) -> bool:
+        """Whether the held-out loss is due at these weights."""
+        return self.heldout_rows > 0 and self._looks_at(version)
 
     def publishes(self, version: int) -> bool:
         """Whether rollout replicas need these weights."""
@@ -122,6 +124,13 @@ class Settings:
         """Whether a checkpoint is due after this step."""
         on_schedule = self.checkpoint_interval > 0 and step % self.checkpoint_interval == 0
         return step == self.last_step or on_schedule
+
+    def _looks_at(self, version: int) -> bool:
+        if version < self.main.first_version:
+            return False
+        done = version - self.main.first_version
+        on_schedule = self.evaluation_interval > 0 and done % self.evaluation_interval == 0
+        return done == 0 or version == self.last_step or on_schedule
 
 
 def settings_of(job: Job) -> Settings:
@@ -147,6 +156,7 @@ def settings_of(job: Job) -> Settings:
         evaluation_interval=recipe.evaluation.interval,
         checkpoint_interval=recipe.policy.checkpoint.interval,
         rewards=tuple(reward.plugin for reward in recipe.reward),
+        heldout_rows=job.num_evaluation_prompts if not job.uses_rollouts else 0,
     )
     _validate(settings)
     return settings

@@ -7,7 +7,7 @@ import attrs
 from cosmos_core.controller.ledger import Finished, Ledger, LedgerMark
 from cosmos_core.controller.records import EvaluationRecord, HeldOutCompletion, StepRecord
 from cosmos_core.controller.settings import Settings, StageSettings
-from cosmos_core.transport.messages import GenerationOrder, Lease, Role, TrainOrder
+from cosmos_core.transport.messages import GenerationOrder, HeldOutLoss, Lease, Role, TrainOrder
 
 
 @attrs.define(kw_only=True)
@@ -58,6 +58,7 @@ class RunningStep:
     skipped: bool = False
     metrics: dict[str, float] = attrs.field(factory=dict)
     dropped: dict[int, str] = attrs.field(factory=dict)
+    heldout: tuple[HeldOutLoss, ...] = ()
 
 
 @attrs.define(kw_only=True)

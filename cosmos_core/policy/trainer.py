@@ -24,6 +24,7 @@ from cosmos_core.policy.meter import Meter, Stopwatch
 from cosmos_core.policy.objective import Known, know, price
 from cosmos_core.policy.optimizer import AdamW
 from cosmos_core.policy.schedule import learning_rate
+from cosmos_core.policy.tallies import Tallies
 from cosmos_core.policy.ties import Ties
 from cosmos_core.policy.world import World
 from cosmos_core.protocols import Algorithm, Decided, MicroBatch, Model
@@ -92,6 +93,7 @@ class Trainer:
         self._policy = policy
         self._executor: Executor = make_executor(model, module, world.mesh, policy.parallel.schedule)
         self._ties = Ties.of(module, world)
+        self._tallies = Tallies(model, module, world.mesh)
         self._gradients = GradientBuffer(
             dict(module.named_parameters()),
             processes=world.size // world.mesh.size("pp"),
@@ -144,6 +146,7 @@ class Trainer:
             prepared = self._prepare(share, totals)
         # Whatever a step that broke off left behind is forgotten here.
         self._gradients.zero()
+        self._tallies.zero()
         measures = Measures()
         with watch("forward_backward_s"), self._compute_precision():
             self._accumulate(prepared, measures)
@@ -151,6 +154,7 @@ class Trainer:
             self._gradients.collect()
             self._ties.sum(self._gradients)
             group.sum(self._gradients.flat)
+            self._tallies.sum(group)
         with watch("optimizer_s"):
             return self._apply(measures.meter())
 
@@ -187,8 +191,12 @@ class Trainer:
                 measures.take(total.detach(), decided, priced, known, version=self.step)
             return total
 
+        weighed = [
+            attrs.evolve(batch, weights_N=known.weights_N.cpu())
+            for batch, known in zip(prepared.batches, prepared.known, strict=False)
+        ]
         self._executor.train(
-            prepared.batches,
+            [*weighed, *prepared.batches[prepared.num_real :]],
             temperature=self._temperature,
             with_entropy=self._algorithm.needs_entropy,
             loss=loss,
@@ -212,6 +220,8 @@ class Trainer:
         if is_finite:
             self._gradients.clip(norm, self.stage.optimizer.clip_norm)
             self._optimizer.step(lr)
+            for name, value in self._tallies.act().items():
+                meter.peak(name, value)
             self.nonfinite_steps = 0
         else:
             self.nonfinite_steps += 1

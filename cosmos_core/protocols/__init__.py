@@ -29,6 +29,7 @@ from cosmos_core.protocols.facts import Compute, Extent, Kept, ModelFacts, Model
 from cosmos_core.protocols.hooks import PROJECT, RunInfo, hookimpl, hookspec
 from cosmos_core.protocols.layout import Axis, ContextMethod, Float8, Layout, Lora, Mesh, Recompute
 from cosmos_core.protocols.model import (
+    AfterStep,
     Decided,
     MicroBatch,
     Model,
@@ -44,6 +45,7 @@ __all__ = [
     "KINDS",
     "PROJECT",
     "PROTOCOL_VERSIONS",
+    "AfterStep",
     "Aggregation",
     "Algorithm",
     "AlgorithmCapabilities",

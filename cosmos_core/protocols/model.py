@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
 
@@ -206,4 +206,24 @@ class PipelinedModel(Model, Protocol):
         with_entropy: bool = False,
     ) -> Decided:
         """Run the last stage (see `decide`)."""
+        ...
+
+
+@runtime_checkable
+class AfterStep(Protocol):
+    """A model that counts what its forwards did in a step, and acts on it once the step is applied.
+
+    Optional, beside `Model`. It counts in forwards of micro-batches that have `weights_N`.
+    """
+
+    def tallies(self, module: torch.nn.Module) -> Sequence[torch.Tensor]:
+        """The counts, float32, of the parts of the module that this process holds; overwritten with their sums.
+
+        They are zeroed before the first forward of a step and summed over every process that has other sequences, or
+        another slice of them, before `after_step`.
+        """
+        ...
+
+    def after_step(self, module: torch.nn.Module) -> Mapping[str, float]:
+        """Act on the sums, alike on every process that holds the same part; metrics to report."""
         ...

@@ -17,6 +17,7 @@ from cosmos_core.transport.messages import (
     GenerationOrder,
     GroupFailed,
     GroupFinished,
+    HeldOutLoss,
     Lease,
     PolicyDirective,
     Report,
@@ -147,6 +148,10 @@ class FakePolicy:
             generation=generation.generation,
             skipped=False,
             metrics={} if rank else {"loss": 1.0 / order.step},
+            heldout=tuple(
+                HeldOutLoss(version=version, loss=1.0 / (version + 1), num_units=9, num_rows=3)
+                for version in order.measures
+            ),
         )
         return [done, self._publish()] if order.publish else [done]
 

@@ -107,6 +107,21 @@ class GenerationFailed:
 
 
 @attrs.frozen(kw_only=True)
+class HeldOutLoss:
+    """What the first held-out demonstrations cost at one weight version, the same on every member."""
+
+    version: int
+    loss: float
+    """Mean of minus the log-probability over all of their decisions."""
+    num_units: int
+    """Those decisions."""
+    num_rows: int
+    """Demonstrations that were measured."""
+    dropped: tuple[tuple[int, str], ...] = ()
+    """Those that could not be: (row, reason)."""
+
+
+@attrs.frozen(kw_only=True)
 class StepDone:
     """The step is applied on this replica. `metrics` are of the whole batch on the group's rank 0, else empty."""
 
@@ -117,7 +132,9 @@ class StepDone:
     """Whether the gradient was not finite, so that the weights stayed as they were."""
     metrics: dict[str, float]
     dropped: tuple[tuple[int, str], ...] = ()
-    """Demonstrations of this replica's share that could not be used: (position, reason)."""
+    """Demonstrations of the batch that could not be used: (position, reason)."""
+    heldout: tuple[HeldOutLoss, ...] = ()
+    """What `TrainOrder.measures` asked for; less where the group broke after the step was applied."""
 
 
 @attrs.frozen(kw_only=True)
@@ -290,7 +307,10 @@ class GroupRef:
 
 @attrs.frozen(kw_only=True)
 class TrainOrder:
-    """Train one step. All members get the same `groups`; `shares[i]` are indices of the groups of member i."""
+    """Train one step. All members get the same `groups`; `shares[i]` are indices of the groups of member i.
+
+    Members share demonstrations by their lengths, which nobody knows before they are read.
+    """
 
     step: int
     """The step that results: weights of `step - 1` become those of `step`."""
@@ -301,6 +321,8 @@ class TrainOrder:
     shares: tuple[tuple[int, ...], ...]
     publish: bool
     """Whether to publish the resulting weights."""
+    measures: tuple[int, ...] = ()
+    """Weight versions, of `step - 1` and `step`, whose held-out loss is wanted."""
 
 
 @attrs.frozen(kw_only=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from cosmos_core.policy.modeling.huggingface import HuggingFaceModel, HuggingFaceOptions
-from cosmos_core.protocols import Model, ModelCapabilities, Provider, hookimpl
+from cosmos_core.protocols import Axis, Model, ModelCapabilities, Provider, hookimpl
 
 
 @hookimpl
@@ -12,5 +14,9 @@ def cosmos_model() -> Provider[Model]:
     return Provider(
         create=HuggingFaceModel,
         options=HuggingFaceOptions,
-        capabilities=ModelCapabilities(payload_kinds=frozenset({"tokens"})),
+        capabilities=ModelCapabilities(
+            payload_kinds=frozenset({"tokens"}),
+            # Those that a model cannot use are refused by its facts.
+            mesh_axes=frozenset(get_args(Axis)),
+        ),
     )

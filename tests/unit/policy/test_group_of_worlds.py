@@ -45,7 +45,7 @@ class ThreadWorld:
         return found
 
 
-def replicas(work, *, interrupted=lambda replica: False, absent=(), timeout_s=10.0):
+def replicas(work, *, interrupted=lambda replica: False, absent=(), failed=lambda: None):
     """Run `work(replica, rank, group)` on each process of both; what it returns or raises, by (replica, rank)."""
     store = GroupStore("127.0.0.1")
     shared = [Shared(2), Shared(2)]
@@ -63,11 +63,12 @@ def replicas(work, *, interrupted=lambda replica: False, absent=(), timeout_s=10
                 host="127.0.0.1",
                 device=CPU,
                 interrupted=lambda: interrupted(replica),
-                timeout_s=1.0 if place in absent else timeout_s,
+                timeout_s=1.0 if place in absent else 20.0,
                 world=ThreadWorld(rank, shared[replica]),
             )
             return work(replica, rank, group)
         except GradientGroupError as error:
+            failed()
             return str(error)
 
     places = [(replica, rank) for replica in range(2) for rank in range(2)]
@@ -126,12 +127,12 @@ def test_a_rank_whose_own_group_is_fine_learns_that_another_broke():
 
 def test_a_group_is_formed_by_every_process_or_by_none():
     has_failed = threading.Event()
-
-    def interrupted(replica):
-        return replica == 1 and has_failed.wait(2.0)
-
-    threading.Timer(1.5, has_failed.set).start()
-    outcomes = replicas(lambda *_: "formed", absent={(0, 1)}, interrupted=interrupted)
+    outcomes = replicas(
+        lambda *_: "formed",
+        absent={(0, 1)},
+        interrupted=lambda replica: replica == 1 and has_failed.is_set(),
+        failed=has_failed.set,
+    )
     assert "cannot join at tcp://127.0.0.1:1" in outcomes[0, 1]
     assert "another process of this replica could not join" in outcomes[0, 0]
     assert "interrupted while members were awaited" in outcomes[1, 1]
