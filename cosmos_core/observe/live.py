@@ -28,7 +28,8 @@ class Progress:
         stage: Name of the running stage's algorithm.
         reward: Mean reward of the newest steps.
         accuracy: Held-out accuracy, newest.
-        accuracy_step: Weight version of that accuracy.
+        heldout_loss: Loss of held-out demonstrations, newest.
+        evaluated_step: Weight version of that accuracy, or loss.
         staleness: Mean staleness of the newest steps.
         policy_units_per_s: Units that the policy pool trains on.
         rollout_units_per_s: Units that the rollout pool generates.
@@ -46,7 +47,8 @@ class Progress:
     elapsed_s: float
     reward: float | None = None
     accuracy: float | None = None
-    accuracy_step: int | None = None
+    heldout_loss: float | None = None
+    evaluated_step: int | None = None
     staleness: float | None = None
     policy_units_per_s: float | None = None
     rollout_units_per_s: float | None = None
@@ -104,14 +106,14 @@ class PlainView:
         self._console: Final = console
         self._interval_s: Final = interval_s
         self._shown_at = float("-inf")
-        self._accuracy_step: int | None = None
+        self._evaluated_step: int | None = None
 
     def show(self, progress: Progress) -> None:
         """Print a line if it is time."""
         now = time.monotonic()
-        is_new = progress.accuracy_step != self._accuracy_step
+        is_new = progress.evaluated_step != self._evaluated_step
         if is_new or now - self._shown_at >= self._interval_s:
-            self._shown_at, self._accuracy_step = now, progress.accuracy_step
+            self._shown_at, self._evaluated_step = now, progress.evaluated_step
             self.say(line(progress))
 
     def say(self, message: str) -> None:
@@ -153,7 +155,9 @@ def facts(progress: Progress) -> list[tuple[str, str]]:
     if progress.reward is not None:
         found.append(("reward", f"{progress.reward:.3f}"))
     if progress.accuracy is not None:
-        found.append(("held-out", f"{progress.accuracy:.3f} @{progress.accuracy_step}"))
+        found.append(("held-out", f"{progress.accuracy:.3f} @{progress.evaluated_step}"))
+    if progress.heldout_loss is not None:
+        found.append(("held-out loss", f"{progress.heldout_loss:.4f} @{progress.evaluated_step}"))
     if progress.staleness is not None:
         found.append(("staleness", f"{progress.staleness:.2f}"))
     if progress.policy_units_per_s is not None:

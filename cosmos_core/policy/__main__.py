@@ -73,7 +73,11 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
             host=bound.host,
             orders=orders,
             trainer=trainer,
-            runner=StepRunner(trainer=trainer, reader=make_reader(job, plugins, trainer, payloads)),
+            runner=StepRunner(
+                trainer=trainer,
+                reader=make_reader(job, plugins, trainer, payloads),
+                num_heldout=job.num_evaluation_prompts,
+            ),
             publications=Publications(publisher, DTYPES[recipe.rollout.precision], orders.report, open_channel()),
             saver=CheckpointSaver(job.checkpoints, recipe.policy.checkpoint.keep, orders.report, open_channel()),
             begin_stage=begin_stage,

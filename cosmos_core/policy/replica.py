@@ -12,6 +12,7 @@ from typing import Final
 
 import attrs
 
+from cosmos_core.policy.adapters import published_tensors
 from cosmos_core.policy.checkpoint import Place
 from cosmos_core.policy.group import GradientGroup, GradientGroupError, form_group
 from cosmos_core.policy.orders import Orders
@@ -28,7 +29,6 @@ from cosmos_core.transport.messages import (
     StepDone,
     TrainOrder,
 )
-from cosmos_core.weights.shards import canonical_tensors
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class PolicyReplica:
             self._parts.saver.save(self._trainer.state(), place)
 
     def _publish(self) -> None:
-        self._parts.publications.publish(self._trainer.step, canonical_tensors(self._trainer.module))
+        self._parts.publications.publish(self._trainer.step, published_tensors(self._trainer.module))
 
     def _join(self, order: GenerationOrder) -> None:
         """Become a member of a generation, once; older ones and ones that failed are over."""

@@ -1,7 +1,8 @@
 """Getting hold of a step's sequences: payloads from the sample plane, or rows of the dataset.
 
-A replica's share is shared again among its processes, by units. Processes that work on the same sequences (`pp`, `cp`
-and `tp`) read the same ones.
+A replica's share of rollouts is shared again among its processes, by units. The lengths of demonstrations are known
+only once they are read: every process of every replica reads some, all learn all lengths, and each takes what makes
+the work even. Processes that work on the same sequences (`pp`, `cp` and `tp`) read the same ones.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from cosmos_core.policy.batch import (
     rollout_sequences,
     wanted_samples,
 )
+from cosmos_core.policy.group import GradientGroup
 from cosmos_core.policy.world import World
-from cosmos_core.protocols import Algorithm, Dataset, Model
-from cosmos_core.transport.messages import GroupRef, TrainOrder
+from cosmos_core.protocols import Algorithm, Dataset, Mesh, Model, Split
+from cosmos_core.transport.messages import TrainOrder
 from cosmos_core.transport.payloads import PayloadClient
 from cosmos_core.types import Payload
 
@@ -39,6 +41,15 @@ _LOG: Final = logging.getLogger(__name__)
 
 TOO_LONG: Final = "prompt_too_long"
 BAD_ROW: Final = "bad_row"
+
+
+@attrs.frozen(kw_only=True)
+class _Row:
+    """A demonstration: where it is, and the number that it is reported under."""
+
+    split: Split
+    row: int
+    name: int
 
 
 @attrs.frozen(kw_only=True)
@@ -68,18 +79,25 @@ class ShareReader:
     longest: int
     world: World
 
-    def read(self, order: TrainOrder, rank: int, algorithm: Algorithm) -> Share:
-        """This process's part of the share of the replica of this rank.
+    def read(self, order: TrainOrder, group: GradientGroup, algorithm: Algorithm) -> Share:
+        """This process's part of a step's batch.
+
+        Args:
+            order: The step.
+            group: Those that share it; all of their processes call this.
+            algorithm: Gives rollouts their advantages.
 
         Raises:
+            GradientGroupError: The group broke.
             MissingPayloadsError: Payloads could not be fetched.
         """
-        indices = order.shares[rank]
         if order.groups and not order.groups[0].endpoint:
-            return self._demonstrations([order.groups[index] for index in indices])
-        wanted = wanted_samples(algorithm, order.groups, indices)
+            rows = [_Row(split="train", row=each.row, name=each.position) for each in order.groups]
+            return self._demonstrations(rows, group)
+        wanted = wanted_samples(algorithm, order.groups, order.shares[group.rank])
         trained = needed(algorithm, wanted)
-        mine, filler = self._mine([item.sample.num_prompt_units + item.sample.num_units for item in trained])
+        lengths = [item.sample.num_prompt_units + item.sample.num_units for item in trained]
+        mine, filler = self._mine(balanced(lengths, data_size(self.world.mesh)), lengths, first=0)
         sequences = self._fetched([trained[index] for index in (*mine, *filler)])
         return Share(
             sequences=sequences[: len(mine)],
@@ -87,12 +105,30 @@ class ShareReader:
             filler=sequences[-1] if filler else None,
         )
 
-    def _mine(self, lengths: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Indices of this process's sequences, and that of a filler if it has none where others have some."""
+    def heldout(self, number: int, group: GradientGroup) -> Share:
+        """This process's part of the first held-out demonstrations, shared by all processes of the group.
+
+        Args:
+            number: How many.
+            group: Those that share them; all of their processes call this.
+
+        Raises:
+            GradientGroupError: The group broke.
+        """
+        return self._demonstrations([_Row(split="heldout", row=row, name=row) for row in range(number)], group)
+
+    def _mine(
+        self, shares: Sequence[tuple[int, ...]], lengths: Sequence[int], *, first: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Indices of this process's sequences, and that of a filler if it has none where others have some.
+
+        Args:
+            shares: Indices of each process that has sequences of its own.
+            lengths: Units of each sequence.
+            first: Place in `shares` of the first process of this replica.
+        """
         mesh = self.world.mesh
-        shares = mesh.size("dp_replicate") * mesh.size("dp_shard")
-        place = mesh.place("dp_replicate") * mesh.size("dp_shard") + mesh.place("dp_shard")
-        mine = balanced(lengths, shares)[place]
+        mine = shares[first + mesh.place("dp_replicate") * mesh.size("dp_shard") + mesh.place("dp_shard")]
         if mine or not lengths:
             return mine, ()
         return (), (min(range(len(lengths)), key=lambda index: lengths[index]),)
@@ -105,52 +141,64 @@ class ShareReader:
             raise MissingPayloadsError([lease for some in leases.values() for lease in some], str(error)) from error
         return rollout_sequences(trained, held)
 
-    def _demonstrations(self, groups: Sequence[GroupRef]) -> Share:
+    def _demonstrations(self, rows: Sequence[_Row], group: GradientGroup) -> Share:
         """Every process encodes some rows, all learn their lengths, then each encodes those that are its own."""
         encoded: dict[int, Payload] = {}
-        reads: dict[int, _Read] = {}
-        for index in range(self.world.rank, len(groups), self.world.size):
-            reads[index] = self._encode(groups[index].row, encoded, index)
-        reads = self._exchange(reads)
-        good = [index for index in range(len(groups)) if not reads[index].reason]
-        mine, filler = self._mine([reads[index].prompt + reads[index].completion for index in good])
-        sequences = [self._sequence(groups[good[place]].row, encoded, good[place]) for place in (*mine, *filler)]
+        first, each = group.rank * self.world.size + self.world.rank, group.size * self.world.size
+        reads = {index: self._encode(rows[index], encoded, index) for index in range(first, len(rows), each)}
+        reads = self._exchange(reads, group)
+        good = [index for index in range(len(rows)) if not reads[index].reason]
+        lengths = [reads[index].prompt + reads[index].completion for index in good]
+        size = data_size(self.world.mesh)
+        shares = balanced(lengths, group.size * size)
+        mine, filler = self._mine(shares, lengths, first=group.rank * size)
+        sequences = [self._sequence(rows[good[place]], encoded, good[place]) for place in (*mine, *filler)]
+        own = [reads[good[place]] for share in shares[group.rank * size :][:size] for place in share]
         return Share(
             sequences=tuple(sequences[: len(mine)]),
             counts=Counts(
-                sequences=len(good),
-                decisions=sum(reads[index].completion for index in good),
-                prompt_units=sum(reads[index].prompt for index in good),
-                trained=len(good),
+                sequences=len(own),
+                decisions=sum(read.completion for read in own),
+                prompt_units=sum(read.prompt for read in own),
+                trained=len(own),
             ),
             filler=sequences[-1] if filler else None,
-            dropped=tuple(
-                (groups[index].position, read.reason) for index, read in sorted(reads.items()) if read.reason
-            ),
+            dropped=tuple((rows[index].name, read.reason) for index, read in sorted(reads.items()) if read.reason),
         )
 
-    def _exchange(self, reads: dict[int, _Read]) -> dict[int, _Read]:
-        """What all processes of the replica read."""
+    def _exchange(self, reads: dict[int, _Read], group: GradientGroup) -> dict[int, _Read]:
+        """What all processes of all replicas read."""
         own = json.dumps([(index, attrs.asdict(read)) for index, read in reads.items()]).encode()
-        answers = [json.loads(data) for data in self.world.exchange(own)]
-        return {index: _Read(**read) for answer in answers for index, read in answer}
+        replica = json.dumps([pair for data in self.world.exchange(own) for pair in json.loads(data)]).encode()
+        return {index: _Read(**read) for data in group.exchange(replica) for index, read in json.loads(data)}
 
-    def _encode(self, row: int, encoded: dict[int, Payload], index: int) -> _Read:
+    def _encode(self, row: _Row, encoded: dict[int, Payload], index: int) -> _Read:
         assert self.dataset is not None, "a stage of demonstrations has a dataset"
         try:
-            payload = self.model.encode_demonstration(self.dataset.row("train", row))
+            payload = self.model.encode_demonstration(self.dataset.row(row.split, row.row))
         except DataError as error:
-            _LOG.warning("row %d: %s", row, error)
+            _LOG.warning("%s row %d: %s", row.split, row.row, error)
             return _Read(reason=BAD_ROW)
         prompt, completion = (payload.arrays[name].shape[0] for name in ("prompt", "completion"))
         if prompt + completion > self.longest:
-            _LOG.warning("row %d: %d units are more than the %d that fit", row, prompt + completion, self.longest)
+            _LOG.warning(
+                "%s row %d: %d units are more than the %d that fit",
+                row.split,
+                row.row,
+                prompt + completion,
+                self.longest,
+            )
             return _Read(reason=TOO_LONG)
         encoded[index] = payload
         return _Read(prompt=prompt, completion=completion)
 
-    def _sequence(self, row: int, encoded: dict[int, Payload], index: int) -> TrainSequence:
+    def _sequence(self, row: _Row, encoded: dict[int, Payload], index: int) -> TrainSequence:
         if index not in encoded:
             assert self.dataset is not None
-            encoded[index] = self.model.encode_demonstration(self.dataset.row("train", row))
+            encoded[index] = self.model.encode_demonstration(self.dataset.row(row.split, row.row))
         return TrainSequence(payload=encoded[index], advantage=1.0)
+
+
+def data_size(mesh: Mesh) -> int:
+    """Processes of a replica that have sequences of their own."""
+    return mesh.size("dp_replicate") * mesh.size("dp_shard")

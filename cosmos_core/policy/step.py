@@ -11,11 +11,12 @@ import attrs
 
 from cosmos_core.policy.batch import Counts, MissingPayloadsError, Share
 from cosmos_core.policy.group import GradientGroup, GradientGroupError
+from cosmos_core.policy.heldout import HeldOut
 from cosmos_core.policy.meter import Meter, Stopwatch
 from cosmos_core.policy.share import ShareReader
 from cosmos_core.policy.trainer import Trainer
 from cosmos_core.policy.world import World
-from cosmos_core.transport.messages import StepDone, StepFailed, TrainOrder
+from cosmos_core.transport.messages import HeldOutLoss, StepDone, StepFailed, TrainOrder
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -27,10 +28,12 @@ class StepRunner:
     Attributes:
         trainer: This replica's weights.
         reader: Where its shares come from.
+        num_heldout: Held-out demonstrations whose loss an order may ask for.
     """
 
     trainer: Trainer
     reader: ShareReader
+    num_heldout: int = 0
 
     def run(
         self, order: TrainOrder, group: GradientGroup, publish: Callable[[], None], wait_s: float
@@ -54,7 +57,7 @@ class StepRunner:
         reason = ""
         with watch("fetch_s"):
             try:
-                share = self.reader.read(order, group.rank, self.trainer.algorithm)
+                share = self.reader.read(order, group, self.trainer.algorithm)
             except MissingPayloadsError as error:
                 missing, reason = error.leases, str(error)
         totals, lost, problem = _agree(self.trainer.world, group, share.counts, missing, reason)
@@ -62,9 +65,14 @@ class StepRunner:
             return StepFailed(
                 step=order.step, attempt=order.attempt, generation=group.generation, missing=lost, reason=problem
             )
+        heldout = self._measured(order, group, watch)
         applied = self.trainer.train(share, totals, group, watch)
         with watch("publish_s"):
             publish()
+        try:
+            heldout += self._measured(order, group, watch)
+        except GradientGroupError as error:
+            _LOG.warning("the held-out loss at step %d was not measured: %s", order.step, error)
         _describe(applied.meter, totals, applied.skipped, watch)
         metrics = _merge(applied.meter, self.trainer.world, group)
         return StepDone(
@@ -74,7 +82,15 @@ class StepRunner:
             skipped=applied.skipped,
             metrics=metrics if group.rank == 0 else {},
             dropped=share.dropped,
+            heldout=heldout,
         )
+
+    def _measured(self, order: TrainOrder, group: GradientGroup, watch: Stopwatch) -> tuple[HeldOutLoss, ...]:
+        """The held-out loss of the present weights, if the order asks for it."""
+        if self.trainer.step not in order.measures:
+            return ()
+        with watch("heldout_s"):
+            return (HeldOut(trainer=self.trainer, reader=self.reader, num_rows=self.num_heldout).measure(group),)
 
 
 def _agree(

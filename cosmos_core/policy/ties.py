@@ -37,7 +37,7 @@ class Ties:
         mesh = world.mesh
         if mesh.size("pp") == 1:
             return cls(world=world, partners={})
-        own = [mesh.place("pp"), [name for name, _ in module.named_parameters()]]
+        own = [mesh.place("pp"), [name for name, each in module.named_parameters() if each.requires_grad]]
         holders: dict[str, set[int]] = defaultdict(set)
         for answer in world.exchange(json.dumps(own).encode()):
             place, names = json.loads(answer)

@@ -15,6 +15,7 @@ import torch
 from cosmos_core.config.schema import PolicyConfig
 from cosmos_core.config.stages import Stage
 from cosmos_core.errors import TrainingError
+from cosmos_core.policy.adapters import trained_tensors
 from cosmos_core.policy.batch import Counts, Share
 from cosmos_core.policy.execution import Executor, make_executor
 from cosmos_core.policy.gradients import GradientBuffer
@@ -28,7 +29,6 @@ from cosmos_core.policy.tallies import Tallies
 from cosmos_core.policy.ties import Ties
 from cosmos_core.policy.world import World
 from cosmos_core.protocols import Algorithm, Decided, MicroBatch, Model
-from cosmos_core.weights.shards import canonical_tensors
 
 
 @attrs.frozen(kw_only=True)
@@ -125,7 +125,7 @@ class Trainer:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Every tensor that training goes on from, by flat name, in a fixed order; no copies."""
-        tensors = {f"model.{name}": tensor for name, tensor in canonical_tensors(self.module).items()}
+        tensors = {f"model.{name}": tensor for name, tensor in trained_tensors(self.module).items()}
         tensors.update({f"optimizer.{name}": tensor for name, tensor in self._optimizer.state().items()})
         return tensors
 
@@ -158,8 +158,35 @@ class Trainer:
         with watch("optimizer_s"):
             return self._apply(measures.meter())
 
+    def measure(self, share: Share) -> float:
+        """Evaluate demonstrations without learning from them.
+
+        Args:
+            share: This process's sequences.
+
+        Returns:
+            Minus the sum of their decisions' log-probabilities; 0 where another process of the replica has them, too.
+        """
+        batches, num_real = self._pack(share)
+        if not batches:
+            return 0.0
+        with self._compute_precision():
+            decided = self._executor.evaluate(batches, temperature=1.0)
+        if decided is None or not self._is_measured:
+            return 0.0
+        return -sum(float(each.logprobs_N.double().sum()) for each in decided[:num_real])
+
     def _prepare(self, share: Share, totals: Counts) -> Prepared:
-        """Pack, and bring every process to the same number of micro-batches: they meet in each forward."""
+        batches, num_real = self._pack(share)
+        known = [know(self._algorithm, batch, share.sequences, totals, self.device) for batch in batches[:num_real]]
+        return Prepared(batches=batches, known=known, num_real=num_real)
+
+    def _pack(self, share: Share) -> tuple[list[MicroBatch], int]:
+        """Pack, and bring every process to the same number of micro-batches: they meet in each forward.
+
+        Returns:
+            The micro-batches, and how many of them, the first, are real.
+        """
         mesh = self.world.mesh
         sequences = share.sequences or tuple(filter(None, [share.filler]))
         batches = self.model.pack(
@@ -172,14 +199,16 @@ class Trainer:
         number = self.world.most(len(batches))
         if number > len(batches):
             batches += [min(batches, key=lambda batch: batch.num_units)] * (number - len(batches))
-        known = [know(self._algorithm, batch, sequences, totals, self.device) for batch in batches[:num_real]]
-        return Prepared(batches=batches, known=known, num_real=num_real)
+        return batches, num_real
+
+    @property
+    def _is_measured(self) -> bool:
+        """Whether this process measures: of those that share sequences, and so their decisions, one does."""
+        return self.world.mesh.place("cp") == 0 and self.world.mesh.place("tp") == 0
 
     def _accumulate(self, prepared: Prepared, measures: Measures) -> None:
         # Every old log-prob is taken before the first backward: they are of the step's starting weights.
         olds = self._old_logprobs(prepared)
-        # Processes that share sequences all have their decisions: one of them measures.
-        is_measured = self.world.mesh.place("cp") == 0 and self.world.mesh.place("tp") == 0
 
         def loss(index: int, decided: Decided) -> torch.Tensor:
             if index >= prepared.num_real:
@@ -187,7 +216,7 @@ class Trainer:
             known = prepared.known[index]
             priced = price(self._algorithm, decided, known, olds[index])
             total = torch.dot(priced.loss_N, known.weights_N)
-            if is_measured:
+            if self._is_measured:
                 measures.take(total.detach(), decided, priced, known, version=self.step)
             return total
 

@@ -33,6 +33,8 @@ class Measured:
         shortest_prompt: Units of the shortest prompt.
         longest_prompt: Units of the longest prompt.
         num_with_media: Those that show images or videos.
+        num_heldout: First held-out rows looked at; none where nothing is evaluated.
+        num_heldout_demonstrations: Those with a demonstration.
     """
 
     num_rows: int
@@ -40,6 +42,8 @@ class Measured:
     shortest_prompt: int
     longest_prompt: int
     num_with_media: int = 0
+    num_heldout: int = 0
+    num_heldout_demonstrations: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -106,6 +110,13 @@ def _data(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield (
             f"evaluation.interval: {recipe.evaluation.interval}, but dataset {name!r} has no held-out rows; "
             "give it some, or set evaluation.prompts = 0"
+        )
+    measured = parts.measured
+    if not recipe.reward and measured.num_heldout and not measured.num_heldout_demonstrations:
+        yield (
+            f"evaluation.prompts: without rewards, the loss of held-out demonstrations is what is evaluated, but none "
+            f"of the first {measured.num_heldout} held-out rows of dataset {name!r} has one; map a field to them in "
+            "[dataset.options], or set evaluation.prompts = 0"
         )
 
 

@@ -12,15 +12,19 @@ import torch
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
+from cosmos_core.config.schema import PolicyConfig
 from cosmos_core.controller.journal import replay
 from cosmos_core.controller.progress import best_checkpoint
 from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.plugin.roles import load_model
 from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.policy.adapters import trained_tensors
 from cosmos_core.policy.checkpoint import completed, path_of
+from cosmos_core.policy.layout import layout_of
 from cosmos_core.policy.reading import load_shares
+from cosmos_core.policy.world import single_world
+from cosmos_core.protocols import Layout
 from cosmos_core.weights.held import held
-from cosmos_core.weights.shards import canonical_tensors
 
 _MARK: Final = "config.json"
 
@@ -30,7 +34,7 @@ def export_run(run: Path, *, step: str, output: Path | None) -> tuple[int, Path]
 
     Args:
         run: The run's folder.
-        step: A number, `best` (by held-out accuracy) or `latest`.
+        step: A number, `best` (by held-out accuracy or loss) or `latest`.
         output: Where to; `export` in the run's folder if None. An export that is there is replaced.
 
     Returns:
@@ -48,7 +52,8 @@ def export_run(run: Path, *, step: str, output: Path | None) -> tuple[int, Path]
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     torch.set_num_threads(job.recipe.launch.threads)
     model = load_model(job, PluginSet.load([("model", job.recipe.model.plugin)]))
-    module = model.build(seed=job.recipe.run.seed, dtype=torch.float32, device=torch.device("cpu"))
+    layout = _adapted(job.recipe.policy)
+    module = model.build(seed=job.recipe.run.seed, dtype=torch.float32, device=torch.device("cpu"), layout=layout)
     load_weights(module, path_of(job.checkpoints, chosen))
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
@@ -94,7 +99,14 @@ def load_weights(module: torch.nn.Module, path: str) -> None:
     Raises:
         CheckpointError: The checkpoint is damaged, or of another model.
     """
-    load_shares(path, {f"model.{name}": held(tensor) for name, tensor in canonical_tensors(module).items()})
+    load_shares(path, {f"model.{name}": held(tensor) for name, tensor in trained_tensors(module).items()})
+
+
+def _adapted(policy: PolicyConfig) -> Layout | None:
+    """A layout of one process with the adapters of a run, whose checkpoints have them; None for one without."""
+    if policy.lora is None:
+        return None
+    return layout_of(PolicyConfig(lora=policy.lora), single_world().mesh, "cpu")
 
 
 def _best(job: Job, steps: list[int]) -> int:

@@ -221,11 +221,14 @@ def step_metrics(step: StepRecord) -> dict[str, float]:
 
 def evaluation_metrics(evaluation: EvaluationRecord) -> dict[str, float]:
     """Everything about an evaluation as numbers, for trackers."""
-    metrics: dict[str, float] = {
-        "heldout/accuracy": evaluation.accuracy,
-        "heldout/unscored": evaluation.num_unscored,
-        "heldout/truncated": evaluation.num_truncated,
-    }
+    metrics: dict[str, float] = {"heldout/unscored": evaluation.num_unscored}
+    if evaluation.accuracy is not None:
+        metrics["heldout/accuracy"] = evaluation.accuracy
+        metrics["heldout/truncated"] = evaluation.num_truncated
+    if evaluation.loss is not None and evaluation.perplexity is not None:
+        metrics["heldout/loss"] = evaluation.loss
+        metrics["heldout/perplexity"] = evaluation.perplexity
+        metrics["heldout/units"] = evaluation.num_units
     if evaluation.reward is not None:
         metrics["heldout/reward"] = evaluation.reward
     return metrics

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -83,14 +83,15 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
     facts = tuple(
         StageFacts(source=algorithm.source, min_group_size=algorithm.min_group_size) for _, algorithm in parts.stages
     )
-    num_evaluated = min(recipe.evaluation.prompts, sizes["heldout"]) if recipe.reward else 0
+    num_evaluated = min(recipe.evaluation.prompts, sizes["heldout"])
+    scores = num_evaluated > 0 and bool(recipe.reward)
     planned = attrs.evolve(
         job,
         directory=Path(recipe.run.output_dir) / recipe.run.name,
         num_train_rows=sizes["train"],
         num_heldout_rows=sizes["heldout"],
         num_evaluation_prompts=num_evaluated,
-        uses_rollouts=num_evaluated > 0 or any(stage.source == "rollouts" for stage in facts),
+        uses_rollouts=scores or any(stage.source == "rollouts" for stage in facts),
         stages=facts,
     )
     return Plan(job=planned, plugins=plugins, dataset=dataset, parts=parts, assets=job.assets)
@@ -166,13 +167,15 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
         engine=plugins.provider("engine", recipe.rollout.engine.plugin).capabilities if uses_engine else None,
         num_train_rows=sizes["train"],
         num_heldout_rows=sizes["heldout"],
-        measured=_measure(model, dataset, sizes["train"]),
+        measured=_measure(model, dataset, sizes, recipe.evaluation.prompts),
     )
 
 
-def _measure(model: Model, dataset: Dataset, num_rows: int) -> Measured:
-    """Look at some rows, spread over the split; unusable ones are passed over, as in the run."""
+def _measure(model: Model, dataset: Dataset, sizes: Mapping[Split, int], num_evaluated: int) -> Measured:
+    """Look at some rows, spread over the train split; unusable ones are passed over, as in the run."""
+    num_rows = sizes["train"]
     count = min(num_rows, _MEASURED_PROMPTS)
+    num_heldout = min(num_evaluated, sizes["heldout"], _MEASURED_PROMPTS)
     lengths: list[int] = []
     demonstrations = shown = 0
     for index in range(count):
@@ -191,7 +194,16 @@ def _measure(model: Model, dataset: Dataset, num_rows: int) -> Measured:
         shortest_prompt=min(lengths, default=0),
         longest_prompt=max(lengths, default=0),
         num_with_media=shown,
+        num_heldout=num_heldout,
+        num_heldout_demonstrations=sum(_has_demonstration(dataset, index) for index in range(num_heldout)),
     )
+
+
+def _has_demonstration(dataset: Dataset, index: int) -> bool:
+    try:
+        return dataset.row("heldout", index).demonstration is not None
+    except DataError:
+        return False
 
 
 def _corpus(dataset: Dataset, num_rows: int) -> Iterator[str]:

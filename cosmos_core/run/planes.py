@@ -15,6 +15,7 @@ _POLICY: Final[Mapping[str, tuple[str, ...]]] = {
     "sample fetch": ("fetch_s",),
     "gradient exchange": ("reduce_s",),
     "weight publish": ("publish_s",),
+    "held-out loss": ("heldout_s",),
     "waiting for samples": ("wait_s",),
 }
 """Activity to the step metrics that it is the sum of; of several replicas, a metric is the slowest one's."""

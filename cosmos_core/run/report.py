@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -78,6 +79,10 @@ def _tiles(summary: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     if summary["heldout_accuracy_before"] is not None:
         yield tile(f"{summary['heldout_accuracy_before']:.3f}", "held-out accuracy before")
         yield tile(f"{summary['heldout_accuracy_after']:.3f}", "held-out accuracy after")
+    if summary["heldout_loss_after"] is not None and summary["heldout_loss_before"] is not None:
+        yield tile(f"{summary['heldout_loss_before']:.4f}", "held-out loss before")
+        yield tile(f"{summary['heldout_loss_after']:.4f}", "held-out loss after")
+        yield tile(f"{summary['heldout_perplexity_after']:.3f}", "held-out perplexity after")
     yield tile(f"{summary['steps']} / {summary['planned_steps'] or '?'}", "steps")
     yield tile(clock(summary["wall_s"]), "wall time")
     if summary["samples"]["generated"]:
@@ -96,7 +101,7 @@ def _plots(job: Job, follower: Follower) -> Iterator[tuple[str, str]]:
     steps = follower.steps
     rewarded = [timed for timed in steps if timed.record.reward is not None]
     reward = [(float(timed.record.step), timed.record.reward or 0.0) for timed in rewarded]
-    accuracy = [(float(timed.record.version), timed.record.accuracy) for timed in follower.evaluations]
+    accuracy = _heldout(follower, "accuracy")
     learning = [Series(label="reward", points=reward), Series(label="held-out accuracy", points=accuracy, marked=True)]
     yield "Learning", plot("learning", learning, x_label="step", y_label="reward, accuracy")
     mean = [(float(timed.record.step), timed.record.staleness_mean) for timed in rewarded]
@@ -104,11 +109,17 @@ def _plots(job: Job, follower: Follower) -> Iterator[tuple[str, str]]:
     staleness = [Series(label="mean", points=mean), Series(label="max", points=peak)]
     yield "Staleness", plot("staleness", staleness, x_label="step", y_label="steps")
     yield "Throughput", plot("throughput", _throughput(follower), x_label="seconds", y_label="tokens/s")
-    loss = [Series(label="loss", points=_metric(steps, "loss"))]
+    heldout = Series(label="held-out loss", points=_heldout(follower, "loss"), marked=True)
+    loss = [Series(label="loss", points=_metric(steps, "loss")), heldout]
     yield "Loss", plot("loss", loss, x_label="step", y_label="loss", boundary=boundary)
     norm = [Series(label="gradient norm", points=_metric(steps, "grad_norm", positive=True))]
     title = "Gradient norm"
     yield title, plot("norm", norm, x_label="step", y_label="norm", boundary=boundary, logarithmic=True)
+
+
+def _heldout(follower: Follower, name: str) -> list[tuple[float, float]]:
+    found = ((float(timed.record.version), getattr(timed.record, name)) for timed in follower.evaluations)
+    return [(version, value) for version, value in found if value is not None and math.isfinite(value)]
 
 
 def _metric(steps: list[TimedStep], name: str, *, positive: bool = False) -> list[tuple[float, float]]:

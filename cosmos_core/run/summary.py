@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.stages import stages
+from cosmos_core.controller.records import EvaluationRecord
 from cosmos_core.controller.state import State
 from cosmos_core.observe.live import clock
 from cosmos_core.run.folder import REPORT, SUMMARY
@@ -52,9 +54,8 @@ def summarise(
         "steps": state.step if state else 0,
         "planned_steps": state.settings.last_step if state else None,
         "wall_s": round(wall_s, 3),
-        "heldout_accuracy_before": evaluations[0].accuracy if evaluations else None,
-        "heldout_accuracy_after": evaluations[-1].accuracy if evaluations else None,
-        "evaluations": [{"step": each.version, "accuracy": each.accuracy} for each in evaluations],
+        **_heldout(evaluations),
+        "evaluations": [_evaluation(each) for each in evaluations],
         "samples": _samples(state, ending),
         "prompts": _prompts(state),
         "tokens_per_s": _tokens_per_s(follower),
@@ -68,6 +69,33 @@ def summarise(
         else {},
         "problems": dict(sorted(state.status_details.items())) if state else {},
     }
+
+
+def _heldout(evaluations: Sequence[EvaluationRecord]) -> dict[str, float | None]:
+    """The first and the last evaluation; the figures of the other kind of evaluation are None."""
+    found: dict[str, float | None] = {}
+    for name in ("accuracy", "loss", "perplexity"):
+        for when, place in (("before", 0), ("after", -1)):
+            found[f"heldout_{name}_{when}"] = _written(getattr(evaluations[place], name)) if evaluations else None
+    return found
+
+
+def _evaluation(record: EvaluationRecord) -> dict[str, float | None]:
+    if record.loss is None:
+        return {"step": record.version, "accuracy": record.accuracy}
+    return {
+        "step": record.version,
+        "loss": _written(record.loss),
+        "perplexity": _written(record.perplexity),
+        "units": record.num_units,
+        "rows": record.num_prompts - record.num_unscored,
+        "unusable": record.num_unscored,
+    }
+
+
+def _written(value: float | None) -> float | None:
+    """A number that JSON can hold; a loss that is none is absent."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _samples(state: State | None, ending: Ending) -> dict[str, Any]:
@@ -103,7 +131,7 @@ def _tokens_per_s(follower: Follower) -> dict[str, float | None]:
     trained = sum(trained_units(timed.record) for timed in main[1:])
     marks = [mark for mark in follower.marks if first <= mark.time <= last]
     generated = None
-    if len(marks) > 1 and marks[-1].time > marks[0].time:
+    if len(marks) > 1 and marks[-1].time > marks[0].time and state.settings.num_rollouts:
         # A resumed run has a gap between its sessions; only what lies within them counts.
         pairs = [(a, b) for a, b in itertools.pairwise(marks) if _same_session(follower, a.time, b.time)]
         passed = sum(b.time - a.time for a, b in pairs)
@@ -164,6 +192,11 @@ def _figures(summary: Mapping[str, Any]) -> Table:
     before, after = summary["heldout_accuracy_before"], summary["heldout_accuracy_after"]
     if before is not None:
         table.add_row("held-out accuracy", f"{before:.3f} before → {after:.3f} after")
+    before, after = summary["heldout_loss_before"], summary["heldout_loss_after"]
+    if before is not None and after is not None:
+        perplexity = summary["heldout_perplexity_after"]
+        table.add_row("held-out loss", f"{before:.4f} before → {after:.4f} after (perplexity {perplexity:.3f})")
+        table.add_row("held-out", _of_what(summary["evaluations"][-1]))
     samples = summary["samples"]
     if samples["generated"]:
         dropped = ", ".join(f"{count} {reason}" for reason, count in samples["dropped"].items()) or "none"
@@ -182,6 +215,11 @@ def _figures(summary: Mapping[str, Any]) -> Table:
     for status, why in summary["problems"].items():
         table.add_row(f"example of {status}", why)
     return table
+
+
+def _of_what(evaluation: Mapping[str, Any]) -> str:
+    unusable = f", {evaluation['unusable']} unusable" if evaluation["unusable"] else ""
+    return f"{evaluation['rows']:,} demonstrations, {evaluation['units']:,} tokens{unusable}"
 
 
 def _planes_table(pools: Mapping[str, Mapping[str, float]]) -> Table:

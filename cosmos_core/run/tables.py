@@ -160,11 +160,8 @@ def _gpus(needed: int) -> str:
 def _evaluation(plan: Plan) -> str:
     job, every = plan.job, plan.job.recipe.evaluation.interval
     if not job.num_evaluation_prompts:
-        why = (
-            "evaluation.prompts is 0"
-            if not job.recipe.evaluation.prompts
-            else ("no rewards" if not job.recipe.reward else "no held-out rows")
-        )
-        return f"none ({why})"
+        return f"none ({'no held-out rows' if job.recipe.evaluation.prompts else 'evaluation.prompts is 0'})"
     when = f"every {every} steps, before and after" if every else "before and after"
-    return f"{job.num_evaluation_prompts} held-out prompts, {when}"
+    what = "held-out prompts" if job.recipe.reward else "held-out demonstrations (their loss)"
+    lacking = job.recipe.evaluation.prompts - job.num_evaluation_prompts
+    return f"{job.num_evaluation_prompts} {what}{', all there are' if lacking else ''}, {when}"

@@ -21,6 +21,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from cosmos_core.policy.mesh.forwards import surround
+from cosmos_core.policy.mesh.tensor import INPUTS, OUTPUTS, applied_to
 
 Scaling: TypeAlias = Literal["tensorwise", "rowwise"]
 Side: TypeAlias = Literal["inputs", "outputs"]
@@ -31,8 +32,6 @@ MULTIPLE: Final = 16
 """Kernels of accelerators want every dimension to be a multiple of it."""
 SMALLEST: Final = 1e-12
 """What an operand of zeros counts as, so that nothing is divided by zero."""
-
-_SPLIT: Final = "_cosmos_float8_split"
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -51,11 +50,6 @@ class Quantised:
     scale: torch.Tensor
 
 
-def note_split(linear: nn.Module, split: Split) -> None:
-    """Tell a linear layer that its weight, as its forward sees it, is a part."""
-    linear.__dict__[_SPLIT] = split
-
-
 def compute_in_float8(linear: nn.Linear, scaling: Scaling) -> None:
     """Make a linear layer's forward and backward multiply 8-bit numbers; its parameters stay as they are.
 
@@ -64,14 +58,17 @@ def compute_in_float8(linear: nn.Linear, scaling: Scaling) -> None:
         scaling: Of every operand.
     """
 
-    def around(_: Any, hidden: torch.Tensor) -> torch.Tensor:
+    def around(inner: Any, hidden: torch.Tensor) -> torch.Tensor:
+        if not hidden.numel():
+            nothing: torch.Tensor = inner(hidden)
+            return nothing
         dtype = hidden.dtype
         if torch.is_autocast_enabled(hidden.device.type):
             dtype = torch.get_autocast_dtype(hidden.device.type)
         flat_TI = hidden.to(dtype).flatten(0, -2)
         weight = linear.weight.to(dtype)
-        product: torch.Tensor = _Linear.apply(flat_TI, weight, scaling, linear.__dict__.get(_SPLIT))  # type: ignore[no-untyped-call]
-        result = product.unflatten(0, hidden.shape[:-1])
+        product: torch.Tensor = _Linear.apply(flat_TI, weight, scaling, _split_of(linear))  # type: ignore[no-untyped-call]
+        result = product.view(*hidden.shape[:-1], -1)
         return result if linear.bias is None else result + linear.bias.to(dtype)
 
     surround(linear, around)
@@ -109,7 +106,8 @@ def multiply(left: Quantised, right: Quantised, dtype: torch.dtype) -> torch.Ten
         dtype: Of the result.
     """
     if left.values_RK.device.type == "cpu":
-        product = left.values_RK.float() @ right.values_RK.float().T
+        with torch.autocast("cpu", enabled=False):
+            product = left.values_RK.float() @ right.values_RK.float().T
         return (product * left.scale * right.scale.reshape(1, -1)).to(dtype)
     rows, columns = left.values_RK.shape[0], right.values_RK.shape[0]
     is_rowwise = left.scale.dim() > 0
@@ -139,7 +137,7 @@ class _Linear(torch.autograd.Function):
         return multiply(left, right, hidden_TI.dtype)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_TO: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden_TI, weight_OI = ctx.saved_tensors
         if ctx.scaling == "tensorwise":
@@ -173,6 +171,13 @@ def _rowwise_gradients(
         grad = quantise(grad_TO.T, E4M3, "rowwise")
         of_weight = multiply(grad, quantise(hidden_TI.T, E4M3, "rowwise"), grad_TO.dtype)
     return of_hidden, of_weight
+
+
+def _split_of(linear: nn.Linear) -> Split | None:
+    applied = applied_to(linear)
+    if applied is None or applied.style not in OUTPUTS | INPUTS:
+        return None
+    return Split(side="outputs" if applied.style in OUTPUTS else "inputs", group=applied.axis.group)
 
 
 def _group(split: Split | None, side: Side | None) -> dist.ProcessGroup | None:

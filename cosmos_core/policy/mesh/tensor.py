@@ -48,7 +48,14 @@ SPLIT_STYLES: Final = frozenset({"colwise", "rowwise", "heads", "kv_heads", "sum
 """Styles of blocks whose input gradient is partial and whose result is a partial sum: these can be gathered."""
 
 
+OUTPUTS: Final = frozenset({"colwise", "colwise_gather_output", "kv_heads"})
+"""Styles of linear layers of which a process computes a part of the outputs."""
+
+INPUTS: Final = frozenset({"rowwise", "rowwise_split_input"})
+"""Styles of linear layers of which a process sees a part of the inputs."""
+
 _HEAD_SIZE: Final = "_cosmos_head_size"
+_APPLIED: Final = "_cosmos_style"
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -86,6 +93,20 @@ class Tensor:
         return sum_over_group(partial, self.group)
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class Applied:
+    """What was done to a module, and where."""
+
+    style: Style
+    axis: Tensor
+
+
+def applied_to(module: nn.Module) -> Applied | None:
+    """The style of a module that `apply_style` has seen."""
+    applied: Applied | None = module.__dict__.get(_APPLIED)
+    return applied
+
+
 def local(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """This process's part of a parameter."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -104,6 +125,7 @@ def apply_style(module: nn.Module, name: str, style: Style, axis: Tensor) -> Non
         ConfigError: The axis does not divide what it splits.
     """
     _APPLY[style](module, name, axis)
+    module.__dict__[_APPLIED] = Applied(style=style, axis=axis)
 
 
 def split_parameter(module: nn.Module, key: str, name: str, dim: int, mesh: DeviceMesh) -> None:

@@ -12,6 +12,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from cosmos_core.policy.modeling import loading
 from cosmos_core.policy.modeling.facts import make_shell
+from cosmos_core.policy.modeling.float8 import check_float8
+from cosmos_core.policy.modeling.lora import AdaptedWeights, Start, check_lora, draw_adapters
 from cosmos_core.policy.modeling.materialising import fill, materialise
 from cosmos_core.policy.modeling.parallelize import parallelize
 from cosmos_core.policy.modeling.plan import plan_for
@@ -65,6 +67,17 @@ def build_whole(blueprint: Blueprint) -> PreTrainedModel:
     return module.to(device=blueprint.device, dtype=blueprint.dtype).eval()
 
 
+def lay_out(module: PreTrainedModel, blueprint: Blueprint, layout: Layout) -> None:
+    """Apply to all of it in this process what a layout of one process may ask for.
+
+    Raises:
+        ConfigError: The layout does not fit it.
+    """
+    _check(module, blueprint, layout)
+    parallelize(module, layout, plan_for(module, blueprint.tensor_plan))
+    draw_adapters(module, blueprint.seed)
+
+
 def build_part(blueprint: Blueprint, layout: Layout) -> nn.Module:
     """This process's part of it; every process of the mesh calls it.
 
@@ -80,6 +93,7 @@ def build_part(blueprint: Blueprint, layout: Layout) -> nn.Module:
     shell = make_shell(blueprint.config, blueprint.auto_class, trust_remote_code=blueprint.trust_remote_code)
     shell = shell.to(blueprint.dtype).eval()
     check_layers(shell)
+    _check(shell, blueprint, layout)
     # Before anything is split, so that every process finds the same fault in a checkpoint.
     streamed = Streamed(blueprint.path, shell) if blueprint.path is not None else None
     stages = cut(shell, layout) if layout.mesh.size("pp") > 1 else [shell]
@@ -87,8 +101,14 @@ def build_part(blueprint: Blueprint, layout: Layout) -> nn.Module:
         parallelize(stage, layout, plan_for(stage, blueprint.tensor_plan))
     materialise(stages, device=blueprint.device, offload=layout.cpu_offload)
     weights: Weights = streamed if streamed is not None else Drawn(_drawn(blueprint))
-    fill(stages, weights)
+    fill(stages, AdaptedWeights(below=weights, start=Start(seed=blueprint.seed)))
     return Stages(stages) if layout.mesh.size("pp") > 1 else stages[0]
+
+
+def _check(module: PreTrainedModel, blueprint: Blueprint, layout: Layout) -> None:
+    check_float8(module, layout, blueprint.device)
+    if layout.lora is not None:
+        check_lora(module, layout.lora)
 
 
 def _drawn(blueprint: Blueprint) -> PreTrainedModel:

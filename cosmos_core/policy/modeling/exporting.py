@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import dot_natural_key, revert_weight_conversion
 
+from cosmos_core.policy.adapters import DOWN, adapters_of, is_adapter, published_state
 from cosmos_core.policy.channel import Channel
 from cosmos_core.policy.modeling.stored import INDEX, SINGLE
 from cosmos_core.weights.held import Held, Spread, all_held, spreads
@@ -22,6 +23,9 @@ from cosmos_core.weights.shards import torch_dtype
 
 FILE_BYTES: Final = 2 << 30
 """Largest file, and what the leader holds at most besides one group of tensors."""
+
+ADAPTER: Final = "adapter"
+"""Subfolder for adapters: beside the model's own config, transformers would add them to it a second time."""
 
 
 @attrs.frozen(kw_only=True)
@@ -50,7 +54,7 @@ def export_parts(
         file_bytes: Largest file.
     """
     tied = set(shell.all_tied_weights_keys) | set(shell._keys_to_ignore_on_save or ())  # noqa: SLF001 - as transformers
-    shares = {name: share for name, share in all_held(module.state_dict()).items() if name not in tied}
+    shares = {name: share for name, share in all_held(published_state(module)).items() if name not in tied}
     places = spreads(shares, channel.exchange)
     groups = group_tensors(shell, places)
 
@@ -70,6 +74,43 @@ def export_parts(
             pass
     # Nobody goes on before it is written.
     channel.exchange(b"")
+
+
+def export_adapters(module: nn.Module, directory: Path, channel: Channel, *, below: str | None) -> None:
+    """Write the adapters as peft does; every process of the mesh calls it, and nothing is written if there are none.
+
+    Args:
+        module: This process's part.
+        directory: Where to.
+        channel: Between all processes.
+        below: Path or name of the model that they are for, if it has one.
+    """
+    shares = all_held({name: each for name, each in module.state_dict().items() if is_adapter(name)})
+    places = spreads(shares, channel.exchange)
+    whole = {name: _gathered(place, shares.get(name), channel) for name, place in places.items()}
+    if not channel.is_leader or not whole:
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in whole.items()}
+    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    (directory / "adapter_config.json").write_text(json.dumps(_adapter_config(module, whole, below), indent=2) + "\n")
+
+
+def _adapter_config(module: nn.Module, whole: Mapping[str, torch.Tensor], below: str | None) -> dict[str, object]:
+    layers = [name.removesuffix(f".{DOWN}.weight") for name in whole if name.endswith(f".{DOWN}.weight")]
+    rank = next(len(tensor) for name, tensor in whole.items() if name.endswith(f".{DOWN}.weight"))
+    scale = next(adapter.scale for adapter in adapters_of(module))
+    return {
+        "base_model_name_or_path": below,
+        "bias": "none",
+        "inference_mode": True,
+        "lora_alpha": scale * rank,
+        "lora_dropout": 0.0,
+        "peft_type": "LORA",
+        "r": rank,
+        "target_modules": layers,
+        "task_type": "CAUSAL_LM",
+    }
 
 
 def group_tensors(shell: PreTrainedModel, places: Mapping[str, Spread]) -> list[Group]:

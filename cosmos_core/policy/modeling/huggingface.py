@@ -24,13 +24,12 @@ from transformers import (
 
 from cosmos_core.config import option
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.policy.channel import open_channel
+from cosmos_core.policy.adapters import published_state
+from cosmos_core.policy.channel import Channel, open_channel
 from cosmos_core.policy.modeling import anatomy, facts, head, loading
-from cosmos_core.policy.modeling.building import Blueprint, build_part, build_whole
-from cosmos_core.policy.modeling.exporting import export_parts
+from cosmos_core.policy.modeling.building import Blueprint, build_part, build_whole, lay_out
+from cosmos_core.policy.modeling.exporting import ADAPTER, export_adapters, export_parts
 from cosmos_core.policy.modeling.packing import pack
-from cosmos_core.policy.modeling.parallelize import parallelize
-from cosmos_core.policy.modeling.plan import plan_for
 from cosmos_core.policy.modeling.rooted import layout_of, within
 from cosmos_core.policy.modeling.row import Row, device_of
 from cosmos_core.policy.modeling.stages import Stages
@@ -177,7 +176,7 @@ class HuggingFaceModel:
         module: torch.nn.Module = build_whole(blueprint)
         verify_packing(module, lambda tokens_U, lengths: self._packed_logits(module, tokens_U, lengths))
         if layout is not None:
-            parallelize(module, layout, plan_for(module, blueprint.tensor_plan))
+            lay_out(module, blueprint, layout)
         return module
 
     def encode(self, prompt: Prompt) -> Payload:
@@ -285,19 +284,24 @@ class HuggingFaceModel:
     def export(self, module: torch.nn.Module, directory: Path) -> None:
         """Write safetensors, config and tokenizer: `AutoModelForCausalLM.from_pretrained` reads them.
 
+        Adapters are added to the weights, and written beside them in peft's format, too.
+
         Every process that holds a part of the module calls it; what several hold is gathered tensor by tensor.
         """
         layout = layout_of(self.stages(module)[0])
         if layout is None or layout.mesh.world_size == 1:
             assert isinstance(module, PreTrainedModel)
-            module.save_pretrained(directory)
+            module.save_pretrained(directory, state_dict=published_state(module))
+            export_adapters(module, directory / ADAPTER, Channel(), below=self.context.path)
             self.tokenizer.save_pretrained(directory)
             return
         shell = facts.make_shell(self.config, self.auto_class, trust_remote_code=self.context.trust_remote_code)
         path = self.context.path
         if path is not None and (Path(path) / GENERATION_FILE).is_file():
             shell.generation_config = GenerationConfig.from_pretrained(path)
-        export_parts(module, shell, directory, open_channel())
+        channel = open_channel()
+        export_parts(module, shell, directory, channel)
+        export_adapters(module, directory / ADAPTER, channel, below=path)
         if layout.mesh.rank == 0:
             self.tokenizer.save_pretrained(directory)
 

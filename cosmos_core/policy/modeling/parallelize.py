@@ -1,9 +1,10 @@
 """Lay a Hugging Face module, or a pipeline stage of one, over the processes of a mesh.
 
-The order matters. Attention over `cp` comes first, as it changes nothing that has a name. Tensor parallelism makes
-parameters DTensors; the sequence is split round what it left; experts leave their modules for `ep`. Recomputing wraps
-all of it, so that its collectives run again too; compiling sees the result. Sharding is last: it gathers what the
-others split.
+The order matters. Attention over `cp` comes first, as it changes nothing that has a name. What linear layers compute
+(in 8 bits, with adapters) lies innermost: it works on the part that a process has of one. Tensor parallelism makes
+parameters DTensors, then adapters get theirs; the sequence is split round what it left; experts leave their modules
+for `ep`. Recomputing wraps all of it, so that its collectives run again too; compiling sees the result. Sharding is
+last: it gathers what the others split.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from cosmos_core.policy.mesh.sharding import shard
 from cosmos_core.policy.mesh.tensor import SPLIT_STYLES, Style, Tensor, apply_style, head_size, note_head_size
 from cosmos_core.policy.modeling import context
 from cosmos_core.policy.modeling.anatomy import Anatomy
+from cosmos_core.policy.modeling.float8 import install_float8
 from cosmos_core.policy.modeling.head import Vocabulary, note_part
+from cosmos_core.policy.modeling.lora import add_adapters, surround_adapted
 from cosmos_core.policy.modeling.plan import KEYS_AND_VALUES, QUERIES, ParallelPlan, pattern_of
 from cosmos_core.policy.modeling.rooted import root
 from cosmos_core.protocols import Layout
@@ -55,9 +58,12 @@ def parallelize(module: PreTrainedModel, layout: Layout, plan: ParallelPlan) -> 
     layers = {f"{anatomy.name}.{i}": each for i, each in enumerate(anatomy.layers) if _has_parameters(each)}
     mesh = layout.mesh
     context.install(module, layout)
+    install_float8(module, layout)
+    adapted = surround_adapted(layers, layout)
     experts: list[nn.Module] = []
     if mesh.size("tp") > 1:
         _split_tensors(module, layers, layout, plan)
+    add_adapters(module, adapted, layout)
     if mesh.size("ep") > 1:
         experts = _spread(module, layout, plan)
     if layout.compile:

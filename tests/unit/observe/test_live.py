@@ -12,7 +12,7 @@ FULL = Progress(
     elapsed_s=65.0,
     reward=0.5,
     accuracy=0.75,
-    accuracy_step=25,
+    evaluated_step=25,
     staleness=1.25,
     policy_units_per_s=12345.0,
     rollout_units_per_s=6789.0,
@@ -58,7 +58,7 @@ def test_without_a_terminal_lines_come_now_and_then_and_with_each_evaluation():
         view.show(FULL)
     assert out.file.getvalue().count("\n") == 1
     view.show(
-        Progress(phase="training", step=51, num_steps=100, stage="grpo", elapsed_s=66, accuracy=1.0, accuracy_step=50)
+        Progress(phase="training", step=51, num_steps=100, stage="grpo", elapsed_s=66, accuracy=1.0, evaluated_step=50)
     )
     assert out.file.getvalue().count("\n") == 2
     view.close()

@@ -52,8 +52,6 @@ def replicas(work, *, interrupted=lambda replica: False, absent=(), failed=lambd
 
     def process(place):
         replica, rank = place
-        if place in absent:
-            shared[replica].flags[rank] = False
         try:
             group = form_group(
                 generation=1,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from cosmos_core.policy.modeling.tokens import KIND, values
@@ -72,7 +73,8 @@ class ModelBuilding(ModelSetting):
         allocated: list[str] = []
 
         def note(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
-            if parameter is not None and parameter.device.type != "meta":
+            # A FakeTensor names a device, and has no storage there.
+            if parameter is not None and parameter.device.type != "meta" and not isinstance(parameter, FakeTensor):
                 allocated.append(f"{type(module).__name__}.{name}")
 
         handle = register_module_parameter_registration_hook(note)
