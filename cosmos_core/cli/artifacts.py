@@ -18,7 +18,8 @@ MaxUnits = Annotated[int | None, typer.Option("--max-units", metavar="N", help="
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")],
     step: Annotated[
-        str, typer.Option("--step", metavar="N|best|latest", help="Which checkpoint; `best` by held-out accuracy, or loss.")
+        str,
+        typer.Option("--step", metavar="N|best|latest", help="Which checkpoint; `best` by held-out accuracy, or loss."),
     ] = "latest",
     output: Annotated[
         Path | None, typer.Option("--output", metavar="DIR", help="Where to; the run's export/ if absent.")

@@ -177,53 +177,6 @@ class LoraConfig:
 
 
 @attrs.frozen(kw_only=True)
-class ParallelConfig:
-    """How a policy replica uses its mesh, and what it trades for memory."""
-
-    sequence_parallel: bool = option(True, help="Split activations between blocks over `tp`.")
-    context: Literal["auto", "ulysses", "gather", "ring"] = option(
-        "auto",
-        help="Attention over `cp`: `ulysses` exchanges heads, `gather` collects keys and values, `ring` passes them "
-        "on; `auto` takes `ulysses` where `cp` divides the heads, else `gather`.",
-    )
-    schedule: Literal["1f1b", "interleaved", "zero-bubble"] = option(
-        "1f1b", help="Order of micro-batches in the pipeline; the last two keep two stages on each process."
-    )
-    recompute: Literal["none", "selective", "full"] = option(
-        "none",
-        help="Activations to recompute in the backward pass: all of a layer (`full`), or all but its matrix products "
-        "and attention (`selective`).",
-    )
-    reshard_after_forward: Literal["auto", "always", "never"] = option(
-        "auto",
-        help="Whether FSDP frees a layer's gathered weights before its backward pass; `auto` does unless `pp` > 1.",
-    )
-    cpu_offload: bool = option(False, help="Keep weights, gradients and optimizer of an accelerator in CPU memory.")
-    compile: Literal["auto", "on", "off"] = option("auto", help="Compile each layer; `auto` does on CUDA.")
-
-
-@attrs.frozen(kw_only=True)
-class Float8Config:
-    """8-bit matrix products in training (float8 e4m3 forward, scaled as they are made)."""
-
-    scaling: Literal["none", "tensorwise", "rowwise"] = option(
-        "none", help="One scale a tensor, or one a row; `none` keeps the compute precision."
-    )
-    skip: tuple[str, ...] = option(("lm_head",), help="Parts of names of linear layers that stay as they are.")
-
-
-@attrs.frozen(kw_only=True)
-class LoraConfig:
-    """Low-rank adapters (arXiv:2106.09685): the weights stay, two small matrices beside each linear layer learn."""
-
-    rank: int = option(16, help="Rank of the adapters.", validator=POSITIVE)
-    alpha: float = option(32.0, help="Their scale is alpha / rank.", validator=ABOVE_ZERO)
-    modules: tuple[str, ...] = option(
-        ("all-linear",), help="Last parts of names of the linear layers to adapt; `all-linear` is all but the output."
-    )
-
-
-@attrs.frozen(kw_only=True)
 class CheckpointConfig:
     """When to save, and what to keep."""
 

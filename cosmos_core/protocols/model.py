@@ -16,7 +16,6 @@ import attrs
 
 from cosmos_core.protocols.facts import ModelFacts
 from cosmos_core.protocols.layout import Axis, Layout
-from cosmos_core.protocols.layout import Axis, Layout
 from cosmos_core.types import JSON, Payload, Prompt
 
 if TYPE_CHECKING:
@@ -227,37 +226,4 @@ class AfterStep(Protocol):
 
     def after_step(self, module: torch.nn.Module) -> Mapping[str, float]:
         """Act on the sums, alike on every process that holds the same part; metrics to report."""
-        ...
-
-
-class PipelinedModel(Model, Protocol):
-    """A model whose modules can be cut into stages (`pp` in `ModelCapabilities.mesh_axes`)."""
-
-    def stages(self, module: torch.nn.Module) -> Sequence[torch.nn.Module]:
-        """The stages that this process holds, in the order of the model."""
-        ...
-
-    def advance(self, stage: torch.nn.Module, batch: MicroBatch, received: torch.Tensor | None) -> torch.Tensor:
-        """Run a stage that is not the last.
-
-        Args:
-            stage: One of `stages`.
-            batch: The micro-batch.
-            received: What the stage before returned; None for the first stage.
-
-        Returns:
-            What the next stage receives: one tensor, whose shape depends on `batch.num_units` only; no view.
-        """
-        ...
-
-    def conclude(
-        self,
-        stage: torch.nn.Module,
-        batch: MicroBatch,
-        received: torch.Tensor,
-        *,
-        temperature: float,
-        with_entropy: bool = False,
-    ) -> Decided:
-        """Run the last stage (see `decide`)."""
         ...

@@ -8,6 +8,7 @@ Shape legend: N decisions of a micro-batch.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -26,14 +27,19 @@ from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.meter import Meter, Stopwatch
 from cosmos_core.policy.trainer import Trainer
 from cosmos_core.policy.world import World, single_world
-from cosmos_core.protocols import Aggregation, Decisions, Loss, Model, ModelContext, OldLogprobs
+from cosmos_core.protocols import Aggregation, Decisions, Loss, MicroBatch, Model, ModelContext, OldLogprobs
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.types import JSON, Group, Payload
 
 CPU: Final = torch.device("cpu")
 
+_OWN: Final = frozenset({"grad_norm", "lr"})
+"""Maxima that the trainer measures itself."""
+
 MakeModel: TypeAlias = Callable[[], Model]
 """Makes the model; a picklable object."""
+Inspect: TypeAlias = Callable[[Model, torch.nn.Module, Sequence[MicroBatch], World], None]
+"""Looks at a built module and the micro-batches of its step, on every process alike, and raises what is wrong."""
 
 
 @attrs.frozen(kw_only=True)
@@ -83,52 +89,105 @@ class Stepped:
     """What a step came to.
 
     Attributes:
+        weights: Every parameter before the step, whole, by name.
         loss: Of the whole batch.
         norm: Of its gradient, as it is clipped by.
         gradients: Of every parameter, whole, by name.
+        metrics: What the model reports of what it counted (see `AfterStep`), by name.
     """
 
+    weights: Mapping[str, torch.Tensor]
     loss: float
     norm: float
     gradients: Mapping[str, torch.Tensor]
+    metrics: Mapping[str, float]
 
 
 def step_alone(make: MakeModel, payloads: Sequence[Payload], policy: PolicyConfig, *, seed: int = 0) -> Stepped:
     """The step in this process."""
-    return _step(make(), payloads, policy, single_world(), seed)
+    return _step(make(), payloads, policy, single_world(), seed=seed)
 
 
 def steps_in_layouts(
-    make: MakeModel, payloads: Sequence[Payload], policies: Sequence[PolicyConfig], *, processes: int, seed: int = 0
+    make: MakeModel,
+    payloads: Sequence[Payload],
+    policies: Sequence[PolicyConfig],
+    *,
+    processes: int,
+    seed: int = 0,
+    inspect: Inspect | None = None,
 ) -> list[Stepped]:
     """The step in several layouts of as many processes, one after another in the same world.
 
+    Args:
+        make: Makes the model, on each process for each layout.
+        payloads: The batch.
+        policies: A layout each.
+        processes: Processes of every layout.
+        seed: Of the weights.
+        inspect: What to look at before the step.
+
     Raises:
-        WorldFailedError: A process failed.
+        WorldFailedError: A process failed, or `inspect` raised.
     """
-    stepped: list[Stepped] = run_world(processes, _steps, make, list(payloads), list(policies), seed)[0]
+    stepped: list[Stepped] = run_world(processes, _steps, make, list(payloads), list(policies), seed, inspect)[0]
     return stepped
 
 
-def _steps(make: MakeModel, payloads: Sequence[Payload], policies: Sequence[PolicyConfig], seed: int) -> list[Any]:
+def _steps(
+    make: MakeModel,
+    payloads: Sequence[Payload],
+    policies: Sequence[PolicyConfig],
+    seed: int,
+    inspect: Inspect | None,
+) -> list[Any]:
     results = []
     for policy in policies:
         world = World(form_mesh(policy.mesh, "cpu"))
-        stepped = _step(make(), payloads, policy, world, seed)
+        stepped = _step(make(), payloads, policy, world, seed=seed, inspect=inspect)
         results.append(stepped if world.rank == 0 else None)
     return results
 
 
-def _step(model: Model, payloads: Sequence[Payload], policy: PolicyConfig, world: World, seed: int) -> Stepped:
+def _step(
+    model: Model,
+    payloads: Sequence[Payload],
+    policy: PolicyConfig,
+    world: World,
+    *,
+    seed: int,
+    inspect: Inspect | None = None,
+) -> Stepped:
     trainer = make_trainer(model, policy, world, seed=seed)
+    parameters = dict(trainer.module.named_parameters())
+    weights = whole(parameters, world)
+    if inspect is not None:
+        inspect(model, trainer.module, _packed(model, payloads, policy, world), world)
     meter = train_step(trainer, payloads, policy)
     losses = world.exchange(repr(meter.sums.get("loss", 0.0)).encode())
-    parameters = dict(trainer.module.named_parameters())
     return Stepped(
+        weights=weights,
         loss=sum(float(data) for data in losses),
         norm=meter.maxima["grad_norm"],
         gradients=whole({name: p.grad for name, p in parameters.items() if p.grad is not None}, world),
+        metrics=_largest(world, {name: value for name, value in meter.maxima.items() if name not in _OWN}),
     )
+
+
+def _packed(model: Model, payloads: Sequence[Payload], policy: PolicyConfig, world: World) -> list[MicroBatch]:
+    """All of the batch on every process, so that each has as many micro-batches."""
+    mesh = world.mesh
+    multiple = mesh.size("cp") * mesh.size("tp")
+    return model.pack(payloads, budget=policy.micro_batch_units, multiple=multiple, is_uniform=mesh.size("pp") > 1)
+
+
+def _largest(world: World, values: Mapping[str, float]) -> dict[str, float]:
+    """The largest value of any process, by name."""
+    largest: dict[str, float] = {}
+    for data in world.exchange(json.dumps(dict(values)).encode()):
+        for name, value in json.loads(data).items():
+            largest[name] = max(value, largest.get(name, value))
+    return largest
 
 
 def make_trainer(model: Model, policy: PolicyConfig, world: World, *, seed: int = 0) -> Trainer:

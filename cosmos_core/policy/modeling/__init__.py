@@ -4,7 +4,8 @@
 """
 
 from cosmos_core.policy.modeling.attention import PACKED, Packing
-from cosmos_core.policy.modeling.huggingface import HuggingFaceModel, HuggingFaceOptions
+from cosmos_core.policy.modeling.encoding import HuggingFaceOptions
+from cosmos_core.policy.modeling.huggingface import HuggingFaceModel
 from cosmos_core.policy.modeling.packing import pack
 from cosmos_core.policy.modeling.tokens import tokens_payload, values
 from cosmos_core.policy.modeling.vision import VisionLanguageModel

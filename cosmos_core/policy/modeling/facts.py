@@ -26,7 +26,7 @@ _NO_NUMBERS: Final = (RuntimeError, ValueError, TypeError, IndexError, ZeroDivis
 
 
 def make_shell(config: PretrainedConfig, auto_class: Any, *, trust_remote_code: bool) -> PreTrainedModel:
-    """The module on the meta device: nothing is allocated.
+    """The module on the meta device, in evaluation mode (no dropout): nothing is allocated.
 
     Args:
         config: Of the model.
@@ -43,7 +43,7 @@ def make_shell(config: PretrainedConfig, auto_class: Any, *, trust_remote_code: 
             )
     except LIBRARY_ERRORS as error:
         raise ConfigError(f"model: the config makes no model: {first_line(error)}") from error
-    return module
+    return module.eval()
 
 
 def parts_and_kept(

@@ -12,74 +12,48 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import attrs
 import torch
 from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 
-from cosmos_core.config import option
-from cosmos_core.errors import ConfigError, DataError
+from cosmos_core.errors import ConfigError
 from cosmos_core.policy.adapters import published_state
 from cosmos_core.policy.channel import Channel, open_channel
 from cosmos_core.policy.modeling import anatomy, facts, head, loading
 from cosmos_core.policy.modeling.building import Blueprint, build_part, build_whole, lay_out
+from cosmos_core.policy.modeling.encoding import GENERATION_FILE, HuggingFaceOptions, TextEncoding
 from cosmos_core.policy.modeling.exporting import ADAPTER, export_adapters, export_parts
 from cosmos_core.policy.modeling.packing import pack
 from cosmos_core.policy.modeling.rooted import layout_of, within
 from cosmos_core.policy.modeling.row import Row, device_of
 from cosmos_core.policy.modeling.stages import Stages
-from cosmos_core.policy.modeling.tokenizer import FILE as TOKENIZER_FILE
-from cosmos_core.policy.modeling.tokenizer import build_tokenizer, load_tokenizer
-from cosmos_core.policy.modeling.tokens import tokens_payload, values
+from cosmos_core.policy.modeling.tokenizer import build_tokenizer
 from cosmos_core.policy.modeling.verification import verify_packing
 from cosmos_core.protocols import Decided, Layout, MicroBatch, ModelContext, ModelFacts
-from cosmos_core.types import JSON, Payload, Prompt
+from cosmos_core.types import Payload
 
 CONFIG_FILE = "config.json"
-GENERATION_FILE = "generation_config.json"
 _DOCUMENT_UNITS = 32
 
 
-@attrs.frozen(kw_only=True)
-class HuggingFaceOptions:
-    """How prompts become tokens."""
-
-    add_special_tokens: bool = option(
-        True, help="Whether the tokenizer adds its special tokens (a beginning-of-text token) to plain text prompts."
-    )
-    chat_template: str | None = option(None, help="A Jinja chat template to use instead of the tokenizer's.")
-    chat_template_options: Mapping[str, JSON] = option(
-        factory=dict, help="Extra variables of the chat template, such as `enable_thinking = false`."
-    )
-
-
-class HuggingFaceModel:
+class HuggingFaceModel(TextEncoding):
     """A causal language model of transformers (see `cosmos_core.protocols.Model`).
 
     Attributes:
         model_types: Values of the config's `model_type` that this class is for; None takes any.
-        turn_end: The token that ends a turn of a chat; None, or not in the vocabulary: the end-of-text token does.
-        stop_tokens: Tokens that end a completion besides the tokenizer's and the checkpoint's own.
-        turn_template: The Jinja chat template of a tokenizer that has none: one made locally, or that knows `turn_end`.
         auto_class: The class of transformers that makes modules of configs and checkpoints.
     """
 
     auto_class: ClassVar[Any] = AutoModelForCausalLM
     model_types: ClassVar[frozenset[str] | None] = None
-    turn_end: ClassVar[str | None] = None
-    stop_tokens: ClassVar[tuple[str, ...]] = ()
-    turn_template: ClassVar[str | None] = None
 
     def __init__(self, options: HuggingFaceOptions, context: ModelContext) -> None:
-        self.options = options
-        self.context = context
+        super().__init__(options, context)
         self._config: PretrainedConfig | None = None
-        self._tokenizer: PreTrainedTokenizerBase | None = None
 
     @property
     def config(self) -> PretrainedConfig:
@@ -98,26 +72,6 @@ class HuggingFaceModel:
                 )
             self._config = config
         return self._config
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer.
-
-        Raises:
-            DataError: There is none, or it cannot be read.
-        """
-        if self._tokenizer is None:
-            tokenizer = load_tokenizer(
-                self.context.assets, self.context.path, trust_remote_code=self.context.trust_remote_code
-            )
-            if self.options.chat_template is not None:
-                tokenizer.chat_template = self.options.chat_template
-            elif tokenizer.chat_template is None and (
-                (self.context.assets / TOKENIZER_FILE).is_file() or self.turn_end in tokenizer.get_vocab()
-            ):
-                tokenizer.chat_template = self.turn_template
-            self._tokenizer = tokenizer
-        return self._tokenizer
 
     def facts(self) -> ModelFacts:
         """Describe the model without building weights."""
@@ -138,8 +92,8 @@ class HuggingFaceModel:
             vocab_size=text.vocab_size,
             tokenizer_size=max(ids, default=-1) + 1,
             context_length=getattr(text, "max_position_embeddings", None) or 1 << 20,
-            stop_ids=self._stop_ids(),
-            pad_id=self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self._stop_id(),
+            stop_ids=self.stop_ids(),
+            pad_id=self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.stop_id(),
             cache_size=facts.cache_values(text),
             num_tied_parameters=num_tied,
             extents=extents,
@@ -178,30 +132,6 @@ class HuggingFaceModel:
         if layout is not None:
             lay_out(module, blueprint, layout)
         return module
-
-    def encode(self, prompt: Prompt) -> Payload:
-        """Text as it is, turns of a chat through the template, up to where the model answers.
-
-        Raises:
-            DataError: The prompt cannot be encoded.
-        """
-        return tokens_payload(self._prompt_ids(prompt))
-
-    def encode_demonstration(self, prompt: Prompt) -> Payload:
-        """The prompt, its demonstration and the token that ends it (a chat's: the turn's end).
-
-        Raises:
-            DataError: The prompt has no demonstration, or cannot be encoded.
-        """
-        if prompt.demonstration is None:
-            raise DataError("the row has no demonstration, and the algorithm learns from demonstrations")
-        ids = self.tokenizer(prompt.demonstration, add_special_tokens=False)["input_ids"]
-        end_id = None if isinstance(prompt.text, str) else self.tokenizer.get_vocab().get(self.turn_end or "")
-        return tokens_payload(self._prompt_ids(prompt), [*ids, self._stop_id() if end_id is None else end_id])
-
-    def decode(self, payload: Payload) -> str:
-        """The completion as text, special tokens left out."""
-        return str(self.tokenizer.decode(values(payload, "completion").tolist(), skip_special_tokens=True))
 
     def pack(
         self, payloads: Sequence[Payload], *, budget: int, multiple: int = 1, is_uniform: bool = False
@@ -389,47 +319,3 @@ class HuggingFaceModel:
 
         logprobs_n, *entropy_n = within(module, body)
         return Decided(logprobs_N=row.whole(logprobs_n), entropy_N=row.whole(entropy_n[0]) if entropy_n else None)
-
-    def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt.text, str):
-            encoded = self.tokenizer(prompt.text, add_special_tokens=self.options.add_special_tokens)
-            ids: list[int] = encoded["input_ids"]
-        else:
-            ids = self._chat_ids(prompt)
-        if not ids:
-            raise DataError(f"the prompt {prompt.text!r} encodes to no tokens")
-        return ids
-
-    def _chat_ids(self, prompt: Prompt) -> list[int]:
-        assert not isinstance(prompt.text, str)
-        if self.tokenizer.chat_template is None:
-            raise DataError(
-                "the prompt is a chat, and the tokenizer has no chat template; "
-                "set model.options.chat_template or use plain text prompts"
-            )
-        turns = [{"role": turn.role, "content": turn.content} for turn in prompt.text]
-        try:
-            text = self.tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=True, **self.options.chat_template_options
-            )
-        except loading.TEMPLATE_ERRORS as error:
-            raise DataError(f"the chat template fails on this prompt: {loading.first_line(error)}") from error
-        # The template has written the special tokens itself.
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
-
-    def _stop_id(self) -> int:
-        eos = self.tokenizer.eos_token_id
-        if eos is None:
-            raise DataError("the tokenizer has no end-of-text token, so nothing can end a completion")
-        return int(eos)
-
-    def _stop_ids(self) -> frozenset[int]:
-        """The tokenizer's end token, the family's, and those of a checkpoint's generation config."""
-        vocabulary = self.tokenizer.get_vocab()
-        stops = {self._stop_id(), *(vocabulary[token] for token in self.stop_tokens if token in vocabulary)}
-        path = self.context.path
-        if path is not None and (Path(path) / GENERATION_FILE).is_file():
-            listed = GenerationConfig.from_pretrained(path).eos_token_id
-            stops.update([listed] if isinstance(listed, int) else listed or ())
-        return frozenset(stops)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import get_args
 
-from cosmos_core.policy.modeling.huggingface import HuggingFaceModel, HuggingFaceOptions
+from cosmos_core.policy.modeling.encoding import HuggingFaceOptions
+from cosmos_core.policy.modeling.huggingface import HuggingFaceModel
 from cosmos_core.protocols import Axis, Model, ModelCapabilities, Provider, hookimpl
 
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import math
+
+import attrs
 import pytest
 
 from cosmos_core.controller.settings import StageSettings
-from cosmos_core.transport.messages import GroupFailed
+from cosmos_core.transport.messages import GroupFailed, HeldOutLoss, StepDone
 
 
 def test_held_out_rows_come_before_training_and_are_pinned(run):
@@ -136,3 +139,103 @@ def test_demonstrations_do_not_run_away_from_their_evaluations(run):
     it.settle()
     assert it.state.outcome == "finished"
     assert [done.version for done in it.state.evaluations] == list(range(0, 21, 2))
+
+
+IMITATION = StageSettings(source="demonstrations", first_version=0, steps=5, prompts_per_step=2, min_group_size=1)
+
+
+def imitating(run, **options):
+    it = run(stages=(IMITATION,), num_rollouts=0, rewards=(), heldout_rows=3, **options)
+    it.join("p0")
+    it.follow()
+    return it
+
+
+def done(order, *measured, loss=2.0, generation=1, dropped=()):
+    heldout = tuple(
+        HeldOutLoss(version=version, loss=loss, num_units=9, num_rows=3 - len(dropped), dropped=dropped)
+        for version in measured
+    )
+    return StepDone(
+        step=order.step, attempt=order.attempt, generation=generation, skipped=False, metrics={}, heldout=heldout
+    )
+
+
+def test_the_held_out_loss_is_part_of_the_steps_that_need_it(run):
+    it = imitating(run, evaluation_interval=2)
+    asked = []
+    while (order := it.directive("p0").train) is not None:
+        asked.append((order.step, order.measures))
+        it.report("p0", done(order, *order.measures, loss=1.0 / order.step))
+    assert asked == [(1, (0,)), (2, (2,)), (3, ()), (4, (4,)), (5, (5,))]
+    assert [record.version for record in it.state.evaluations] == [0, 2, 4, 5]
+    assert [record.loss for record in it.state.evaluations] == [1.0, 0.5, 0.25, 0.2]
+    first = it.state.evaluations[0]
+    assert (first.accuracy, first.num_prompts, first.num_unscored, first.num_units) == (None, 3, 0, 9)
+    assert first.perplexity == pytest.approx(math.e)
+    assert it.state.pending == []
+    assert "evaluation" not in it.state.status_details
+
+
+def test_a_run_that_scores_completions_measures_no_loss(run):
+    it = run(evaluation_prompts=2, evaluation_interval=1, warmup=1)
+    it.join("p0")
+    it.join("r0")
+    it.settle()
+    assert it.state.outcome == "finished"
+    assert [order.measures for order in it.fakes["p0"].trained] == [()] * 4
+
+
+def test_a_loss_that_a_broken_group_did_not_give_is_asked_for_again(run):
+    it = imitating(run, evaluation_interval=2)
+    it.report("p0", done(it.directive("p0").train, 0))
+    it.report("p0", done(it.directive("p0").train))
+    assert it.directive("p0").train.measures == (2,)
+    it.report("p0", done(it.directive("p0").train, 2))
+    assert [record.version for record in it.state.evaluations] == [0, 2]
+    assert "evaluation" not in it.state.status_details
+
+
+def test_a_last_loss_that_was_not_measured_is_told(run):
+    it = imitating(run)
+    while (order := it.directive("p0").train) is not None:
+        it.report("p0", done(order, *(version for version in order.measures if version < 5)))
+    assert it.state.status_details["evaluation"] == "the held-out loss at step 5 was not measured"
+
+
+def test_rows_that_have_no_loss_are_counted_and_told(run):
+    it = imitating(run)
+    it.report("p0", done(it.directive("p0").train, 0, dropped=((1, "bad_row"),)))
+    record = it.state.evaluations[0]
+    assert (record.num_prompts, record.num_unscored) == (3, 1)
+    assert it.state.status_details["held-out bad_row"] == "row 1"
+
+
+def test_without_a_usable_row_there_is_no_record(run):
+    it = imitating(run)
+    it.report("p0", done(it.directive("p0").train, 0, dropped=tuple((row, "bad_row") for row in range(3))))
+    assert it.state.evaluations == []
+    assert it.state.status_details["evaluation"] == "the held-out loss at step 0 was not measured"
+
+
+def test_a_resumed_run_measures_what_its_timeline_lacks(run):
+    it = imitating(run, evaluation_interval=2, checkpoint_interval=2)
+    while it.state.step < 3:
+        it.follow()
+    assert [record.version for record in it.state.evaluations] == [0, 2]
+    it.state.evaluations.pop()
+    it.resume(2)
+    it.join("p0", step=2)
+    it.follow()
+    assert it.directive("p0").train.measures == (2,)
+    it.settle()
+    assert [record.version for record in it.state.evaluations] == [0, 2, 4, 5]
+
+
+@pytest.mark.parametrize(("loss", "merit"), [(0.5, -0.5), (math.inf, -math.inf), (math.nan, -math.inf)])
+def test_the_lowest_loss_is_the_best(run, loss, merit):
+    it = imitating(run)
+    it.report("p0", done(it.directive("p0").train, 0, loss=loss))
+    record = it.state.evaluations[0]
+    assert record.merit == merit
+    assert attrs.evolve(record, accuracy=0.25).merit == 0.25

@@ -67,6 +67,11 @@ def test_the_best_checkpoint_is_the_saved_one_with_the_best_evaluation(run):
     scores = {1: 0.5, 2: 0.9, 3: 0.9, 4: 0.7}
     it.state.evaluations = [attrs.evolve(done, accuracy=scores.get(done.version, 1.0)) for done in it.state.evaluations]
     assert best_checkpoint(it.state) == 3
+    losses = {1: 0.7, 2: float("nan"), 3: 0.9, 4: 0.8}
+    it.state.evaluations = [
+        attrs.evolve(done, accuracy=None, loss=losses.get(done.version, 0.1)) for done in it.state.evaluations
+    ]
+    assert best_checkpoint(it.state) == 1
 
 
 def test_a_stop_saves_at_the_next_step_boundary_and_ends(run):

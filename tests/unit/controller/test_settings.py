@@ -62,6 +62,13 @@ def test_settings_are_the_numbers_of_the_recipe(job):
     assert [settings.stage_index(step) for step in (1, 3, 4, 13, 99)] == [0, 0, 1, 1, 1]
 
 
+def test_without_rollouts_the_policy_measures(job):
+    assert settings_of(job).heldout_rows == 0
+    recipe = attrs.evolve(job.recipe, reward=())
+    settings = settings_of(attrs.evolve(job, recipe=recipe, uses_rollouts=False, stages=(DEMONSTRATIONS,) * 2))
+    assert (settings.heldout_rows, settings.evaluation_prompts) == (7, 0)
+
+
 def test_settings_survive_the_journal(job):
     event = RunOpened(settings=settings_of(job))
     assert EVENTS.decode(EVENTS.encode(event)) == event
@@ -111,5 +118,8 @@ def test_the_schedules_of_a_run_on_demonstrations(settings):
     assert schedule(chosen, chosen.evaluates) == schedule(chosen, chosen.publishes) == [0, 4, 6]
     alone = attrs.evolve(chosen, num_rollouts=0, evaluation_prompts=0)
     assert schedule(alone, alone.evaluates) == schedule(alone, alone.publishes) == []
+    measured = attrs.evolve(alone, heldout_rows=5)
+    assert schedule(measured, measured.measures) == [0, 4, 6]
+    assert schedule(measured, measured.evaluates) == schedule(measured, measured.publishes) == []
     once = attrs.evolve(chosen, evaluation_interval=0)
     assert schedule(once, once.evaluates) == [0, 6]

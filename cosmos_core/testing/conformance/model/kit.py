@@ -9,6 +9,8 @@ from cosmos_core.testing.conformance.model.encoding import ModelEncoding
 from cosmos_core.testing.conformance.model.gradients import ModelGradients
 from cosmos_core.testing.conformance.model.layouts import ModelLayouts
 from cosmos_core.testing.conformance.model.packing import ModelPacking
+from cosmos_core.testing.conformance.model.padding import ModelPadding
+from cosmos_core.testing.conformance.model.tallies import ModelTallies
 from cosmos_core.testing.conformance.model.weights import ModelWeights
 
 
@@ -16,9 +18,11 @@ class ModelConformance(
     ModelBuilding,
     ModelEncoding,
     ModelPacking,
+    ModelPadding,
     ModelDecisions,
     ModelGradients,
     ModelWeights,
+    ModelTallies,
     ModelLayouts,
     ModelDeclarations,
 ):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final, get_args
 
+import pytest
 import torch
 
 from cosmos_core.config.schema import MeshConfig, PolicyConfig
 from cosmos_core.protocols import Axis, Model, ModelCapabilities, ModelContext
-from cosmos_core.testing.conformance.model.evaluation import pack_alone
+from cosmos_core.testing.conformance.model.evaluation import first_difference, pack_alone
+from cosmos_core.testing.conformance.model.inspection import inspect
 from cosmos_core.testing.conformance.model.setting import ModelSetting
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.testing.layouts import PluginModel, Stepped, step_alone, steps_in_layouts, worst_error
@@ -17,6 +20,7 @@ from cosmos_core.testing.worlds import WorldFailedError
 from cosmos_core.types import JSON, Payload
 
 PROCESSES: Final = 2
+_PIPELINED: Final = ("stages", "advance", "conclude")
 LOSS: Final = 1e-5
 GRADIENT: Final = 1e-4
 """Largest relative differences in float32; faults are orders of magnitude larger."""
@@ -33,18 +37,20 @@ class ModelLayouts(ModelSetting):
         model: Model,
         payloads: Sequence[Payload],
     ) -> None:
-        """The loss, the gradient's norm and every parameter's gradient do not depend on the layout."""
+        """Weights, loss, gradients and what is counted do not depend on the layout; all say and pass on what they should."""
         if unknown := sorted(set(capabilities.mesh_axes) - set(get_args(Axis))):
             fault(f"ModelCapabilities.mesh_axes names {', '.join(unknown)}; the axes are {', '.join(get_args(Axis))}")
         axes = [axis for axis in get_args(Axis) if axis in capabilities.mesh_axes]
         if not axes:
-            return
+            pytest.skip("not declared: no axis of [policy.mesh]")
+        if "pp" in axes and (missing := [name for name in _PIPELINED if not callable(getattr(model, name, None))]):
+            fault(f"ModelCapabilities.mesh_axes declares pp, and the model has no method {', '.join(missing)}")
         make = PluginModel(plugin=self.plugin, options=options, context=context)
         # Two micro-batches at least: what is reduced twice shows at the second one only.
         budget = max(pack_alone(model, payload).num_units for payload in payloads)
         policies = [_policy(axis, budget) for axis in axes]
         try:
-            found = steps_in_layouts(make, payloads, policies, processes=PROCESSES)
+            found = steps_in_layouts(make, payloads, policies, processes=PROCESSES, inspect=inspect)
         except WorldFailedError as error:
             fault(f"a step with {', '.join(axes)} of {PROCESSES}, one after another, failed:\n{error}")
         expected = step_alone(make, payloads, PolicyConfig(precision="fp32", micro_batch_units=budget))
@@ -59,12 +65,24 @@ def _policy(axis: Axis, budget: int) -> PolicyConfig:
 
 
 def _compare(axis: Axis, found: Stepped, expected: Stepped) -> None:
-    for what, one, other, allowed in (
-        ("loss", found.loss, expected.loss, LOSS),
-        ("norm of the gradient", found.norm, expected.norm, GRADIENT),
-    ):
+    if name := first_difference(found.weights, expected.weights):
+        fault(f"with {axis} = {PROCESSES} build() makes other weights: {name}; they must not depend on the layout")
+    _compare_numbers(axis, {"loss": (found.loss, expected.loss, LOSS)})
+    _compare_gradients(axis, found, expected)
+    numbers = {"norm of the gradient": (found.norm, expected.norm, GRADIENT)}
+    for name in found.metrics.keys() | expected.metrics.keys():
+        values = (found.metrics.get(name, math.nan), expected.metrics.get(name, math.nan))
+        numbers[f"{name} of after_step()"] = (*values, GRADIENT)
+    _compare_numbers(axis, numbers)
+
+
+def _compare_numbers(axis: Axis, numbers: Mapping[str, tuple[float, float, float]]) -> None:
+    for what, (one, other, allowed) in numbers.items():
         if not abs(one - other) <= allowed * abs(other):
             fault(f"with {axis} = {PROCESSES} the {what} is {one:.9g}, in one process {other:.9g}")
+
+
+def _compare_gradients(axis: Axis, found: Stepped, expected: Stepped) -> None:
     name, error = worst_error(found.gradients, expected.gradients)
     if not error <= GRADIENT:
         norms = [

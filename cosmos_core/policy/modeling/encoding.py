@@ -1,0 +1,143 @@
+"""From rows to token ids and back: the tokenizer, the chat template, what ends a completion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import attrs
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from cosmos_core.config import option
+from cosmos_core.errors import DataError
+from cosmos_core.policy.modeling import loading
+from cosmos_core.policy.modeling.tokenizer import FILE as TOKENIZER_FILE
+from cosmos_core.policy.modeling.tokenizer import load_tokenizer
+from cosmos_core.policy.modeling.tokens import tokens_payload, values
+from cosmos_core.protocols import ModelContext
+from cosmos_core.types import JSON, Payload, Prompt
+
+GENERATION_FILE = "generation_config.json"
+
+
+@attrs.frozen(kw_only=True)
+class HuggingFaceOptions:
+    """How prompts become tokens."""
+
+    add_special_tokens: bool = option(
+        True, help="Whether the tokenizer adds its special tokens (a beginning-of-text token) to plain text prompts."
+    )
+    chat_template: str | None = option(None, help="A Jinja chat template to use instead of the tokenizer's.")
+    chat_template_options: Mapping[str, JSON] = option(
+        factory=dict, help="Extra variables of the chat template, such as `enable_thinking = false`."
+    )
+
+
+class TextEncoding:
+    """How a family writes prompts and completions.
+
+    Attributes:
+        turn_end: The token that ends a turn of a chat; None, or not in the vocabulary: the end-of-text token does.
+        stop_tokens: Tokens that end a completion besides the tokenizer's and the checkpoint's own.
+        turn_template: The Jinja chat template of a tokenizer that has none: one made locally, or that knows `turn_end`.
+    """
+
+    turn_end: ClassVar[str | None] = None
+    stop_tokens: ClassVar[tuple[str, ...]] = ()
+    turn_template: ClassVar[str | None] = None
+
+    def __init__(self, options: HuggingFaceOptions, context: ModelContext) -> None:
+        self.options = options
+        self.context = context
+        self._tokenizer: PreTrainedTokenizerBase | None = None
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer.
+
+        Raises:
+            DataError: There is none, or it cannot be read.
+        """
+        if self._tokenizer is None:
+            tokenizer = load_tokenizer(
+                self.context.assets, self.context.path, trust_remote_code=self.context.trust_remote_code
+            )
+            if self.options.chat_template is not None:
+                tokenizer.chat_template = self.options.chat_template
+            elif tokenizer.chat_template is None and (
+                (self.context.assets / TOKENIZER_FILE).is_file() or self.turn_end in tokenizer.get_vocab()
+            ):
+                tokenizer.chat_template = self.turn_template
+            self._tokenizer = tokenizer
+        return self._tokenizer
+
+    def encode(self, prompt: Prompt) -> Payload:
+        """Text as it is, turns of a chat through the template, up to where the model answers.
+
+        Raises:
+            DataError: The prompt cannot be encoded.
+        """
+        return tokens_payload(self.prompt_ids(prompt))
+
+    def encode_demonstration(self, prompt: Prompt) -> Payload:
+        """The prompt, its demonstration and the token that ends it (a chat's: the turn's end).
+
+        Raises:
+            DataError: The prompt has no demonstration, or cannot be encoded.
+        """
+        if prompt.demonstration is None:
+            raise DataError("the row has no demonstration, and the algorithm learns from demonstrations")
+        ids = self.tokenizer(prompt.demonstration, add_special_tokens=False)["input_ids"]
+        end_id = None if isinstance(prompt.text, str) else self.tokenizer.get_vocab().get(self.turn_end or "")
+        return tokens_payload(self.prompt_ids(prompt), [*ids, self.stop_id() if end_id is None else end_id])
+
+    def decode(self, payload: Payload) -> str:
+        """The completion as text, special tokens left out."""
+        return str(self.tokenizer.decode(values(payload, "completion").tolist(), skip_special_tokens=True))
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt."""
+        if isinstance(prompt.text, str):
+            encoded = self.tokenizer(prompt.text, add_special_tokens=self.options.add_special_tokens)
+            ids: list[int] = encoded["input_ids"]
+        else:
+            ids = self._chat_ids(prompt)
+        if not ids:
+            raise DataError(f"the prompt {prompt.text!r} encodes to no tokens")
+        return ids
+
+    def _chat_ids(self, prompt: Prompt) -> list[int]:
+        assert not isinstance(prompt.text, str)
+        if self.tokenizer.chat_template is None:
+            raise DataError(
+                "the prompt is a chat, and the tokenizer has no chat template; "
+                "set model.options.chat_template or use plain text prompts"
+            )
+        turns = [{"role": turn.role, "content": turn.content} for turn in prompt.text]
+        try:
+            text = self.tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=True, **self.options.chat_template_options
+            )
+        except loading.TEMPLATE_ERRORS as error:
+            raise DataError(f"the chat template fails on this prompt: {loading.first_line(error)}") from error
+        # The template has written the special tokens itself.
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def stop_id(self) -> int:
+        """The token that ends a text."""
+        eos = self.tokenizer.eos_token_id
+        if eos is None:
+            raise DataError("the tokenizer has no end-of-text token, so nothing can end a completion")
+        return int(eos)
+
+    def stop_ids(self) -> frozenset[int]:
+        """The tokenizer's end token, the family's, and those of a checkpoint's generation config."""
+        vocabulary = self.tokenizer.get_vocab()
+        stops = {self.stop_id(), *(vocabulary[token] for token in self.stop_tokens if token in vocabulary)}
+        path = self.context.path
+        if path is not None and (Path(path) / GENERATION_FILE).is_file():
+            listed = GenerationConfig.from_pretrained(path).eos_token_id
+            stops.update([listed] if isinstance(listed, int) else listed or ())
+        return frozenset(stops)

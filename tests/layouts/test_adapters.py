@@ -1,0 +1,149 @@
+"""Adapters in any layout: the same learning, the same merged weights, a checkpoint that goes on elsewhere."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from cosmos_core.config.schema import Float8Config, LoraConfig, MeshConfig, ParallelConfig, PolicyConfig
+from cosmos_core.errors import ConfigError
+from cosmos_core.policy.adapters import is_adapter, published_tensors, trained_tensors
+from cosmos_core.policy.channel import open_channel
+from cosmos_core.policy.checkpoint import Place
+from cosmos_core.policy.mesh.mesh import form_mesh
+from cosmos_core.policy.restoring import restore
+from cosmos_core.policy.saving import copy_state, write_checkpoint
+from cosmos_core.policy.world import World, single_world
+from cosmos_core.testing.layouts import make_trainer, train_step, whole, worst_error
+from cosmos_core.testing.worlds import run_world
+from cosmos_core.weights.held import all_held, owned
+from cosmos_core.weights.shards import canonical_tensors
+from tests.layouts.families import CONFIGS, TINY, family, text_payloads
+
+STEPS = 3
+FAMILIES = {**CONFIGS, "one key head": {**TINY, "model_type": "qwen3", "head_dim": 8, "num_key_value_heads": 1}}
+
+
+def policy(parallel=None, modules=("all-linear",), scaling="none", **mesh):
+    return PolicyConfig(
+        precision="fp32",
+        micro_batch_units=64,
+        mesh=MeshConfig(**mesh),
+        parallel=ParallelConfig(**{"compile": "off", **(parallel or {})}),
+        lora=LoraConfig(rank=4, alpha=16.0, modules=modules),
+        float8=Float8Config(scaling=scaling),
+    )
+
+
+TWO = {
+    "fsdp": policy(dp_shard=2),
+    "ddp": policy(dp_replicate=2),
+    "tp": policy(tp=2),
+    "tp, no sequence parallel": policy(tp=2, parallel={"sequence_parallel": False}),
+    "cp": policy(cp=2),
+    "pp": policy(pp=2),
+    "fsdp, recomputed": policy(dp_shard=2, parallel={"recompute": "full"}),
+}
+FOUR = {"fsdp tp": policy(dp_shard=2, tp=2), "pp tp": policy(pp=2, tp=2), "cp tp": policy(cp=2, tp=2)}
+
+
+def steps(trainer, settings, numbers):
+    for number in numbers:
+        train_step(trainer, text_payloads(seed=number), settings)
+
+
+def learn(name, settings, world):
+    """What is trained and what is published after some steps, whole."""
+    trainer = make_trainer(family("hf", FAMILIES[name])(), settings, world)
+    steps(trainer, settings, range(STEPS))
+    published = published_tensors(trainer.module)
+    # Together the processes publish every element of every tensor once.
+    owned(all_held(published), world.rank, world.exchange)
+    return whole(trained_tensors(trainer.module), world), whole(published, world)
+
+
+def learn_in(name, layouts):
+    worlds = [(settings, World(form_mesh(settings.mesh, "cpu"))) for settings in layouts]
+    return [learn(name, settings, world) for settings, world in worlds]
+
+
+@functools.cache
+def alone(name):
+    return learn(name, policy(), single_world())
+
+
+def compare(name, layouts, processes):
+    results = run_world(processes, learn_in, name, list(layouts.values()))[0]
+    for label, found in zip(layouts, results, strict=True):
+        for one, expected in zip(found, alone(name), strict=True):
+            worst, error = worst_error(one, expected)
+            assert error <= 1e-4, (label, worst, error)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3-tied"])
+def test_two_processes(name):
+    compare(name, TWO, 2)
+
+
+def test_four_processes():
+    compare("qwen3", FOUR, 4)
+
+
+def test_a_key_head_that_processes_share():
+    compare("one key head", {"tp": policy(tp=2)}, 2)
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "deepseek-v3"])
+def test_experts(name):
+    compare(name, {"fsdp ep": policy(dp_shard=2, ep=2), "tp": policy(tp=2)}, 2)
+
+
+def test_only_adapters_learn_and_none_are_published():
+    trainer = make_trainer(family("hf", CONFIGS["llama"])(), policy(modules=("q_proj", "down_proj")), single_world())
+    before = {name: tensor.clone() for name, tensor in canonical_tensors(trainer.module).items()}
+    plain = {name: tensor for name, tensor in before.items() if not is_adapter(name)}
+    start = published_tensors(trainer.module)
+    assert start.keys() == plain.keys()
+    assert all(torch.equal(start[name], tensor) for name, tensor in plain.items()), "B starts at zero"
+    steps(trainer, policy(), range(STEPS))
+    after, sent = canonical_tensors(trainer.module), published_tensors(trainer.module)
+    assert all(torch.equal(after[name], tensor) for name, tensor in plain.items())
+    assert all(not torch.equal(after[name], tensor) for name, tensor in before.items() if is_adapter(name))
+    changed = {name for name, tensor in plain.items() if not torch.equal(sent[name], tensor)}
+    assert changed == {name for name in plain if name.split(".")[-2] in {"q_proj", "down_proj"}}
+    state = trainer.state()
+    assert state and all(is_adapter(name) for name in state), "the model below is not saved"
+
+
+def test_adapters_beside_products_in_8_bits():
+    trainer = make_trainer(family("hf", CONFIGS["llama"])(), policy(scaling="rowwise"), single_world())
+    steps(trainer, policy(), range(STEPS))
+    found = whole(trained_tensors(trainer.module), single_world())
+    expected = alone("llama")[0]
+    assert not torch.equal(*(each["model.layers.0.self_attn.q_proj.lora_B.weight"] for each in (found, expected)))
+    flat = [torch.cat([each[name].flatten() for name in sorted(expected)]) for each in (found, expected)]
+    assert torch.nn.functional.cosine_similarity(*flat, dim=0) > 0.99
+
+
+def save(name, settings, folder):
+    trainer = make_trainer(family("hf", FAMILIES[name])(), settings, World(form_mesh(settings.mesh, "cpu")))
+    steps(trainer, settings, range(2))
+    place = Place(run_id="test", step=trainer.step, stage=0, nonfinite_steps=0)
+    return write_checkpoint(folder, copy_state(trainer.state(), place), open_channel())
+
+
+def test_resumes_elsewhere(tmp_path):
+    path = run_world(4, save, "qwen3-tied", policy(pp=2, tp=2), str(tmp_path))[0]
+    trainer = make_trainer(family("hf", CONFIGS["qwen3-tied"])(), policy(), single_world())
+    restore(trainer, path, lambda index: None)
+    steps(trainer, policy(), range(2, STEPS))
+    worst, error = worst_error(trained_tensors(trainer.module), alone("qwen3-tied")[0])
+    assert error <= 1e-4, (worst, error)
+
+
+def test_a_layer_that_is_not_there_is_refused():
+    make = family("hf", CONFIGS["llama"])
+    with pytest.raises(ConfigError, match=r"policy\.lora\.modules: .*'q_prj'; did you mean 'q_proj'"):
+        make_trainer(make(), policy(modules=("q_prj",)), single_world())
