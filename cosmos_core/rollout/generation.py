@@ -20,7 +20,7 @@ from cosmos_core.rollout.reward_pool import Outcomes, RewardPool
 from cosmos_core.rollout.supervised import SupervisedThread
 from cosmos_core.transport.messages import GroupFailed, GroupFinished, Lease, Report
 from cosmos_core.transport.payloads import PayloadServer
-from cosmos_core.types import Group, Prompt
+from cosmos_core.types import Group, Payload, Prompt
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -132,19 +132,12 @@ class Generation:
             return None
         try:
             prompt = self._parts.dataset.row("heldout" if is_evaluation else "train", lease.row)
-            encoded = self._parts.model.encode(prompt)
+            encoded = self._encode(lease.row, prompt)
         except (DataError, IndexError) as error:
             self._fail(lease, "bad_row", str(error))
             return None
-        if prompt.media and not self._parts.takes_media:
-            self._fail(lease, "bad_row", f"row {lease.row}: it shows images or videos, which the engine does not take")
-            return None
         sampling = self._sampling(is_evaluation=is_evaluation)
-        prompt_units = encoded.arrays.get("prompt")
-        size = prompt_units.shape[0] if prompt_units is not None else 0
-        if prompt_units is not None and not size:
-            self._fail(lease, "bad_row", f"row {lease.row}: the prompt is empty; it needs one unit at least")
-            return None
+        size = encoded.arrays["prompt"].shape[0] if "prompt" in encoded.arrays else 0
         too_long = self._too_long(size + sampling.max_units, is_evaluation=is_evaluation)
         if too_long:
             detail = f"row {lease.row}: a prompt of {size} and a completion of up to {sampling.max_units} {too_long}"
@@ -158,6 +151,14 @@ class Generation:
         # Evaluations go first: the controller holds back new weights for them.
         priority = 0 if is_evaluation else 1
         return Request(request_id=str(lease.lease), prompt=encoded, sampling=sampling, seed=seed, priority=priority)
+
+    def _encode(self, row: int, prompt: Prompt) -> Payload:
+        if prompt.media and not self._parts.takes_media:
+            raise DataError(f"row {row}: it shows images or videos, which the engine does not take")
+        encoded = self._parts.model.encode(prompt)
+        if "prompt" in encoded.arrays and not encoded.arrays["prompt"].shape[0]:
+            raise DataError(f"row {row}: the prompt is empty; it needs one unit at least")
+        return encoded
 
     def _sampling(self, *, is_evaluation: bool) -> Sampling:
         config = self._parts.recipe.rollout.sampling

@@ -102,7 +102,7 @@ class PlainModel:
             pad_id=0,
         )
 
-    def build(self, *, seed, dtype, device):
+    def build(self, *, seed, dtype, device, layout=None):
         torch.manual_seed(seed)
         module = AutoModelForCausalLM.from_config(self.config, dtype=dtype).to(device).eval()
         with torch.no_grad():

@@ -67,7 +67,7 @@ class Denoiser:
             pad_id=0,
         )
 
-    def build(self, *, seed, dtype, device):
+    def build(self, *, seed, dtype, device, layout=None):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = Drift(self.width)
@@ -87,7 +87,7 @@ class Denoiser:
     def decode(self, payload):
         return ""
 
-    def pack(self, payloads, *, budget):
+    def pack(self, payloads, *, budget, multiple=1, is_uniform=False):
         bins = []
         for index, payload in enumerate(payloads):
             if payload.kind != "latents":

@@ -54,7 +54,7 @@ class FakeModel:
             pad_id=0,
         )
 
-    def build(self, *, seed, dtype, device):
+    def build(self, *, seed, dtype, device, layout=None):
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(self.config, dtype=dtype).to(device).eval()
 

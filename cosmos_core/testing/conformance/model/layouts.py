@@ -37,7 +37,7 @@ class ModelLayouts(ModelSetting):
         model: Model,
         payloads: Sequence[Payload],
     ) -> None:
-        """Weights, loss, gradients and what is counted do not depend on the layout; all say and pass on what they should."""
+        """Weights, loss, gradients and counts do not depend on the layout, nor does what a process says of a batch."""
         if unknown := sorted(set(capabilities.mesh_axes) - set(get_args(Axis))):
             fault(f"ModelCapabilities.mesh_axes names {', '.join(unknown)}; the axes are {', '.join(get_args(Axis))}")
         axes = [axis for axis in get_args(Axis) if axis in capabilities.mesh_axes]
