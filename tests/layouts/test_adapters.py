@@ -18,7 +18,7 @@ from cosmos_core.policy.saving import copy_state, write_checkpoint
 from cosmos_core.policy.world import World, single_world
 from cosmos_core.testing.layouts import make_trainer, train_step, whole, worst_error
 from cosmos_core.testing.worlds import run_world
-from cosmos_core.weights.held import all_held, owned
+from cosmos_core.weights.held import all_held, held, owned
 from cosmos_core.weights.shards import canonical_tensors
 from tests.layouts.families import CONFIGS, TINY, family, text_payloads
 
@@ -39,14 +39,13 @@ def policy(parallel=None, modules=("all-linear",), scaling="none", **mesh):
 
 TWO = {
     "fsdp": policy(dp_shard=2),
-    "ddp": policy(dp_replicate=2),
     "tp": policy(tp=2),
     "tp, no sequence parallel": policy(tp=2, parallel={"sequence_parallel": False}),
     "cp": policy(cp=2),
     "pp": policy(pp=2),
     "fsdp, recomputed": policy(dp_shard=2, parallel={"recompute": "full"}),
 }
-FOUR = {"fsdp tp": policy(dp_shard=2, tp=2), "pp tp": policy(pp=2, tp=2), "cp tp": policy(cp=2, tp=2)}
+FOUR = {"fsdp tp": policy(dp_shard=2, tp=2), "pp hsdp": policy(pp=2, dp_replicate=2)}
 
 
 def steps(trainer, settings, numbers):
@@ -54,14 +53,27 @@ def steps(trainer, settings, numbers):
         train_step(trainer, text_payloads(seed=number), settings)
 
 
-def learn(name, settings, world):
-    """What is trained and what is published after some steps, whole."""
+@torch.no_grad()
+def make(name, settings, world):
+    """A trainer whose adapters add something from the start, so that A has a gradient, too."""
     trainer = make_trainer(family("hf", FAMILIES[name])(), settings, world)
-    steps(trainer, settings, range(STEPS))
+    for key, parameter in trainer.module.named_parameters():
+        if key.endswith("lora_B.weight"):
+            share = held(parameter)
+            generator = torch.Generator().manual_seed(len(key))
+            share.tensor.copy_(torch.randn(share.placement.shape, generator=generator)[share.index] * 0.02)
+    return trainer
+
+
+def learn(name, settings, world):
+    """The gradient of a step, what it leads to and what is published of that, whole."""
+    trainer = make(name, settings, world)
+    steps(trainer, settings, range(1))
+    gradients = {key: each.grad for key, each in trainer.module.named_parameters() if each.grad is not None}
     published = published_tensors(trainer.module)
     # Together the processes publish every element of every tensor once.
     owned(all_held(published), world.rank, world.exchange)
-    return whole(trained_tensors(trainer.module), world), whole(published, world)
+    return [whole(each, world) for each in (gradients, trained_tensors(trainer.module), published)]
 
 
 def learn_in(name, layouts):
@@ -77,14 +89,13 @@ def alone(name):
 def compare(name, layouts, processes):
     results = run_world(processes, learn_in, name, list(layouts.values()))[0]
     for label, found in zip(layouts, results, strict=True):
-        for one, expected in zip(found, alone(name), strict=True):
+        for one, expected, limit in zip(found, alone(name), (1e-5, 1e-4, 1e-5), strict=True):
             worst, error = worst_error(one, expected)
-            assert error <= 1e-4, (label, worst, error)
+            assert error <= limit, (label, worst, error)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3-tied"])
-def test_two_processes(name):
-    compare(name, TWO, 2)
+def test_two_processes():
+    compare("qwen3-tied", TWO, 2)
 
 
 def test_four_processes():
@@ -118,17 +129,15 @@ def test_only_adapters_learn_and_none_are_published():
 
 
 def test_adapters_beside_products_in_8_bits():
-    trainer = make_trainer(family("hf", CONFIGS["llama"])(), policy(scaling="rowwise"), single_world())
-    steps(trainer, policy(), range(STEPS))
-    found = whole(trained_tensors(trainer.module), single_world())
-    expected = alone("llama")[0]
+    found, *_ = learn("llama", policy(scaling="rowwise"), single_world())
+    expected, *_ = alone("llama")
     assert not torch.equal(*(each["model.layers.0.self_attn.q_proj.lora_B.weight"] for each in (found, expected)))
     flat = [torch.cat([each[name].flatten() for name in sorted(expected)]) for each in (found, expected)]
     assert torch.nn.functional.cosine_similarity(*flat, dim=0) > 0.99
 
 
 def save(name, settings, folder):
-    trainer = make_trainer(family("hf", FAMILIES[name])(), settings, World(form_mesh(settings.mesh, "cpu")))
+    trainer = make(name, settings, World(form_mesh(settings.mesh, "cpu")))
     steps(trainer, settings, range(2))
     place = Place(run_id="test", step=trainer.step, stage=0, nonfinite_steps=0)
     return write_checkpoint(folder, copy_state(trainer.state(), place), open_channel())
@@ -139,11 +148,12 @@ def test_resumes_elsewhere(tmp_path):
     trainer = make_trainer(family("hf", CONFIGS["qwen3-tied"])(), policy(), single_world())
     restore(trainer, path, lambda index: None)
     steps(trainer, policy(), range(2, STEPS))
-    worst, error = worst_error(trained_tensors(trainer.module), alone("qwen3-tied")[0])
+    uninterrupted = make("qwen3-tied", policy(), single_world())
+    steps(uninterrupted, policy(), range(STEPS))
+    worst, error = worst_error(trained_tensors(trainer.module), trained_tensors(uninterrupted.module))
     assert error <= 1e-4, (worst, error)
 
 
 def test_a_layer_that_is_not_there_is_refused():
-    make = family("hf", CONFIGS["llama"])
     with pytest.raises(ConfigError, match=r"policy\.lora\.modules: .*'q_prj'; did you mean 'q_proj'"):
-        make_trainer(make(), policy(modules=("q_prj",)), single_world())
+        make("llama", policy(modules=("q_prj",)), single_world())

@@ -45,8 +45,7 @@ def test_near_full_precision(name, scaling):
     assert 0.99 < cosine(found, exact) < 0.99999
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize(("name", "scaling"), [("llama", "tensorwise"), ("qwen3-tied", "rowwise")])
 def test_the_same_in_layouts(name, scaling):
     layouts = {
         "fsdp": policy(scaling, dp_shard=2),

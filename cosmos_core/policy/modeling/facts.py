@@ -19,6 +19,7 @@ from cosmos_core.policy.modeling.anatomy import Anatomy, parts_of
 from cosmos_core.policy.modeling.attention import PACKED
 from cosmos_core.policy.modeling.loading import LIBRARY_ERRORS, first_line
 from cosmos_core.policy.modeling.plan import plan_for, split_names
+from cosmos_core.policy.modeling.stages import obstacle
 from cosmos_core.protocols import Axis, Compute, Extent, Kept, ModelPart
 
 _NO_NUMBERS: Final = (RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError)
@@ -122,6 +123,8 @@ def impossible_axes(module: PreTrainedModel) -> Mapping[Axis, str]:
         found["ep"] = "it has no experts"
     if Anatomy.of(module) is None:
         found["pp"] = "it has no list of layers to cut"
+    elif reason := obstacle(module):
+        found["pp"] = reason
     return found
 
 

@@ -25,6 +25,8 @@ FINAL_NORMS: Final = ("norm", "final_layer_norm", "final_layernorm", "ln_f", "em
 """What the norm after the last layer is called where a model has no pipeline plan that names it."""
 
 _MARK: Final = "cosmos_stage"
+_FAILURES: Final = (RuntimeError, ValueError, TypeError, AttributeError, LookupError)
+"""What the forward of a model raises that cannot do without what a stage lacks."""
 
 
 @attrs.frozen(kw_only=True)
@@ -103,12 +105,51 @@ def cut(module: PreTrainedModel, layout: Layout) -> list[PreTrainedModel]:
         per_process=layout.stages_per_rank,
         is_v_shaped=layout.is_v_shaped,
     )
+    if reason := obstacle(module):
+        raise PluginIncompatibleError(
+            f"{type(module).__name__} cannot be cut into pipeline stages: {reason}; set policy.mesh.pp = 1"
+        )
     canonical = _canonical_names(module)
-    _check_passes_on(module)
     return [
         _stage(module, Part(index=index, num_stages=num_stages, layers=spans[index], canonical=canonical))
         for index in indices
     ]
+
+
+def obstacle(module: PreTrainedModel) -> str | None:
+    """Why a model cannot be cut; None if it can.
+
+    Args:
+        module: The whole model, on any device.
+    """
+    decoder = module.get_decoder()
+    layers, norm = _layers(decoder), _final_norm(decoder)
+    if layers is None:
+        return "it has no list of its layers"
+    if norm is None:
+        return f"no norm after its last layer is known (looked for {', '.join(FINAL_NORMS)})"
+    known = {module.get_input_embeddings(), layers, getattr(decoder, norm)}
+    others = [
+        name for name, child in decoder.named_children() if child not in known and any(True for _ in child.parameters())
+    ]
+    if others:
+        return f"it has weights outside its layers that no stage is known to need: {', '.join(others)}"
+    try:
+        is_passed_on = _passes_on(module)
+    except _FAILURES as error:
+        return f"a stage without embedding fails: {type(error).__name__}: {error}"
+    return None if is_passed_on else "it changes hidden states outside its layers, which every stage would repeat"
+
+
+def _passes_on(module: PreTrainedModel) -> bool:
+    """Whether a stage without layers gives what it is given."""
+    hollow = _stage(module, Part(index=1, num_stages=3, layers=range(0), canonical={})).eval()
+    device = next(module.parameters()).device
+    given = torch.zeros(1, 2, module.config.get_text_config().hidden_size, dtype=module.dtype, device=device)
+    position_ids = torch.arange(2, device=device)[None]
+    with torch.no_grad():
+        output = hollow.base_model(inputs_embeds=given, position_ids=position_ids, use_cache=False)
+    return output.last_hidden_state is given
 
 
 def _stage(module: PreTrainedModel, part: Part) -> PreTrainedModel:
@@ -116,14 +157,16 @@ def _stage(module: PreTrainedModel, part: Part) -> PreTrainedModel:
     setattr(stage, _MARK, part)
     decoder = stage.get_decoder()
     layers = _layers(decoder)
+    assert layers is not None, "a model without layers is not cut"
     for index in range(len(layers)):
         if index not in part.layers:
             layers[index] = Skip(layers[index])
     if not part.is_first:
         _drop_inputs(stage, decoder)
     if not part.is_last:
-        name = _final_norm(decoder)
-        setattr(decoder, name, Skip(getattr(decoder, name)))
+        norm = _final_norm(decoder)
+        assert norm is not None, "a model without a final norm is not cut"
+        setattr(decoder, norm, Skip(getattr(decoder, norm)))
         for name, child in list(stage.named_children()):
             if child is not stage.base_model:
                 setattr(stage, name, None)
@@ -153,28 +196,22 @@ def _no_embedding() -> None:
     """What a stage that takes hidden states embeds tokens with."""
 
 
-def _layers(decoder: nn.Module) -> nn.ModuleList:
+def _layers(decoder: nn.Module) -> nn.ModuleList | None:
     number = decoder.config.get_text_config().num_hidden_layers  # type: ignore[union-attr,operator]
     for child in decoder.children():
         if isinstance(child, nn.ModuleList) and len(child) == number:
             return child
-    raise PluginIncompatibleError(
-        f"{type(decoder).__name__} has no list of its {number} layers, so it cannot be cut into pipeline stages; "
-        "set policy.mesh.pp = 1"
-    )
+    return None
 
 
-def _final_norm(decoder: nn.Module) -> str:
+def _final_norm(decoder: nn.Module) -> str | None:
     """The name of the norm after the last layer: the model's own pipeline plan knows it, else a usual name."""
     plan: Mapping[str, tuple[list[str], list[str]]] = getattr(decoder.config, "base_model_pp_plan", None) or {}
     takes_hidden = [name for name, (inputs, _) in plan.items() if inputs == ["hidden_states"]]
     for name in (*takes_hidden, *FINAL_NORMS):
         if isinstance(getattr(decoder, name, None), nn.Module):
             return name
-    raise PluginIncompatibleError(
-        f"{type(decoder).__name__}: no norm after the last layer is known (looked for {', '.join(FINAL_NORMS)}), "
-        "so it cannot be cut into pipeline stages; set policy.mesh.pp = 1"
-    )
+    return None
 
 
 def _canonical_names(module: nn.Module) -> dict[str, str]:
@@ -185,31 +222,6 @@ def _canonical_names(module: nn.Module) -> dict[str, str]:
         if listed != name:
             further[name] = listed
     return further
-
-
-def _check_passes_on(module: PreTrainedModel) -> None:
-    """Refuse a model that does something to hidden states outside its layers: every stage would do it again."""
-    decoder = module.get_decoder()
-    known = {module.get_input_embeddings(), _layers(decoder), getattr(decoder, _final_norm(decoder))}
-    others = [
-        name for name, child in decoder.named_children() if child not in known and any(True for _ in child.parameters())
-    ]
-    if others:
-        raise PluginIncompatibleError(
-            f"{type(decoder).__name__} has weights outside its layers that no pipeline stage is known to need: "
-            f"{', '.join(others)}; set policy.mesh.pp = 1"
-        )
-    hollow = _stage(module, Part(index=1, num_stages=3, layers=range(0), canonical={})).eval()
-    device = next(module.parameters()).device
-    given = torch.zeros(1, 2, module.config.get_text_config().hidden_size, dtype=module.dtype, device=device)
-    position_ids = torch.arange(2, device=device)[None]
-    with torch.no_grad():
-        output = hollow.base_model(inputs_embeds=given, position_ids=position_ids, use_cache=False)
-    if output.last_hidden_state is not given:
-        raise PluginIncompatibleError(
-            f"{type(module).__name__} changes hidden states outside its layers, which every pipeline stage would "
-            "repeat; set policy.mesh.pp = 1"
-        )
 
 
 class Stages(nn.Module):

@@ -1,107 +1,27 @@
 """Faults of models that the kit must name: one good language model, one good latent model, and many wrong ones."""
 
-import textwrap
 from pathlib import Path
 
 import pytest
 
-from cosmos_core.protocols import ModelCapabilities
-from cosmos_core.testing import ModelConformance
-from cosmos_core.testing.conformance.model import declarations
 from cosmos_core.testing.conformance.plugin import PluginConformance
+from tests.contract.kit.faulty_family import (
+    LAYOUT_TESTS,
+    OWN_BUILD,
+    OWN_DECIDE,
+    TESTS,
+    TINY,
+    build,
+    decide,
+    demonstration,
+    facts,
+    family,
+    logprobs,
+    only,
+    pack,
+)
 
 pytestmark = pytest.mark.slow
-
-FAMILY = """
-import attrs, torch
-from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions, tokens_payload, values
-from cosmos_core.protocols import ModelCapabilities, Provider, hookimpl
-
-CAPABILITIES = ModelCapabilities()
-
-class Family(HuggingFaceModel):
-{methods}
-
-{after}
-
-@hookimpl
-def cosmos_model():
-    return Provider(create=Family, options=HuggingFaceOptions, capabilities=CAPABILITIES)
-"""
-
-
-def family(methods="pass", after=""):
-    return FAMILY.format(methods=textwrap.indent(textwrap.dedent(methods), "    "), after=after)
-
-
-def decide(line, after=""):
-    """A `decide` that spoils what the family's own says."""
-    return family(
-        f"""
-        def decide(self, module, batch, *, temperature, with_entropy=False):
-            {line}
-            return decided
-        """,
-        after,
-    )
-
-
-def build(*lines, after=""):
-    """A `build` that spoils the module that the family makes."""
-    body = "\n".join(f"    {line}" for line in lines)
-    return family(f"def build(self, *, seed, dtype, device, layout=None):\n{body}\n    return module", after)
-
-
-OWN_DECIDE = "decided = super().decide(module, batch, temperature=temperature, with_entropy=with_entropy)"
-OWN_BUILD = "module = super().build(seed=seed, dtype=dtype, device=device, layout=layout)"
-
-
-def logprobs(expression, after=""):
-    """A `decide` whose log-probs `own` become something else."""
-    return decide(
-        f"{OWN_DECIDE}; own = decided.logprobs_N; decided = attrs.evolve(decided, logprobs_N={expression})", after
-    )
-
-
-def pack(expression, after=""):
-    """A `pack` that gives something else than the family's own `batches`."""
-    return family(
-        f"""
-        def pack(self, payloads, *, budget, multiple=1, is_uniform=False):
-            batches = super().pack(payloads, budget=budget, multiple=multiple, is_uniform=is_uniform)
-            return {expression}
-        """,
-        after,
-    )
-
-
-def axes(*names):
-    """What a family declares."""
-    return f"CAPABILITIES = ModelCapabilities(mesh_axes=frozenset({set(names)}))"
-
-
-def facts(expression):
-    """`facts` that are changed."""
-    return family(
-        f"""
-        def facts(self):
-            facts = super().facts()
-            return attrs.evolve(facts, {expression})
-        """
-    )
-
-
-def demonstration(expression):
-    """An `encode_demonstration` that gives something else than the family's own `payload`."""
-    return family(
-        f"""
-        def encode_demonstration(self, prompt):
-            payload = super().encode_demonstration(prompt)
-            prompt, completion = (values(payload, name) for name in ("prompt", "completion"))
-            return {expression}
-        """
-    )
-
 
 DECISIONS = {
     "wrong-scale": (
@@ -456,174 +376,14 @@ ENCODING = {
         "another process makes other encodings",
     ),
 }
-PADDING = {
-    "multiple-ignored": (
-        family(
-            "def pack(self, payloads, *, budget, **padding): return super().pack(payloads, budget=budget)", axes("cp")
-        ),
-        "test_padded_micro_batches_have_the_sizes_asked_for",
-        "pad each to a multiple",
-    ),
-    "not-uniform": (
-        family(
-            """
-            def pack(self, payloads, *, budget, multiple=1, **padding):
-                return super().pack(payloads, budget=budget, multiple=multiple)
-            """,
-            axes("pp"),
-        ),
-        "test_padded_micro_batches_have_the_sizes_asked_for",
-        "pad all to one size",
-    ),
-    "padding-decides": (
-        pack(
-            "[attrs.evolve(b, num_decisions=(*b.num_decisions[:-1], b.num_decisions[-1] + 1)) for b in batches] "
-            "if multiple > 1 else batches",
-            axes("tp"),
-        ),
-        "test_padding_decides_nothing",
-        "where the micro-batch is padded",
-    ),
-    "padding-is-seen": (
-        pack(
-            "[attrs.evolve(b, inputs={**b.inputs, 'lengths': b.inputs['lengths'].sum()[None]}) for b in batches] "
-            "if multiple > 1 else batches",
-            axes("tp"),
-        ),
-        "test_padding_decides_nothing",
-        "let no sequence see padding",
-    ),
-}
-COUNTING = """
-    def build(self, *, seed, dtype, device, layout=None):
-        module = super().build(seed=seed, dtype=dtype, device=device, layout=layout)
-        self.tally = torch.zeros(1)
-        return module
+PLANTED = {**DECISIONS, **GRADIENTS, **WEIGHTS, **BUILDING, **PACKING, **ENCODING}
 
-    def decide(self, module, batch, *, temperature, with_entropy=False):
-        if {condition}:
-            self.tally += batch.num_units
-        return super().decide(module, batch, temperature=temperature, with_entropy=with_entropy)
-
-    def tallies(self, module):
-        return [{tally}]
-
-    def after_step(self, module):
-        {act}
-        return {{"units_seen": {metric}}}
-"""
-
-
-def counting(condition="batch.weights_N is not None", tally="self.tally", act="pass", metric="float(self.tally)"):
-    """A model that counts, somehow."""
-    return family(COUNTING.format(condition=condition, tally=tally, act=act, metric=metric), axes("dp_shard"))
-
-
-TALLIES = {
-    "counts-copied": (
-        counting(tally="self.tally.clone()"),
-        "test_only_forwards_of_a_step_are_counted_from_zero",
-        "after tallies() were zeroed; give the tensors, never copies",
-    ),
-    "always-counting": (
-        counting(condition="True"),
-        "test_only_forwards_of_a_step_are_counted_from_zero",
-        "a forward without weights_N is counted",
-    ),
-    "counted-in-integers": (
-        counting(tally="self.tally.long()"),
-        "test_only_forwards_of_a_step_are_counted_from_zero",
-        "tallies() gave torch.int64",
-    ),
-    "acting-on-weights": (
-        counting(act="module.model.norm.weight.data.mul_(1.01)"),
-        "test_acting_on_counts_leaves_trained_parameters_alone",
-        "after_step() changed model.norm.weight, which has a gradient",
-    ),
-    "reporting-nothing": (
-        counting(metric="float('nan')"),
-        "test_acting_on_counts_leaves_trained_parameters_alone",
-        "after_step() reports units_seen = nan",
-    ),
-}
-LAYOUTS = {
-    "unknown-axis": (
-        family(after=axes("zp")),
-        "test_declared_mesh_axes_equal_one_process",
-        "ModelCapabilities.mesh_axes names zp; the axes are pp, dp_replicate",
-    ),
-    "gradient-not-summed": (
-        build(
-            OWN_BUILD,
-            "if layout is not None and layout.mesh.size('tp') > 1:",
-            "    module.model.norm.weight.register_hook(lambda gradient: gradient / 2)",
-            after=axes("tp"),
-        ),
-        "test_declared_mesh_axes_equal_one_process",
-        "with tp = 2 the gradient of model.norm.weight differs from one process's by 0.5 of its norm",
-    ),
-    "gradient-summed-twice": (
-        logprobs("2 * own - own.detach() if torch.distributed.is_initialized() else own", after=axes("dp_shard")),
-        "test_declared_mesh_axes_equal_one_process",
-        "with dp_shard = 2 the gradient of",
-    ),
-    "loss-scaled": (
-        logprobs("own / 2 if torch.distributed.is_initialized() else own", after=axes("dp_replicate")),
-        "test_declared_mesh_axes_equal_one_process",
-        "with dp_replicate = 2 the loss is",
-    ),
-    "other-counts": (
-        counting(metric="float(self.tally) + torch.distributed.is_initialized()"),
-        "test_declared_mesh_axes_equal_one_process",
-        "with dp_shard = 2 the units_seen of after_step() is",
-    ),
-    "own-decisions-only": (
-        logprobs("own[: len(own) // 2] if torch.distributed.is_initialized() else own", after=axes("cp")),
-        "test_declared_mesh_axes_equal_one_process",
-        "every process that shares the sequences returns all of their decisions",
-    ),
-    "other-things-said": (
-        logprobs("own + torch.distributed.get_rank() if torch.distributed.is_initialized() else own", after=axes("tp")),
-        "test_declared_mesh_axes_equal_one_process",
-        "decide() gives other log-probs on rank",
-    ),
-    "other-weights": (
-        build(
-            OWN_BUILD,
-            "if layout is not None and layout.mesh.size('tp') > 1: module.model.norm.weight.data.mul_(2)",
-            after=axes("tp"),
-        ),
-        "test_declared_mesh_axes_equal_one_process",
-        "with tp = 2 build() makes other weights: model.norm.weight",
-    ),
-    "no-stages": (
-        family("stages = conclude = None", axes("pp")),
-        "test_declared_mesh_axes_equal_one_process",
-        "declares pp, and the model has no method stages, conclude",
-    ),
-    "passing-views-on": (
-        family(
-            """
-            def advance(self, stage, batch, received):
-                return super().advance(stage, batch, received)[:]
-            """,
-            axes("pp"),
-        ),
-        "test_declared_mesh_axes_equal_one_process",
-        "advance() gave a view",
-    ),
-}
-PLANTED = {**DECISIONS, **GRADIENTS, **WEIGHTS, **BUILDING, **PACKING, **PADDING, **ENCODING, **TALLIES, **LAYOUTS}
 
 HEADER = """
 import numpy as np
 from faulty_model_latent import SIGMA, Decided, Payload, array, load_file, torch, view
 from cosmos_core.types import Prompt
 
-TINY = {
-    "model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64, "initializer_range": 0.3,
-}
 """
 LATENT = (Path(__file__).parent / "latent_model.py").read_text()
 # What the author of a model without tokens adds: rows without demonstrations, paths, and what their steps should be.
@@ -653,41 +413,29 @@ def one(self, module, path, condition, temperature):
 def load_exported(self, directory):
     return load_file(directory / "model.safetensors")
 """
-UNDECLARED = {
-    "not declared: none of cp, tp and pp, for which micro-batches are padded",
-    "not declared: with these options the model counts nothing (`AfterStep`)",
-    "not declared: no axis of [policy.mesh]",
+NOT_PADDED = "not declared: none of cp, tp and pp, for which micro-batches are padded"
+NOT_COUNTED = "not declared: with these options the model counts nothing (`AfterStep`)"
+NOT_DECLARED = {
+    "test_padded_micro_batches_have_the_sizes_asked_for": NOT_PADDED,
+    "test_padding_decides_nothing": NOT_PADDED,
+    "test_only_forwards_of_a_step_are_counted_from_zero": NOT_COUNTED,
+    "test_acting_on_counts_leaves_trained_parameters_alone": NOT_COUNTED,
+    "test_declared_mesh_axes_equal_one_process": "not declared: no axis of [policy.mesh]",
 }
-UNDECLARED_TESTS = {
-    "test_padded_micro_batches_have_the_sizes_asked_for",
-    "test_padding_decides_nothing",
-    "test_only_forwards_of_a_step_are_counted_from_zero",
-    "test_acting_on_counts_leaves_trained_parameters_alone",
-    "test_declared_mesh_axes_equal_one_process",
-}
-TESTS = [name for name in dir(ModelConformance) if name.startswith("test_")]
-
-
-def only(test):
-    """A class body that leaves one test of the kit: so many plugins would take minutes with all of it."""
-    return "".join(f"{name} = None\n" for name in TESTS if name != test.partition("[")[0])
 
 
 @pytest.fixture(scope="module")
 def outcomes(run_kit):
-    good = {"good": family(after=axes("tp", "cp", "pp", "dp_shard")), "counting": counting()}
-    modules = {**good, "latent": LATENT, **{name: source for name, (source, *_) in PLANTED.items()}}
+    modules = {"good": family(), "latent": LATENT, **{name: source for name, (source, *_) in PLANTED.items()}}
     bodies = {name: only(test) for name, (_, test, _) in PLANTED.items()}
-    bodies.update({name: bodies[name] + "config = {**TINY, 'num_hidden_layers': 2}\n" for name in LAYOUTS})
-    bodies["good"] = "config = {**TINY, 'num_hidden_layers': 2}\n"
     bodies["tame"] += "config = {**TINY, 'initializer_range': 0.01}\n"
-    return run_kit("model", modules, header=HEADER, body="config = TINY\n", bodies={**bodies, "latent": LATENT_BODY})
+    return run_kit(
+        "model", modules, header=HEADER + TINY, body="config = TINY\n", bodies={**bodies, "latent": LATENT_BODY}
+    )
 
 
-@pytest.mark.parametrize("name", ["good", "counting"])
-def test_a_good_language_model_passes(outcomes, name):
-    rest = {each.test: each.message for each in outcomes[name] if each.result != "passed"}
-    assert set(rest.values()) <= UNDECLARED
+def test_a_good_language_model_passes(outcomes):
+    assert {each.test: each.message for each in outcomes["good"] if each.result != "passed"} == NOT_DECLARED
 
 
 def test_a_good_model_without_tokens_passes(outcomes):
@@ -695,7 +443,7 @@ def test_a_good_model_without_tokens_passes(outcomes):
     assert rest.pop("test_every_token_id_has_a_row_in_the_embedding").startswith(
         "not given: none of the kit's payloads"
     )
-    assert {rest.pop(name) for name in UNDECLARED_TESTS} == UNDECLARED
+    assert {name: rest.pop(name) for name in NOT_DECLARED} == NOT_DECLARED
     assert rest.keys() == {each.test for each in outcomes["latent"] if each.test.startswith("test_a_demonstration_")}
     assert set(rest.values()) == {"not given: no row of `prompts` has a demonstration"}
 
@@ -707,15 +455,8 @@ def test_the_fault_is_named(outcomes, name):
     assert message in failed[test]
 
 
-def test_an_axis_that_planning_takes_is_named(monkeypatch):
-    # No plugin can make planning take an axis that it does not declare.
-    monkeypatch.setattr(declarations, "undeclared", lambda sizes, axes: [])
-    with pytest.raises(pytest.fail.Exception, match=r"policy\.mesh\.pp = 2 is taken"):
-        type("Kit", (ModelConformance,), {"plugin": "any"})().test_undeclared_mesh_axes_are_refused(ModelCapabilities())
-
-
 def test_every_test_of_the_kit_can_fail():
     planted = {test.partition("[")[0] for _, test, _ in PLANTED.values()}
-    # Those of every kind are proven with rewards (test_options_faults), and refusing an axis above.
-    elsewhere = {name for name in TESTS if name in vars(PluginConformance)} | {"test_undeclared_mesh_axes_are_refused"}
+    # Those of every kind are proven with rewards (test_options_faults), those of many processes in test_layout_faults.
+    elsewhere = {name for name in TESTS if name in vars(PluginConformance)} | LAYOUT_TESTS
     assert set(TESTS) - elsewhere == planted

@@ -9,7 +9,7 @@ def test_each_item_has_its_value_and_meaning():
     items = {each.name: each for each in declared(ModelCapabilities(mesh_axes=frozenset({"tp", "cp"})))}
     assert items["payload_kinds"].value == "tokens"
     assert items["mesh_axes"].value == "cp, tp"
-    assert items["mesh_axes"].meaning == "Axes of `[policy.mesh]` that may be greater than one."
+    assert items["mesh_axes"].meaning.startswith("Axes of `[policy.mesh]` that may be greater than one;")
 
 
 @pytest.mark.parametrize("record", [AlgorithmCapabilities, DatasetCapabilities, EngineCapabilities, ModelCapabilities])

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig
 
 from cosmos_core.config.schema import MeshConfig, PolicyConfig
 from cosmos_core.errors import DataError
@@ -27,6 +28,19 @@ from cosmos_core.transport.messages import GroupRef, HeldOutLoss, StepDone, Trai
 
 CPU = torch.device("cpu")
 LONGEST = 40
+QWEN3 = {
+    "model_type": "qwen3",
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": True,
+}
 
 
 def make_rows(number=9, *, seed=7):
@@ -85,12 +99,14 @@ def measure(trainer, rows, group=None):
 
 
 def expected_loss(module, rows):
-    """One sequence after the other, through the module's own forward."""
+    """One sequence after the other, by transformers' own model."""
+    plain = type(module)._from_config(AutoConfig.for_model(**QWEN3), attn_implementation="eager")
+    plain.load_state_dict(module.state_dict())
     total = number = 0
     for prompt, completion in rows:
         ids = torch.tensor([prompt + completion])
         with torch.no_grad():
-            logprobs = module(input_ids=ids).logits[0].log_softmax(-1)
+            logprobs = plain(input_ids=ids).logits[0].log_softmax(-1)
         places = torch.arange(len(prompt), ids.shape[1])
         total -= float(logprobs[places - 1, ids[0, places]].sum())
         number += len(completion)
@@ -175,21 +191,9 @@ def in_a_world(mesh, rows):
     torch.set_num_threads(1)
     axes = MeshConfig(**mesh)
     world = World(form_mesh(axes, "cpu"))
-    config = {
-        "model_type": "qwen3",
-        "vocab_size": 64,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 4,
-        "max_position_embeddings": 128,
-        "initializer_range": 0.2,
-    }
     with tempfile.TemporaryDirectory() as folder:
         model = HuggingFaceModel(
-            HuggingFaceOptions(), ModelContext(path=None, config=config, assets=Path(folder) / "assets")
+            HuggingFaceOptions(), ModelContext(path=None, config=QWEN3, assets=Path(folder) / "assets")
         )
         policy = PolicyConfig(precision="fp32", micro_batch_units=48, mesh=axes)
         module = model.build(seed=0, dtype=torch.float32, device=CPU, layout=layout_of(policy, world.mesh, "cpu"))

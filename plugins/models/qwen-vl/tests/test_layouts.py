@@ -33,6 +33,12 @@ FOUR = {
     "pp fsdp": policy(pp=2, dp_shard=2),
 }
 
+EIGHT = {
+    "fsdp cp tp": policy(dp_shard=2, cp=2, tp=2),
+    # Of three layers the first stage has two, which qwen3_vl adds what it sees to.
+    "pp cp tp, recomputed": policy(pp=2, cp=2, tp=2, parallel={"recompute": "full", "sequence_parallel": False}),
+}
+
 
 @pytest.fixture
 def make(name, tmp_path):
@@ -64,11 +70,11 @@ def compare(make, payloads, layouts, processes):
     for label, stepped in zip(layouts, found, strict=True):
         assert abs(stepped.loss - expected.loss) <= 1e-6 * abs(expected.loss), (label, stepped.loss, expected.loss)
         worst, error = worst_error(stepped.gradients, expected.gradients)
-        assert error <= 2e-5, (label, worst, error)
+        assert error <= 1e-5, (label, worst, error)
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
-@pytest.mark.parametrize(("layouts", "processes"), [(TWO, 2), (FOUR, 4)], ids=["two", "four"])
+@pytest.mark.parametrize(("layouts", "processes"), [(TWO, 2), (FOUR, 4), (EIGHT, 8)], ids=["two", "four", "eight"])
 def test_layouts(make, payloads, layouts, processes):
     compare(make, payloads, layouts, processes)
 

@@ -1,0 +1,118 @@
+"""Language models with a planted fault: the family that works, and ways to spoil each of its methods."""
+
+import textwrap
+
+from cosmos_core.testing import ModelConformance
+
+FAMILY = """
+import attrs, torch
+from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions, tokens_payload, values
+from cosmos_core.protocols import ModelCapabilities, Provider, hookimpl
+
+CAPABILITIES = ModelCapabilities()
+
+class Family(HuggingFaceModel):
+{methods}
+
+{after}
+
+@hookimpl
+def cosmos_model():
+    return Provider(create=Family, options=HuggingFaceOptions, capabilities=CAPABILITIES)
+"""
+
+
+def family(methods="pass", after=""):
+    return FAMILY.format(methods=textwrap.indent(textwrap.dedent(methods), "    "), after=after)
+
+
+def decide(line, after=""):
+    """A `decide` that spoils what the family's own says."""
+    return family(
+        f"""
+        def decide(self, module, batch, *, temperature, with_entropy=False):
+            {line}
+            return decided
+        """,
+        after,
+    )
+
+
+def build(*lines, after=""):
+    """A `build` that spoils the module that the family makes."""
+    body = "\n".join(f"    {line}" for line in lines)
+    return family(f"def build(self, *, seed, dtype, device, layout=None):\n{body}\n    return module", after)
+
+
+OWN_DECIDE = "decided = super().decide(module, batch, temperature=temperature, with_entropy=with_entropy)"
+OWN_BUILD = "module = super().build(seed=seed, dtype=dtype, device=device, layout=layout)"
+
+
+def logprobs(expression, after=""):
+    """A `decide` whose log-probs `own` become something else."""
+    return decide(
+        f"{OWN_DECIDE}; own = decided.logprobs_N; decided = attrs.evolve(decided, logprobs_N={expression})", after
+    )
+
+
+def pack(expression, after=""):
+    """A `pack` that gives something else than the family's own `batches`."""
+    return family(
+        f"""
+        def pack(self, payloads, *, budget, multiple=1, is_uniform=False):
+            batches = super().pack(payloads, budget=budget, multiple=multiple, is_uniform=is_uniform)
+            return {expression}
+        """,
+        after,
+    )
+
+
+def axes(*names):
+    """What a family declares."""
+    return f"CAPABILITIES = ModelCapabilities(mesh_axes=frozenset({set(names)}))"
+
+
+def facts(expression):
+    """`facts` that are changed."""
+    return family(
+        f"""
+        def facts(self):
+            facts = super().facts()
+            return attrs.evolve(facts, {expression})
+        """
+    )
+
+
+def demonstration(expression):
+    """An `encode_demonstration` that gives something else than the family's own `payload`."""
+    return family(
+        f"""
+        def encode_demonstration(self, prompt):
+            payload = super().encode_demonstration(prompt)
+            prompt, completion = (values(payload, name) for name in ("prompt", "completion"))
+            return {expression}
+        """
+    )
+
+
+TINY = """
+TINY = {
+    "model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64, "initializer_range": 0.3,
+}
+"""
+TESTS = [name for name in dir(ModelConformance) if name.startswith("test_")]
+LAYOUT_TESTS = {
+    "test_padded_micro_batches_have_the_sizes_asked_for",
+    "test_padding_decides_nothing",
+    "test_only_forwards_of_a_step_are_counted_from_zero",
+    "test_acting_on_counts_leaves_trained_parameters_alone",
+    "test_declared_mesh_axes_equal_one_process",
+    "test_undeclared_mesh_axes_are_refused",
+}
+"""Those of many processes, whose faults have a module of their own."""
+
+
+def only(test):
+    """A class body that leaves one test of the kit: so many plugins would take minutes with all of it."""
+    return "".join(f"{name} = None\n" for name in TESTS if name != test.partition("[")[0])
