@@ -39,6 +39,7 @@ from cosmos_core.policy.layout import layout_of
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions, tokens_payload
 from cosmos_core.policy.modeling.head import evaluate, vocabulary_of
+from cosmos_core.policy.modeling.tokens import values
 from cosmos_core.policy.world import World
 from cosmos_core.protocols import MicroBatch, ModelContext
 from cosmos_core.run.memory import policy_memory
@@ -63,6 +64,7 @@ CONFIG: Final[Mapping[str, Any]] = {
 }
 SEQUENCES, LENGTH, UNITS = 16, 64, 256
 MB: Final = 1e6
+PATIENCE_S: Final = 600.0
 
 LAYOUTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "one process": {},
@@ -180,7 +182,9 @@ def layouts(console: Console, assets: Path, steps: int) -> None:
     for name, policy in LAYOUTS.items():
         recipe = recipe_with(policy)
         sizes = policy.get("mesh", {})
-        found: list[Measured] = run_world(int(np.prod(list(sizes.values()))), train, assets, policy, steps)
+        found: list[Measured] = run_world(
+            int(np.prod(list(sizes.values()))), train, assets, policy, steps, timeout_s=PATIENCE_S
+        )
         planned = policy_memory(recipe, facts)
         held = max(sum(rank.device[part] for part in ("parameters", "gradients", "optimizer")) for rank in planned)
         whole = max(sum(rank.device.values()) for rank in planned)
@@ -225,13 +229,15 @@ def loading(console: Console, assets: Path, steps: int) -> None:
         model = model_of(assets)
         module = model.build(seed=0, dtype=torch.bfloat16, device=torch.device("cpu"))
         model.export(module, Path(folder))
-        whole = [run_world(1, load_whole, folder)[0] for _ in range(steps + 1)]
+        whole = [run_world(1, load_whole, folder, timeout_s=PATIENCE_S)[0] for _ in range(steps + 1)]
         peak, seconds = max(p for p, _ in whole), median(s for _, s in whole)
         table.add_row("from_pretrained", "1", f"{peak / MB:,.0f}", f"{seconds:.2f}", "1.00")
         for name in ("fsdp 2", "tp 2", "pp 2, 1f1b", "fsdp 2 · tp 2"):
             policy = LAYOUTS[name]
             size = int(np.prod(list(policy["mesh"].values())))
-            found = [run_world(size, load_streamed, assets, folder, policy) for _ in range(steps + 1)]
+            found = [
+                run_world(size, load_streamed, assets, folder, policy, timeout_s=PATIENCE_S) for _ in range(steps + 1)
+            ]
             most = max(p for one in found for p, _ in one)
             took = median(max(s for _, s in one) for one in found)
             table.add_row(f"streamed, {name}", str(size), f"{most / MB:,.0f}", f"{took:.2f}", f"{most / peak:.2f}")
@@ -241,8 +247,8 @@ def loading(console: Console, assets: Path, steps: int) -> None:
 def padded(batch: MicroBatch, payloads: Sequence[Payload], module: torch.nn.Module) -> torch.Tensor:
     """Log-probabilities of a micro-batch, as transformers computes them: a row for each sequence, padded."""
     rows = [payloads[index] for index in batch.sequences]
-    prompts = [len(row.arrays["prompt"]) for row in rows]
-    tokens = [torch.from_numpy(np.concatenate((row.arrays["prompt"], row.arrays["completion"]))) for row in rows]
+    prompts = [len(values(row, "prompt")) for row in rows]
+    tokens = [torch.from_numpy(np.concatenate((values(row, "prompt"), values(row, "completion")))) for row in rows]
     tokens_ST = torch.nn.utils.rnn.pad_sequence([row[:-1] for row in tokens], batch_first=True)
     mask_ST = torch.nn.utils.rnn.pad_sequence([torch.ones(len(row) - 1) for row in tokens], batch_first=True)
     hidden_STD = module.base_model(input_ids=tokens_ST, attention_mask=mask_ST.long(), use_cache=False)[0]
@@ -304,9 +310,8 @@ def packing(console: Console, assets: Path, steps: int) -> None:
             sums[name] = way()
             totals[name].append(time.process_time() - start)
     assert max(sums.values()) - min(sums.values()) < 1e-4 * abs(sums["packed"]), sums
-    title = (
-        f"Ragged sequences of {min(lengths)} to {max(lengths)} units, mean {np.mean(lengths):.0f}, forward, backward"
-    )
+    spread = f"{min(lengths)} to {max(lengths)} units, mean {np.mean(lengths):.0f}"
+    title = f"Forward and backward of ragged sequences, {spread}"
     table = table_of(title, ("way", "tokens/CPU s", "times padded"))
     for name, seconds in totals.items():
         ratio = median(totals["padded, as they come"]) / median(seconds)

@@ -8,9 +8,9 @@ from typing import Any
 
 import attrs
 
-from cosmos_core.config.mesh import mesh_problems
+from cosmos_core.config.mesh import mesh_problems, world_size
 from cosmos_core.config.nearest import suggestion
-from cosmos_core.config.schema import MeshConfig, OptimizerConfig, Recipe, SyncConfig
+from cosmos_core.config.schema import MeshConfig, OptimizerConfig, PolicyConfig, Recipe, SyncConfig
 from cosmos_core.errors import ConfigError
 
 
@@ -25,6 +25,7 @@ def check_recipe(recipe: Recipe) -> None:
         *_rewards(recipe),
         *_pace(recipe.sync),
         *_meshes(recipe),
+        *_offload(recipe.policy),
         *_optimizers(recipe),
         *_shares(recipe),
         *_rest(recipe),
@@ -73,6 +74,18 @@ def _meshes(recipe: Recipe) -> Iterator[str]:
                 f"rollout.mesh.{field.name}: must be 1, got {size}; a rollout replica is one process until engines run "
                 "on several, use rollout.replicas to spread the work"
             )
+
+
+def _offload(policy: PolicyConfig) -> Iterator[str]:
+    if not policy.parallel.cpu_offload:
+        return
+    if policy.device == "cpu":
+        yield "policy.parallel.cpu_offload: weights are in CPU memory already with policy.device = 'cpu'; remove it"
+    if world_size(policy.mesh) == 1:
+        yield (
+            "policy.parallel.cpu_offload: it is FSDP's, and policy.mesh makes a replica of one process; "
+            "raise policy.mesh.dp_shard, or remove it"
+        )
 
 
 def _optimizers(recipe: Recipe) -> Iterator[str]:

@@ -78,12 +78,16 @@ def adapters_of(module: nn.Module) -> Iterator[Adapter]:
 
 
 def trained_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors that a checkpoint needs: of a module with adapters these alone, else all that travel.
+    """The tensors that a checkpoint needs: all that travel but frozen weights, if adapters are beside these.
 
-    What lies below adapters never changes: it is the model that the recipe names.
+    What lies below adapters never changes: it is the model that the recipe names. Buffers may, such as the balance of
+    a router.
     """
     tensors = canonical_tensors(module)
-    return {name: each for name, each in tensors.items() if is_adapter(name)} if _is_adapted(module) else tensors
+    if not _is_adapted(module):
+        return tensors
+    frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
+    return {name: each for name, each in tensors.items() if name not in frozen}
 
 
 def published_tensors(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -27,8 +27,8 @@ class GradientBuffer:
         self._parameters = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
         locals_ = [local(parameter) for parameter in self._parameters.values()]
         sizes = [tensor.numel() for tensor in locals_]
-        # A stage of a pipeline, or a process of adapters, may have nothing to train.
-        device = locals_[0].device if locals_ else torch.device("cpu")
+        # A stage of a pipeline may have nothing to train; its buffer is where those that it is reduced with are.
+        device = next((parameter.device for parameter in parameters.values()), torch.device("cpu"))
         self.flat = torch.zeros(sum(sizes), dtype=torch.float32, device=device)
         self._views = [
             part.view(tensor.shape) for part, tensor in zip(torch.split(self.flat, sizes), locals_, strict=True)

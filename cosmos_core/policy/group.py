@@ -211,8 +211,11 @@ class GradientGroup:
 
     def _give_up(self) -> None:
         """Leave at once: the closed sockets tell the other members."""
-        _PARKED.append(self._backend)
-        self._backend = None
+        backend, self._backend = self._backend, None
+        if backend is not None and self._device.type == "cuda":
+            # A kernel that waits for a lost member never ends, and whoever waits for the device would wait for it.
+            backend.abort()
+        _PARKED.append(backend)
 
 
 def solo(generation: int = 0, world: World | None = None) -> GradientGroup:
@@ -297,7 +300,7 @@ def _joined(  # noqa: PLR0917
             ),
         )
         _meet(shared, rank, size, generation, interrupted, timeout_s)
-        return _build(shared, rank, size, host, device)
+        return _build(shared, rank, size, host, device, timeout_s)
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().split("\n", 1)[0]
         raise GradientGroupError(f"generation {generation}: cannot join at {store}: {reason}") from error
@@ -319,7 +322,9 @@ def _meet(  # noqa: PLR0917
         time.sleep(0.01)
 
 
-def _build(store: PrefixStore, rank: int, size: int, host: str, device: torch.device) -> Collectives:
+def _build(  # noqa: PLR0917
+    store: PrefixStore, rank: int, size: int, host: str, device: torch.device, timeout_s: float
+) -> Collectives:
     timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
     if device.type == "cuda":
         nccl = dist.ProcessGroupNCCL.Options()
@@ -327,8 +332,11 @@ def _build(store: PrefixStore, rank: int, size: int, host: str, device: torch.de
         return dist.ProcessGroupNCCL(store, rank, size, nccl)
     gloo: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001 - as torch itself makes them
     gloo._devices = [ProcessGroupGloo.create_device(hostname=host)]  # noqa: SLF001
-    gloo._timeout = timeout  # noqa: SLF001
-    return ProcessGroupGloo(store, rank, size, gloo)
+    # All members are there, but one may turn away before it connects, and nothing can interrupt the others then.
+    gloo._timeout = timedelta(seconds=timeout_s)  # noqa: SLF001
+    group = ProcessGroupGloo(store, rank, size, gloo)
+    group.set_timeout(timeout)
+    return group
 
 
 def _listen(bind: str) -> socket.socket:

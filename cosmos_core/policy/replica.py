@@ -139,7 +139,7 @@ class PolicyReplica:
                 size=len(order.members),
                 store=order.store,
                 host=self._parts.host,
-                device=self._trainer.device,
+                device=self._trainer.state_device,
                 interrupted=lambda: self._parts.orders.is_pointless(order.generation),
                 world=self._trainer.world,
             )

@@ -22,11 +22,13 @@ class Tallies:
         model: The model.
         module: Its weights.
         mesh: The processes of the replica.
+        device: Where counts are.
     """
 
-    def __init__(self, model: Model, module: torch.nn.Module, mesh: Mesh) -> None:
+    def __init__(self, model: Model, module: torch.nn.Module, mesh: Mesh, device: torch.device) -> None:
         self._model: Final = model if isinstance(model, AfterStep) else None
         self._module: Final = module
+        self._nothing: Final = torch.zeros(0, device=device)
         self._groups: Final = [mesh.group(axis) for axis in DIFFERENT if mesh.size(axis) > 1]
 
     def zero(self) -> None:
@@ -40,10 +42,11 @@ class Tallies:
         Raises:
             GradientGroupError: The group broke.
         """
-        tallies = self._tensors()
-        if not tallies:
+        if self._model is None:
             return
-        flat = torch.cat([tally.flatten() for tally in tallies])
+        tallies = self._tensors()
+        # A stage of a pipeline that counts nothing takes part all the same: its replica agrees on every sum.
+        flat = torch.cat([tally.flatten() for tally in tallies]) if tallies else self._nothing
         for each in self._groups:
             dist.all_reduce(flat, group=each)
         group.sum(flat)

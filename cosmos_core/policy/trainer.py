@@ -93,12 +93,17 @@ class Trainer:
         self._policy = policy
         self._executor: Executor = make_executor(model, module, world.mesh, policy.parallel.schedule)
         self._ties = Ties.of(module, world)
-        self._tallies = Tallies(model, module, world.mesh)
+        self._tallies = Tallies(model, module, world.mesh, device)
         self._gradients = GradientBuffer(
             dict(module.named_parameters()),
             processes=world.size // world.mesh.size("pp"),
             twice=tuple(self._ties.partners),
         )
+
+    @property
+    def state_device(self) -> torch.device:
+        """Where weights, gradients and optimizer are: in the CPU's memory if they are kept there between uses."""
+        return self._gradients.flat.device
 
     @property
     def optimizer(self) -> AdamW:

@@ -225,5 +225,8 @@ class AfterStep(Protocol):
         ...
 
     def after_step(self, module: torch.nn.Module) -> Mapping[str, float]:
-        """Act on the sums, alike on every process that holds the same part; metrics to report."""
+        """Act on the sums, alike on every process that holds the same part; metrics to report.
+
+        Parameters that have gradients are the optimizer's alone.
+        """
         ...

@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 
 import attrs
 
+from cosmos_core.errors import TransportError
 from cosmos_core.transport.codec import Codec
 
 
@@ -62,7 +63,10 @@ Message: TypeAlias = Join | Failure | Abandon | End | Goodbye
 
 _CODEC: Final = Codec((Join, Failure, Abandon, End, Goodbye))
 _LENGTH: Final = struct.Struct(">I")
+_MAX_BYTES: Final = 16 << 20
 _SEND_TIMEOUT_S: Final = 2.0
+_SILENCE: Final = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
+"""A machine that no longer answers is gone after half a minute: nothing else is sent while all is well."""
 
 
 class Wire:
@@ -81,6 +85,8 @@ class Wire:
         connection.settimeout(_SEND_TIMEOUT_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _SILENCE.items():
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
         self.connection: Final = connection
         self.rank = rank
         self.pid = 0
@@ -117,6 +123,8 @@ class Wire:
     def _whole(self) -> Iterator[Message]:
         while len(self._received) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._received)
+            if length > _MAX_BYTES:
+                raise TransportError(f"a message of {length:,} bytes; {_MAX_BYTES:,} are the most")
             end = _LENGTH.size + length
             if len(self._received) < end:
                 return

@@ -35,6 +35,8 @@ class Measured:
         num_with_media: Those that show images or videos.
         num_heldout: First held-out rows looked at; none where nothing is evaluated.
         num_heldout_demonstrations: Those with a demonstration.
+        num_unusable: Of the rows looked at, those that the dataset or the model refuses.
+        fault: Why the first of these is refused.
     """
 
     num_rows: int
@@ -44,6 +46,8 @@ class Measured:
     num_with_media: int = 0
     num_heldout: int = 0
     num_heldout_demonstrations: int = 0
+    num_unusable: int = 0
+    fault: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -89,6 +93,15 @@ def emptiness(name: str, num_train_rows: int) -> Iterator[str]:
         yield f"dataset: {name!r} has no train rows; check its files and filters in [dataset.options]"
 
 
+def _unusable(name: str, measured: Measured) -> Iterator[str]:
+    """A dataset of which no row can be used; some bad ones are passed over, as in the run."""
+    if measured.num_unusable and measured.num_unusable == measured.num_rows:
+        yield (
+            f"dataset: none of the {measured.num_rows} train rows of {name!r} that were looked at can be used; "
+            f"the first: {measured.fault}"
+        )
+
+
 def _idle(recipe: Recipe, stage: Stage, algorithm: AlgorithmCapabilities) -> Iterator[str]:
     """Processes that no sequence of a step is left for."""
     mesh, replicas = recipe.policy.mesh, recipe.policy.replicas
@@ -106,6 +119,7 @@ def _idle(recipe: Recipe, stage: Stage, algorithm: AlgorithmCapabilities) -> Ite
 def _data(recipe: Recipe, parts: Parts) -> Iterator[str]:
     name = recipe.dataset.plugin
     yield from emptiness(name, parts.num_train_rows)
+    yield from _unusable(name, parts.measured)
     if parts.num_heldout_rows == 0 and recipe.evaluation.interval > 0 and recipe.evaluation.prompts > 0:
         yield (
             f"evaluation.interval: {recipe.evaluation.interval}, but dataset {name!r} has no held-out rows; "
@@ -156,7 +170,7 @@ def _stage(recipe: Recipe, parts: Parts, stage: Stage, algorithm: AlgorithmCapab
                 f"{stage.key}.plugin: {stage.plugin!r} learns from demonstrations, but the rows of dataset "
                 f"{recipe.dataset.plugin!r} have none; map a field to them, or take another algorithm"
             )
-        elif not parts.measured.num_demonstrations:
+        elif not parts.measured.num_demonstrations and parts.measured.num_unusable < parts.measured.num_rows:
             yield (
                 f"{stage.key}.plugin: {stage.plugin!r} learns from demonstrations, but none of "
                 f"{parts.measured.num_rows} train rows of dataset {recipe.dataset.plugin!r} has one; "

@@ -177,12 +177,14 @@ def _measure(model: Model, dataset: Dataset, sizes: Mapping[Split, int], num_eva
     count = min(num_rows, _MEASURED_PROMPTS)
     num_heldout = min(num_evaluated, sizes["heldout"], _MEASURED_PROMPTS)
     lengths: list[int] = []
+    faults: list[str] = []
     demonstrations = shown = 0
     for index in range(count):
         try:
             prompt = dataset.row("train", index * num_rows // count)
             payload = model.encode(prompt)
-        except DataError:
+        except DataError as error:
+            faults.append(str(error))
             continue
         demonstrations += prompt.demonstration is not None
         shown += bool(prompt.media)
@@ -196,6 +198,8 @@ def _measure(model: Model, dataset: Dataset, sizes: Mapping[Split, int], num_eva
         num_with_media=shown,
         num_heldout=num_heldout,
         num_heldout_demonstrations=sum(_has_demonstration(dataset, index) for index in range(num_heldout)),
+        num_unusable=len(faults),
+        fault=next(iter(faults), ""),
     )
 
 

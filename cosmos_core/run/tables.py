@@ -12,6 +12,7 @@ from rich.text import Text
 from cosmos_core.config.checks import staleness_bound
 from cosmos_core.config.schema import MeshConfig
 from cosmos_core.config.structure import unstructure
+from cosmos_core.run.checks import Parts
 from cosmos_core.run.estimate import gpus, processes, rollout_memory, sync_bytes
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.memory import RankMemory, policy_memory
@@ -54,7 +55,7 @@ def _parts(plan: Plan) -> Table:
             f"{facts.architecture}, {facts.num_parameters / 1e6:,.3f} M parameters, {facts.num_layers} layers x "
             f"{facts.hidden_size}, vocabulary {facts.vocab_size}, context {facts.context_length}"
         ),
-        ("dataset", recipe.dataset.plugin): f"{parts.num_train_rows:,} train rows, {parts.num_heldout_rows:,} held out",
+        ("dataset", recipe.dataset.plugin): _rows(parts),
     }
     described |= {("algorithm", stage.plugin): capable.source for stage, capable in parts.stages}
     described |= {("reward", config.plugin): f"weight {config.weight:g}" for config in recipe.reward}
@@ -62,6 +63,14 @@ def _parts(plan: Plan) -> Table:
         what = described.get((record.kind, record.name), "")
         table.add_row(record.kind, record.name, f"{record.distribution} {record.version}", what)
     return table
+
+
+def _rows(parts: Parts) -> str:
+    measured = parts.measured
+    told = f"{parts.num_train_rows:,} train rows, {parts.num_heldout_rows:,} held out"
+    if not measured.num_unusable:
+        return told
+    return f"{told}; {measured.num_unusable} of {measured.num_rows} looked at cannot be used: {measured.fault}"
 
 
 def _batches(plan: Plan) -> Table:

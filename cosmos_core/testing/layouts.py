@@ -190,11 +190,13 @@ def _largest(world: World, values: Mapping[str, float]) -> dict[str, float]:
     return largest
 
 
-def make_trainer(model: Model, policy: PolicyConfig, world: World, *, seed: int = 0) -> Trainer:
-    """A trainer of demonstrations, in float32, on this process of a world."""
-    layout = layout_of(policy, world.mesh, "cpu")
-    module = model.build(seed=seed, dtype=torch.float32, device=CPU, layout=layout)
-    trainer = Trainer(model=model, module=module, policy=policy, device=CPU, world=world)
+def make_trainer(
+    model: Model, policy: PolicyConfig, world: World, *, seed: int = 0, device: torch.device = CPU
+) -> Trainer:
+    """A trainer of demonstrations, of float32 weights, on this process of a world."""
+    layout = layout_of(policy, world.mesh, device.type)
+    module = model.build(seed=seed, dtype=torch.float32, device=device, layout=layout)
+    trainer = Trainer(model=model, module=module, policy=policy, device=device, world=world)
     stage = Stage(
         index=0, key="algorithm", plugin="imitation", options={}, steps=1000, prompts_per_step=1,
         optimizer=OptimizerConfig(lr=1e-3, clip_norm=0.0), first_step=0,
@@ -206,7 +208,7 @@ def make_trainer(model: Model, policy: PolicyConfig, world: World, *, seed: int 
 def train_step(trainer: Trainer, payloads: Sequence[Payload], policy: PolicyConfig) -> Meter:
     """Train on a batch of demonstrations, shared among the processes; this process's metrics."""
     share = share_of(payloads, policy.mesh, trainer.world)
-    return trainer.train(share, share.counts, solo(), Stopwatch(CPU)).meter
+    return trainer.train(share, share.counts, solo(), Stopwatch(trainer.device)).meter
 
 
 def share_of(payloads: Sequence[Payload], sizes: MeshConfig, world: World) -> Share:

@@ -110,7 +110,9 @@ def _share(
             torch.cat((value, value.new_zeros(missing, value.shape[1]))) for value in (hidden_TD, chosen_TK, weights_TK)
         )
     output_TD = compute(split_dim(hidden_TD, 0, group), part(chosen_TK, 0, group), split_dim(weights_TK, 0, group))
-    return gather_for_shared(output_TD, 0, group)[:num_tokens]
+    joined_TD = gather_for_shared(output_TD, 0, group)
+    # FSDP hangs its backward hook on the result, where an in-place change of a view would lose it.
+    return joined_TD[:num_tokens].clone() if missing else joined_TD
 
 
 def _dispatch(  # noqa: PLR0917 - what transformers hands to experts, and where they are

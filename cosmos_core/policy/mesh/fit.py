@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from typing import get_args
 
 from cosmos_core.config.mesh import choices, divisors
+from cosmos_core.config.nearest import suggestion
 from cosmos_core.config.schema import MeshConfig, PolicyConfig
 from cosmos_core.policy.layout import STAGES_PER_RANK
 from cosmos_core.protocols import Axis, Extent, ModelCapabilities, ModelFacts
@@ -22,7 +23,7 @@ def misfits(policy: PolicyConfig, capabilities: ModelCapabilities, facts: ModelF
         for axis, reason in facts.impossible.items()
         if getattr(mesh, axis) > 1 and axis in capabilities.mesh_axes
     ]
-    return found or [*_stages(policy, facts), *_extents(policy, facts), *_units(policy)]
+    return found or [*_stages(policy, facts), *_extents(policy, facts), *_units(policy), *_adapted(policy, facts)]
 
 
 def undeclared(mesh: MeshConfig, declared: Collection[Axis]) -> Iterator[str]:
@@ -100,3 +101,16 @@ def _units(policy: PolicyConfig) -> Iterator[str]:
             f"policy.micro_batch_units: {policy.micro_batch_units} is no multiple of cp · tp = {parts}, by which each "
             f"row is split; take {choices([down, down + parts] if down else [parts])}"
         )
+
+
+def _adapted(policy: PolicyConfig, facts: ModelFacts) -> Iterator[str]:
+    """Adapters of layers that the model does not have."""
+    known = {name for part in facts.parts if part.is_layer for name in part.widths}
+    if policy.lora is None or not known:
+        return
+    for wanted in policy.lora.modules:
+        if wanted not in known | {"all-linear"}:
+            yield (
+                f"policy.lora.modules: no linear layer of {facts.architecture} is called {wanted!r}; "
+                f"{suggestion(wanted, sorted(known))}"
+            )

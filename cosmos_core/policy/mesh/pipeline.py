@@ -60,7 +60,13 @@ class Pipeline:
         self, batches: Sequence[MicroBatch], *, temperature: float, with_entropy: bool = False
     ) -> list[Decided] | None:
         """Evaluate without gradients; None on a process without the last stage."""
+        is_last = self._num_stages - 1 in self._stages
         decided: list[Decided] = []
+        if not batches:
+            return decided if is_last else None
+        is_last = self._num_stages - 1 in self._stages
+        if not batches:
+            return decided if is_last else None
 
         def conclude(stage: nn.Module, batch: MicroBatch, received: torch.Tensor) -> None:
             decided.append(
@@ -70,7 +76,7 @@ class Pipeline:
         with torch.no_grad():
             self._copy_weights()
             self._relay(batches, conclude)
-        return decided if self._num_stages - 1 in self._stages else None
+        return decided if is_last else None
 
     def train(
         self,

@@ -7,6 +7,7 @@ from cosmos_core.policy.modeling.attention import PACKED, Packing
 from cosmos_core.policy.modeling.encoding import HuggingFaceOptions
 from cosmos_core.policy.modeling.huggingface import HuggingFaceModel
 from cosmos_core.policy.modeling.packing import pack
+from cosmos_core.policy.modeling.row import Row
 from cosmos_core.policy.modeling.tokens import tokens_payload, values
 from cosmos_core.policy.modeling.vision import VisionLanguageModel
 
@@ -15,6 +16,7 @@ __all__ = [
     "HuggingFaceModel",
     "HuggingFaceOptions",
     "Packing",
+    "Row",
     "VisionLanguageModel",
     "pack",
     "tokens_payload",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,8 @@ from cosmos_core.policy.channel import Channel
 from cosmos_core.policy.modeling.stored import INDEX, SINGLE
 from cosmos_core.weights.held import Held, Spread, all_held, spreads
 from cosmos_core.weights.shards import torch_dtype
+
+_LOG: Final = logging.getLogger(__name__)
 
 FILE_BYTES: Final = 2 << 30
 """Largest file, and what the leader holds at most besides one group of tensors."""
@@ -91,9 +94,20 @@ def export_adapters(module: nn.Module, directory: Path, channel: Channel, *, bel
     if not channel.is_leader or not whole:
         return
     directory.mkdir(parents=True, exist_ok=True)
+    _warn_of_experts(module, whole)
     tensors = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in whole.items()}
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     (directory / "adapter_config.json").write_text(json.dumps(_adapter_config(module, whole, below), indent=2) + "\n")
+
+
+def _warn_of_experts(module: nn.Module, names: Iterable[str]) -> None:
+    """Before transformers fused experts, these were linear layers with the names of dense ones, and peft thinks so."""
+    taken = sorted({"gate_proj", "up_proj", "down_proj"} & {part for name in names for part in name.split(".")})
+    if taken and any(parameter.dim() == 3 for parameter in module.parameters()):
+        _LOG.warning(
+            "%s: peft takes adapters of %s for those of the experts, which have none; the merged model is right",
+            type(module).__name__, " and ".join(taken),
+        )  # fmt: skip
 
 
 def _adapter_config(module: nn.Module, whole: Mapping[str, torch.Tensor], below: str | None) -> dict[str, object]:

@@ -31,6 +31,8 @@ from cosmos_core.policy.modeling.packing import pack
 from cosmos_core.policy.modeling.rooted import layout_of, within
 from cosmos_core.policy.modeling.row import Row, device_of
 from cosmos_core.policy.modeling.stages import Stages
+from cosmos_core.policy.modeling.stored import holds_weights
+from cosmos_core.policy.modeling.streaming import Streamed
 from cosmos_core.policy.modeling.tokenizer import build_tokenizer
 from cosmos_core.policy.modeling.verification import verify_packing
 from cosmos_core.protocols import Decided, Layout, MicroBatch, ModelContext, ModelFacts
@@ -54,6 +56,7 @@ class HuggingFaceModel(TextEncoding):
     def __init__(self, options: HuggingFaceOptions, context: ModelContext) -> None:
         super().__init__(options, context)
         self._config: PretrainedConfig | None = None
+        self._facts: ModelFacts | None = None
 
     @property
     def config(self) -> PretrainedConfig:
@@ -74,12 +77,23 @@ class HuggingFaceModel(TextEncoding):
         return self._config
 
     def facts(self) -> ModelFacts:
-        """Describe the model without building weights."""
+        """Describe the model without building weights; those of a checkpoint on this machine are looked through.
+
+        Raises:
+            CosmosError: The config makes no model, or the checkpoint is missing files, truncated or of another model.
+        """
+        if self._facts is None:
+            self._facts = self._find_facts()
+        return self._facts
+
+    def _find_facts(self) -> ModelFacts:
         shell = facts.make_shell(
             self.config,
             self.auto_class,
             trust_remote_code=self.context.trust_remote_code,
         )
+        if self.context.path is not None and holds_weights(Path(self.context.path)):
+            Streamed(self.context.path, shell)
         num_parameters, extents = sum(parameter.numel() for parameter in shell.parameters()), facts.extents_of(shell)
         impossible, num_tied = facts.impossible_axes(shell), anatomy.num_tied(shell)
         text = self.config.get_text_config()
@@ -255,7 +269,7 @@ class HuggingFaceModel(TextEncoding):
                 "eos_token_id": made.eos_token_id,
             }
             loading.config_from_mapping({**defaults, **self.context.config}).save_pretrained(assets)
-        self._config = self._tokenizer = None
+        self._config = self._tokenizer = self._facts = None
 
     def _find_config(self) -> PretrainedConfig:
         trust = self.context.trust_remote_code

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.policy.modeling.attention import PACKED
-from cosmos_core.policy.modeling.stored import stored_tensors
+from cosmos_core.policy.modeling.stored import holds_weights, stored_tensors
 
 TEMPLATE_ERRORS: Final = (TemplateError, ValueError, TypeError, KeyError)
 """What a chat template raises on turns that it does not take."""
@@ -86,13 +86,21 @@ def config_from_checkpoint(path: str, *, trust_remote_code: bool) -> PretrainedC
     """The config of a checkpoint.
 
     Raises:
-        ConfigError: There is no usable config.
+        ConfigError: There is no usable config, or the weights are quantised.
     """
     _require_folder(path)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except LIBRARY_ERRORS as error:
-        raise ConfigError(f"model.path: no usable model config at {path!r}: {first_line(error)}") from error
+        absent = "" if Path(path).exists() else f" (there is no folder {path}, so it was taken for a name on the hub)"
+        raise ConfigError(f"model.path: no usable model config at {path!r}{absent}: {first_line(error)}") from error
+    quantised = getattr(config, "quantization_config", None)
+    if quantised is not None:
+        method = quantised.get("quant_method", "?") if isinstance(quantised, Mapping) else quantised
+        raise ConfigError(
+            f"model.path: the weights of {path!r} are quantised ({method}), and training needs them in bfloat16 or "
+            "float32; convert the checkpoint, and remove quantization_config from its config.json"
+        )
     return config
 
 
@@ -128,7 +136,7 @@ def load_pretrained(
         CheckpointError: Files are missing or damaged, or tensors are missing or have other shapes.
     """
     _require_folder(path)
-    if Path(path).is_dir() and any(Path(path).glob("*.safetensors*")):
+    if holds_weights(Path(path)):
         # transformers' own words for a missing or truncated file name neither the file nor the sizes.
         stored_tensors(Path(path))
     transformers_logging.disable_progress_bar()

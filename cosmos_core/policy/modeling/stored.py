@@ -44,6 +44,11 @@ class _Index:
     weight_map: dict[str, str]
 
 
+def holds_weights(folder: Path) -> bool:
+    """Whether a folder has safetensors files, or an index that promises some; one with a config alone is for planning."""
+    return any(folder.glob("*.safetensors")) or (folder / INDEX).is_file()
+
+
 def stored_tensors(folder: Path) -> dict[str, Stored]:
     """The tensors of a checkpoint by name.
 

@@ -78,7 +78,7 @@ class VisionLanguageModel(HuggingFaceModel):
         made.save_pretrained(self.context.assets)
         if self.context.config is not None:
             self._resolved(self.context.config, made).save_pretrained(self.context.assets)
-        self._config = self._tokenizer = None
+        self._config = self._tokenizer = self._facts = None
 
     def _find_config(self) -> PretrainedConfig:
         """The config; beside a tokenizer made locally, special tokens have the ids that it gave them."""

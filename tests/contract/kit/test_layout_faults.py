@@ -15,6 +15,7 @@ from tests.contract.kit.faulty_family import (
     family,
     logprobs,
     only,
+    pack,
 )
 
 pytestmark = pytest.mark.slow
@@ -114,17 +115,18 @@ LAYOUTS = {
     "unknown-axis": (
         family(after=axes("zp")),
         "test_declared_mesh_axes_equal_one_process",
-        "ModelCapabilities.mesh_axes names zp; the axes are pp, dp_replicate",
+        'ModelCapabilities.mesh_axes.0: expected one of "pp", "dp_replicate"',
     ),
     "gradient-not-summed": (
         build(
-            OWN_BUILD,
             "if layout is not None and layout.mesh.size('tp') > 1:",
-            "    module.model.norm.weight.register_hook(lambda gradient: gradient / 2)",
+            "    from cosmos_core.policy.mesh import tensor",
+            "    tensor.copy_to_group = lambda weight, group: weight",
+            OWN_BUILD,
             after=axes("tp"),
         ),
         "test_declared_mesh_axes_equal_one_process",
-        "with tp = 2 the gradient of model.norm.weight differs from one process's by 0.5 of its norm",
+        "with tp = 2 the gradient of model",
     ),
     "gradient-summed-twice": (
         logprobs("2 * own - own.detach() if torch.distributed.is_initialized() else own", after=axes("dp_shard")),
@@ -210,7 +212,7 @@ def test_the_fault_is_named(outcomes, name):
 def test_an_axis_that_planning_takes_is_named(monkeypatch):
     # No plugin can make planning take an axis that it does not declare.
     monkeypatch.setattr(declarations, "undeclared", lambda sizes, axes: [])
-    with pytest.raises(pytest.fail.Exception, match=r"policy\.mesh\.pp = 2 is taken"):
+    with pytest.raises(pytest.fail.Exception, match=r"policy\.mesh\.dp_replicate = 2 is taken"):
         type("Kit", (ModelConformance,), {"plugin": "any"})().test_undeclared_mesh_axes_are_refused(ModelCapabilities())
 
 

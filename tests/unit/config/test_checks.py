@@ -30,6 +30,8 @@ def load(*overrides: str):
         (["policy.mesh.dp_shard=4", "policy.mesh.ep=3"], "policy.mesh.ep: 3 does not divide .* = 4.*can be 1, 2 or 4"),
         (["policy.mesh={dp_shard=2, tp=2, ep=1}", "policy.mesh.ep=8"], "policy.mesh.ep: 8 .*ep can be 1, 2 or 4"),
         (["policy.mesh={dp_shard=3, tp=2}", "policy.mesh.ep=3"], "3 is not a multiple of tp = 2.*can be 1, 2 or 6"),
+        (["policy.parallel.cpu_offload=true", "policy.mesh.dp_shard=2", "policy.device=cpu"], "CPU memory already"),
+        (["policy.parallel.cpu_offload=true"], "cpu_offload: .* a replica of one process"),
         (["rollout.mesh.dp_shard=4"], "rollout.mesh.dp_shard: must be 1, got 4; .*rollout.replicas"),
         (["policy.optimizer.betas=[0.9, 1.0]"], "policy.optimizer.betas.1: must be .* less than 1, got 1.0"),
         (["warmup={plugin='s', steps=1, optimizer={betas=[-1, 0.5]}}"], "warmup.optimizer.betas.0"),

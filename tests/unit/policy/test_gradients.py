@@ -52,6 +52,13 @@ def test_a_process_may_have_nothing_to_train():
     assert float(buffer.square()) == 0.0
 
 
+def test_nothing_to_train_is_where_the_weights_are():
+    frozen = torch.nn.Parameter(torch.empty(2, device="meta"), requires_grad=False)
+    buffer = GradientBuffer({"frozen": frozen})
+    assert buffer.flat.shape == (0,)
+    assert buffer.square().device == frozen.device
+
+
 def sharded():
     """A parameter over two of four processes, and one that all hold; gradients from two backward passes."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))

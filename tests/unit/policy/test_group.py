@@ -1,14 +1,16 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
+from torch.distributed import PrefixStore
 
 from cosmos_core.errors import TransportError
 from cosmos_core.policy.frames import SMALL_BYTES
-from cosmos_core.policy.group import GradientGroupError, GroupStore, form_group, solo
+from cosmos_core.policy.group import GradientGroup, GradientGroupError, GroupStore, form_group, solo
 
 CPU = torch.device("cpu")
 
@@ -147,3 +149,45 @@ def test_a_collective_that_a_member_never_joins_can_be_interrupted(store):
             is_over.set()
 
     members(store, 2, work, interrupted=stop.is_set)
+
+
+def test_a_member_that_turns_away_before_it_connects_does_not_hold_up_the_others(store):
+    # As one does that is interrupted once it was seen.
+    shared = PrefixStore("generation-1/rank-0", store.shared)
+    shared.set("here/1", "1")
+    start = time.monotonic()
+    with pytest.raises(GradientGroupError, match="generation 1: cannot join at tcp://.*timeout"):
+        form_group(
+            generation=1,
+            rank=0,
+            size=2,
+            store=store.endpoint,
+            host="127.0.0.1",
+            device=CPU,
+            interrupted=lambda: False,
+            timeout_s=0.5,
+        )
+    assert time.monotonic() - start < 10.0
+
+
+def test_collectives_may_take_longer_than_forming_the_group(store):
+    def work(group):
+        time.sleep(2.0 * group.rank)
+        tensor = torch.ones(1)
+        group.sum(tensor)
+        return tensor.tolist()
+
+    assert members(store, 2, work, timeout_s=1.0) == [[2.0]] * 2
+
+
+def test_a_group_of_accelerators_is_aborted_when_it_is_given_up():
+    aborted = []
+    backend = SimpleNamespace(
+        allreduce=lambda _: SimpleNamespace(is_completed=lambda: False), abort=lambda: aborted.append(True)
+    )
+    group = GradientGroup(
+        generation=1, rank=0, size=2, backend=backend, device=torch.device("cuda"), interrupted=lambda: True
+    )
+    with pytest.raises(GradientGroupError, match="interrupted in a collective"):
+        group.sum(torch.ones(1))
+    assert aborted == [True]

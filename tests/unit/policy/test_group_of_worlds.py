@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import torch
 
 from cosmos_core.policy.group import GradientGroupError, GroupStore, form_group, solo
+from cosmos_core.policy.tallies import Tallies
 from cosmos_core.policy.transfer import transfer_state
 
 CPU = torch.device("cpu")
@@ -166,3 +167,29 @@ def test_the_only_member_shares_what_its_leader_says():
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda rank: groups[rank].exchange(b"from %d" % rank), range(2)))
     assert answers == [[b"from 0"]] * 2
+
+
+class Counting:
+    """A model whose first stage counts nothing (see `cosmos_core.protocols.AfterStep`)."""
+
+    def __init__(self, rank):
+        self.counts = [torch.tensor([1.0, 2.0])] if rank else []
+
+    def tallies(self, module):
+        return self.counts
+
+    def after_step(self, module):
+        return {}
+
+
+def test_a_stage_that_counts_nothing_does_not_leave_the_others_waiting():
+    alone = SimpleNamespace(size=lambda axis: 1)
+
+    def work(replica, rank, group):
+        model = Counting(rank)
+        Tallies(model, torch.nn.Identity(), alone, CPU).sum(group)
+        # The next thing that all processes do, which would be mistaken for the sum.
+        group.sum(torch.ones(1))
+        return [counts.tolist() for counts in model.counts]
+
+    assert replicas(work) == {(replica, rank): [[2.0, 4.0]] if rank else [] for replica in (0, 1) for rank in (0, 1)}

@@ -3,12 +3,14 @@ import math
 import pytest
 import torch
 
-from cosmos_core.config.schema import OptimizerConfig, ParallelConfig
+from cosmos_core.config.schema import OptimizerConfig, ParallelConfig, PolicyConfig
 from cosmos_core.errors import TrainingError
 from cosmos_core.policy.batch import Counts, Share, TrainSequence
 from cosmos_core.policy.group import GradientGroupError, solo
 from cosmos_core.policy.meter import Stopwatch
 from cosmos_core.policy.modeling import tokens_payload
+from cosmos_core.policy.trainer import Trainer
+from cosmos_core.policy.world import single_world
 from cosmos_core.protocols import Aggregation, Loss
 
 
@@ -258,6 +260,18 @@ def test_a_stage_starts_with_a_fresh_optimizer_and_its_own_clock(model, kit):
     assert all(not tensor.any() for tensor in trainer.optimizer.state().values())
     metrics = train(trainer, sequences, Counts(sequences=3, decisions=10)).meter.report()
     assert metrics["lr"] == pytest.approx(0.1)
+
+
+def test_replicas_meet_where_the_state_is_kept(model, kit):
+    trainer = kit.make_trainer(model)
+    away = Trainer(
+        model=model,
+        module=trainer.module,
+        policy=PolicyConfig(precision="fp32"),
+        device=torch.device("meta"),
+        world=single_world(),
+    )
+    assert away.state_device == torch.device("cpu")
 
 
 def test_the_temperature_divides_the_logits(model, kit):

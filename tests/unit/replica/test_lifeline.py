@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ import pytest
 
 from cosmos_core.errors import ReplicaError, TransportError
 from cosmos_core.replica.lifeline import FollowerLine, LeaderLine, Lifeline
-from cosmos_core.replica.wire import Failure
+from cosmos_core.replica.wire import Failure, Wire
 
 MEMBER = """
 import ctypes, os, sys, threading, time
@@ -167,6 +168,15 @@ def test_a_leader_that_cannot_be_reached_or_cannot_listen():
         FollowerLine(name="policy-0", rank=1, token="t", address=("127.0.0.1", 1), end=print)
     with pytest.raises(TransportError, match=r"cannot listen on 192\.0\.2\.1"):
         LeaderLine(name="policy-0", size=2, token="t", host="192.0.2.1", end=print)
+
+
+def test_a_stranger_cannot_fill_the_memory():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as theirs:
+        wire = Wire(server.accept()[0])
+        theirs.sendall(b"\xff\xff\xff\xff")
+        with pytest.raises(TransportError, match="a message of 4,294,967,295 bytes; 16,777,216 are the most"):
+            wire.receive()
+        wire.close()
 
 
 def test_a_replica_of_one_process_has_nobody_to_lose():

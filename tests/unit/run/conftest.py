@@ -73,8 +73,9 @@ class History:
     def start(self):
         self.append(ControllerStarted(term=self.state.term + 1))
 
-    def join(self, step=0):
-        for name, role in (("policy-0", "policy"), ("rollout-0", "rollout")):
+    def join(self, step=0, roles=("policy", "rollout")):
+        for role in roles:
+            name = f"{role}-0"
             incarnation = f"{name}#{len(self.entries)}"
             fake = (
                 FakePolicy(self.world, name, incarnation, step)
@@ -131,6 +132,12 @@ class History:
 @pytest.fixture
 def history(job):
     return History(job)
+
+
+@pytest.fixture
+def open_history():
+    """Makes the history of another job."""
+    return History
 
 
 @pytest.fixture

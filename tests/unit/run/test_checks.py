@@ -159,3 +159,33 @@ def test_processes_that_no_sequence_is_left_for_are_refused():
 def test_a_mesh_that_does_not_fit_the_model_is_refused():
     (problem,) = check({"policy": {"mesh": {"tp": 2}}})
     assert problem.startswith("policy.mesh.tp: 2, but the model's plugin does not declare")
+
+
+def test_a_held_out_loss_needs_held_out_demonstrations():
+    measured = Measured(num_rows=10, num_demonstrations=9, shortest_prompt=9, longest_prompt=20, num_heldout=7)
+    main = AlgorithmCapabilities(source="demonstrations")
+    alone = {"reward": [], "warmup": None}
+    (problem,) = check(alone, main=main, engine=None, measured=measured)
+    assert problem.startswith("evaluation.prompts: without rewards")
+    assert "first 7 held-out rows of dataset 'numbers'" in problem
+    some = attrs.evolve(measured, num_heldout_demonstrations=1)
+    assert check(alone, main=main, engine=None, measured=some) == []
+    assert check(measured=measured) == []
+    nothing = attrs.evolve(measured, num_heldout=0)
+    assert check(alone, main=main, engine=None, measured=nothing) == []
+
+
+def test_an_evaluation_without_held_out_rows_is_refused_if_it_was_asked_for():
+    main = AlgorithmCapabilities(source="demonstrations")
+    alone = {"reward": [], "warmup": None, "evaluation": {"interval": 5}}
+    (problem,) = check(alone, main=main, engine=None, num_heldout_rows=0)
+    assert "evaluation.interval: 5" in problem
+
+
+def test_a_dataset_of_which_no_row_can_be_used_says_why():
+    measured = Measured(
+        num_rows=10, num_demonstrations=0, shortest_prompt=0, longest_prompt=0, num_unusable=10, fault="no template"
+    )
+    (problem,) = check(measured=measured)
+    assert problem.endswith("10 train rows of 'numbers' that were looked at can be used; the first: no template")
+    assert check(measured=attrs.evolve(measured, num_unusable=9, num_demonstrations=1)) == []

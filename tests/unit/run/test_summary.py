@@ -1,11 +1,15 @@
 import io
 import json
+import math
 
+import attrs
 import pytest
 from rich.console import Console
 
+from cosmos_core.config.job import StageFacts
 from cosmos_core.run.follow import Follower
 from cosmos_core.run.planes import planes_of
+from cosmos_core.run.report import write_report
 from cosmos_core.run.summary import UNUSED, print_summary, summarise
 from cosmos_core.run.supervise import Ending
 
@@ -89,3 +93,61 @@ def print_(summary, job):
     console = Console(file=io.StringIO(), width=200)
     print_summary(summary, job, console)
     return console.file.getvalue()
+
+
+@pytest.fixture
+def imitated(job, open_history):
+    """A run on demonstrations alone, from its journal."""
+    plain = attrs.evolve(job.recipe, reward=(), warmup=None)
+    facts = (StageFacts(source="demonstrations"),)
+    alone = attrs.evolve(job, recipe=plain, stages=facts, uses_rollouts=False)
+    history = open_history(alone)
+    history.join(roles=("policy",))
+    history.work()
+    history.end()
+    follower = Follower()
+    hooks = []
+    follower.fold(history.entries, lambda hook, **arguments: hooks.append((hook, arguments)))
+    return alone, follower, hooks
+
+
+def test_a_held_out_loss_is_in_the_summary_the_metrics_and_the_report(imitated):
+    job, follower, hooks = imitated
+    summary = summarise(job, follower, Ending(outcome="finished"), {}, wall_s=1.0)
+    assert [each["step"] for each in summary["evaluations"]] == [0, 3, 6]
+    assert summary["evaluations"][0] == {
+        "step": 0,
+        "loss": 1.0,
+        "perplexity": math.e,
+        "units": 9,
+        "rows": 3,
+        "unusable": 0,
+    }
+    assert (summary["heldout_loss_before"], summary["heldout_loss_after"]) == (1.0, 1 / 7)
+    assert summary["heldout_perplexity_after"] == math.exp(1 / 7)
+    assert summary["heldout_accuracy_after"] is None
+    assert summary["tokens_per_s"]["rollout"] is None
+    (*_, last) = [arguments["metrics"] for hook, arguments in hooks if hook == "cosmos_evaluation_finished"]
+    assert last == {
+        "heldout/loss": 1 / 7,
+        "heldout/perplexity": math.exp(1 / 7),
+        "heldout/units": 9,
+        "heldout/unscored": 0,
+    }
+    console = Console(file=io.StringIO(), width=120)
+    print_summary(summary, job, console)
+    assert "1.0000 before → 0.1429 after" in console.file.getvalue()
+    job.directory.mkdir()
+    page = write_report(job, follower, summary, None).read_text()
+    assert "held-out perplexity after" in page
+    assert page.count("held-out loss") >= 3, "two tiles and the line of the plot"
+
+
+def test_a_loss_that_is_no_number_leaves_the_summary_readable(imitated):
+    job, follower, _ = imitated
+    worst = follower.evaluations[-1]
+    follower.evaluations[-1] = attrs.evolve(worst, record=attrs.evolve(worst.record, loss=math.nan))
+    summary = summarise(job, follower, Ending(outcome="finished"), {}, wall_s=1.0)
+    assert summary["heldout_loss_after"] is None
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    print_summary(summary, job, Console(file=io.StringIO()))

@@ -38,8 +38,6 @@ class ModelLayouts(ModelSetting):
         payloads: Sequence[Payload],
     ) -> None:
         """Weights, loss, gradients and counts do not depend on the layout, nor does what a process says of a batch."""
-        if unknown := sorted(set(capabilities.mesh_axes) - set(get_args(Axis))):
-            fault(f"ModelCapabilities.mesh_axes names {', '.join(unknown)}; the axes are {', '.join(get_args(Axis))}")
         axes = [axis for axis in get_args(Axis) if axis in capabilities.mesh_axes]
         if not axes:
             pytest.skip("not declared: no axis of [policy.mesh]")

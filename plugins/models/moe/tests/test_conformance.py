@@ -1,3 +1,5 @@
+import pytest
+
 from cosmos_core.testing import ModelConformance
 
 TINY = {
@@ -40,5 +42,11 @@ class TestDeepseek(ModelConformance):
 
 
 class TestMoonlight(ModelConformance):
+    """With an option for which the model counts."""
+
     plugin = "moonlight"
     config = MOONLIGHT
+
+    @pytest.fixture
+    def options(self):
+        return {"bias_rate": 0.001}

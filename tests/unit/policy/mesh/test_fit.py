@@ -1,10 +1,11 @@
 import re
 
+import attrs
 import pytest
 
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.policy.mesh.fit import misfits
-from cosmos_core.protocols import Extent, ModelCapabilities, ModelFacts
+from cosmos_core.protocols import Extent, ModelCapabilities, ModelFacts, ModelPart
 
 ALL = frozenset({"pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"})
 FACTS = ModelFacts(
@@ -98,3 +99,11 @@ def test_what_is_offered_fits_and_nothing_else_does(tp):
         if "mesh.tp" in problem:
             assert problem.endswith("tp can be 1, 2, 4 or 8")
     assert fitting == [1, 2, 4, 8]
+
+
+def test_adapters_of_layers_that_are_not_there_are_refused():
+    layer = ModelPart(name="layers", is_layer=True, num_parameters=9, widths={"q_proj": 8, "v_proj": 8})
+    facts = attrs.evolve(FACTS, parts=(layer,))
+    (problem,) = found({}, facts=facts, lora={"modules": ["q_proj", "v_prj"]})
+    assert problem == ("policy.lora.modules: no linear layer of Tiny is called 'v_prj'; did you mean v_proj?")
+    assert found({}, facts=facts, lora={"modules": ["all-linear"]}) == []

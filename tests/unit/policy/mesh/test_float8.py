@@ -73,9 +73,10 @@ def test_the_three_products(scaling):
     result = linear(entered)
     result.backward(grad[None])
     found = result[0], entered.grad[0], linear.weight.grad
+    exact = {"result": hidden @ weight.T, "hidden": grad @ weight, "weight": grad.T @ hidden}
     for name, one, expected in zip(("result", "hidden", "weight"), found, reference(scaling, *operands()), strict=True):
         assert (one.double() - expected).abs().max() <= 1e-5 * expected.abs().max(), name
-        assert not torch.equal(one, {"result": hidden @ weight.T, "hidden": grad @ weight, "weight": grad.T @ hidden}[name])
+        assert (one - exact[name]).norm() > 1e-3 * exact[name].norm(), name
 
 
 def test_scales_of_a_row_keep_small_rows():
@@ -87,7 +88,8 @@ def test_scales_of_a_row_keep_small_rows():
         product = multiply(quantise(hidden, E4M3, scaling), quantise(weight, E4M3, scaling), torch.float32)
         return ((product - exact).norm(dim=1) / exact.norm(dim=1))[0]
 
-    assert error("rowwise") < 0.05 < 0.2 < error("tensorwise")
+    assert error("rowwise") < 0.05
+    assert error("tensorwise") > 0.2
 
 
 def test_a_bias_and_autocast():

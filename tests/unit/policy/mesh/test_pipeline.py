@@ -179,6 +179,17 @@ def test_recompute(schedule):
     check(tiny("qwen3", is_tied=False, layers=4), {"pp": 2}, schedule, numbers=(3,), recompute="full")
 
 
+def evaluating_nothing():
+    layout = Layout(mesh=form_mesh(MeshConfig(pp=2), "cpu"))
+    model, whole = make(tiny("llama", False))
+    executor = make_executor(model, Stages(cut(whole, layout)), layout.mesh, "1f1b")
+    return executor.evaluate([], temperature=1.0)
+
+
+def test_without_micro_batches_there_is_nothing_to_evaluate():
+    assert run_world(2, evaluating_nothing) == [None, []]
+
+
 def test_collectives_inside_a_split_backward():
     check(tiny("qwen3", is_tied=True, layers=4), {"pp": 2, "tp": 2}, "zero-bubble", numbers=(2,))
 

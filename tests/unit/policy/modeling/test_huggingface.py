@@ -157,11 +157,26 @@ def test_a_bad_checkpoint_is_one_clear_error(prepared, tmp_path, damage):
     with pytest.raises(CosmosError) as caught:
         build(model)
     message = str(caught.value)
+    if damage == "no weights":
+        assert model.facts().num_layers == 2  # a config is enough to plan
+    else:
+        with pytest.raises(CosmosError) as planned:
+            model.facts()
+        assert str(folder) in str(planned.value)
     assert str(folder) in message
     assert "Traceback" not in message
     assert "\n" not in message
     if damage == "lacks one":
         assert "model.layers.1.mlp.up_proj.weight" in message
+
+
+def test_a_quantised_checkpoint_is_refused(prepared, tmp_path):
+    prepared.export(build(prepared), tmp_path / "export")
+    file = tmp_path / "export" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": {"quant_method": "fp8"}}))
+    context = ModelContext(path=str(file.parent), config=None, assets=tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"export' are quantised \(fp8\)"):
+        HuggingFaceModel(HuggingFaceOptions(), context).facts()
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_forward_and_gradients_are_those_of_peft(modules):
 
 @pytest.mark.parametrize("name", ["qwen3-tied", "deepseek-v3"])
 def test_an_export_is_read_by_transformers_and_by_peft(name, tmp_path):
-    modules = ("q_proj", "down_proj")
+    modules = ("q_proj", "o_proj")
     model, module = build(name, modules)
     change(module)
     model.export(module, tmp_path / "merged")
@@ -101,6 +101,13 @@ def test_an_export_is_read_by_transformers_and_by_peft(name, tmp_path):
     adapted = peft.PeftModel.from_pretrained(plain, tmp_path / "merged" / "adapter").eval()
     torch.testing.assert_close(logits(adapted), expected, atol=1e-5, rtol=1e-5)
     assert len(peft.get_peft_model_state_dict(adapted)) == 2 * len(list(adapters_of(module)))
+
+
+def test_what_peft_takes_for_experts_is_said(tmp_path, caplog):
+    model, module = build("deepseek-v3", ("q_proj", "down_proj"))
+    with caplog.at_level("WARNING"):
+        model.export(module, tmp_path / "merged")
+    assert "peft takes adapters of down_proj for those of the experts" in caplog.text
 
 
 def test_a_model_without_adapters_exports_none(tmp_path):

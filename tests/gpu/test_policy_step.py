@@ -1,0 +1,172 @@
+"""The policy's step on one CUDA device: against the CPU, in bf16, compiled, in float8; collectives over NCCL."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from cosmos_core.config.schema import Float8Config, ParallelConfig, PolicyConfig
+from cosmos_core.policy.mesh.collectives import (
+    all_to_all,
+    copy_to_group,
+    gather_dim,
+    gather_for_shared,
+    reduce_scatter_dim,
+    split_dim,
+    sum_over_group,
+)
+from cosmos_core.policy.modeling import tokens_payload
+from cosmos_core.policy.modeling.context import attend_over_slices
+from cosmos_core.policy.modeling.documents import ContextSlice, Packing
+from cosmos_core.policy.modeling.scores import Scoring
+from cosmos_core.policy.world import single_world
+from cosmos_core.testing.layouts import make_trainer, relative_error, train_step
+from tests.layouts.families import CONFIGS, family, text_payloads
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and torch sees none"),
+    # The first graph of a process takes a while.
+    pytest.mark.timeout(300),
+]
+
+CPU = torch.device("cpu")
+UNITS = 256
+
+
+def step(device, *, precision="fp32", compiled="off", recompute="none", scaling="none", name="qwen3", payloads=None):
+    """The loss and the gradients of a step, on the CPU."""
+    policy = PolicyConfig(
+        precision=precision,
+        micro_batch_units=UNITS,
+        parallel=ParallelConfig(compile=compiled, recompute=recompute),
+        float8=Float8Config(scaling=scaling),
+    )
+    trainer = make_trainer(family("hf", CONFIGS[name])(), policy, single_world(), device=device)
+    meter = train_step(trainer, text_payloads() if payloads is None else payloads, policy)
+    gradients = {key: each.grad.float().cpu() for key, each in trainer.module.named_parameters()}
+    return meter.sums["loss"], gradients
+
+
+def whole_error(found, expected):
+    """Relative error of all gradients as one vector."""
+    assert found.keys() == expected.keys()
+    return relative_error(*(torch.cat([side[key].flatten() for key in expected]) for side in (found, expected)))
+
+
+@pytest.fixture
+def cuda():
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3-tied", "qwen3-moe", "deepseek-v3"])
+def test_float32_is_that_of_the_cpu(cuda, name):
+    expected, found = step(CPU, name=name), step(cuda, name=name)
+    assert found[0] == pytest.approx(expected[0], rel=1e-5)
+    assert whole_error(found[1], expected[1]) <= 1e-3
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("compiled", ["off", "on"])
+def test_bfloat16_is_near(cuda, compiled, recompute):
+    expected = step(CPU)
+    found = step(cuda, precision="bf16", compiled=compiled, recompute=recompute)
+    assert found[0] == pytest.approx(expected[0], rel=1e-2)
+    assert whole_error(found[1], expected[1]) <= 0.1
+
+
+def test_compiled_experts_are_near(cuda):
+    expected = step(CPU, name="qwen3-moe")
+    found = step(cuda, name="qwen3-moe", precision="bf16", compiled="on")
+    assert found[0] == pytest.approx(expected[0], rel=1e-2)
+
+
+@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("compiled", ["off", "on"])
+def test_float8_is_near(cuda, scaling, compiled):
+    if torch.cuda.get_device_capability(cuda) < (9, 0):
+        pytest.skip("the device has no 8-bit products")
+    expected = step(CPU)
+    found = step(cuda, precision="bf16", compiled=compiled, scaling=scaling)
+    assert found[0] == pytest.approx(expected[0], rel=3e-2)
+    assert whole_error(found[1], expected[1]) <= 0.3
+    assert whole_error(found[1], step(cuda, precision="bf16")[1]) > 0.0
+
+
+def test_ragged_documents_share_padded_calls(cuda):
+    """Accelerators pad neighbouring documents into one call of attention, which a CPU does not."""
+    draw = np.random.default_rng(1)
+    lengths = [60, 58, 33, 31, 30, 9, 8, 7, 7, 5]
+    payloads = [tokens_payload(draw.integers(0, 240, 3), draw.integers(0, 240, length - 2)) for length in lengths]
+    runs = Packing.of(lengths, cuda).runs
+    assert any(run.pad_BT is not None for run in runs)
+    expected, found = step(CPU, payloads=payloads), step(cuda, payloads=payloads)
+    assert found[0] == pytest.approx(expected[0], rel=1e-5)
+    assert whole_error(found[1], expected[1]) <= 1e-3
+
+
+@pytest.fixture
+def nccl(tmp_path, cuda):
+    """A process group of this process alone."""
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1, device_id=cuda)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [
+        copy_to_group,
+        sum_over_group,
+        lambda tensor, group: gather_dim(tensor, 1, group),
+        lambda tensor, group: gather_for_shared(tensor, 1, group),
+        lambda tensor, group: reduce_scatter_dim(tensor, 1, group),
+        lambda tensor, group: split_dim(tensor, 1, group),
+        all_to_all,
+        lambda tensor, group: all_to_all(tensor, group, receive=[4], send=[4]),
+    ],
+)
+def test_a_collective_alone_changes_nothing(nccl, cuda, collective):
+    tensor = torch.randn(4, 6, device=cuda, requires_grad=True)
+    weights = torch.randn(4, 6, device=cuda)
+    result = collective(tensor, nccl)
+    torch.testing.assert_close(result, tensor)
+    torch.dot(result.flatten(), weights.flatten()).backward()
+    torch.testing.assert_close(tensor.grad, weights)
+
+
+@pytest.mark.parametrize("method", ["ulysses", "gather", "ring"])
+def test_attention_over_slices_of_a_row(nccl, cuda, method):
+    """The only slice of a row: every method gives what attention over the row gives, on the CPU."""
+    lengths, heads, kv_heads, width = (40, 17, 7), 4, 2, 16
+    draw = torch.Generator().manual_seed(0)
+    rows = [torch.randn(sum(lengths), n, width, generator=draw) for n in (heads, kv_heads, kv_heads)]
+    weights = torch.randn(sum(lengths), heads, width, generator=draw)
+
+    def run(device, context):
+        parts = [row.to(device).requires_grad_() for row in rows]
+        packing = Packing.of(lengths, device, context=context)
+        output = attend_over_slices(tuple(parts), packing, Scoring(scale=None))
+        (output * weights.to(device)).sum().backward()
+        return [output.detach().cpu(), *(part.grad.cpu() for part in parts)]
+
+    context = ContextSlice(group=nccl, place=0, size=1, method=method)
+    expected = reference(rows, lengths, weights)
+    for found, wanted in zip(run(cuda, context), expected, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+def reference(rows, lengths, weights):
+    """Each document by itself."""
+    parts = [row.clone().requires_grad_() for row in rows]
+    outputs = []
+    for query, key, value in zip(*(part.split(lengths) for part in parts), strict=True):
+        heads = [row.transpose(0, 1)[None] for row in (query, key, value)]
+        attended = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+        outputs.append(attended[0].transpose(0, 1))
+    output = torch.cat(outputs)
+    (output * weights).sum().backward()
+    return [output.detach(), *(part.grad for part in parts)]
