@@ -6,13 +6,15 @@ A Qwen3 of 33.6 M parameters in float32, one thread a process, gloo. Each layout
 64 units in micro-batches of 256. With more processes than cores, and processes that share cores with others,
 tokens/s say little; tokens per CPU second, over all processes, tell what a layout computes besides.
 
-Memory is private memory that is written (resident without files), sampled every 2 ms, above what the process held
-before; `held` is what its parameters, gradients and moments take, and `plan` is what `cosmos plan` says of both.
+Memory is private memory that is written (resident without files), sampled every 2 ms while the model is built and does
+a step, above what the process held before; `held` is what its parameters, gradients and moments take, and `plan` is
+what `cosmos plan` says of both. Weights are drawn whole by each process, which a layout of many processes pays for.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import tempfile
 import threading
@@ -155,17 +157,28 @@ def train(assets: Path, policy: Mapping[str, Any], steps: int) -> Measured:
     config = recipe_with(policy).policy
     payloads = [payload(LENGTH, seed) for seed in range(SEQUENCES)]
     memory, wall_s, cpu_s = Memory(), [], []
+    return_freed_blocks(of_bytes=1 << 16)
     with memory.watched():
         trainer = make_trainer(model_of(assets), config, World(form_mesh(config.mesh, "cpu")))
-        for _ in range(steps + 1):
-            start = time.perf_counter(), time.process_time()
-            train_step(trainer, payloads, config)
-            wall_s.append(time.perf_counter() - start[0])
-            cpu_s.append(time.process_time() - start[1])
+        train_step(trainer, payloads, config)
+    return_freed_blocks(of_bytes=1 << 25)
+    for _ in range(steps + 1):
+        start = time.perf_counter(), time.process_time()
+        train_step(trainer, payloads, config)
+        wall_s.append(time.perf_counter() - start[0])
+        cpu_s.append(time.process_time() - start[1])
     parameters = list(trainer.module.parameters())
     tensors = [*parameters, *(each.grad for each in parameters), *trainer.optimizer.state().values()]
     held = sum(local(tensor).nbytes for tensor in tensors if tensor is not None)
     return Measured(held=held, peak=memory.peak, wall_s=tuple(wall_s[1:]), cpu_s=tuple(cpu_s[1:]))
+
+
+def return_freed_blocks(*, of_bytes: int) -> None:
+    """Have the C library give back what is freed, from this size on: slower, and a peak is then of what is held."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        mmap_threshold = -3
+        library.mallopt(mmap_threshold, of_bytes)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

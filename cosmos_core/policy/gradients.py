@@ -100,11 +100,5 @@ def num_copies(parameter: torch.Tensor, processes: int) -> int:
 def _like(parameter: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
     if not isinstance(parameter, DTensor):
         return view
-    return DTensor.from_local(
-        view,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
+    # As FSDP makes its own: `from_local` would move what is kept in the CPU's memory to the accelerator.
+    return DTensor(view, parameter._spec, requires_grad=False)  # type: ignore[no-untyped-call]  # noqa: SLF001

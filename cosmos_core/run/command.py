@@ -27,7 +27,7 @@ from cosmos_core.run import folder, provenance
 from cosmos_core.run.follow import Follower
 from cosmos_core.run.hookset import RunHooks
 from cosmos_core.run.launch import make_launcher
-from cosmos_core.run.plan import make_plan
+from cosmos_core.run.plan import check_gpus, make_plan
 from cosmos_core.run.roster import read_address
 from cosmos_core.run.summary import print_summary, summarise
 from cosmos_core.run.supervise import Ending, Start, Supervisor
@@ -73,6 +73,7 @@ def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, ov
     _check_not_running(directory)
     with tempfile.TemporaryDirectory(prefix="cosmos-plan-") as staging:
         plan = make_plan(recipe, recipe_path, Path(staging))
+        check_gpus(recipe)
         if recipe.policy.checkpoint.url is not None:
             check_writable(recipe.policy.checkpoint.url)
         folder.create(plan.job, plan.assets, provenance.made_with(plan.plugins), overwrite=overwrite)
@@ -90,6 +91,7 @@ def resume_run(directory: Path, console: Console) -> str:
     """
     began = time.monotonic()
     job = load_job(directory)
+    check_gpus(job.recipe)
     _check_not_running(directory)
     summary = folder.read_summary(directory)
     if summary is not None and summary.get("outcome") == "finished":

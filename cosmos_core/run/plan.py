@@ -140,6 +140,22 @@ def _check_devices(recipe: Recipe) -> None:
         )
 
 
+def check_gpus(recipe: Recipe) -> None:
+    """Refuse to start replicas whose processes would have to share a GPU, which NCCL cannot.
+
+    A plan may be made where the GPUs are not; a run may not.
+
+    Raises:
+        ConfigError: This machine has GPUs, and fewer than a policy replica has processes.
+    """
+    each, found = world_size(recipe.policy.mesh), len(visible_gpus())
+    if recipe.policy.device == "auto" and 0 < found < each:
+        raise ConfigError(
+            f"policy.mesh: {each} processes of a replica need a GPU each, and this machine has {found}; use a smaller "
+            "mesh, or policy.device = 'cpu'"
+        )
+
+
 def _check_unbuilt_options(recipe: Recipe, plugins: PluginSet) -> None:
     """Structure the options of plugins that planning does not build (the engine, the hooks)."""
     engine = recipe.rollout.engine

@@ -78,16 +78,21 @@ def _collect(ends: Sequence[Connection], processes: Sequence[BaseProcess], deadl
         if not ready:
             silent = [rank for rank in range(len(ends)) if rank not in results]
             raise WorldFailedError(f"ranks {silent} of {len(ends)} did not finish in time")
-        for end in ready:
+        failures: list[tuple[float, str]] = []
+        # Looked at again: whoever fails because another did is heard after it, but may be found before it.
+        for end in wait(open_ends, 0.0) or ready:
             rank = ends.index(end)
             try:
-                is_good, data = ends[rank].recv()
+                is_good, data, time_s = ends[rank].recv()
             except EOFError:
                 processes[rank].join(5.0)
                 raise WorldFailedError(f"rank {rank} of {len(ends)} died: {processes[rank].exitcode}") from None
-            if not is_good:
-                raise WorldFailedError(f"rank {rank} of {len(ends)} failed:\n{data}")
-            results[rank] = torch.load(io.BytesIO(data), weights_only=False)
+            if is_good:
+                results[rank] = torch.load(io.BytesIO(data), weights_only=False)
+            else:
+                failures.append((time_s, f"rank {rank} of {len(ends)} failed:\n{data}"))
+        if failures:
+            raise WorldFailedError(min(failures)[1])
     return [results[rank] for rank in range(len(ends))]
 
 
@@ -105,9 +110,9 @@ def _member(  # noqa: PLR0917 - the arguments of a process
         dist.barrier()
         buffer = io.BytesIO()
         torch.save(result, buffer)
-        end.send((True, buffer.getvalue()))
+        end.send((True, buffer.getvalue(), time.monotonic()))
     except BaseException:  # noqa: BLE001 - the supervised boundary of this process
-        end.send((False, traceback.format_exc()))
+        end.send((False, traceback.format_exc(), time.monotonic()))
     finally:
         end.close()
         # Destroying the group waits for members that may be gone.

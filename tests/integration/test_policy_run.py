@@ -65,6 +65,7 @@ def test_replicas_of_two_processes_end_with_the_weights_of_one(run, imitation, t
     for name, overrides in {
         "sharded": ["policy.mesh.dp_shard=2"],
         "pair": ["policy.mesh.dp_shard=2", "policy.replicas=2"],
+        "staged": ["policy.mesh.pp=2", "policy.replicas=2"],
     }.items():
         spread = imitation(tmp_path / name, *overrides)
         run(spread)

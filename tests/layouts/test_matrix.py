@@ -55,7 +55,12 @@ EIGHT = {
     "pp hsdp": policy(pp=2, dp_replicate=2, dp_shard=2),
     "pp cp tp, zero-bubble": policy(pp=2, cp=2, tp=2, parallel={"schedule": "zero-bubble"}),
 }
-EXPERTS_TWO = {**AXES, "ep": policy(dp_shard=2, ep=2), "ep over tp": policy(tp=2, ep=2)}
+EXPERTS_TWO = {
+    **AXES,
+    "ep": policy(dp_shard=2, ep=2),
+    "ep over tp": policy(tp=2, ep=2),
+    "ep, recomputed in part": policy(dp_shard=2, ep=2, parallel={"recompute": "selective"}),
+}
 EXPERTS_FOUR = {
     "fsdp tp ep": policy(dp_shard=2, tp=2, ep=4),
     "fsdp cp ep": policy(dp_shard=2, cp=2, ep=2),

@@ -9,6 +9,7 @@ A group of one process (None) makes each function the identity.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,17 +88,28 @@ def _all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def _all_gather(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-    joined = tensor.new_empty((group.size() * tensor.shape[0], *tensor.shape[1:]))
-    _gather_into(joined, tensor.contiguous(), group=group)
-    return joined if dim == 0 else torch.cat(joined.chunk(group.size()), dim)
+    is_outermost = _is_outermost(tensor, dim)
+    joined = tensor.new_empty(_resized(tensor, dim if is_outermost else 0, group.size(), 1))
+    _gather_into(joined.flatten(0, dim), tensor.contiguous().flatten(0, dim), group=group)
+    return joined if is_outermost else torch.cat(joined.chunk(group.size()), dim)
 
 
 def _reduce_scatter(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
     assert tensor.shape[dim] % group.size() == 0, f"{tensor.shape[dim]} is no multiple of {group.size()}"
-    parts = tensor if dim == 0 else torch.cat(tensor.chunk(group.size(), dim))
-    own = parts.new_empty((parts.shape[0] // group.size(), *parts.shape[1:]))
-    _scatter_into(own, parts.contiguous(), group=group)
+    parts = tensor.contiguous() if _is_outermost(tensor, dim) else torch.cat(tensor.chunk(group.size(), dim))
+    own = parts.new_empty(_resized(tensor, dim, 1, group.size()))
+    _scatter_into(own.flatten(0, dim), parts.flatten(0, dim), group=group)
     return own
+
+
+def _is_outermost(tensor: torch.Tensor, dim: int) -> bool:
+    """Whether parts along `dim` lie one after another, so that they are joined where they arrive."""
+    return math.prod(tensor.shape[:dim]) == 1
+
+
+def _resized(tensor: torch.Tensor, dim: int, times: int, over: int) -> tuple[int, ...]:
+    """The shape with `dim` multiplied and divided."""
+    return (*tensor.shape[:dim], tensor.shape[dim] * times // over, *tensor.shape[dim + 1 :])
 
 
 class _Copy(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from cosmos_core.policy.frames import broadcasted
 from cosmos_core.policy.mesh.placement import stage_indices
 from cosmos_core.policy.mesh.schedules import Line, Message, Schedule, StageWork, num_filled, run_schedule
 from cosmos_core.protocols import Decided, Mesh, MicroBatch, PipelinedModel
@@ -176,16 +178,24 @@ class Pipeline:
         is_new = torch.tensor([num_units not in self._messages], dtype=torch.int32, device=self._device)
         dist.all_reduce(is_new, dist.ReduceOp.MAX)
         if is_new.item():
-            found: list[Message | None] = [None]
-            if 0 in self._stages:
-                with torch.no_grad():
-                    output = self._model.advance(self._stages[0], batches[0], None)
-                found = [Message(shape=tuple(output.shape), dtype=output.dtype)]
-            source = dist.get_global_rank(self._group, self._owners[0])
-            dist.broadcast_object_list(found, source, self._group, self._device)
-            assert found[0] is not None
-            self._messages[num_units] = found[0]
+            self._messages[num_units] = self._look(batches[0])
         return self._messages[num_units]
+
+    @torch.no_grad()
+    def _look(self, batch: MicroBatch) -> Message:
+        """What the first stage gives for a micro-batch, told to all."""
+        told = b""
+        if 0 in self._stages:
+            output = self._model.advance(self._stages[0], batch, None)
+            told = json.dumps([output.shape, str(output.dtype).removeprefix("torch.")]).encode()
+
+        def broadcast(buffer: bytearray) -> bytes:
+            tensor = torch.frombuffer(buffer, dtype=torch.uint8).to(self._device)
+            dist.broadcast(tensor, dist.get_global_rank(self._group, self._owners[0]), self._group)
+            return tensor.cpu().numpy().tobytes()
+
+        shape, dtype = json.loads(broadcasted(told, broadcast))
+        return Message(shape=tuple(shape), dtype=getattr(torch, dtype))
 
     @torch.no_grad()
     def _copy_weights(self) -> None:

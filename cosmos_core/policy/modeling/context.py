@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import attrs
 import torch
+import torch.distributed as dist
 
 from cosmos_core.errors import ConfigError, PluginIncompatibleError
 from cosmos_core.policy.mesh.collectives import all_to_all, gather_dim
@@ -61,6 +62,9 @@ def install(module: torch.nn.Module, layout: Layout) -> None:
             f"policy.parallel.context: 'ring' does not compute {what}, which {type(module).__name__} has; "
             "use 'auto', 'ulysses' or 'gather'"
         )
+    if layout.context == "ring":
+        # NCCL wants all of a group in its first call, and a ring's calls are between the few who reach back.
+        dist.all_reduce(torch.zeros(1, device=layout.mesh.axis("cp").device_type), group=layout.mesh.group("cp"))
 
 
 def _beyond_ring(config: Any) -> str | None:

@@ -11,11 +11,13 @@ from typing import Final
 import attrs
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import dot_natural_key, revert_weight_conversion
 
+from cosmos_core.errors import CheckpointError
 from cosmos_core.policy.adapters import DOWN, adapters_of, is_adapter, published_state
 from cosmos_core.policy.channel import Channel
 from cosmos_core.policy.modeling.stored import INDEX, SINGLE
@@ -55,6 +57,9 @@ def export_parts(
         directory: Where to.
         channel: Between all processes.
         file_bytes: Largest file.
+
+    Raises:
+        CheckpointError: The first process could not write.
     """
     tied = set(shell.all_tied_weights_keys) | set(shell._keys_to_ignore_on_save or ())  # noqa: SLF001 - as transformers
     shares = {name: share for name, share in all_held(published_state(module)).items() if name not in tied}
@@ -67,16 +72,22 @@ def export_parts(
             if channel.is_leader:
                 yield from revert_weight_conversion(shell, tensors).items()
 
+    tensors, failure = made(), ""
     if channel.is_leader:
-        directory.mkdir(parents=True, exist_ok=True)
         sizes = {name: size for group in groups for name, size in group.sizes.items()}
-        _write_files(directory, _files_of(sizes, file_bytes), made())
-        _write_config(directory, shell, next(iter(places.values())).dtype)
-    else:
-        for _ in made():
-            pass
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            _write_files(directory, _files_of(sizes, file_bytes), tensors)
+            _write_config(directory, shell, next(iter(places.values())).dtype)
+        except (OSError, SafetensorError) as error:
+            failure = str(error) or type(error).__name__
+    # The others send all that they hold, whether it is written or not.
+    for _ in tensors:
+        pass
     # Nobody goes on before it is written.
-    channel.exchange(b"")
+    failure = channel.exchange(failure.encode())[0].decode()
+    if failure:
+        raise CheckpointError(f"{directory} could not be written: {failure}")
 
 
 def export_adapters(module: nn.Module, directory: Path, channel: Channel, *, below: str | None) -> None:

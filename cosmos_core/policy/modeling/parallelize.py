@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cosmos_core.errors import ConfigError, PluginIncompatibleError
 from cosmos_core.policy.mesh.expert import spread_experts
@@ -66,17 +67,27 @@ def parallelize(module: PreTrainedModel, layout: Layout, plan: ParallelPlan) -> 
     add_adapters(module, adapted, layout)
     if mesh.size("ep") > 1:
         experts = _spread(module, layout, plan)
-    if layout.compile:
-        for each in experts:
-            # Rows travel in numbers that differ each time, which a compiled graph would be made anew for.
-            each.forward = torch.compiler.disable(each.forward)  # type: ignore[no-untyped-call]
-    for layer in layers.values():
+    for layer in (*layers.values(), *_tower_layers(module)):
         recompute_layer(layer, layout.recompute)
-        if layout.compile:
-            layer.compile()
+    if layout.compile:
+        _compile(list(layers.values()), experts)
     root(module, layout, _beside(module))
     if mesh.world_size > 1:
         shard(module, list(layers.values()), experts, _lone_embedding(module), layout)
+
+
+def _compile(layers: list[nn.Module], experts: list[nn.Module]) -> None:
+    for each in experts:
+        # Rows travel in numbers that differ each time, which a compiled graph would be made anew for.
+        each.forward = torch.compiler.disable(each.forward)  # type: ignore[no-untyped-call]
+    for layer in layers:
+        layer.compile()
+
+
+def _tower_layers(module: PreTrainedModel) -> list[nn.Module]:
+    """Layers of towers beside the text decoder, which may keep more than all of that does."""
+    text = set(module.get_decoder().modules())
+    return [each for each in module.modules() if isinstance(each, GradientCheckpointingLayer) and each not in text]
 
 
 def _split_tensors(module: PreTrainedModel, layers: dict[str, nn.Module], layout: Layout, plan: ParallelPlan) -> None:

@@ -50,8 +50,14 @@ TRANSLATED: Final[Mapping[str, Style]] = {
     "mla_kv_a_proj": "mla_kv_a_proj",
 }
 """Styles of transformers' plans, by the style here that does the same."""
-MIXED: Final = frozenset({"packed_colwise", "packed_rowwise", "all_reduce"})
-"""Styles without an equal here: the modules beside such a one stay whole too."""
+APART: Final = frozenset(
+    {
+        *("moe_tp_experts", "moe_identity_expert", "grouped_gemm"),
+        *("ep_router", "ep_dispatch_experts", "megamoe_router", "megamoe_experts"),
+        *("sequence_parallel", "embedding_rowwise"),
+    }
+)
+"""Styles without an equal here, of modules that those beside them do not depend on; beside others, all stay whole."""
 
 
 @attrs.frozen(kw_only=True)
@@ -112,7 +118,7 @@ def _own_plan(module: PreTrainedModel, prefix: str, named: Mapping[str, nn.Modul
     """The model's own plan, of its decoder layers, without blocks of which a part has no style here."""
     given = {name: style for name, style in (module.tp_plan or {}).items() if name.startswith(prefix)}
     blocks = {pattern_of(name) for name, child in named.items() if is_experts(child)}
-    blocks |= {name.rpartition(".")[0] for name, style in given.items() if style in MIXED}
+    blocks |= {name.rpartition(".")[0] for name, style in given.items() if style not in TRANSLATED.keys() | APART}
     plan = {
         name: TRANSLATED[style]
         for name, style in given.items()

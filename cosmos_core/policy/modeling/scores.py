@@ -82,6 +82,10 @@ def _attend(run: Run, rows: Sequence[torch.Tensor], packing: Packing, scoring: S
     needs_mask = window is not None or run.num_behind > 0 or not scoring.is_plain
     mask_TS = packing.mask(T, run.num_behind, window) if needs_mask else None
     if scoring.is_plain:
+        num_shared = query_BHTD.shape[1] // key_BKSD.shape[1]
+        if mask_TS is not None and num_shared > 1 and query_BHTD.device.type != "cpu":
+            # CUDA's kernels that take a mask take no shared heads, and without them all scores would be held.
+            key_BKSD, value_BKSD = (row.repeat_interleave(num_shared, dim=1) for row in (key_BKSD, value_BKSD))
         output_BHTD = F.scaled_dot_product_attention(
             query_BHTD,
             key_BKSD,

@@ -45,7 +45,7 @@ class _Index:
 
 
 def holds_weights(folder: Path) -> bool:
-    """Whether a folder has safetensors files, or an index that promises some; one with a config alone is for planning."""
+    """Whether a folder has safetensors files, or an index that promises some."""
     return any(folder.glob("*.safetensors")) or (folder / INDEX).is_file()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from huggingface_hub import snapshot_download
@@ -19,6 +19,9 @@ from cosmos_core.weights.held import Held
 
 _SCALED: Final = ("F8_", "F4", "F6", "I8", "U8", "I32")
 """Dtypes of values that mean nothing without scales."""
+
+_MAPPED_BYTES: Final = 1 << 28
+"""Most that is read of a file before it is opened anew: what was read stays in memory as long as it is open."""
 
 
 class Weights(Protocol):
@@ -56,6 +59,8 @@ class Streamed:
         self._module = module
         self._stored = stored_tensors(folder_of(path))
         self._recipes: dict[str, Recipe] = {}
+        self._open: tuple[Path, Any] | None = None
+        self._num_mapped = 0
         shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
         for recipe in recipes(module, list(self._stored)):
             for name, made in recipe.make(module, self._outline).items():
@@ -83,14 +88,19 @@ class Streamed:
     def _read(self, name: str, index: tuple[slice, ...] = ()) -> torch.Tensor:
         stored = self._stored[name]
         try:
-            with safe_open(stored.file, framework="pt") as file:
-                if not stored.shape or not index:
-                    whole: torch.Tensor = file.get_tensor(name)
-                    return whole
-                part: torch.Tensor = file.get_slice(name)[index]
-                return part
+            file = self._file(stored.file)
+            part: torch.Tensor = file.get_slice(name)[index] if stored.shape and index else file.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{stored.file}: {name} cannot be read: {first_line(error)}") from error
+        self._num_mapped += part.nbytes
+        return part
+
+    def _file(self, path: Path) -> Any:
+        """The file, open: its header is read each time that it is opened, and a file may hold a thousand tensors."""
+        if self._open is None or self._open[0] != path or self._num_mapped > _MAPPED_BYTES:
+            self._open = None
+            self._open, self._num_mapped = (path, safe_open(path, framework="pt")), 0
+        return self._open[1]
 
     def _outline(self, name: str) -> torch.Tensor:
         stored = self._stored[name]

@@ -420,7 +420,7 @@ NOT_DECLARED = {
     "test_padding_decides_nothing": NOT_PADDED,
     "test_only_forwards_of_a_step_are_counted_from_zero": NOT_COUNTED,
     "test_acting_on_counts_leaves_trained_parameters_alone": NOT_COUNTED,
-    "test_declared_mesh_axes_equal_one_process": "not declared: no axis of [policy.mesh]",
+    "test_declared_mesh_axes_equal_one_process": "not declared: no axis that this model can be spread over",
 }
 
 

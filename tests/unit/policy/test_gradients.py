@@ -1,8 +1,9 @@
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from cosmos_core.policy.gradients import GradientBuffer, num_copies
 from cosmos_core.testing.worlds import run_world
@@ -57,6 +58,21 @@ def test_nothing_to_train_is_where_the_weights_are():
     buffer = GradientBuffer({"frozen": frozen})
     assert buffer.flat.shape == (0,)
     assert buffer.square().device == frozen.device
+
+
+def offloaded():
+    """A shard in the CPU's memory of a parameter of accelerators, as FSDP makes them; there need be no accelerator."""
+    mesh = DeviceMesh("cuda", torch.arange(2), mesh_dim_names=("fsdp",), _init_backend=False)
+    facts = TensorMeta(torch.Size((4, 3)), (3, 1), torch.float32)
+    shard = DTensor(torch.ones(2, 3), DTensorSpec(mesh, (Shard(0),), tensor_meta=facts), requires_grad=False)
+    weight = torch.nn.Parameter(shard)
+    buffer = GradientBuffer({"weight": weight}, processes=2)
+    buffer.flat += 2.0
+    return weight.grad.to_local().tolist(), weight.grad.device
+
+
+def test_gradients_stay_where_the_shards_are():
+    assert run_world(2, offloaded) == [([[2.0] * 3] * 2, torch.device("cpu"))] * 2
 
 
 def sharded():

@@ -156,7 +156,7 @@ def test_a_member_that_turns_away_before_it_connects_does_not_hold_up_the_others
     shared = PrefixStore("generation-1/rank-0", store.shared)
     shared.set("here/1", "1")
     start = time.monotonic()
-    with pytest.raises(GradientGroupError, match="generation 1: cannot join at tcp://.*timeout"):
+    with pytest.raises(GradientGroupError, match=r"generation 1: cannot join at tcp://.*timeout"):
         form_group(
             generation=1,
             rank=0,

@@ -3,6 +3,7 @@ import pytest
 
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.stages import stages
+from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import (
     AlgorithmCapabilities,
     DatasetCapabilities,
@@ -12,6 +13,7 @@ from cosmos_core.protocols import (
     RewardCapabilities,
 )
 from cosmos_core.run.checks import Measured, Parts, problems
+from cosmos_core.run.plan import check_gpus
 
 RECIPE = {
     "run": {"name": "demo", "steps": 6},
@@ -189,3 +191,13 @@ def test_a_dataset_of_which_no_row_can_be_used_says_why():
     (problem,) = check(measured=measured)
     assert problem.endswith("10 train rows of 'numbers' that were looked at can be used; the first: no template")
     assert check(measured=attrs.evolve(measured, num_unusable=9, num_demonstrations=1)) == []
+
+
+def test_processes_of_a_replica_do_not_share_a_gpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(ConfigError, match=r"policy.mesh: 4 processes .* need a GPU each, and this machine has 2"):
+        check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 4}}}))
+    check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 2}}}))
+    check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 4}, "device": "cpu"}}))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 4}}}))

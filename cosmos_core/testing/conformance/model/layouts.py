@@ -38,9 +38,11 @@ class ModelLayouts(ModelSetting):
         payloads: Sequence[Payload],
     ) -> None:
         """Weights, loss, gradients and counts do not depend on the layout, nor does what a process says of a batch."""
-        axes = [axis for axis in get_args(Axis) if axis in capabilities.mesh_axes]
+        # Planning refuses the impossible ones.
+        possible = capabilities.mesh_axes - model.facts().impossible.keys()
+        axes = [axis for axis in get_args(Axis) if axis in possible]
         if not axes:
-            pytest.skip("not declared: no axis of [policy.mesh]")
+            pytest.skip("not declared: no axis that this model can be spread over")
         if "pp" in axes and (missing := [name for name in _PIPELINED if not callable(getattr(model, name, None))]):
             fault(f"ModelCapabilities.mesh_axes declares pp, and the model has no method {', '.join(missing)}")
         make = PluginModel(plugin=self.plugin, options=options, context=context)

@@ -1,8 +1,11 @@
 """Every layout against one process, with images and videos in some rows: the same loss, norm and gradients."""
 
 import pytest
+import torch
 
 from cosmos_core.config.schema import MeshConfig, ParallelConfig, PolicyConfig
+from cosmos_core.policy.layout import layout_of
+from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.protocols import ModelContext
 from cosmos_core.testing.layouts import PluginModel, step_alone, steps_in_layouts, worst_error
 from cosmos_core.testing.worlds import WorldFailedError
@@ -83,3 +86,16 @@ def test_layouts(make, payloads, layouts, processes):
 def test_stages_with_too_few_layers_for_what_is_seen_are_refused(make, payloads):
     with pytest.raises(WorldFailedError, match=r"first 2 layers \(deepstack\), and the first of 3 stages has 1"):
         steps_in_layouts(make, payloads, [policy(pp=3)], processes=3)
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize(("recompute", "runs"), [("none", 1), ("full", 2)])
+def test_the_tower_is_recomputed_like_the_text(make, payloads, recompute, runs):
+    model, chosen = make(), policy(parallel={"recompute": recompute})
+    layout = layout_of(chosen, form_mesh(chosen.mesh, "cpu"), "cpu")
+    module = model.build(seed=0, dtype=torch.float32, device=torch.device("cpu"), layout=layout)
+    calls = []
+    module.model.visual.blocks[0].attn.register_forward_hook(lambda *_: calls.append(1))
+    (batch,) = model.pack(payloads, budget=1024)
+    model.decide(module, batch, temperature=1.0).logprobs_N.sum().backward()
+    assert len(calls) == runs

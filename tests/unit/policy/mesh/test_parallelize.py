@@ -225,3 +225,11 @@ def test_a_block_with_an_unknown_part_stays_whole():
         layer.self_attn.mixer = torch.nn.Linear(2, 2)
     names = plan_for(module, {}).tensor
     assert {name.rpartition(".")[2] for name in names} == {"fc1", "fc2"}
+
+
+def test_a_block_with_a_part_of_a_foreign_style_stays_whole():
+    module = layouts.build("llama")
+    module.tp_plan = {**module.tp_plan, "model.layers.*.mlp.down_proj": "diagonal"}
+    names = plan_for(module, {}).tensor
+    assert not [name for name in names if ".mlp." in name]
+    assert names["model.layers.*.self_attn.o_proj"] == "rowwise"

@@ -212,6 +212,22 @@ def test_an_error_of_a_stage_surfaces_as_it_is(schedule):
         run_world(2, failing, schedule)
 
 
+def idle(schedule):
+    mesh = form_mesh(MeshConfig(pp=2), "cpu")
+    layout = Layout(mesh=mesh, stages_per_rank=1 if schedule == "1f1b" else 2, is_v_shaped=schedule == "zero-bubble")
+    model, whole = make(tiny("qwen3", is_tied=False, layers=4))
+    executor = make_executor(model, Stages(cut(whole, layout)), mesh, schedule)
+    executor.train([], temperature=1.0, with_entropy=False, loss=weighted)
+    return executor.evaluate([], temperature=1.0)
+
+
+@pytest.mark.parametrize(("schedule", "last"), [("1f1b", 1), ("interleaved", 1), ("zero-bubble", 0)])
+def test_a_step_without_micro_batches(schedule, last):
+    answers = run_world(2, idle, schedule)
+    assert answers[last] == []
+    assert answers[1 - last] is None
+
+
 @pytest.mark.parametrize(
     ("number", "size", "schedule", "filled"),
     [

@@ -52,6 +52,21 @@ def test_packed_attention_is_the_dense_one_with_a_block_mask(lengths, waste, win
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("window", "key_heads"), [(None, 2), (3, 4)])
+def test_kernels_of_accelerators_get_no_mask_with_shared_heads(monkeypatch, window, key_heads):
+    found = []
+
+    def kernel(query, key, value, **options):
+        found.append((key.shape[1], value.shape[1], options["attn_mask"] is None))
+        return torch.empty_like(query)
+
+    monkeypatch.setattr(scores.F, "scaled_dot_product_attention", kernel)
+    packing = Packing.of([9], torch.device("meta"))
+    parts = [part.to("meta") for part in qkv(9)]
+    packed_attention(torch.nn.Identity(), *parts, None, packing=packing, sliding_window=window)
+    assert found == [(key_heads, key_heads, window is None)]
+
+
 def test_bf16():
     lengths = [9, 9, 4]
     parts = qkv(sum(lengths), dtype=torch.bfloat16)

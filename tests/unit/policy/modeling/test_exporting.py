@@ -6,6 +6,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from cosmos_core.config.schema import MeshConfig
+from cosmos_core.errors import CheckpointError
 from cosmos_core.policy.channel import open_channel
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.modeling.building import Blueprint, build_part, build_whole
@@ -85,6 +86,19 @@ def test_an_export_is_that_of_one_process(tmp_path, family, is_tied, sizes):
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     assert all(torch.equal(tensor, module.state_dict()[name]) for name, tensor in whole.state_dict().items())
+
+
+def export_in_vain(folder, sizes):
+    with pytest.raises(CheckpointError) as caught:
+        export(folder, "qwen3", False, sizes)
+    return str(caught.value)
+
+
+def test_what_cannot_be_written_is_told_to_every_process(tmp_path):
+    (tmp_path / "file").touch()
+    told = run_world(2, export_in_vain, tmp_path / "file" / "export", {"pp": 2})
+    assert told[0] == told[1]
+    assert "could not be written: [Errno 20] Not a directory" in told[0]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
