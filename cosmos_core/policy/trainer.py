@@ -212,6 +212,11 @@ class Trainer:
         return self.world.mesh.place("cp") == 0 and self.world.mesh.place("tp") == 0
 
     def _accumulate(self, prepared: Prepared, measures: Measures) -> None:
+        # Before the first forward, as the device is waited for.
+        weighed = [
+            attrs.evolve(batch, weights_N=known.weights_N.cpu())
+            for batch, known in zip(prepared.batches, prepared.known, strict=False)
+        ]
         # Every old log-prob is taken before the first backward: they are of the step's starting weights.
         olds = self._old_logprobs(prepared)
 
@@ -225,10 +230,6 @@ class Trainer:
                 measures.take(total.detach(), decided, priced, known, version=self.step)
             return total
 
-        weighed = [
-            attrs.evolve(batch, weights_N=known.weights_N.cpu())
-            for batch, known in zip(prepared.batches, prepared.known, strict=False)
-        ]
         self._executor.train(
             [*weighed, *prepared.batches[prepared.num_real :]],
             temperature=self._temperature,

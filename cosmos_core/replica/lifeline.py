@@ -223,7 +223,7 @@ class LeaderLine(Lifeline):
 
     def _note(self, reason: str, rank: int) -> None:
         with self._news:
-            self._failures.append(Failure(rank=rank, reason=reason, time=time.monotonic(), is_echo=False))
+            self._failures.append(Failure(rank=rank, reason=reason, time=time.time(), is_echo=False))
 
     def _finish(self) -> None:
         """Find the failure that came first, tell everybody, and end unless the main thread does."""
@@ -349,7 +349,7 @@ def _failure_of(error: Exception, rank: int) -> Failure:
     return Failure(
         rank=rank,
         reason=str(error) if is_ours else f"{type(error).__name__}: {error}",
-        time=time.monotonic(),
+        time=time.time(),
         is_echo=any(isinstance(each, RuntimeError) for each in chain),
     )
 

@@ -30,7 +30,7 @@ class Failure:
     Attributes:
         rank: Which.
         reason: Its error.
-        time: `time.monotonic()` when it happened.
+        time: `time.time()` when it happened: processes may be on several machines.
         is_echo: Whether it may be no more than what another's failure looks like from here.
     """
 

@@ -142,6 +142,7 @@ def _lengths(recipe: Recipe, parts: Parts) -> Iterator[str]:
             f"{facts.tokenizer_size - 1}; use the checkpoint's own tokenizer, or raise vocab_size in [model.config]"
         )
     if parts.engine is None:
+        yield from _demonstrations(recipe, parts)
         return
     for key, units in (("rollout.sampling.max_units", longest), ("evaluation.max_units", recipe.evaluation.max_units)):
         if units is not None and units >= facts.context_length:
@@ -160,6 +161,17 @@ def _lengths(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield (
             f"policy.micro_batch_units: {recipe.policy.micro_batch_units} is less than one sample can have; "
             f"raise it to {needed} or more"
+        )
+
+
+def _demonstrations(recipe: Recipe, parts: Parts) -> Iterator[str]:
+    """Prompts of which each is too long already, without its demonstration."""
+    shortest, units = parts.measured.shortest_prompt, recipe.policy.micro_batch_units
+    if shortest >= min(units, parts.facts.context_length):
+        yield (
+            f"policy.micro_batch_units: no demonstration fits: the shortest of {parts.measured.num_rows} prompts has "
+            f"{shortest} units, a forward takes {units}, and the model's context is {parts.facts.context_length}; "
+            "raise it, or shorten the prompts"
         )
 
 

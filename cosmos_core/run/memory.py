@@ -47,10 +47,16 @@ class RankMemory:
     is_whole: bool
 
 
-def policy_memory(recipe: Recipe, facts: ModelFacts) -> tuple[RankMemory, ...]:
-    """Each kind of process of one policy replica: those of one pipeline stage are alike, and neighbours may be."""
+def policy_memory(recipe: Recipe, facts: ModelFacts, *, publishes: bool = True) -> tuple[RankMemory, ...]:
+    """Each kind of process of one policy replica: those of one pipeline stage are alike, and neighbours may be.
+
+    Args:
+        recipe: The mesh, and how it is used.
+        facts: Of the model.
+        publishes: Whether rollout replicas read the weights.
+    """
     mesh = recipe.policy.mesh
-    each = [_Rank(recipe=recipe, facts=facts, place=place).memory() for place in range(mesh.pp)]
+    each = [_Rank(recipe=recipe, facts=facts, place=place, publishes=publishes).memory() for place in range(mesh.pp)]
     found, first, per_stage = [], 0, world_size(mesh) // mesh.pp
     for _, run in itertools.groupby(each, key=lambda memory: (memory.device, memory.host)):
         alike = list(run)
@@ -69,6 +75,7 @@ class _Rank:
     recipe: Recipe
     facts: ModelFacts
     place: int
+    publishes: bool
 
     @property
     def policy(self) -> PolicyConfig:
@@ -112,7 +119,9 @@ class _Rank:
             "logits": self._logits(parts),
             "communication": self._communication(parts),
         }
-        published = {"published weights": 2 * ITEM_SIZES[self.recipe.rollout.precision] * held}
+        published = (
+            {"published weights": 2 * ITEM_SIZES[self.recipe.rollout.precision] * held} if self.publishes else {}
+        )
         is_offloaded = self.policy.parallel.cpu_offload and self.policy.device != "cpu"
         device = work if is_offloaded else {**weights, **work}
         return RankMemory(

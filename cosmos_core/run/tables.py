@@ -112,7 +112,7 @@ def _memory(plan: Plan) -> Table:
     table = _table("Memory of one process (estimate)", "replica", "process", "part", "device", "host")
     for column in table.columns[3:]:
         column.justify = "right"
-    ranks = list(policy_memory(recipe, facts))
+    ranks = list(policy_memory(recipe, facts, publishes=plan.job.uses_rollouts))
     for rank in ranks:
         _add_rank(table, "policy", rank)
     if plan.job.uses_rollouts:

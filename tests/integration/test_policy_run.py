@@ -57,7 +57,7 @@ def test_one_replica_resumed_has_the_bits_of_one_never_interrupted_and_two_agree
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(500)
 def test_replicas_of_two_processes_end_with_the_weights_of_one(run, imitation, tmp_path):
     single = imitation(tmp_path / "single")
     run(single)

@@ -137,7 +137,9 @@ def _dispatch(  # noqa: PLR0917 - what transformers hands to experts, and where 
 
 def _plan_route(chosen_TK: torch.Tensor, num_local: int, group: dist.ProcessGroup) -> Route:
     chosen_P = chosen_TK.flatten()
-    counts = torch.bincount(chosen_P, minlength=num_local * group.size()).view(group.size(), num_local)
+    # Not `bincount`, for which the CPU waits for an accelerator.
+    counts = chosen_P.new_zeros(num_local * group.size()).scatter_add_(0, chosen_P, torch.ones_like(chosen_P))
+    counts = counts.view(group.size(), num_local)
     arriving = torch.empty_like(counts)
     dist.all_to_all_single(arriving, counts, group=group)
     send, receive = torch.stack((counts.sum(1), arriving.sum(1))).tolist()

@@ -57,7 +57,10 @@ APART: Final = frozenset(
         *("sequence_parallel", "embedding_rowwise"),
     }
 )
-"""Styles without an equal here, of modules that those beside them do not depend on; beside others, all stay whole."""
+"""Styles without an equal here, of modules on which those beside them do not depend.
+
+Of a block with any other foreign style, nothing is taken from the model's plan.
+"""
 
 
 @attrs.frozen(kw_only=True)

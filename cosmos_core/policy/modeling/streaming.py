@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -20,7 +21,7 @@ from cosmos_core.weights.held import Held
 _SCALED: Final = ("F8_", "F4", "F6", "I8", "U8", "I32")
 """Dtypes of values that mean nothing without scales."""
 
-_MAPPED_BYTES: Final = 1 << 28
+_MAPPED_VALUES: Final = 1 << 22
 """Most that is read of a file before it is opened anew: what was read stays in memory as long as it is open."""
 
 
@@ -88,18 +89,18 @@ class Streamed:
     def _read(self, name: str, index: tuple[slice, ...] = ()) -> torch.Tensor:
         stored = self._stored[name]
         try:
-            file = self._file(stored.file)
+            file = self._file(stored.file, _num_values(stored.shape, index))
             part: torch.Tensor = file.get_slice(name)[index] if stored.shape and index else file.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{stored.file}: {name} cannot be read: {first_line(error)}") from error
-        self._num_mapped += part.nbytes
         return part
 
-    def _file(self, path: Path) -> Any:
+    def _file(self, path: Path, num_values: int) -> Any:
         """The file, open: its header is read each time that it is opened, and a file may hold a thousand tensors."""
-        if self._open is None or self._open[0] != path or self._num_mapped > _MAPPED_BYTES:
+        self._num_mapped += num_values
+        if self._open is None or self._open[0] != path or self._num_mapped > _MAPPED_VALUES:
             self._open = None
-            self._open, self._num_mapped = (path, safe_open(path, framework="pt")), 0
+            self._open, self._num_mapped = (path, safe_open(path, framework="pt")), num_values
         return self._open[1]
 
     def _outline(self, name: str) -> torch.Tensor:
@@ -135,6 +136,11 @@ class Streamed:
                 f"model.path: {path!r} lacks {len(missing)} of the {len(names)} tensors of {type(module).__name__}, "
                 f"the first is {missing[0]}; it holds {len(self._stored)}, such as {next(iter(self._stored), None)}"
             )
+
+
+def _num_values(shape: tuple[int, ...], index: tuple[slice, ...]) -> int:
+    sizes = [len(range(size)[part]) for size, part in zip(shape, index, strict=True)] if index else shape
+    return math.prod(sizes)
 
 
 def folder_of(path: str) -> Path:

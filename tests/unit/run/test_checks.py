@@ -201,3 +201,11 @@ def test_processes_of_a_replica_do_not_share_a_gpu(monkeypatch):
     check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 4}, "device": "cpu"}}))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 4}}}))
+
+
+def test_demonstrations_of_which_none_fits_a_forward_are_refused():
+    main = AlgorithmCapabilities(source="demonstrations")
+    alone = {"reward": [], "warmup": None, "policy": {"micro_batch_units": 9}}
+    (problem,) = check(alone, main=main, engine=None)
+    assert problem.startswith("policy.micro_batch_units: no demonstration fits: the shortest of 10 prompts has 9 units")
+    assert check({**alone, "policy": {"micro_batch_units": 10}}, main=main, engine=None) == []

@@ -63,7 +63,7 @@ def test_a_recipe_at_real_size_can_be_planned(name, kind, tmp_path):
     text = console.file.getvalue()
     for part in ("parameters", "gradients", "optimizer", "activations", "GPUs"):
         assert part in text
-    assert ("weight sync" in text) == (kind == "grpo")
+    assert ("weight sync" in text) == ("published weights" in text) == (kind == "grpo")
 
 
 def test_every_recipe_at_real_size_is_listed():

@@ -227,9 +227,14 @@ def test_a_block_with_an_unknown_part_stays_whole():
     assert {name.rpartition(".")[2] for name in names} == {"fc1", "fc2"}
 
 
-def test_a_block_with_a_part_of_a_foreign_style_stays_whole():
+def test_of_a_block_with_a_foreign_style_no_part_is_taken_from_the_models_plan():
     module = layouts.build("llama")
-    module.tp_plan = {**module.tp_plan, "model.layers.*.mlp.down_proj": "diagonal"}
+    module.tp_plan = {
+        **module.tp_plan,
+        "model.layers.*.mlp.gate_proj": "colwise_gather_output",
+        "model.layers.*.mlp.down_proj": "rowwise_rep",
+    }
     names = plan_for(module, {}).tensor
-    assert not [name for name in names if ".mlp." in name]
-    assert names["model.layers.*.self_attn.o_proj"] == "rowwise"
+    # By their names they are planned all the same.
+    assert names["model.layers.*.mlp.gate_proj"] == "colwise"
+    assert names["model.layers.*.mlp.down_proj"] == "rowwise"
