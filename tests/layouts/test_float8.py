@@ -32,7 +32,9 @@ def alone(name, scaling="none", skip=("lm_head",)):
 
 
 def cosine(one, other):
-    flat = [torch.cat([each.gradients[name].flatten() for name in sorted(each.gradients)]) for each in (one, other)]
+    flat = [
+        torch.cat([each.gradients[name].flatten().double() for name in sorted(each.gradients)]) for each in (one, other)
+    ]
     assert all(each.isfinite().all() for each in flat)
     return float(torch.nn.functional.cosine_similarity(*flat, dim=0))
 
