@@ -95,7 +95,7 @@ contracts: $(VENV)/.developing ## The layers of the packages, by import-linter.
 
 pytest: $(VENV)/.developing ## The test suite.
 	$(call say,Tests)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --durations=25
 
 docs: $(VENV)/.developing ## The documentation, into docs/_build.
 	$(call say,Documentation)

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ def launcher(tmp_path, monkeypatch):
     (tmp_path / "napper.py").write_text(
         "import subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
-        "print('child', child.pid, flush=True)\n"
+        "print(f'child {child.pid}.', flush=True)\n"
         "time.sleep(60)\n"
     )
     (tmp_path / "stubborn.py").write_text(
@@ -88,7 +89,7 @@ def test_nothing_is_imported_from_the_folder_where_a_run_is_started(launcher, tm
 def test_nothing_is_left_behind(launcher, tmp_path, killed):
     start(launcher, "napper")
     log = tmp_path / "logs" / "napper.log"
-    child = int(wait_for(lambda: log.exists() and log.read_text()).split()[1])
+    child = int(wait_for(lambda: log.exists() and re.search(r"child (\d+)\.", log.read_text()))[1])
     assert is_running(child)
     if killed:
         os.kill(launcher._processes["napper"].pid, signal.SIGKILL)
