@@ -93,9 +93,13 @@ contracts: $(VENV)/.developing ## The layers of the packages, by import-linter.
 	$(call say,Import contracts)
 	@$(BIN)/lint-imports
 
+# Runs of many processes, which keep the machine busy and have time limits: one after another.
+WHOLE_MACHINE := tests/integration tests/ecosystem
+
 pytest: $(VENV)/.developing ## The test suite.
 	$(call say,Tests)
-	@$(BIN)/python -m pytest --durations=25
+	@$(BIN)/python -m pytest --durations=20 --numprocesses 2 --dist loadfile $(addprefix --ignore=,$(WHOLE_MACHINE))
+	@$(BIN)/python -m pytest --durations=10 $(WHOLE_MACHINE)
 
 docs: $(VENV)/.developing ## The documentation, into docs/_build.
 	$(call say,Documentation)

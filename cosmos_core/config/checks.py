@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from cosmos_core.config.mesh import mesh_problems, world_size
+from cosmos_core.config.mesh import world_size
 from cosmos_core.config.nearest import suggestion
 from cosmos_core.config.schema import MeshConfig, OptimizerConfig, PolicyConfig, Recipe, SyncConfig
 from cosmos_core.errors import ConfigError
@@ -66,7 +66,6 @@ def _pace(sync: SyncConfig) -> Iterator[str]:
 
 
 def _meshes(recipe: Recipe) -> Iterator[str]:
-    yield from mesh_problems(recipe.policy.mesh)
     for field in attrs.fields(MeshConfig):
         size = getattr(recipe.rollout.mesh, field.name)
         if size != 1:

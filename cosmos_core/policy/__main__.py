@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -11,9 +12,10 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.stages import stages
 from cosmos_core.plugin.roles import load_algorithm, load_dataset, load_model, selections, source_of
 from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.policy.below import DRAWN
 from cosmos_core.policy.channel import open_channel
 from cosmos_core.policy.device import choose_device
-from cosmos_core.policy.forming import Bond, bond, form_world, leave
+from cosmos_core.policy.forming import Bond, bond, form_world, leave, place_of
 from cosmos_core.policy.layout import layout_of
 from cosmos_core.policy.orders import FollowerOrders, LeaderOrders, Orders
 from cosmos_core.policy.publication import DTYPES, Publications
@@ -33,6 +35,8 @@ from cosmos_core.weights.publisher import WeightPublisher
 
 FLUSH_S: Final = 10.0
 
+_LOG: Final = logging.getLogger(__name__)
+
 
 def main(args: RoleArgs) -> None:
     """Train until the controller says stop."""
@@ -51,10 +55,11 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
     plugins = PluginSet.load(selections(recipe, ("model", "algorithm", "dataset")))
     model = load_model(job, plugins)
     trainer = make_trainer(job, model, world)
+    _LOG.info("place on the mesh: %s", place_of(world, trainer.module))
     begin_stage = stage_starter(job, plugins, trainer)
     begin_stage(0)
     if args.checkpoint is not None:
-        restore(trainer, args.checkpoint, begin_stage)
+        restore(trainer, args.checkpoint, begin_stage, name=recipe.model.path or DRAWN)
     with WeightPublisher(job.run_id, recipe.control.bind) as publisher, PayloadClient() as payloads:
         weights = _weights_endpoint(publisher, world)
         orders: Orders

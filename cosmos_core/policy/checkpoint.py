@@ -33,12 +33,15 @@ class Place:
         step: Global step whose weights it holds.
         stage: Index of the stage whose optimizer it holds.
         nonfinite_steps: Steps skipped in a row before it.
+        below: Digest of the frozen weights that its adapters are for; empty if it has none, or is of a release that
+            did not note it.
     """
 
     run_id: str
     step: int
     stage: int
     nonfinite_steps: int
+    below: str = ""
 
 
 def path_of(url: str, step: int) -> str:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import socket
 from datetime import timedelta
-from typing import Final
+from typing import Final, get_args
 
 import attrs
 import psutil
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from cosmos_core.errors import ReplicaError
 from cosmos_core.policy.group import COLLECTIVE_TIMEOUT_S, GroupStore, host_of
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.mesh.sizes import world_size
+from cosmos_core.policy.modeling.stages import part_of, stages_of
 from cosmos_core.policy.world import World, single_world
+from cosmos_core.protocols import Axis
 from cosmos_core.replica.lifeline import FollowerLine, LeaderLine, Lifeline
 from cosmos_core.replica.meeting import Meeting, announce, find, meeting_file
 from cosmos_core.replica.process import RoleArgs
@@ -103,6 +106,23 @@ def form_world(args: RoleArgs, bound: Bond, device: torch.device) -> World:
         timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
     )
     return World(form_mesh(args.job.recipe.policy.mesh, device.type))
+
+
+def place_of(world: World, module: nn.Module) -> str:
+    """This process's place in its replica, in words: on every axis that has several, and the layers of its stages.
+
+    Args:
+        world: The replica's processes.
+        module: What this process holds of the model.
+    """
+    if world.size == 1:
+        return "the replica's only process"
+    mesh = world.mesh
+    axes = [f"{axis} {mesh.place(axis)} of {mesh.size(axis)}" for axis in get_args(Axis) if mesh.size(axis) > 1]
+    parts = [part for stage in stages_of(module) if (part := part_of(stage)) is not None]
+    layers = [f"{part.layers.start} to {part.layers.stop - 1}" for part in parts]
+    held = [f"layers {' and '.join(layers)}"] if layers else []
+    return ", ".join((f"rank {world.rank} of {world.size}", *axes, *held))
 
 
 def leave(world: World) -> None:

@@ -32,6 +32,10 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from cosmos_core.weights.held import Held
 
 
+class UnlikeError(ValueError):
+    """What was saved is not what is to be read: another model's."""
+
+
 class SharesToSave(DefaultSavePlanner):
     """Plans to write shares of tensors.
 
@@ -86,16 +90,16 @@ class SharesToLoad(DefaultLoadPlanner):
         """The parts of saved boxes that make up each share.
 
         Raises:
-            ValueError: A tensor was not saved, or with another shape.
+            UnlikeError: A tensor was not saved, or with another shape.
         """
         assert self.metadata is not None
         items = []
         for name, share in self._shares.items():
             entry = self.metadata.state_dict_metadata.get(name)
             if not isinstance(entry, TensorStorageMetadata):
-                raise ValueError(f"it lacks {name}")  # noqa: TRY004 - of the checkpoint, not of the code
+                raise UnlikeError(f"it lacks {name}")
             if tuple(entry.size) != share.placement.shape:
-                raise ValueError(f"{name} has shape {tuple(entry.size)} there and {share.placement.shape} here")
+                raise UnlikeError(f"{name} has shape {tuple(entry.size)} there and {share.placement.shape} here")
             if share.tensor.numel():
                 items += create_read_items_for_chunk_list(name, entry, [_chunk(share)])
         return LoadPlan(items)

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 import torch
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader  # its documented home
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import _StorageInfo  # what a reader finds the tensors by
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from cosmos_core.errors import CheckpointError
-from cosmos_core.policy.planners import SharesToLoad
-from cosmos_core.policy.saving import RNG, WRITE_ERRORS
+from cosmos_core.policy.planners import SharesToLoad, UnlikeError
+from cosmos_core.policy.saving import RNG, WRITE_ERRORS, reason_of
 from cosmos_core.weights.held import Held
 
 READ_ERRORS: Final = (*WRITE_ERRORS, pickle.UnpicklingError)
@@ -64,20 +65,20 @@ class CheckpointReader(FsspecReader):
                 raise pickle.UnpicklingError(f"its description cannot be read ({reason})") from error
 
 
-def load_shares(path: str, targets: Mapping[str, Held], names: Collection[str] | None = None) -> None:
+def load_shares(path: str, targets: Mapping[str, Held], shapes: Mapping[str, Sequence[int]] | None = None) -> None:
     """Overwrite shares of tensors with what a checkpoint holds of them.
 
     Args:
         path: Path or URL of the checkpoint.
         targets: What this process holds, by the names in the checkpoint.
-        names: All names that the checkpoint should have; None if it may have any others.
+        shapes: Of all tensors that the checkpoint should have, whoever holds them; None if it may have any others.
 
     Raises:
         CheckpointError: The checkpoint is damaged, or of another model.
     """
     try:
         reader = CheckpointReader(path)
-        difference = next(_differences(reader.read_metadata(), targets, names), None)
+        difference = next(_differences(reader.read_metadata(), targets, shapes), None)
         if difference is not None:
             raise CheckpointError(f"{path} is of another model: {difference}")
         with warnings.catch_warnings():
@@ -89,20 +90,27 @@ def load_shares(path: str, targets: Mapping[str, Held], names: Collection[str] |
                 no_dist=True,
             )
     except READ_ERRORS as error:
-        reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
-        raise CheckpointError(f"{path} is damaged: {reason}") from error
+        failures = error.failures.values() if isinstance(error, CheckpointException) else ()
+        is_unlike = any(isinstance(failure, UnlikeError) for failure, _ in failures)
+        raise CheckpointError(
+            f"{path} is {'of another model' if is_unlike else 'damaged'}: {reason_of(error)}"
+        ) from error
 
 
-def _differences(metadata: Metadata, targets: Mapping[str, Held], names: Collection[str] | None) -> Iterator[str]:
+def _differences(
+    metadata: Metadata, targets: Mapping[str, Held], shapes: Mapping[str, Sequence[int]] | None
+) -> Iterator[str]:
     saved = metadata.state_dict_metadata
-    for name, share in targets.items():
+    # Those of the whole replica first, so that all of its processes find the same difference.
+    own = {name: share.placement.shape for name, share in targets.items()}
+    for name, shape in {**(shapes or {}), **own}.items():
         entry = saved.get(name)
         if not isinstance(entry, TensorStorageMetadata):
             yield f"it lacks {name}"
-        elif name != RNG and tuple(entry.size) != share.placement.shape:
-            yield f"{name} has shape {tuple(entry.size)} there and {share.placement.shape} here"
+        elif name != RNG and tuple(entry.size) != tuple(shape):
+            yield f"{name} has shape {tuple(entry.size)} there and {tuple(shape)} here"
     for name in saved:
-        if names is not None and name not in names:
+        if shapes is not None and name not in shapes:
             yield f"it has {name}, which this model lacks"
 
 

@@ -116,6 +116,7 @@ class PolicyReplica:
                 step=step,
                 stage=self._trainer.stage.index,
                 nonfinite_steps=self._trainer.nonfinite_steps,
+                below=self._trainer.below,
             )
             self._parts.saver.save(self._trainer.state(), place)
 
@@ -150,7 +151,7 @@ class PolicyReplica:
             return
         self._group = group
         self._parts.orders.set_step(self._trainer.step)
-        _LOG.info("generation %d: rank %d of %d", order.generation, group.rank, group.size)
+        _LOG.info("generation %d: replica %d of %d", order.generation, group.rank, group.size)
         self._parts.orders.report(GenerationFormed(generation=order.generation, step=self._trainer.step))
 
     def _train(self, order: TrainOrder, group: GradientGroup) -> None:

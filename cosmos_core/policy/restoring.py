@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 import torch
 
+from cosmos_core.policy.below import check_below
 from cosmos_core.policy.checkpoint import read_place
 from cosmos_core.policy.reading import load_shares
 from cosmos_core.policy.saving import RNG
@@ -14,7 +15,7 @@ from cosmos_core.policy.trainer import Trainer
 from cosmos_core.weights.held import all_held, held
 
 
-def restore(trainer: Trainer, path: str, begin_stage: Callable[[int], None]) -> None:
+def restore(trainer: Trainer, path: str, begin_stage: Callable[[int], None], *, name: str = "this model") -> None:
     """Load weights, optimizer, step and random state, whatever layout they were saved from.
 
     All processes of the replica call it, and each reads what it holds.
@@ -23,6 +24,7 @@ def restore(trainer: Trainer, path: str, begin_stage: Callable[[int], None]) -> 
         trainer: Overwritten.
         path: Path or URL of the checkpoint.
         begin_stage: Makes the trainer take up a stage, by index.
+        name: Of the model that is trained, for people.
 
     Raises:
         CheckpointError: The checkpoint is incomplete, damaged, or of another model.
@@ -32,9 +34,13 @@ def restore(trainer: Trainer, path: str, begin_stage: Callable[[int], None]) -> 
         begin_stage(place.stage)
     random = torch.get_rng_state()
     targets = {**all_held(trainer.state()), RNG: held(random)}
-    said = trainer.world.exchange(msgspec.json.encode(list(targets)))
-    names = {name for each in said for name in msgspec.json.decode(each, type=list[str])}
-    load_shares(path, targets, names)
+    own = {name: share.placement.shape for name, share in targets.items()}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for said in trainer.world.exchange(msgspec.json.encode(own)):
+        shapes |= msgspec.json.decode(said, type=dict[str, tuple[int, ...]])
+    load_shares(path, targets, shapes)
+    if place.below:
+        check_below(path, expected=place.below, found=trainer.below, name=name)
     torch.set_rng_state(random)
     trainer.step = place.step
     trainer.nonfinite_steps = place.nonfinite_steps

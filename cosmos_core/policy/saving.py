@@ -90,7 +90,7 @@ def write_checkpoint(url: str, copied: Copied, channel: Channel | None = None) -
         else:
             _write_remote(files, root, path, copied, channel)
     except WRITE_ERRORS as error:
-        raise CheckpointError(f"no checkpoint at {path}: {_reason(error)}") from error
+        raise CheckpointError(f"no checkpoint at {path}: {reason_of(error)}") from error
     return path
 
 
@@ -216,7 +216,7 @@ def _from_leader(channel: Channel, settle: Callable[[], str]) -> str:
             word = _Word(said=settle())
         except WRITE_ERRORS as error:
             failure = error
-            word = _Word(failure=_reason(error))
+            word = _Word(failure=reason_of(error))
     word = msgspec.json.decode(channel.exchange(msgspec.json.encode(word))[0], type=_Word)
     if failure is not None:
         raise failure
@@ -246,8 +246,8 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _reason(error: BaseException) -> str:
-    """The file system's own words, which torch wraps."""
+def reason_of(error: BaseException) -> str:
+    """The file system's own words, or those of what else went wrong, which torch wraps."""
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
     root: BaseException = error

@@ -6,6 +6,7 @@ Shape legend: N decisions of a micro-batch.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ from cosmos_core.config.stages import Stage
 from cosmos_core.errors import TrainingError
 from cosmos_core.policy.adapters import trained_tensors
 from cosmos_core.policy.batch import Counts, Share
+from cosmos_core.policy.below import frozen_digest
 from cosmos_core.policy.execution import Executor, make_executor
 from cosmos_core.policy.gradients import GradientBuffer
 from cosmos_core.policy.group import GradientGroup
@@ -133,6 +135,13 @@ class Trainer:
         tensors = {f"model.{name}": tensor for name, tensor in trained_tensors(self.module).items()}
         tensors.update({f"optimizer.{name}": tensor for name, tensor in self._optimizer.state().items()})
         return tensors
+
+    @functools.cached_property
+    def below(self) -> str:
+        """Digest of the frozen weights below adapters; empty without any. All processes ask for it together."""
+        if self._policy.lora is None:
+            return ""
+        return frozen_digest(self.module, self.world.rank, self.world.exchange)
 
     def train(self, share: Share, totals: Counts, group: GradientGroup, watch: Stopwatch) -> Applied:
         """Apply one optimizer step.

@@ -99,6 +99,8 @@ class ModelFacts:
         extents: What the axes must divide.
         impossible: Axes that cannot be greater than one for this model, though its plugin declares them, and why.
         most_outputs: Most values of the output layer held at once (0: those of a whole micro-batch).
+        absent_weights: Where the recipe names a checkpoint and its weights are not there: what is missing and what to
+            do. Such a model can be planned, not run.
     """
 
     architecture: str
@@ -116,3 +118,4 @@ class ModelFacts:
     extents: tuple[Extent, ...] = ()
     impossible: Mapping[Axis, str] = attrs.field(factory=dict)
     most_outputs: int = 0
+    absent_weights: str = ""

@@ -27,7 +27,7 @@ from cosmos_core.run import folder, provenance
 from cosmos_core.run.follow import Follower
 from cosmos_core.run.hookset import RunHooks
 from cosmos_core.run.launch import make_launcher
-from cosmos_core.run.plan import check_gpus, make_plan
+from cosmos_core.run.plan import check_gpus, check_weights, make_plan
 from cosmos_core.run.roster import read_address
 from cosmos_core.run.summary import print_summary, summarise
 from cosmos_core.run.supervise import Ending, Start, Supervisor
@@ -74,6 +74,7 @@ def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, ov
     with tempfile.TemporaryDirectory(prefix="cosmos-plan-") as staging:
         plan = make_plan(recipe, recipe_path, Path(staging))
         check_gpus(recipe)
+        check_weights(plan.parts)
         if recipe.policy.checkpoint.url is not None:
             check_writable(recipe.policy.checkpoint.url)
         folder.create(plan.job, plan.assets, provenance.made_with(plan.plugins), overwrite=overwrite)

@@ -19,7 +19,8 @@ from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.plugin.roles import load_model
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.policy.adapters import trained_tensors
-from cosmos_core.policy.checkpoint import completed, path_of
+from cosmos_core.policy.below import DRAWN, check_below, frozen_digest
+from cosmos_core.policy.checkpoint import completed, path_of, read_place
 from cosmos_core.policy.layout import layout_of
 from cosmos_core.policy.reading import load_shares
 from cosmos_core.policy.world import single_world
@@ -54,7 +55,11 @@ def export_run(run: Path, *, step: str, output: Path | None) -> tuple[int, Path]
     model = load_model(job, PluginSet.load([("model", job.recipe.model.plugin)]))
     layout = _adapted(job.recipe.policy)
     module = model.build(seed=job.recipe.run.seed, dtype=torch.float32, device=torch.device("cpu"), layout=layout)
-    load_weights(module, path_of(job.checkpoints, chosen))
+    path = path_of(job.checkpoints, chosen)
+    load_weights(module, path)
+    if layout is not None and (expected := read_place(path).below):
+        found = frozen_digest(module, 0, lambda said: [said])
+        check_below(path, expected=expected, found=found, name=job.recipe.model.path or DRAWN)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:

@@ -5,8 +5,9 @@ The live view, the hooks, the summary and the report are all derived from this, 
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -29,6 +30,7 @@ from cosmos_core.transport.messages import CheckpointSaved, GroupFinished, Weigh
 from cosmos_core.transport.wire import REPORT
 
 WINDOW_S: Final = 10.0
+_NEWEST: Final = 20
 
 Notify = Callable[..., None]
 """Called as `notify(hook, **arguments)` for each thing that happened."""
@@ -107,15 +109,35 @@ class Follower:
             self._apply(sequence, time, event, notify)
             self.last_sequence = sequence
 
-    def rates(self, now: float) -> tuple[float, float]:
-        """(generated, trained) units per second over the last seconds."""
+    def generated_per_s(self, now: float) -> float:
+        """Units generated per second over the last seconds of this session."""
         while self._recent and self._recent[0].time < now - WINDOW_S:
             self._recent.popleft()
         if not self._recent:
-            return 0.0, 0.0
+            return 0.0
         first = self._recent[0]
-        passed = max(now - first.time, 1.0)
-        return (self._generated - first.generated) / passed, (self._trained - first.trained) / passed
+        return (self._generated - first.generated) / max(now - first.time, 1.0)
+
+    def trained_per_s(self, steps: Sequence[TimedStep]) -> float | None:
+        """Units that steps trained on per second between their ends, waiting included; None where that is not known.
+
+        What lies between two sessions does not count.
+
+        Args:
+            steps: Of this follower, in order; the first only says when the second began.
+        """
+        pairs = [(a, b) for a, b in itertools.pairwise(steps) if self.is_one_session(a.time, b.time)]
+        passed = sum(b.time - a.time for a, b in pairs)
+        return sum(trained_units(b.record) for _, b in pairs) / passed if passed > 0 else None
+
+    def newest_steps(self, stage: int) -> list[TimedStep]:
+        """The newest steps of a stage that were applied in the newest session."""
+        begin = self.sessions[-1][0] if self.sessions else 0.0
+        return [timed for timed in self.steps[-_NEWEST:] if timed.time >= begin and timed.record.stage == stage]
+
+    def is_one_session(self, first: float, last: float) -> bool:
+        """Whether one session holds both times."""
+        return any(begin <= first and last <= end for begin, end in self.sessions)
 
     def _apply(self, sequence: int, time: float, event: Event, notify: Notify) -> None:
         if isinstance(event, RunOpened):
@@ -131,8 +153,9 @@ class Follower:
         if isinstance(event, ControllerStarted):
             self.sessions.append((time, time))
             self.joined.clear()
+            self._recent.clear()
             self.has_ended = False
-        elif self.sessions:
+        elif self.sessions and not isinstance(event, Resumed):
             self.sessions[-1] = (self.sessions[-1][0], time)
         if isinstance(event, Resumed):
             self.num_resumed += 1

@@ -33,7 +33,7 @@ class RankMemory:
     """What alike processes of a policy replica hold.
 
     Attributes:
-        name: Which ones.
+        name: Which ones: their place in the pipeline, if it has several.
         count: How many of one replica.
         device: Bytes by part, in the memory of the device it trains on.
         host: Bytes by part, in the machine's memory, for all devices.
@@ -61,7 +61,7 @@ def policy_memory(recipe: Recipe, facts: ModelFacts, *, publishes: bool = True) 
     for _, run in itertools.groupby(each, key=lambda memory: (memory.device, memory.host)):
         alike = list(run)
         last = first + len(alike) - 1
-        name = f"pipeline place {first}" if last == first else f"pipeline places {first}-{last}"
+        name = f"place {first}" if last == first else f"places {first}-{last}"
         name = name if mesh.pp > 1 else "each process"
         found.append(attrs.evolve(alike[0], name=name, count=per_stage * len(alike)))
         first = last + 1

@@ -156,6 +156,18 @@ def check_gpus(recipe: Recipe) -> None:
         )
 
 
+def check_weights(parts: Parts) -> None:
+    """Refuse to start processes that would find no weights.
+
+    A plan may be made where the weights are not; a run may not.
+
+    Raises:
+        ConfigError: The model's checkpoint has none here.
+    """
+    if parts.facts.absent_weights:
+        raise ConfigError(parts.facts.absent_weights)
+
+
 def _check_unbuilt_options(recipe: Recipe, plugins: PluginSet) -> None:
     """Structure the options of plugins that planning does not build (the engine, the hooks)."""
     engine = recipe.rollout.engine

@@ -24,6 +24,13 @@ from cosmos_core.types import JSON, Prompt
 
 _TEMPLATE: Final = "report.html.j2"
 _COMPARED: Final = 12
+_HELDOUT_TILES: Final = (
+    ("accuracy", "before", 3),
+    ("accuracy", "after", 3),
+    ("loss", "before", 4),
+    ("loss", "after", 4),
+    ("perplexity", "after", 3),
+)
 _RATE_POINTS: Final = 60  # throughput is averaged over this part of the run
 
 
@@ -76,13 +83,10 @@ def _tiles(summary: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     def tile(value: str, label: str) -> dict[str, str]:
         return {"value": value, "label": label}
 
-    if summary["heldout_accuracy_before"] is not None:
-        yield tile(f"{summary['heldout_accuracy_before']:.3f}", "held-out accuracy before")
-        yield tile(f"{summary['heldout_accuracy_after']:.3f}", "held-out accuracy after")
-    if summary["heldout_loss_after"] is not None and summary["heldout_loss_before"] is not None:
-        yield tile(f"{summary['heldout_loss_before']:.4f}", "held-out loss before")
-        yield tile(f"{summary['heldout_loss_after']:.4f}", "held-out loss after")
-        yield tile(f"{summary['heldout_perplexity_after']:.3f}", "held-out perplexity after")
+    for name, when, digits in _HELDOUT_TILES:
+        value = summary[f"heldout_{name}_{when}"]
+        if value is not None:
+            yield tile(f"{value:.{digits}f}", f"held-out {name} {when}")
     yield tile(f"{summary['steps']} / {summary['planned_steps'] or '?'}", "steps")
     yield tile(clock(summary["wall_s"]), "wall time")
     if summary["samples"]["generated"]:

@@ -18,7 +18,7 @@ from cosmos_core.controller.records import EvaluationRecord
 from cosmos_core.controller.state import State
 from cosmos_core.observe.live import clock
 from cosmos_core.run.folder import REPORT, SUMMARY
-from cosmos_core.run.follow import Follower, TimedStep, trained_units
+from cosmos_core.run.follow import Follower, TimedStep
 from cosmos_core.run.planes import planes_of
 from cosmos_core.run.supervise import Ending
 
@@ -54,7 +54,7 @@ def summarise(
         "steps": state.step if state else 0,
         "planned_steps": state.settings.last_step if state else None,
         "wall_s": round(wall_s, 3),
-        **_heldout(evaluations),
+        **_heldout(state, evaluations),
         "evaluations": [_evaluation(each) for each in evaluations],
         "samples": _samples(state, ending),
         "prompts": _prompts(state),
@@ -71,12 +71,18 @@ def summarise(
     }
 
 
-def _heldout(evaluations: Sequence[EvaluationRecord]) -> dict[str, float | None]:
-    """The first and the last evaluation; the figures of the other kind of evaluation are None."""
+def _heldout(state: State | None, evaluations: Sequence[EvaluationRecord]) -> dict[str, float | None]:
+    """The evaluation before the main stage and the last one after a step of it.
+
+    Figures of the other kind of evaluation, and of an evaluation that was not made, are None.
+    """
+    first_version = state.settings.main.first_version if state else 0
+    before = next((each for each in evaluations if each.version <= first_version), None)
+    after = next((each for each in reversed(evaluations) if each.version > first_version), None)
     found: dict[str, float | None] = {}
     for name in ("accuracy", "loss", "perplexity"):
-        for when, place in (("before", 0), ("after", -1)):
-            found[f"heldout_{name}_{when}"] = _written(getattr(evaluations[place], name)) if evaluations else None
+        for when, record in (("before", before), ("after", after)):
+            found[f"heldout_{name}_{when}"] = _written(getattr(record, name)) if record else None
     return found
 
 
@@ -128,16 +134,15 @@ def _tokens_per_s(follower: Follower) -> dict[str, float | None]:
     if len(main) < 2:
         return {"policy": None, "rollout": None}
     first, last = main[0].time, main[-1].time
-    trained = sum(trained_units(timed.record) for timed in main[1:])
     marks = [mark for mark in follower.marks if first <= mark.time <= last]
     generated = None
     if len(marks) > 1 and marks[-1].time > marks[0].time and state.settings.num_rollouts:
         # A resumed run has a gap between its sessions; only what lies within them counts.
-        pairs = [(a, b) for a, b in itertools.pairwise(marks) if _same_session(follower, a.time, b.time)]
+        pairs = [(a, b) for a, b in itertools.pairwise(marks) if follower.is_one_session(a.time, b.time)]
         passed = sum(b.time - a.time for a, b in pairs)
         generated = round(sum(b.generated - a.generated for a, b in pairs) / passed, 1) if passed > 0 else None
-    passed = sum(b.time - a.time for a, b in itertools.pairwise(main) if _same_session(follower, a.time, b.time))
-    return {"policy": round(trained / passed, 1) if passed > 0 else None, "rollout": generated}
+    trained = follower.trained_per_s(main)
+    return {"policy": None if trained is None else round(trained, 1), "rollout": generated}
 
 
 def _stages(job: Job, follower: Follower) -> list[dict[str, Any]]:
@@ -146,14 +151,10 @@ def _stages(job: Job, follower: Follower) -> list[dict[str, Any]]:
     for stage in stages(job.recipe):
         steps = [timed for timed in follower.steps if timed.record.stage == stage.index]
         times = [timed.time for timed in follower.steps if stage.first_step <= timed.record.step <= stage.last_step]
-        pairs = [(a, b) for a, b in itertools.pairwise(times) if _same_session(follower, a, b)]
+        pairs = [(a, b) for a, b in itertools.pairwise(times) if follower.is_one_session(a, b)]
         seconds = round(sum(last - first for first, last in pairs), 3)
         found.append({"algorithm": stage.plugin, "steps": len(steps), "seconds": seconds})
     return found
-
-
-def _same_session(follower: Follower, first: float, last: float) -> bool:
-    return any(begin <= first and last <= end for begin, end in follower.sessions)
 
 
 def _staleness(steps: Sequence[TimedStep]) -> dict[str, float | None]:
@@ -189,13 +190,12 @@ def _grid(title: str) -> Table:
 def _figures(summary: Mapping[str, Any]) -> Table:
     table = _grid("\nResult")
     table.add_column()
-    before, after = summary["heldout_accuracy_before"], summary["heldout_accuracy_after"]
-    if before is not None:
-        table.add_row("held-out accuracy", f"{before:.3f} before → {after:.3f} after")
-    before, after = summary["heldout_loss_before"], summary["heldout_loss_after"]
-    if before is not None and after is not None:
+    if any(evaluation.get("accuracy") is not None for evaluation in summary["evaluations"]):
+        table.add_row("held-out accuracy", _before_and_after(summary, "accuracy", digits=3))
+    if any("loss" in evaluation for evaluation in summary["evaluations"]):
         perplexity = summary["heldout_perplexity_after"]
-        table.add_row("held-out loss", f"{before:.4f} before → {after:.4f} after (perplexity {perplexity:.3f})")
+        words = "" if perplexity is None else f" (perplexity {perplexity:.3f})"
+        table.add_row("held-out loss", _before_and_after(summary, "loss", digits=4) + words)
         table.add_row("held-out", _of_what(summary["evaluations"][-1]))
     samples = summary["samples"]
     if samples["generated"]:
@@ -204,7 +204,7 @@ def _figures(summary: Mapping[str, Any]) -> Table:
         table.add_row("samples dropped", dropped)
     rates = ", ".join(f"{pool} {rate:,.0f}" for pool, rate in summary["tokens_per_s"].items() if rate is not None)
     if rates:
-        table.add_row("tokens/s", rates)
+        table.add_row("mean tokens/s", rates)
     staleness = summary["staleness"]
     if staleness["mean"] is not None:
         table.add_row("staleness", f"mean {staleness['mean']:.2f}, max {staleness['max']}")
@@ -215,6 +215,12 @@ def _figures(summary: Mapping[str, Any]) -> Table:
     for status, why in summary["problems"].items():
         table.add_row(f"example of {status}", why)
     return table
+
+
+def _before_and_after(summary: Mapping[str, Any], name: str, *, digits: int) -> str:
+    values = ((when, summary[f"heldout_{name}_{when}"]) for when in ("before", "after"))
+    absent = "not finite" if any(each.get(name, 0.0) is None for each in summary["evaluations"]) else "not measured"
+    return " → ".join(f"{absent if value is None else f'{value:.{digits}f}'} {when}" for when, value in values)
 
 
 def _of_what(evaluation: Mapping[str, Any]) -> str:

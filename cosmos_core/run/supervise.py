@@ -20,13 +20,13 @@ from cosmos_core.config.stages import stages
 from cosmos_core.controller.journal import entries
 from cosmos_core.controller.progress import best_checkpoint
 from cosmos_core.errors import CheckpointError, ReplicaError
-from cosmos_core.observe.live import View
+from cosmos_core.observe.live import Progress, View
 from cosmos_core.policy.checkpoint import mark_best
 from cosmos_core.run.follow import Follower, Notify
 from cosmos_core.run.launch import Exit, Launcher
 from cosmos_core.run.observer import Observer
 from cosmos_core.run.roster import address_file, controller_spec, read_address, replica_specs
-from cosmos_core.run.view import progress_of, waits_for
+from cosmos_core.run.view import progress_of, starting, waits_for
 
 _POLL_S: Final = 0.1
 _KILL: Final = 2  # interrupts that end a run at once
@@ -79,6 +79,7 @@ class Supervisor:
         self._best: int | None = None
         self._told: set[str] = set()
         self._resumed = 0
+        self._first_step = 0
         self._has_answered = False
         self._asked_at = float("-inf")
         self._gauges: dict[str, dict[str, float]] = {}
@@ -101,6 +102,7 @@ class Supervisor:
             CosmosError: A process could not be started, or the controller could not be followed.
         """
         self._resumed = self._follower.num_resumed + (start.step is not None)
+        self._first_step = start.step or 0
         with self._signals():
             try:
                 observer = self._launch(start)
@@ -142,8 +144,7 @@ class Supervisor:
             self._note_best()
             self._tell_problems()
             elapsed_s = time.monotonic() - self._began
-            progress = progress_of(self._follower, self._stages, now=time.time(), elapsed_s=elapsed_s)
-            self._view.show(progress if self._is_current() else attrs.evolve(progress, phase="starting"))
+            self._view.show(self._progress(elapsed_s))
             self._answer_interrupt(observer)
             self._watch_exits()
             if self._is_current() and self._follower.has_ended and ended_at is None:
@@ -152,6 +153,11 @@ class Supervisor:
                 return
             if self._failure and not self._has_outcome() and time.monotonic() > self._failed_at + _VERDICT_S:
                 return
+
+    def _progress(self, elapsed_s: float) -> Progress:
+        if not self._is_current():
+            return starting(self._stages, self._first_step, elapsed_s=elapsed_s)
+        return progress_of(self._follower, self._stages, now=time.time(), elapsed_s=elapsed_s)
 
     def _tell_problems(self) -> None:
         """Say the first of each kind of problem when it happens; all are counted in the summary."""
@@ -216,14 +222,14 @@ class Supervisor:
 
     def _ending(self) -> Ending:
         state, failure = self._follower.state, self._failure
-        words = f"{failure.name}: {_last_words(failure)}" if failure is not None else ""
         if state is not None and self._has_outcome():
-            is_known = failure is None or (failure.error and failure.error in state.reason)
-            reasons = (state.reason, "" if is_known or state.outcome != "failed" else words)
-            return Ending(outcome=state.outcome, reason="\n".join(filter(None, reasons)))
+            reason = with_cause(state.reason, failure) if failure and state.outcome == "failed" else state.reason
+            return Ending(outcome=state.outcome, reason=reason)
         if self._interrupts >= _KILL:
             return Ending(outcome="stopped", reason="killed by a second Ctrl-C, without a checkpoint of its last step")
-        return Ending(outcome="failed", reason=words or "the controller ended before the run did")
+        return Ending(
+            outcome="failed", reason=with_cause("", failure) if failure else "the controller ended before the run did"
+        )
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -239,6 +245,21 @@ class Supervisor:
         finally:
             for number, handler in earlier:
                 signal.signal(number, handler)
+
+
+def with_cause(reason: str, failure: Exit) -> str:
+    """The controller's reason, and what ended a process first unless that reason says it already.
+
+    Args:
+        reason: May be empty.
+        failure: The first process that ended although the run had not.
+    """
+    replica, _, rank = failure.name.partition(".")
+    is_said = bool(failure.error) and failure.error in reason
+    # A replica's leader tells the controller which of the others is gone.
+    is_said = is_said or (bool(rank) and f"{replica} rank {rank}: " in reason)
+    words = "" if is_said else f"{failure.name}: {_last_words(failure)}"
+    return "\n".join(filter(None, (reason, words)))
 
 
 def _last_words(ended: Exit) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -13,34 +13,29 @@ from cosmos_core.config.checks import staleness_bound
 from cosmos_core.config.schema import MeshConfig
 from cosmos_core.config.structure import unstructure
 from cosmos_core.run.checks import Parts
-from cosmos_core.run.estimate import gpus, processes, rollout_memory, sync_bytes
+from cosmos_core.run.estimate import gpus, processes, sync_bytes
+from cosmos_core.run.footprint import machine_memory, memory_by_pool, room, size, verdict
 from cosmos_core.run.launch.local import visible_gpus
-from cosmos_core.run.memory import RankMemory, policy_memory
+from cosmos_core.run.memory import RankMemory
 from cosmos_core.run.plan import Plan
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_MANY_EPOCHS = 100
+_PART_WIDTH = 26
+_SIZE_WIDTH = 13
 
 
 def print_plan(plan: Plan, console: Console) -> None:
     """Print everything about a planned run."""
     job = plan.job
     console.print(Text.assemble(("Plan of ", ""), (job.recipe.run.name, "bold"), (f"  →  {job.directory}", "dim")))
-    for table in (_parts(plan), _batches(plan), _processes(plan), _memory(plan), _weights(plan)):
+    for table in (_parts(plan), _batches(plan), _processes(plan), *_memory(plan, console.width), _weights(plan)):
         console.print()
         console.print(table)
 
 
-def size(num_bytes: float) -> str:
-    """Bytes for people."""
-    for unit in _UNITS:
-        if num_bytes < 1024 or unit == _UNITS[-1]:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    raise AssertionError
-
-
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+    table.caption_justify = "left"
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
@@ -49,11 +44,12 @@ def _table(title: str, *columns: str) -> Table:
 def _parts(plan: Plan) -> Table:
     recipe, parts = plan.job.recipe, plan.parts
     facts = parts.facts
+    lacking = "\nconfig only: no weights here" if facts.absent_weights else ""
     table = _table("Parts", "kind", "name", "distribution", "what")
     described = {
         ("model", recipe.model.plugin): (
             f"{facts.architecture}, {facts.num_parameters / 1e6:,.3f} M parameters, {facts.num_layers} layers x "
-            f"{facts.hidden_size}, vocabulary {facts.vocab_size}, context {facts.context_length}"
+            f"{facts.hidden_size}, vocabulary {facts.vocab_size}, context {facts.context_length}{lacking}"
         ),
         ("dataset", recipe.dataset.plugin): _rows(parts),
     }
@@ -76,10 +72,13 @@ def _rows(parts: Parts) -> str:
 def _batches(plan: Plan) -> Table:
     recipe = plan.job.recipe
     table = _table("Batches", "stage", "steps", "prompts a step", "samples a step", "at most units a step", "epochs")
+    repeats: list[str] = []
     for stage, capable in plan.parts.stages:
         is_rollouts = capable.source == "rollouts"
         samples = stage.prompts_per_step * (recipe.rollout.group_size if is_rollouts else 1)
         epochs = stage.steps * stage.prompts_per_step / plan.parts.num_train_rows
+        if epochs > _MANY_EPOCHS:
+            repeats.append(f"{stage.plugin} repeats the dataset {epochs:,.0f} times")
         longest = plan.parts.measured.longest_prompt + recipe.rollout.sampling.max_units
         table.add_row(
             stage.plugin,
@@ -89,6 +88,8 @@ def _batches(plan: Plan) -> Table:
             f"{samples * longest:,}" if is_rollouts else "",
             f"{epochs:.2f}",
         )
+    if repeats:
+        table.caption = "; ".join(repeats)
     return table
 
 
@@ -96,9 +97,17 @@ def _processes(plan: Plan) -> Table:
     table = _table("Processes", "name", "started as", "processes", "device", "mesh")
     recipe = plan.job.recipe
     meshes = {"policy": recipe.policy.mesh, "rollout": recipe.rollout.mesh}
-    for name, module, device, count in processes(recipe, uses_rollouts=plan.job.uses_rollouts):
-        mesh = meshes.get(name.partition("-")[0])
-        table.add_row(name, f"python -m {module}", str(count), device, "" if mesh is None else _mesh(mesh))
+    rows = processes(recipe, uses_rollouts=plan.job.uses_rollouts)
+    for (module, device, count), alike in itertools.groupby(rows, key=lambda row: row[1:]):
+        names = [name for name, *_ in alike]
+        mesh = meshes.get(names[0].partition("-")[0])
+        table.add_row(
+            names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}",
+            f"python -m {module}",
+            str(count) if len(names) == 1 else f"{len(names)} x {count}",
+            device,
+            "" if mesh is None else _mesh(mesh),
+        )
     return table
 
 
@@ -107,31 +116,30 @@ def _mesh(mesh: MeshConfig) -> str:
     return " x ".join(f"{axis} {extent}" for axis, extent in axes.items()) or "1 process"
 
 
-def _memory(plan: Plan) -> Table:
-    recipe, facts = plan.job.recipe, plan.parts.facts
-    table = _table("Memory of one process (estimate)", "replica", "process", "part", "device", "host")
-    for column in table.columns[3:]:
-        column.justify = "right"
-    ranks = list(policy_memory(recipe, facts, publishes=plan.job.uses_rollouts))
+def _memory(plan: Plan, width: int) -> Iterator[Table]:
+    """A table for each kind of replica, a column for each kind of its processes; more tables if the width is short."""
+    columns = max((width - _PART_WIDTH) // _SIZE_WIDTH, 1)
+    for pool, ranks in memory_by_pool(plan).items():
+        title = f"Memory of one {pool} process (estimate){', by place in the pipeline' if len(ranks) > 1 else ''}"
+        for first in range(0, len(ranks), columns):
+            yield _memory_of(title, ranks[first : first + columns])
+
+
+def _memory_of(title: str, ranks: Sequence[RankMemory]) -> Table:
+    table = _table(title, "part")
     for rank in ranks:
-        _add_rank(table, "policy", rank)
-    if plan.job.uses_rollouts:
-        parts = rollout_memory(recipe, facts, plan.parts.measured.longest_prompt)
-        _add_rank(table, "rollout", RankMemory(name="each process", count=1, device=parts, host={}, is_whole=True))
+        heading = f"{rank.name}\n{rank.count} processes" if rank.count > 1 else rank.name
+        table.add_column(heading, justify="right", overflow="fold")
+    for suffix, held in (("", [rank.device for rank in ranks]), (" (host)", [rank.host for rank in ranks])):
+        # The process with most parts has them in order; others lack some.
+        names = dict.fromkeys(name for parts in sorted(held, key=len, reverse=True) for name in parts)
+        for name in names:
+            table.add_row(f"{name}{suffix}", *(size(parts[name]) if name in parts else "" for parts in held))
+        if names:
+            table.add_row(f"total{suffix}", *(size(sum(parts.values())) for parts in held), style="bold")
     if not all(rank.is_whole for rank in ranks):
         table.caption = "without activations: the model does not say what it keeps for its backward pass"
     return table
-
-
-def _add_rank(table: Table, replica: str, rank: RankMemory) -> None:
-    name = f"{rank.name} ({rank.count})" if rank.count > 1 else rank.name
-    for part, num_bytes in rank.device.items():
-        table.add_row(replica, name, part, size(num_bytes), "")
-    for part, num_bytes in rank.host.items():
-        table.add_row(replica, name, part, "", size(num_bytes))
-    sums = (sum(rank.device.values()), sum(rank.host.values()))
-    bold = [Text(size(each) if each else "", style="bold") for each in sums]
-    table.add_row(replica, name, Text("total", style="bold"), *bold)
 
 
 def _weights(plan: Plan) -> Table:
@@ -146,7 +154,11 @@ def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
     job, recipe = plan.job, plan.job.recipe
     if any(capable.source == "rollouts" for _, capable in plan.parts.stages):
         yield "mode", f"{recipe.sync.mode}, staleness at most {staleness_bound(recipe.sync)}"
-    yield "GPUs", _gpus(gpus(recipe, uses_rollouts=job.uses_rollouts))
+    needed = gpus(recipe, uses_rollouts=job.uses_rollouts)
+    here = room(plan, len(visible_gpus()), machine_memory())
+    yield "GPUs", f"{needed}, one for each process of a replica; {here}"
+    for pool, ranks in memory_by_pool(plan).items():
+        yield f"{pool} memory", verdict(ranks, getattr(recipe, pool).device)
     if job.uses_rollouts:
         each = sync_bytes(recipe, plan.parts.facts)
         many = f" to each of {recipe.rollout.replicas} replicas" if recipe.rollout.replicas > 1 else ""
@@ -156,14 +168,6 @@ def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
     when = f"every {every} steps, and at the end" if every else "at the end"
     yield "checkpoints", f"{when}, in {job.checkpoints}"
     yield "hooks", ", ".join(recipe.tracking.hooks) or "none"
-
-
-def _gpus(needed: int) -> str:
-    found = len(visible_gpus())
-    here = f"this machine has {found}"
-    if not found:
-        here = f"without any, {needed} processes run on this machine's {os.cpu_count()} CPU cores"
-    return f"{needed}, one for each process of a replica; {here}"
 
 
 def _evaluation(plan: Plan) -> str:

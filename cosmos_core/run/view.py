@@ -7,7 +7,7 @@ from typing import Final
 from cosmos_core.config.stages import Stage
 from cosmos_core.controller.state import State
 from cosmos_core.observe.live import Progress
-from cosmos_core.run.follow import Follower, TimedStep
+from cosmos_core.run.follow import WINDOW_S, Follower, TimedStep
 
 _NEWEST: Final = 20
 
@@ -23,12 +23,11 @@ def progress_of(follower: Follower, stages: tuple[Stage, ...], *, now: float, el
     """
     state = follower.state
     if state is None:
-        name = stages[0].plugin
-        return Progress(phase="starting", step=0, num_steps=stages[-1].last_step, stage=name, elapsed_s=elapsed_s)
+        return starting(stages, 0, elapsed_s=elapsed_s)
     stage = stages[state.stage_index]
     newest = [timed.record for timed in follower.steps[-_NEWEST:] if timed.record.stage == stage.index]
     rewarded = [record for record in newest if record.reward is not None]
-    generated, trained = follower.rates(now)
+    timed_steps = follower.newest_steps(stage.index)
     last = follower.evaluations[-1].record if follower.evaluations else None
     uses_rollouts = state.settings.stages[stage.index].uses_rollouts
     return Progress(
@@ -42,13 +41,26 @@ def progress_of(follower: Follower, stages: tuple[Stage, ...], *, now: float, el
         heldout_loss=last.loss if last else None,
         evaluated_step=last.version if last else None,
         staleness=sum(record.staleness_mean for record in rewarded) / len(rewarded) if rewarded else None,
-        policy_units_per_s=trained or None,
-        rollout_units_per_s=generated or None,
+        policy_units_per_s=_rate(follower, timed_steps, now),
+        rollout_units_per_s=follower.generated_per_s(now) or None,
         dropped=sum(sum(ledger.dropped.values()) for ledger in state.ledgers),
         queued=len(state.ledger.finished) + len(state.ledger.claimed) if uses_rollouts else None,
         in_flight=len(state.ledger.in_flight) if uses_rollouts else None,
-        eta_s=None if state.outcome or stage.index < len(stages) - 1 else _eta(follower.steps, stage),
+        eta_s=None if state.outcome or stage.index < len(stages) - 1 else _eta(timed_steps, stage),
     )
+
+
+def starting(stages: tuple[Stage, ...], step: int, *, elapsed_s: float) -> Progress:
+    """Progress before anything is known of this session: figures of an earlier one would look like this one's.
+
+    Args:
+        stages: Stages of the recipe.
+        step: The session goes on from.
+        elapsed_s: Seconds since the start, as people count them.
+    """
+    stage = next((stage for stage in stages if step < stage.last_step), stages[-1])
+    last_step = stages[-1].last_step
+    return Progress(phase="starting", step=step, num_steps=last_step, stage=stage.plugin, elapsed_s=elapsed_s)
 
 
 def phase_of(state: State, stage: Stage) -> str:
@@ -74,9 +86,15 @@ def waits_for(state: State | None) -> str:
     return f"a checkpoint of step {state.step}"
 
 
-def _eta(steps: list[TimedStep], stage: Stage) -> float | None:
+def _rate(follower: Follower, newest: list[TimedStep], now: float) -> float | None:
+    """Trained units per second; None once no step has ended for as long as the rate is measured over."""
+    if not newest or now - newest[-1].time > max(WINDOW_S, newest[-1].time - newest[0].time):
+        return None
+    return follower.trained_per_s(newest)
+
+
+def _eta(newest: list[TimedStep], stage: Stage) -> float | None:
     """Seconds to the stage's end at the pace of its newest steps."""
-    newest = [timed for timed in steps[-_NEWEST:] if timed.record.stage == stage.index]
     if len(newest) < 2:
         return None
     pace = (newest[-1].time - newest[0].time) / (len(newest) - 1)

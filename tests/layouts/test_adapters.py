@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cosmos_core.config.schema import Float8Config, LoraConfig, MeshConfig, ParallelConfig, PolicyConfig
-from cosmos_core.errors import ConfigError
+from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.policy.adapters import is_adapter, published_tensors, trained_tensors
 from cosmos_core.policy.channel import open_channel
 from cosmos_core.policy.checkpoint import Place
@@ -140,7 +140,7 @@ def test_adapters_beside_products_in_8_bits():
 def save(name, settings, folder):
     trainer = make(name, settings, World(form_mesh(settings.mesh, "cpu")))
     steps(trainer, settings, range(2))
-    place = Place(run_id="test", step=trainer.step, stage=0, nonfinite_steps=0)
+    place = Place(run_id="test", step=trainer.step, stage=0, nonfinite_steps=0, below=trainer.below)
     return write_checkpoint(folder, copy_state(trainer.state(), place), open_channel())
 
 
@@ -153,6 +153,18 @@ def test_resumes_elsewhere(tmp_path):
     steps(uninterrupted, policy(), range(STEPS))
     worst, error = worst_error(trained_tensors(trainer.module), trained_tensors(uninterrupted.module))
     assert error <= 1e-3, (worst, error)
+
+
+def test_adapters_for_other_weights_are_refused(tmp_path):
+    path = run_world(2, save, "llama", policy(dp_shard=2), str(tmp_path))[0]
+    trainer = make_trainer(family("hf", CONFIGS["llama"])(), policy(), single_world())
+    frozen = next(each for each in trainer.module.parameters() if not each.requires_grad)
+    with torch.no_grad():
+        frozen[0, 0] += 1e-4
+    with pytest.raises(
+        CheckpointError, match=r"step-2 has adapters for other weights than those of /base: .* there and"
+    ):
+        restore(trainer, path, lambda index: None, name="/base")
 
 
 def test_a_layer_that_is_not_there_is_refused():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterator
 from typing import get_args
 
-from cosmos_core.config.mesh import choices, divisors
+from cosmos_core.config.mesh import choices, divisors, mesh_problems
 from cosmos_core.config.nearest import suggestion
 from cosmos_core.config.schema import MeshConfig, PolicyConfig
 from cosmos_core.policy.layout import STAGES_PER_RANK
@@ -14,16 +15,21 @@ from cosmos_core.protocols import Axis, Extent, ModelCapabilities, ModelFacts
 
 
 def misfits(policy: PolicyConfig, capabilities: ModelCapabilities, facts: ModelFacts) -> list[str]:
-    """Why the policy's mesh cannot hold the model; empty if it can. What follows from a missing axis is not told."""
+    """Why the policy's mesh cannot hold the model; empty if it can.
+
+    An axis that the model cannot use is told first: why, if the model knows, else that its plugin does not declare it.
+    What follows from such an axis is not told.
+    """
     mesh = policy.mesh
-    found = list(undeclared(mesh, capabilities.mesh_axes))
-    found += [
+    found = [
         f"policy.mesh.{axis}: {getattr(mesh, axis)}, but {facts.architecture} cannot be spread over {axis}: {reason}; "
         f"set {axis} = 1"
         for axis, reason in facts.impossible.items()
-        if getattr(mesh, axis) > 1 and axis in capabilities.mesh_axes
+        if getattr(mesh, axis) > 1
     ]
-    return found or [*_stages(policy, facts), *_extents(policy, facts), *_units(policy), *_adapted(policy, facts)]
+    found += undeclared(mesh, capabilities.mesh_axes | facts.impossible.keys())
+    sizes = (mesh_problems(mesh), _stages(policy, facts), _extents(policy, facts), _units(policy))
+    return found or list(itertools.chain(*sizes, _adapted(policy, facts)))
 
 
 def undeclared(mesh: MeshConfig, declared: Collection[Axis]) -> Iterator[str]:

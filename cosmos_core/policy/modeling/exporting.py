@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,9 @@ _LOG: Final = logging.getLogger(__name__)
 
 FILE_BYTES: Final = 2 << 30
 """Largest file, and what the leader holds at most besides one group of tensors."""
+
+_MODE_OF: Final = "config.json"
+"""A file of an export that is written as any other."""
 
 ADAPTER: Final = "adapter"
 """Subfolder for adapters: beside the model's own config, transformers would add them to it a second time."""
@@ -109,6 +113,13 @@ def export_adapters(module: nn.Module, directory: Path, channel: Channel, *, bel
     tensors = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in whole.items()}
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     (directory / "adapter_config.json").write_text(json.dumps(_adapter_config(module, whole, below), indent=2) + "\n")
+
+
+def share_files(directory: Path) -> None:
+    """Give the weights of an export the mode of its config: safetensors makes files for their owner alone."""
+    mode = stat.S_IMODE((directory / _MODE_OF).stat().st_mode)
+    for path in directory.rglob("*.safetensors"):
+        path.chmod(mode)
 
 
 def _warn_of_experts(module: nn.Module, names: Iterable[str]) -> None:

@@ -26,12 +26,12 @@ from cosmos_core.policy.channel import Channel, open_channel
 from cosmos_core.policy.modeling import anatomy, facts, head, loading
 from cosmos_core.policy.modeling.building import Blueprint, build_part, build_whole, lay_out
 from cosmos_core.policy.modeling.encoding import GENERATION_FILE, HuggingFaceOptions, TextEncoding
-from cosmos_core.policy.modeling.exporting import ADAPTER, export_adapters, export_parts
+from cosmos_core.policy.modeling.exporting import ADAPTER, export_adapters, export_parts, share_files
 from cosmos_core.policy.modeling.packing import pack
 from cosmos_core.policy.modeling.rooted import layout_of, within
 from cosmos_core.policy.modeling.row import Row, device_of
 from cosmos_core.policy.modeling.stages import Stages
-from cosmos_core.policy.modeling.stored import holds_weights
+from cosmos_core.policy.modeling.stored import absence, holds_weights
 from cosmos_core.policy.modeling.streaming import Streamed
 from cosmos_core.policy.modeling.tokenizer import build_tokenizer
 from cosmos_core.policy.modeling.verification import verify_packing
@@ -92,8 +92,7 @@ class HuggingFaceModel(TextEncoding):
             self.auto_class,
             trust_remote_code=self.context.trust_remote_code,
         )
-        if self.context.path is not None and holds_weights(Path(self.context.path)):
-            Streamed(self.context.path, shell)
+        absent = self._look_through(shell)
         num_parameters, extents = sum(parameter.numel() for parameter in shell.parameters()), facts.extents_of(shell)
         impossible, num_tied = facts.impossible_axes(shell), anatomy.num_tied(shell)
         text = self.config.get_text_config()
@@ -113,9 +112,20 @@ class HuggingFaceModel(TextEncoding):
             extents=extents,
             impossible=impossible,
             most_outputs=head.CHUNK_ELEMENTS,
+            absent_weights=absent,
             # Last: the shell is of no use afterwards.
             parts=facts.parts_and_kept(shell, self._forward_of_text, getattr(self, "tensor_plan", {})),
         )
+
+    def _look_through(self, shell: PreTrainedModel) -> str:
+        """Look through a checkpoint on this machine; of a folder with a config alone, what is said of it."""
+        folder = None if self.context.path is None else Path(self.context.path)
+        if folder is None or not folder.is_dir():
+            return ""
+        if not holds_weights(folder):
+            return absence(folder)
+        Streamed(str(folder), shell)
+        return ""
 
     def build(
         self, *, seed: int, dtype: torch.dtype, device: torch.device, layout: Layout | None = None
@@ -238,6 +248,7 @@ class HuggingFaceModel(TextEncoding):
             module.save_pretrained(directory, state_dict=published_state(module))
             export_adapters(module, directory / ADAPTER, Channel(), below=self.context.path)
             self.tokenizer.save_pretrained(directory)
+            share_files(directory)
             return
         shell = facts.make_shell(self.config, self.auto_class, trust_remote_code=self.context.trust_remote_code)
         path = self.context.path
@@ -248,6 +259,7 @@ class HuggingFaceModel(TextEncoding):
         export_adapters(module, directory / ADAPTER, channel, below=path)
         if layout.mesh.rank == 0:
             self.tokenizer.save_pretrained(directory)
+            share_files(directory)
 
     def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:
         """Train the tokenizer into `context.assets`, and write the resolved config beside it.

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.policy.modeling.attention import PACKED
-from cosmos_core.policy.modeling.stored import holds_weights, stored_tensors
+from cosmos_core.policy.modeling.stored import stored_tensors
 
 TEMPLATE_ERRORS: Final = (TemplateError, ValueError, TypeError, KeyError)
 """What a chat template raises on turns that it does not take."""
@@ -136,7 +136,7 @@ def load_pretrained(
         CheckpointError: Files are missing or damaged, or tensors are missing or have other shapes.
     """
     _require_folder(path)
-    if holds_weights(Path(path)):
+    if Path(path).is_dir():
         # transformers' own words for a missing or truncated file name neither the file nor the sizes.
         stored_tensors(Path(path))
     transformers_logging.disable_progress_bar()

@@ -49,6 +49,14 @@ def holds_weights(folder: Path) -> bool:
     return any(folder.glob("*.safetensors")) or (folder / INDEX).is_file()
 
 
+def absence(folder: Path) -> str:
+    """What is said of a folder without weights, of which a run can be planned."""
+    return (
+        f"model.path: {folder} holds a config but no weights ({SINGLE} or {INDEX}); "
+        "give a checkpoint (--set model.path=...)"
+    )
+
+
 def stored_tensors(folder: Path) -> dict[str, Stored]:
     """The tensors of a checkpoint by name.
 
@@ -57,7 +65,7 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
     """
     if not (folder / INDEX).is_file():
         if not (folder / SINGLE).is_file():
-            raise CheckpointError(f"model.path: {folder} has neither {SINGLE} nor {INDEX}; only safetensors are read")
+            raise CheckpointError(absence(folder))
         return _read_header(folder / SINGLE)
     places = _read_index(folder / INDEX)
     counts = Counter(places.values())

@@ -3,6 +3,7 @@
 import resource
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from cosmos_core.policy.channel import Channel, open_channel
 from cosmos_core.policy.checkpoint import Place
 from cosmos_core.policy.optimizer import AdamW
 from cosmos_core.policy.reading import CheckpointReader, load_shares
+from cosmos_core.policy.restoring import restore
 from cosmos_core.policy.saving import CheckpointSaver, copy_state, write_checkpoint
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.transport.messages import CheckpointFailed, CheckpointSaved
@@ -28,10 +30,10 @@ torch.set_num_threads(1)
 PLACE = Place(run_id="r", step=3, stage=0, nonfinite_steps=0)
 
 
-def make(layout, seed):
+def make(layout, seed, num_outputs=1):
     """A module of two layers with a trained optimizer, in one process or spread."""
     torch.manual_seed(seed)
-    module = torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.Linear(7, 1))
+    module = torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.Linear(7, num_outputs))
     if layout == "tp x fsdp":
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))
         for layer, placement in zip(module, (Shard(0), Shard(1)), strict=True):
@@ -89,6 +91,32 @@ def test_a_checkpoint_is_read_in_another_layout(tmp_path, saved, loaded):
     nbytes = sum(info.length for info in metadata.storage_data.values())
     written = sum(file.stat().st_size for file in path.glob("*.distcp"))
     assert nbytes == written
+
+
+def resume_another(layout, path):
+    """What a process says of a checkpoint whose last layer has another width."""
+    state = make(layout, 5, num_outputs=3)
+    world = SimpleNamespace(exchange=open_channel().exchange)
+    trainer = SimpleNamespace(stage=SimpleNamespace(index=0), state=lambda: state, world=world)
+    with pytest.raises(CheckpointError) as caught:
+        restore(trainer, path, lambda index: None)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("layout", ["hsdp", "pp"])
+def test_every_process_says_that_a_checkpoint_is_of_another_model(tmp_path, layout):
+    """In a pipeline the first process holds nothing that differs."""
+    run_world(1, save, "one", str(tmp_path))
+    path = str(tmp_path / "step-3")
+    (said,) = set(run_world(SIZES[layout], resume_another, layout, path))
+    assert said == f"{path} is of another model: model.1.weight has shape (1, 7) there and (3, 7) here"
+
+
+def test_what_the_planner_finds_is_of_another_model_too(tmp_path, monkeypatch):
+    run_world(1, save, "one", str(tmp_path))
+    monkeypatch.setattr("cosmos_core.policy.reading._differences", lambda *_: iter(()))
+    with pytest.raises(CheckpointError, match=r"of another model: model\.1\.weight has shape \(1, 7\) there and \(3"):
+        load_shares(str(tmp_path / "step-3"), all_held(make("one", 5, num_outputs=3)))
 
 
 def save_in_background(folder, failing):

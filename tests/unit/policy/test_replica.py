@@ -155,7 +155,8 @@ def folders(tmp_path):
         (tmp_path / f"shm-{name}").mkdir()
 
 
-def test_a_short_life(kit, model, work, tmp_path):
+def test_a_short_life(kit, model, work, tmp_path, caplog):
+    caplog.set_level("INFO", logger="cosmos_core.policy.replica")
     groups, held = work
     gen = generation(1)
     script = Script(
@@ -172,6 +173,7 @@ def test_a_short_life(kit, model, work, tmp_path):
     assert len({report.digest for report in script.of(WeightsPublished)}) == 2
     assert latest(str(tmp_path / "checkpoints")) == (2, script.of(CheckpointSaved)[0].path)
     assert trainer.step == script.step == 2
+    assert "generation 1: replica 0 of 1" in caplog.messages
 
 
 def test_orders_that_are_repeated_are_done_once(kit, model, work, tmp_path):

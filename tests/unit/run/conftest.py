@@ -125,8 +125,8 @@ class History:
     def resume(self, step):
         for fake in self.fakes.values():
             fake.end()
-        self.start()
         self.append(Resumed(step=step, settings=self.settings))
+        self.start()
 
 
 @pytest.fixture

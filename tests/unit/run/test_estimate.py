@@ -4,7 +4,7 @@ import pytest
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.protocols import ModelFacts
 from cosmos_core.run.estimate import gpus, processes, rollout_memory, sync_bytes
-from cosmos_core.run.tables import size
+from cosmos_core.run.footprint import size
 
 FACTS = ModelFacts(
     architecture="Tiny",

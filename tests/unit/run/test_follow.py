@@ -61,9 +61,11 @@ def test_a_lost_replica_is_told_with_its_role_and_reason(history):
 def test_a_resumed_run_forgets_what_came_after_its_checkpoint(history):
     history.join()
     history.work(until=6)
+    ended_at = 1000.0 + len(history.entries)
     history.resume(4)
     follower = Follower()
     follower.fold(history.entries)
+    assert follower.sessions[0][1] == ended_at, "the time until the resume is of no session"
     assert [timed.record.step for timed in follower.steps] == [1, 2, 3, 4]
     assert [timed.record.version for timed in follower.evaluations] == [3]
     assert follower.num_resumed == 1
@@ -83,10 +85,36 @@ def test_generated_and_trained_units_are_counted(finished):
     assert follower.marks[-1].trained == trained
     # Evaluations and dropped groups were generated as well.
     assert follower.marks[-1].generated > trained
-    generated_per_s, trained_per_s = follower.rates(now=follower.marks[-1].time)
-    assert generated_per_s > 0
-    assert trained_per_s > 0
-    assert follower.rates(now=follower.marks[-1].time + 100) == (0.0, 0.0)
+    assert follower.generated_per_s(now=follower.marks[-1].time) > 0
+    assert follower.generated_per_s(now=follower.marks[-1].time + 100) == 0.0
+
+
+def test_trained_units_per_second_are_of_the_time_between_steps_within_sessions(history):
+    history.join()
+    history.work(until=6)
+    history.resume(4)
+    history.join(step=4)
+    history.work()
+    follower = Follower()
+    follower.fold(history.entries)
+    times, units = zip(*((timed.time, timed.record.num_units) for timed in follower.steps), strict=True)
+    passed = times[3] - times[0] + times[8] - times[4]
+    assert follower.trained_per_s(follower.steps) == (sum(units[1:4]) + sum(units[5:])) / passed
+    assert follower.trained_per_s(follower.steps[:1]) is None
+
+
+def test_rates_of_a_session_are_its_own(history):
+    history.join()
+    history.work(until=6)
+    history.resume(4)
+    follower = Follower()
+    follower.fold(history.entries)
+    assert follower.generated_per_s(now=1000.0 + len(history.entries)) == 0.0
+    assert follower.newest_steps(1) == []
+    history.join(step=4)
+    history.work(until=6)
+    follower.fold(entry for entry in history.entries if entry[0] > follower.last_sequence)
+    assert [timed.record.step for timed in follower.newest_steps(1)] == [5, 6]
 
 
 def test_metrics_of_a_step_are_numbers_with_stable_names(finished):

@@ -3,11 +3,14 @@
 import io
 from pathlib import Path
 
+import attrs
 import pytest
 from rich.console import Console
 
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.mesh import world_size
+from cosmos_core.errors import ConfigError
+from cosmos_core.run.command import run_recipe
 from cosmos_core.run.estimate import rollout_memory
 from cosmos_core.run.memory import policy_memory
 from cosmos_core.run.plan import make_plan
@@ -47,6 +50,7 @@ def test_a_recipe_at_real_size_can_be_planned(name, kind, tmp_path):
     assert facts.num_parameters == SIZES[name]
     assert sum(part.count * part.num_parameters for part in facts.parts) == facts.num_parameters
     assert plan.job.uses_rollouts == (kind == "grpo")
+    assert plan.job.num_evaluation_prompts, "nothing is measured, so no checkpoint is the best"
     ranks = policy_memory(recipe, facts)
     processes = world_size(recipe.policy.mesh)
     assert sum(rank.count for rank in ranks) == processes
@@ -63,7 +67,24 @@ def test_a_recipe_at_real_size_can_be_planned(name, kind, tmp_path):
     text = console.file.getvalue()
     for part in ("parameters", "gradients", "optimizer", "activations", "GPUs"):
         assert part in text
+    assert "config only: no weights here" in text
     assert ("weight sync" in text) == ("published weights" in text) == (kind == "grpo")
+
+
+def test_a_run_without_weights_is_refused_before_it_starts(tmp_path):
+    path = RECIPES / "sft-qwen3-8b.toml"
+    recipe = load_recipe(path)
+    run = attrs.evolve(recipe.run, output_dir=str(tmp_path))
+    policy = attrs.evolve(recipe.policy, device="cpu")
+    console = Console(file=io.StringIO(), width=160)
+    with pytest.raises(ConfigError) as caught:
+        run_recipe(attrs.evolve(recipe, run=run, policy=policy), path, console, overwrite=False)
+    folder = RECIPES / "configs" / "Qwen3-8B"
+    assert str(caught.value) == (
+        f"model.path: {folder} holds a config but no weights (model.safetensors or model.safetensors.index.json); "
+        "give a checkpoint (--set model.path=...)"
+    )
+    assert not list(tmp_path.iterdir())
 
 
 def test_every_recipe_at_real_size_is_listed():

@@ -150,4 +150,27 @@ def test_a_loss_that_is_no_number_leaves_the_summary_readable(imitated):
     summary = summarise(job, follower, Ending(outcome="finished"), {}, wall_s=1.0)
     assert summary["heldout_loss_after"] is None
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
-    print_summary(summary, job, Console(file=io.StringIO()))
+    assert "1.0000 before → not finite after" in print_(summary, job)
+
+
+def test_a_run_stopped_before_its_second_evaluation_measured_nothing_after(job, open_history):
+    plain = attrs.evolve(job.recipe, reward=(), warmup=None)
+    facts = (StageFacts(source="demonstrations"),)
+    alone = attrs.evolve(job, recipe=plain, stages=facts, uses_rollouts=False)
+    history = open_history(alone)
+    history.join(roles=("policy",))
+    history.work(until=1)
+    history.stop()
+    history.work()
+    history.end()
+    follower = Follower()
+    follower.fold(history.entries)
+    summary = summarise(alone, follower, Ending(outcome="stopped"), {}, wall_s=1.0)
+    assert [each["step"] for each in summary["evaluations"]] == [0]
+    assert summary["heldout_loss_before"] == 1.0
+    assert summary["heldout_loss_after"] is summary["heldout_perplexity_after"] is None
+    assert "1.0000 before → not measured after" in print_(summary, alone)
+    alone.directory.mkdir()
+    page = write_report(alone, follower, summary, None).read_text()
+    assert "held-out loss before" in page
+    assert "held-out loss after" not in page

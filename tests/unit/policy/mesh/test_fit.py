@@ -58,6 +58,9 @@ def test_what_fits_is_taken(mesh):
     [
         ({"tp": 3}, {}, r"policy.mesh.tp: 3 does not divide 8 attention heads; tp can be 1, 2, 4 or 8"),
         ({"dp_shard": 8, "ep": 8}, {}, r"policy.mesh.ep: 8 does not divide 12 experts; ep can be 1, 2, 3, 4, 6 or 12"),
+        ({"dp_shard": 4, "ep": 3}, {}, r"policy.mesh.ep: 3 does not divide .* = 4.*ep can be 1, 2 or 4"),
+        ({"dp_shard": 2, "tp": 2, "ep": 8}, {}, r"policy.mesh.ep: 8 does not divide .* = 4.*ep can be 1, 2 or 4"),
+        ({"dp_shard": 3, "tp": 2, "ep": 3}, {}, r"policy.mesh.ep: 3 is not a multiple of tp = 2.*can be 1, 2 or 6"),
         ({"pp": 7}, {}, r"policy.mesh.pp: pp = 7 makes 7 stages of 6 layers; pp can be at most 6"),
         ({"pp": 4}, {"parallel": {"schedule": "interleaved"}}, r"2 stages a process .* 8 stages of 6.*at most 3"),
         (
@@ -85,11 +88,17 @@ def test_an_axis_that_is_not_declared_is_refused_first():
 
 
 def test_an_axis_that_makes_no_sense_is_refused_with_the_models_reason():
-    import attrs
-
     facts = attrs.evolve(FACTS, impossible={"cp": "its state passes from unit to unit"})
     (problem,) = found({"cp": 2}, facts=facts)
     assert re.search(r"policy.mesh.cp: 2, but Tiny cannot be .* over cp: its state passes .*; set cp = 1", problem)
+
+
+@pytest.mark.parametrize("axes", [ALL, ALL - {"ep"}])
+@pytest.mark.parametrize("dp_shard", [1, 6, 8])
+def test_a_model_without_experts_says_so_before_anything_is_divided(dp_shard, axes):
+    facts = attrs.evolve(FACTS, extents=(), impossible={"ep": "it has no experts"})
+    problems = found({"dp_shard": dp_shard, "ep": 3}, axes=axes, facts=facts)
+    assert problems == ["policy.mesh.ep: 3, but Tiny cannot be spread over ep: it has no experts; set ep = 1"]
 
 
 @pytest.mark.parametrize("tp", range(2, 10))

@@ -180,7 +180,7 @@ def lying_index(folder):
 def nothing(folder):
     shutil.rmtree(folder)
     Path(folder).mkdir()
-    return r"has neither model\.safetensors nor model\.safetensors\.index\.json"
+    return r"a config but no weights \(model\.safetensors or model\.safetensors\.index\.json\)"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import json
+import os
 
 import attrs
 import pytest
@@ -159,6 +160,7 @@ def test_a_bad_checkpoint_is_one_clear_error(prepared, tmp_path, damage):
     message = str(caught.value)
     if damage == "no weights":
         assert model.facts().num_layers == 2  # a config is enough to plan
+        assert model.facts().absent_weights == message
     else:
         with pytest.raises(CosmosError) as planned:
             model.facts()
@@ -168,6 +170,17 @@ def test_a_bad_checkpoint_is_one_clear_error(prepared, tmp_path, damage):
     assert "\n" not in message
     if damage == "lacks one":
         assert "model.layers.1.mlp.up_proj.weight" in message
+
+
+def test_an_export_is_as_open_as_any_file_of_its_writer(prepared, tmp_path):
+    before = os.umask(0o027)
+    try:
+        prepared.export(build(prepared), tmp_path / "export")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "export").iterdir()}
+    assert modes["model.safetensors"] == 0o640
+    assert set(modes.values()) == {0o640}
 
 
 def test_a_quantised_checkpoint_is_refused(prepared, tmp_path):

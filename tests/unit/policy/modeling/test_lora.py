@@ -92,6 +92,7 @@ def test_an_export_is_read_by_transformers_and_by_peft(name, tmp_path):
     model, module = build(name, modules)
     change(module)
     model.export(module, tmp_path / "merged")
+    assert len({path.stat().st_mode for path in (tmp_path / "merged").rglob("*.*")}) == 1
     expected = logits(module)
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
     torch.testing.assert_close(logits(merged), expected, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,84 @@
+"""What a plan says about memory, and how it says it."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cosmos_core.config.loading import load_recipe
+from cosmos_core.run.footprint import machine_memory, room, total_memory, verdict
+from cosmos_core.run.memory import RankMemory
+from cosmos_core.run.plan import make_plan
+from cosmos_core.run.tables import print_plan
+
+RECIPES = Path(__file__).parents[3] / "recipes"
+GIB = 1 << 30
+
+
+def rank(gib, name="each process", *, is_whole=True):
+    return RankMemory(
+        name=name,
+        count=2,
+        device={"parameters": int(gib * GIB)},
+        host={"published weights": 999 * GIB},
+        is_whole=is_whole,
+    )
+
+
+@pytest.mark.parametrize(
+    ("gib", "said"),
+    [
+        (71.0, "71.0 GiB a process: a GPU of 80 GB (H100) or 141 GB (H200) holds it with a tenth free"),
+        (71.2, "71.2 GiB a process: a GPU of 141 GB (H200) holds it with a tenth free"),
+        (125.0, "125.0 GiB a process: a GPU of 141 GB (H200) holds it with a tenth free"),
+        (125.2, "125.2 GiB a process: no GPU of 80 GB (H100) or 141 GB (H200) holds it with a tenth free"),
+    ],
+)
+def test_gpus_that_hold_a_process(gib, said):
+    assert verdict([rank(gib)], "auto") == f"at most {said}"
+
+
+def test_the_largest_process_decides():
+    ranks = [rank(3, "place 0"), rank(90, "places 1-2", is_whole=False), rank(70, "place 3")]
+    assert verdict(ranks, "cuda").startswith(
+        "at most 90.0 GiB a process (places 1-2) without activations: a GPU of 141"
+    )
+    assert verdict(ranks, "cpu") == "at most 90.0 GiB a process (places 1-2) without activations"
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    path = RECIPES / "sft-arithmetic.toml"
+    overrides = ["policy.mesh.pp=2", "policy.replicas=3", "run.steps=200000"]
+    return make_plan(load_recipe(path, overrides=overrides), path, tmp_path_factory.mktemp("plan"))
+
+
+def test_all_processes_count_against_the_machine(plan):
+    total = total_memory(plan)
+    assert total > 0
+    assert "CPU cores run all processes" in room(plan, 0, total)
+    assert "do not fit its memory" in room(plan, 0, total - 1)
+    assert room(plan, 7, 0) == "this machine has 7"
+    assert machine_memory() > GIB
+
+
+def printed(plan, width):
+    console = Console(file=io.StringIO(), width=width)
+    print_plan(plan, console)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_replicas_share_a_row_and_places_a_table(plan):
+    lines = printed(plan, 140)
+    assert [line.split()[:3] for line in lines if line.startswith("policy-")] == [["policy-0", "…", "policy-2"]]
+    assert any("3 x 2" in line for line in lines)
+    assert len([line for line in lines if line.startswith("parameters ")]) == 1
+    assert any(line.split()[-4:] == ["place", "0", "place", "1"] for line in lines)
+    assert any("sft repeats the dataset" in line for line in lines)
+
+
+def test_a_narrow_terminal_gets_more_tables(plan):
+    lines = printed(plan, 45)
+    assert len([line for line in lines if line.startswith("parameters ")]) == 2
+    assert max(map(len, lines)) <= 45
