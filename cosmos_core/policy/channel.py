@@ -42,16 +42,18 @@ class Channel:
         if self.group is None:
             return [said]
         try:
-            return all_gathered(said, self._gather)
+            return all_gathered(said, lambda buffer: gathered(buffer, self.size, self.group))
         except RuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
             raise TransportError(f"a process of this replica is gone: {reason}") from error
 
-    def _gather(self, buffer: bytearray) -> list[bytes]:
-        own = torch.frombuffer(buffer, dtype=torch.uint8)
-        found = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(found, own, group=self.group)
-        return [tensor.numpy().tobytes() for tensor in found]
+
+def gathered(buffer: bytearray, size: int, group: dist.ProcessGroup | None = None) -> list[bytes]:
+    """The buffers, of one length, of the `size` processes of a group (the default one if None), in rank order."""
+    own = torch.frombuffer(buffer, dtype=torch.uint8)
+    found = [torch.empty_like(own) for _ in range(size)]
+    dist.all_gather(found, own, group=group)
+    return [tensor.numpy().tobytes() for tensor in found]
 
 
 def open_channel() -> Channel:

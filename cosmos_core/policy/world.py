@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 import torch
 import torch.distributed as dist
 
+from cosmos_core.policy.channel import gathered
 from cosmos_core.policy.frames import all_gathered, broadcasted
 from cosmos_core.policy.mesh.mesh import single
 from cosmos_core.protocols import Mesh
@@ -94,14 +95,7 @@ class World:
         """Give each process's bytes to every process, in rank order."""
         if self.size == 1:
             return [data]
-
-        def gather(buffer: bytearray) -> list[bytes]:
-            tensor = torch.frombuffer(buffer, dtype=torch.uint8)
-            outputs = [torch.empty_like(tensor) for _ in range(self.size)]
-            dist.all_gather(outputs, tensor)
-            return [output.numpy().tobytes() for output in outputs]
-
-        return all_gathered(data, gather)
+        return all_gathered(data, lambda buffer: gathered(buffer, self.size))
 
 
 def single_world() -> World:
