@@ -34,8 +34,8 @@ from rich.table import Table
 
 from cosmos_core.config.schema import Float8Config, ParallelConfig, PolicyConfig
 from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions, tokens_payload
-from cosmos_core.policy.trainer import Trainer
-from cosmos_core.policy.world import single_world
+from cosmos_core.policy.processes.world import single_world
+from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import ModelContext
 from cosmos_core.testing.layouts import make_trainer, train_step
 from cosmos_core.types import Payload

@@ -12,20 +12,21 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.stages import stages
 from cosmos_core.plugin.roles import load_algorithm, load_dataset, load_model, selections, source_of
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.policy.below import DRAWN
-from cosmos_core.policy.channel import open_channel
+from cosmos_core.policy.adapters.below import DRAWN
+from cosmos_core.policy.batches.share import ShareReader
+from cosmos_core.policy.checkpoints.restoring import restore
+from cosmos_core.policy.checkpoints.saving import CheckpointSaver
 from cosmos_core.policy.device import choose_device
-from cosmos_core.policy.forming import Bond, bond, form_world, leave, place_of
-from cosmos_core.policy.layout import layout_of
+from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.orders import FollowerOrders, LeaderOrders, Orders
+from cosmos_core.policy.place import place_of
+from cosmos_core.policy.processes.channel import open_channel
+from cosmos_core.policy.processes.forming import Bond, bond, form_world, leave
+from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.publication import DTYPES, Publications
 from cosmos_core.policy.replica import Parts, PolicyReplica, UnitRate
-from cosmos_core.policy.restoring import restore
-from cosmos_core.policy.saving import CheckpointSaver
-from cosmos_core.policy.share import ShareReader
-from cosmos_core.policy.step import StepRunner
-from cosmos_core.policy.trainer import Trainer
-from cosmos_core.policy.world import World
+from cosmos_core.policy.training.step import StepRunner
+from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import Model
 from cosmos_core.replica.host import host_id
 from cosmos_core.replica.process import RoleArgs, run_role

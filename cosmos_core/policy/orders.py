@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Final, Protocol
 
-from cosmos_core.policy.world import World
+from cosmos_core.policy.processes.world import World
 from cosmos_core.replica.lifeline import Lifeline
 from cosmos_core.transport.codec import Codec
 from cosmos_core.transport.messages import Directive, PolicyDirective, Report

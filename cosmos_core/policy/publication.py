@@ -14,7 +14,7 @@ import attrs
 import msgspec
 import torch
 
-from cosmos_core.policy.channel import Channel
+from cosmos_core.policy.processes.channel import Channel
 from cosmos_core.transport.messages import WeightsPublished
 from cosmos_core.weights.digest import add_digests
 from cosmos_core.weights.held import all_held, owned

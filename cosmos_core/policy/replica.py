@@ -12,15 +12,15 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.policy.adapters import published_tensors
-from cosmos_core.policy.checkpoint import Place
-from cosmos_core.policy.group import GradientGroup, GradientGroupError, form_group
+from cosmos_core.policy.adapters.beside import published_tensors
+from cosmos_core.policy.checkpoints.checkpoint import Place
+from cosmos_core.policy.checkpoints.saving import CheckpointSaver
 from cosmos_core.policy.orders import Orders
+from cosmos_core.policy.processes.group import GradientGroup, GradientGroupError, form_group
 from cosmos_core.policy.publication import Publications
-from cosmos_core.policy.saving import CheckpointSaver
-from cosmos_core.policy.step import StepRunner
-from cosmos_core.policy.trainer import Trainer
-from cosmos_core.policy.transfer import transfer_state
+from cosmos_core.policy.training.step import StepRunner
+from cosmos_core.policy.training.trainer import Trainer
+from cosmos_core.policy.training.transfer import transfer_state
 from cosmos_core.transport.messages import (
     GenerationFailed,
     GenerationFormed,

@@ -21,7 +21,7 @@ from cosmos_core.plugin.choice import choose
 from cosmos_core.plugin.discovery import discover
 from cosmos_core.plugin.roles import load_dataset, selections
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.policy.checkpoint import check_writable, latest
+from cosmos_core.policy.checkpoints.checkpoint import check_writable, latest
 from cosmos_core.protocols import Dataset
 from cosmos_core.run import folder, provenance
 from cosmos_core.run.follow import Follower

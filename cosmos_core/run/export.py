@@ -18,12 +18,12 @@ from cosmos_core.controller.progress import best_checkpoint
 from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.plugin.roles import load_model
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.policy.adapters import trained_tensors
-from cosmos_core.policy.below import DRAWN, check_below, frozen_digest
-from cosmos_core.policy.checkpoint import completed, path_of, read_place
-from cosmos_core.policy.layout import layout_of
-from cosmos_core.policy.reading import load_shares
-from cosmos_core.policy.world import single_world
+from cosmos_core.policy.adapters.below import DRAWN, check_below, frozen_digest
+from cosmos_core.policy.adapters.beside import trained_tensors
+from cosmos_core.policy.checkpoints.checkpoint import completed, path_of, read_place
+from cosmos_core.policy.checkpoints.reading import load_shares
+from cosmos_core.policy.mesh.layout import layout_of
+from cosmos_core.policy.processes.world import single_world
 from cosmos_core.protocols import Layout
 from cosmos_core.weights.held import held
 

@@ -19,7 +19,7 @@ import attrs
 
 from cosmos_core.config.mesh import expert_shards, world_size
 from cosmos_core.config.schema import PolicyConfig, Recipe
-from cosmos_core.policy.layout import STAGES_PER_RANK
+from cosmos_core.policy.mesh.layout import STAGES_PER_RANK
 from cosmos_core.policy.mesh.placement import layer_spans, stage_indices
 from cosmos_core.protocols import Compute, Kept, ModelFacts, ModelPart
 

@@ -21,7 +21,7 @@ from cosmos_core.controller.journal import entries
 from cosmos_core.controller.progress import best_checkpoint
 from cosmos_core.errors import CheckpointError, ReplicaError
 from cosmos_core.observe.live import Progress, View
-from cosmos_core.policy.checkpoint import mark_best
+from cosmos_core.policy.checkpoints.checkpoint import mark_best
 from cosmos_core.run.follow import Follower, Notify
 from cosmos_core.run.launch import Exit, Launcher
 from cosmos_core.run.observer import Observer

@@ -18,10 +18,10 @@ from cosmos_core.policy.mesh.collectives import (
     sum_over_group,
 )
 from cosmos_core.policy.modeling import tokens_payload
-from cosmos_core.policy.modeling.context import attend_over_slices
-from cosmos_core.policy.modeling.documents import ContextSlice, Packing
-from cosmos_core.policy.modeling.scores import Scoring
-from cosmos_core.policy.world import single_world
+from cosmos_core.policy.modeling.attention.context import attend_over_slices
+from cosmos_core.policy.modeling.attention.documents import ContextSlice, Packing
+from cosmos_core.policy.modeling.attention.scores import Scoring
+from cosmos_core.policy.processes.world import single_world
 from cosmos_core.testing.layouts import make_trainer, relative_error, train_step
 from tests.layouts.families import CONFIGS, family, text_payloads
 

@@ -6,7 +6,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from cosmos_core.config.loading import recipe_from
-from cosmos_core.policy.layout import layout_of
+from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions
 from cosmos_core.policy.modeling.tokens import tokens_payload

@@ -12,7 +12,7 @@ import pytest
 MEMBER = """
     import sys, time, torch
     torch.set_num_threads(1)
-    from cosmos_core.policy.group import GradientGroupError, GroupStore, form_group
+    from cosmos_core.policy.processes.group import GradientGroupError, GroupStore, form_group
     rank, size = int(sys.argv[1]), int(sys.argv[2])
     if rank == 0:
         store = GroupStore("127.0.0.1")

@@ -5,7 +5,7 @@ import torch
 
 from cosmos_core.plugin.roles import load_model, selections
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.policy.checkpoint import completed
+from cosmos_core.policy.checkpoints.checkpoint import completed
 
 torch.set_num_threads(1)
 
@@ -27,8 +27,8 @@ def run(processes):
 
 def state_of(job, step):
     from cosmos_core.policy.__main__ import make_trainer, stage_starter
-    from cosmos_core.policy.restoring import restore
-    from cosmos_core.policy.world import single_world
+    from cosmos_core.policy.checkpoints.restoring import restore
+    from cosmos_core.policy.processes.world import single_world
 
     plugins = PluginSet.load(selections(job.recipe, ("model", "algorithm", "dataset")))
     trainer = make_trainer(job, load_model(job, plugins), single_world())

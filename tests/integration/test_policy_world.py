@@ -23,7 +23,7 @@ WITHIN_S = 10.0  # under a second, if there is a core for each
 BROKEN = """
 from cosmos_core.errors import TrainingError
 from cosmos_core.policy.__main__ import main
-from cosmos_core.policy.trainer import Trainer
+from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.replica.process import run_role
 train = Trainer.train
 

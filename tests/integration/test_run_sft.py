@@ -16,7 +16,7 @@ from cosmos_core.config.loading import load_job
 from cosmos_core.controller.journal import replay
 from cosmos_core.plugin.roles import load_dataset, selections
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.policy import checkpoint
+from cosmos_core.policy.checkpoints import checkpoint
 from cosmos_core.testing import CommandLine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -10,7 +10,7 @@ from typing import get_args
 from cosmos_core.config.mesh import choices, divisors, mesh_problems
 from cosmos_core.config.nearest import suggestion
 from cosmos_core.config.schema import MeshConfig, PolicyConfig
-from cosmos_core.policy.layout import STAGES_PER_RANK
+from cosmos_core.policy.mesh.layout import STAGES_PER_RANK
 from cosmos_core.protocols import Axis, Extent, ModelCapabilities, ModelFacts
 
 

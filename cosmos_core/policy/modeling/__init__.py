@@ -3,7 +3,7 @@
 `HuggingFaceModel` and `HuggingFaceOptions` are what a family's plugin subclasses.
 """
 
-from cosmos_core.policy.modeling.attention import PACKED, Packing
+from cosmos_core.policy.modeling.attention.packed import PACKED, Packing
 from cosmos_core.policy.modeling.encoding import HuggingFaceOptions
 from cosmos_core.policy.modeling.huggingface import HuggingFaceModel
 from cosmos_core.policy.modeling.packing import pack

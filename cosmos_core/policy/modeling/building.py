@@ -10,16 +10,16 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from cosmos_core.policy.modeling import loading
 from cosmos_core.policy.modeling.facts import make_shell
-from cosmos_core.policy.modeling.float8 import check_float8
-from cosmos_core.policy.modeling.lora import AdaptedWeights, Start, check_lora, draw_adapters
-from cosmos_core.policy.modeling.materialising import fill, materialise
-from cosmos_core.policy.modeling.parallelize import parallelize
-from cosmos_core.policy.modeling.plan import plan_for
-from cosmos_core.policy.modeling.stages import Stages, cut
-from cosmos_core.policy.modeling.streaming import Drawn, Streamed, Weights
-from cosmos_core.policy.modeling.verification import check_layers
+from cosmos_core.policy.modeling.parallel.float8 import check_float8
+from cosmos_core.policy.modeling.parallel.lora import AdaptedWeights, Start, check_lora, draw_adapters
+from cosmos_core.policy.modeling.parallel.parallelize import parallelize
+from cosmos_core.policy.modeling.parallel.plan import plan_for
+from cosmos_core.policy.modeling.parallel.stages import Stages, cut
+from cosmos_core.policy.modeling.weights import loading
+from cosmos_core.policy.modeling.weights.materialising import fill, materialise
+from cosmos_core.policy.modeling.weights.streaming import Drawn, Streamed, Weights
+from cosmos_core.policy.modeling.weights.verification import check_layers
 from cosmos_core.protocols import Layout
 
 

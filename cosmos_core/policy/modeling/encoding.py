@@ -11,10 +11,10 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from cosmos_core.config import option
 from cosmos_core.errors import DataError
-from cosmos_core.policy.modeling import loading
 from cosmos_core.policy.modeling.tokenizer import FILE as TOKENIZER_FILE
 from cosmos_core.policy.modeling.tokenizer import load_tokenizer
 from cosmos_core.policy.modeling.tokens import tokens_payload, values
+from cosmos_core.policy.modeling.weights import loading
 from cosmos_core.protocols import ModelContext
 from cosmos_core.types import JSON, Payload, Prompt
 

@@ -15,11 +15,11 @@ from cosmos_core.errors import ConfigError
 from cosmos_core.policy.mesh.expert import is_experts
 from cosmos_core.policy.mesh.forwards import own_parameters
 from cosmos_core.policy.modeling.activations import AFTER_LAYERS, BEFORE_LAYERS, UNTRACEABLE, kept_by
-from cosmos_core.policy.modeling.anatomy import Anatomy, parts_of
-from cosmos_core.policy.modeling.attention import PACKED
-from cosmos_core.policy.modeling.loading import LIBRARY_ERRORS, first_line
-from cosmos_core.policy.modeling.plan import plan_for, split_names
-from cosmos_core.policy.modeling.stages import obstacle
+from cosmos_core.policy.modeling.attention.packed import PACKED
+from cosmos_core.policy.modeling.parallel.anatomy import Anatomy, parts_of
+from cosmos_core.policy.modeling.parallel.plan import plan_for, split_names
+from cosmos_core.policy.modeling.parallel.stages import obstacle
+from cosmos_core.policy.modeling.weights.loading import LIBRARY_ERRORS, first_line
 from cosmos_core.protocols import Axis, Compute, Extent, Kept, ModelPart
 
 _NO_NUMBERS: Final = (RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError)

@@ -21,20 +21,22 @@ from transformers import (
 )
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.policy.adapters import published_state
-from cosmos_core.policy.channel import Channel, open_channel
-from cosmos_core.policy.modeling import anatomy, facts, head, loading
+from cosmos_core.policy.adapters.beside import published_state
+from cosmos_core.policy.mesh.rooted import layout_of, within
+from cosmos_core.policy.modeling import facts, head
 from cosmos_core.policy.modeling.building import Blueprint, build_part, build_whole, lay_out
 from cosmos_core.policy.modeling.encoding import GENERATION_FILE, HuggingFaceOptions, TextEncoding
-from cosmos_core.policy.modeling.exporting import ADAPTER, export_adapters, export_parts, share_files
 from cosmos_core.policy.modeling.packing import pack
-from cosmos_core.policy.modeling.rooted import layout_of, within
+from cosmos_core.policy.modeling.parallel import anatomy
+from cosmos_core.policy.modeling.parallel.stages import Stages
 from cosmos_core.policy.modeling.row import Row, device_of
-from cosmos_core.policy.modeling.stages import Stages
-from cosmos_core.policy.modeling.stored import absence, holds_weights
-from cosmos_core.policy.modeling.streaming import Streamed
 from cosmos_core.policy.modeling.tokenizer import build_tokenizer
-from cosmos_core.policy.modeling.verification import verify_packing
+from cosmos_core.policy.modeling.weights import loading
+from cosmos_core.policy.modeling.weights.exporting import ADAPTER, export_adapters, export_parts, share_files
+from cosmos_core.policy.modeling.weights.stored import absence, holds_weights
+from cosmos_core.policy.modeling.weights.streaming import Streamed
+from cosmos_core.policy.modeling.weights.verification import verify_packing
+from cosmos_core.policy.processes.channel import Channel, open_channel
 from cosmos_core.protocols import Decided, Layout, MicroBatch, ModelContext, ModelFacts
 from cosmos_core.types import Payload
 

@@ -11,8 +11,8 @@ import attrs
 import torch
 
 from cosmos_core.policy.mesh.collectives import gather_for_shared
-from cosmos_core.policy.modeling.documents import ContextSlice, Packing
-from cosmos_core.policy.modeling.rooted import layout_of
+from cosmos_core.policy.mesh.rooted import layout_of
+from cosmos_core.policy.modeling.attention.documents import ContextSlice, Packing
 from cosmos_core.protocols import Layout, MicroBatch
 
 

@@ -22,12 +22,12 @@ from transformers import (
 )
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.policy.modeling import loading
-from cosmos_core.policy.modeling.attention import PACKED
+from cosmos_core.policy.modeling.attention.packed import PACKED
 from cosmos_core.policy.modeling.huggingface import HuggingFaceModel
-from cosmos_core.policy.modeling.stages import stages_of
+from cosmos_core.policy.modeling.parallel.stages import stages_of
 from cosmos_core.policy.modeling.tokenizer import FILE as TOKENIZER_FILE
 from cosmos_core.policy.modeling.tokenizer import build_tokenizer
+from cosmos_core.policy.modeling.weights import loading
 from cosmos_core.protocols import Layout
 
 TOWER_ATTENTION = "sdpa"

@@ -16,7 +16,7 @@ RUNS = ("eval", "exec", "compile", "__import__")
 
 # Each with the reason for it.
 ALLOWED = {
-    ("cosmos_core/policy/reading.py", "import pickle"),  # reads the description of a checkpoint with stand-ins only
+    ("cosmos_core/policy/checkpoints/reading.py", "import pickle"),  # reads the description of a checkpoint with stand-ins only
     ("cosmos_core/testing/worlds.py", "torch.load without weights_only"),  # what processes that a test forked send it
 }
 

@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from cosmos_core.errors import WeightSyncError
-from cosmos_core.policy.channel import open_channel
+from cosmos_core.policy.processes.channel import open_channel
 from cosmos_core.policy.publication import Publications
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.transport.messages import WeightsPublished, WeightTarget

@@ -6,15 +6,15 @@ import threading
 import pytest
 import torch
 
-from cosmos_core.policy.checkpoint import latest
-from cosmos_core.policy.group import GradientGroupError, GroupStore
+from cosmos_core.policy.batches.share import ShareReader
+from cosmos_core.policy.checkpoints.checkpoint import latest
+from cosmos_core.policy.checkpoints.saving import CheckpointSaver
 from cosmos_core.policy.orders import LeaderOrders
+from cosmos_core.policy.processes.group import GradientGroupError, GroupStore
 from cosmos_core.policy.publication import Publications
 from cosmos_core.policy.replica import Parts, PolicyReplica, UnitRate
-from cosmos_core.policy.saving import CheckpointSaver
-from cosmos_core.policy.share import ShareReader
-from cosmos_core.policy.step import StepRunner
-from cosmos_core.policy.transfer import UNKNOWN_STEP, transfer_state
+from cosmos_core.policy.training.step import StepRunner
+from cosmos_core.policy.training.transfer import UNKNOWN_STEP, transfer_state
 from cosmos_core.replica.lifeline import Lifeline
 from cosmos_core.transport.messages import (
     CheckpointSaved,

@@ -15,8 +15,8 @@ import attrs
 import numpy as np
 import torch
 
-from cosmos_core.policy.batch import Counts, TrainSequence
-from cosmos_core.policy.objective import Known, know
+from cosmos_core.policy.batches.batch import Counts, TrainSequence
+from cosmos_core.policy.training.objective import Known, know
 from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, Decided, Loss, MicroBatch
 from cosmos_core.testing.conformance.algorithm.calls import priced
 from cosmos_core.types import Array, Payload

@@ -15,7 +15,7 @@ from typing import Final, get_args
 
 import torch
 
-from cosmos_core.policy.objective import Known, price
+from cosmos_core.policy.training.objective import Known, price
 from cosmos_core.protocols import Aggregation, Algorithm, Decided, Loss, OldLogprobs
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Group

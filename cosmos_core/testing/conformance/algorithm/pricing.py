@@ -12,7 +12,7 @@ import attrs
 import pytest
 import torch
 
-from cosmos_core.policy.measures import OWN
+from cosmos_core.policy.training.measures import OWN
 from cosmos_core.protocols import Algorithm, AlgorithmCapabilities
 from cosmos_core.testing.conformance.algorithm.batch import (
     Batch,

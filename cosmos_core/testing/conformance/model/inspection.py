@@ -11,7 +11,7 @@ from typing import Final, cast
 import torch
 
 from cosmos_core.errors import CosmosError
-from cosmos_core.policy.world import World
+from cosmos_core.policy.processes.world import World
 from cosmos_core.protocols import MicroBatch, Model, PipelinedModel
 
 _ERROR: Final = 1e-4

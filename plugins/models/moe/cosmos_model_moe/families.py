@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cosmos_core.errors import ConfigError
 from cosmos_core.policy.modeling import HuggingFaceModel
-from cosmos_core.policy.modeling.documents import ContextSlice
+from cosmos_core.policy.modeling.attention.documents import ContextSlice
 from cosmos_core.policy.modeling.row import Row
 from cosmos_core.protocols import Layout, MicroBatch, ModelContext
 from cosmos_core.types import Payload

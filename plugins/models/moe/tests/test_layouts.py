@@ -4,7 +4,7 @@ import pytest
 
 from cosmos_core.config.schema import MeshConfig, ParallelConfig, PolicyConfig
 from cosmos_core.policy.mesh.mesh import form_mesh
-from cosmos_core.policy.world import World, single_world
+from cosmos_core.policy.processes.world import World, single_world
 from cosmos_core.testing.layouts import PluginModel, make_trainer, train_step, whole, worst_error
 from cosmos_core.testing.worlds import run_world
 

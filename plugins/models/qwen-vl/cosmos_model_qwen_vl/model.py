@@ -14,8 +14,8 @@ import torch
 
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.policy.mesh.placement import layer_spans
+from cosmos_core.policy.mesh.rooted import layout_of
 from cosmos_core.policy.modeling import VisionLanguageModel
-from cosmos_core.policy.modeling.rooted import layout_of
 from cosmos_core.policy.modeling.row import Row
 from cosmos_core.protocols import Layout, MicroBatch
 from cosmos_core.types import Payload, Prompt

@@ -15,7 +15,7 @@ from cosmos_core.errors import CheckpointError
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.modeling.building import Blueprint, build_part, build_whole
 from cosmos_core.policy.modeling.facts import make_shell
-from cosmos_core.policy.modeling.streaming import Streamed
+from cosmos_core.policy.modeling.weights.streaming import Streamed
 from cosmos_core.protocols import Layout
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.weights.held import all_held

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from cosmos_core.errors import ConfigError, CosmosError, DataError
 from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions, tokens_payload, values
-from cosmos_core.policy.modeling.stages import cut
+from cosmos_core.policy.modeling.parallel.stages import cut
 from cosmos_core.protocols import Layout, ModelContext
 from cosmos_core.types import Message, Prompt
 

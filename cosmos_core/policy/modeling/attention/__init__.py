@@ -1,0 +1,1 @@
+"""Attention over packed documents, on one process or spread along the sequence."""

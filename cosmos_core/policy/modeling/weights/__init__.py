@@ -1,0 +1,1 @@
+"""Weights of Hugging Face models in files: configuration, names, reading into shards, writing."""

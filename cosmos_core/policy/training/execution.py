@@ -1,0 +1,107 @@
+"""How micro-batches go through a module: one after the other, or through the stages of a pipeline.
+
+Every process of a replica calls an executor with the same number of micro-batches, for they meet in each forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, cast
+
+import torch
+
+from cosmos_core.policy.mesh.pipeline import Pipeline
+from cosmos_core.policy.mesh.rooted import layout_of
+from cosmos_core.policy.mesh.schedules import Schedule
+from cosmos_core.protocols import Decided, Mesh, MicroBatch, Model, PipelinedModel
+
+
+class Executor(Protocol):
+    """Evaluates micro-batches, and computes gradients of them."""
+
+    def evaluate(
+        self, batches: Sequence[MicroBatch], *, temperature: float, with_entropy: bool = False
+    ) -> list[Decided] | None:
+        """Evaluate without gradients.
+
+        Args:
+            batches: The micro-batches.
+            temperature: Divides the logits.
+            with_entropy: Whether the entropy is needed.
+
+        Returns:
+            What is decided in each; None on a process that has no last stage.
+        """
+        ...
+
+    def train(
+        self,
+        batches: Sequence[MicroBatch],
+        *,
+        temperature: float,
+        with_entropy: bool,
+        loss: Callable[[int, Decided], torch.Tensor],
+    ) -> None:
+        """Run forward and backward of each micro-batch; gradients are added to those there are.
+
+        Args:
+            batches: The micro-batches.
+            temperature: Divides the logits.
+            with_entropy: Whether the entropy is needed.
+            loss: Gives the scalar to differentiate, for the index of a micro-batch and what is decided in it; called
+                once for each, in any order, and only where the last stage is.
+        """
+        ...
+
+
+class Sequential:
+    """Runs whole modules.
+
+    Args:
+        model: Evaluates the module.
+        module: Its weights.
+    """
+
+    def __init__(self, model: Model, module: torch.nn.Module) -> None:
+        self._model: Final = model
+        self._module: Final = module
+
+    def evaluate(
+        self, batches: Sequence[MicroBatch], *, temperature: float, with_entropy: bool = False
+    ) -> list[Decided]:
+        """Evaluate without gradients."""
+        with torch.no_grad():
+            return [
+                self._model.decide(self._module, batch, temperature=temperature, with_entropy=with_entropy)
+                for batch in batches
+            ]
+
+    def train(
+        self,
+        batches: Sequence[MicroBatch],
+        *,
+        temperature: float,
+        with_entropy: bool,
+        loss: Callable[[int, Decided], torch.Tensor],
+    ) -> None:
+        """Run forward and backward of each micro-batch; gradients are added to those there are."""
+        for index, batch in enumerate(batches):
+            decided = self._model.decide(self._module, batch, temperature=temperature, with_entropy=with_entropy)
+            loss(index, decided).backward()  # type: ignore[no-untyped-call]
+
+
+def make_executor(model: Model, module: torch.nn.Module, mesh: Mesh, schedule: Schedule) -> Executor:
+    """What runs a module that was built for a mesh.
+
+    Args:
+        model: Evaluates the module; a `PipelinedModel` where the mesh has a pipeline.
+        module: What `model.build` gave.
+        mesh: The processes of the replica.
+        schedule: Order of micro-batches in a pipeline.
+    """
+    if mesh.size("pp") == 1:
+        return Sequential(model, module)
+    pipelined = cast("PipelinedModel", model)
+    layouts = [layout_of(stage) for stage in pipelined.stages(module)]
+    is_whole = any(layout is not None and (layout.compile or layout.recompute != "none") for layout in layouts)
+    return Pipeline(pipelined, module, mesh, schedule, splits_backward=not is_whole)

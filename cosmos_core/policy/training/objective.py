@@ -1,0 +1,125 @@
+"""The loss of a micro-batch, weighed so that a step does not depend on how its batch was split.
+
+Each decision's weight is its part of an average over the whole batch of all replicas, so weighted sums of
+micro-batches, ranks and replicas add up to the batch's loss, and their gradients to its gradient.
+
+Shape legend: N decisions of a micro-batch, S its sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+import numpy as np
+import torch
+
+from cosmos_core.policy.batches.batch import Counts, TrainSequence
+from cosmos_core.protocols import Aggregation, Algorithm, Decided, Decisions, Loss, MicroBatch
+from cosmos_core.types import Payload
+
+NUMPY_NAMES: Final = {"float32": np.float32, "int32": np.int32}
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Known:
+    """What is known of a micro-batch's decisions before its forward, on the training device.
+
+    Attributes:
+        behaviour_logprobs_N: float32; zeros for demonstrations.
+        versions_N: int32, weight version that made each; -1 for demonstrations.
+        advantages_N: float32.
+        sequence_N: int64 in [0, S).
+        weights_N: float32, each decision's part of the batch's average.
+        num_sequences: S.
+        has_behaviour: Whether an engine recorded log-probs (demonstrations have none).
+    """
+
+    behaviour_logprobs_N: torch.Tensor
+    versions_N: torch.Tensor
+    advantages_N: torch.Tensor
+    sequence_N: torch.Tensor
+    weights_N: torch.Tensor
+    num_sequences: int
+    has_behaviour: bool
+
+
+def decision_weights(
+    aggregation: Aggregation, constant_length: int, num_decisions: Sequence[int], totals: Counts
+) -> list[float]:
+    """The weight of each decision of each sequence, in the order of `num_decisions`.
+
+    Args:
+        aggregation: The average.
+        constant_length: The constant of `SEQUENCE_MEAN_TOKEN_SUM`.
+        num_decisions: Decisions of each sequence.
+        totals: Counts of the whole batch, all replicas.
+    """
+    match aggregation:
+        case Aggregation.TOKEN_MEAN:
+            return [1.0 / max(totals.decisions, 1) for _ in num_decisions]
+        case Aggregation.SEQUENCE_MEAN_TOKEN_MEAN:
+            return [1.0 / (totals.sequences * max(number, 1)) for number in num_decisions]
+        case Aggregation.SEQUENCE_MEAN_TOKEN_SUM:
+            return [1.0 / (totals.sequences * constant_length) for _ in num_decisions]
+
+
+def know(
+    algorithm: Algorithm,
+    batch: MicroBatch,
+    sequences: Sequence[TrainSequence],
+    totals: Counts,
+    device: torch.device,
+) -> Known:
+    """Lay out what is known of a micro-batch's decisions."""
+    members = [sequences[index] for index in batch.sequences]
+    numbers = np.asarray(batch.num_decisions)
+    weights = decision_weights(algorithm.aggregation, algorithm.constant_length, batch.num_decisions, totals)
+
+    def each(values: Sequence[float]) -> torch.Tensor:
+        return torch.from_numpy(np.repeat(np.asarray(values, dtype=np.float32), numbers)).to(device)
+
+    return Known(
+        behaviour_logprobs_N=_recorded(members, numbers, "logprobs", 0.0, "float32").to(device),
+        versions_N=_recorded(members, numbers, "versions", -1, "int32").to(device),
+        advantages_N=each([member.advantage for member in members]),
+        sequence_N=torch.from_numpy(np.repeat(np.arange(len(members)), numbers)).to(device),
+        weights_N=each(weights),
+        num_sequences=len(members),
+        has_behaviour=any("logprobs" in member.payload.arrays for member in members),
+    )
+
+
+def price(algorithm: Algorithm, decided: Decided, known: Known, old_logprobs_N: torch.Tensor | None) -> Loss:
+    """The algorithm's loss of each decision."""
+    return algorithm.loss(
+        Decisions(
+            logprobs_N=decided.logprobs_N,
+            behaviour_logprobs_N=known.behaviour_logprobs_N,
+            old_logprobs_N=old_logprobs_N,
+            entropy_N=decided.entropy_N,
+            advantages_N=known.advantages_N,
+            sequence_N=known.sequence_N,
+            num_sequences=known.num_sequences,
+        )
+    )
+
+
+def _recorded(
+    members: Sequence[TrainSequence], numbers: np.ndarray, name: str, absent: float, dtype: str
+) -> torch.Tensor:
+    parts = [
+        _array(member.payload, int(number), name, absent, dtype)
+        for member, number in zip(members, numbers, strict=True)
+    ]
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def _array(payload: Payload, number: int, name: str, absent: float, dtype: str) -> np.ndarray:
+    array = payload.arrays.get(name)
+    if array is None:
+        return np.full(number, absent, dtype=NUMPY_NAMES[dtype])
+    values = np.frombuffer(array.data, dtype=NUMPY_NAMES[dtype])
+    assert len(values) == number, f"{name}: {len(values)} values for {number} decisions"
+    return values

@@ -1,0 +1,138 @@
+"""One training step of the group: read the share, agree that all can, train, publish, report."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+
+from cosmos_core.policy.batches.batch import Counts, MissingPayloadsError, Share
+from cosmos_core.policy.batches.share import ShareReader
+from cosmos_core.policy.processes.group import GradientGroup, GradientGroupError
+from cosmos_core.policy.processes.world import World
+from cosmos_core.policy.training.heldout import HeldOut
+from cosmos_core.policy.training.meter import Meter, Stopwatch
+from cosmos_core.policy.training.trainer import Trainer
+from cosmos_core.transport.messages import HeldOutLoss, StepDone, StepFailed, TrainOrder
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class StepRunner:
+    """Runs steps.
+
+    Attributes:
+        trainer: This replica's weights.
+        reader: Where its shares come from.
+        num_heldout: Held-out demonstrations whose loss an order may ask for.
+    """
+
+    trainer: Trainer
+    reader: ShareReader
+    num_heldout: int = 0
+
+    def run(
+        self, order: TrainOrder, group: GradientGroup, publish: Callable[[], None], wait_s: float
+    ) -> StepDone | StepFailed:
+        """Train one step, on all members or on none.
+
+        Args:
+            order: What to train.
+            group: Those that train it.
+            publish: Called once the weights are those of the step.
+            wait_s: How long this replica waited for the order.
+
+        Raises:
+            GradientGroupError: The group broke.
+            TrainingError: The training itself cannot go on.
+        """
+        watch = Stopwatch(self.trainer.device)
+        watch.add("wait_s", wait_s)
+        share = Share(sequences=(), counts=Counts())
+        missing: tuple[int, ...] = ()
+        reason = ""
+        with watch("fetch_s"):
+            try:
+                share = self.reader.read(order, group, self.trainer.algorithm)
+            except MissingPayloadsError as error:
+                missing, reason = error.leases, str(error)
+        totals, lost, problem = _agree(self.trainer.world, group, share.counts, missing, reason)
+        if problem:
+            return StepFailed(
+                step=order.step, attempt=order.attempt, generation=group.generation, missing=lost, reason=problem
+            )
+        heldout = self._measured(order, group, watch)
+        applied = self.trainer.train(share, totals, group, watch)
+        with watch("publish_s"):
+            publish()
+        try:
+            heldout += self._measured(order, group, watch)
+        except GradientGroupError as error:
+            _LOG.warning("the held-out loss at step %d was not measured: %s", order.step, error)
+        _describe(applied.meter, totals, applied.skipped, watch)
+        metrics = _merge(applied.meter, self.trainer.world, group)
+        return StepDone(
+            step=order.step,
+            attempt=order.attempt,
+            generation=group.generation,
+            skipped=applied.skipped,
+            metrics=metrics if group.rank == 0 else {},
+            dropped=share.dropped,
+            heldout=heldout,
+        )
+
+    def _measured(self, order: TrainOrder, group: GradientGroup, watch: Stopwatch) -> tuple[HeldOutLoss, ...]:
+        """The held-out loss of the present weights, if the order asks for it."""
+        if self.trainer.step not in order.measures:
+            return ()
+        with watch("heldout_s"):
+            return (HeldOut(trainer=self.trainer, reader=self.reader, num_rows=self.num_heldout).measure(group),)
+
+
+def _agree(
+    world: World, group: GradientGroup, counts: Counts, missing: tuple[int, ...], reason: str
+) -> tuple[Counts, tuple[int, ...], str]:
+    """Counts of the whole batch, the leases that members lack, and why; the same on every process of every member.
+
+    Without it one that lacks payloads would leave the others waiting in the reduction.
+    """
+    own = {"missing": missing, "reason": reason}
+    parts = [json.loads(data) for data in world.exchange(json.dumps(own).encode())]
+    reasons = [f"rank {rank}: {part['reason']}" for rank, part in enumerate(parts) if part["reason"]]
+    answer = {
+        # Every process of a replica counts its whole share.
+        "counts": attrs.asdict(counts),
+        "missing": sorted({lease for part in parts for lease in part["missing"]}),
+        "reason": reason if world.size == 1 else "; ".join(reasons),
+    }
+    answers = [json.loads(data) for data in group.exchange(json.dumps(answer).encode())]
+    totals = sum((Counts(**each["counts"]) for each in answers), Counts())
+    lost = tuple(lease for each in answers for lease in each["missing"])
+    problems = [f"member {rank}: {each['reason']}" for rank, each in enumerate(answers) if each["reason"]]
+    return totals, lost, "; ".join(problems)
+
+
+def _merge(meter: Meter, world: World, group: GradientGroup) -> dict[str, float]:
+    """The metrics of the whole batch; of this member alone if the group broke, as the step is applied all the same."""
+    meter = Meter.merged(world.exchange(meter.encode()))
+    try:
+        meter = Meter.merged(group.exchange(meter.encode()))
+    except GradientGroupError as error:
+        _LOG.warning("metrics of this step are of one member only: %s", error)
+    return meter.report()
+
+
+def _describe(meter: Meter, totals: Counts, skipped: bool, watch: Stopwatch) -> None:
+    """Add what is the same on every member, and the times of the slowest."""
+    meter.peak("units", totals.decisions)
+    meter.peak("prompt_units", totals.prompt_units)
+    meter.peak("sequences", totals.sequences)
+    meter.peak("trained_sequences", totals.trained)
+    meter.peak("skipped_sequences", totals.sequences - totals.trained)
+    meter.peak("nonfinite", float(skipped))
+    for name, seconds in watch.seconds.items():
+        meter.peak(name, seconds)

@@ -1,0 +1,103 @@
+import attrs
+import pytest
+
+from cosmos_core.policy.batches.batch import (
+    Counts,
+    MissingPayloadsError,
+    counts_of,
+    group_of,
+    needed,
+    requests,
+    rollout_sequences,
+    wanted_samples,
+)
+from cosmos_core.transport.messages import GroupRef, SampleReport
+
+
+def sample(index, reward, *, units=2, status="ok"):
+    return SampleReport(
+        index=index,
+        status=status,
+        reward=reward,
+        rewards={"r": reward or 0.0},
+        oldest_version=3,
+        newest_version=4,
+        num_units=units,
+        num_prompt_units=5,
+    )
+
+
+def group(lease, *rewards, endpoint="tcp://a:1"):
+    samples = tuple(
+        sample(i, reward, status="reward_failed" if reward is None else "ok") for i, reward in enumerate(rewards)
+    )
+    return GroupRef(position=lease * 10, row=lease, lease=lease, endpoint=endpoint, samples=samples)
+
+
+def test_the_group_that_algorithms_see():
+    seen = group_of(group(3, 0.5, None))
+    assert (seen.position, seen.num_units, seen.oldest_version) == (30, 4, 3)
+    assert [s.is_scored for s in seen.samples] == [True, False]
+    assert seen.samples[0].reward == 0.5
+
+
+def test_advantages_are_of_the_whole_batch_and_unscored_samples_take_no_part(kit):
+    groups = [group(1, 1.0, None), group(2, 0.0, 3.0)]
+    asked = []
+
+    @attrs.frozen
+    class Spy(kit.Reinforce):
+        def advantages(self, groups):
+            asked.append([g.position for g in groups])
+            return super().advantages(groups)
+
+    wanted = wanted_samples(Spy(), groups, (1,))
+    assert asked == [[10, 20]]
+    assert [(item.group.lease, item.place, item.advantage) for item in wanted] == [(2, 0, 0.0), (2, 1, 3.0)]
+    assert [item.place for item in wanted_samples(Spy(), groups, (0,))] == [0]
+
+
+def test_zero_advantages_are_fetched_only_where_they_have_a_gradient(kit):
+    wanted = wanted_samples(kit.Reinforce(), [group(1, 0.0, 0.0), group(2, 0.0, 3.0)], (0, 1))
+    assert [item.group.lease for item in needed(kit.Reinforce(), wanted)] == [2]
+    assert len(needed(kit.Reinforce(skips_zero_advantage=False), wanted)) == 4
+
+
+def test_each_lease_is_asked_for_once_where_it_is(kit):
+    groups = [group(1, 1.0, 2.0), group(2, 1.0, endpoint="tcp://b:1"), group(3, 1.0)]
+    wanted = wanted_samples(kit.Reinforce(), groups, (0, 1, 2))
+    assert requests(wanted) == {"tcp://a:1": [1, 3], "tcp://b:1": [2]}
+
+
+def test_what_is_skipped_still_counts(kit):
+    wanted = wanted_samples(kit.Reinforce(), [group(1, 0.0, 2.0)], (0,))
+    trained = needed(kit.Reinforce(), wanted)
+    held = [kit.payload([1], [2, 3]), kit.payload([4], [5, 6])]
+    assert counts_of(wanted, trained) == Counts(sequences=2, decisions=4, prompt_units=10, trained=1)
+    assert [sequence.payload for sequence in rollout_sequences(trained, {1: held})] == [held[1]]
+
+
+@pytest.mark.parametrize("problem", ["absent", "too few", "other length", "no log-probs"])
+def test_what_is_not_as_reported_is_missing(kit, problem):
+    wanted = wanted_samples(kit.Reinforce(), [group(1, 1.0), group(2, 1.0, 2.0)], (0, 1))
+    good, short = kit.payload([1], [2, 3]), kit.payload([1], [2])
+    payloads = {1: [good], 2: [good, good]}
+    match problem:
+        case "absent":
+            del payloads[2]
+        case "too few":
+            payloads[2] = [good]
+        case "other length":
+            payloads[2] = [good, short]
+        case "no log-probs":
+            del good.arrays["logprobs"]
+            payloads[1] = [kit.payload([1], [2, 3])]
+    with pytest.raises(MissingPayloadsError) as caught:
+        rollout_sequences(wanted, payloads)
+    assert caught.value.leases == (2,)
+
+
+def test_counts_add():
+    assert Counts(sequences=1, decisions=2, prompt_units=3, trained=4) + Counts(decisions=1) == Counts(
+        sequences=1, decisions=3, prompt_units=3, trained=4
+    )

@@ -1,0 +1,103 @@
+import json
+
+import pytest
+
+from cosmos_core.errors import CheckpointError
+from cosmos_core.policy.checkpoints import checkpoint
+from cosmos_core.policy.checkpoints.checkpoint import Place, check_writable
+
+
+def place(step):
+    return Place(run_id="r", step=step, stage=1, nonfinite_steps=2)
+
+
+@pytest.fixture(params=["path", "file", "memory"])
+def url(request, tmp_path):
+    if request.param == "memory":
+        import fsspec
+
+        yield f"memory://{tmp_path.name}/checkpoints"
+        fsspec.filesystem("memory").store.clear()
+    else:
+        yield str(tmp_path / "checkpoints") if request.param == "path" else f"file://{tmp_path}/checkpoints"
+
+
+def write(url, *steps, complete=True):
+    from fsspec.core import url_to_fs
+
+    files, root = url_to_fs(url)
+    for step in steps:
+        files.makedirs(f"{root}/step-{step}", exist_ok=True)
+        files.pipe_file(f"{root}/step-{step}/data", b"x")
+        if complete:
+            files.pipe_file(f"{root}/step-{step}/complete.json", checkpoint.marker(place(step)))
+
+
+def test_nothing_is_there_at_first(url):
+    assert checkpoint.completed(url) == []
+    assert checkpoint.latest(url) is None
+    assert checkpoint.best(url) is None
+    assert checkpoint.prune(url, 1) == []
+
+
+def test_the_newest_complete_one_is_the_latest(url):
+    write(url, 5, 20, 100)
+    write(url, 200, complete=False)
+    write(url.replace("checkpoints", "other"), 300)
+    assert checkpoint.completed(url) == [5, 20, 100]
+    assert checkpoint.latest(url) == (100, f"{url}/step-100")
+    assert checkpoint.read_place(f"{url}/step-100") == place(100)
+
+
+def test_prune_keeps_the_newest_and_the_best(url):
+    write(url, 1, 2, 3, 4, 5)
+    checkpoint.mark_best(url, 2)
+    assert checkpoint.best(url) == 2
+    assert checkpoint.prune(url, 2) == [1, 3]
+    assert checkpoint.completed(url) == [2, 4, 5]
+    checkpoint.mark_best(url, 5)
+    assert checkpoint.prune(url, 1) == [2, 4]
+
+
+def test_an_incomplete_one_is_refused(url):
+    write(url, 7, complete=False)
+    with pytest.raises(CheckpointError, match=r"step-7 is no complete checkpoint: it has no complete\.json"):
+        checkpoint.read_place(f"{url}/step-7")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"{", "damaged"), (b"[]", "format None"), (b'{"format": 9}', "format 9")]
+)
+def test_a_bad_marker_is_refused(tmp_path, content, message):
+    write(str(tmp_path), 7)
+    (tmp_path / "step-7" / "complete.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=message):
+        checkpoint.read_place(str(tmp_path / "step-7"))
+
+
+def test_an_unknown_scheme_is_a_checkpoint_error():
+    with pytest.raises(CheckpointError, match="nowhere://x"):
+        checkpoint.latest("nowhere://x")
+
+
+def test_a_damaged_note_of_the_best_is_told(tmp_path):
+    (tmp_path / "best.json").write_text(json.dumps({"step": None}))
+    with pytest.raises(CheckpointError, match="damaged"):
+        checkpoint.best(str(tmp_path))
+
+
+def test_it_imports_no_torch():
+    import subprocess
+    import sys
+
+    code = "import sys, cosmos_core.policy.checkpoints.checkpoint; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_place_that_cannot_be_written_is_found_before_training(tmp_path):
+    check_writable(f"file://{tmp_path}/new/folder")
+    assert not list((tmp_path / "new" / "folder").iterdir())
+    (tmp_path / "file").write_text("")
+    for bad in (f"{tmp_path}/file/folder", "nowhere://folder"):
+        with pytest.raises(CheckpointError, match="checkpoints at"):
+            check_writable(bad)

@@ -1,0 +1,193 @@
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from torch.distributed import PrefixStore
+
+from cosmos_core.errors import TransportError
+from cosmos_core.policy.processes.frames import SMALL_BYTES
+from cosmos_core.policy.processes.group import GradientGroup, GradientGroupError, GroupStore, form_group, solo
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def store():
+    return GroupStore("127.0.0.1")
+
+
+def members(store, size, work, *, generation=1, interrupted=lambda: False, timeout_s=10.0):
+    """Run `work(group)` as each member on a thread of its own."""
+
+    def member(rank):
+        group = form_group(
+            generation=generation,
+            rank=rank,
+            size=size,
+            store=store.endpoint,
+            host="127.0.0.1",
+            device=CPU,
+            interrupted=interrupted,
+            timeout_s=timeout_s,
+        )
+        return work(group)
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(member, range(size)))
+
+
+def test_a_store_listens_on_the_address_that_it_was_given_only(store):
+    port = int(store.endpoint.rpartition(":")[2])
+    listening = [each.laddr for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN]
+    assert [address.ip for address in listening if address.port == port] == ["127.0.0.1"]
+
+
+def test_an_address_of_another_machine_is_refused():
+    with pytest.raises(TransportError, match=r"cannot listen on 192\.0\.2\.1 \(.*\); set control\.bind to an address"):
+        GroupStore("192.0.2.1")
+
+
+def test_sum_and_copy(store):
+    def work(group):
+        tensor = torch.full((3,), float(group.rank + 1))
+        group.sum(tensor)
+        copied = torch.full((2, 2), float(group.rank))
+        group.copy([copied], 1)
+        return tensor.tolist(), copied.flatten().tolist()
+
+    assert members(store, 3, work) == [([6.0] * 3, [1.0] * 4)] * 3
+
+
+@pytest.mark.parametrize("size", [0, 10, SMALL_BYTES, SMALL_BYTES + 1, 5000])
+def test_exchange_of_any_size(store, size):
+    messages = [bytes([rank]) * (size * (rank + 1) // 2) for rank in range(2)]
+    assert members(store, 2, lambda group: group.exchange(messages[group.rank])) == [messages] * 2
+
+
+def test_generations_share_a_store(store):
+    for generation in (1, 2, 5):
+        sums = members(store, 2, lambda group: group.exchange(b"x"), generation=generation)
+        assert sums == [[b"x", b"x"]] * 2
+
+
+def test_a_group_of_one_needs_no_network():
+    group = solo()
+    tensor = torch.ones(2)
+    group.sum(tensor)
+    group.copy([tensor], 0)
+    assert tensor.tolist() == [1.0, 1.0]
+    assert group.exchange(b"me") == [b"me"]
+
+
+def test_a_member_that_never_appears_is_named(store):
+    with pytest.raises(GradientGroupError, match=r"generation 1: members \[1\] did not appear in 0\.2 s"):
+        form_group(
+            generation=1,
+            rank=0,
+            size=2,
+            store=store.endpoint,
+            host="127.0.0.1",
+            device=CPU,
+            interrupted=lambda: False,
+            timeout_s=0.2,
+        )
+
+
+def test_waiting_for_members_can_be_interrupted(store):
+    stop = threading.Event()
+    threading.Timer(0.1, stop.set).start()
+    start = time.monotonic()
+    with pytest.raises(GradientGroupError, match="interrupted"):
+        form_group(
+            generation=1,
+            rank=0,
+            size=2,
+            store=store.endpoint,
+            host="127.0.0.1",
+            device=CPU,
+            interrupted=stop.is_set,
+            timeout_s=30.0,
+        )
+    assert time.monotonic() - start < 2.0
+
+
+def test_no_store_is_an_error():
+    with pytest.raises(GradientGroupError, match=r"cannot join at tcp://127\.0\.0\.1:1"):
+        form_group(
+            generation=1,
+            rank=1,
+            size=2,
+            store="tcp://127.0.0.1:1",
+            host="127.0.0.1",
+            device=CPU,
+            interrupted=lambda: False,
+            timeout_s=0.2,
+        )
+
+
+def test_a_collective_that_a_member_never_joins_can_be_interrupted(store):
+    stop = threading.Event()
+    is_over = threading.Event()
+
+    def work(group):
+        if group.rank == 1:
+            is_over.wait(20)
+            return
+        threading.Timer(0.3, stop.set).start()
+        tensor = torch.ones(4)
+        try:
+            with pytest.raises(GradientGroupError, match="interrupted in a collective"):
+                group.sum(tensor)
+            # A broken group never pretends to be one of a single member.
+            with pytest.raises(GradientGroupError, match="closed"):
+                group.sum(tensor)
+        finally:
+            is_over.set()
+
+    members(store, 2, work, interrupted=stop.is_set)
+
+
+def test_a_member_that_turns_away_before_it_connects_does_not_hold_up_the_others(store):
+    # As one does that is interrupted once it was seen.
+    shared = PrefixStore("generation-1/rank-0", store.shared)
+    shared.set("here/1", "1")
+    start = time.monotonic()
+    with pytest.raises(GradientGroupError, match=r"generation 1: cannot join at tcp://.*timeout"):
+        form_group(
+            generation=1,
+            rank=0,
+            size=2,
+            store=store.endpoint,
+            host="127.0.0.1",
+            device=CPU,
+            interrupted=lambda: False,
+            timeout_s=0.5,
+        )
+    assert time.monotonic() - start < 10.0
+
+
+def test_collectives_may_take_longer_than_forming_the_group(store):
+    def work(group):
+        time.sleep(2.0 * group.rank)
+        tensor = torch.ones(1)
+        group.sum(tensor)
+        return tensor.tolist()
+
+    assert members(store, 2, work, timeout_s=1.0) == [[2.0]] * 2
+
+
+def test_a_group_of_accelerators_is_aborted_when_it_is_given_up():
+    aborted = []
+    backend = SimpleNamespace(
+        allreduce=lambda _: SimpleNamespace(is_completed=lambda: False), abort=lambda: aborted.append(True)
+    )
+    group = GradientGroup(
+        generation=1, rank=0, size=2, backend=backend, device=torch.device("cuda"), interrupted=lambda: True
+    )
+    with pytest.raises(GradientGroupError, match="interrupted in a collective"):
+        group.sum(torch.ones(1))
+    assert aborted == [True]
