@@ -11,6 +11,7 @@ from cosmos_core.protocols.algorithm import (
     Source,
 )
 from cosmos_core.protocols.dataset import Dataset, DatasetCapabilities, DatasetContext, Split
+from cosmos_core.protocols.drawn import DrawnDataset, is_held_out
 from cosmos_core.protocols.engine import (
     CachePolicy,
     EngineCapabilities,
@@ -30,12 +31,17 @@ from cosmos_core.protocols.hooks import PROJECT, RunInfo, hookimpl, hookspec
 from cosmos_core.protocols.layout import Axis, ContextMethod, Float8, Layout, Lora, Mesh, Recompute
 from cosmos_core.protocols.model import (
     AfterStep,
+    Conditioned,
+    Conditioning,
     Decided,
+    Entering,
     MicroBatch,
     Model,
     ModelCapabilities,
     ModelContext,
     PipelinedModel,
+    Record,
+    Recording,
 )
 from cosmos_core.protocols.provider import NoOptions, Provider
 from cosmos_core.protocols.reward import Completion, Reward, RewardCapabilities, RewardContext, Score
@@ -54,15 +60,19 @@ __all__ = [
     "CachePolicy",
     "Completion",
     "Compute",
+    "Conditioned",
+    "Conditioning",
     "ContextMethod",
     "Dataset",
     "DatasetCapabilities",
     "DatasetContext",
     "Decided",
     "Decisions",
+    "DrawnDataset",
     "EngineCapabilities",
     "EngineContext",
     "EngineStats",
+    "Entering",
     "Extent",
     "FinishReason",
     "Float8",
@@ -86,6 +96,8 @@ __all__ = [
     "PipelinedModel",
     "Provider",
     "Recompute",
+    "Record",
+    "Recording",
     "Request",
     "Reward",
     "RewardCapabilities",
@@ -100,4 +112,5 @@ __all__ = [
     "entry_point_group",
     "hookimpl",
     "hookspec",
+    "is_held_out",
 ]

@@ -110,6 +110,7 @@ class EngineCapabilities:
     Attributes:
         payload_kinds: Kinds of payload that it generates.
         media: Whether it takes prompts that show images or videos, in arrays of the payload that the model plugin adds.
+        records: Whether it keeps what a model's forwards record (`Recording`), and adds it to payloads.
         mesh_axes: Axes of `[rollout.mesh]` that may be greater than one.
         in_flight_update: Whether weights may change while requests are in flight.
         prefix_sharing: Whether the samples of a request process their prompt once.
@@ -120,6 +121,7 @@ class EngineCapabilities:
 
     payload_kinds: frozenset[str] = frozenset({"tokens"})
     media: bool = False
+    records: bool = False
     mesh_axes: frozenset[str] = frozenset()
     in_flight_update: bool = True
     prefix_sharing: bool = False

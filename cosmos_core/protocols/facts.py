@@ -21,10 +21,11 @@ class Kept:
         stream: Between its blocks: `tp` splits them under sequence parallelism only.
         inputs: What its blocks take: each process of `tp` needs all of them.
         inner: Inside its blocks: `tp` splits them.
+        heads: Of keys and values: `tp` splits them into whole heads, of which each process has at least one.
         routed: Inside experts: `tp` splits them where `ep` spreads the experts.
         entry: What the part itself takes, which is kept where all of it is recomputed; a part of `stream`.
         products: Results of matrix products and attention, which are kept where the rest is recomputed; a part of
-            `inner` and `routed`.
+            `inner`, `heads` and `routed`.
     """
 
     stream: float
@@ -33,6 +34,7 @@ class Kept:
     routed: float
     entry: float
     products: float
+    heads: float = 0.0
 
 
 @attrs.frozen(kw_only=True)
@@ -47,6 +49,8 @@ class ModelPart:
         num_parameters: Parameters of each.
         num_expert_parameters: Of these, those of experts that `ep` spreads.
         num_whole_parameters: Of these, those that `tp` does not split.
+        head_parameters: Of these, those that `tp` splits only if it divides their heads, by the number of heads: else
+            each process has all of them.
         widths: Inputs and outputs together of each one's linear layers, by the last part of their names.
         kept: What each keeps for its backward pass, by dtype of the forward; empty where it is not known.
     """
@@ -57,6 +61,7 @@ class ModelPart:
     num_parameters: int
     num_expert_parameters: int = 0
     num_whole_parameters: int = 0
+    head_parameters: Mapping[int, int] = attrs.field(factory=dict)
     widths: Mapping[str, int] = attrs.field(factory=dict)
     kept: Mapping[Compute, Kept] = attrs.field(factory=dict)
 
@@ -96,11 +101,14 @@ class ModelFacts:
         parts: The model from input to output; empty where only the totals are known.
         num_tied_parameters: Of the first part's parameters, those that the last part uses too: in a pipeline both hold
             them.
+        num_leading_layers: Layers at the start of the model that the first stage of a pipeline must hold, since what
+            the embedding's process knows is added to the result of each (0: any number).
         extents: What the axes must divide.
         impossible: Axes that cannot be greater than one for this model, though its plugin declares them, and why.
         most_outputs: Most values of the output layer held at once (0: those of a whole micro-batch).
         absent_weights: Where the recipe names a checkpoint and its weights are not there: what is missing and what to
             do. Such a model can be planned, not run.
+        linear_layers: Names of the linear layers that can compute in 8 bits; empty where they are not known.
     """
 
     architecture: str
@@ -115,7 +123,9 @@ class ModelFacts:
     cache_size: int = 0
     parts: tuple[ModelPart, ...] = ()
     num_tied_parameters: int = 0
+    num_leading_layers: int = 0
     extents: tuple[Extent, ...] = ()
     impossible: Mapping[Axis, str] = attrs.field(factory=dict)
     most_outputs: int = 0
     absent_weights: str = ""
+    linear_layers: frozenset[str] = frozenset()

@@ -48,12 +48,12 @@ class Mesh(Protocol):
 
     @property
     def weights(self) -> DeviceMesh:
-        """Where FSDP shards dense weights: 1-D `fsdp` (dp_shard · cp), or 2-D (`dp_replicate`, `fsdp`)."""
+        """Where FSDP shards dense weights: 1-D, `fsdp` (dp_shard · cp)."""
         ...
 
     @property
     def expert_weights(self) -> DeviceMesh:
-        """Where FSDP shards experts: 1-D `expert_shard`, or 2-D (`dp_replicate`, `expert_shard`)."""
+        """Where FSDP shards experts: 1-D, `expert_shard`."""
         ...
 
     def axis(self, axis: Axis) -> DeviceMesh:

@@ -8,7 +8,7 @@ Shape legend: N decisions of a micro-batch, S sequences of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -229,4 +229,105 @@ class AfterStep(Protocol):
 
         Parameters that have gradients are the optimizer's alone.
         """
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class Record:
+    """An array of payloads that a model's forwards make while an engine generates.
+
+    Attributes:
+        name: Of the array.
+        dtype: A key of `cosmos_core.types.payload.ITEM_SIZES`.
+        shape: Of one unit.
+        option: The recipe's key that asks for it, such as `model.options.router_replay`.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    option: str
+
+
+@runtime_checkable
+class Recording(Protocol):
+    """A model that trains on something that its forwards did while they generated.
+
+    Optional, beside `Model`. An engine that records (`EngineCapabilities.records`) adds each array to the payloads of
+    completions, as [P + N - 1, *shape]: all units but the last, which went through no forward. A unit's record is that
+    of the forward which computed what the engine has cached of it: computed anew after an update, it is recorded anew.
+    """
+
+    def records(self) -> Sequence[Record]:
+        """What the model's options ask for, found without weights; nothing where they ask for nothing."""
+        ...
+
+    def record(self, module: torch.nn.Module) -> Callable[[], Mapping[str, torch.Tensor]]:
+        """Begin to record the forwards of a module, for as long as it lives.
+
+        Returns:
+            What the newest forward recorded, by name: [N, *shape] for its N units in their order, on its device.
+        """
+        ...
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Conditioning:
+    """How a prompt of P units enters a module, where its token ids do not say it all.
+
+    Attributes:
+        positions: int64 [P], or [A, P] with one for each of A rotary axes; on the CPU.
+        next_position: Of the first generated unit, on every axis; that of each later one is one more.
+        batch: What `Conditioned.enter` reads; an engine does not look inside.
+    """
+
+    positions: torch.Tensor
+    next_position: int
+    batch: MicroBatch
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Entering:
+    """Units of one forward, of any sequences, some of them units of conditioned prompts.
+
+    Attributes:
+        tokens_N: int64.
+        positions: int64 [N], or [A, N].
+        places_K: int64, ascending: which units enter with more than their token.
+        features: What those enter with, [K, ...] each: rows of what `Conditioned.enter` gave.
+        kept_R: int64, the units whose logits are asked for.
+    """
+
+    tokens_N: torch.Tensor
+    positions: torch.Tensor
+    places_K: torch.Tensor
+    features: Mapping[str, torch.Tensor]
+    kept_R: torch.Tensor
+
+
+@runtime_checkable
+class Conditioned(Protocol):
+    """A model whose prompts may show images or videos, for engines that run its modules themselves.
+
+    Optional, beside `Model`. Prompts may enter in pieces, among units of other sequences, and once for many samples.
+    """
+
+    def condition(self, prompt: Payload) -> Conditioning | None:
+        """How a prompt enters; None where its token ids say it all. Needs no weights.
+
+        Raises:
+            DataError: The arrays of the payload do not fit its prompt.
+        """
+        ...
+
+    def enter(self, module: torch.nn.Module, conditioning: Conditioning) -> Mapping[str, torch.Tensor]:
+        """What each unit of the prompt enters with under the weights of the module (its tower runs here).
+
+        Returns:
+            [P, ...] each, on the module's device, by names that only the model reads.
+        """
+        ...
+
+    def evaluate(self, module: torch.nn.Module, entering: Entering) -> torch.Tensor:
+        """Logits [R, V], before the temperature, of a forward that attends as the engine has it attend."""
         ...

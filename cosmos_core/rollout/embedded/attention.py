@@ -128,14 +128,14 @@ class SlotStep:
         cache: SlotCache | None,
         *,
         slots_N: torch.Tensor,
-        positions_N: torch.Tensor,
+        places_N: torch.Tensor,
         num_decoding: int,
         pieces: tuple[Piece, ...] = (),
         forks: tuple[Fork, ...] = (),
     ) -> None:
         self._cache = cache
         self._slots_N = slots_N
-        self._positions_N = positions_N
+        self._places_N = places_N
         self._num_decoding = num_decoding
         self._forks = forks
         self._packs = tuple(_packs(pieces, slots_N.device))
@@ -166,12 +166,13 @@ class SlotStep:
     def _write(self, layer: Any, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         assert self._cache is not None
         cached_keys, cached_values = self._cache.layers[layer]
-        cached_keys[self._slots_N, :, :, self._positions_N] = keys.transpose(0, 1)
-        cached_values[self._slots_N, :, self._positions_N] = values.transpose(0, 1)
+        cached_keys[self._slots_N, :, :, self._places_N] = keys.transpose(0, 1)
+        cached_values[self._slots_N, :, self._places_N] = values.transpose(0, 1)
         for fork in self._forks:
             targets, size = list(fork.targets), fork.num_units
-            cached_keys[targets, :, :, :size] = cached_keys[fork.source, :, :, :size]
-            cached_values[targets, :, :size] = cached_values[fork.source, :, :size]
+            # Cloned: torch writes no part of a tensor to another part where both are one block, at full capacity.
+            cached_keys[targets, :, :, :size] = cached_keys[fork.source, :, :, :size].clone()
+            cached_values[targets, :, :size] = cached_values[fork.source, :, :size].clone()
         return cached_keys, cached_values
 
     def _decode(
@@ -197,8 +198,8 @@ class SlotStep:
         """0 where a decoding sequence may look, else minus infinity: [n K, 1, C]; made once a step."""
         mask = self._masks.get((num_shared, window))
         if mask is None:
-            places_C = torch.arange(capacity, device=self._positions_N.device)
-            here_n1 = self._positions_N[: self._num_decoding, None]
+            places_C = torch.arange(capacity, device=self._places_N.device)
+            here_n1 = self._places_N[: self._num_decoding, None]
             hidden = places_C > here_n1
             if window is not None:
                 hidden |= places_C <= here_n1 - window

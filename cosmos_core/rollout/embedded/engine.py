@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Final
 
-import numpy as np
 import torch
 
 from cosmos_core.errors import EngineError, WeightSyncError
 from cosmos_core.protocols import (
     CachePolicy,
+    Conditioned,
     EngineContext,
     EngineStats,
     FinishReason,
@@ -26,8 +26,11 @@ from cosmos_core.protocols import (
 )
 from cosmos_core.rollout.embedded.cache import SlotCache
 from cosmos_core.rollout.embedded.commands import Commands
+from cosmos_core.rollout.embedded.given import to_score
 from cosmos_core.rollout.embedded.options import EmbeddedOptions
-from cosmos_core.rollout.embedded.requests import check_request
+from cosmos_core.rollout.embedded.prompts import Prompts
+from cosmos_core.rollout.embedded.records import Recorder
+from cosmos_core.rollout.embedded.requests import check_request, condition
 from cosmos_core.rollout.embedded.runner import Runner
 from cosmos_core.rollout.embedded.sampler import draw
 from cosmos_core.rollout.embedded.scheduler import Plan, Scheduler
@@ -81,9 +84,11 @@ class EmbeddedEngine:
         context, options = self._context, self._options
         module = context.model.build(seed=context.seed, dtype=context.dtype, device=context.device)
         module.eval().requires_grad_(False)
-        self._runner = Runner(module, context.device)
+        self._prompts = Prompts(context.model, module) if isinstance(context.model, Conditioned) else None
+        self._runner = Runner(module, context.device, self._prompts)
         with torch.inference_mode():
             shapes = adopt(module, self._runner, context_length=context.context_length, verify=options.verify)
+        self._recorder = Recorder.of(context.model, module)
         self._tensors = canonical_tensors(module)
         self._vocabulary = int(module.get_input_embeddings().num_embeddings)  # type: ignore[operator]
         self._cache = SlotCache(
@@ -171,16 +176,19 @@ class EmbeddedEngine:
         """
         for request in requests:
             check_request(request, context_length=self._context.context_length, vocabulary=self._vocabulary)
+        conditionings = [
+            condition(request.prompt, self._context.model, f"request {request.request_id!r}") for request in requests
+        ]
         with self._lock:
             names = [request.request_id for request in requests]
             taken = [name for name in names if name in self._flights or names.count(name) > 1]
             if taken:
                 raise EngineError(f"request id {taken[0]!r} is in flight already")
             flights = []
-            for request in requests:
+            for request, conditioning in zip(requests, conditionings, strict=True):
                 self._number += 1
                 prompt = prompt_ids(request.prompt).tolist()
-                flights.append(Flight(request, EmbeddedHandle(request), self._number, prompt))
+                flights.append(Flight(request, EmbeddedHandle(request), self._number, prompt, conditioning))
             self._flights.update((flight.request.request_id, flight) for flight in flights)
         try:
             self._commands.post(lambda: self._enter(flights))
@@ -236,6 +244,10 @@ class EmbeddedEngine:
         plan = scheduler.plan()
         self._cache.fit(plan.num_units, scheduler.num_running if plan.uses_cache else 0)
         logits_RV = self._runner.step(plan, self._cache, self._numbers)
+        if self._recorder is not None:
+            self._recorder.keep(plan)
+        if self._prompts is not None:
+            self._prompts.retain(plan)
         self._prompted += len(plan.piece_tokens)
         if plan.drawn:
             tokens_R, logprobs_R = draw(logits_RV, self._numbers.drawing(len(plan.drawn), scheduler.traits))
@@ -358,6 +370,8 @@ class EmbeddedEngine:
     def _apply(self, update: Update, cache: CachePolicy) -> str:
         update.apply()
         self._scheduler.mark(update.version)
+        if self._prompts is not None:
+            self._prompts.forget()
         if cache == "recompute":
             self._scheduler.requeue()
         # Hashed here, before the next step: nothing is generated with weights that were not attested.
@@ -369,19 +383,11 @@ class EmbeddedEngine:
         """float32 log-probs [N] of each payload's completion under the loaded weights, on the CPU.
 
         Raises:
-            EngineError: `temperature` is not above 0, or a payload has no prompt or is too long.
+            EngineError: `temperature` is not above 0, or a payload has no prompt, is too long, or shows what cannot be
+                entered.
         """
         if not temperature > 0:
             raise EngineError(f"cannot score at temperature {temperature}: it must be above 0")
-        sequences = []
-        for payload in payloads:
-            prompt = prompt_ids(payload).tolist()
-            completion = np.frombuffer(payload.arrays["completion"].data, np.int32).tolist()
-            if not prompt or len(prompt) + len(completion) > self._context.context_length:
-                raise EngineError(
-                    f"cannot score a prompt of {len(prompt)} and a completion of {len(completion)} units: a prompt "
-                    f"is needed, and at most {self._context.context_length} units in all"
-                )
-            sequences.append((prompt + completion, len(prompt)))
+        sequences = to_score(payloads, self._context.model, context_length=self._context.context_length)
         budget = self._options.prefill_units
         return self._commands.call(lambda: self._runner.score(sequences, temperature=temperature, budget=budget))

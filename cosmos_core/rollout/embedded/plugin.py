@@ -19,5 +19,5 @@ def cosmos_engine() -> Provider[RolloutEngine]:
     return Provider(
         create=_create,
         options=EmbeddedOptions,
-        capabilities=EngineCapabilities(prefix_sharing=True),
+        capabilities=EngineCapabilities(media=True, records=True, prefix_sharing=True),
     )

@@ -1,10 +1,11 @@
-"""What a request must be to enter the engine."""
+"""What a request must be to enter the engine, and how its prompt enters the model."""
 
 from __future__ import annotations
 
-from cosmos_core.errors import EngineError
-from cosmos_core.protocols import Request
+from cosmos_core.errors import DataError, EngineError
+from cosmos_core.protocols import Conditioned, Conditioning, Model, Request
 from cosmos_core.rollout.embedded.sequence import prompt_ids
+from cosmos_core.types import Payload
 
 
 def check_request(request: Request, *, context_length: int, vocabulary: int) -> None:
@@ -36,3 +37,22 @@ def check_request(request: Request, *, context_length: int, vocabulary: int) -> 
             f"{where}: temperature {sampling.temperature}, top_p {sampling.top_p}, top_k {sampling.top_k} are not a "
             "way to draw (temperature >= 0, 0 < top_p <= 1, top_k >= 0)"
         )
+
+
+def condition(prompt: Payload, model: Model, where: str) -> Conditioning | None:
+    """How a prompt enters; None where its token ids say it all.
+
+    Raises:
+        EngineError: It holds what the model cannot enter.
+    """
+    if isinstance(model, Conditioned):
+        try:
+            return model.condition(prompt)
+        except DataError as error:
+            raise EngineError(f"{where}: {error}") from error
+    if more := sorted(prompt.arrays.keys() - {"prompt"}):
+        raise EngineError(
+            f"{where}: its prompt has the arrays {', '.join(more)}, and {type(model).__name__} does not say how they "
+            "enter a forward (cosmos_core.protocols.Conditioned)"
+        )
+    return None

@@ -12,16 +12,26 @@ import torch
 
 from cosmos_core.rollout.embedded.attention import Piece, SlotStep, Step, meaning
 from cosmos_core.rollout.embedded.cache import SlotCache
+from cosmos_core.rollout.embedded.given import Given
+from cosmos_core.rollout.embedded.prompts import Prompts, Span
 from cosmos_core.rollout.embedded.scheduler import Plan
+from cosmos_core.rollout.embedded.sequence import offset_of
 from cosmos_core.rollout.embedded.slots import SlotNumbers
 
 
 class Runner:
-    """Calls the module."""
+    """Calls the module.
 
-    def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
+    Args:
+        module: A Hugging Face causal language model.
+        device: Where it is.
+        prompts: Enters conditioned prompts; None for a model that has none.
+    """
+
+    def __init__(self, module: torch.nn.Module, device: torch.device, prompts: Prompts | None = None) -> None:
         self._module = module
         self._device = device
+        self._prompts = prompts
         # The head itself may scale or cap its logits, so it is the module that is called, never its parts.
         self._keeps_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
 
@@ -37,36 +47,54 @@ class Runner:
             logits = logits[kept_R]
         return logits.float()
 
+    def _enter(
+        self,
+        tokens_N: torch.Tensor,
+        positions_N: torch.Tensor,
+        step: Step,
+        kept_R: torch.Tensor | None,
+        spans: Sequence[Span],
+    ) -> torch.Tensor:
+        """The same, where spans are units of conditioned prompts."""
+        if not spans:
+            return self.forward(tokens_N, positions_N, step, kept_R)
+        assert self._prompts is not None
+        kept_R = torch.arange(len(tokens_N), device=self._device) if kept_R is None else kept_R
+        with meaning(step):
+            return self._prompts.evaluate(tokens_N, positions_N, spans, kept_R).float()
+
     def step(self, plan: Plan, cache: SlotCache, numbers: SlotNumbers) -> torch.Tensor:
         """float32 logits [R, V] for each sequence that draws in `plan`."""
         num = plan.num_decoding
-        tokens_N, positions_N = numbers.feed(num)
+        tokens_N, places_N, positions_N = numbers.feed(num)
         slots_N = numbers.places[:num]
         kept_R = None
         if plan.pieces:
-            pieces_N = torch.tensor(plan.piece_tokens, device=self._device)
-            tokens_N = torch.cat([tokens_N, pieces_N])
-            positions_N = torch.cat([positions_N, *(self._range(p.start, p.last - p.first) for p in plan.pieces)])
-            slots_N = torch.cat([slots_N, *(slots_N.new_full((p.last - p.first,), p.slot) for p in plan.pieces)])
+            pieces = plan.pieces
+            offsets = [plan.sequences[piece.slot].flight.offset for piece in pieces]
+            ranges = [self._range(piece.start, piece.last - piece.first) for piece in pieces]
+            tokens_N = torch.cat([tokens_N, torch.tensor(plan.piece_tokens, device=self._device)])
+            places_N = torch.cat([places_N, *ranges])
+            positions_N = torch.cat([positions_N, *(part + more for part, more in zip(ranges, offsets, strict=True))])
+            slots_N = torch.cat([slots_N, *(slots_N.new_full((p.last - p.first,), p.slot) for p in pieces)])
             kept_R = torch.tensor([*range(num), *plan.kept], dtype=torch.int64, device=self._device)
         step = SlotStep(
             cache,
             slots_N=slots_N,
-            positions_N=positions_N,
+            places_N=places_N,
             num_decoding=num,
             pieces=plan.pieces,
             forks=plan.forks,
         )
-        logits = self.forward(tokens_N, positions_N, step, kept_R)
+        spans = [] if self._prompts is None else self._prompts.spans(plan)
+        logits = self._enter(tokens_N, positions_N, step, kept_R, spans)
         return logits if plan.logit_rows is None else logits[plan.logit_rows]
 
-    def score(
-        self, sequences: Sequence[tuple[Sequence[int], int]], *, temperature: float, budget: int
-    ) -> list[torch.Tensor]:
+    def score(self, sequences: Sequence[Given], *, temperature: float, budget: int) -> list[torch.Tensor]:
         """Log-probs of units given all before them, in forwards of about `budget` units.
 
         Args:
-            sequences: (tokens, number of leading ones that are only conditioned on, at least 1).
+            sequences: What to score.
             temperature: Divides the logits.
             budget: Units of one forward; a longer sequence has one of its own.
 
@@ -78,38 +106,53 @@ class Runner:
             scored.extend(self._score(batch, temperature))
         return scored
 
-    def _score(self, batch: list[tuple[Sequence[int], int]], temperature: float) -> list[torch.Tensor]:
+    def _score(self, batch: list[Given], temperature: float) -> list[torch.Tensor]:
         pieces: list[Piece] = []
         kept: list[int] = []
-        tokens: list[int] = []
         targets: list[int] = []
-        for units, num_given in batch:
-            first = len(tokens)
-            tokens.extend(units)
-            pieces.append(Piece(first=first, last=len(tokens), start=0, slot=-1))
-            kept.extend(range(first + num_given - 1, len(tokens) - 1))
-            targets.extend(units[num_given:])
-        tokens_N = torch.tensor(tokens, device=self._device)
-        positions_N = torch.cat([self._range(0, len(units)) for units, _ in batch])
-        step = SlotStep(None, slots_N=tokens_N, positions_N=positions_N, num_decoding=0, pieces=tuple(pieces))
+        last = 0
+        for given in batch:
+            first, last = last, last + len(given.tokens)
+            pieces.append(Piece(first=first, last=last, start=0, slot=-1))
+            kept.extend(range(first + given.num_given - 1, last - 1))
+            targets.extend(given.tokens[given.num_given :])
+        tokens_N = torch.tensor([token for given in batch for token in given.tokens], device=self._device)
+        places_N = torch.cat([self._range(0, len(given.tokens)) for given in batch])
+        positions_N = torch.cat([self._range(offset_of(given.conditioning), len(given.tokens)) for given in batch])
+        step = SlotStep(None, slots_N=tokens_N, places_N=places_N, num_decoding=0, pieces=tuple(pieces))
         kept_R = torch.tensor(kept, dtype=torch.int64, device=self._device)
-        logits_RV = self.forward(tokens_N, positions_N, step, kept_R) / temperature
+        logits_RV = self._enter(tokens_N, positions_N, step, kept_R, self._spans(batch, pieces)) / temperature
         targets_R1 = torch.tensor(targets, dtype=torch.int64, device=self._device)[:, None]
         logprobs_R = torch.log_softmax(logits_RV, -1).gather(1, targets_R1)[:, 0].cpu()
-        return list(torch.split(logprobs_R, [len(units) - num_given for units, num_given in batch]))
+        return list(torch.split(logprobs_R, [len(given.tokens) - given.num_given for given in batch]))
+
+    def _spans(self, batch: Sequence[Given], pieces: Sequence[Piece]) -> list[Span]:
+        if self._prompts is None:
+            return []
+        return [
+            Span(
+                conditioning=given.conditioning,
+                features=self._prompts.enter(given.conditioning),
+                row=piece.first,
+                start=0,
+                stop=given.num_given,
+            )
+            for given, piece in zip(batch, pieces, strict=True)
+            if given.conditioning is not None
+        ]
 
     def _range(self, start: int, size: int) -> torch.Tensor:
         return torch.arange(start, start + size, device=self._device)
 
 
-def _batches(sequences: Sequence[tuple[Sequence[int], int]], budget: int) -> Iterator[list[tuple[Sequence[int], int]]]:
-    batch: list[tuple[Sequence[int], int]] = []
+def _batches(sequences: Sequence[Given], budget: int) -> Iterator[list[Given]]:
+    batch: list[Given] = []
     size = 0
     for sequence in sequences:
-        if batch and size + len(sequence[0]) > budget:
+        if batch and size + len(sequence.tokens) > budget:
             yield batch
             batch, size = [], 0
         batch.append(sequence)
-        size += len(sequence[0])
+        size += len(sequence.tokens)
     if batch:
         yield batch

@@ -24,6 +24,7 @@ class Plan:
     """One step.
 
     Attributes:
+        sequences: What is in each slot.
         num_decoding: Slots 0 to n - 1 feed their newest unit.
         pieces: What follows them among the step's tokens.
         piece_tokens: Tokens and positions of the pieces, one after another.
@@ -34,6 +35,7 @@ class Plan:
         num_units: Units in the longest slot.
     """
 
+    sequences: list[Sequence]
     num_decoding: int
     pieces: tuple[Piece, ...]
     piece_tokens: list[int]
@@ -97,6 +99,11 @@ class Scheduler:
         self.version = version
         for sequence in self._running:
             sequence.mark(version)
+            # The same version may be loaded twice, with other weights.
+            sequence.prefix_version = -1
+        if self._partial is not None:
+            # It draws nothing before it is whole, and samples that start later share it: no prompt is of two versions.
+            self._partial.cached, self._partial.prefix_version = 0, version
 
     def requeue(self) -> None:
         """Set every running sequence back to waiting: its cache is to be computed anew, its units stay."""
@@ -196,6 +203,7 @@ class Scheduler:
                 kept.append(at - 1)
         drawn = self._running if self._partial is None else self._running[:-1]
         return Plan(
+            sequences=self._running.copy(),
             num_decoding=num_decoding,
             pieces=tuple(pieces),
             piece_tokens=tokens,

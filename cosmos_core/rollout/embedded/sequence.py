@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
+import torch
 
 from cosmos_core.errors import EngineError
-from cosmos_core.protocols import FinishReason, Generated, Request
+from cosmos_core.protocols import Conditioning, FinishReason, Generated, Request
 from cosmos_core.rollout.embedded.randomness import sample_key
 from cosmos_core.types import Array, Payload
+from cosmos_core.weights.shards import dtype_name
 
 if TYPE_CHECKING:
     from cosmos_core.protocols import Handle
@@ -84,6 +86,7 @@ class Sequence:
         slot: Its row of the cache; -1 while it waits or when it is finished.
         cached: Units in the cache, while it is in a slot but not decoding yet.
         prefix_version: Weight version under which its prompt was cached.
+        records: What forwards recorded, by name: for each unit, in order (see `records`).
         reason: Why it ended; None while it goes on.
     """
 
@@ -95,6 +98,7 @@ class Sequence:
     slot: int = -1
     cached: int = 0
     prefix_version: int = -1
+    records: dict[str, torch.Tensor] = attrs.field(factory=dict)
     reason: FinishReason | None = None
 
     @property
@@ -122,10 +126,11 @@ class Sequence:
         payload = Payload(
             kind="tokens",
             arrays={
-                "prompt": self.flight.request.prompt.arrays["prompt"],
+                **self.flight.request.prompt.arrays,
                 "completion": _array("int32", np.asarray(self.tokens[self.flight.num_prompt :], np.int32)),
                 "logprobs": _array("float32", np.asarray(self.logprobs, np.float32)),
                 "versions": _array("int32", np.repeat(np.asarray(versions, np.int32), sizes)),
+                **self._recorded(),
             },
         )
         return Generated(
@@ -136,15 +141,32 @@ class Sequence:
             num_units=self.num_generated,
         )
 
+    def _recorded(self) -> dict[str, Array]:
+        """What was recorded of each unit but the last; nothing where nothing was generated: a forward may lack."""
+        if not self.num_generated:
+            return {}
+        return {name: _recorded(rows[: len(self.tokens) - 1]) for name, rows in self.records.items()}
+
 
 @attrs.define(eq=False)
 class Flight:
-    """A request in flight: its samples share the prompt."""
+    """A request in flight: its samples share the prompt.
+
+    Attributes:
+        request: The request.
+        handle: Its handle.
+        number: Its place among all requests.
+        prompt: Token ids of its prompt.
+        conditioning: How its prompt enters, where the ids do not say it all.
+        sequences: Its samples.
+        num_unfinished: Samples that go on.
+    """
 
     request: Request
     handle: EmbeddedHandle
     number: int
     prompt: list[int]
+    conditioning: Conditioning | None = None
     sequences: list[Sequence] = attrs.field(init=False)
     num_unfinished: int = attrs.field(init=False)
 
@@ -157,10 +179,25 @@ class Flight:
         """Units of the prompt."""
         return len(self.prompt)
 
+    @property
+    def offset(self) -> int:
+        """What is added to the place of a unit behind the prompt to make its position; 0 where both are the same."""
+        return offset_of(self.conditioning)
+
+
+def offset_of(conditioning: Conditioning | None) -> int:
+    """See `Flight.offset`."""
+    return 0 if conditioning is None else conditioning.next_position - conditioning.positions.shape[-1]
+
 
 def prompt_ids(payload: Payload) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     """The `prompt` of a payload, int32 [P]."""
     return np.frombuffer(payload.arrays["prompt"].data, np.int32)
+
+
+def _recorded(rows: torch.Tensor) -> Array:
+    """Rows as they lie: NumPy does not know every dtype."""
+    return Array(dtype=dtype_name(rows.dtype), shape=tuple(rows.shape), data=rows.view(torch.uint8).numpy().tobytes())
 
 
 def _array(dtype: str, values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Array:

@@ -11,7 +11,7 @@ from cosmos_core.protocols import Sampling
 from cosmos_core.rollout.embedded.sampler import Drawing
 from cosmos_core.rollout.embedded.sequence import Sequence
 
-_TOKEN, _POSITION, _UNIT, _KEY, _TOP_K, _GREEDY = range(6)
+_TOKEN, _PLACE, _POSITION, _UNIT, _KEY, _TOP_K, _GREEDY = range(7)
 _TEMPERATURE, _TOP_P = range(2)
 
 
@@ -35,11 +35,14 @@ class Traits(enum.Flag):
 
 
 class SlotNumbers:
-    """Newest token and its position, next unit and random key, sampling of each slot."""
+    """Newest token, its place in the sequence and its position, next unit and random key, sampling of each slot.
+
+    A position is what the model rotates by: behind a prompt that shows images it is not the place in the sequence.
+    """
 
     def __init__(self, num_slots: int, vocabulary: int, device: torch.device) -> None:
         self._vocabulary = vocabulary
-        self._ints = torch.zeros(num_slots, 6, dtype=torch.int64, device=device)
+        self._ints = torch.zeros(num_slots, 7, dtype=torch.int64, device=device)
         self._floats = torch.ones(num_slots, 2, dtype=torch.float32, device=device)
         self.places = torch.arange(num_slots, device=device)
 
@@ -50,8 +53,9 @@ class SlotNumbers:
             sampling = sequence.flight.request.sampling
             top_k = sampling.top_k or self._vocabulary
             is_greedy = int(sampling.temperature == 0)
-            position = len(sequence.tokens) - 1
-            ints.append((sequence.tokens[-1], position, sequence.num_generated, sequence.key, top_k, is_greedy))
+            place = len(sequence.tokens) - 1
+            position = place + sequence.flight.offset
+            ints.append((sequence.tokens[-1], place, position, sequence.num_generated, sequence.key, top_k, is_greedy))
             floats.append((sampling.temperature or 1.0, sampling.top_p))
         last = first + len(sequences)
         self._ints[first:last] = torch.tensor(ints, dtype=torch.int64)
@@ -62,9 +66,9 @@ class SlotNumbers:
         self._ints[targets] = self._ints[sources]
         self._floats[targets] = self._floats[sources]
 
-    def feed(self, num: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Newest token and position of the first `num` slots, int64 [num] each."""
-        return self._ints[:num, _TOKEN], self._ints[:num, _POSITION]
+    def feed(self, num: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Newest token, its place and its position, of the first `num` slots, int64 [num] each."""
+        return self._ints[:num, _TOKEN], self._ints[:num, _PLACE], self._ints[:num, _POSITION]
 
     def drawing(self, num: int, traits: Traits) -> Drawing:
         """How to draw the next unit of the first `num` slots."""
@@ -82,4 +86,4 @@ class SlotNumbers:
         """Take in what the first R slots drew."""
         rows = self._ints[: tokens_R.shape[0]]
         rows[:, _TOKEN] = tokens_R
-        rows[:, _POSITION : _UNIT + 1] += 1
+        rows[:, _PLACE : _UNIT + 1] += 1

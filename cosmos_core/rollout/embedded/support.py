@@ -63,7 +63,7 @@ class Recording:
         step = SlotStep(
             None,
             slots_N=torch.zeros(size, dtype=torch.int64, device=queries.device),
-            positions_N=torch.arange(size, device=queries.device),
+            places_N=torch.arange(size, device=queries.device),
             num_decoding=0,
             pieces=(Piece(first=0, last=size, start=0, slot=0),),
         )
@@ -96,9 +96,9 @@ def adopt(module: torch.nn.Module, runner: Runner, *, context_length: int, verif
     _own_config(module)
     own_NV = None
     if verify:
-        module.set_attn_implementation("eager")  # type: ignore[operator]
+        _attend_with(module, "eager")
         own_NV = module(input_ids=tokens_N[None], use_cache=False).logits[0].float()
-    module.set_attn_implementation(NAME)  # type: ignore[operator]
+    _attend_with(module, NAME)
     recording = Recording()
     runner.forward(tokens_N, positions_N, recording, None)
     _check_layers(type(module).__name__, config, recording.calls, context_length)
@@ -107,6 +107,21 @@ def adopt(module: torch.nn.Module, runner: Runner, *, context_length: int, verif
         dtype = next(module.parameters()).dtype
         _verify(type(module).__name__, runner, shapes=shapes, tokens_N=tokens_N, own_NV=own_NV, dtype=dtype)
     return shapes
+
+
+def _attend_with(module: Any, name: str) -> None:
+    """Let the layers of text attend by a name; towers, which are no part of decoding, attend as they did."""
+    text = module.config.get_text_config()
+    if text is module.config:
+        module.set_attn_implementation(name)
+        return
+    parts = {part: getattr(module.config, part, None) for part in module.config.sub_configs}
+    kinds = {
+        part: name if config is text else config._attn_implementation  # noqa: SLF001 - no public way to read it
+        for part, config in parts.items()
+        if config is not None
+    }
+    module.set_attn_implementation({"": name, **kinds})
 
 
 def _own_config(module: torch.nn.Module) -> None:
@@ -174,7 +189,7 @@ def _verify(
     first = SlotStep(
         cache,
         slots_N=torch.zeros_like(places[:prefix]),
-        positions_N=places[:prefix],
+        places_N=places[:prefix],
         num_decoding=0,
         pieces=(Piece(first=0, last=prefix, start=0, slot=0),),
         forks=(Fork(source=0, targets=(1,), num_units=prefix),),
@@ -182,7 +197,7 @@ def _verify(
     rows = [runner.forward(tokens_N[:prefix], places[:prefix], first, None)]
     for unit in range(prefix, size):
         here = places[unit].expand(2)
-        step = SlotStep(cache, slots_N=places[:2], positions_N=here, num_decoding=2)
+        step = SlotStep(cache, slots_N=places[:2], places_N=here, num_decoding=2)
         rows.append(runner.forward(tokens_N[unit].expand(2), here, step, None)[1:])
     found, expected = torch.cat(rows).log_softmax(-1), own_NV.log_softmax(-1)
     worst = (found - expected).abs().mean(-1).max().item()

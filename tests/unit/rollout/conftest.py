@@ -13,6 +13,7 @@ from cosmos_core.protocols import EngineContext, ModelFacts, Request, Sampling
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
 from cosmos_core.rollout.embedded.options import EmbeddedOptions
 from cosmos_core.types import Array, Payload
+from cosmos_core.weights.shards import canonical_tensors
 
 torch.set_num_threads(1)
 
@@ -108,6 +109,15 @@ def make_engine(model=None, *, max_in_flight=8, context_length=128, dtype=torch.
 
 def reference(model=None, *, seed=1):
     return (model or FakeModel()).build(seed=seed, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def load(engine, module, *, version):
+    """Load a module's weights, keeping what is cached."""
+    tensors = canonical_tensors(module)
+    engine.begin_update(version)
+    for piece, _ in engine.layout()[0]:
+        engine.write(0, piece, tensors[piece.name])
+    engine.commit_update("keep")
 
 
 @torch.no_grad()

@@ -51,8 +51,9 @@ class GenerationTests(EngineSetting):
             found = (arrays[name].dtype, arrays[name].shape) if name in arrays else None
             if found != (dtype, (number,)):
                 fault(f"array {name!r} of a completion of {number} units is {found}; it must be {dtype} [{number}]")
-        if bytes(arrays["prompt"].data) != bytes(prompts[0].arrays["prompt"].data):
-            fault("the payload's prompt is not the request's; hand it back as it came")
+        for name, given in prompts[0].arrays.items():
+            if name not in arrays or bytes(arrays[name].data) != bytes(given.data):
+                fault(f"the payload's {name!r} is not the request's; hand back all arrays of the prompt as they came")
 
     def test_samples_come_in_order_and_differ(self, start: Start, prompts: list[Payload]) -> None:
         """A group of equal samples teaches nothing."""

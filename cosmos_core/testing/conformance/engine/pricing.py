@@ -6,13 +6,13 @@ Shape legend: N decisions of a completion, V vocabulary.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
-from typing import Final, final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, final
 
 import attrs
 import torch
 
-from cosmos_core.policy.modeling import tokens_payload, values
+from cosmos_core.policy.modeling.tokens import token_array
 from cosmos_core.protocols import Model
 from cosmos_core.types import Payload
 from cosmos_core.weights.shards import canonical_tensors
@@ -49,10 +49,27 @@ class Pricer:
 
     def next_logprobs(self, prompt: Payload, tokens: Sequence[int], *, temperature: float) -> torch.Tensor:
         """float32 log-probs [V] of what may follow a prompt and the first tokens of a completion."""
-        ids = values(prompt, "prompt").tolist()
         vocabulary = range(self._model.facts().vocab_size)
-        payloads = [tokens_payload(ids, [*tokens, token]) for token in vocabulary]
+        payloads = [
+            attrs.evolve(prompt, arrays={**prompt.arrays, "completion": token_array([*tokens, token])})
+            for token in vocabulary
+        ]
         return torch.stack([each[-1] for each in self.logprobs(payloads, temperature=temperature)])
+
+    def recorded(
+        self,
+        payload: Payload,
+        record: Callable[[torch.nn.Module], Callable[[], Mapping[str, torch.Tensor]]],
+        *,
+        weights: int = 0,
+    ) -> Mapping[str, torch.Tensor]:
+        """What one forward of a prompt and completion records of each unit but the last."""
+        module = copy.deepcopy(self._module(weights))
+        newest = record(module)
+        (batch,) = self._model.pack([payload], budget=_BUDGET)
+        with torch.no_grad():
+            self._model.decide(module, batch, temperature=1.0)
+        return newest()
 
     def _module(self, weights: int) -> torch.nn.Module:
         if weights not in self._modules:
@@ -66,11 +83,16 @@ class Pricer:
 def stopping_at(model: Model, stop_ids: Collection[int]) -> Model:
     """The same model with other stop ids: with none of them, completions are as long as they may be."""
     facts = attrs.evolve(model.facts(), stop_ids=frozenset(stop_ids))
+    return twin(model, facts=lambda _: facts)
+
+
+def twin(model: Model, **methods: Callable[..., Any]) -> Model:
+    """The same model with other methods."""
     # A subclass of the same layout, so that the twin passes as what it is, however its class was made.
-    twin_class = type(type(model).__name__, (type(model),), {"__slots__": (), "facts": lambda _: facts})
-    twin = copy.copy(model)
-    object.__setattr__(twin, "__class__", twin_class)
-    return twin
+    twin_class = type(type(model).__name__, (type(model),), {"__slots__": (), **methods})
+    other = copy.copy(model)
+    object.__setattr__(other, "__class__", twin_class)
+    return other
 
 
 def _disturb(module: torch.nn.Module, seed: int) -> None:

@@ -20,6 +20,7 @@ from cosmos_core.protocols import (
     Kind,
     Model,
     ModelContext,
+    Record,
     Request,
     Sampling,
 )
@@ -185,6 +186,15 @@ def needs_tokens(capabilities: EngineCapabilities) -> None:
 def tokens_of(generated: Generated) -> list[int]:
     """The tokens of a completion."""
     return list(memoryview(generated.payload.arrays["completion"].data).cast("B").cast("i"))
+
+
+def recorded_of(generated: Generated, record: Record) -> torch.Tensor:
+    """A completion's records, float32, in their shape."""
+    array = generated.payload.arrays.get(record.name)
+    if array is None or array.dtype != record.dtype:
+        found = None if array is None else array.dtype
+        fault(f"the model records {record.name!r} as {record.dtype}, the payload has {found}; add it to completions")
+    return torch.from_numpy(np.frombuffer(array.data, np.float32).copy()).reshape(array.shape)
 
 
 def _hint(found: torch.Tensor, other: torch.Tensor, semantics: str, tolerance: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cosmos_core.testing.conformance.model.building import ModelBuilding
+from cosmos_core.testing.conformance.model.conditioning import ModelConditioning
 from cosmos_core.testing.conformance.model.decisions import ModelDecisions
 from cosmos_core.testing.conformance.model.declarations import ModelDeclarations
 from cosmos_core.testing.conformance.model.encoding import ModelEncoding
@@ -10,6 +11,7 @@ from cosmos_core.testing.conformance.model.gradients import ModelGradients
 from cosmos_core.testing.conformance.model.layouts import ModelLayouts
 from cosmos_core.testing.conformance.model.packing import ModelPacking
 from cosmos_core.testing.conformance.model.padding import ModelPadding
+from cosmos_core.testing.conformance.model.recording import ModelRecording
 from cosmos_core.testing.conformance.model.tallies import ModelTallies
 from cosmos_core.testing.conformance.model.weights import ModelWeights
 
@@ -23,6 +25,8 @@ class ModelConformance(
     ModelGradients,
     ModelWeights,
     ModelTallies,
+    ModelRecording,
+    ModelConditioning,
     ModelLayouts,
     ModelDeclarations,
 ):

@@ -8,7 +8,7 @@ import attrs
 from attrs import validators as check
 
 from cosmos_core.config import option
-from cosmos_core.protocols import DatasetContext, Split
+from cosmos_core.protocols import DatasetContext, DrawnDataset, Split
 from cosmos_core.types import Prompt
 from cosmos_dataset_arithmetic.problem import careless_demonstration, draw_problem
 
@@ -36,27 +36,15 @@ class ArithmeticOptions:
     )
 
 
-class Arithmetic:
-    """The dataset: `row` is a pure function of the options, the run's seed, the split and the index."""
+class Arithmetic(DrawnDataset):
+    """The dataset: rows are drawn from the run's seed."""
 
     def __init__(self, options: ArithmeticOptions, context: DatasetContext) -> None:
+        super().__init__("arithmetic", context.seed, {"train": options.train_rows, "heldout": options.heldout_rows})
         self._options = options
-        self._seed = context.seed
 
-    def size(self, split: Split) -> int:
-        """Number of rows."""
-        return self._options.train_rows if split == "train" else self._options.heldout_rows
-
-    def row(self, split: Split, index: int) -> Prompt:
-        """Make row `index` of the split.
-
-        Raises:
-            IndexError: `index` is not in `range(size(split))`.
-        """
-        if not 0 <= index < self.size(split):
-            raise IndexError(f"arithmetic: row {index} of split {split!r}, which has {self.size(split)}")
-        # A string seeds by its SHA-512, so a row is the same in every process and Python version.
-        rng = random.Random(f"{self._seed}:{split}:{index}")  # noqa: S311 - problems, not secrets
+    def draw(self, rng: random.Random, split: Split) -> Prompt:
+        """Draw a problem, its words and its demonstration."""
         problem = draw_problem(rng, max_operand=self._options.max_operand, heldout=split == "heldout")
         question = problem.question(rng)
         demonstration = careless_demonstration(problem, rng, careless=self._options.careless, stops=self._options.stops)

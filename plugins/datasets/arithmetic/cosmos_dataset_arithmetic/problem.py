@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from typing import Final, Literal, TypeAlias
 
 import attrs
+
+from cosmos_core.protocols import is_held_out
 
 Operator: TypeAlias = Literal["+", "-"]
 
@@ -51,8 +52,7 @@ class Problem:
     def is_heldout(self) -> bool:
         """Which split the tuple belongs to, by a hash of it: the same in every run."""
         key = f"{self.start}{self.first_operator}{self.first_operand}{self.second_operator}{self.second_operand}"
-        digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "big") < HELDOUT_SHARE * 2**64
+        return is_held_out(key, HELDOUT_SHARE)
 
     def question(self, rng: random.Random) -> str:
         """The problem in words, about somebody and something drawn from `rng`."""

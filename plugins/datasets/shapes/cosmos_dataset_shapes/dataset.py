@@ -9,7 +9,7 @@ import attrs
 from attrs import validators as check
 
 from cosmos_core.config import option
-from cosmos_core.protocols import DatasetContext, Split
+from cosmos_core.protocols import DatasetContext, DrawnDataset, Split
 from cosmos_core.types import Message, Prompt
 from cosmos_dataset_shapes.drawing import Drawing, data_url, draw_shape
 
@@ -31,27 +31,15 @@ class ShapesOptions:
     chat: bool = option(False, help="Whether the question is a turn of a chat, for the model's chat template.")
 
 
-class Shapes:
-    """The dataset: `row` is a pure function of the options, the run's seed, the split and the index."""
+class Shapes(DrawnDataset):
+    """The dataset: rows are drawn from the run's seed."""
 
     def __init__(self, options: ShapesOptions, context: DatasetContext) -> None:
+        super().__init__("shapes", context.seed, {"train": options.train_rows, "heldout": options.heldout_rows})
         self._options = options
-        self._seed = context.seed
 
-    def size(self, split: Split) -> int:
-        """Number of rows."""
-        return self._options.train_rows if split == "train" else self._options.heldout_rows
-
-    def row(self, split: Split, index: int) -> Prompt:
-        """Draw row `index` of the split.
-
-        Raises:
-            IndexError: `index` is not in `range(size(split))`.
-        """
-        if not 0 <= index < self.size(split):
-            raise IndexError(f"shapes: row {index} of split {split!r}, which has {self.size(split)}")
-        # A string seeds by its SHA-512, so a row is the same in every process and Python version.
-        rng = random.Random(f"{self._seed}:{split}:{index}")  # noqa: S311 - pictures, not secrets
+    def draw(self, rng: random.Random, split: Split) -> Prompt:
+        """Draw a shape and a question about it."""
         drawing = draw_shape(rng, heldout=split == "heldout")
         question, answer = _ask(drawing, rng)
         text = (Message(role="user", content=question),) if self._options.chat else f"{question}\n"

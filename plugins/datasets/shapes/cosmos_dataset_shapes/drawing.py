@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import random
 from collections.abc import Callable, Mapping
@@ -11,6 +10,8 @@ from typing import Final
 
 import attrs
 from PIL import Image, ImageDraw
+
+from cosmos_core.protocols import is_held_out
 
 HELDOUT_SHARE: Final = 0.2
 """Share of the ways to draw a shape that only the held-out split contains."""
@@ -58,8 +59,7 @@ class Drawing:
     def is_heldout(self) -> bool:
         """Which split it belongs to, by a hash of it: the same in every run."""
         key = f"{self.kind}:{self.colour}:{self.left}:{self.top}:{self.size}"
-        digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "big") < HELDOUT_SHARE * 2**64
+        return is_held_out(key, HELDOUT_SHARE)
 
     def picture(self, image_size: int) -> Image.Image:
         """The picture, square."""

@@ -2,8 +2,8 @@
 
 Source: arXiv:2510.11370 (routing replay from the rollout): the mask is the rollout's, the weights are training's.
 
-An engine that records them adds the array `experts` to a payload: int16 [P + N - 1, L, K], for every unit that went
-through the model, the prompt's first; layers without experts hold -1.
+An engine that records them adds the array `experts` to a completion: int16 [P + N - 1, L, K], for every unit that went
+through the model, the prompt's first; layers without experts hold -1. A completion of no units has none.
 
 Shape legend: U units of a row, L layers, K experts of a unit.
 """
@@ -50,7 +50,7 @@ def row_of(batch: MicroBatch, payloads: Sequence[Payload], *, num_layers: int, t
 def _recorded(payload: Payload, index: int, shape: tuple[int, int, int]) -> np.ndarray | None:
     array = payload.arrays.get(ARRAY)
     if array is None:
-        if "logprobs" in payload.arrays:
+        if "logprobs" in payload.arrays and payload.arrays["completion"].nbytes:
             raise DataError(
                 f"payload {index} has no array {ARRAY!r}: the rollout engine did not record its experts; "
                 "choose one that does, or set model.options.router_replay = false"

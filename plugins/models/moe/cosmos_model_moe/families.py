@@ -17,7 +17,7 @@ from cosmos_core.errors import ConfigError
 from cosmos_core.policy.modeling import HuggingFaceModel
 from cosmos_core.policy.modeling.attention.documents import ContextSlice
 from cosmos_core.policy.modeling.row import Row
-from cosmos_core.protocols import Layout, MicroBatch, ModelContext
+from cosmos_core.protocols import Layout, MicroBatch, ModelContext, Record
 from cosmos_core.types import Payload
 from cosmos_model_moe import balance, choices, routing
 from cosmos_model_moe.chats import CHATML, DEEPSEEK_CHAT, DEEPSEEK_END, MOONLIGHT_CHAT
@@ -85,6 +85,18 @@ class MixtureModel(HuggingFaceModel):
             )
             for batch in batches
         ]
+
+    def records(self) -> tuple[Record, ...]:
+        """The experts of each unit, where they are replayed (see `cosmos_core.protocols.Recording`)."""
+        if not self.options.router_replay:
+            return ()
+        shape = (self.config.num_hidden_layers, self.config.num_experts_per_tok)
+        return (Record(name=choices.ARRAY, dtype="int16", shape=shape, option="model.options.router_replay"),)
+
+    def record(self, module: torch.nn.Module) -> Callable[[], Mapping[str, torch.Tensor]]:
+        """Record the experts that the routers of a module choose."""
+        newest = routing.record(module, self.config.num_hidden_layers)
+        return lambda: {choices.ARRAY: newest()}
 
     def layer_keywords(self, row: Row) -> Mapping[str, Any]:
         """The routing of this forward, for the hooks."""

@@ -86,6 +86,38 @@ def install(module: torch.nn.Module, gating: Gating, options: MixtureOptions) ->
     return watches
 
 
+def record(module: torch.nn.Module, num_layers: int) -> Callable[[], torch.Tensor]:
+    """Note what each router of a module chooses.
+
+    Args:
+        module: The whole model.
+        num_layers: L.
+
+    Returns:
+        What was chosen in the newest forward, int16 [U, L, K]; layers without experts hold `NO_CHOICE`.
+    """
+    chosen: dict[int, torch.Tensor] = {}
+    for layer, router in routers(module):
+        router.register_forward_hook(_note(chosen, int(layer.rpartition(".")[2])))
+
+    def newest() -> torch.Tensor:
+        none_UK = torch.full_like(next(iter(chosen.values())), NO_CHOICE)
+        return torch.stack([chosen.get(layer, none_UK) for layer in range(num_layers)], dim=1)
+
+    return newest
+
+
+def _note(chosen: dict[int, torch.Tensor], layer: int) -> Callable[..., None]:
+    def hook(
+        router: torch.nn.Module,  # noqa: ARG001
+        args: tuple[Any, ...],  # noqa: ARG001
+        output: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    ) -> None:
+        chosen[layer] = output[2].to(torch.int16)
+
+    return hook
+
+
 def _hand_over(watch: Watch) -> Callable[..., None]:
     def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:  # noqa: ARG001
         watch.routing = kwargs.get(KEYWORD)

@@ -47,6 +47,12 @@ FAMILIES = {
 
 
 @pytest.fixture
+def configs():
+    """The config of each family, by its plugin."""
+    return {family: config for family, (_, config) in FAMILIES.items()}
+
+
+@pytest.fixture
 def make(tmp_path):
     """A model of a family with options; its folder is made once."""
 

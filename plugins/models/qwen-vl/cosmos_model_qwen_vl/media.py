@@ -6,26 +6,21 @@ kept in memory.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Final
-from urllib.parse import unquote, urlsplit
 
 import attrs
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from cosmos_core.errors import DataError
+from cosmos_core.policy.modeling.sight.images import IMAGE_ERRORS, load_image, local_path, open_image, shown
 
 VIDEO_SUFFIXES: Final = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"})
 ANIMATED_SUFFIX: Final = ".gif"
 MIN_FRAMES: Final = 4
-SHOWN: Final = 80
-"""Characters of a location that an error shows: a `data:` URL may have millions."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -84,44 +79,18 @@ def load(location: str, sampling: Sampling) -> Still | Video:
     Raises:
         DataError: There is nothing, it cannot be read, or it would have to be fetched.
     """
-    if location.startswith("data:"):
-        return Still(image=_image(io.BytesIO(_inline(location)), location))
-    path = _path(location)
+    path = None if location.startswith("data:") else local_path(location)
+    if path is None:
+        return Still(image=load_image(location))
     if path.is_dir():
         return _folder(path, sampling)
     if not path.is_file():
-        raise DataError(f"media {_shown(location)}: no such file or folder")
+        raise DataError(f"media {shown(location)}: no such file or folder")
     if path.suffix.lower() in VIDEO_SUFFIXES:
         return _video(path, sampling)
     if path.suffix.lower() == ANIMATED_SUFFIX:
         return _animation(path, sampling)
-    return Still(image=_image(path, location))
-
-
-def _path(location: str) -> Path:
-    if location.startswith("file:"):
-        return Path(unquote(urlsplit(location).path))
-    if "://" in location:
-        raise DataError(f"media {_shown(location)}: nothing is fetched while training; store it and give its path")
-    return Path(location)
-
-
-def _inline(location: str) -> bytes:
-    head, _, data = location.partition(",")
-    if not head.startswith("data:image/") or not head.endswith(";base64"):
-        raise DataError(f"media {_shown(location)}: a data URL is an image in base64, data:image/png;base64,…")
-    try:
-        return base64.b64decode(data, validate=True)
-    except binascii.Error as error:
-        raise DataError(f"media {_shown(location)}: no base64: {error}") from error
-
-
-def _image(source: Path | io.BytesIO, location: str) -> Image.Image:
-    try:
-        with Image.open(source) as image:
-            return image.convert("RGB")
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"media {_shown(location)}: no readable image: {error}") from error
+    return Still(image=open_image(path, location))
 
 
 def _folder(path: Path, sampling: Sampling) -> Video:
@@ -130,7 +99,7 @@ def _folder(path: Path, sampling: Sampling) -> Video:
         raise DataError(f"media {path}: a folder of frames without any")
     numbers = sampling.choose(len(files), sampling.folder_fps)
     return _seen(
-        str(path), [_image(files[n], str(files[n])) for n in numbers], numbers, len(files), sampling.folder_fps
+        str(path), [open_image(files[n], str(files[n])) for n in numbers], numbers, len(files), sampling.folder_fps
     )
 
 
@@ -146,7 +115,7 @@ def _animation(path: Path, sampling: Sampling) -> Still | Video:
             for number in numbers:
                 image.seek(number)
                 frames.append(image.convert("RGB"))
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError) as error:
+    except IMAGE_ERRORS as error:
         raise DataError(f"media {path}: no readable animation: {error}") from error
     return _seen(str(path), frames, numbers, total, native_fps)
 
@@ -192,7 +161,3 @@ def _pyav(path: Path) -> ModuleType:
         ) from error
     module: ModuleType = av
     return module
-
-
-def _shown(location: str) -> str:
-    return repr(location if len(location) <= SHOWN else f"{location[:SHOWN]}…")

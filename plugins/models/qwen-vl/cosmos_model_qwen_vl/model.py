@@ -12,12 +12,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.policy.mesh.placement import layer_spans
+from cosmos_core.errors import DataError
 from cosmos_core.policy.mesh.rooted import layout_of
 from cosmos_core.policy.modeling import VisionLanguageModel
 from cosmos_core.policy.modeling.row import Row
-from cosmos_core.protocols import Layout, MicroBatch
+from cosmos_core.protocols import MicroBatch
 from cosmos_core.types import Payload, Prompt
 from cosmos_model_qwen_vl.family import FAMILIES, IMAGE, VIDEO, VISION_END, VISION_START
 from cosmos_model_qwen_vl.options import QwenVLOptions
@@ -61,18 +60,6 @@ class QwenVLModel(VisionLanguageModel):
         """See `VisionLanguageModel.prepare`."""
         super().prepare(corpus, tokenizer)
         self.__dict__.pop("sight", None)
-
-    def build(
-        self, *, seed: int, dtype: torch.dtype, device: torch.device, layout: Layout | None = None
-    ) -> torch.nn.Module:
-        """Make the module (see `VisionLanguageModel.build`).
-
-        Raises:
-            CosmosError: See there; and what is seen does not reach all the layers that it has to under this layout.
-        """
-        if layout is not None:
-            self._check(layout)
-        return super().build(seed=seed, dtype=dtype, device=device, layout=layout)
 
     def encode(self, prompt: Prompt) -> Payload:
         """The prompt with placeholders for what is seen, and the patches of that.
@@ -120,21 +107,3 @@ class QwenVLModel(VisionLanguageModel):
         """Write safetensors, config, tokenizer and image processor: `AutoModelForImageTextToText` reads them."""
         super().export(module, directory)
         self.sight.save(directory)
-
-    def _check(self, layout: Layout) -> None:
-        deep = len(getattr(self.config.vision_config, "deepstack_visual_indexes", ()))
-        if not deep:
-            return
-        num_stages = layout.mesh.size("pp") * layout.stages_per_rank
-        first = layer_spans(self.config.get_text_config().num_hidden_layers, num_stages)[0]
-        if len(first) < deep:
-            raise ConfigError(
-                f"policy.mesh.pp: {self.config.model_type} adds what it sees to its first {deep} layers (deepstack), "
-                f"and the first of {num_stages} stages has {len(first)}; use fewer stages"
-            )
-        # Behind the last of its layers a stage has the whole sequence again.
-        if layout.sequence_parallel and layout.mesh.size("tp") > 1 and len(first) == deep:
-            raise ConfigError(
-                f"policy.parallel.sequence_parallel: {self.config.model_type} adds what it sees to all {deep} layers "
-                "of the first stage (deepstack); set it to false, or use fewer stages"
-            )

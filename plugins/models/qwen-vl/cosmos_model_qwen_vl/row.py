@@ -18,8 +18,9 @@ import torch
 
 from cosmos_core.errors import DataError
 from cosmos_core.policy.modeling import values
+from cosmos_core.policy.modeling.tokens import array_of, view
 from cosmos_core.protocols import MicroBatch
-from cosmos_core.types import Array, Payload
+from cosmos_core.types import Payload
 from cosmos_model_qwen_vl.patches import Seen
 from cosmos_model_qwen_vl.rope import IMAGE, TEXT, VIDEO, RopePositions
 
@@ -27,6 +28,8 @@ PATCHES = "patches"
 GRIDS = "grids"
 STEPS = "steps_s"
 PLACES = "visual"
+ARRAYS = frozenset({PATCHES, GRIDS, STEPS})
+"""Of a payload that shows something: all of them."""
 
 
 @attrs.frozen(kw_only=True)
@@ -66,9 +69,9 @@ def with_seen(payload: Payload, seen: Sequence[Seen], tokens: MediaTokens) -> Pa
     if not seen:
         return payload
     arrays = {
-        PATCHES: _array(np.concatenate([each.patches_MW for each in seen])),
-        GRIDS: _array(np.asarray([each.grid for each in seen], dtype=np.int32)),
-        STEPS: _array(np.asarray([each.step_s for each in seen], dtype=np.float32)),
+        PATCHES: array_of(np.concatenate([each.patches_MW for each in seen])),
+        GRIDS: array_of(np.asarray([each.grid for each in seen], dtype=np.int32)),
+        STEPS: array_of(np.asarray([each.step_s for each in seen], dtype=np.float32)),
     }
     return attrs.evolve(payload, arrays={**payload.arrays, **arrays})
 
@@ -78,6 +81,9 @@ def lay_out(batch: MicroBatch, payloads: Sequence[Payload], tokens: MediaTokens,
 
     `inputs` has more: `positions` int64 [3, U], `patches` uint8 [M, W], `grids` int64 [n, 3] and `visual` int64 [K],
     the places of what the tower makes of the patches, in order.
+
+    Raises:
+        DataError: A payload has other patches than its grids and placeholders say.
     """
     lengths = batch.inputs["lengths"].tolist()
     members = [payloads[index] for index in batch.sequences]
@@ -87,7 +93,8 @@ def lay_out(batch: MicroBatch, payloads: Sequence[Payload], tokens: MediaTokens,
         payload = members[number] if number < len(members) else None
         tokens_U = batch.inputs["tokens"][start : start + length]
         kinds_U = torch.zeros_like(tokens_U)
-        if payload is not None and PATCHES in payload.arrays:
+        if payload is not None and not ARRAYS.isdisjoint(payload.arrays):
+            _check_seen(payload, batch.sequences[number], tokens)
             prompt = tokens.kinds(values(payload, "prompt"))[:length]
             kinds_U[: len(prompt)] = torch.from_numpy(prompt)
         positions.append(_positions(tokens_U, kinds_U, payload, rope))
@@ -106,9 +113,18 @@ def lay_out(batch: MicroBatch, payloads: Sequence[Payload], tokens: MediaTokens,
     return attrs.evolve(batch, inputs={**batch.inputs, **inputs})
 
 
-def view(payload: Payload, name: str) -> npt.NDArray[np.generic]:
-    """A read-only view of an array, in its shape."""
-    return values(payload, name).reshape(payload.arrays[name].shape)
+def _check_seen(payload: Payload, index: int, tokens: MediaTokens) -> None:
+    """Refuse arrays that do not belong together: they may come from anywhere."""
+    shapes = {name: payload.arrays[name].shape if name in payload.arrays else None for name in sorted(ARRAYS)}
+    grids, number = shapes[GRIDS], shapes[STEPS]
+    num_patches = int(view(payload, GRIDS).prod(1).sum()) if grids is not None and grids[1:] == (3,) else None
+    places = int((tokens.kinds(values(payload, "prompt")) != TEXT).sum())
+    fits = num_patches == places * tokens.merged and number == (grids or ())[:1]
+    if not fits or shapes[PATCHES] != (num_patches, tokens.patch_width):
+        raise DataError(
+            f"payload {index}: its prompt has {places} placeholders, of {tokens.merged} patches of "
+            f"{tokens.patch_width} values each, and the arrays {shapes} do not fit them; encode the prompt anew"
+        )
 
 
 def _positions(
@@ -118,7 +134,3 @@ def _positions(
         return torch.arange(len(tokens_U)).expand(3, -1)
     grids, steps_s = view(payload, GRIDS).tolist(), values(payload, STEPS).tolist()
     return rope.of(tokens_U, kinds_U, grids, steps_s)
-
-
-def _array(data: npt.NDArray[np.generic]) -> Array:
-    return Array(dtype=str(data.dtype), shape=data.shape, data=np.ascontiguousarray(data).tobytes())

@@ -7,12 +7,13 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.policy.modeling import values
+from cosmos_core.policy.modeling.tokens import view
 from cosmos_core.protocols import ModelContext
 from cosmos_core.types import Message, Prompt
 from cosmos_model_qwen_vl import QwenVLModel, QwenVLOptions
 from cosmos_model_qwen_vl.family import IMAGE, VIDEO, VISION_END, VISION_START
 from cosmos_model_qwen_vl.media import Still, Video
-from cosmos_model_qwen_vl.row import GRIDS, PATCHES, view
+from cosmos_model_qwen_vl.row import GRIDS, PATCHES
 from cosmos_model_qwen_vl.tiny import CONFIGS, OPTIONS, TOKENIZER, data_url, film, picture
 
 

@@ -84,7 +84,7 @@ def test_layouts(make, payloads, layouts, processes):
 
 @pytest.mark.parametrize("name", ["qwen3_vl"])
 def test_stages_with_too_few_layers_for_what_is_seen_are_refused(make, payloads):
-    with pytest.raises(WorldFailedError, match=r"first 2 layers \(deepstack\), and the first of 3 stages has 1"):
+    with pytest.raises(WorldFailedError, match=r"needs 2 layers, and of 3 it has 1; there can be at most 2"):
         steps_in_layouts(make, payloads, [policy(pp=3)], processes=3)
 
 

@@ -39,6 +39,13 @@ def test_a_group_larger_than_the_slots_still_prefills_once(kit, make):
         check_logprobs(kit, kit.reference(), generated, prompt)
 
 
+def test_a_shared_prompt_may_fill_the_cache_to_its_capacity(kit, make):
+    engine = make(kit.FakeModel(stop_ids=NEVER), cache_step=8)
+    prompt = kit.ragged(1, low=16, high=17)[0]
+    for generated in engine.submit([kit.request("a", prompt, num_samples=3, max_units=4)])[0].result(20):
+        check_logprobs(kit, kit.reference(), generated, prompt)
+
+
 def test_mixed_sampling_in_one_batch(kit, make):
     engine = make(max_in_flight=8)
     module = kit.reference()
@@ -70,6 +77,38 @@ def test_mixed_sampling_in_one_batch(kit, make):
     chosen = [row.index(token) for token, row in zip(answer, best.indices.tolist(), strict=True)]
     expected = renormalised.gather(1, torch.tensor(chosen)[:, None])[:, 0]
     np.testing.assert_allclose(kit.logprobs(results[3]), expected.numpy(), atol=2e-5)
+
+
+def test_a_prompt_that_is_half_in_the_cache_at_an_update_is_of_one_version(kit, make, monkeypatch):
+    """What shares it later would else use something of the old weights."""
+    slow(monkeypatch, delay_s=0.02)
+    engine = make(kit.FakeModel(stop_ids=NEVER), prefill_units=4)
+    prompt = kit.ragged(1, low=60, high=61)[0]
+    (handle,) = engine.submit([kit.request("a", prompt, num_samples=3, max_units=6)])
+    wait_for(lambda: engine.stats().prompt_units > 8)
+    engine.pause()
+    assert engine.stats().generated_units == 0
+    changed = kit.reference(seed=2)
+    kit.load(engine, changed, version=1)
+    engine.resume()
+    for generated in handle.result(20):
+        check_logprobs(kit, changed, generated, prompt)
+
+
+def test_a_version_that_is_loaded_again_shares_no_prompt_with_what_was_loaded_before(kit, make, monkeypatch):
+    slow(monkeypatch, delay_s=0.01)
+    engine = make(kit.FakeModel(stop_ids=NEVER), max_in_flight=2)
+    prompt = kit.ragged(1, low=20, high=21)[0]
+    # The second sample starts when the short request has ended, while the first one still holds the prompt.
+    requests = [kit.request("short", [4, 5], max_units=10), kit.request("group", prompt, num_samples=2, max_units=40)]
+    handles = engine.submit(requests)
+    wait_for(lambda: engine.stats().generated_units >= 4)
+    engine.pause()
+    assert engine.stats().num_waiting == 1
+    changed = kit.reference(seed=2)
+    kit.load(engine, changed, version=0)
+    engine.resume()
+    check_logprobs(kit, changed, handles[1].result(20)[1], prompt)
 
 
 # -- pauses -------------------------------------------------------------------------------------------------------
