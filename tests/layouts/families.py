@@ -30,6 +30,14 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
     "llama-tied": {**TINY, "model_type": "llama", "tie_word_embeddings": True},
     "qwen3": {**TINY, "model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": False},
     "qwen3-tied": {**TINY, "model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
+    "llama-uneven": {**TINY, "model_type": "llama", "tie_word_embeddings": False, "vocab_size": 251},
+    "qwen3-uneven-tied": {
+        **TINY,
+        "model_type": "qwen3",
+        "head_dim": 8,
+        "tie_word_embeddings": True,
+        "vocab_size": 251,
+    },
     "qwen3-moe": {
         **TINY,
         **EXPERTS,

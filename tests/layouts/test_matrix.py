@@ -49,6 +49,11 @@ FOUR = {
     "pp tp, interleaved": policy(pp=2, tp=2, parallel={"schedule": "interleaved"}),
     "pp fsdp, zero-bubble": policy(pp=2, dp_shard=2, parallel={"schedule": "zero-bubble"}),
 }
+TENSOR = {
+    "fsdp tp": policy(dp_shard=2, tp=2),
+    "pp tp": policy(pp=2, tp=2),
+    "tp": policy(tp=4),
+}
 EIGHT = {
     "pp fsdp tp": policy(pp=2, dp_shard=2, tp=2),
     "fsdp cp tp, recomputed": policy(dp_shard=2, cp=2, tp=2, parallel={"recompute": "full"}),
@@ -101,6 +106,11 @@ def test_each_way_of_an_axis():
 @pytest.mark.parametrize("name", ["llama-tied", "qwen3"])
 def test_four_processes(name):
     compare(name, FOUR, 4)
+
+
+@pytest.mark.parametrize("name", ["llama-uneven", "qwen3-uneven-tied"])
+def test_a_vocabulary_that_tp_does_not_divide(name):
+    compare(name, TENSOR, 4)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3-tied"])

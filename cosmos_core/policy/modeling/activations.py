@@ -2,13 +2,13 @@
 
 A representative of each kind of layer runs on two lengths, and the difference counts: what does not grow with the
 units (weights, their casts) falls away. Autograd tells what it keeps (`saved_tensors_hooks`); what lies in the same
-storage counts once.
+storage counts once. Keys and values are followed from their projections to where they meet queries.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
 import torch
@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from cosmos_core.policy.mesh.expert import is_experts
 from cosmos_core.policy.mesh.recompute import SAVED
+from cosmos_core.policy.modeling.parallel.plan import KEYS_AND_VALUES
 from cosmos_core.protocols import Compute, Kept
 
 UNTRACEABLE: Final = (
@@ -44,7 +45,7 @@ Forward = Callable[[], object]
 
 
 def kept_by(
-    module: nn.Module, layers: Sequence[nn.Module], prepare: Callable[[int], Forward]
+    module: nn.Module, layers: Sequence[nn.Module], prepare: Callable[[int], Forward], whole: Collection[nn.Module] = ()
 ) -> Mapping[int, Mapping[Compute, Kept]]:
     """What each layer keeps per unit, by its number; `BEFORE_LAYERS` and `AFTER_LAYERS` for what is round them.
 
@@ -52,6 +53,7 @@ def kept_by(
         module: On the meta device; of its layers only `layers` are left. It is of no use afterwards.
         layers: Representatives, in the order in which they run.
         prepare: Makes a forward of the module over so many units.
+        whole: Blocks of the layers that `tp` does not split: all they keep counts as their input.
     """
     forwards = [prepare(length) for length in _LENGTHS]
     found: dict[int, dict[Compute, Kept]] = {}
@@ -61,7 +63,7 @@ def kept_by(
             _fill(module, dtype)
             precision = torch.autocast("cpu", torch.bfloat16) if compute == "autocast" else contextlib.nullcontext()
             with precision:
-                short, long = (_Count.of(module, layers, forward) for forward in forwards)
+                short, long = (_Count.of(module, layers, forward, whole) for forward in forwards)
             for place in (BEFORE_LAYERS, AFTER_LAYERS, *range(len(layers))):
                 found.setdefault(place, {})[compute] = _slope(short, long, place)
     return found
@@ -80,7 +82,7 @@ def _slope(short: _Count, long: _Count, place: int) -> Kept:
     units = _LENGTHS[1] - _LENGTHS[0]
     per_unit = {
         name: (long.total(place, name) - short.total(place, name)) / units
-        for name in ("stream", "inputs", "inner", "routed", "entry", "products")
+        for name in ("stream", "inputs", "inner", "heads", "routed", "entry", "products")
     }
     return Kept(**per_unit)
 
@@ -95,16 +97,24 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made: set[int] = set()
         self._entries: set[int] = set()
         self._inputs: set[int] = set()
+        self._heads: set[int] = set()
+        self._common: set[int] = set()
         self._place = BEFORE_LAYERS
+        self._whole: frozenset[nn.Module] = frozenset()
         self._is_inside = False
+        self._is_whole = False
         self._is_routed = False
         self._alive: list[torch.UntypedStorage] = []
 
     @staticmethod
-    def of(module: nn.Module, layers: Sequence[nn.Module], forward: Forward) -> _Count:
+    def of(
+        module: nn.Module, layers: Sequence[nn.Module], forward: Forward, whole: Collection[nn.Module] = ()
+    ) -> _Count:
         """Count one forward."""
         count = _Count()
-        count._seen = {_key(parameter) for parameter in module.parameters()}
+        count._whole = frozenset(whole)
+        count._common = {_key(parameter) for parameter in module.parameters()}
+        count._seen = set(count._common)
         with contextlib.ExitStack() as stack:
             for number, layer in enumerate(layers):
                 for handle in count._watch(layer, number):
@@ -129,7 +139,15 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._place >= 0 and func.overloadpacket.__name__ in SAVED:
             for tensor in _tensors(result):
                 self._note(tensor, "products", self._made)
+        if self._heads:
+            self._follow(_tensors((args, kwargs)), _tensors(result))
         return result
+
+    def _follow(self, taken: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
+        """What is made of keys and values alone is keys and values."""
+        own = self._keys(taken) - self._common
+        if own and own <= self._heads:
+            self._heads |= self._keys(given)
 
     def _watch(self, layer: nn.Module, number: int) -> Iterator[Any]:
         def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
@@ -137,28 +155,34 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
             first, *others = [*_tensors(args), *_tensors(kwargs)]
             self._note(first, "entry", self._entries)
             # What all layers share, such as rotary angles, is no layer's own.
-            self._seen |= self._keys(others)
+            self._common |= self._keys(others)
+            self._seen |= self._common
 
         def leave(*_: Any) -> None:
             self._place = AFTER_LAYERS
 
         yield layer.register_forward_pre_hook(enter, with_kwargs=True)
         yield layer.register_forward_hook(leave)
-        for child in layer.modules():
+        for name, child in layer.named_modules():
             if is_experts(child):
                 yield child.register_forward_pre_hook(self._enter_experts)
                 yield child.register_forward_hook(self._leave_experts)
+            if name.rpartition(".")[2] in KEYS_AND_VALUES:
+                yield child.register_forward_hook(self._leave_projection)
         for child in layer.children():
             if any(parameter.dim() > 1 for parameter in child.parameters()):
                 yield child.register_forward_pre_hook(self._enter_block, with_kwargs=True)
                 yield child.register_forward_hook(self._leave_block)
 
-    def _enter_block(self, _: nn.Module, args: Any, kwargs: Any) -> None:
-        self._is_inside = True
+    def _enter_block(self, block: nn.Module, args: Any, kwargs: Any) -> None:
+        self._is_inside, self._is_whole = True, block in self._whole
         self._inputs |= self._keys([*_tensors(args), *_tensors(kwargs)])
 
     def _leave_block(self, *_: Any) -> None:
-        self._is_inside = False
+        self._is_inside = self._is_whole = False
+
+    def _leave_projection(self, _: nn.Module, __: Any, result: Any) -> None:
+        self._heads |= self._keys(_tensors(result))
 
     def _enter_experts(self, *_: Any) -> None:
         self._is_routed = True
@@ -167,10 +191,12 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._is_routed = False
 
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        if _key(tensor) in self._inputs:
+        if self._is_whole or _key(tensor) in self._inputs:
             name = "inputs"
         elif self._is_routed:
             name = "routed"
+        elif _key(tensor) in self._heads:
+            name = "heads"
         else:
             name = "inner" if self._is_inside else "stream"
         self._note(tensor, name, self._seen)

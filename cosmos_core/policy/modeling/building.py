@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from cosmos_core.policy.modeling.facts import make_shell
+from cosmos_core.policy.modeling.implementation import attend_packed
 from cosmos_core.policy.modeling.parallel.float8 import check_float8
 from cosmos_core.policy.modeling.parallel.lora import AdaptedWeights, Start, check_lora, draw_adapters
 from cosmos_core.policy.modeling.parallel.parallelize import parallelize
@@ -56,7 +57,7 @@ def build_whole(blueprint: Blueprint) -> PreTrainedModel:
         ConfigError: The config does not make a model.
     """
     if blueprint.path is None:
-        module = _drawn(blueprint)
+        module = draw(blueprint)
     else:
         module = loading.load_pretrained(
             blueprint.path,
@@ -64,6 +65,7 @@ def build_whole(blueprint: Blueprint) -> PreTrainedModel:
             trust_remote_code=blueprint.trust_remote_code,
             auto_class=blueprint.auto_class,
         )
+    attend_packed(module)
     return module.to(device=blueprint.device, dtype=blueprint.dtype).eval()
 
 
@@ -92,6 +94,7 @@ def build_part(blueprint: Blueprint, layout: Layout) -> nn.Module:
     """
     shell = make_shell(blueprint.config, blueprint.auto_class, trust_remote_code=blueprint.trust_remote_code)
     shell = shell.to(blueprint.dtype).eval()
+    attend_packed(shell)
     check_layers(shell)
     _check(shell, blueprint, layout)
     # Before anything is split, so that every process finds the same fault in a checkpoint.
@@ -100,7 +103,7 @@ def build_part(blueprint: Blueprint, layout: Layout) -> nn.Module:
     for stage in stages:
         parallelize(stage, layout, plan_for(stage, blueprint.tensor_plan))
     materialise(stages, device=blueprint.device, offload=layout.cpu_offload)
-    weights: Weights = streamed if streamed is not None else Drawn(_drawn(blueprint))
+    weights: Weights = streamed if streamed is not None else Drawn(draw(blueprint))
     fill(stages, AdaptedWeights(below=weights, start=Start(seed=blueprint.seed)))
     return Stages(stages) if layout.mesh.size("pp") > 1 else stages[0]
 
@@ -111,10 +114,17 @@ def _check(module: PreTrainedModel, blueprint: Blueprint, layout: Layout) -> Non
         check_lora(module, layout.lora)
 
 
-def _drawn(blueprint: Blueprint) -> PreTrainedModel:
-    return loading.build_random(
+def draw(blueprint: Blueprint) -> PreTrainedModel:
+    """All of it with weights drawn from the seed, in float32 on the CPU.
+
+    Raises:
+        ConfigError: The config's values do not make a model.
+    """
+    module = loading.build_random(
         blueprint.config,
         seed=blueprint.seed,
         trust_remote_code=blueprint.trust_remote_code,
         auto_class=blueprint.auto_class,
     )
+    attend_packed(module)
+    return module

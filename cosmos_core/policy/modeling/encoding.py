@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
 from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -86,11 +86,8 @@ class TextEncoding:
         Raises:
             DataError: The prompt has no demonstration, or cannot be encoded.
         """
-        if prompt.demonstration is None:
-            raise DataError("the row has no demonstration, and the algorithm learns from demonstrations")
-        ids = self.tokenizer(prompt.demonstration, add_special_tokens=False)["input_ids"]
-        end_id = None if isinstance(prompt.text, str) else self.tokenizer.get_vocab().get(self.turn_end or "")
-        return tokens_payload(self.prompt_ids(prompt), [*ids, self.stop_id() if end_id is None else end_id])
+        completion = self.demonstration_ids(prompt)
+        return tokens_payload(self.prompt_ids(prompt), completion)
 
     def decode(self, payload: Payload) -> str:
         """The completion as text, special tokens left out."""
@@ -102,28 +99,57 @@ class TextEncoding:
             encoded = self.tokenizer(prompt.text, add_special_tokens=self.options.add_special_tokens)
             ids: list[int] = encoded["input_ids"]
         else:
-            ids = self._chat_ids(prompt)
+            # The template has written the special tokens itself.
+            ids = self.tokenizer(self.chat_text(prompt), add_special_tokens=False)["input_ids"]
         if not ids:
             raise DataError(f"the prompt {prompt.text!r} encodes to no tokens")
         return ids
 
-    def _chat_ids(self, prompt: Prompt) -> list[int]:
+    def demonstration_ids(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt's demonstration, and what ends it.
+
+        Raises:
+            DataError: It has none.
+        """
+        if prompt.demonstration is None:
+            raise DataError("the row has no demonstration, and the algorithm learns from demonstrations")
+        ids = self.tokenizer(prompt.demonstration, add_special_tokens=False)["input_ids"]
+        end_id = None if isinstance(prompt.text, str) else self.tokenizer.get_vocab().get(self.turn_end or "")
+        return [*ids, self.stop_id() if end_id is None else end_id]
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja template of chats."""
+        template: str | None = self.tokenizer.chat_template
+        return template
+
+    def chat_turns(self, prompt: Prompt) -> list[dict[str, Any]]:
+        """The turns of a chat, as the template takes them."""
         assert not isinstance(prompt.text, str)
-        if self.tokenizer.chat_template is None:
+        return [{"role": turn.role, "content": turn.content} for turn in prompt.text]
+
+    def chat_text(self, prompt: Prompt) -> str:
+        """A chat as text, special tokens in it.
+
+        Raises:
+            DataError: There is no template, or it does not take the turns.
+        """
+        if self.chat_template is None:
             raise DataError(
                 "the prompt is a chat, and the tokenizer has no chat template; "
                 "set model.options.chat_template or use plain text prompts"
             )
-        turns = [{"role": turn.role, "content": turn.content} for turn in prompt.text]
         try:
-            text = self.tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=True, **self.options.chat_template_options
+            text: str = self.tokenizer.apply_chat_template(
+                self.chat_turns(prompt),
+                chat_template=self.chat_template,
+                tokenize=False,
+                add_generation_prompt=True,
+                **self.options.chat_template_options,
             )
         except loading.TEMPLATE_ERRORS as error:
             raise DataError(f"the chat template fails on this prompt: {loading.first_line(error)}") from error
-        # The template has written the special tokens itself.
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        return text
 
     def stop_id(self) -> int:
         """The token that ends a text."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import attrs
@@ -17,7 +17,14 @@ from cosmos_core.policy.mesh.forwards import own_parameters
 from cosmos_core.policy.modeling.activations import AFTER_LAYERS, BEFORE_LAYERS, UNTRACEABLE, kept_by
 from cosmos_core.policy.modeling.attention.packed import PACKED
 from cosmos_core.policy.modeling.parallel.anatomy import Anatomy, parts_of
-from cosmos_core.policy.modeling.parallel.plan import plan_for, split_names
+from cosmos_core.policy.modeling.parallel.parallelize import shared_heads
+from cosmos_core.policy.modeling.parallel.plan import (
+    KEYS_AND_VALUES,
+    QUERIES,
+    ParallelPlan,
+    plan_for,
+    split_names,
+)
 from cosmos_core.policy.modeling.parallel.stages import obstacle
 from cosmos_core.policy.modeling.weights.loading import LIBRARY_ERRORS, first_line
 from cosmos_core.protocols import Axis, Compute, Extent, Kept, ModelPart
@@ -65,20 +72,25 @@ def parts_and_kept(
     anatomy = Anatomy.of(module)
     if anatomy is None:
         return ()
-    split, experts = _split_names(module, overrides), _expert_names(module)
-    parts = parts_of(module, anatomy, is_split=split.__contains__, is_expert=experts.__contains__)
-    kept = _kept(module, anatomy, prepare)
+    plan = plan_for(module, overrides)
+    split, experts, heads = _split_names(module, plan), _expert_names(module), shared_heads(module, plan)
+    parts = parts_of(module, anatomy, is_split=split.__contains__, is_expert=experts.__contains__, heads=heads)
+    kept = _kept(module, anatomy, prepare, plan)
     places = [BEFORE_LAYERS, *range(len(parts) - 2), AFTER_LAYERS]
     return tuple(attrs.evolve(part, kept=kept.get(place, {})) for part, place in zip(parts, places, strict=True))
 
 
 def _kept(
-    module: PreTrainedModel, anatomy: Anatomy, prepare: Callable[[PreTrainedModel, int], Callable[[], object]]
+    module: PreTrainedModel,
+    anatomy: Anatomy,
+    prepare: Callable[[PreTrainedModel, int], Callable[[], object]],
+    plan: ParallelPlan,
 ) -> Mapping[int, Mapping[Compute, Kept]]:
     layers = [layer for layer, _ in anatomy.kinds()]
+    whole = [block for layer in layers for block in _whole_blocks(layer, anatomy.name, plan)]
     module.set_submodule(anatomy.name, nn.ModuleList(layers))
     try:
-        return kept_by(module, layers, lambda units: prepare(module, units))
+        return kept_by(module, layers, lambda units: prepare(module, units), whole)
     except UNTRACEABLE:
         return {}
     except _NO_NUMBERS as error:
@@ -88,13 +100,29 @@ def _kept(
         ) from error
 
 
+def _whole_blocks(layer: nn.Module, name: str, plan: ParallelPlan) -> Iterator[nn.Module]:
+    """Blocks of a layer of which neither `tp` nor `ep` splits anything."""
+    for block, child in layer.named_children():
+        parts = [(f"{name}.0.{block}.{part}".rstrip("."), module) for part, module in child.named_modules()]
+        own = [f"{part}.{key}" for part, module in parts for key in own_parameters(module)]
+        is_split = any(plan.style_of(part) != "replicate" for part in (*(part for part, _ in parts), *own))
+        if not is_split and not any(is_experts(module) for _, module in parts):
+            yield child
+
+
 def _numbers(config: PretrainedConfig) -> str:
     names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_experts_per_tok")
     return ", ".join(f"{name} = {value}" for name in names if (value := getattr(config, name, None)) is not None)
 
 
-def extents_of(module: PreTrainedModel) -> tuple[Extent, ...]:
-    """What the axes must divide."""
+def extents_of(module: PreTrainedModel, overrides: Mapping[str, str]) -> tuple[Extent, ...]:
+    """What the axes must divide.
+
+    Args:
+        module: On the meta device.
+        overrides: The plugin's tensor parallel styles (see `plan_for`).
+    """
+    plan = plan_for(module, overrides)
     config = module.config.get_text_config()
     heads = getattr(config, "num_attention_heads", None)
     found: list[Extent] = []
@@ -104,13 +132,18 @@ def extents_of(module: PreTrainedModel) -> tuple[Extent, ...]:
         found.append(Extent(axis="tp", name="key-value heads", size=shared, is_shared=True))
     sizes = {
         child.out_features
-        for name, child in module.get_decoder().named_modules()
-        if isinstance(child, nn.Linear) and name.endswith("up_proj")
+        for name, child in module.named_modules()
+        # Those of heads are counted in heads.
+        if isinstance(child, nn.Linear) and plan.style_of(name) == "colwise" and not _is_of_heads(name)
     }
     found += [Extent(axis="tp", name="columns of a feed-forward layer", size=size) for size in sorted(sizes)]
     experts = {int(child.num_experts) for child in module.modules() if is_experts(child)}
     found += [Extent(axis="ep", name="experts", size=size) for size in sorted(experts)]
     return tuple(found)
+
+
+def _is_of_heads(name: str) -> bool:
+    return name.rpartition(".")[2] in QUERIES | KEYS_AND_VALUES | {"kv_b_proj"}
 
 
 def impossible_axes(module: PreTrainedModel) -> Mapping[Axis, str]:
@@ -146,9 +179,10 @@ def cache_values(config: PretrainedConfig) -> int:
     return int(config.num_hidden_layers * heads * (keys + values))
 
 
-def _split_names(module: PreTrainedModel, overrides: Mapping[str, str]) -> frozenset[str]:
+def _split_names(module: PreTrainedModel, plan: ParallelPlan) -> frozenset[str]:
     """Names of the parameters that `tp` splits: those of the plan, and the vocabulary."""
     vocabulary = [module.get_input_embeddings(), module.get_output_embeddings()]
-    held = {id(parameter) for each in vocabulary if each is not None for parameter in each.parameters()}
+    split = [each for each in vocabulary if isinstance(each, nn.Embedding | nn.Linear)]
+    held = {id(parameter) for each in split for parameter in each.parameters()}
     ends = {name for name, parameter in module.named_parameters() if id(parameter) in held}
-    return frozenset(split_names(plan_for(module, overrides), module)) | ends
+    return frozenset(split_names(plan, module)) | ends

@@ -35,11 +35,13 @@ class Vocabulary:
     Attributes:
         start: Its first token.
         size: Its tokens.
+        most: Those of the largest part, which all processes take as many decisions at once for.
         group: The processes; None where it is whole.
     """
 
     start: int
     size: int
+    most: int = attrs.field(default=attrs.Factory(lambda self: self.size, takes_self=True))
     group: dist.ProcessGroup | None = None
 
 
@@ -100,7 +102,7 @@ def evaluate(
         entropy = -(detached.exp() * detached).nan_to_num(0.0).sum(-1) if with_entropy else detached[:, 0]
         return log_probs.gather(-1, targets[:, None])[:, 0], entropy
 
-    rows = max(1, CHUNK_ELEMENTS // vocabulary.size)
+    rows = max(1, CHUNK_ELEMENTS // vocabulary.most)
     if len(targets_N) <= rows:
         logprobs_N, entropy_N = one(hidden_ND, targets_N)
     else:

@@ -19,6 +19,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from cosmos_core.errors import ConfigError
 from cosmos_core.policy.adapters.beside import published_state
@@ -28,11 +29,13 @@ from cosmos_core.policy.modeling.building import Blueprint, build_part, build_wh
 from cosmos_core.policy.modeling.encoding import GENERATION_FILE, HuggingFaceOptions, TextEncoding
 from cosmos_core.policy.modeling.packing import pack
 from cosmos_core.policy.modeling.parallel import anatomy
+from cosmos_core.policy.modeling.parallel.float8 import candidates
 from cosmos_core.policy.modeling.parallel.stages import Stages
+from cosmos_core.policy.modeling.rehearsal import rehearse
 from cosmos_core.policy.modeling.row import Row, device_of
 from cosmos_core.policy.modeling.tokenizer import build_tokenizer
 from cosmos_core.policy.modeling.weights import loading
-from cosmos_core.policy.modeling.weights.exporting import ADAPTER, export_adapters, export_parts, share_files
+from cosmos_core.policy.modeling.weights.exporting import ADAPTER, export_adapters, export_parts, led, share_files
 from cosmos_core.policy.modeling.weights.stored import absence, holds_weights
 from cosmos_core.policy.modeling.weights.streaming import Streamed
 from cosmos_core.policy.modeling.weights.verification import verify_packing
@@ -78,6 +81,12 @@ class HuggingFaceModel(TextEncoding):
             self._config = config
         return self._config
 
+    @property
+    def _trusts_model_code(self) -> bool:
+        """Whether a model in the checkpoint's own code may be taken: not where the family is one of transformers'."""
+        is_known = self.model_types is not None and self.model_types <= CONFIG_MAPPING_NAMES.keys()
+        return self.context.trust_remote_code and not is_known
+
     def facts(self) -> ModelFacts:
         """Describe the model without building weights; those of a checkpoint on this machine are looked through.
 
@@ -92,10 +101,12 @@ class HuggingFaceModel(TextEncoding):
         shell = facts.make_shell(
             self.config,
             self.auto_class,
-            trust_remote_code=self.context.trust_remote_code,
+            trust_remote_code=self._trusts_model_code,
         )
         absent = self._look_through(shell)
-        num_parameters, extents = sum(parameter.numel() for parameter in shell.parameters()), facts.extents_of(shell)
+        overrides: Mapping[str, str] = getattr(self, "tensor_plan", {})
+        num_parameters = sum(parameter.numel() for parameter in shell.parameters())
+        extents = facts.extents_of(shell, overrides)
         impossible, num_tied = facts.impossible_axes(shell), anatomy.num_tied(shell)
         text = self.config.get_text_config()
         ids = self.tokenizer.get_vocab().values()
@@ -115,8 +126,9 @@ class HuggingFaceModel(TextEncoding):
             impossible=impossible,
             most_outputs=head.CHUNK_ELEMENTS,
             absent_weights=absent,
+            linear_layers=frozenset(candidates(shell)),
             # Last: the shell is of no use afterwards.
-            parts=facts.parts_and_kept(shell, self._forward_of_text, getattr(self, "tensor_plan", {})),
+            parts=facts.parts_and_kept(shell, self._forward_of_text, overrides),
         )
 
     def _look_through(self, shell: PreTrainedModel) -> str:
@@ -134,30 +146,31 @@ class HuggingFaceModel(TextEncoding):
     ) -> torch.nn.Module:
         """Make the module, in evaluation mode (no dropout), checked once against transformers' own forward.
 
-        Of a model that is spread over processes only the kinds of layers are checked: transformers' own forward needs
-        all of it in one place.
+        Of a model that is spread over processes a small one of the same make is checked: transformers' own forward
+        needs all of it in one place.
 
         Raises:
             CosmosError: A checkpoint is missing, truncated or of another architecture, or the model cannot be packed,
                 or not be spread like this.
         """
-        blueprint = Blueprint(
-            config=self.config,
-            path=self.context.path,
-            seed=seed,
-            dtype=dtype,
-            device=device,
-            trust_remote_code=self.context.trust_remote_code,
-            auto_class=self.auto_class,
-            tensor_plan=getattr(self, "tensor_plan", {}),
-        )
+        blueprint = self._blueprint(seed=seed, dtype=dtype, device=device)
         if layout is not None and layout.mesh.world_size > 1:
+            rehearse(blueprint, self.verify)
             return build_part(blueprint, layout)
-        module: torch.nn.Module = build_whole(blueprint)
-        verify_packing(module, lambda tokens_U, lengths: self._packed_logits(module, tokens_U, lengths))
+        whole = build_whole(blueprint)
+        self.verify(whole)
+        module: torch.nn.Module = whole
         if layout is not None:
-            lay_out(module, blueprint, layout)
+            lay_out(whole, blueprint, layout)
         return module
+
+    def verify(self, module: PreTrainedModel) -> None:
+        """Compare packed documents with transformers' own forward of each.
+
+        Raises:
+            PluginIncompatibleError: They differ.
+        """
+        verify_packing(module, self._packed_logits)
 
     def pack(
         self, payloads: Sequence[Payload], *, budget: int, multiple: int = 1, is_uniform: bool = False
@@ -243,25 +256,31 @@ class HuggingFaceModel(TextEncoding):
         Adapters are added to the weights, and written beside them in peft's format, too.
 
         Every process that holds a part of the module calls it; what several hold is gathered tensor by tensor.
+
+        Raises:
+            CheckpointError: It cannot be written; every process says so.
         """
         layout = layout_of(self.stages(module)[0])
         if layout is None or layout.mesh.world_size == 1:
             assert isinstance(module, PreTrainedModel)
-            module.save_pretrained(directory, state_dict=published_state(module))
-            export_adapters(module, directory / ADAPTER, Channel(), below=self.context.path)
-            self.tokenizer.save_pretrained(directory)
-            share_files(directory)
+            alone, save = Channel(), module.save_pretrained
+            led(alone, directory, lambda: save(directory, state_dict=published_state(module)))
+            export_adapters(module, directory / ADAPTER, alone, below=self.context.path)
+            led(alone, directory, lambda: self._accompany(directory))
             return
-        shell = facts.make_shell(self.config, self.auto_class, trust_remote_code=self.context.trust_remote_code)
+        shell = facts.make_shell(self.config, self.auto_class, trust_remote_code=self._trusts_model_code)
         path = self.context.path
         if path is not None and (Path(path) / GENERATION_FILE).is_file():
             shell.generation_config = GenerationConfig.from_pretrained(path)
         channel = open_channel()
         export_parts(module, shell, directory, channel)
         export_adapters(module, directory / ADAPTER, channel, below=path)
-        if layout.mesh.rank == 0:
-            self.tokenizer.save_pretrained(directory)
-            share_files(directory)
+        led(channel, directory, lambda: self._accompany(directory))
+
+    def _accompany(self, directory: Path) -> None:
+        """Write what goes with weights."""
+        self.tokenizer.save_pretrained(directory)
+        share_files(directory)
 
     def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:
         """Train the tokenizer into `context.assets`, and write the resolved config beside it.
@@ -286,7 +305,7 @@ class HuggingFaceModel(TextEncoding):
         self._config = self._tokenizer = self._facts = None
 
     def _find_config(self) -> PretrainedConfig:
-        trust = self.context.trust_remote_code
+        trust = self._trusts_model_code
         if self.context.path is not None:
             return loading.config_from_checkpoint(self.context.path, trust_remote_code=trust)
         if (self.context.assets / CONFIG_FILE).is_file():
@@ -327,6 +346,18 @@ class HuggingFaceModel(TextEncoding):
     def text_positions(self, lengths: Sequence[int]) -> torch.Tensor:
         """int64 [..., U], the positions of documents of text of these lengths."""
         return torch.cat([torch.arange(length) for length in lengths])
+
+    def _blueprint(self, *, seed: int, dtype: torch.dtype, device: torch.device) -> Blueprint:
+        return Blueprint(
+            config=self.config,
+            path=self.context.path,
+            seed=seed,
+            dtype=dtype,
+            device=device,
+            trust_remote_code=self._trusts_model_code,
+            auto_class=self.auto_class,
+            tensor_plan=getattr(self, "tensor_plan", {}),
+        )
 
     def _row(self, module: torch.nn.Module, batch: MicroBatch) -> Row:
         return Row.of(batch, device_of(module), layout_of(module))

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.models.auto.tokenization_auto import get_tokenizer_config, tokenizer_class_from_name
 
 from cosmos_core.errors import ConfigError, DataError
 
@@ -59,6 +60,7 @@ def load_tokenizer(assets: Path, path: str | None, *, trust_remote_code: bool) -
     """The tokenizer that was made for the run if there is one, else the checkpoint's.
 
     Raises:
+        ConfigError: The checkpoint's is code of its own, which is not trusted.
         DataError: There is none, or it cannot be read.
     """
     try:
@@ -69,11 +71,24 @@ def load_tokenizer(assets: Path, path: str | None, *, trust_remote_code: bool) -
             raise DataError(
                 "model: no tokenizer; add [model.tokenizer] to make one from the dataset, or give model.path"
             )
+        if not trust_remote_code:
+            _refuse_code(path)
         loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         where = assets if (assets / FILE).is_file() else path
         raise DataError(f"model: no usable tokenizer at {where}: {_first_line(error)}") from error
     return loaded
+
+
+def _refuse_code(path: str) -> None:
+    """Refuse a tokenizer that only code in the checkpoint can make: transformers would make another of its files."""
+    said: Mapping[str, Any] = get_tokenizer_config(path)
+    name = str(said.get("tokenizer_class") or "")
+    if "AutoTokenizer" in (said.get("auto_map") or {}) and tokenizer_class_from_name(name) is None:
+        raise ConfigError(
+            f"model.trust_remote_code: false, but the tokenizer of {path!r} ({name or 'without a class'}) is code in "
+            "the checkpoint; read that code, and set model.trust_remote_code = true to let it run"
+        )
 
 
 def _first_line(error: BaseException) -> str:

@@ -20,6 +20,11 @@ def token_array(ids: Sequence[int] | npt.NDArray[np.int32]) -> Array:
     return Array(dtype="int32", shape=data.shape, data=data.tobytes())
 
 
+def array_of(data: npt.NDArray[np.generic]) -> Array:
+    """An array as payloads hold it."""
+    return Array(dtype=str(data.dtype), shape=data.shape, data=np.ascontiguousarray(data).tobytes())
+
+
 def tokens_payload(prompt: Sequence[int], completion: Sequence[int] | None = None) -> Payload:
     """A payload of a prompt, and of its completion if there is one."""
     arrays = {"prompt": token_array(prompt)}
@@ -39,3 +44,12 @@ def values(payload: Payload, name: str) -> npt.NDArray[np.generic]:
         held = ", ".join(payload.arrays) or "nothing"
         raise DataError(f"a payload of kind {payload.kind!r} with {held} has no tokens array {name!r}")
     return np.frombuffer(array.data, dtype=np.dtype(array.dtype))
+
+
+def view(payload: Payload, name: str) -> npt.NDArray[np.generic]:
+    """A read-only view of the array `name`, in its shape.
+
+    Raises:
+        DataError: See `values`.
+    """
+    return values(payload, name).reshape(payload.arrays[name].shape)

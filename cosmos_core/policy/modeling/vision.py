@@ -12,28 +12,26 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
+import attrs
 import torch
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForImageTextToText,
     PretrainedConfig,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.policy.modeling.attention.packed import PACKED
-from cosmos_core.policy.modeling.huggingface import HuggingFaceModel
-from cosmos_core.policy.modeling.parallel.stages import stages_of
+from cosmos_core.policy.mesh.fit import leading_problems
+from cosmos_core.policy.modeling.conditioning import ConditionedModel
+from cosmos_core.policy.modeling.sight.entering import deeper_keywords, per_unit
 from cosmos_core.policy.modeling.tokenizer import FILE as TOKENIZER_FILE
 from cosmos_core.policy.modeling.tokenizer import build_tokenizer
 from cosmos_core.policy.modeling.weights import loading
-from cosmos_core.protocols import Layout
-
-TOWER_ATTENTION = "sdpa"
+from cosmos_core.protocols import Entering, Layout, ModelFacts
 
 
-class VisionLanguageModel(HuggingFaceModel):
+class VisionLanguageModel(ConditionedModel):
     """A vision-language model of transformers, with a `text_config` and a text backbone of its own.
 
     Attributes:
@@ -44,25 +42,34 @@ class VisionLanguageModel(HuggingFaceModel):
     auto_class: ClassVar[Any] = AutoModelForImageTextToText
     special_tokens: ClassVar[Mapping[str, str | None]] = {}
 
+    def facts(self) -> ModelFacts:
+        """Describe the model without building weights (see `HuggingFaceModel.facts`)."""
+        return attrs.evolve(super().facts(), num_leading_layers=self._num_deep)
+
     def build(
         self, *, seed: int, dtype: torch.dtype, device: torch.device, layout: Layout | None = None
     ) -> torch.nn.Module:
-        """Make the module (see `HuggingFaceModel.build`); towers other than the text's see all of what they are shown.
+        """Make the module (see `HuggingFaceModel.build`).
 
         Raises:
-            CosmosError: A checkpoint is missing, truncated or of another architecture, or the model cannot be packed.
+            CosmosError: See there; and what is seen does not reach all the layers that it has to under this layout.
         """
-        module = super().build(seed=seed, dtype=dtype, device=device, layout=layout)
-        for stage in stages_of(module):
-            assert isinstance(stage, PreTrainedModel)
-            towers = {name: TOWER_ATTENTION for name in stage.config.sub_configs if name != "text_config"}
-            stage.set_attn_implementation({"": PACKED, "text_config": PACKED, **towers})
-        return module
+        if layout is not None:
+            self._check(layout)
+        return super().build(seed=seed, dtype=dtype, device=device, layout=layout)
 
     def backbone(self, module: torch.nn.Module) -> torch.nn.Module:
         """The text backbone: what is seen has become embeddings by then (`embed`)."""
         text: torch.nn.Module = module.get_decoder()  # type: ignore[operator]
         return text
+
+    def per_unit(self, entry: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
+        """Embeddings, and what deeper layers add, of each unit of a row (see `ConditionedModel.per_unit`)."""
+        return per_unit(entry)
+
+    def keywords(self, entering: Entering) -> Mapping[str, Any]:
+        """What deeper layers add (see `ConditionedModel.keywords`)."""
+        return deeper_keywords(entering)
 
     def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:
         """Train the tokenizer into `context.assets`, and write the resolved config beside it.
@@ -79,6 +86,22 @@ class VisionLanguageModel(HuggingFaceModel):
         if self.context.config is not None:
             self._resolved(self.context.config, made).save_pretrained(self.context.assets)
         self._config = self._tokenizer = self._facts = None
+
+    @property
+    def _num_deep(self) -> int:
+        """First layers to whose results what is seen is added (deepstack; arXiv 2406.04334)."""
+        return len(getattr(getattr(self.config, "vision_config", None), "deepstack_visual_indexes", None) or ())
+
+    def _check(self, layout: Layout) -> None:
+        problems = leading_problems(
+            self.config.model_type,
+            self._num_deep,
+            self.config.get_text_config().num_hidden_layers,
+            num_stages=layout.mesh.size("pp") * layout.stages_per_rank,
+            is_split=layout.sequence_parallel and layout.mesh.size("tp") > 1,
+        )
+        for problem in problems:
+            raise ConfigError(problem)
 
     def _find_config(self) -> PretrainedConfig:
         """The config; beside a tokenizer made locally, special tokens have the ids that it gave them."""
@@ -107,10 +130,13 @@ def _check_parts(config: Mapping[str, Any]) -> None:
     model_type = config.get("model_type")
     if model_type not in CONFIG_MAPPING:
         return  # told in full when the config is made
-    for part, part_class in CONFIG_MAPPING[model_type].sub_configs.items():
-        known = part_class()
-        for key in config.get(part) or ():
+    whole = CONFIG_MAPPING[model_type]
+    for part in whole.sub_configs:
+        given = config.get(part) or {}
+        named = given.get("model_type")
+        known = CONFIG_MAPPING[named]() if named in CONFIG_MAPPING else getattr(whole(), part)
+        for key in given:
             if key not in loading.EXTRA_KEYS and not hasattr(known, key):
                 near = difflib.get_close_matches(key, [name for name in vars(known) if not name.startswith("_")], 1)
                 hint = f"; did you mean {near[0]}?" if near else ""
-                raise ConfigError(f"model.config.{part}.{key}: {part_class.__name__} has no such option{hint}")
+                raise ConfigError(f"model.config.{part}.{key}: {type(known).__name__} has no such option{hint}")

@@ -7,11 +7,12 @@ Each process has one of `cp` equal slices, next to one another, of the units; do
   attention computes on one process is computed so.
 - `gather`: each process is given all keys and values, and attends with its own queries. Any number of heads.
 - `ring`: keys and values stay, and each process fetches, slice by slice, those that its first document reaches back
-  to (see `ring`). For long documents, whose keys would not fit; no windows, soft caps or sinks.
+  to (see `ring`). For long documents, whose keys would not fit.
 - `auto`: `ulysses` where the heads divide, else `gather`.
 
-Causal attention makes later slices of one long document dearer than earlier ones under `gather` and `ring`; under
-`ulysses` all processes have equal work.
+Causal attention makes later slices of one long document dearer than earlier ones. Under `ulysses` all processes have
+equal work, under `gather` they compute one another's queries where that evens it out (`swapping`); under `ring` the
+process with the last slice works most.
 
 Source: DeepSpeed-Ulysses (arXiv:2309.14509); Llama 3 (arXiv:2407.21783), section 3.3.2, for gathered keys; Ring
 Attention (arXiv:2310.01889).
@@ -21,7 +22,7 @@ Shape legend: U units of a slice, R = cp · U of the row, H heads, K key-value h
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import attrs
 import torch
@@ -29,12 +30,11 @@ import torch.distributed as dist
 
 from cosmos_core.errors import ConfigError, PluginIncompatibleError
 from cosmos_core.policy.mesh.collectives import all_to_all, gather_dim
-from cosmos_core.policy.modeling.attention.documents import ContextSlice, Packing
+from cosmos_core.policy.modeling.attention.documents import ContextSlice, Packing, Span
 from cosmos_core.policy.modeling.attention.ring import ring
 from cosmos_core.policy.modeling.attention.scores import Rows, Scoring, attend
+from cosmos_core.policy.modeling.attention.swapping import Swap
 from cosmos_core.protocols import Layout
-
-FULL: Final = "full_attention"
 
 
 def install(module: torch.nn.Module, layout: Layout) -> None:
@@ -45,7 +45,7 @@ def install(module: torch.nn.Module, layout: Layout) -> None:
         layout: How it is spread.
 
     Raises:
-        ConfigError: Heads do not divide, or the method does not compute what the model's attention asks for.
+        ConfigError: Heads do not divide, as the method needs.
     """
     size = layout.mesh.size("cp")
     if size == 1:
@@ -57,24 +57,9 @@ def install(module: torch.nn.Module, layout: Layout) -> None:
             f"policy.mesh.cp: {size} does not divide the {heads} attention heads that a process holds, as "
             "policy.parallel.context = 'ulysses' needs; use 'auto' or 'gather'"
         )
-    if layout.context == "ring" and (what := _beyond_ring(config)):
-        raise ConfigError(
-            f"policy.parallel.context: 'ring' does not compute {what}, which {type(module).__name__} has; "
-            "use 'auto', 'ulysses' or 'gather'"
-        )
     if layout.context == "ring":
         # NCCL wants all of a group in its first call, and a ring's calls are between the few who reach back.
         dist.all_reduce(torch.zeros(1, device=layout.mesh.axis("cp").device_type), group=layout.mesh.group("cp"))
-
-
-def _beyond_ring(config: Any) -> str | None:
-    if getattr(config, "attn_logit_softcapping", None) is not None:
-        return "soft-capped scores"
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if kinds - {FULL}:
-        return ", ".join(sorted(kinds - {FULL}))
-    is_windowed = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None) is not None
-    return "sliding windows" if is_windowed and not kinds else None
 
 
 def attend_over_slices(rows: Rows, packing: Packing, scoring: Scoring) -> torch.Tensor:
@@ -86,7 +71,7 @@ def attend_over_slices(rows: Rows, packing: Packing, scoring: Scoring) -> torch.
         scoring: What scores are.
 
     Raises:
-        PluginIncompatibleError: The method does not compute what the layer asks for.
+        PluginIncompatibleError: The heads of the layer do not divide, as the method needs.
     """
     context = packing.context
     assert context is not None
@@ -97,22 +82,27 @@ def attend_over_slices(rows: Rows, packing: Packing, scoring: Scoring) -> torch.
         return _gathered(rows, packing, context, scoring)
     if method == "ulysses":
         return _ulysses(rows, packing, context, scoring)
-    if not scoring.is_plain or scoring.window is not None:
-        raise PluginIncompatibleError(
-            "policy.parallel.context: 'ring' computes no sliding windows, soft caps or attention sinks, and a layer "
-            "asks for one; use 'auto', 'ulysses' or 'gather'"
-        )
     return ring(rows, packing, context, scoring)
 
 
 def _gathered(rows: Rows, packing: Packing, context: ContextSlice, scoring: Scoring) -> torch.Tensor:
     query_UHD, key_UKD, value_UKD = rows
     both_RKE = gather_dim(torch.cat((key_UKD, value_UKD), dim=-1), 0, context.group)
-    start, stop = packing.bounds
-    key, value = torch.split(
-        both_RKE[packing.reach_back(start) : stop], [key_UKD.shape[-1], value_UKD.shape[-1]], dim=-1
-    )
-    return attend((query_UHD, key, value), packing.own_runs, packing, scoring)
+    swap = Swap.of(packing, context, scoring.window)
+    if swap is None:
+        return _of_span(query_UHD, both_RKE, packing, packing.own, scoring)
+    spans = swap.spans(packing)
+    queries = torch.split(swap.there(query_UHD), [span.stop - span.start for span in spans])
+    outputs = [_of_span(query, both_RKE, packing, span, scoring) for query, span in zip(queries, spans, strict=True)]
+    return swap.back(torch.cat(outputs))
+
+
+def _of_span(
+    query_UHD: torch.Tensor, both_RKE: torch.Tensor, packing: Packing, span: Span, scoring: Scoring
+) -> torch.Tensor:
+    seen = both_RKE[packing.first_seen(span.start, scoring.window) : span.stop]
+    key, value = torch.split(seen, [query_UHD.shape[-1], both_RKE.shape[-1] - query_UHD.shape[-1]], dim=-1)
+    return attend((query_UHD, key, value), packing.runs_of(span, scoring.window), packing, scoring)
 
 
 def _ulysses(rows: Rows, packing: Packing, context: ContextSlice, scoring: Scoring) -> torch.Tensor:

@@ -51,6 +51,23 @@ class Run:
 
 
 @attrs.frozen(kw_only=True, eq=False)
+class Span:
+    """Neighbouring units of a row.
+
+    Attributes:
+        start: The first.
+        stop: The one after the last.
+        num_head: Units of a document that began before.
+        begun: The documents that begin in it, cut at its end, in calls.
+    """
+
+    start: int
+    stop: int
+    num_head: int
+    begun: tuple[Run, ...]
+
+
+@attrs.frozen(kw_only=True, eq=False)
 class ContextSlice:
     """The part of a row that this process holds of those that share it: the `place`-th of `size` equal slices.
 
@@ -91,6 +108,7 @@ class Packing:
     waste: int
     context: ContextSlice | None = None
     _masks: dict[tuple[int, int, int | None], torch.Tensor] = attrs.field(factory=dict, init=False)
+    _spans: dict[tuple[int, int], Span] = attrs.field(factory=dict, init=False)
 
     @staticmethod
     def of(
@@ -107,21 +125,28 @@ class Packing:
         """The whole row in calls."""
         return self._plan(self.lengths)
 
-    @functools.cached_property
-    def own_runs(self) -> tuple[Run, ...]:
-        """This process's slice in calls: the document that began before it first, with the keys behind."""
-        start, stop = self.bounds
-        first = self.reach_back(start)
-        head = min(self.first_end, stop) - start if first < start else 0
-        rest = self._plan(self.begun)
-        if not head:
-            return rest
-        return (Run(num_units=head, num_documents=1, longest=head, num_behind=start - first), *rest)
+    def span(self, start: int, stop: int) -> Span:
+        """Neighbouring units of the row."""
+        if (start, stop) not in self._spans:
+            first = self.reach_back(start)
+            end = first + self.lengths[self.starts.index(first)]
+            documents = zip(self.starts, self.lengths, strict=True)
+            begun = [min(length, stop - begin) for begin, length in documents if start <= begin < stop]
+            head = 0 if first == start else min(end, stop) - start
+            self._spans[start, stop] = Span(start=start, stop=stop, num_head=head, begun=self._plan(begun))
+        return self._spans[start, stop]
 
-    @functools.cached_property
-    def begun_runs(self) -> tuple[Run, ...]:
-        """The documents that begin in this process's slice, cut at its end, in calls."""
-        return self._plan(self.begun)
+    @property
+    def own(self) -> Span:
+        """This process's slice."""
+        return self.span(*self.bounds)
+
+    def runs_of(self, span: Span, window: int | None) -> tuple[Run, ...]:
+        """A span in calls: the document that began before it first, with what it sees of keys behind."""
+        if not span.num_head:
+            return span.begun
+        behind = span.start - self.first_seen(span.start, window)
+        return (Run(num_units=span.num_head, num_documents=1, longest=span.num_head, num_behind=behind), *span.begun)
 
     @property
     def num_units(self) -> int:
@@ -141,22 +166,20 @@ class Packing:
         """First unit of each document."""
         return tuple(itertools.accumulate(self.lengths, initial=0))[:-1]
 
-    @functools.cached_property
-    def begun(self) -> tuple[int, ...]:
-        """Units that this process holds of each document that begins in its slice."""
-        first, stop = self.bounds
-        documents = zip(self.starts, self.lengths, strict=True)
-        return tuple(min(length, stop - start) for start, length in documents if first <= start < stop)
-
-    @property
-    def first_end(self) -> int:
-        """The unit after the document that this process's slice begins in."""
-        first = self.reach_back(self.bounds[0])
-        return first + self.lengths[self.starts.index(first)]
+    def num_seen(self, window: int | None) -> torch.Tensor:
+        """int64 [U], how many units each unit of the row sees, itself included."""
+        lengths = torch.tensor(self.lengths)
+        seen_U = torch.arange(1, self.num_units + 1) - torch.tensor(self.starts).repeat_interleave(lengths)
+        return seen_U if window is None else seen_U.clamp(max=window)
 
     def reach_back(self, unit: int) -> int:
         """First unit of the document that a unit is in."""
         return max(start for start in self.starts if start <= unit)
+
+    def first_seen(self, unit: int, window: int | None) -> int:
+        """First unit that a unit sees, which may look back over `window` units, itself included."""
+        first = self.reach_back(unit)
+        return first if window is None else max(first, unit - window + 1)
 
     def mask(self, longest: int, num_behind: int, window: int | None) -> torch.Tensor:
         """bool [T, S]: causal, the last unit and the last key being the same; at most `window` units back from it."""

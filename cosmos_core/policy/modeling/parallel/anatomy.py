@@ -46,9 +46,20 @@ class Anatomy:
         runs = itertools.groupby(self.layers, key=_likeness)
         return [(alike[0], len(alike)) for alike in (list(run) for _, run in runs)]
 
+    @property
+    def num_covering(self) -> int:
+        """The fewest first layers that hold every kind."""
+        places = list(map(_likeness, self.layers))
+        return 1 + max(places.index(each) for each in places)
+
 
 def parts_of(
-    module: PreTrainedModel, anatomy: Anatomy, *, is_split: Callable[[str], bool], is_expert: Callable[[str], bool]
+    module: PreTrainedModel,
+    anatomy: Anatomy,
+    *,
+    is_split: Callable[[str], bool],
+    is_expert: Callable[[str], bool],
+    heads: Mapping[str, int],
 ) -> list[ModelPart]:
     """The parts without what they keep.
 
@@ -57,6 +68,7 @@ def parts_of(
         anatomy: Its layers.
         is_split: Whether `tp` splits the parameter of a name.
         is_expert: Whether the parameter of a name is of experts.
+        heads: For names of parameters that `tp` splits only if it divides their heads, the number of these.
     """
     inside = f"{anatomy.name}."
     named = [pair for pair in module.named_parameters() if not pair[0].startswith(inside)]
@@ -74,6 +86,7 @@ def parts_of(
             num_parameters=_total(held, lambda _: True),
             num_expert_parameters=_total(held, is_expert),
             num_whole_parameters=_total(held, lambda each: not is_split(each) and not is_expert(each)),
+            head_parameters=_by_heads(held, heads),
             widths={} if root is None else widths(root),
         )
 
@@ -119,6 +132,14 @@ def _likeness(layer: nn.Module) -> tuple[object, ...]:
 
 def _total(parameters: Sequence[tuple[str, torch.Tensor]], counts: Callable[[str], bool]) -> int:
     return sum(math.prod(parameter.shape) for name, parameter in parameters if counts(name))
+
+
+def _by_heads(parameters: Sequence[tuple[str, torch.Tensor]], heads: Mapping[str, int]) -> Mapping[int, int]:
+    found: dict[int, int] = {}
+    for name, parameter in parameters:
+        if name in heads:
+            found[heads[name]] = found.get(heads[name], 0) + parameter.numel()
+    return found
 
 
 def _named(parts: list[ModelPart]) -> list[ModelPart]:

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from cosmos_core.errors import ConfigError
+from cosmos_core.policy.mesh.fit import is_computed, skip_problems
 from cosmos_core.policy.mesh.float8 import compute_in_float8
 from cosmos_core.protocols import Layout
 
@@ -29,14 +30,11 @@ def install_float8(module: PreTrainedModel, layout: Layout) -> None:
         module: The model or a stage of it, on any device.
         layout: Says how, and what to skip.
 
-    Raises:
-        ConfigError: No layer is left, or what is to be skipped is not there.
     """
     if layout.float8 == "none":
         return
-    found = candidates(module)
-    for name, linear in found.items():
-        if not _is_skipped(name, layout):
+    for name, linear in candidates(module).items():
+        if is_computed(name, layout.float8_skip):
             compute_in_float8(linear, layout.float8)
 
 
@@ -49,7 +47,7 @@ def check_float8(module: PreTrainedModel, layout: Layout, device: torch.device) 
         device: Where it will compute.
 
     Raises:
-        ConfigError: The device has no such products, or no layer is left.
+        ConfigError: The device has no such products, no layer is left, or what is to be skipped is not there.
     """
     if layout.float8 == "none":
         return
@@ -62,13 +60,10 @@ def check_float8(module: PreTrainedModel, layout: Layout, device: torch.device) 
             f"and {torch.cuda.get_device_name(device)} has {have}; set it to 'none'"
         )
     found = candidates(module)
-    chosen = [name for name in found if not _is_skipped(name, layout)]
-    if not chosen:
-        raise ConfigError(
-            f"policy.float8.skip: {list(layout.float8_skip)} leaves none of the {len(found)} linear layers of "
-            f"{type(module).__name__} to compute in 8 bits"
-        )
-    skipped = sorted({name.rpartition(".")[2] for name in found if _is_skipped(name, layout)})
+    if problems := list(skip_problems(layout.float8_skip, found, type(module).__name__)):
+        raise ConfigError("\n".join(problems))
+    chosen = [name for name in found if is_computed(name, layout.float8_skip)]
+    skipped = sorted({name.rpartition(".")[2] for name in found if name not in chosen})
     _LOG.info(
         "float8, %s: %d of %d linear layers%s",
         layout.float8, len(chosen), len(found), f"; not {', '.join(skipped)}" if skipped else "",
@@ -79,7 +74,3 @@ def candidates(module: PreTrainedModel) -> dict[str, nn.Linear]:
     """Linear layers of the decoder and the output layer, by name."""
     inside = {*module.get_decoder().modules(), module.get_output_embeddings()}
     return {name: child for name, child in module.named_modules() if isinstance(child, nn.Linear) and child in inside}
-
-
-def _is_skipped(name: str, layout: Layout) -> bool:
-    return any(part in name for part in layout.float8_skip)

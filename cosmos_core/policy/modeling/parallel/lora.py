@@ -152,6 +152,11 @@ class AdaptedWeights:
     below: Weights
     start: Start
 
+    @property
+    def path(self) -> str | None:
+        """Of the checkpoint below."""
+        return self.below.path
+
     def read(self, name: str, share: Held) -> torch.Tensor:
         """The part of a tensor where a share lies."""
         return self.start.read(name, share) if is_adapter(name) else self.below.read(name, share)

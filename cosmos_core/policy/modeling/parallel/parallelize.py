@@ -3,12 +3,14 @@
 The order matters. Attention over `cp` comes first, as it changes nothing that has a name. What linear layers compute
 (in 8 bits, with adapters) lies innermost: it works on the part that a process has of one. Tensor parallelism makes
 parameters DTensors, then adapters get theirs; the sequence is split round what it left; experts leave their modules
-for `ep`. Recomputing wraps all of it, so that its collectives run again too; compiling sees the result. Sharding is
+for `ep`. Compiling sees the result, and recomputing wraps all of it, so that its collectives run again too. Sharding is
 last: it gathers what the others split.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Final, TypeAlias
 
 import torch
@@ -23,7 +25,15 @@ from cosmos_core.policy.mesh.recompute import recompute_layer
 from cosmos_core.policy.mesh.rooted import root
 from cosmos_core.policy.mesh.sequence import gather_block, split_layers
 from cosmos_core.policy.mesh.sharding import shard
-from cosmos_core.policy.mesh.tensor import SPLIT_STYLES, Style, Tensor, apply_style, head_size, note_head_size
+from cosmos_core.policy.mesh.tensor import (
+    SPLIT_STYLES,
+    Style,
+    Tensor,
+    apply_style,
+    head_size,
+    note_head_size,
+    own_part,
+)
 from cosmos_core.policy.modeling.attention import context
 from cosmos_core.policy.modeling.head import Vocabulary, note_part
 from cosmos_core.policy.modeling.parallel.anatomy import Anatomy
@@ -67,10 +77,10 @@ def parallelize(module: PreTrainedModel, layout: Layout, plan: ParallelPlan) -> 
     add_adapters(module, adapted, layout)
     if mesh.size("ep") > 1:
         experts = _spread(module, layout, plan)
-    for layer in (*layers.values(), *_tower_layers(module)):
-        recompute_layer(layer, layout.recompute)
     if layout.compile:
         _compile(list(layers.values()), experts)
+    for layer in (*layers.values(), *_tower_layers(module)):
+        recompute_layer(layer, layout.recompute)
     root(module, layout, _beside(module))
     if mesh.world_size > 1:
         shard(module, list(layers.values()), experts, _lone_embedding(module), layout)
@@ -81,7 +91,9 @@ def _compile(layers: list[nn.Module], experts: list[nn.Module]) -> None:
         # Rows travel in numbers that differ each time, which a compiled graph would be made anew for.
         each.forward = torch.compiler.disable(each.forward)  # type: ignore[no-untyped-call]
     for layer in layers:
-        layer.compile()
+        # What recomputes is put round this: attention is no part of a graph, and of a checkpoint in which a graph
+        # breaks nothing is compiled.
+        layer.forward = torch.compile(layer.forward)
 
 
 def _tower_layers(module: PreTrainedModel) -> list[nn.Module]:
@@ -125,6 +137,27 @@ def _style(name: str, module: nn.Module, size: int, plan: ParallelPlan) -> Style
     return style
 
 
+def shared_heads(module: PreTrainedModel, plan: ParallelPlan) -> Mapping[str, int]:
+    """Of each parameter that `tp` splits only if it divides the heads: how many there are.
+
+    Args:
+        module: Not yet parallelized, on any device.
+        plan: What to split.
+    """
+    anatomy = Anatomy.of(module)
+    found: dict[str, int] = {}
+    if anatomy is None:
+        return found
+    for index, layer in enumerate(anatomy.layers):
+        _note_heads(layer, module.config.get_text_config())
+        for part, child in layer.named_modules():
+            name = f"{anatomy.name}.{index}.{part}"
+            if plan.style_of(name) == "colwise" and part.rpartition(".")[2] in KEYS_AND_VALUES:
+                own = own_parameters(child)
+                found |= {f"{name}.{key}": own["weight"].shape[0] // head_size(child) for key in own}
+    return found
+
+
 def _note_heads(layer: nn.Module, config: PretrainedConfig) -> None:
     """Tell key and value projections how many of their rows make a head."""
     default = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -164,17 +197,18 @@ def _is_split(block: nn.Module, styles: Styles) -> bool:
 
 
 def _split_vocabulary(module: PreTrainedModel, axis: Tensor) -> None:
-    """The embedding by rows and the output layer by columns, where `tp` divides the vocabulary."""
+    """The embedding by rows and the output layer by columns; the last process may have fewer tokens."""
     embedding, output = module.get_input_embeddings(), module.get_output_embeddings()
     is_tied = embedding is not None and output is not None and embedding.weight is output.weight
-    if isinstance(embedding, nn.Embedding) and embedding.num_embeddings % axis.size == 0:
-        apply_style(embedding, "embedding", "embedding_rowwise", axis)
+    if isinstance(embedding, nn.Embedding):
+        apply_style(embedding, "the embedding", "embedding_rowwise", axis)
         if is_tied:
             output.weight = embedding.weight
-    if isinstance(output, nn.Linear) and output.out_features % axis.size == 0:
-        size = output.out_features // axis.size
-        apply_style(output, "output embedding", "colwise", axis)
-        note_part(output, Vocabulary(start=axis.mesh.get_local_rank() * size, size=size, group=axis.group))
+    if isinstance(output, nn.Linear):
+        own = own_part(output.out_features, axis.mesh)
+        apply_style(output, "the output layer", "vocabulary", axis)
+        most = math.ceil(output.out_features / axis.size)
+        note_part(output, Vocabulary(start=own.start, size=len(own), most=most, group=axis.group))
 
 
 def _spread(module: PreTrainedModel, layout: Layout, plan: ParallelPlan) -> list[nn.Module]:

@@ -63,35 +63,50 @@ def export_parts(
         file_bytes: Largest file.
 
     Raises:
-        CheckpointError: The first process could not write.
+        CheckpointError: The first process failed, with whatever; all of them say so.
     """
     tied = set(shell.all_tied_weights_keys) | set(shell._keys_to_ignore_on_save or ())  # noqa: SLF001 - as transformers
     shares = {name: share for name, share in all_held(published_state(module)).items() if name not in tied}
     places = spreads(shares, channel.exchange)
     groups = group_tensors(shell, places)
 
-    def made() -> Iterator[tuple[str, torch.Tensor]]:
-        for group in groups:
-            tensors = {name: _gathered(places[name], shares.get(name), channel) for name in group.names}
-            if channel.is_leader:
-                yield from revert_weight_conversion(shell, tensors).items()
+    pieces = ({name: _gathered(places[name], shares.get(name), channel) for name in group.names} for group in groups)
 
-    tensors, failure = made(), ""
-    if channel.is_leader:
+    def write() -> None:
+        directory.mkdir(parents=True, exist_ok=True)
         sizes = {name: size for group in groups for name, size in group.sizes.items()}
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            _write_files(directory, _files_of(sizes, file_bytes), tensors)
-            _write_config(directory, shell, next(iter(places.values())).dtype)
-        except (OSError, SafetensorError) as error:
-            failure = str(error) or type(error).__name__
-    # The others send all that they hold, whether it is written or not.
-    for _ in tensors:
+        tensors = (made for piece in pieces for made in revert_weight_conversion(shell, piece).items())
+        _write_files(directory, _files_of(sizes, file_bytes), tensors)
+        _write_config(directory, shell, next(iter(places.values())).dtype)
+
+    led(channel, directory, write, pieces)
+
+
+def led(channel: Channel, directory: Path, write: Callable[[], None], pieces: Iterable[object] = ()) -> None:
+    """Let the first process write while the others send it what they hold; it succeeds on all or on none.
+
+    Args:
+        channel: Between all processes.
+        directory: What is written, for the message.
+        write: Called by the first process; it takes from `pieces`.
+        pieces: Gathered one by one when they are taken, by all processes together.
+
+    Raises:
+        CheckpointError: The first process failed.
+    """
+    failure: Exception | None = None
+    try:
+        if channel.is_leader:
+            write()
+    except Exception as error:  # noqa: BLE001 - the others wait, and shall hear of it, whatever it is
+        failure = error
+    # What is not written is sent all the same: a process that still sends would never end.
+    for _ in pieces:
         pass
     # Nobody goes on before it is written.
-    failure = channel.exchange(failure.encode())[0].decode()
-    if failure:
-        raise CheckpointError(f"{directory} could not be written: {failure}")
+    said = channel.exchange(b"" if failure is None else _words(failure).encode())[0].decode()
+    if said:
+        raise CheckpointError(f"{directory} could not be written: {said}") from failure
 
 
 def export_adapters(module: nn.Module, directory: Path, channel: Channel, *, below: str | None) -> None:
@@ -102,17 +117,19 @@ def export_adapters(module: nn.Module, directory: Path, channel: Channel, *, bel
         directory: Where to.
         channel: Between all processes.
         below: Path or name of the model that they are for, if it has one.
+
+    Raises:
+        CheckpointError: The first process failed, with whatever; all of them say so.
     """
     shares = all_held({name: each for name, each in module.state_dict().items() if is_adapter(name)})
     places = spreads(shares, channel.exchange)
-    whole = {name: _gathered(place, shares.get(name), channel) for name, place in places.items()}
-    if not channel.is_leader or not whole:
-        return
-    directory.mkdir(parents=True, exist_ok=True)
-    _warn_of_experts(module, whole)
-    tensors = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in whole.items()}
-    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
-    (directory / "adapter_config.json").write_text(json.dumps(_adapter_config(module, whole, below), indent=2) + "\n")
+    pieces = ((name, _gathered(place, shares.get(name), channel)) for name, place in places.items())
+
+    def write() -> None:
+        if whole := dict(pieces):
+            _write_adapters(module, whole, directory, below)
+
+    led(channel, directory, write, pieces)
 
 
 def share_files(directory: Path) -> None:
@@ -120,6 +137,20 @@ def share_files(directory: Path) -> None:
     mode = stat.S_IMODE((directory / _MODE_OF).stat().st_mode)
     for path in directory.rglob("*.safetensors"):
         path.chmod(mode)
+
+
+def _write_adapters(module: nn.Module, whole: Mapping[str, torch.Tensor], directory: Path, below: str | None) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    _warn_of_experts(module, whole)
+    tensors = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in whole.items()}
+    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    (directory / "adapter_config.json").write_text(json.dumps(_adapter_config(module, whole, below), indent=2) + "\n")
+
+
+def _words(error: Exception) -> str:
+    """What a file system says, as it says it; of anything else, what it was, too."""
+    said = str(error).strip().partition("\n")[0]
+    return said if said and isinstance(error, (OSError, SafetensorError)) else f"{type(error).__name__}: {said}"
 
 
 def _warn_of_experts(module: nn.Module, names: Iterable[str]) -> None:

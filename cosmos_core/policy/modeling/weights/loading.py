@@ -26,7 +26,8 @@ LIBRARY_ERRORS: Final = (
     OSError,
     ValueError,
     RuntimeError,
-    KeyError,
+    LookupError,
+    ArithmeticError,
     TypeError,
     ImportError,
     AttributeError,
@@ -154,12 +155,34 @@ def load_pretrained(
         raise CheckpointError(f"model.path: cannot load {path!r}: {first_line(error)}") from error
     finally:
         transformers_logging.set_verbosity(verbosity)
+    for name, parameter in module.named_parameters():
+        refuse_nonfinite(name, parameter, path)
     missing = sorted(loaded["missing_keys"])
     if missing:
         raise CheckpointError(
             f"model.path: {path!r} lacks {len(missing)} tensors of {type(module).__name__}, the first is {missing[0]}"
         )
     return module
+
+
+def refuse_nonfinite(name: str, values: torch.Tensor, path: str) -> None:
+    """Refuse weights of which some are no numbers: nothing could be learned, and no gradient would say why.
+
+    Args:
+        name: Of the tensor in the model.
+        values: Its values, or some of them.
+        path: The checkpoint.
+
+    Raises:
+        CheckpointError: Some are infinite or not a number.
+    """
+    # Both are not a number if one value is; and nothing as large as the tensor is made to find out.
+    if not values.numel() or torch.isfinite(torch.stack(torch.aminmax(values))).all():
+        return
+    bad = values.numel() - int(torch.isfinite(values).sum())
+    raise CheckpointError(
+        f"model.path: {path!r} is damaged: {bad:,} of the {values.numel():,} values read of {name} are not finite"
+    )
 
 
 def count_parameters(

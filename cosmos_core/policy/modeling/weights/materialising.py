@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from cosmos_core.errors import PluginIncompatibleError
+from cosmos_core.policy.modeling.weights.loading import refuse_nonfinite
 from cosmos_core.policy.modeling.weights.streaming import Weights
 from cosmos_core.weights.held import held
 
@@ -39,10 +40,11 @@ def fill(stages: Sequence[PreTrainedModel], weights: Weights) -> None:
     """Give every tensor that the stages hold its values.
 
     Raises:
-        CheckpointError: The weights cannot be read.
+        CheckpointError: The weights cannot be read, or some are no numbers.
     """
     for stage in stages:
         filled: set[int] = set()
+        parameters = {id(parameter) for parameter in stage.parameters()}
         for name, tensor in stage.state_dict(keep_vars=True).items():
             if id(tensor) in filled:
                 continue
@@ -50,6 +52,8 @@ def fill(stages: Sequence[PreTrainedModel], weights: Weights) -> None:
             share = held(tensor)
             if share.tensor.numel():
                 share.tensor.copy_(weights.read(name, share))
+                if weights.path is not None and id(tensor) in parameters:
+                    refuse_nonfinite(name, share.tensor, weights.path)
 
 
 def _occurrences(stage: nn.Module) -> list[list[tuple[nn.Module, str]]]:

@@ -19,6 +19,7 @@ from cosmos_core.errors import CheckpointError
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
 
+_OTHER_FORMATS: Final = ("pytorch_model*.bin", "consolidated*.pth", "*.ckpt", "tf_model.h5", "flax_model.msgpack")
 _LENGTH_BYTES: Final = 8
 _MAX_HEADER_BYTES: Final = 100_000_000
 """The format's own limit."""
@@ -50,7 +51,17 @@ def holds_weights(folder: Path) -> bool:
 
 
 def absence(folder: Path) -> str:
-    """What is said of a folder without weights, of which a run can be planned."""
+    """What is said of a folder without weights, of which a run can be planned.
+
+    Raises:
+        CheckpointError: It has weights, in another format.
+    """
+    others = sorted(path.name for pattern in _OTHER_FORMATS for path in folder.glob(pattern))
+    if others:
+        raise CheckpointError(
+            f"model.path: {folder} has its weights in {others[0]}, which may hold code and is not read; convert them "
+            "to safetensors: save_pretrained of transformers writes it"
+        )
     return (
         f"model.path: {folder} holds a config but no weights ({SINGLE} or {INDEX}); "
         "give a checkpoint (--set model.path=...)"

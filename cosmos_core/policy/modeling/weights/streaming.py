@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -18,8 +19,12 @@ from cosmos_core.policy.modeling.weights.loading import LIBRARY_ERRORS, first_li
 from cosmos_core.policy.modeling.weights.stored import stored_tensors
 from cosmos_core.weights.held import Held
 
-_SCALED: Final = ("F8_", "F4", "F6", "I8", "U8", "I32")
+_SCALED: Final = ("F8_", "F4", "F6_", "I8", "U8", "I32")
 """Dtypes of values that mean nothing without scales."""
+
+_FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
+
+_LAYER: Final = re.compile(r"(.*\blayers)\.(\d+)\..+")
 
 _MAPPED_VALUES: Final = 1 << 22
 """Most that is read of a file before it is opened anew: what was read stays in memory as long as it is open."""
@@ -27,6 +32,11 @@ _MAPPED_VALUES: Final = 1 << 22
 
 class Weights(Protocol):
     """The weights of a whole model, from which shares are read."""
+
+    @property
+    def path(self) -> str | None:
+        """Of the checkpoint; None of weights that were drawn."""
+        ...
 
     def read(self, name: str, share: Held) -> torch.Tensor:
         """The part of a tensor where a share lies, in any dtype."""
@@ -37,6 +47,7 @@ class Drawn:
     """Weights of a module that one process has made."""
 
     def __init__(self, module: PreTrainedModel) -> None:
+        self.path: str | None = None
         self._tensors = module.state_dict()
 
     def read(self, name: str, share: Held) -> torch.Tensor:
@@ -57,19 +68,21 @@ class Streamed:
     """
 
     def __init__(self, path: str, module: PreTrainedModel) -> None:
+        self.path: str | None = path
         self._module = module
         self._stored = stored_tensors(folder_of(path))
         self._recipes: dict[str, Recipe] = {}
         self._open: tuple[Path, Any] | None = None
         self._num_mapped = 0
-        shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+        wanted = module.state_dict()
         for recipe in recipes(module, list(self._stored)):
             for name, made in recipe.make(module, self._outline).items():
-                if name in shapes:
-                    self._check(name, tuple(made.shape), shapes[name], recipe)
+                if name in wanted:
+                    self._check(name, tuple(made.shape), wanted[name], recipe)
                     self._recipes[name] = recipe
         self._follow_ties(module)
-        self._check_complete(path, module, list(shapes))
+        self._check_complete(path, module, list(wanted))
+        self._check_depth(path, module)
 
     def read(self, name: str, share: Held) -> torch.Tensor:
         """The part of a tensor where a share lies; it is valid until the next call.
@@ -111,7 +124,15 @@ class Streamed:
             )
         return torch.empty(stored.shape, device="meta")
 
-    def _check(self, name: str, found: tuple[int, ...], wanted: tuple[int, ...], recipe: Recipe) -> None:
+    def _check(self, name: str, found: tuple[int, ...], tensor: torch.Tensor, recipe: Recipe) -> None:
+        wanted = tuple(tensor.shape)
+        for source, _ in recipe.sources if tensor.is_floating_point() else ():
+            stored = self._stored[source]
+            if stored.dtype not in _FLOATS:
+                raise CheckpointError(
+                    f"{stored.file}: {source} has dtype {stored.dtype}, and weights are one of "
+                    f"{', '.join(sorted(_FLOATS))}; convert the checkpoint"
+                )
         if found != wanted:
             source = recipe.sources[0][0]
             raise CheckpointError(
@@ -136,6 +157,25 @@ class Streamed:
                 f"model.path: {path!r} lacks {len(missing)} of the {len(names)} tensors of {type(module).__name__}, "
                 f"the first is {missing[0]}; it holds {len(self._stored)}, such as {next(iter(self._stored), None)}"
             )
+
+    def _check_depth(self, path: str, module: PreTrainedModel) -> None:
+        """A checkpoint of more layers than the model has is another's; layers that predict further tokens are known."""
+        used = {source for recipe in self._recipes.values() for source, _ in recipe.sources}
+        depths: dict[str, int] = {}
+        for found in filter(None, map(_LAYER.fullmatch, used)):
+            depths[found[1]] = max(depths.get(found[1], 0), int(found[2]) + 1)
+        further = getattr(module.config.get_text_config(), "num_nextn_predict_layers", None) or 0
+        ignored = module._keys_to_ignore_on_load_unexpected or ()  # noqa: SLF001 - as transformers does
+        for name in self._stored:
+            match = _LAYER.fullmatch(name)
+            if match is None or any(re.search(pattern, name) for pattern in ignored):
+                continue
+            depth = depths.get(match[1])
+            if depth is not None and int(match[2]) >= depth + further:
+                raise CheckpointError(
+                    f"model.path: {path!r} holds {name}, and {type(module).__name__} has {depth} {match[1]}; is the "
+                    "config of another model?"
+                )
 
 
 def _num_values(shape: tuple[int, ...], index: tuple[slice, ...]) -> int:

@@ -102,6 +102,13 @@ def test_a_part_is_loaded_with_what_the_whole_has(tmp_path, family, sizes, is_ti
     assert sum(numel for _, numel in found) <= 1.5 * count * (2 if sizes.get("tp") else 1)
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_part_of_an_uneven_vocabulary_is_loaded_with_what_the_whole_has(tmp_path, is_tied):
+    changes = {"tie_word_embeddings": is_tied, "vocab_size": 63}
+    checkpoint(tmp_path, "qwen3", **changes)
+    run_world(4, part_equals_whole, "qwen3", changes, str(tmp_path), {"dp_shard": 2, "tp": 2})
+
+
 @pytest.mark.parametrize("sizes", [{"dp_shard": 2}, {"pp": 2}, {"tp": 2}])
 def test_a_part_is_drawn_as_the_whole_is(sizes):
     run_world(2, part_equals_whole, "qwen3", {"tie_word_embeddings": True}, None, sizes)

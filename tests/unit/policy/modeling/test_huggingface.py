@@ -312,3 +312,19 @@ def test_positions_of_several_rotary_axes_go_with_the_row(tmp_path, config):
             return super().hidden(module, attrs.evolve(row, positions_U=row.positions_U[0]), received)
 
     build(Axes(HuggingFaceOptions(), ModelContext(path=None, config=config, assets=tmp_path)))
+
+
+def test_trusted_code_makes_no_model_of_a_family_that_transformers_has(tmp_path, prepared):
+    prepared.export(build(prepared), tmp_path / "own")
+    path = tmp_path / "own" / "config.json"
+    classes = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "auto_map": classes}))
+    (tmp_path / "own" / "own.py").write_text("raise RuntimeError('this code ran')\n")
+
+    class Family(HuggingFaceModel):
+        model_types = frozenset({"qwen3"})
+
+    context = ModelContext(path=str(tmp_path / "own"), config=None, assets=tmp_path / "assets", trust_remote_code=True)
+    model = Family(HuggingFaceOptions(), context)
+    assert model.facts().architecture == "Qwen3ForCausalLM"
+    build(model)

@@ -15,8 +15,6 @@ from cosmos_core.policy.mesh.recompute import recompute_layer
 from cosmos_core.policy.mesh.rooted import root
 from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions, tokens_payload
 from cosmos_core.policy.modeling.attention.context import install
-from cosmos_core.policy.modeling.attention.documents import ContextSlice, Packing
-from cosmos_core.policy.modeling.attention.ring import Reach
 from cosmos_core.protocols import Layout, ModelContext
 from cosmos_core.testing.worlds import run_world
 
@@ -69,7 +67,7 @@ PLAIN = [
     *(Case(model="qwen3", method=method) for method in ("ulysses", "gather", "ring", "auto")),
     Case(model="three heads", method="auto"),
     Case(model="three heads", method="ring"),
-    *(Case(model=model, method=m) for model in ("soft cap", "sinks") for m in ("ulysses", "gather")),
+    *(Case(model=model, method=m) for model in ("soft cap", "sinks") for m in ("ulysses", "gather", "ring")),
     Case(model="mla", method="ring"),
 ]
 CASES = {
@@ -77,7 +75,8 @@ CASES = {
         *PLAIN,
         *(Case(model="qwen3", method=m, recompute=r) for m in ("ulysses", "ring") for r in ("full", "selective")),
         Case(model="qwen3", method="gather", recompute="full"),
-        *(Case(model="windows", method=method) for method in ("ulysses", "gather")),
+        *(Case(model="windows", method=method) for method in ("ulysses", "gather", "ring")),
+        *(Case(model=model, method="ring", recompute="selective") for model in ("soft cap", "sinks")),
         *(Case(model="mla", method=method) for method in ("ulysses", "gather")),
     ],
     4: PLAIN,
@@ -139,25 +138,6 @@ def test_slices_of_a_row_give_what_the_row_gives(size, case):
             assert error < 1e-5, f"{name}: {error}"
 
 
-@pytest.mark.parametrize("lengths", [[64], [40, 10, 8, 6], [16, 16, 16, 16], [8] * 8, [17, 15, 20, 12]])
-def test_only_keys_that_a_document_reaches_back_to_are_fetched(lengths):
-    """Counted unit by unit: which of them each process's first document has seen in others' slices."""
-    document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    for place in range(4):
-        context = ContextSlice(group=None, place=place, size=4, method="ring")
-        reach = Reach.of(Packing.of(lengths, CPU, context=context), context)
-        begins = document[place * 16]
-        assert reach.num_head == (document[place * 16 : place * 16 + 16] == begins).sum() * (
-            place > 0 and document[place * 16 - 1] == begins
-        )
-        for hop in range(1, 4):
-            owner = place - hop
-            seen = 0 if owner < 0 else int((document[owner * 16 : owner * 16 + 16] == begins).sum())
-            skipped = reach.skipped(place, hop)
-            assert (0 if skipped is None else 16 - skipped) == seen
-            assert seen == 0 or hop <= reach.num_hops
-
-
 class Sizes:
     """Of a mesh; checks ask for nothing else."""
 
@@ -173,8 +153,6 @@ class Sizes:
     [
         ("three heads", "ulysses", {"cp": 2}, "2 does not divide the 3 attention heads"),
         ("qwen3", "ulysses", {"cp": 4, "tp": 2}, "4 does not divide the 2 attention heads"),
-        ("windows", "ring", {"cp": 2}, "'ring' does not compute sliding_attention"),
-        ("soft cap", "ring", {"cp": 2}, "'ring' does not compute soft-capped scores"),
     ],
 )
 def test_what_a_method_does_not_compute_is_refused_before_work_starts(model, method, sizes, message):

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from cosmos_core.errors import PluginIncompatibleError
-from cosmos_core.policy.modeling.attention import scores
+from cosmos_core.policy.modeling.attention import blocks, scores
 from cosmos_core.policy.modeling.attention.packed import Packing, packed_attention
 
 CPU = torch.device("cpu")
@@ -52,6 +52,23 @@ def test_packed_attention_is_the_dense_one_with_a_block_mask(lengths, waste, win
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("window", [2, 3, 7])
+@pytest.mark.parametrize("lengths", [[40], [25, 24, 24, 9, 3, 1]])
+@pytest.mark.parametrize("waste", [0, 10**9])
+def test_long_documents_in_pieces_of_a_window_are_the_dense_ones(monkeypatch, lengths, window, waste):
+    monkeypatch.setattr(scores, "SMALLEST_PIECE", 4)
+    parts = qkv(sum(lengths), dtype=torch.float64)
+    packing = Packing.of(lengths, CPU, waste)
+    packed, _ = packed_attention(torch.nn.Identity(), *parts, None, packing=packing, sliding_window=window)
+    assert max(mask.shape[1] for mask in packing._masks.values()) <= 2 * max(window, 4)
+    expected = dense(*parts, lengths, window)
+    torch.testing.assert_close(packed.float(), expected, atol=1e-6, rtol=1e-6)
+    weight = torch.randn(packed.shape, generator=torch.Generator().manual_seed(1))
+    gradients = torch.autograd.grad((packed * weight).sum(), parts)
+    for mine, theirs in zip(gradients, torch.autograd.grad((expected * weight).sum(), parts), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
+
+
 @pytest.mark.parametrize(("window", "key_heads"), [(None, 2), (3, 4)])
 def test_kernels_of_accelerators_get_no_mask_with_shared_heads(monkeypatch, window, key_heads):
     found = []
@@ -82,11 +99,12 @@ def test_documents_of_equal_length_share_a_call_and_need_no_padding():
     assert all(run.pad_BT is None for run in runs)
 
 
-@pytest.mark.parametrize("block_scores", [1 << 26, 120])
+@pytest.mark.parametrize("piece_scores", [1 << 20, 120])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("extras", ["cap", "sinks", "both"])
-def test_soft_caps_and_sinks_are_the_dense_ones(monkeypatch, extras, window, block_scores):
-    monkeypatch.setattr(scores, "BLOCK_SCORES", block_scores)
+def test_soft_caps_and_sinks_are_the_dense_ones(monkeypatch, extras, window, piece_scores):
+    monkeypatch.setattr(blocks, "PIECE_SCORES", {"cpu": piece_scores})
+    monkeypatch.setattr(blocks, "FEWEST_QUERIES", 1)
     lengths = [12, 11, 3, 3]
     parts = qkv(sum(lengths))
     sinks = torch.randn(4, generator=torch.Generator().manual_seed(2)).requires_grad_()

@@ -147,6 +147,9 @@ def member(kind: str, sizes: dict[str, int], options: dict[str, Any], changes: d
     torch.distributed.all_reduce(totals)
     totals /= mesh.size("tp")
     whole = gradients(module)
+    if mesh.size("dp_replicate") > 1:
+        for gradient in whole.values():
+            torch.distributed.all_reduce(gradient, group=mesh.group("dp_replicate"))
     local = {name: tuple(p.to_local().shape) for name, p in module.named_parameters()}
     assert whole.keys() == expected[2].keys()
     total = torch.stack([value.double().norm() for value in expected[2].values()]).norm().item()

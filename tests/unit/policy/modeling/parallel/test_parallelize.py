@@ -76,10 +76,22 @@ def test_fewer_key_value_heads_than_processes(options):
     assert found[0].local["model.layers.0.self_attn.k_proj.weight"] == (16, 32)
 
 
-def test_a_vocabulary_that_tp_does_not_divide_stays_whole():
-    found = outcomes("llama", TP, {}, {"vocab_size": 67})
+@pytest.mark.parametrize("changes", [{}, TIED])
+@pytest.mark.parametrize(
+    ("kind", "sizes", "options", "rows"),
+    [
+        ("llama", TP, {}, (34, 33)),
+        ("qwen3", {"tp": 4}, WHOLE_SEQUENCE, (17, 17, 17, 16)),
+        ("opt", TP, {}, (34, 33)),
+        ("deepseek_v3", BOTH, {"recompute": "full"}, (17, 17, 17, 16)),
+    ],
+)
+def test_a_vocabulary_that_tp_does_not_divide_is_split_unevenly(kind, sizes, options, rows, changes):
+    found = outcomes(kind, sizes, options, {"vocab_size": 67, **changes})
     check(found)
-    assert found[0].local["lm_head.weight"] == (67, 32)
+    local = [next(shape for name, shape in each.local.items() if "embed_tokens" in name) for each in found]
+    assert sorted(shape[0] for shape in local) == sorted(rows)
+    assert changes or [each.local["lm_head.weight"] for each in found] == local
 
 
 def test_each_process_has_its_part():
@@ -183,7 +195,7 @@ def test_what_does_not_fit_is_refused():
     assert run_world(4, refusals) == [REFUSALS] * 4
 
 
-REFUSALS = ["heads", "experts", "no experts", "cpu"]
+REFUSALS = ["heads", "experts", "no experts", "cpu", "tokens"]
 
 
 def refusals():
@@ -194,6 +206,13 @@ def refusals():
         ("experts", "qwen3_moe", {"num_experts": 6}, Layout(mesh=expert), "does not divide the 6 experts"),
         ("no experts", "llama", {}, Layout(mesh=expert), "no experts module"),
         ("cpu", "llama", {}, Layout(mesh=tensor, cpu_offload=True), "CPU memory already"),
+        (
+            "tokens",
+            "llama",
+            {"vocab_size": 6},
+            Layout(mesh=tensor),
+            r"dimension 0 of the embedding.weight, of shape \(6",
+        ),
     ]
     for name, kind, changes, layout, message in cases:
         module = layouts.build(kind, **changes)

@@ -1,18 +1,23 @@
 """A spread module is exported as transformers would export it from one process."""
 
+import math
+
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
 
 from cosmos_core.config.schema import MeshConfig
 from cosmos_core.errors import CheckpointError
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.modeling.building import Blueprint, build_part, build_whole
 from cosmos_core.policy.modeling.facts import make_shell
-from cosmos_core.policy.modeling.weights.exporting import export_parts, group_tensors
+from cosmos_core.policy.modeling.weights import exporting
+from cosmos_core.policy.modeling.weights.exporting import export_adapters, export_parts, group_tensors
 from cosmos_core.policy.processes.channel import open_channel
-from cosmos_core.protocols import Layout
+from cosmos_core.protocols import Layout, Lora
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.weights.held import all_held, spreads
 
@@ -97,6 +102,45 @@ def export_in_vain(folder, sizes):
 def test_what_cannot_be_written_is_told_to_every_process(tmp_path):
     (tmp_path / "file").touch()
     told = run_world(2, export_in_vain, tmp_path / "file" / "export", {"pp": 2})
+    assert told[0] == told[1]
+    assert "could not be written: [Errno 20] Not a directory" in told[0]
+
+
+def fail_of(name):
+    """Make converting a tensor back fail, as a bug in transformers would, once tensors have memory."""
+
+    def convert(shell, tensors):
+        if name in tensors and not tensors[name].is_meta:
+            raise KeyError(name)
+        return revert_weight_conversion(shell, tensors)
+
+    exporting.revert_weight_conversion = convert
+
+
+def export_with_a_bug(folder, sizes, name):
+    if dist.get_rank() == 0:
+        fail_of(name)
+    return export_in_vain(folder, sizes)
+
+
+@pytest.mark.parametrize("sizes", [{"pp": 2}, {"tp": 2, "dp_shard": 2}], ids=str)
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"])
+def test_a_failing_conversion_ends_the_export_on_every_process(tmp_path, sizes, name):
+    told = run_world(math.prod(sizes.values()), export_with_a_bug, tmp_path / "export", sizes, name, timeout_s=30)
+    assert set(told) == {f"{tmp_path / 'export'} could not be written: KeyError: '{name}'"}
+
+
+def export_adapters_in_vain(folder):
+    lora = Lora(rank=2, alpha=4.0, modules=("all-linear",))
+    part = build_part(blueprint("qwen3", False), Layout(mesh=form_mesh(MeshConfig(dp_shard=2), "cpu"), lora=lora))
+    with pytest.raises(CheckpointError) as caught:
+        export_adapters(part, folder, open_channel(), below=None)
+    return str(caught.value)
+
+
+def test_adapters_that_cannot_be_written_are_told_to_every_process(tmp_path):
+    (tmp_path / "file").touch()
+    told = run_world(2, export_adapters_in_vain, tmp_path / "file" / "adapter", timeout_s=30)
     assert told[0] == told[1]
     assert "could not be written: [Errno 20] Not a directory" in told[0]
 

@@ -1,0 +1,78 @@
+"""A prompt's images: local files and `data:` URLs. Nothing is fetched while training."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from PIL import Image, UnidentifiedImageError
+
+from cosmos_core.errors import DataError
+
+IMAGE_ERRORS: Final = (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError)
+"""What Pillow raises on what is no image."""
+
+SHOWN: Final = 80
+"""Characters of a location that an error shows: a `data:` URL may have millions."""
+
+
+def load_image(location: str) -> Image.Image:
+    """The image at a location, in RGB.
+
+    Args:
+        location: A path, a `file:` URL, or a `data:` URL with an image.
+
+    Raises:
+        DataError: There is none, it cannot be read, or it would have to be fetched.
+    """
+    if location.startswith("data:"):
+        return open_image(io.BytesIO(_inline(location)), location)
+    path = local_path(location)
+    if not path.is_file():
+        raise DataError(f"media {shown(location)}: no such file")
+    return open_image(path, location)
+
+
+def open_image(source: Path | io.BytesIO, location: str) -> Image.Image:
+    """The image in a file, in RGB.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    try:
+        with Image.open(source) as image:
+            return image.convert("RGB")
+    except IMAGE_ERRORS as error:
+        raise DataError(f"media {shown(location)}: no readable image: {error}") from error
+
+
+def local_path(location: str) -> Path:
+    """The path of a location that is no `data:` URL.
+
+    Raises:
+        DataError: It would have to be fetched.
+    """
+    if location.startswith("file:"):
+        return Path(unquote(urlsplit(location).path))
+    if "://" in location:
+        raise DataError(f"media {shown(location)}: nothing is fetched while training; store it and give its path")
+    return Path(location)
+
+
+def shown(location: str) -> str:
+    """A location as an error shows it."""
+    return repr(location if len(location) <= SHOWN else f"{location[:SHOWN]}…")
+
+
+def _inline(location: str) -> bytes:
+    head, _, data = location.partition(",")
+    if not head.startswith("data:image/") or not head.endswith(";base64"):
+        raise DataError(f"media {shown(location)}: a data URL is an image in base64, data:image/png;base64,…")
+    try:
+        return base64.b64decode(data, validate=True)
+    except binascii.Error as error:
+        raise DataError(f"media {shown(location)}: no base64: {error}") from error

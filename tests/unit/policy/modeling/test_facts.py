@@ -1,0 +1,47 @@
+"""What planning is told of what `tp` splits, and of what it must divide."""
+
+import attrs
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions
+from cosmos_core.policy.modeling.facts import extents_of, make_shell
+from cosmos_core.protocols import ModelContext
+from tests.unit.policy.modeling.parallel import layouts
+
+torch.set_num_threads(1)
+
+WHOLE = {f"self_attn.{name}_proj": "replicate" for name in "qkvo"}
+
+
+def layer_of(tmp_path, overrides=None):
+    config = layouts.config_of("llama", num_attention_heads=4, num_key_value_heads=2).to_dict()
+    model = HuggingFaceModel(HuggingFaceOptions(), ModelContext(path=None, config=config, assets=tmp_path))
+    model.prepare(["some 1 text"], {"build": "byte-bpe", "vocab_size": 300, "split_digits": True})
+    model.tensor_plan = overrides or {}
+    (layer,) = (part for part in model.facts().parts if part.is_layer)
+    return layer
+
+
+def test_key_value_heads_are_told_apart(tmp_path):
+    layer = layer_of(tmp_path)
+    assert layer.head_parameters == {2: 2 * 16 * 32}
+    # A key and a value of each unit at least, and no more than what attention keeps of queries besides.
+    assert 4 * 2 * 16 <= layer.kept["float32"].heads < layer.kept["float32"].inner
+
+
+def test_of_a_block_that_is_whole_all_that_it_keeps_is(tmp_path):
+    split, whole = (layer_of(tmp_path, overrides) for overrides in ({}, WHOLE))
+    before, after = split.kept["float32"], whole.kept["float32"]
+    assert whole.head_parameters == {}
+    assert whole.num_whole_parameters - split.num_whole_parameters == (2 * 32 + 2 * 16) * 32
+    assert after.heads == 0
+    assert after.inputs > before.inputs
+    assert sum(attrs.astuple(after)) == pytest.approx(sum(attrs.astuple(before)))
+
+
+@pytest.mark.parametrize("kind", ["llama", "opt"])
+def test_columns_of_feed_forward_layers_must_be_divided_by_whatever_name(kind):
+    shell = make_shell(layouts.config_of(kind), AutoModelForCausalLM, trust_remote_code=False)
+    assert 48 in {extent.size for extent in extents_of(shell, {}) if extent.name == "columns of a feed-forward layer"}

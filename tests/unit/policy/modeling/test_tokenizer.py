@@ -1,0 +1,42 @@
+import json
+
+import pytest
+
+from cosmos_core.errors import ConfigError
+from cosmos_core.policy.modeling.tokenizer import load_tokenizer, train_byte_bpe
+
+CODE = """
+from transformers import PreTrainedTokenizerFast
+class OddTokenizer(PreTrainedTokenizerFast):
+    is_odd = True
+"""
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A checkpoint whose tokenizer is code of its own."""
+    folder = tmp_path / "odd"
+    train_byte_bpe(["a b c"], vocab_size=270, split_digits=True).save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    said = json.loads(path.read_text())
+    said |= {"tokenizer_class": "OddTokenizer", "auto_map": {"AutoTokenizer": [None, "odd.OddTokenizer"]}}
+    path.write_text(json.dumps(said))
+    (folder / "odd.py").write_text(CODE)
+    return folder
+
+
+def test_a_tokenizer_that_is_code_is_refused_with_what_to_set(tmp_path, checkpoint):
+    with pytest.raises(ConfigError, match=r"OddTokenizer.*set model\.trust_remote_code = true"):
+        load_tokenizer(tmp_path / "none", str(checkpoint), trust_remote_code=False)
+
+
+def test_a_tokenizer_that_is_code_is_made_where_it_is_trusted(tmp_path, checkpoint, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    assert load_tokenizer(tmp_path / "none", str(checkpoint), trust_remote_code=True).is_odd
+
+
+def test_code_beside_a_tokenizer_that_transformers_has_is_left_alone(tmp_path, checkpoint):
+    path = checkpoint / "tokenizer_config.json"
+    path.write_text(path.read_text().replace('"OddTokenizer"', '"PreTrainedTokenizerFast"'))
+    loaded = load_tokenizer(tmp_path / "none", str(checkpoint), trust_remote_code=False)
+    assert not hasattr(loaded, "is_odd")
