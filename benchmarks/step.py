@@ -1,10 +1,12 @@
 """One training step of a policy on one GPU: tokens/s and model FLOPs utilisation.
 
-    python benchmarks/step.py [--shapes 0.6B,8B] [--steps 5] [--tokens 16384] [--document 2048]
+    python benchmarks/step.py [--shapes 0.6B,8B] [--steps 5] [--tokens 8192] [--document 2048] [--recompute none]
 
 The trainer's own step (pack, forward, backward, clip, AdamW) on drawn weights of Qwen3's shapes, in bf16, each way in a
 process of its own. Weights, gradients and moments in float32 take 16 bytes a parameter: of the 8B shape, a GPU of
-141 GB holds 18 of the 36 layers, whose utilisation is that of all.
+141 GB holds 18 of the 36 layers, whose utilisation is that of all (125 GB by the plan, and 164 GB with 16,384 tokens).
+
+`--device cpu --shapes tiny --tokens 512 --document 64` goes through all of it without a GPU, in float32.
 
 Utilisation is (6 · N · tokens + 6 · V · D · decisions + attention) / seconds / peak. N: parameters of the layers'
 matrices; V · D: those of the output layer, which only decisions pass through; attention: 6 · L · H · d · T² for a
@@ -52,6 +54,15 @@ QWEN3: Final[Mapping[str, Any]] = {
     "pad_token_id": 0,
 }
 SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "tiny": {
+        "vocab_size": 8192,
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "head_dim": 32,
+        "tie_word_embeddings": True,
+    },
     "0.6B": {
         "hidden_size": 1024,
         "intermediate_size": 3072,
@@ -73,10 +84,10 @@ COMPILE: Final = ("off", "on")
 FLOAT8: Final = ("none", "tensorwise", "rowwise")
 
 
-def documents(tokens: int, document: int) -> list[Payload]:
+def documents(tokens: int, document: int, vocabulary: int) -> list[Payload]:
     """Sequences of `document` units each, the first quarter the prompt."""
     draw = np.random.default_rng(0)
-    rows = [draw.integers(3, 150_000, document + 1) for _ in range(tokens // document)]
+    rows = [draw.integers(3, vocabulary, document + 1) for _ in range(tokens // document)]
     return [tokens_payload(row[: document // 4], row[document // 4 :]) for row in rows]
 
 
@@ -91,11 +102,14 @@ def flops(trainer: Trainer, config: Any, tokens: int, document: int) -> float:
     return 6.0 * (matrices * number * document + output + width * number * document**2)
 
 
-def measure(shape: str, way: Mapping[str, str], tokens: int, document: int, steps: int) -> dict[str, float]:
+def measure(shape: str, way: Mapping[str, str], options: argparse.Namespace) -> dict[str, float]:
     """Seconds, FLOPs and peak memory of a step, in this process."""
-    device = torch.device("cuda", 0)
+    device = torch.device(options.device)
+    tokens, document = options.tokens, options.document
+    is_gpu = device.type == "cuda"
     policy = PolicyConfig(
-        precision="bf16",
+        # Few CPUs have products of bf16.
+        precision="bf16" if is_gpu else "fp32",
         micro_batch_units=tokens,
         parallel=ParallelConfig(compile=way["compile"], recompute=way["recompute"]),
         float8=Float8Config(scaling=way["float8"]),
@@ -104,26 +118,25 @@ def measure(shape: str, way: Mapping[str, str], tokens: int, document: int, step
         context = ModelContext(path=None, config={**QWEN3, **SHAPES[shape]}, assets=Path(folder))
         model = HuggingFaceModel(HuggingFaceOptions(), context)
         trainer = make_trainer(model, policy, single_world(), device=device)
-    payloads = documents(tokens, document)
+    payloads = documents(tokens, document, model.config.vocab_size)
     seconds = []
-    for _ in range(steps + 2):
-        torch.cuda.synchronize()
+    for _ in range(options.steps + 2):
+        # A step ends by waiting for the device: for the norm, and for the optimizer, whose time it takes.
         start = time.perf_counter()
         train_step(trainer, payloads, policy)
-        torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     return {
         # The first two compile and set memory aside.
         "seconds": median(seconds[2:]),
         "flops": flops(trainer, model.config, tokens, document),
-        "peak_bytes": torch.cuda.max_memory_allocated(),
+        "peak_bytes": torch.cuda.max_memory_allocated() if is_gpu else 0,
     }
 
 
 def in_a_process(shape: str, way: Mapping[str, str], options: argparse.Namespace) -> dict[str, float] | str:
     """What `measure` gives, or the last line of what failed."""
-    sizes = (f"--tokens={options.tokens}", f"--document={options.document}", f"--steps={options.steps}")
-    command = [sys.executable, __file__, "--measure", json.dumps([shape, way]), *sizes]
+    given = [f"--{name}={getattr(options, name)}" for name in ("tokens", "document", "steps", "device")]
+    command = [sys.executable, __file__, "--measure", json.dumps([shape, way]), *given]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         return (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -139,25 +152,28 @@ def peak_of(device: str) -> float | None:
 def main() -> None:
     """Run every way and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--shapes", default="0.6B,8B")
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=16384)
+    parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--document", type=int, default=2048)
     parser.add_argument("--recompute", default="none", choices=("none", "selective", "full"))
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if not torch.cuda.is_available():
+    if options.device == "cuda" and not torch.cuda.is_available():
         print("needs a CUDA device, and torch sees none: nothing measured")
         return
     if options.measure:
         shape, way = json.loads(options.measure)
-        print(json.dumps(measure(shape, way, options.tokens, options.document, options.steps)))
+        print(json.dumps(measure(shape, way, options)))
         return
-    device = torch.cuda.get_device_name()
+    device = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     peak = peak_of(device)
-    table = Table(title=f"{device}: a step of {options.tokens} tokens, documents of {options.document}, bf16")
-    for column in ("shape", "compile", "float8", "tokens/s", "MFU", "peak GB", "times the first"):
-        table.add_column(column, justify="right" if "8" not in column and column != "shape" else "left")
+    table = Table(title=f"{device}: a step of {options.tokens} tokens, documents of {options.document}")
+    for column in ("shape", "compile", "float8"):
+        table.add_column(column)
+    for column in ("tokens/s", "MFU", "peak GB", "times the first"):
+        table.add_column(column, justify="right")
     for shape in options.shapes.split(","):
         first = 0.0
         for compiled, float8 in itertools.product(COMPILE, FLOAT8):

@@ -10,6 +10,7 @@ import torch
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.stages import stages
+from cosmos_core.errors import CheckpointError
 from cosmos_core.plugin.roles import load_algorithm, load_dataset, load_model, selections, source_of
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.policy.adapters.below import DRAWN
@@ -60,7 +61,7 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
     begin_stage = stage_starter(job, plugins, trainer)
     begin_stage(0)
     if args.checkpoint is not None:
-        restore(trainer, args.checkpoint, begin_stage, name=recipe.model.path or DRAWN)
+        restore(trainer, args.checkpoint, begin_stage, run_id=job.run_id, name=recipe.model.path or DRAWN)
     with WeightPublisher(job.run_id, recipe.control.bind) as publisher, PayloadClient() as payloads:
         weights = _weights_endpoint(publisher, world)
         orders: Orders
@@ -82,7 +83,7 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
             runner=StepRunner(
                 trainer=trainer,
                 reader=make_reader(job, plugins, trainer, payloads),
-                num_heldout=job.num_evaluation_prompts,
+                num_heldout=job.num_measured_prompts,
             ),
             publications=Publications(publisher, DTYPES[recipe.rollout.precision], orders.report, open_channel()),
             saver=CheckpointSaver(job.checkpoints, recipe.policy.checkpoint.keep, orders.report, open_channel()),
@@ -114,7 +115,12 @@ def stage_starter(job: Job, plugins: PluginSet, trainer: Trainer) -> Callable[[i
     """A function that makes the trainer take up a stage, by index."""
 
     def begin(index: int) -> None:
-        stage = stages(job.recipe)[index]
+        known = stages(job.recipe)
+        if index >= len(known):
+            raise CheckpointError(
+                f"a checkpoint of stage {index}, and the recipe has {len(known)}: it is another run's"
+            )
+        stage = known[index]
         is_rollouts = source_of(plugins, stage) == "rollouts"
         temperature = job.recipe.rollout.sampling.temperature if is_rollouts else 1.0
         trainer.begin_stage(stage, load_algorithm(job, plugins, stage), temperature)

@@ -28,6 +28,8 @@ from tests.layouts.families import CONFIGS, family, text_payloads
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and torch sees none"),
+    # torch's compiler warns of what a device could do, and of what it looks at itself.
+    pytest.mark.filterwarnings("default::UserWarning"),
     # The first graph of a process takes a while.
     pytest.mark.timeout(300),
 ]

@@ -2,7 +2,8 @@
 
 A replica's share of rollouts is shared again among its processes, by units. The lengths of demonstrations are known
 only once they are read: every process of every replica reads some, all learn all lengths, and each takes what makes
-the work even. Processes that work on the same sequences (`pp`, `cp` and `tp`) read the same ones.
+the work even. Processes that work on the same sequences (`pp`, `cp` and `tp`) read the same ones, each for itself:
+passed on through the process group, large payloads would take longer (see benchmarks/results).
 """
 
 from __future__ import annotations

@@ -10,12 +10,17 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import attrs
 from fsspec.core import url_to_fs
 
-from cosmos_core.errors import CheckpointError
+from cosmos_core.config.problems import show
+from cosmos_core.config.schema import NOT_NEGATIVE
+from cosmos_core.config.structure import structure
+from cosmos_core.errors import CheckpointError, ConfigError
+
+T = TypeVar("T")
 
 COMPLETE: Final = "complete.json"
 BEST: Final = "best.json"
@@ -38,10 +43,17 @@ class Place:
     """
 
     run_id: str
-    step: int
-    stage: int
-    nonfinite_steps: int
+    step: int = attrs.field(validator=NOT_NEGATIVE)
+    stage: int = attrs.field(validator=NOT_NEGATIVE)
+    nonfinite_steps: int = attrs.field(validator=NOT_NEGATIVE)
     below: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class _Note:
+    """Which checkpoint is the best."""
+
+    step: int = attrs.field(validator=NOT_NEGATIVE)
 
 
 def path_of(url: str, step: int) -> str:
@@ -77,19 +89,22 @@ def read_place(path: str) -> Place:
     """Where in the run a checkpoint is.
 
     Raises:
-        CheckpointError: It is absent, incomplete, or of another format.
+        CheckpointError: It is absent, incomplete, of another format, or says what cannot be: the file, the field and
+            its value are named.
     """
     with _access(path) as (files, root):
         try:
-            place = json.loads(files.cat_file(f"{root}/{COMPLETE}"))
+            said = _decoded(files.cat_file(f"{root}/{COMPLETE}"), f"{path}/{COMPLETE}")
         except FileNotFoundError:
             raise CheckpointError(f"{path} is no complete checkpoint: it has no {COMPLETE}") from None
-        except ValueError as error:
-            raise CheckpointError(f"{path}/{COMPLETE} is damaged: {error}") from error
-    form = place.pop("format", None) if isinstance(place, dict) else None
+    form = said.pop("format", None)
     if form != FORMAT:
         raise CheckpointError(f"{path} has checkpoint format {form!r}, this release reads {FORMAT}")
-    return Place(**place)
+    place = _structured(said, Place, f"{path}/{COMPLETE}")
+    folder = _STEP.fullmatch(path.rstrip("/").rpartition("/")[2])
+    if folder is not None and int(folder[1]) != place.step:
+        raise CheckpointError(f"{path}/{COMPLETE}.step: {place.step}, in a folder of step {folder[1]}; restore either")
+    return place
 
 
 def marker(place: Place) -> bytes:
@@ -112,16 +127,14 @@ def best(url: str) -> int | None:
     """Step of the checkpoint that was marked; None if none was.
 
     Raises:
-        CheckpointError: The folder cannot be read.
+        CheckpointError: The folder cannot be read, or the note says what cannot be.
     """
     with _access(url) as (files, root):
         try:
-            note: Mapping[str, Any] = json.loads(files.cat_file(f"{root}/{BEST}"))
-            return int(note["step"])
+            said = _decoded(files.cat_file(f"{root}/{BEST}"), f"{url}/{BEST}")
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{url}/{BEST} is damaged: {error}") from error
+    return _structured(said, _Note, f"{url}/{BEST}").step
 
 
 def check_writable(url: str) -> None:
@@ -150,6 +163,23 @@ def prune(url: str, keep: int) -> list[int]:
             files.rm_file(f"{root}/step-{step}/{COMPLETE}")
             files.rm(f"{root}/step-{step}", recursive=True)
     return removed
+
+
+def _decoded(content: bytes, file: str) -> dict[str, Any]:
+    try:
+        said = json.loads(content)
+    except ValueError as error:
+        raise CheckpointError(f"{file} is damaged: {error}") from error
+    if not isinstance(said, dict):
+        raise CheckpointError(f"{file} is damaged: it holds {show(said)} instead of an object")
+    return said
+
+
+def _structured(said: Mapping[str, Any], cls: type[T], file: str) -> T:
+    try:
+        return structure(said, cls, file)
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
 
 
 @contextmanager

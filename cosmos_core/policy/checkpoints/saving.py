@@ -188,7 +188,8 @@ def _prepare(partial: Path) -> str:
 def _sweep(folder: Path) -> None:
     """Remove what processes of this machine that are gone left half written."""
     for partial in folder.glob(f".step-*@{platform.node()}@*"):
-        if not psutil.pid_exists(int(partial.name.rpartition("@")[2])):
+        pid = partial.name.rpartition("@")[2]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(partial, ignore_errors=True)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import get_args
 
 from cosmos_core.config.mesh import choices, divisors, mesh_problems
 from cosmos_core.config.nearest import suggestion
 from cosmos_core.config.schema import MeshConfig, PolicyConfig
 from cosmos_core.policy.mesh.layout import STAGES_PER_RANK
+from cosmos_core.policy.mesh.placement import layer_spans
 from cosmos_core.protocols import Axis, Extent, ModelCapabilities, ModelFacts
 
 
@@ -28,8 +29,41 @@ def misfits(policy: PolicyConfig, capabilities: ModelCapabilities, facts: ModelF
         if getattr(mesh, axis) > 1
     ]
     found += undeclared(mesh, capabilities.mesh_axes | facts.impossible.keys())
-    sizes = (mesh_problems(mesh), _stages(policy, facts), _extents(policy, facts), _units(policy))
-    return found or list(itertools.chain(*sizes, _adapted(policy, facts)))
+    sizes = (
+        mesh_problems(mesh),
+        _stages(policy, facts),
+        _extents(policy, facts),
+        _vocabulary(policy, facts),
+        _units(policy),
+    )
+    return found or list(itertools.chain(*sizes, _adapted(policy, facts), _computed_in_float8(policy, facts)))
+
+
+def skip_problems(skip: Sequence[str], names: Collection[str], architecture: str) -> Iterator[str]:
+    """What is wrong with `policy.float8.skip`: a part of no name, or of so many that no layer is left.
+
+    Args:
+        skip: Parts of names of layers that shall not compute in 8 bits.
+        names: Of the layers that can.
+        architecture: Of the model, for people.
+    """
+    known = {part for name in names for part in name.split(".") if not part.isdecimal()}
+    for wanted in skip:
+        if not any(wanted in name for name in names):
+            yield (
+                f"policy.float8.skip: no linear layer of {architecture} has {wanted!r} in its name; "
+                f"{suggestion(wanted, known)}"
+            )
+    if not any(is_computed(name, skip) for name in names):
+        yield (
+            f"policy.float8.skip: {list(skip)} leaves none of the {len(names)} linear layers of {architecture} to "
+            "compute in 8 bits; skip fewer, or set policy.float8.scaling = 'none'"
+        )
+
+
+def is_computed(name: str, skip: Sequence[str]) -> bool:
+    """Whether the linear layer of this name computes in 8 bits, where some do."""
+    return not any(part in name for part in skip)
 
 
 def undeclared(mesh: MeshConfig, declared: Collection[Axis]) -> Iterator[str]:
@@ -46,9 +80,16 @@ def undeclared(mesh: MeshConfig, declared: Collection[Axis]) -> Iterator[str]:
 
 
 def _stages(policy: PolicyConfig, facts: ModelFacts) -> Iterator[str]:
-    """More stages than layers."""
+    """More stages than layers, or too few layers in the first one."""
     pp, each = policy.mesh.pp, STAGES_PER_RANK[policy.parallel.schedule]
     if pp == 1 or pp * each <= facts.num_layers:
+        yield from leading_problems(
+            facts.architecture,
+            facts.num_leading_layers,
+            facts.num_layers,
+            num_stages=pp * each if pp > 1 else 1,
+            is_split=policy.mesh.tp > 1 and policy.parallel.sequence_parallel,
+        )
         return
     many = (
         f"pp = {pp}" if each == 1 else f"pp = {pp} with {each} stages a process (schedule {policy.parallel.schedule!r})"
@@ -57,6 +98,45 @@ def _stages(policy: PolicyConfig, facts: ModelFacts) -> Iterator[str]:
         f"policy.mesh.pp: {many} makes {pp * each} stages of {facts.num_layers} layers; "
         f"pp can be at most {max(facts.num_layers // each, 1)}"
     )
+
+
+def leading_problems(
+    architecture: str, num_leading: int, num_layers: int, *, num_stages: int, is_split: bool
+) -> Iterator[str]:
+    """Why the first stage cannot add something to the results of leading layers, as some models do.
+
+    Args:
+        architecture: Of the model, for people.
+        num_leading: Layers to whose results it adds something (see `ModelFacts.num_leading_layers`).
+        num_layers: Layers of the model.
+        num_stages: Stages, at most as many as layers.
+        is_split: Whether the sequence is split over `tp` between layers: behind its last one a stage has all of it, so
+            that it needs one layer more.
+    """
+    if not num_leading:
+        return
+    needed = num_leading + is_split
+    first = len(layer_spans(num_layers, num_stages)[0])
+    if first >= needed:
+        return
+    fitting = [stages for stages in range(1, num_stages) if len(layer_spans(num_layers, stages)[0]) >= needed]
+    ways = [f"there can be at most {fitting[-1]}"] if fitting else []
+    ways += ["set policy.parallel.sequence_parallel = false"] if is_split and first >= num_leading else []
+    what = f"{num_leading} layers and one more (sequence_parallel)" if is_split else f"{num_leading} layers"
+    yield (
+        f"policy.mesh.pp: {architecture} adds to the results of its first layers, so the first stage "
+        f"needs {what}, and of {num_stages} it has {first}; {', or '.join(ways) or 'use fewer stages'}"
+    )
+
+
+def _vocabulary(policy: PolicyConfig, facts: ModelFacts) -> Iterator[str]:
+    """A vocabulary of which a process of `tp` would have no token."""
+    tp, size = policy.mesh.tp, facts.vocab_size
+    if 0 < size <= math.ceil(size / tp) * (tp - 1):
+        yield (
+            f"policy.mesh.tp: {tp} leaves processes without a token of a vocabulary of {size}, of which each takes "
+            f"{math.ceil(size / tp)}; lower tp"
+        )
 
 
 def _extents(policy: PolicyConfig, facts: ModelFacts) -> Iterator[str]:
@@ -120,3 +200,8 @@ def _adapted(policy: PolicyConfig, facts: ModelFacts) -> Iterator[str]:
                 f"policy.lora.modules: no linear layer of {facts.architecture} is called {wanted!r}; "
                 f"{suggestion(wanted, sorted(known))}"
             )
+
+
+def _computed_in_float8(policy: PolicyConfig, facts: ModelFacts) -> Iterator[str]:
+    if policy.float8.scaling != "none" and facts.linear_layers:
+        yield from skip_problems(policy.float8.skip, facts.linear_layers, facts.architecture)

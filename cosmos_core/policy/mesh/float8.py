@@ -12,9 +12,8 @@ Shape legend: T tokens, I inputs, O outputs of a layer; R rows of an operand, K 
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-import attrs
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -34,17 +33,15 @@ SMALLEST: Final = 1e-12
 """What an operand of zeros counts as, so that nothing is divided by zero."""
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Split:
-    """Which side of a linear layer is split, and over which processes."""
+class Split(NamedTuple):
+    """Which side of a linear layer is split, and over which processes; of a kind that torch's compiler makes."""
 
     side: Side
     group: dist.ProcessGroup
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Quantised:
-    """An operand: `values` (8-bit) times `scale` (float32, [] or [R, 1])."""
+class Quantised(NamedTuple):
+    """An operand: `values` (8-bit) times `scale` (float32, [] or [R, 1]); of a kind that torch's compiler makes."""
 
     values_RK: torch.Tensor
     scale: torch.Tensor

@@ -82,14 +82,13 @@ class DeviceMeshes:
     def weights(self) -> DeviceMesh:
         """Where FSDP shards dense weights: `fsdp` is dp_shard · cp."""
         assert self._dense is not None
-        return self._dense["dp_replicate", "fsdp"] if self.sizes.dp_replicate > 1 else self._dense["fsdp"]
+        return self._dense["fsdp"]
 
     @functools.cached_property
     def expert_weights(self) -> DeviceMesh:
         """Where FSDP shards experts."""
         assert self._expert is not None
-        is_replicated = self.sizes.dp_replicate > 1
-        return self._expert["dp_replicate", "expert_shard"] if is_replicated else self._expert["expert_shard"]
+        return self._expert["expert_shard"]
 
 
 def single() -> DeviceMeshes:

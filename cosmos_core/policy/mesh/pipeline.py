@@ -32,6 +32,8 @@ class Pipeline:
         splits_backward: Whether `zero-bubble` computes the gradients of weights apart from those of activations. A
             stage that recomputes activations would do so for each of its weights, and a compiled layer's backward pass
             runs once only; without the split both are computed at once, and the order of micro-batches stays.
+        keeps_gradients: Whether stages keep whole gradients, and whole weights, until all micro-batches are through; if
+            not, FSDP reduces and frees them in each backward pass, which must not be split then.
     """
 
     def __init__(
@@ -42,11 +44,14 @@ class Pipeline:
         schedule: Schedule,
         *,
         splits_backward: bool = True,
+        keeps_gradients: bool = True,
     ) -> None:
+        assert keeps_gradients or not splits_backward, "FSDP reduces gradients before a split pass has computed them"
         self._model: Final = model
         self._group: Final = mesh.group("pp")
         self._schedule: Final[Schedule] = schedule
         self._splits_backward: Final = splits_backward
+        self._keeps_gradients: Final = keeps_gradients
         self._size: Final = mesh.size("pp")
         self._num_stages: Final = self._size * STAGES_PER_PROCESS[schedule]
         held = [self._held(place) for place in range(self._size)]
@@ -64,9 +69,6 @@ class Pipeline:
         """Evaluate without gradients; None on a process without the last stage."""
         is_last = self._num_stages - 1 in self._stages
         decided: list[Decided] = []
-        if not batches:
-            return decided if is_last else None
-        is_last = self._num_stages - 1 in self._stages
         if not batches:
             return decided if is_last else None
 
@@ -106,7 +108,15 @@ class Pipeline:
             decided = self._model.conclude(stage, batch, received, temperature=temperature, with_entropy=with_entropy)
             return loss(number, decided)
 
-        works = [StageWork(index=i, module=stage, forward=_bind(forward, i)) for i, stage in self._stages.items()]
+        works = [
+            StageWork(
+                index=index,
+                # What is no FSDP module itself, torch leaves alone: FSDP's own hooks do their work in each pass.
+                module=stage if self._keeps_gradients else nn.ModuleList([stage]),
+                forward=_bind(forward, index),
+            )
+            for index, stage in self._stages.items()
+        ]
         line = Line(
             group=self._group,
             num_stages=self._num_stages,

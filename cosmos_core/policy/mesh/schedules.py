@@ -53,7 +53,7 @@ class StageWork:
 
     Attributes:
         index: Its place in the order of stages.
-        module: Its weights; torch looks there for FSDP.
+        module: Its weights. Of an FSDP module torch keeps whole weights and gradients until the last micro-batch.
         forward: Gives what the next stage receives, or of the last stage the loss (a scalar), from what is received (by
             the first stage: nothing of use) and the number of the micro-batch.
     """
@@ -133,7 +133,7 @@ def num_filled(number: int, size: int, schedule: Schedule) -> int:
 class _NumberedStage(PipelineStage):
     """A stage that looks its micro-batches up.
 
-    The module is torch's to see, since it must tell FSDP when to reduce gradients; the forward is ours.
+    The module is torch's to see, since it may have to tell FSDP when to reduce gradients; the forward is ours.
     """
 
     def __init__(self, work: StageWork, line: Line) -> None:

@@ -1,7 +1,7 @@
 """Sharded data parallelism: weights spread over the processes that see different data, gathered layer by layer.
 
 Losses are weighted over the whole batch, so gradients are sums over processes, never means. They are reduced in
-float32.
+float32. Those of `dp_replicate` are summed by the trainer, once a step.
 
 Source: arXiv:2304.11277; the implementation is `torch.distributed.fsdp.fully_shard`.
 """

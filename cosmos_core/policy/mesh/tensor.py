@@ -11,6 +11,7 @@ parallel).
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeAlias
 
@@ -40,6 +41,7 @@ Style: TypeAlias = Literal[
     "kv_heads",
     "summed",
     "embedding_rowwise",
+    "vocabulary",
     "mla_kv_a_proj",
     "replicate",
 ]
@@ -128,16 +130,34 @@ def apply_style(module: nn.Module, name: str, style: Style, axis: Tensor) -> Non
     module.__dict__[_APPLIED] = Applied(style=style, axis=axis)
 
 
-def split_parameter(module: nn.Module, key: str, name: str, dim: int, mesh: DeviceMesh) -> None:
+def own_part(total: int, mesh: DeviceMesh) -> range:
+    """Which of the rows of a tensor this process has: all have as many but the last, which may have fewer."""
+    most = math.ceil(total / mesh.size())
+    start = min(mesh.get_local_rank() * most, total)
+    return range(start, min(start + most, total))
+
+
+def split_parameter(
+    module: nn.Module, key: str, name: str, dim: int, mesh: DeviceMesh, *, is_uneven: bool = False
+) -> None:
     """Make a parameter a DTensor split along `dim`; one shared with another module is split once.
 
+    Args:
+        module: Holds the parameter.
+        key: Its name there.
+        name: The module's name, for errors.
+        dim: What is split.
+        mesh: The axis.
+        is_uneven: Whether the last part may be smaller, though not empty.
+
     Raises:
-        ConfigError: The axis does not divide its size.
+        ConfigError: The axis does not divide its size, or a process would have nothing.
     """
     parameter = getattr(module, key)
     if isinstance(parameter, DTensor):
         return
-    if parameter.shape[dim] % mesh.size():
+    total = parameter.shape[dim]
+    if math.ceil(total / mesh.size()) * (mesh.size() - 1) >= total if is_uneven else total % mesh.size():
         raise ConfigError(
             f"policy.mesh: {mesh.size()} processes of an axis do not divide dimension {dim} of {name}.{key}, "
             f"of shape {tuple(parameter.shape)}"
@@ -164,9 +184,9 @@ def _locals(module: nn.Module) -> dict[str, torch.Tensor | None]:
     return {key: local(value) for key, value in own_parameters(module).items()}
 
 
-def _colwise(module: nn.Module, name: str, axis: Tensor, *, gathers: bool = False) -> None:
+def _colwise(module: nn.Module, name: str, axis: Tensor, *, gathers: bool = False, is_uneven: bool = False) -> None:
     for key in own_parameters(module):
-        split_parameter(module, key, name, 0, axis.mesh)
+        split_parameter(module, key, name, 0, axis.mesh, is_uneven=is_uneven)
 
     def around(inner: Callable[..., Any], hidden: torch.Tensor) -> torch.Tensor:
         with substituted(module, _locals(module)):
@@ -253,18 +273,16 @@ def _mla_kv_a(module: nn.Module, _: str, axis: Tensor) -> None:
 def _embedding(module: nn.Module, name: str, axis: Tensor) -> None:
     """Each process looks up the tokens of its part of the vocabulary; the others are zero there."""
     assert isinstance(module, nn.Embedding)
-    split_parameter(module, "weight", name, 0, axis.mesh)
-    length = module.num_embeddings // axis.size
-    start = axis.mesh.get_local_rank() * length
-    padding = module.padding_idx
-    local_padding = padding - start if padding is not None and start <= padding < start + length else None
+    split_parameter(module, "weight", name, 0, axis.mesh, is_uneven=True)
+    own, padding = own_part(module.num_embeddings, axis.mesh), module.padding_idx
+    local_padding = padding - own.start if padding is not None and padding in own else None
 
     def around(inner: Callable[..., Any], tokens: torch.Tensor) -> torch.Tensor:
-        is_foreign = (tokens < start) | (tokens >= start + length)
+        is_foreign = (tokens < own.start) | (tokens >= own.stop)
         module.padding_idx = local_padding
         try:
             with substituted(module, _locals(module)):
-                rows = inner((tokens - start).masked_fill(is_foreign, 0))
+                rows = inner((tokens - own.start).masked_fill(is_foreign, 0))
         finally:
             module.padding_idx = padding
         return sum_over_group(rows.masked_fill(is_foreign[..., None], 0.0), axis.group)
@@ -285,6 +303,7 @@ _APPLY: Final[Mapping[Style, Callable[[nn.Module, str, Tensor], None]]] = {
     "kv_heads": _kv_heads,
     "summed": _summed,
     "embedding_rowwise": _embedding,
+    "vocabulary": functools.partial(_colwise, is_uneven=True),
     "mla_kv_a_proj": _mla_kv_a,
     "replicate": _replicate,
 }

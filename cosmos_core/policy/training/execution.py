@@ -102,6 +102,7 @@ def make_executor(model: Model, module: torch.nn.Module, mesh: Mesh, schedule: S
     if mesh.size("pp") == 1:
         return Sequential(model, module)
     pipelined = cast("PipelinedModel", model)
-    layouts = [layout_of(stage) for stage in pipelined.stages(module)]
-    is_whole = any(layout is not None and (layout.compile or layout.recompute != "none") for layout in layouts)
-    return Pipeline(pipelined, module, mesh, schedule, splits_backward=not is_whole)
+    layouts = [layout for stage in pipelined.stages(module) if (layout := layout_of(stage)) is not None]
+    frees_weights = any(layout.reshard_after_forward for layout in layouts)
+    is_whole = frees_weights or any(layout.compile or layout.recompute != "none" for layout in layouts)
+    return Pipeline(pipelined, module, mesh, schedule, splits_backward=not is_whole, keeps_gradients=not frees_weights)

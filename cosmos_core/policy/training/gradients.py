@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+
+_SQUARED_AT_ONCE: Final = 1 << 22
+"""Elements of the buffer whose norm is taken at a time: torch makes a float64 copy of them."""
 
 
 class GradientBuffer:
@@ -55,6 +60,10 @@ class GradientBuffer:
                 view.copy_(part)
                 parameter.grad = _like(parameter, view)
 
+    def sum(self, group: dist.ProcessGroup) -> None:
+        """Add up over processes that hold the same parameters and see other sequences; all of them call it."""
+        dist.all_reduce(self.flat, group=group)
+
     def of(self, name: str) -> torch.Tensor:
         """The part of the buffer that is the gradient of a parameter."""
         return self._views[list(self._parameters).index(name)]
@@ -62,8 +71,9 @@ class GradientBuffer:
     def square(self) -> torch.Tensor:
         """This process's part of the squared norm, float64 []: over all processes of a replica they add up to it."""
         sums = torch.zeros((), dtype=torch.float64, device=self.flat.device)
-        for copies, part in self._runs():
-            sums += torch.linalg.vector_norm(part, dtype=torch.float64).square() / copies
+        for copies, run in self._runs():
+            for part in torch.split(run, _SQUARED_AT_ONCE):
+                sums += torch.linalg.vector_norm(part, dtype=torch.float64).square() / copies
         return sums
 
     def clip(self, norm: float, limit: float) -> None:

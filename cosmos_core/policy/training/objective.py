@@ -19,12 +19,13 @@ from cosmos_core.policy.batches.batch import Counts, TrainSequence
 from cosmos_core.protocols import Aggregation, Algorithm, Decided, Decisions, Loss, MicroBatch
 from cosmos_core.types import Payload
 
+CPU: Final = torch.device("cpu")
 NUMPY_NAMES: Final = {"float32": np.float32, "int32": np.int32}
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Known:
-    """What is known of a micro-batch's decisions before its forward, on the training device.
+    """What is known of a micro-batch's decisions before its forward.
 
     Attributes:
         behaviour_logprobs_N: float32; zeros for demonstrations.
@@ -43,6 +44,17 @@ class Known:
     weights_N: torch.Tensor
     num_sequences: int
     has_behaviour: bool
+
+    def on(self, device: torch.device) -> Known:
+        """The same on a device."""
+        return attrs.evolve(
+            self,
+            behaviour_logprobs_N=self.behaviour_logprobs_N.to(device),
+            versions_N=self.versions_N.to(device),
+            advantages_N=self.advantages_N.to(device),
+            sequence_N=self.sequence_N.to(device),
+            weights_N=self.weights_N.to(device),
+        )
 
 
 def decision_weights(
@@ -70,7 +82,7 @@ def know(
     batch: MicroBatch,
     sequences: Sequence[TrainSequence],
     totals: Counts,
-    device: torch.device,
+    device: torch.device = CPU,
 ) -> Known:
     """Lay out what is known of a micro-batch's decisions."""
     members = [sequences[index] for index in batch.sequences]
@@ -78,17 +90,17 @@ def know(
     weights = decision_weights(algorithm.aggregation, algorithm.constant_length, batch.num_decisions, totals)
 
     def each(values: Sequence[float]) -> torch.Tensor:
-        return torch.from_numpy(np.repeat(np.asarray(values, dtype=np.float32), numbers)).to(device)
+        return torch.from_numpy(np.repeat(np.asarray(values, dtype=np.float32), numbers))
 
     return Known(
-        behaviour_logprobs_N=_recorded(members, numbers, "logprobs", 0.0, "float32").to(device),
-        versions_N=_recorded(members, numbers, "versions", -1, "int32").to(device),
+        behaviour_logprobs_N=_recorded(members, numbers, "logprobs", 0.0, "float32"),
+        versions_N=_recorded(members, numbers, "versions", -1, "int32"),
         advantages_N=each([member.advantage for member in members]),
-        sequence_N=torch.from_numpy(np.repeat(np.arange(len(members)), numbers)).to(device),
+        sequence_N=torch.from_numpy(np.repeat(np.arange(len(members)), numbers)),
         weights_N=each(weights),
         num_sequences=len(members),
         has_behaviour=any("logprobs" in member.payload.arrays for member in members),
-    )
+    ).on(device)
 
 
 def price(algorithm: Algorithm, decided: Decided, known: Known, old_logprobs_N: torch.Tensor | None) -> Loss:

@@ -52,12 +52,14 @@ class Prepared:
 
     Attributes:
         batches: As many as every other process of the replica has; those after `num_real` only keep step.
-        known: What is known of the real ones before their forward.
+        known: What is known of the real ones before their forward, on the training device.
+        weights: Weights of the decisions of the real ones, on the CPU.
         num_real: Those that count.
     """
 
     batches: Sequence[MicroBatch]
     known: Sequence[Known]
+    weights: Sequence[torch.Tensor]
     num_real: int
 
 
@@ -167,6 +169,9 @@ class Trainer:
         with watch("reduce_s"):
             self._gradients.collect()
             self._ties.sum(self._gradients)
+            if self.world.mesh.size("dp_replicate") > 1:
+                # Once a step; FSDP would do so in each backward pass.
+                self._gradients.sum(self.world.mesh.group("dp_replicate"))
             group.sum(self._gradients.flat)
             self._tallies.sum(group)
         with watch("optimizer_s"):
@@ -192,8 +197,13 @@ class Trainer:
 
     def _prepare(self, share: Share, totals: Counts) -> Prepared:
         batches, num_real = self._pack(share)
-        known = [know(self._algorithm, batch, share.sequences, totals, self.device) for batch in batches[:num_real]]
-        return Prepared(batches=batches, known=known, num_real=num_real)
+        known = [know(self._algorithm, batch, share.sequences, totals) for batch in batches[:num_real]]
+        return Prepared(
+            batches=batches,
+            known=[each.on(self.device) for each in known],
+            weights=[each.weights_N for each in known],
+            num_real=num_real,
+        )
 
     def _pack(self, share: Share) -> tuple[list[MicroBatch], int]:
         """Pack, and bring every process to the same number of micro-batches: they meet in each forward.
@@ -221,10 +231,9 @@ class Trainer:
         return self.world.mesh.place("cp") == 0 and self.world.mesh.place("tp") == 0
 
     def _accumulate(self, prepared: Prepared, measures: Measures) -> None:
-        # Before the first forward, as the device is waited for.
         weighed = [
-            attrs.evolve(batch, weights_N=known.weights_N.cpu())
-            for batch, known in zip(prepared.batches, prepared.known, strict=False)
+            attrs.evolve(batch, weights_N=weights_N)
+            for batch, weights_N in zip(prepared.batches, prepared.weights, strict=False)
         ]
         # Every old log-prob is taken before the first backward: they are of the step's starting weights.
         olds = self._old_logprobs(prepared)

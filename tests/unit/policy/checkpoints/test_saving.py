@@ -1,4 +1,5 @@
 import os
+import platform
 import subprocess
 import sys
 import textwrap
@@ -247,3 +248,18 @@ def test_a_full_disk_is_told_and_leaves_no_rest(tmp_path):
     assert "File too large" in done.stdout
     assert "\n" not in done.stdout.strip()
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-1"]
+
+
+def test_a_checkpoint_of_another_run_is_refused_with_both_names(model, kit, tmp_path):
+    trainer = kit.make_trainer(model)
+    path = write_checkpoint(str(tmp_path), copy_state(trainer.state(), place(1)))
+    restore(trainer, path, no_stage, run_id="r")
+    with pytest.raises(CheckpointError, match=r"step-1 is of run 'r', and 'other' goes on; give each run"):
+        restore(trainer, path, no_stage, run_id="other")
+
+
+def test_what_only_looks_half_written_is_left_alone(model, kit, tmp_path):
+    stray = tmp_path / f".step-2@{platform.node()}@mine"
+    stray.mkdir()
+    write_checkpoint(str(tmp_path), copy_state(kit.make_trainer(model).state(), place(3)))
+    assert stray.is_dir()

@@ -13,8 +13,8 @@ FACTS = ModelFacts(
     num_parameters=1000,
     num_layers=6,
     hidden_size=8,
-    vocab_size=30,
-    tokenizer_size=30,
+    vocab_size=30_000,
+    tokenizer_size=30_000,
     context_length=64,
     stop_ids=frozenset(),
     pad_id=0,
@@ -110,9 +110,67 @@ def test_what_is_offered_fits_and_nothing_else_does(tp):
     assert fitting == [1, 2, 4, 8]
 
 
+@pytest.mark.parametrize(
+    ("mesh", "parallel", "message"),
+    [
+        ({"pp": 3}, {}, r"first stage needs 3 layers, and of 3 it has 2; there can be at most 2$"),
+        ({"pp": 2}, {"schedule": "interleaved"}, r"needs 3 layers, and of 4 it has 1; there can be at most 2"),
+        (
+            {"pp": 2, "tp": 2},
+            {},
+            r"needs 3 layers and one more .*, and of 2 it has 3; there can be at most 1, or set .* = false$",
+        ),
+    ],
+)
+def test_a_first_stage_without_the_layers_that_it_adds_to_is_refused(mesh, parallel, message):
+    facts = attrs.evolve(FACTS, num_leading_layers=3)
+    (problem,) = found(mesh, facts=facts, parallel=parallel)
+    assert re.search(message, problem)
+    assert found(mesh, parallel=parallel) == []
+
+
+def test_a_first_stage_with_the_layers_that_it_adds_to_is_taken():
+    facts = attrs.evolve(FACTS, num_leading_layers=3)
+    assert found({"pp": 2}, facts=facts) == []
+    assert found({"tp": 2}, facts=facts) == []
+    assert found({"pp": 2, "tp": 2}, facts=facts, parallel={"sequence_parallel": False}) == []
+
+
+def test_a_vocabulary_of_which_a_process_would_have_nothing_is_refused():
+    facts = attrs.evolve(FACTS, vocab_size=9)
+    (problem,) = found({"tp": 8}, facts=facts)
+    assert re.search(r"policy.mesh.tp: 8 leaves processes without a token of a vocabulary of 9, .* takes 2", problem)
+    assert found({"tp": 2}, facts=facts) == []
+
+
 def test_adapters_of_layers_that_are_not_there_are_refused():
     layer = ModelPart(name="layers", is_layer=True, num_parameters=9, widths={"q_proj": 8, "v_proj": 8})
     facts = attrs.evolve(FACTS, parts=(layer,))
     (problem,) = found({}, facts=facts, lora={"modules": ["q_proj", "v_prj"]})
     assert problem == ("policy.lora.modules: no linear layer of Tiny is called 'v_prj'; did you mean v_proj?")
     assert found({}, facts=facts, lora={"modules": ["all-linear"]}) == []
+
+
+LINEARS = frozenset({"model.layers.0.mlp.down_proj", "model.layers.0.self_attn.q_proj", "lm_head"})
+
+
+@pytest.mark.parametrize(
+    ("skip", "message"),
+    [
+        (
+            ["lm_head", "down_prj"],
+            r"policy\.float8\.skip: no linear layer of Tiny has 'down_prj' in .*mean down_proj\?$",
+        ),
+        (["self_attn", "mlp", "lm_head"], r"policy\.float8\.skip: .* leaves none of the 3 linear layers of Tiny"),
+    ],
+)
+def test_float8_that_skips_nothing_or_everything_is_refused(skip, message):
+    facts = attrs.evolve(FACTS, linear_layers=LINEARS)
+    (problem,) = found({}, facts=facts, float8={"scaling": "rowwise", "skip": skip})
+    assert re.search(message, problem)
+    assert found({}, facts=facts, float8={"skip": skip}) == []
+
+
+def test_float8_that_skips_some_layers_is_taken():
+    facts = attrs.evolve(FACTS, linear_layers=LINEARS)
+    assert found({}, facts=facts, float8={"scaling": "tensorwise", "skip": ["lm_head", "self_attn"]}) == []

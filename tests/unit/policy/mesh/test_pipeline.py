@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from cosmos_core.config.schema import MeshConfig
@@ -97,13 +98,13 @@ def update(module):
         parameter.mul_(0.9)
 
 
-def member(config, sizes, schedule, numbers, recompute="none"):
+def member(config, sizes, schedule, numbers, recompute="none", frees=False):  # noqa: PLR0917 - of a process
     mesh = form_mesh(MeshConfig(**sizes), "cpu")
     layout = Layout(
         mesh=mesh,
         stages_per_rank=1 if schedule == "1f1b" else 2,
         is_v_shaped=schedule == "zero-bubble",
-        reshard_after_forward=False,
+        reshard_after_forward=frees,
         recompute=recompute,
     )
     model, whole = make(config)
@@ -122,8 +123,8 @@ def member(config, sizes, schedule, numbers, recompute="none"):
     return results
 
 
-def check(config, sizes, schedule, numbers=(3,), recompute="none"):
-    answers = run_world(math.prod(sizes.values()), member, config, sizes, schedule, numbers, recompute)
+def check(config, sizes, schedule, numbers=(3,), *, recompute="none", frees=False):
+    answers = run_world(math.prod(sizes.values()), member, config, sizes, schedule, numbers, recompute, frees)
     model, whole = make(config)
     num_data = sizes.get("dp_shard", 1)
     width = math.prod(sizes.values()) // sizes["pp"]
@@ -173,6 +174,44 @@ def test_four_processes_untied(schedule):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_sharded_weights(schedule):
     check(tiny("qwen3", is_tied=True, layers=4), {"pp": 2, "dp_shard": 2}, schedule, numbers=(3, 2))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_sharded_weights_that_are_freed_after_each_pass(schedule):
+    check(tiny("qwen3", is_tied=True, layers=4), {"pp": 2, "dp_shard": 2}, schedule, numbers=(3, 2), frees=True)
+
+
+def most_gathered(frees):
+    """The most layers whose whole weights, and those whose whole gradients, a process has at the end of a backward."""
+    mesh = form_mesh(MeshConfig(pp=2, dp_shard=2), "cpu")
+    layout = Layout(mesh=mesh, reshard_after_forward=frees)
+    model, whole = make(tiny("llama", is_tied=False))
+    (stage,) = cut(whole, layout)
+    parallelize(stage, layout, plan_for(stage, {}))
+    layers = list(stage.get_decoder().layers)
+    most = [0, 0]
+
+    def look(*_):
+        groups = [layer._get_fsdp_state()._fsdp_param_groups[0] for layer in layers if isinstance(layer, FSDPModule)]
+        kept = [any(_has_gradient(each) for each in group.fsdp_params) for group in groups]
+        most[:] = max(most[0], sum(group.is_unsharded for group in groups)), max(most[1], sum(kept))
+
+    for layer in layers:
+        layer.register_forward_pre_hook(look)
+    executor = make_executor(model, Stages([stage]), mesh, "1f1b")
+    executor.train(make_batches(model, 3), temperature=1.0, with_entropy=False, loss=weighted)
+    return most
+
+
+def _has_gradient(part):
+    gradient = part.unsharded_accumulated_grad
+    return gradient is not None or (hasattr(part, "_unsharded_param") and part._unsharded_param.grad is not None)
+
+
+def test_freed_weights_are_gathered_a_layer_or_two_at_a_time():
+    kept, freed = (run_world(4, most_gathered, frees) for frees in (False, True))
+    assert kept == [[4, 4]] * 4
+    assert all(weights <= 2 and gradients == 0 for weights, gradients in freed)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -65,14 +65,23 @@ class Staged(Line):
         return [module]
 
 
+KEEPS = {"reshard_after_forward": False}
+
+
 @pytest.mark.parametrize(
-    ("options", "splits_backward"),
-    [(None, True), ({}, True), ({"recompute": "selective"}, False), ({"compile": True}, False)],
+    ("options", "splits_backward", "keeps_gradients"),
+    [
+        (None, True, True),
+        (KEEPS, True, True),
+        ({**KEEPS, "recompute": "selective"}, False, True),
+        ({**KEEPS, "compile": True}, False, True),
+        ({"reshard_after_forward": True}, False, False),
+    ],
 )
-def test_a_pipeline_is_run_by_its_own_executor(module, monkeypatch, options, splits_backward):
+def test_a_pipeline_is_run_by_its_own_executor(module, monkeypatch, options, splits_backward, keeps_gradients):
     made = []
     monkeypatch.setattr(Pipeline, "__init__", lambda self, *args, **named: made.append((args[3], named)))
     if options is not None:
         root(module, Layout(mesh=PipeMesh(), **options))
     assert isinstance(make_executor(Staged(), module, PipeMesh(), "zero-bubble"), Pipeline)
-    assert made == [("zero-bubble", {"splits_backward": splits_backward})]
+    assert made == [("zero-bubble", {"splits_backward": splits_backward, "keeps_gradients": keeps_gradients})]

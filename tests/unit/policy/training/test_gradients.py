@@ -5,6 +5,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
+from cosmos_core.policy.training import gradients
 from cosmos_core.policy.training.gradients import GradientBuffer, num_copies
 from cosmos_core.testing.worlds import run_world
 
@@ -46,6 +47,19 @@ def test_what_is_held_twice_counts_half():
     buffer = GradientBuffer(parameters, processes=2, twice=("b",))
     buffer.flat += 2.0
     assert float(buffer.square()) == pytest.approx(4 / 2 + 4 / 4 + 4 / 2)
+
+
+def test_a_norm_is_taken_part_by_part(monkeypatch):
+    sizes = []
+    norm_of = torch.linalg.vector_norm
+    monkeypatch.setattr(gradients, "_SQUARED_AT_ONCE", 4)
+    monkeypatch.setattr(
+        torch.linalg, "vector_norm", lambda part, **named: sizes.append(part.numel()) or norm_of(part, **named)
+    )
+    buffer = GradientBuffer({"a": torch.nn.Parameter(torch.zeros(7)), "b": torch.nn.Parameter(torch.zeros(2, 2))})
+    buffer.flat += torch.arange(1.0, 12.0)
+    assert float(buffer.square()) == pytest.approx(sum(each**2 for each in range(1, 12)))
+    assert max(sizes) == 4
 
 
 def test_a_process_may_have_nothing_to_train():
