@@ -72,7 +72,8 @@ def run(
     overrides: Overrides = None,
     name: RunName = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", metavar="RUN", help="Go on with the run in this folder.")
+        Path | None,
+        typer.Option("--resume", metavar="RUN", help="Go on with the run in this folder; --set may change its length."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the plan, like `cosmos plan`.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run of this name.")] = False,
@@ -88,15 +89,15 @@ def run(
       cosmos run recipes/arithmetic.toml --name wide --set rollout.replicas=2 --set policy.optimizer.lr=1e-4
       cosmos run --model qwen --algorithm grpo --dataset jsonl --reward math --set model.path=Qwen/Qwen3-0.6B ...
       cosmos run --resume runs/arithmetic
+      cosmos run --resume runs/arithmetic --set run.steps=400
     """  # noqa: D301 - the escape keeps the lines after it apart
     set_debugging(debug)
     if resume is not None:
-        changes = [recipe, model, algorithm, dataset, reward, overrides, name, dry_run, overwrite]
-        if any(changes):
-            raise ConfigError("--resume goes on with the run's own recipe; it takes no other argument")
+        if any([recipe, model, algorithm, dataset, reward, name, dry_run, overwrite]):
+            raise ConfigError("--resume goes on with the run's own recipe; it takes no other argument but --set")
         from cosmos_core.run.command import resume_run  # noqa: PLC0415
 
-        raise typer.Exit(_EXIT_CODES[resume_run(resume, _console())])
+        raise typer.Exit(_EXIT_CODES[resume_run(resume, _console(), overrides=overrides or ())])
     chosen = _load(recipe, (model, algorithm, dataset, reward), overrides, name)
     from cosmos_core.run.command import run_recipe, show_plan  # noqa: PLC0415
 
@@ -149,6 +150,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise
         typer.echo(f"cosmos: {error}", err=True)
         sys.exit(2 if isinstance(error, ConfigError | PluginError) else 1)
+    except SystemExit as end:
+        # Typer ends in silence. Runs answer Ctrl-C themselves, once they have begun.
+        if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
+            typer.echo("cosmos: stopped by Ctrl-C", err=True)
+        raise
     sys.exit(0)
 
 

@@ -38,6 +38,7 @@ class Job:
         num_train_rows: Rows of the dataset's train split.
         num_heldout_rows: Rows of its held-out split.
         num_evaluation_prompts: Held-out prompts of one evaluation (0: no evaluation).
+        num_measured_prompts: Of these, from the first on, those of whose demonstrations the loss is measured (0: none).
         uses_rollouts: Whether a stage or an evaluation needs rollout replicas.
         stages: Facts of each stage, in order: the warm-up's first, if the recipe has one.
     """
@@ -51,6 +52,7 @@ class Job:
     num_evaluation_prompts: int
     uses_rollouts: bool
     stages: tuple[StageFacts, ...]
+    num_measured_prompts: int = 0
 
     @property
     def assets(self) -> Path:

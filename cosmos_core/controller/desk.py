@@ -39,7 +39,6 @@ from cosmos_core.transport.messages import (
     Watch,
     Welcome,
 )
-from cosmos_core.transport.wire import REPORT
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -169,12 +168,11 @@ class Desk:
 
     def _on_report(self, identity: bytes, message: Reports, number: int, report: bytes) -> bool:
         try:
-            REPORT.decode(report)
+            self._record(Reported(name=message.name, incarnation=message.incarnation, sequence=number, report=report))
         except TransportError as error:
             self._answers.append((identity, Refused(reason=f"its report {number} cannot be read: {error}")))
             self._lose(message.name, message.incarnation, f"its report {number} cannot be read: {error}")
             return False
-        self._record(Reported(name=message.name, incarnation=message.incarnation, sequence=number, report=report))
         return True
 
     def _current_line(self, identity: bytes, message: Beat | Reports, now: float) -> Line | None:
@@ -247,8 +245,9 @@ class Desk:
         return gauges
 
     def _record(self, event: Event) -> None:
-        self._journal.append(event)
+        # A report that cannot be read changes nothing, and is not kept. Nothing is said before the commit.
         core.step(self.state, event)
+        self._journal.append(event)
         self._num_events += 1
 
     def _lose(self, name: str, incarnation: str, reason: str) -> None:

@@ -1,7 +1,7 @@
 """Evaluations: when one is due, its leases, its results.
 
-Completions are made and scored by rollout replicas, beside training. Where there are none, policy replicas measure the
-loss of held-out demonstrations as part of a step.
+Completions are made and scored by rollout replicas, beside training. Where the main stage learns from demonstrations,
+policy replicas measure the loss of held-out ones as part of a step. A run may have both, each with records of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _KEPT_COMPLETIONS: Final = 8
 def schedule(state: State) -> None:
     """Make the evaluation of the newest step pending, if one is due and not done."""
     version = state.step
-    if not state.settings.evaluates(version) or any(done.version == version for done in state.evaluations[-1:]):
+    if not state.settings.evaluates(version) or any(
+        done.version == version and done.accuracy is not None for done in state.evaluations
+    ):
         return
     rows = list(range(state.settings.evaluation_prompts))
     state.pending.append(Evaluation(version=version, queued=rows[::-1]))
@@ -31,13 +33,14 @@ def unmeasured(state: State, step: int) -> tuple[int, ...]:
 
     That of the start is lacking before the first step, and where a group broke after the step before.
     """
-    known = {done.version for done in state.evaluations[-2:]}
-    return tuple(version for version in (step - 1, step) if state.settings.measures(version) and version not in known)
+    due = [version for version in (step - 1, step) if state.settings.measures(version)]
+    known = {done.version for done in state.evaluations if done.loss is not None} if due else ()
+    return tuple(version for version in due if version not in known)
 
 
 def record_losses(state: State, running: RunningStep) -> None:
     """Take in what the members of a step that is done have measured; say what they could not."""
-    for found in running.heldout:
+    for found in sorted(running.heldout, key=lambda measured: measured.version):
         for row, reason in found.dropped:
             state.status_details[f"held-out {reason}"] = f"row {row}"
         if found.num_rows:

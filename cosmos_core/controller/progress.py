@@ -29,7 +29,9 @@ def on_step_done(state: State, replica: Replica, report: StepDone) -> bool:
     running.skipped = running.skipped or report.skipped
     running.metrics = running.metrics or report.metrics
     running.dropped.update(report.dropped)
-    running.heldout = running.heldout or report.heldout
+    known = {measured.version for measured in running.heldout}
+    # One whose group broke after the step may lack what another has.
+    running.heldout += tuple(measured for measured in report.heldout if measured.version not in known)
     if generation is None or generation.order.generation != running.generation:
         return False
     return running.done.issuperset(generation.order.members)
@@ -96,8 +98,12 @@ def on_not_saved(state: State, report: CheckpointFailed) -> None:
 
 
 def best_checkpoint(state: State) -> int | None:
-    """The saved step with the best evaluation, the latest of equals; None if none of them was evaluated."""
-    evaluated = [done for done in state.evaluations if done.version in state.checkpoints.saved]
+    """The saved step with the best evaluation, the latest of equals; None if none of them was evaluated.
+
+    Accuracies count where there are some, else losses.
+    """
+    saved = [done for done in state.evaluations if done.version in state.checkpoints.saved]
+    evaluated = [done for done in saved if done.accuracy is not None] or saved
     best = max(evaluated, key=lambda done: (done.merit, done.version), default=None)
     return best.version if best is not None else None
 

@@ -66,7 +66,7 @@ class Settings:
         evaluation_interval: Main steps between evaluations; 0 evaluates only before and after.
         checkpoint_interval: Steps between checkpoints; 0 saves only at the end and on a stop.
         rewards: Names of the rewards, the one that accuracy is read from first.
-        heldout_rows: Held-out demonstrations whose loss is measured where no completion is scored; 0 never measures.
+        heldout_rows: Held-out demonstrations whose loss is measured; 0 never measures.
     """
 
     run_id: str
@@ -156,7 +156,7 @@ def settings_of(job: Job) -> Settings:
         evaluation_interval=recipe.evaluation.interval,
         checkpoint_interval=recipe.policy.checkpoint.interval,
         rewards=tuple(reward.plugin for reward in recipe.reward),
-        heldout_rows=job.num_evaluation_prompts if not job.uses_rollouts else 0,
+        heldout_rows=job.num_measured_prompts,
     )
     _validate(settings)
     return settings

@@ -131,7 +131,7 @@ class State:
         publish: The version that policy replicas shall publish if they have not; -1: none.
         targets: Versions that rollout replicas were told to load and may be loading, ascending; the last is current.
         pending: Evaluations that are due, ascending by version; the first is being worked on.
-        evaluations: Finished ones, ascending by version.
+        evaluations: Finished ones, in the order of their ends; of completions and of demonstrations.
         checkpoints: Of this run.
         marks: Accounts at the moments from which a run can be resumed, by step.
         status_details: The newest explanation of each status of unscored samples, and of each failed prompt's reason.

@@ -28,8 +28,9 @@ class Progress:
         stage: Name of the running stage's algorithm.
         reward: Mean reward of the newest steps.
         accuracy: Held-out accuracy, newest.
+        evaluated_step: Weight version of that accuracy.
         heldout_loss: Loss of held-out demonstrations, newest.
-        evaluated_step: Weight version of that accuracy, or loss.
+        measured_step: Weight version of that loss.
         staleness: Mean staleness of the newest steps.
         policy_units_per_s: Units that the policy pool trains on.
         rollout_units_per_s: Units that the rollout pool generates.
@@ -47,8 +48,9 @@ class Progress:
     elapsed_s: float
     reward: float | None = None
     accuracy: float | None = None
-    heldout_loss: float | None = None
     evaluated_step: int | None = None
+    heldout_loss: float | None = None
+    measured_step: int | None = None
     staleness: float | None = None
     policy_units_per_s: float | None = None
     rollout_units_per_s: float | None = None
@@ -106,14 +108,15 @@ class PlainView:
         self._console: Final = console
         self._interval_s: Final = interval_s
         self._shown_at = float("-inf")
-        self._evaluated_step: int | None = None
+        self._evaluated: tuple[int | None, int | None] = (None, None)
 
     def show(self, progress: Progress) -> None:
         """Print a line if it is time."""
         now = time.monotonic()
-        is_new = progress.evaluated_step != self._evaluated_step
+        evaluated = (progress.evaluated_step, progress.measured_step)
+        is_new = evaluated != self._evaluated
         if is_new or now - self._shown_at >= self._interval_s:
-            self._shown_at, self._evaluated_step = now, progress.evaluated_step
+            self._shown_at, self._evaluated = now, evaluated
             self.say(line(progress))
 
     def say(self, message: str) -> None:
@@ -157,7 +160,7 @@ def facts(progress: Progress) -> list[tuple[str, str]]:
     if progress.accuracy is not None:
         found.append(("held-out", f"{progress.accuracy:.3f} @{progress.evaluated_step}"))
     if progress.heldout_loss is not None:
-        found.append(("held-out loss", f"{progress.heldout_loss:.4f} @{progress.evaluated_step}"))
+        found.append(("held-out loss", f"{progress.heldout_loss:.4f} @{progress.measured_step}"))
     if progress.staleness is not None:
         found.append(("staleness", f"{progress.staleness:.2f}"))
     if progress.policy_units_per_s is not None:

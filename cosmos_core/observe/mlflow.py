@@ -10,7 +10,9 @@ import importlib.util
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -25,6 +27,7 @@ _RUN_TAG: Final = "cosmos.run_id"
 _PARAMS_PER_BATCH: Final = 100  # MLflow's own limit
 _LONGEST_PARAM: Final = 6000  # likewise
 _NOT_ALLOWED: Final = re.compile(r"[^\w\-. :/]")
+_MOST_QUEUED: Final = 64
 _STATUS: Final[Mapping[str, str]] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
@@ -63,7 +66,7 @@ class MlflowTracker:
         self._uri: Final = options.tracking_uri or f"sqlite:///{(run.directory / 'mlflow.db').resolve()}"
         self._client: MlflowClient | None = None
         self._monitor: Any = None
-        self._queued: Any = None
+        self._queued: Final[deque[Any]] = deque()
         self._run_id = ""
 
     @hookimpl
@@ -71,8 +74,8 @@ class MlflowTracker:
         """Open the MLflow run and log the recipe as its parameters."""
         # No part of a run talks to a network that the user did not ask for.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        # Else the making of a database is told on the terminal, in the middle of the live view.
-        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+        # Else the making of a database, and tracebacks, are told on the terminal, in the middle of the live view.
+        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
         from mlflow import MlflowClient  # noqa: PLC0415 - seconds of import, only in runs that track
 
         client = MlflowClient(tracking_uri=self._uri)
@@ -110,9 +113,7 @@ class MlflowTracker:
         numbers = {name: value for name, value in summary.items() if isinstance(value, int | float)}
         for name, value in numbers.items():
             self._client.set_tag(self._run_id, f"cosmos.{name}", str(value))
-        if self._queued is not None:
-            # Batches are written in order, so the last one is written after all others.
-            self._queued.wait()
+        self._settle(0)
         self._client.set_terminated(self._run_id, status=_STATUS.get(outcome, "FAILED"))
 
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -122,7 +123,33 @@ class MlflowTracker:
 
         now_ms = int(time.time() * 1000)
         batch = [Metric(_NOT_ALLOWED.sub("_", name), value, now_ms, step) for name, value in metrics.items()]
-        self._queued = self._client.log_batch(self._run_id, metrics=batch, synchronous=False)
+        self._settle(_MOST_QUEUED)
+        self._queued.append(self._client.log_batch(self._run_id, metrics=batch, synchronous=False))
+
+    def _settle(self, most: int) -> None:
+        """See what became of batches that were queued, until at most some of them are not written.
+
+        Raises:
+            PluginError: One could not be written.
+        """
+        # MLflow's own wait tells failures with their tracebacks, and cannot be asked without waiting.
+        while self._queued and (len(self._queued) > most or all(each.done() for each in _futures(self._queued[0]))):
+            for future in _futures(self._queued.popleft()):
+                error = future.exception()
+                if error is not None:
+                    raise PluginError(f"{self._uri} cannot be written: {_root(error)}") from error
+
+
+def _futures(batch: Any) -> Sequence[Future[object]]:
+    found: Sequence[Future[object]] = batch._operation_futures  # noqa: SLF001 - see above
+    return found
+
+
+def _root(error: BaseException) -> str:
+    """What a database said, without what libraries say around it."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _open_run(client: MlflowClient, experiment: str, run: RunInfo) -> tuple[str, bool]:

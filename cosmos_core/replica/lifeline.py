@@ -342,13 +342,19 @@ class FollowerLine(Lifeline):
             self._end(cause)
 
 
+def words_of(error: BaseException) -> str:
+    """An error in words; of one that a library raised from another, such as torch's pipelines, those of the other."""
+    while not isinstance(error, CosmosError) and error.__cause__ is not None:
+        error = error.__cause__
+    return str(error) if isinstance(error, CosmosError) else f"{type(error).__name__}: {error}"
+
+
 def _failure_of(error: Exception, rank: int) -> Failure:
     """An error of `torch.distributed`, which is a RuntimeError, may be no more than another process's end."""
     chain = [error, *filter(None, [error.__cause__])]
-    is_ours = isinstance(error, CosmosError)
     return Failure(
         rank=rank,
-        reason=str(error) if is_ours else f"{type(error).__name__}: {error}",
+        reason=words_of(error),
         time=time.time(),
         is_echo=any(isinstance(each, RuntimeError) for each in chain),
     )

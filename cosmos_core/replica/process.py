@@ -21,6 +21,7 @@ from cosmos_core.errors import CosmosError, ReplicaError
 from cosmos_core.observe import logs
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.replica.host import host_id
+from cosmos_core.replica.lifeline import words_of
 from cosmos_core.replica.lifetime import bounded_life
 from cosmos_core.transport.messages import WIRE_VERSION, Failed, Hello, Role
 
@@ -181,7 +182,7 @@ def _on_error(error: Exception, client: ControlClient | None) -> int:
         _LOG.warning("%s", error)
         return 0
     is_ours = isinstance(error, CosmosError)
-    reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
+    reason = words_of(error)
     _LOG.error("%s", reason, exc_info=error if not is_ours or os.environ.get("COSMOS_DEBUG") == "1" else None)
     _tell(reason, client, _FLUSH_S)
     return 1

@@ -19,6 +19,7 @@ from cosmos_core.protocols import (
     EngineCapabilities,
     ModelCapabilities,
     ModelFacts,
+    Record,
     RewardCapabilities,
 )
 
@@ -64,6 +65,7 @@ class Parts:
         num_train_rows: Rows of the train split.
         num_heldout_rows: Rows of the held-out split.
         measured: What some of the train rows are like.
+        records: What the model's options ask the engine to record.
     """
 
     model: ModelCapabilities
@@ -75,6 +77,7 @@ class Parts:
     num_train_rows: int
     num_heldout_rows: int
     measured: Measured
+    records: Sequence[Record] = ()
 
 
 def problems(recipe: Recipe, parts: Parts) -> list[str]:
@@ -84,6 +87,7 @@ def problems(recipe: Recipe, parts: Parts) -> list[str]:
         found += [*_stage(recipe, parts, stage, algorithm), *_idle(recipe, stage, algorithm)]
     if parts.engine is not None:
         found += [*_payload_kinds(recipe, parts, parts.engine), *_media(recipe, parts, parts.engine)]
+        found += _records(recipe, parts, parts.engine)
     return found
 
 
@@ -249,4 +253,16 @@ def _media(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator
             f"{parts.measured.num_with_media} of {parts.measured.num_rows} train rows of dataset "
             f"{recipe.dataset.plugin!r} show images or videos; use an engine that takes media, or train on "
             "demonstrations: algorithm.plugin = 'sft', without rewards"
+        )
+
+
+def _records(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator[str]:
+    """What the model trains on and the engine does not record; demonstrations have no records."""
+    if engine.records or not any(algorithm.source == "rollouts" for _, algorithm in parts.stages):
+        return
+    for record in parts.records:
+        yield (
+            f"rollout.engine.plugin: {recipe.rollout.engine.plugin!r} does not record what the model's forwards do, "
+            f"and {record.option} trains on its record {record.name!r}; use an engine that records, such as "
+            f"'embedded', or leave {record.option} out"
         )

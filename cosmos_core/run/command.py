@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from rich.console import Console
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.schema import Recipe
+from cosmos_core.config.stages import stages
 from cosmos_core.controller.journal import entries
 from cosmos_core.errors import ConfigError, CosmosError
 from cosmos_core.observe.live import make_view
@@ -21,9 +23,10 @@ from cosmos_core.plugin.choice import choose
 from cosmos_core.plugin.discovery import discover
 from cosmos_core.plugin.roles import load_dataset, selections
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.policy.checkpoints.checkpoint import check_writable, latest
+from cosmos_core.policy.checkpoints.checkpoint import check_writable, completed, latest
 from cosmos_core.protocols import Dataset
 from cosmos_core.run import folder, provenance
+from cosmos_core.run.changes import changed
 from cosmos_core.run.follow import Follower
 from cosmos_core.run.hookset import RunHooks
 from cosmos_core.run.launch import make_launcher
@@ -76,16 +79,21 @@ def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, ov
         check_gpus(recipe)
         check_weights(plan.parts)
         if recipe.policy.checkpoint.url is not None:
-            check_writable(recipe.policy.checkpoint.url)
+            _check_own(recipe.policy.checkpoint.url)
         folder.create(plan.job, plan.assets, provenance.made_with(plan.plugins), overwrite=overwrite)
     return _supervise(_Session(job=plan.job, plugins=plan.plugins, dataset=plan.dataset, start=Start()), console, began)
 
 
-def resume_run(directory: Path, console: Console) -> str:
+def resume_run(directory: Path, console: Console, *, overrides: Sequence[str] = ()) -> str:
     """Go on with a run from its newest complete checkpoint, or from its start if there is none.
 
+    Args:
+        directory: The run's folder.
+        console: Where to print.
+        overrides: `KEY=VALUE`, of what may change (see `cosmos_core.run.changes`).
+
     Returns:
-        Its outcome; a run that has finished stays as it is.
+        Its outcome; a run that has finished stays as it is, unless it gets more steps.
 
     Raises:
         CosmosError: It is no run, or it cannot go on.
@@ -94,25 +102,44 @@ def resume_run(directory: Path, console: Console) -> str:
     job = load_job(directory)
     check_gpus(job.recipe)
     _check_not_running(directory)
+    recipe, changes = changed(job.recipe, overrides)
     summary = folder.read_summary(directory)
-    if summary is not None and summary.get("outcome") == "finished":
-        console.print(f"{directory} has finished: {summary['steps']} steps. Nothing to resume.", highlight=False)
+    if summary is not None and summary.outcome == "finished" and recipe.run.steps <= job.recipe.run.steps:
+        console.print(
+            f"{directory} has finished: {summary.steps} steps. Nothing to resume; --set run.steps adds some.",
+            highlight=False,
+        )
         return "finished"
+    job = attrs.evolve(job, recipe=recipe)
     installed = discover()
     plugins = PluginSet.load(selections(job.recipe, ("dataset", "hook")), records=installed)
     start = _newest_start(job)
+    _check_length(job, start)
     console.print(_resume_words(start), highlight=False)
     chosen = [choose(kind, name, installed) for kind, name in selections(job.recipe)]
-    for difference in provenance.resumed_with(directory, chosen):
-        console.print(f"Changed since the run's last session: {difference}", highlight=False)
+    differences = provenance.resumed_with(directory, chosen, list(map(str, changes)))
+    if changes:
+        folder.save(job)
+    for difference in differences:
+        console.print(f"Changed since the run's last session: {difference}", highlight=False, markup=False)
     session = _Session(
         job=job,
         plugins=plugins,
         dataset=load_dataset(job, plugins),
         start=start,
-        earlier_s=float(summary["wall_s"]) if summary else 0.0,
+        earlier_s=0.0 if summary is None else summary.wall_s,
     )
     return _supervise(session, console, began)
+
+
+def _check_own(url: str) -> None:
+    """Refuse a folder for checkpoints where others are: the oldest of all are removed, the newest goes on."""
+    check_writable(url)
+    if steps := completed(url):
+        raise ConfigError(
+            f"policy.checkpoint.url: {url} has {len(steps)} checkpoints already, the newest of step {steps[-1]}, which"
+            " a new run would take for its own; choose another folder, or remove them"
+        )
 
 
 def _newest_start(job: Job) -> Start:
@@ -120,6 +147,15 @@ def _newest_start(job: Job) -> Start:
     if not job.journal.exists():
         return Start()
     return Start(step=0) if found is None else Start(step=found[0], checkpoint=found[1])
+
+
+def _check_length(job: Job, start: Start) -> None:
+    last = stages(job.recipe)[-1]
+    if start.step is not None and last.last_step < start.step:
+        raise ConfigError(
+            f"run.steps: {job.recipe.run.steps}, but the newest checkpoint is of step {start.step - last.first_step}; "
+            "a run cannot be made shorter than it is"
+        )
 
 
 def _resume_words(start: Start) -> str:

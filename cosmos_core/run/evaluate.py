@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,7 @@ from cosmos_core.config.loading import load_recipe
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.plugin.roles import load_dataset
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.protocols import Generated, Sampling
+from cosmos_core.protocols import Dataset, Generated, Sampling
 from cosmos_core.rollout.reward_pool import Outcomes, RewardPool
 from cosmos_core.rollout.scoring import sample, to_score
 from cosmos_core.run.export import export_run
@@ -102,7 +103,7 @@ def _evaluate(model: Path, job: Job, num_prompts: int | None) -> Evaluated:
     rows = min(num_prompts or recipe.evaluation.prompts, dataset.size("heldout"))
     if rows < 1:
         raise ConfigError(f"dataset: {recipe.dataset.plugin!r} has no held-out rows to evaluate on")
-    prompts = [dataset.row("heldout", index) for index in range(rows)]
+    prompts = list(_usable(dataset, rows))
     pool = RewardPool(recipe.reward, num_workers=recipe.rollout.reward_workers, seed=recipe.run.seed)
     pool.start()
     try:
@@ -112,6 +113,15 @@ def _evaluate(model: Path, job: Job, num_prompts: int | None) -> Evaluated:
     finally:
         pool.close()
     return _result(scored, num_prompts=rows)
+
+
+def _usable(dataset: Dataset, num_rows: int) -> Iterator[Prompt]:
+    """The first held-out rows; bad ones are left out, and so without a score, as in a run."""
+    for index in range(num_rows):
+        try:
+            yield dataset.row("heldout", index)
+        except DataError:
+            continue
 
 
 def _complete(served: Served, prompts: list[Prompt], job: Job) -> list[tuple[Prompt, Generated]]:
@@ -131,6 +141,8 @@ def _complete(served: Served, prompts: list[Prompt], job: Job) -> list[tuple[Pro
 
 
 def _score(served: Served, answered: list[tuple[Prompt, Generated]], job: Job, pool: RewardPool) -> list[Sample]:
+    if not answered:
+        return []
     done = threading.Event()
     outcomes: Outcomes = []
 

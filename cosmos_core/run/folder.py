@@ -9,8 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
+
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import dump_recipe, save_job
+from cosmos_core.config.structure import structure
 from cosmos_core.errors import ConfigError
 
 SUMMARY: Final = "summary.json"
@@ -58,10 +61,23 @@ def create(job: Job, assets: Path, manifest: Mapping[str, Any], *, overwrite: bo
         job.logs.mkdir(parents=True)
         if assets.is_dir():
             shutil.copytree(assets, job.assets)
-        (job.directory / "recipe.resolved.toml").write_text(dump_recipe(job.recipe), encoding="utf-8")
         write_json(job.directory / "manifest.json", manifest)
     except OSError as error:
         raise ConfigError(f"run.output_dir: {job.directory} could not be made: {error}") from error
+    save(job)
+
+
+def save(job: Job) -> None:
+    """Write the job and its recipe into the run's folder.
+
+    Raises:
+        ConfigError: They could not be written.
+    """
+    path = job.directory / "recipe.resolved.toml"
+    try:
+        path.write_text(dump_recipe(job.recipe), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
     save_job(job)
 
 
@@ -76,17 +92,34 @@ def write_json(path: Path, data: Any) -> None:
     partial.replace(path)
 
 
-def read_summary(directory: Path) -> dict[str, Any] | None:
-    """The summary of a run that has ended; None if it has none (yet).
+@attrs.frozen(kw_only=True)
+class Ended:
+    """What a summary says of how its session ended.
+
+    Attributes:
+        outcome: `finished`, `stopped` or `failed`.
+        steps: Done in all.
+        wall_s: Seconds of all sessions.
+    """
+
+    outcome: str
+    steps: int
+    wall_s: float
+
+
+def read_summary(directory: Path) -> Ended | None:
+    """How the last session of a run ended; None if it has not (yet).
 
     Raises:
-        ConfigError: It is damaged.
+        ConfigError: The summary is damaged, or was changed by hand to what it cannot be.
     """
     path = directory / SUMMARY
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise ConfigError(f"{path}: damaged: {error}; remove it") from error
-    return found
+    known = [field.name for field in attrs.fields(Ended)]
+    said = {name: found[name] for name in known if name in found} if isinstance(found, dict) else found
+    return structure(said, Ended, str(path))

@@ -99,15 +99,16 @@ class Follower:
         self._recent: Final[deque[Mark]] = deque()
 
     def fold(self, entries: Iterable[tuple[int, float, Event]], notify: Notify = ignore) -> None:
-        """Apply entries (sequence, unix time, event), in order.
+        """Apply entries (sequence, unix time, event), in order; those that were applied before are passed over.
 
         Raises:
             JournalError: The entries do not begin with the opening of a run.
             TransportError: An entry is malformed.
         """
         for sequence, time, event in entries:
-            self._apply(sequence, time, event, notify)
-            self.last_sequence = sequence
+            if sequence > self.last_sequence:
+                self._apply(sequence, time, event, notify)
+                self.last_sequence = sequence
 
     def generated_per_s(self, now: float) -> float:
         """Units generated per second over the last seconds of this session."""
@@ -244,14 +245,16 @@ def step_metrics(step: StepRecord) -> dict[str, float]:
 
 def evaluation_metrics(evaluation: EvaluationRecord) -> dict[str, float]:
     """Everything about an evaluation as numbers, for trackers."""
-    metrics: dict[str, float] = {"heldout/unscored": evaluation.num_unscored}
+    metrics: dict[str, float] = {}
     if evaluation.accuracy is not None:
         metrics["heldout/accuracy"] = evaluation.accuracy
+        metrics["heldout/unscored"] = evaluation.num_unscored
         metrics["heldout/truncated"] = evaluation.num_truncated
     if evaluation.loss is not None and evaluation.perplexity is not None:
         metrics["heldout/loss"] = evaluation.loss
         metrics["heldout/perplexity"] = evaluation.perplexity
         metrics["heldout/units"] = evaluation.num_units
+        metrics["heldout/unusable"] = evaluation.num_unscored
     if evaluation.reward is not None:
         metrics["heldout/reward"] = evaluation.reward
     return metrics

@@ -90,7 +90,8 @@ class _Lane:
                 self._manager.subset_hook_caller(hook, self._others)(**arguments)
             except BaseException as error:  # noqa: BLE001 - SystemExit would end this thread without a word
                 _LOG.info("hook %s raised in %s", self._name, hook, exc_info=True)
-                self._switch_off(f"raised {type(error).__name__} in {hook}: {error}")
+                said = str(error).strip().partition("\n")[0]
+                self._switch_off(f"raised {type(error).__name__} in {hook}: {said}")
 
     def _switch_off(self, why: str) -> None:
         if not self._is_off:

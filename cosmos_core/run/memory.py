@@ -21,7 +21,7 @@ from cosmos_core.config.mesh import expert_shards, world_size
 from cosmos_core.config.schema import PolicyConfig, Recipe
 from cosmos_core.policy.mesh.layout import STAGES_PER_RANK
 from cosmos_core.policy.mesh.placement import layer_spans, stage_indices
-from cosmos_core.protocols import Compute, Kept, ModelFacts, ModelPart
+from cosmos_core.protocols import Compute, ModelFacts, ModelPart
 
 ITEM_SIZES: Final[Mapping[str, int]] = {"fp32": 4, "bf16": 2}
 OUTPUT_COPIES: Final = 3
@@ -66,6 +66,28 @@ def policy_memory(recipe: Recipe, facts: ModelFacts, *, publishes: bool = True) 
         found.append(attrs.evolve(alike[0], name=name, count=per_stage * len(alike)))
         first = last + 1
     return tuple(found)
+
+
+def num_whole(part: ModelPart, tp: int) -> int:
+    """Parameters of one piece of a part that each process of `tp` has all of."""
+    return part.num_whole_parameters + sum(count for heads, count in part.head_parameters.items() if heads % tp)
+
+
+def whole_over_tp(policy: PolicyConfig, facts: ModelFacts) -> dict[str, int]:
+    """Parameters of the model that each process of `tp` has all of, by what they are."""
+    mesh = policy.mesh
+    if mesh.tp == 1:
+        return {}
+    found: dict[str, int] = {}
+    for part in facts.parts:
+        for heads, count in part.head_parameters.items():
+            if heads % mesh.tp:
+                name = f"{heads} key-value heads, which {mesh.tp} does not divide"
+                found[name] = found.get(name, 0) + part.count * count
+    if mesh.ep == 1:
+        found["experts, which only ep spreads"] = sum(part.count * part.num_expert_parameters for part in facts.parts)
+    found["norms and others"] = sum(part.count * part.num_whole_parameters for part in facts.parts)
+    return {name: count for name, count in found.items() if count}
 
 
 @attrs.frozen(kw_only=True)
@@ -115,6 +137,7 @@ class _Rank:
         }
         work = {
             "gathered weights": self._gathered(parts),
+            "whole gradients": self._accumulated(parts),
             "activations": self._activations(stages),
             "logits": self._logits(parts),
             "communication": self._communication(parts),
@@ -148,17 +171,17 @@ class _Rank:
 
     def _shard(self, part: ModelPart) -> int:
         """Parameters of one piece of a part that this process holds."""
-        mesh = self.policy.mesh
-        split = part.num_parameters - part.num_expert_parameters - part.num_whole_parameters
-        dense = (split / mesh.tp + part.num_whole_parameters) / self.shards
+        mesh, whole = self.policy.mesh, num_whole(part, self.policy.mesh.tp)
+        split = part.num_parameters - part.num_expert_parameters - whole
+        dense = (split / mesh.tp + whole) / self.shards
         experts = part.num_expert_parameters / (mesh.ep * expert_shards(mesh) if mesh.ep > 1 else self.shards)
         return math.ceil(dense + experts)
 
     def _whole(self, part: ModelPart) -> int:
         """Parameters of one piece of a part that are together while it computes."""
-        mesh = self.policy.mesh
-        split = part.num_parameters - part.num_expert_parameters - part.num_whole_parameters
-        return math.ceil(split / mesh.tp + part.num_whole_parameters + part.num_expert_parameters / mesh.ep)
+        mesh, whole = self.policy.mesh, num_whole(part, self.policy.mesh.tp)
+        split = part.num_parameters - part.num_expert_parameters - whole
+        return math.ceil(split / mesh.tp + whole + part.num_expert_parameters / mesh.ep)
 
     def _tied(self, parts: Sequence[ModelPart]) -> int:
         """The last stage's copy of what it shares with the first."""
@@ -175,16 +198,26 @@ class _Rank:
 
     def _gathered(self, parts: Sequence[ModelPart]) -> int:
         """What FSDP gathers: two layers (the next comes while one computes) and what is round them; or a cast copy."""
-        mesh, parallel = self.policy.mesh, self.policy.parallel
-        if world_size(mesh) == 1:
+        if world_size(self.policy.mesh) == 1:
             # Autocast keeps the casts of matrices from forward to backward.
             return 2 * self.facts.num_parameters if self.policy.precision == "bf16" else 0
-        if self.shards == 1 and expert_shards(mesh) == 1 and self.policy.precision == "fp32":
-            return 0
         layers = [self._whole(part) for part in parts if part.is_layer for _ in range(part.count)]
-        rest = [self._whole(part) for part in parts if not part.is_layer]
-        is_freed = {"always": True, "never": False, "auto": mesh.pp == 1}[parallel.reshard_after_forward]
-        return self.item * (sum(rest) + (sum(sorted(layers)[-2:]) if is_freed else sum(layers)))
+        rest = [*(self._whole(part) for part in parts if not part.is_layer), self.shards * self._tied(parts)]
+        return self.item * (sum(rest) + (sum(sorted(layers)[-2:]) if self._is_freed else sum(layers)))
+
+    @property
+    def _is_freed(self) -> bool:
+        """Whether FSDP frees what it has gathered, and in a pipeline whole gradients, in each pass."""
+        choice = self.policy.parallel.reshard_after_forward
+        return {"always": True, "never": False, "auto": self.policy.mesh.pp == 1}[choice]
+
+    def _accumulated(self, parts: Sequence[ModelPart]) -> int:
+        """Float32 gradients that the stages of a pipeline keep whole until the last micro-batch is through."""
+        if self.policy.mesh.pp == 1 or self._is_freed:
+            return 0
+        if self.policy.lora is not None:
+            return 4 * self.shards * sum(part.count * self._adapters(part) for part in parts)
+        return 4 * (self.shards * self._tied(parts) + sum(part.count * self._whole(part) for part in parts))
 
     def _communication(self, parts: Sequence[ModelPart]) -> int:
         """The gradient of the largest piece before and while it is reduced in float32, and what neighbours exchange."""
@@ -210,7 +243,7 @@ class _Rank:
         again = 0.0
         if self.policy.parallel.recompute != "none":
             layers = [part for stage in stages for part in stage if part.is_layer and self.compute in part.kept]
-            again = max((self._all(part.kept[self.compute]) for part in layers), default=0.0)
+            again = max((self._all(part) for part in layers), default=0.0)
         return math.ceil(self.units * (self._in_flight() * sum(kept) / len(kept) + again))
 
     def _kept(self, part: ModelPart) -> float:
@@ -220,14 +253,15 @@ class _Rank:
             return 0.0
         recompute = self.policy.parallel.recompute if part.is_layer else "none"
         if recompute == "none":
-            return self._all(kept)
+            return self._all(part)
         products = kept.products / self.policy.mesh.tp if recompute == "selective" else 0.0
         return kept.entry / self._sequence_parts + products
 
-    def _all(self, kept: Kept) -> float:
-        mesh = self.policy.mesh
+    def _all(self, part: ModelPart) -> float:
+        mesh, kept = self.policy.mesh, part.kept[self.compute]
         routed = kept.routed / (mesh.tp if mesh.ep > 1 else 1)
-        return kept.stream / self._sequence_parts + kept.inputs + kept.inner / mesh.tp + routed
+        heads = kept.heads / min([mesh.tp, *part.head_parameters])
+        return kept.stream / self._sequence_parts + kept.inputs + kept.inner / mesh.tp + heads + routed
 
     @property
     def _sequence_parts(self) -> int:

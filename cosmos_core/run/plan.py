@@ -17,7 +17,7 @@ from cosmos_core.config.structure import structure, unstructure
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.plugin.roles import load_algorithm, load_dataset, load_model, load_rewards, selections
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.protocols import AlgorithmCapabilities, Dataset, Model, Split
+from cosmos_core.protocols import AlgorithmCapabilities, Dataset, Model, Recording, Split
 from cosmos_core.run.checks import Measured, Parts, emptiness, problems
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.types import Prompt
@@ -85,6 +85,7 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
     )
     num_evaluated = min(recipe.evaluation.prompts, sizes["heldout"])
     scores = num_evaluated > 0 and bool(recipe.reward)
+    measures = facts[-1].source == "demonstrations" and parts.measured.num_heldout_demonstrations > 0
     planned = attrs.evolve(
         job,
         directory=Path(recipe.run.output_dir) / recipe.run.name,
@@ -93,6 +94,7 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
         num_evaluation_prompts=num_evaluated,
         uses_rollouts=scores or any(stage.source == "rollouts" for stage in facts),
         stages=facts,
+        num_measured_prompts=num_evaluated if measures else 0,
     )
     return Plan(job=planned, plugins=plugins, dataset=dataset, parts=parts, assets=job.assets)
 
@@ -196,6 +198,7 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
         num_train_rows=sizes["train"],
         num_heldout_rows=sizes["heldout"],
         measured=_measure(model, dataset, sizes, recipe.evaluation.prompts),
+        records=tuple(model.records()) if isinstance(model, Recording) else (),
     )
 
 

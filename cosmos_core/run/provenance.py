@@ -30,11 +30,16 @@ def made_with(plugins: Iterable[PluginRecord]) -> dict[str, Any]:
     return {"plugins": manifest(plugins), **_machine()}
 
 
-def resumed_with(directory: Path, plugins: Iterable[PluginRecord]) -> list[str]:
+def resumed_with(directory: Path, plugins: Iterable[PluginRecord], changes: Sequence[str] = ()) -> list[str]:
     """Add a session to a run's manifest.
 
+    Args:
+        directory: The run's folder.
+        plugins: Of the session.
+        changes: Of the recipe, in words.
+
     Returns:
-        How it differs from the session before, in words; empty if the same code goes on.
+        How it differs from the session before, in words; empty if the same code goes on with the same recipe.
 
     Raises:
         ConfigError: The manifest is missing or damaged.
@@ -45,8 +50,8 @@ def resumed_with(directory: Path, plugins: Iterable[PluginRecord]) -> list[str]:
         recorded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         sessions: list[dict[str, Any]] = recorded.setdefault("resumed", [])
         before = sessions[-1] if sessions else recorded
-        session = made_with(plugins)
-        differences = list(_differences(before, session))
+        session = {**made_with(plugins), "changes": list(changes)}
+        differences = [*_differences(before, session), *changes]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: missing or damaged ({type(error).__name__}: {error}); a run needs it") from error
     sessions.append(session)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ import jinja2
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import dump_recipe
 from cosmos_core.config.stages import stages
+from cosmos_core.controller.records import EvaluationRecord
 from cosmos_core.errors import DataError
 from cosmos_core.observe.live import clock
 from cosmos_core.protocols import Dataset
@@ -59,7 +60,7 @@ def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], datas
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    evaluations = [timed.record for timed in follower.evaluations]
+    scored = [timed.record for timed in follower.evaluations if timed.record.accuracy is not None]
     page = environment.get_template(_TEMPLATE).render(
         name=summary["name"],
         subtitle=f"{summary['outcome']} · {summary['mode']} mode · seed {summary['seed']} · {summary['run_id']}",
@@ -69,9 +70,9 @@ def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], datas
         plots=[(title, svg) for title, svg in _plots(job, follower) if svg],
         planes=list(_planes(summary["planes"])),
         dropped=sorted(summary["samples"]["dropped"].items()),
-        comparisons=_comparisons(follower, dataset),
-        first_version=evaluations[0].version if evaluations else None,
-        last_version=evaluations[-1].version if evaluations else None,
+        comparisons=_comparisons(scored, dataset),
+        first_version=scored[0].version if scored else None,
+        last_version=scored[-1].version if scored else None,
         recipe=dump_recipe(job.recipe),
     )
     path = job.directory / REPORT
@@ -157,14 +158,11 @@ def _planes(pools: Mapping[str, Mapping[str, float]]) -> Iterator[dict[str, Any]
             yield {"pool": pool, "activity": activity, "seconds": seconds, "share": min(1.0, seconds / total)}
 
 
-def _comparisons(follower: Follower, dataset: Dataset) -> list[Comparison]:
+def _comparisons(scored: Sequence[EvaluationRecord], dataset: Dataset) -> list[Comparison]:
     """The first held-out rows that were evaluated, those whose reward changed before the others."""
-    if not follower.evaluations:
+    if not scored:
         return []
-    first, last = (
-        {item.row: item for item in timed.record.completions}
-        for timed in (follower.evaluations[0], follower.evaluations[-1])
-    )
+    first, last = ({item.row: item for item in record.completions} for record in (scored[0], scored[-1]))
 
     def is_unchanged(row: int) -> bool:
         return row in first and row in last and first[row].reward == last[row].reward

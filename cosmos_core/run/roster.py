@@ -78,9 +78,10 @@ def read_address(job: Job) -> str | None:
     """Address of the controller that serves this run now; None while there is none, or if it is gone."""
     try:
         found: dict[str, Any] = json.loads(address_file(job).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        address, pid = str(found["address"]), int(found["pid"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
-    return str(found["address"]) if _is_alive(int(found["pid"])) else None
+    return address if _is_alive(pid) else None
 
 
 def _is_alive(pid: int) -> bool:

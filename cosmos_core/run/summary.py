@@ -74,15 +74,15 @@ def summarise(
 def _heldout(state: State | None, evaluations: Sequence[EvaluationRecord]) -> dict[str, float | None]:
     """The evaluation before the main stage and the last one after a step of it.
 
-    Figures of the other kind of evaluation, and of an evaluation that was not made, are None.
+    Figures of an evaluation that was not made are None.
     """
     first_version = state.settings.main.first_version if state else 0
-    before = next((each for each in evaluations if each.version <= first_version), None)
-    after = next((each for each in reversed(evaluations) if each.version > first_version), None)
     found: dict[str, float | None] = {}
     for name in ("accuracy", "loss", "perplexity"):
-        for when, record in (("before", before), ("after", after)):
-            found[f"heldout_{name}_{when}"] = _written(getattr(record, name)) if record else None
+        values = [(each.version, getattr(each, name)) for each in evaluations if getattr(each, name) is not None]
+        before = next((value for version, value in values if version <= first_version), None)
+        after = next((value for version, value in reversed(values) if version > first_version), None)
+        found |= {f"heldout_{name}_before": _written(before), f"heldout_{name}_after": _written(after)}
     return found
 
 
@@ -192,11 +192,12 @@ def _figures(summary: Mapping[str, Any]) -> Table:
     table.add_column()
     if any(evaluation.get("accuracy") is not None for evaluation in summary["evaluations"]):
         table.add_row("held-out accuracy", _before_and_after(summary, "accuracy", digits=3))
-    if any("loss" in evaluation for evaluation in summary["evaluations"]):
+    measured = [evaluation for evaluation in summary["evaluations"] if "loss" in evaluation]
+    if measured:
         perplexity = summary["heldout_perplexity_after"]
         words = "" if perplexity is None else f" (perplexity {perplexity:.3f})"
         table.add_row("held-out loss", _before_and_after(summary, "loss", digits=4) + words)
-        table.add_row("held-out", _of_what(summary["evaluations"][-1]))
+        table.add_row("held-out", _of_what(measured[-1]))
     samples = summary["samples"]
     if samples["generated"]:
         dropped = ", ".join(f"{count} {reason}" for reason, count in samples["dropped"].items()) or "none"

@@ -25,7 +25,7 @@ from cosmos_core.policy.checkpoints.checkpoint import mark_best
 from cosmos_core.run.follow import Follower, Notify
 from cosmos_core.run.launch import Exit, Launcher
 from cosmos_core.run.observer import Observer
-from cosmos_core.run.roster import address_file, controller_spec, read_address, replica_specs
+from cosmos_core.run.roster import CONTROLLER, address_file, controller_spec, read_address, replica_specs
 from cosmos_core.run.view import progress_of, starting, waits_for
 
 _POLL_S: Final = 0.1
@@ -192,7 +192,11 @@ class Supervisor:
 
     def _watch_exits(self) -> None:
         """Note the first process that ended although the run had not."""
-        for ended in self._launcher.exits():
+        exits = self._launcher.exits()
+        if any(ended.name == CONTROLLER for ended in exits):
+            # It ends after the run: what it did last may not have been told yet.
+            self._catch_up()
+        for ended in exits:
             if self._has_outcome() or self._is_consequence(ended):
                 continue
             self._view.say(f"{ended.name} ended: {_last_words(ended)}")
@@ -215,10 +219,9 @@ class Supervisor:
         return state is not None and bool(state.outcome) and self._is_current()
 
     def _catch_up(self) -> None:
-        """Fold what the journal holds and no notice brought; every process has ended by now."""
+        """Fold what the journal holds and no notice brought; its writer has ended by now."""
         if self._job.journal.exists() and not (self._is_current() and self._follower.has_ended):
-            rest = (entry for entry in entries(self._job.journal) if entry[0] > self._follower.last_sequence)
-            self._follower.fold(rest, self._notify)
+            self._follower.fold(entries(self._job.journal), self._notify)
 
     def _ending(self) -> Ending:
         state, failure = self._follower.state, self._failure

@@ -16,7 +16,7 @@ from cosmos_core.run.checks import Parts
 from cosmos_core.run.estimate import gpus, processes, sync_bytes
 from cosmos_core.run.footprint import machine_memory, memory_by_pool, room, size, verdict
 from cosmos_core.run.launch.local import visible_gpus
-from cosmos_core.run.memory import RankMemory
+from cosmos_core.run.memory import RankMemory, whole_over_tp
 from cosmos_core.run.plan import Plan
 
 _MANY_EPOCHS = 100
@@ -159,6 +159,9 @@ def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "GPUs", f"{needed}, one for each process of a replica; {here}"
     for pool, ranks in memory_by_pool(plan).items():
         yield f"{pool} memory", verdict(ranks, getattr(recipe, pool).device)
+    if whole := whole_over_tp(recipe.policy, plan.parts.facts):
+        told = "; ".join(f"{name}: {count / 1e6:,.3f} M" for name, count in whole.items())
+        yield "whole on each of tp", f"{sum(whole.values()) / 1e6:,.3f} M parameters ({told})"
     if job.uses_rollouts:
         each = sync_bytes(recipe, plan.parts.facts)
         many = f" to each of {recipe.rollout.replicas} replicas" if recipe.rollout.replicas > 1 else ""
@@ -176,5 +179,7 @@ def _evaluation(plan: Plan) -> str:
         return f"none ({'no held-out rows' if job.recipe.evaluation.prompts else 'evaluation.prompts is 0'})"
     when = f"every {every} steps, before and after" if every else "before and after"
     what = "held-out prompts" if job.recipe.reward else "held-out demonstrations (their loss)"
+    if job.recipe.reward and job.num_measured_prompts:
+        what += " (rewards, and their demonstrations' loss)"
     lacking = job.recipe.evaluation.prompts - job.num_evaluation_prompts
     return f"{job.num_evaluation_prompts} {what}{', all there are' if lacking else ''}, {when}"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from cosmos_core.config.stages import Stage
+from cosmos_core.controller.records import EvaluationRecord
 from cosmos_core.controller.state import State
 from cosmos_core.observe.live import Progress
 from cosmos_core.run.follow import WINDOW_S, Follower, TimedStep
 
-_NEWEST: Final = 20
+_NEWEST_STEPS: Final = 20
 
 
 def progress_of(follower: Follower, stages: tuple[Stage, ...], *, now: float, elapsed_s: float) -> Progress:
@@ -25,10 +26,11 @@ def progress_of(follower: Follower, stages: tuple[Stage, ...], *, now: float, el
     if state is None:
         return starting(stages, 0, elapsed_s=elapsed_s)
     stage = stages[state.stage_index]
-    newest = [timed.record for timed in follower.steps[-_NEWEST:] if timed.record.stage == stage.index]
+    newest = [timed.record for timed in follower.steps[-_NEWEST_STEPS:] if timed.record.stage == stage.index]
     rewarded = [record for record in newest if record.reward is not None]
     timed_steps = follower.newest_steps(stage.index)
-    last = follower.evaluations[-1].record if follower.evaluations else None
+    scored = _newest(follower, "accuracy")
+    measured = _newest(follower, "loss")
     uses_rollouts = state.settings.stages[stage.index].uses_rollouts
     return Progress(
         phase=phase_of(state, stage),
@@ -37,9 +39,10 @@ def progress_of(follower: Follower, stages: tuple[Stage, ...], *, now: float, el
         stage=stage.plugin,
         elapsed_s=elapsed_s,
         reward=sum(record.reward or 0.0 for record in rewarded) / len(rewarded) if rewarded else None,
-        accuracy=last.accuracy if last else None,
-        heldout_loss=last.loss if last else None,
-        evaluated_step=last.version if last else None,
+        accuracy=scored.accuracy if scored else None,
+        evaluated_step=scored.version if scored else None,
+        heldout_loss=measured.loss if measured else None,
+        measured_step=measured.version if measured else None,
         staleness=sum(record.staleness_mean for record in rewarded) / len(rewarded) if rewarded else None,
         policy_units_per_s=_rate(follower, timed_steps, now),
         rollout_units_per_s=follower.generated_per_s(now) or None,
@@ -84,6 +87,12 @@ def waits_for(state: State | None) -> str:
     if state.running is not None:
         return f"step {state.running.order.step} to be applied, and its checkpoint"
     return f"a checkpoint of step {state.step}"
+
+
+def _newest(follower: Follower, name: str) -> EvaluationRecord | None:
+    """The newest evaluation that has a figure."""
+    records = (timed.record for timed in reversed(follower.evaluations))
+    return next((record for record in records if getattr(record, name) is not None), None)
 
 
 def _rate(follower: Follower, newest: list[TimedStep], now: float) -> float | None:

@@ -32,6 +32,8 @@ from cosmos_core.transport.messages import (
 
 INITIAL_DIGEST: Final = "initial"
 
+_FAILED_MEASUREMENTS: Final = 0.2
+
 
 class World:
     """What the fakes share.
@@ -42,10 +44,14 @@ class World:
         snapshots: Digest of each version that can be loaded, by endpoint.
         policies: The policy replicas that live, by name.
         checkpoints: Digest of each saved step.
+        heldout_rows: Held-out demonstrations.
+        rng: Which held-out rows are unusable, and whose measurement fails; None measures all of them.
     """
 
-    def __init__(self, *, group_size: int = 4) -> None:
+    def __init__(self, *, group_size: int = 4, heldout_rows: int = 3, rng: random.Random | None = None) -> None:
         self.group_size: Final = group_size
+        self.heldout_rows: Final = heldout_rows
+        self.rng: Final = rng
         self.payloads: Final[dict[str, set[int]]] = {}
         self.snapshots: Final[dict[str, dict[int, str]]] = {}
         self.policies: Final[dict[str, FakePolicy]] = {}
@@ -62,6 +68,25 @@ class World:
                 if group.endpoint and group.lease not in self.payloads.get(group.endpoint, ())
             )
         return self._verdicts[key]
+
+    def measured(self, order: TrainOrder) -> tuple[HeldOutLoss, ...]:
+        """What a member measures beside a step; that of the step's own result fails where a group breaks after it."""
+        fails = self.rng is not None and self.rng.random() < _FAILED_MEASUREMENTS
+        return tuple(self._loss(version) for version in order.measures if not (fails and version == order.step))
+
+    def _loss(self, version: int) -> HeldOutLoss:
+        unusable: list[int] = []
+        if self.rng is not None:
+            draw = random.Random(f"held-out rows of {self.heldout_rows}")  # noqa: S311 - no secret
+            unusable = sorted(draw.sample(range(self.heldout_rows), draw.randrange(self.heldout_rows)))
+        num_rows = self.heldout_rows - len(unusable)
+        return HeldOutLoss(
+            version=version,
+            loss=1.0 / (version + 1),
+            num_units=3 * num_rows,
+            num_rows=num_rows,
+            dropped=tuple((row, "too_long") for row in unusable),
+        )
 
 
 class FakePolicy:
@@ -148,10 +173,7 @@ class FakePolicy:
             generation=generation.generation,
             skipped=False,
             metrics={} if rank else {"loss": 1.0 / order.step},
-            heldout=tuple(
-                HeldOutLoss(version=version, loss=1.0 / (version + 1), num_units=9, num_rows=3)
-                for version in order.measures
-            ),
+            heldout=self._world.measured(order),
         )
         return [done, self._publish()] if order.publish else [done]
 

@@ -23,11 +23,12 @@ from typing import Final
 
 import torch
 
+from cosmos_core.weights.splitmix import WEYL, mix_all, signed
+
 MODULUS: Final = 1 << 64
 
 _ROW_STREAM: Final = 0x5851F42D4C957F2D
 _COLUMN_STREAM: Final = 0x14057B7EF767814F
-_WEYL: Final = 0x9E3779B97F4A7C15
 _TABLE: Final = 1 << 16
 """Keys kept per device; longer dims compute theirs block by block."""
 
@@ -187,18 +188,5 @@ def _table(stream: int, device: torch.device) -> torch.Tensor:
 
 
 def _splitmix(index: torch.Tensor, stream: int) -> torch.Tensor:
-    """Odd keys: splitmix64 of a stream at some indices, in int64 wrap-around arithmetic."""
-    mixed = index * _signed(_WEYL) + _signed(stream)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = _xor_shift(mixed, shift) * _signed(factor)
-    return _xor_shift(mixed, 31) | 1
-
-
-def _xor_shift(value: torch.Tensor, shift: int) -> torch.Tensor:
-    """`value ^ (value >>> shift)`: torch shifts arithmetically, so the sign's copies are masked off."""
-    return value ^ ((value >> shift) & ((1 << (64 - shift)) - 1))
-
-
-def _signed(value: int) -> int:
-    """The int64 with the bits of a number below 2^64."""
-    return value - MODULUS if value >= MODULUS // 2 else value
+    """Odd keys: splitmix64 of a stream at some indices."""
+    return mix_all(index * signed(WEYL) + signed(stream)) | 1

@@ -9,6 +9,7 @@ from cosmos_core.config.loading import recipe_from
 from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions
+from cosmos_core.policy.modeling.head import vocabulary_of
 from cosmos_core.policy.modeling.tokens import tokens_payload
 from cosmos_core.protocols import ModelContext
 from cosmos_core.run.memory import policy_memory
@@ -26,6 +27,8 @@ BASE = {
 }
 CONFIGS = {
     "qwen3": {"model_type": "qwen3", **BASE, "tie_word_embeddings": True},
+    "qwen3-uneven": {"model_type": "qwen3", **BASE, "tie_word_embeddings": False, "vocab_size": 319},
+    "qwen3-uneven-tied": {"model_type": "qwen3", **BASE, "tie_word_embeddings": True, "vocab_size": 319},
     "qwen3-moe": {
         "model_type": "qwen3_moe",
         **BASE,
@@ -70,18 +73,19 @@ def measure(name, assets, mesh, parallel):
     (batch,) = model.pack(payloads, budget=UNITS, multiple=layout.mesh.size("cp") * layout.mesh.size("tp"))
     kept = {}
 
-    # Gathered or local weights pass through the forward too.
+    # Gathered or local weights pass through the forward too, and parts of whole ones.
+    own = {part_of(each).untyped_storage().data_ptr() for each in module.parameters()}
     shapes = {tuple(sorted(part_of(each).shape)) for each in module.parameters()}
     shapes |= {tuple(sorted(each.shape)) for each in module.parameters()}
 
     def keep(tensor):
-        if tuple(sorted(tensor.shape)) not in shapes:
+        if tuple(sorted(tensor.shape)) not in shapes and tensor.untyped_storage().data_ptr() not in own:
             kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes(), tensor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model.decide(module, batch, temperature=1.0)
-    outputs = {(320,), (320 // layout.mesh.size("tp"),)}
+    outputs = {(model.config.vocab_size,), (vocabulary_of(module).size,)}
     return 4 * held, sum(size for size, tensor in kept.values() if tensor.shape[-1:] not in outputs)
 
 
@@ -92,6 +96,10 @@ def measure(name, assets, mesh, parallel):
         ("qwen3", {"tp": 2}, {}),
         ("qwen3", {"tp": 2}, {"sequence_parallel": False}),
         ("qwen3", {"cp": 2}, {}),
+        ("qwen3-uneven", {"tp": 2}, {}),
+        ("qwen3-uneven-tied", {"tp": 2}, {}),
+        ("qwen3-uneven-tied", {"dp_shard": 2, "tp": 2}, {}),
+        ("qwen3", {"tp": 4}, {}),
         ("qwen3-moe", {"dp_shard": 2, "ep": 2}, {}),
     ],
 )
@@ -99,7 +107,7 @@ def test_each_process_holds_what_is_estimated(name, mesh, parallel, tmp_path):
     model = model_of(name, tmp_path)
     model.prepare(["some 1 text", "2 more"], {"build": "byte-bpe", "vocab_size": 300, "split_digits": True})
     (rank,) = policy_memory(recipe(mesh, parallel), model.facts())
-    found = run_world(2, measure, name, tmp_path, mesh, parallel)
+    found = run_world(rank.count, measure, name, tmp_path, mesh, parallel)
     # Experts are not chosen evenly; the estimate is of processes that get even shares.
     parameters, kept = (sum(values) / len(values) for values in zip(*found, strict=True))
     assert rank.device["parameters"] == pytest.approx(parameters, rel=0.02)

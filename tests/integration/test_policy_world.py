@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cosmos_core.config.job import Job
+from cosmos_core.config.mesh import world_size
 from cosmos_core.controller.journal import entries
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -20,21 +21,57 @@ SIZE = 2
 ENDLESS = (f"policy.mesh.dp_shard={SIZE}", "run.steps=1000000", "policy.checkpoint.interval=1000000")
 WITHIN_S = 10.0  # under a second, if there is a core for each
 
-BROKEN = """
-from cosmos_core.errors import TrainingError
-from cosmos_core.policy.__main__ import main
+LAYOUTS = {
+    "fsdp": ("policy.mesh.dp_shard=2",),
+    "tp": ("policy.mesh.tp=2",),
+    "pp": ("policy.mesh.pp=2",),
+    "pp-fsdp": ("policy.mesh.pp=2", "policy.mesh.dp_shard=2"),
+}
+
+FAULTY = """
+import os, signal
+from cosmos_core.policy import __main__ as role
+from cosmos_core.policy.checkpoints import saving
+from cosmos_core.policy.modeling import building
+from cosmos_core.policy.modeling.huggingface import HuggingFaceModel
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.replica.process import run_role
-train = Trainer.train
 
-def broken(self, *arguments):
-    if self.step == 3:
-        raise TrainingError("this rank is broken")
-    return train(self, *arguments)
+def fail():
+    {what}
 
-Trainer.train = broken
-run_role("policy", main)
+def failing(owner, name, when=lambda *arguments: True):
+    inner = getattr(owner, name)
+    def call(*arguments, **keywords):
+        if when(*arguments):
+            fail()
+        return inner(*arguments, **keywords)
+    setattr(owner, name, call)
+
+trainers = []
+def in_the_fourth_step(*arguments):
+    return any(trainer.step == 3 for trainer in trainers)
+
+made = Trainer.__init__
+def noted(self, *arguments, **keywords):
+    made(self, *arguments, **keywords)
+    trainers.append(self)
+Trainer.__init__ = noted
+
+{where}
+run_role("policy", role.main)
 """
+"""A process of a replica that fails somewhere."""
+
+RAISES = "raise RuntimeError('this rank is broken')"
+WAYS = {"raises": RAISES, "exits": "os._exit(0)", "killed": "os.kill(os.getpid(), signal.SIGKILL)"}
+PLACES = {
+    "load": "failing(building, 'fill')",
+    "forward": "failing(HuggingFaceModel, 'hidden', in_the_fourth_step)",
+    "step": "failing(Trainer, 'train', in_the_fourth_step)",
+    "copy": "failing(saving, 'copy_state')",
+    "save": "failing(saving, '_write_tensors')",
+}
 
 
 def wait_until(condition: Callable[[], bool], processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -62,20 +99,6 @@ def all_gone(members: Sequence[subprocess.Popen[bytes]]) -> list[int]:
     return codes
 
 
-def test_a_killed_follower(imitation: Callable[..., Job], processes: Any, tmp_path: Any) -> None:
-    job = imitation(tmp_path / "run", *ENDLESS)
-    controller = processes.controller(job)
-    members = processes.policy(job, 0)
-    wait_until(trains(job), members)
-    time.sleep(1.0)  # somewhere in the middle of some step
-    os.kill(members[1].pid, signal.SIGKILL)
-    assert all_gone(members) == [1, -9]
-    controller.wait(30)
-    cause = f"policy-0 rank 1: its process (pid {members[1].pid}) ended without a word"
-    assert cause in reasons(job)
-    assert cause in (job.logs / "policy-0.jsonl").read_text()
-
-
 def test_a_killed_leader(imitation: Callable[..., Job], processes: Any, tmp_path: Any) -> None:
     job = imitation(tmp_path / "run", *ENDLESS)
     processes.controller(job)
@@ -87,13 +110,32 @@ def test_a_killed_leader(imitation: Callable[..., Job], processes: Any, tmp_path
     assert "policy-0 rank 0: its process, the leader, is gone" in (job.logs / "policy-0.1.jsonl").read_text()
 
 
-def test_an_error_on_one_rank(imitation: Callable[..., Job], processes: Any, tmp_path: Any) -> None:
-    job = imitation(tmp_path / "run", *ENDLESS)
+FAULTS = (
+    ("fsdp", "step", "raises"),
+    ("tp", "forward", "raises"),
+    ("pp", "forward", "raises"),
+    ("pp", "copy", "raises"),
+    ("pp-fsdp", "load", "raises"),
+    ("pp-fsdp", "forward", "killed"),
+    ("tp", "save", "exits"),
+)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids="-".join)
+def test_a_rank_that_fails(imitation: Callable[..., Job], processes: Any, tmp_path: Any, fault: Sequence[str]) -> None:
+    layout, place, way = fault
+    job = imitation(tmp_path / "run", *LAYOUTS[layout], "run.steps=1000000", "policy.checkpoint.interval=2")
+    last = world_size(job.recipe.policy.mesh) - 1
     controller = processes.controller(job)
-    members = processes.policy(job, 0, code={1: BROKEN})
-    wait_until(lambda: members[1].poll() is not None, [])
-    assert all_gone(members) == [1, 1]
-    controller.wait(30)
-    assert "policy-0 rank 1: this rank is broken" in reasons(job)
-    assert "this rank is broken" in (job.logs / "policy-0.1.jsonl").read_text()
-    assert "policy-0 rank 1: this rank is broken" in (job.logs / "policy-0.jsonl").read_text()
+    members = processes.policy(job, 0, code={last: FAULTY.format(what=WAYS[way], where=PLACES[place])})
+    wait_until(lambda: members[-1].poll() is not None, [])
+    assert all_gone(members)[:-1] == [1] * last
+    words = "this rank is broken" if way == "raises" else "ended without a word"
+    said = (job.logs / "policy-0.jsonl").read_text()
+    assert f"policy-0 rank {last}: " in said
+    assert words in said
+    if place != "load":
+        # Without weights the replica has not joined: whoever started it sees it end.
+        controller.wait(30)
+        assert f"policy-0 rank {last}: " in reasons(job)
+        assert words in reasons(job)

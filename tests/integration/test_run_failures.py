@@ -142,3 +142,15 @@ def test_a_failing_hook_does_not_fail_the_run(
     output = cosmos("run", *arithmetic("hooked", 'tracking.hooks=["bad"]', "run.steps=2"))
     assert output.count("step 1 displeases; it is switched off, the run goes on") == 1
     assert summary(cosmos.folder / "runs" / "hooked")["outcome"] == "finished"
+
+
+def test_ctrl_c_while_the_replicas_start_stops_without_a_word_of_failure(
+    cosmos: CommandLine, arithmetic: Arguments
+) -> None:
+    run = cosmos.folder / "runs" / "early"
+    process = cosmos.start("run", *arithmetic("early", *ENDLESS))
+    output = cosmos.interrupt_at(process, run / "controller.json")
+    assert process.returncode == 130, output
+    assert "waiting for the replicas to start" in output
+    assert " ended: " not in output
+    assert (summary(run)["outcome"], summary(run)["reason"]) == ("stopped", "")

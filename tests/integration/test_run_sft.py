@@ -144,3 +144,20 @@ def test_held_out_rows_without_demonstrations_are_refused(cosmos: CommandLine, s
     assert "evaluation.prompts: without rewards" in output
     assert "none of the first 8 held-out rows" in output
     assert "Traceback" not in output
+
+
+def test_a_finished_run_goes_on_for_longer_and_nothing_else_changes(cosmos: CommandLine, sft: Arguments) -> None:
+    run = cosmos.folder / "runs" / "longer"
+    rewards = ('reward=[{plugin="math"}]', "rollout.sampling.max_units=32", "evaluation.prompts=4")
+    cosmos("run", *sft("longer", "run.steps=3", *rewards))
+    assert "adds some" in cosmos("run", "--resume", "runs/longer")
+    assert "--set policy.optimizer.lr" in cosmos(
+        "run", "--resume", "runs/longer", "--set", "policy.optimizer.lr=1", code=2
+    )
+    output = cosmos("run", "--resume", "runs/longer", "--set", "run.steps=5")
+    assert "run.steps was 3, is 5" in output
+    found = figures(run)
+    assert (found["outcome"], found["steps"], found["planned_steps"]) == ("finished", 5, 5)
+    # Each evaluation is of completions and of demonstrations.
+    kinds = {name: {each["step"] for each in found["evaluations"] if name in each} for name in ("accuracy", "loss")}
+    assert kinds == {"accuracy": {0, 3, 4, 5}, "loss": {0, 3, 4, 5}}

@@ -53,6 +53,14 @@ def test_an_error_is_one_message_and_a_code(capsys, monkeypatch, error, code):
     assert call(capsys, "plan", "x.toml") == (code, "", f"cosmos: {error}\n")
 
 
+def test_ctrl_c_before_anything_runs_is_one_line(capsys, monkeypatch):
+    def interrupt(*_arguments, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cosmos_core.config.loading.load_recipe", interrupt)
+    assert call(capsys, "run", "x.toml") == (130, "", "cosmos: stopped by Ctrl-C\n")
+
+
 def test_debug_shows_the_traceback(monkeypatch):
     monkeypatch.setenv("COSMOS_DEBUG", "")
 
@@ -87,7 +95,7 @@ def test_nothing_to_run_says_what_to_give(capsys):
 
 
 def test_resume_takes_no_other_argument(capsys, tmp_path):
-    code, _, err = call(capsys, "run", "--resume", str(tmp_path), "--set", "run.steps=3")
+    code, _, err = call(capsys, "run", "--resume", str(tmp_path), "--name", "other")
     assert code == 2
     assert "--resume goes on with the run's own recipe" in err
 

@@ -5,6 +5,7 @@ import math
 import attrs
 import pytest
 
+from cosmos_core.controller.progress import best_checkpoint
 from cosmos_core.controller.settings import StageSettings
 from cosmos_core.transport.messages import GroupFailed, HeldOutLoss, StepDone
 
@@ -186,6 +187,70 @@ def test_a_run_that_scores_completions_measures_no_loss(run):
     assert [order.measures for order in it.fakes["p0"].trained] == [()] * 4
 
 
+def test_completions_are_scored_and_demonstrations_measured_of_the_same_weights(run):
+    it = run(stages=(IMITATION,), num_rollouts=1, heldout_rows=3, evaluation_prompts=2, evaluation_interval=2)
+    it.join("p0")
+    it.join("r0")
+    it.settle()
+    assert it.state.outcome == "finished"
+    scored = [record for record in it.state.evaluations if record.accuracy is not None]
+    measured = [record for record in it.state.evaluations if record.loss is not None]
+    assert [record.version for record in measured] == [0, 2, 4, 5]
+    assert sorted(record.version for record in scored) == [0, 2, 4, 5]
+    assert len(it.state.evaluations) == 8
+
+
+def test_a_resumed_run_scores_and_measures_nothing_twice(run):
+    it = run(
+        stages=(IMITATION,), num_rollouts=1, heldout_rows=3, evaluation_prompts=2, evaluation_interval=2,
+        checkpoint_interval=2,
+    )  # fmt: skip
+    it.join("p0")
+    it.join("r0")
+    it.settle()
+    it.resume(4)
+    it.join("p0", step=4)
+    it.join("r0")
+    it.settle()
+    assert it.state.outcome == "finished"
+    kinds = sorted((record.version, record.loss is None) for record in it.state.evaluations)
+    assert kinds == [(version, kind) for version in (0, 2, 4, 5) for kind in (False, True)]
+
+
+def test_completions_that_a_resumed_run_lacks_are_scored_though_the_loss_is_known(run):
+    it = run(
+        stages=(IMITATION,), num_rollouts=1, heldout_rows=3, evaluation_prompts=2, evaluation_interval=2,
+        checkpoint_interval=2,
+    )  # fmt: skip
+    it.join("p0")
+    it.join("r0")
+    it.settle("p0")
+    assert [record.version for record in it.state.evaluations] == [0, 2, 4]
+    it.resume(4)
+    it.join("p0", step=4)
+    it.join("r0")
+    it.settle()
+    assert [record.version for record in it.state.evaluations if record.accuracy is not None] == [4, 5]
+
+
+def test_the_best_checkpoint_is_that_of_the_best_accuracy_where_there_is_one(run):
+    it = run(
+        stages=(IMITATION,), num_rollouts=1, heldout_rows=3, evaluation_prompts=2, evaluation_interval=2,
+        checkpoint_interval=2,
+    )  # fmt: skip
+    it.join("p0")
+    it.join("r0")
+    it.settle()
+    accuracies = {4: 0.9, 2: 0.95, 0: 0.1, 5: 0.2}
+    it.state.evaluations[:] = [
+        record if record.accuracy is None else attrs.evolve(record, accuracy=accuracies[record.version])
+        for record in it.state.evaluations
+    ]
+    assert best_checkpoint(it.state) == 2
+    it.state.evaluations[:] = [record for record in it.state.evaluations if record.accuracy is None]
+    assert best_checkpoint(it.state) == 5
+
+
 def test_a_loss_that_a_broken_group_did_not_give_is_asked_for_again(run):
     it = imitating(run, evaluation_interval=2)
     it.report("p0", done(it.directive("p0").train, 0))
@@ -194,6 +259,20 @@ def test_a_loss_that_a_broken_group_did_not_give_is_asked_for_again(run):
     it.report("p0", done(it.directive("p0").train, 2))
     assert [record.version for record in it.state.evaluations] == [0, 2]
     assert "evaluation" not in it.state.status_details
+
+
+def test_a_loss_that_one_member_lacks_is_taken_from_another(run):
+    it = run(stages=(IMITATION,), num_rollouts=0, num_policies=2, rewards=(), heldout_rows=3, evaluation_interval=1)
+    it.join("p0")
+    it.join("p1")
+    it.follow()
+    order = it.directive("p0").train
+    generation = it.directive("p0").generation.generation
+    assert order.measures == (0, 1)
+    it.report("p1", done(order, 0, generation=generation))
+    it.report("p0", done(order, 0, 1, generation=generation))
+    assert [record.version for record in it.state.evaluations] == [0, 1]
+    assert it.directive("p0").train.measures == (2,)
 
 
 def test_a_last_loss_that_was_not_measured_is_told(run):

@@ -62,10 +62,13 @@ def test_settings_are_the_numbers_of_the_recipe(job):
     assert [settings.stage_index(step) for step in (1, 3, 4, 13, 99)] == [0, 0, 1, 1, 1]
 
 
-def test_without_rollouts_the_policy_measures(job):
+def test_the_policy_measures_what_the_plan_found(job):
     assert settings_of(job).heldout_rows == 0
-    recipe = attrs.evolve(job.recipe, reward=())
-    settings = settings_of(attrs.evolve(job, recipe=recipe, uses_rollouts=False, stages=(DEMONSTRATIONS,) * 2))
+    imitating = attrs.evolve(job, stages=(DEMONSTRATIONS,) * 2, num_measured_prompts=7)
+    settings = settings_of(imitating)
+    assert (settings.heldout_rows, settings.evaluation_prompts) == (7, 7)
+    alone = attrs.evolve(imitating, recipe=attrs.evolve(job.recipe, reward=()), uses_rollouts=False)
+    settings = settings_of(alone)
     assert (settings.heldout_rows, settings.evaluation_prompts) == (7, 0)
 
 

@@ -16,6 +16,7 @@ from cosmos_core.controller import core
 from cosmos_core.controller.desk import Desk
 from cosmos_core.controller.events import EVENTS, ControllerStarted, Event, RunOpened
 from cosmos_core.controller.invariants import check
+from cosmos_core.controller.settings import StageSettings
 from cosmos_core.controller.state import State
 from cosmos_core.replica.session import Session
 from cosmos_core.testing.replicas import FakePolicy, FakeRollout, World
@@ -103,7 +104,7 @@ class Simulation:
         self.now = 0.0
         self.network: list[tuple[float, int, str, bytes]] = []
         self.count = 0
-        self.world = World(group_size=settings.group_size)
+        self.world = World(group_size=settings.group_size, heldout_rows=settings.heldout_rows, rng=self.rng)
         self.journal = MemoryJournal()
         self.journal.append(RunOpened(settings=settings))
         self.journal.commit()
@@ -230,6 +231,26 @@ def options(seed: int) -> dict:
     }
 
 
+def imitating(seed: int) -> dict:
+    """A run that learns from demonstrations, and measures the loss of held-out ones; some score completions, too."""
+    rng = random.Random(seed)
+    scores = rng.random() < 0.5
+    steps = rng.choice((5, 6, 9))
+    stage = StageSettings(
+        source="demonstrations", first_version=0, steps=steps, prompts_per_step=rng.choice((2, 4)), min_group_size=1
+    )
+    return {
+        "stages": (stage,),
+        "num_policies": rng.choice((1, 2, 3)),
+        "num_rollouts": rng.choice((1, 2)) if scores else 0,
+        "rewards": ("right",) if scores else (),
+        "evaluation_prompts": 4 if scores else 0,
+        "heldout_rows": rng.choice((1, 3, 7)),
+        "evaluation_interval": rng.choice((0, 1, 2, 3)),
+        "checkpoint_interval": rng.choice((0, 2)),
+    }
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_a_run_finishes_whatever_happens(seed, settings):
     chosen = options(seed)
@@ -248,9 +269,41 @@ def test_a_run_finishes_whatever_happens(seed, settings):
     for record in state.steps:
         assert record.staleness_max <= state.settings.max_staleness
         assert record.num_groups == state.settings.stages[record.stage].prompts_per_step
-    expected = [v for v in range(state.step + 1) if state.settings.evaluates(v)]
+    check_evaluations(state)
+
+
+def check_evaluations(state: State) -> None:
+    """Every evaluation that was due was made once, or is said to be lost."""
+    versions = range(state.step + 1)
+    scored = [done.version for done in state.evaluations if done.accuracy is not None]
+    measured = [done for done in state.evaluations if done.loss is not None]
     lost = "evaluation" in state.status_details
-    assert lost or [done.version for done in state.evaluations] == expected
+    assert lost or scored == [version for version in versions if state.settings.evaluates(version)]
+    assert lost or [done.version for done in measured] == [
+        version for version in versions if state.settings.measures(version)
+    ]
+    assert all(done.num_prompts == state.settings.heldout_rows for done in measured)
+    assert len(set(scored)) == len(scored)
+    assert len({done.version for done in measured}) == len(measured)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_held_out_losses_are_measured_whatever_happens(seed, settings):
+    chosen = imitating(seed)
+    faults = Faults(crash=0.004 if seed % 2 else 0.0, controller_crash=0.01 if seed % 3 else 0.0)
+    simulation = Simulation(
+        seed, settings(**chosen), faults, policies=chosen["num_policies"], rollouts=chosen["num_rollouts"]
+    )
+    state = simulation.run()
+    assert state.outcome == "finished", (state.reason, chosen, simulation.now)
+    assert simulation.journal.fold() == state
+    check_evaluations(state)
+    assert any(done.loss is not None for done in state.evaluations)
+    assert all(
+        done.num_units == 3 * (done.num_prompts - done.num_unscored)
+        for done in state.evaluations
+        if done.loss is not None
+    )
 
 
 def test_a_simulation_is_the_same_again(settings):

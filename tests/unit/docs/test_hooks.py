@@ -5,6 +5,7 @@ import inspect
 import re
 from pathlib import Path
 
+import attrs
 import pluggy
 import pytest
 from reference import hooks as hooks_reference
@@ -87,11 +88,15 @@ def test_every_provider_hook_is_on_the_page_of_its_kind(name):
 
 
 def test_the_metrics_of_an_evaluation_are_those_that_the_page_names():
-    record = EvaluationRecord(
+    scored = EvaluationRecord(
         version=1, accuracy=0.5, reward=0.5, num_prompts=2, num_unscored=0, num_truncated=0, completions=()
     )
+    measured = attrs.evolve(scored, accuracy=None, reward=None, loss=0.5, num_units=9)
     page = (DOCS / "plugins" / "hooks" / "cosmos_evaluation_finished.md").read_text()
-    assert set(re.findall(r"`(heldout/\w+)`", page)) == set(evaluation_metrics(record))
+    assert set(re.findall(r"`(heldout/\w+)`", page)) == {
+        *evaluation_metrics(scored),
+        *evaluation_metrics(measured),
+    }
     assert '"heldout/accuracy"' in (DOCS / "plugins" / "hook.md").read_text()
 
 

@@ -14,10 +14,11 @@ SOURCES = [
 UNPICKLES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml")
 RUNS = ("eval", "exec", "compile", "__import__")
 
-# Each with the reason for it.
 ALLOWED = {
-    ("cosmos_core/policy/checkpoints/reading.py", "import pickle"),  # reads the description of a checkpoint with stand-ins only
-    ("cosmos_core/testing/worlds.py", "torch.load without weights_only"),  # what processes that a test forked send it
+    # Reads the description of a checkpoint, with stand-ins only.
+    ("cosmos_core/policy/checkpoints/reading.py", "import pickle"),
+    # What processes that a test forked send it.
+    ("cosmos_core/testing/worlds.py", "torch.load without weights_only"),
 }
 
 

@@ -39,7 +39,7 @@ def test_a_line_has_every_figure():
 
 def test_a_held_out_loss_is_shown_with_its_step():
     progress = Progress(
-        phase="training", step=9, num_steps=12, stage="sft", elapsed_s=65.0, heldout_loss=1.23456, evaluated_step=8
+        phase="training", step=9, num_steps=12, stage="sft", elapsed_s=65.0, heldout_loss=1.23456, measured_step=8
     )
     assert line(progress) == "1:05 training | step 9/12 | stage sft | held-out loss 1.2346 @8"
 

@@ -1,4 +1,6 @@
 import importlib.util
+import subprocess
+import sys
 
 import pytest
 
@@ -69,3 +71,40 @@ def test_a_run_is_logged_and_a_resumed_one_goes_on_in_it(run, monkeypatch, tmp_p
     assert logged.data.metrics["heldout/accuracy"] == 0.75
     assert logged.data.tags["cosmos.checkpoint_step"] == "3"
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+
+
+FULL = """
+import pathlib, sqlite3, sys, warnings
+warnings.simplefilter("ignore")
+from cosmos_core.errors import PluginError
+from cosmos_core.observe import mlflow as plugin
+from cosmos_core.protocols import RunInfo
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+
+run = RunInfo(run_id="demo-1", name="demo", directory=pathlib.Path(sys.argv[1]), recipe={})
+tracker = plugin.MlflowTracker(plugin.MlflowOptions(experiment="tests"), run)
+tracker.cosmos_run_started(run)
+size = sqlite3.connect(run.directory / "mlflow.db").execute("PRAGMA page_count").fetchone()[0]
+
+@event.listens_for(Engine, "checkout")
+def limit(connection, *_):
+    connection.execute(f"PRAGMA max_page_count = {size}")  # as a full disk would
+
+try:
+    for step in range(500):
+        tracker.cosmos_step_finished(step, {f"train/{name}": 1.0 for name in range(50)})
+    tracker.cosmos_run_ended("finished", {})
+except PluginError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_line(tmp_path):
+    pytest.importorskip("mlflow", reason="the mlflow tracker needs mlflow")
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True, check=True, timeout=90
+    )
+    assert done.stdout == f"sqlite:///{tmp_path}/mlflow.db cannot be written: database or disk is full\n"
+    assert "Traceback" not in done.stderr

@@ -115,6 +115,18 @@ def test_an_unexpected_error_keeps_its_traceback_in_the_log(start, run_dir):
     assert "Traceback" in log_of(run_dir)[-1]["exception"]
 
 
+def test_what_a_library_wrapped_is_told_as_it_was(start, run_dir):
+    process = start("""
+        try:
+            raise EngineError('the engine is on fire')
+        except EngineError as error:
+            raise RuntimeError('[Stage 1] failed to run forward: args ...') from error
+    """)
+    _, printed = process.communicate(timeout=20)
+    assert printed == "rollout-0: ERROR: the engine is on fire\n"
+    assert "failed to run forward" in log_of(run_dir)[-1]["exception"]
+
+
 def test_debug_shows_the_traceback_of_any_error(start, run_dir):
     start("raise EngineError('x')", COSMOS_DEBUG="1").communicate(timeout=20)
     assert "EngineError: x" in log_of(run_dir)[-1]["exception"]

@@ -10,6 +10,7 @@ from cosmos_core.protocols import (
     EngineCapabilities,
     ModelCapabilities,
     ModelFacts,
+    Record,
     RewardCapabilities,
 )
 from cosmos_core.run.checks import Measured, Parts, problems
@@ -137,6 +138,19 @@ def test_prompts_with_media_need_an_engine_that_takes_them():
     (found,) = check({}, measured=measured)
     assert "takes prompts of text only, and 3 of 64 train rows of dataset 'numbers' show images or videos" in found
     assert check({}, measured=measured, engine=EngineCapabilities(media=True)) == []
+
+
+def test_what_a_model_trains_on_needs_an_engine_that_records_it():
+    records = (Record(name="paths", dtype="int16", shape=(2,), option="model.options.replay"),)
+    (found,) = check(records=records)
+    assert found == (
+        "rollout.engine.plugin: 'embedded' does not record what the model's forwards do, and model.options.replay "
+        "trains on its record 'paths'; use an engine that records, such as 'embedded', or leave "
+        "model.options.replay out"
+    )
+    assert check(records=records, engine=EngineCapabilities(records=True)) == []
+    demonstrations = AlgorithmCapabilities(source="demonstrations")
+    assert check({"warmup": None}, main=demonstrations, records=records) == []
 
 
 def test_processes_that_no_sequence_is_left_for_are_refused():

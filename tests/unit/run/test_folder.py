@@ -53,10 +53,27 @@ def test_a_folder_without_write_permission_is_refused(job, tmp_path):
         tmp_path.chmod(0o700)
 
 
+SAID = {"outcome": "stopped", "steps": 3, "wall_s": 2, "samples": 12}
+
+
 def test_a_summary_is_read_back_and_a_damaged_one_named(tmp_path):
     assert folder.read_summary(tmp_path) is None
-    folder.write_json(tmp_path / folder.SUMMARY, {"outcome": "stopped"})
-    assert folder.read_summary(tmp_path) == {"outcome": "stopped"}
+    folder.write_json(tmp_path / folder.SUMMARY, SAID)
+    assert folder.read_summary(tmp_path) == folder.Ended(outcome="stopped", steps=3, wall_s=2.0)
     (tmp_path / folder.SUMMARY).write_text("{")
     with pytest.raises(ConfigError, match=r"summary\.json: damaged"):
+        folder.read_summary(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (SAID | {"wall_s": "long"}, r'summary\.json\.wall_s: expected a number, got "long"'),
+        ({"outcome": "stopped", "wall_s": 1.0}, r"summary\.json\.steps: required"),
+        ([], r"summary\.json: expected a table, got \[\]"),
+    ],
+)
+def test_a_summary_that_was_changed_by_hand_is_refused(tmp_path, content, message):
+    folder.write_json(tmp_path / folder.SUMMARY, content)
+    with pytest.raises(ConfigError, match=message):
         folder.read_summary(tmp_path)

@@ -1,10 +1,12 @@
 """Memory of a process by hand, on a model with round numbers."""
 
+import attrs
 import pytest
 
 from cosmos_core.config.loading import recipe_from
+from cosmos_core.config.schema import MeshConfig, PolicyConfig
 from cosmos_core.protocols import Kept, ModelFacts, ModelPart
-from cosmos_core.run.memory import policy_memory
+from cosmos_core.run.memory import policy_memory, whole_over_tp
 
 KEPT = Kept(stream=100, inputs=50, inner=200, routed=0, entry=40, products=80)
 LAYER = ModelPart(
@@ -96,6 +98,27 @@ def test_tensor_parallel_splits_what_it_can():
     assert whole.device["activations"] == 16 * 8 * (100 + 50 + 100)
 
 
+def test_heads_that_tensor_parallel_does_not_divide_are_whole():
+    layer = attrs.evolve(LAYER, head_parameters={2: 160})
+    facts = attrs.evolve(FACTS, parts=(FACTS.parts[0], layer, FACTS.parts[2]))
+    (divided,) = memory({"tp": 2}, facts=facts)
+    assert divided.device["parameters"] == memory({"tp": 2})[0].device["parameters"]
+    (rank,) = memory({"tp": 4}, facts=facts)
+    assert rank.device["parameters"] == 4 * (400 + 8 * (640 // 4 + 160 + 200) + 200)
+    assert rank.device["gathered weights"] == 4 * (400 + 2 * (640 // 4 + 160 + 200) + 200)
+
+
+def test_what_is_whole_on_each_process_of_tensor_parallelism_is_told():
+    facts = attrs.evolve(FACTS, parts=(FACTS.parts[0], attrs.evolve(EXPERTS, head_parameters={2: 160}), FACTS.parts[2]))
+
+    def told(**mesh):
+        return whole_over_tp(PolicyConfig(mesh=MeshConfig(**mesh)), facts)
+
+    assert told(tp=1) == {}
+    assert told(tp=2) == {"experts, which only ep spreads": 8 * 640, "norms and others": 8 * 200}
+    assert told(tp=4, ep=4) == {"2 key-value heads, which 4 does not divide": 8 * 160, "norms and others": 8 * 200}
+
+
 def test_context_parallel_splits_units_and_shards_weights():
     (rank,) = memory({"cp": 2})
     assert rank.device["parameters"] == 2 * 10_400
@@ -109,6 +132,18 @@ def test_a_pipeline_keeps_more_at_its_start():
     assert first.device["parameters"] == 4 * (1600 + 2000)
     assert last.device["parameters"] == 4 * (800 + 2000 + 1600)  # its copy of what is tied
     assert [("logits" in rank.device) for rank in ranks] == [False, False, False, True]
+
+
+def test_a_pipeline_keeps_whole_weights_and_gradients_unless_it_frees_them():
+    first, last = memory({"pp": 2, "dp_shard": 2})
+    whole = [1600 + 4 * 1000, 800 + 4 * 1000 + 1600]
+    assert [rank.device["gathered weights"] for rank in (first, last)] == [4 * each for each in whole]
+    assert [rank.device["whole gradients"] for rank in (first, last)] == [4 * each for each in whole]
+    first, last = memory({"pp": 2, "dp_shard": 2}, parallel={"reshard_after_forward": "always"})
+    assert first.device["gathered weights"] == 4 * (1600 + 2 * 1000)
+    assert "whole gradients" not in first.device
+    first, _ = memory({"pp": 2, "dp_shard": 2}, lora={"rank": 2, "modules": ["q_proj"]})
+    assert first.device["whole gradients"] == 4 * 4 * 2 * 30
 
 
 def test_a_v_shaped_pipeline_has_both_ends_on_one_process():
@@ -127,8 +162,6 @@ def test_recompute_keeps_less_and_computes_one_layer_again(recompute, kept):
 
 
 def test_experts_are_spread_over_their_own_axis():
-    import attrs
-
     facts = attrs.evolve(FACTS, parts=(FACTS.parts[0], EXPERTS, FACTS.parts[2]))
     (rank,) = memory({"dp_shard": 2, "tp": 2, "ep": 4}, facts=facts)
     # 160 of a layer are split by tp, 200 are not; experts are over all four.

@@ -100,7 +100,7 @@ def imitated(job, open_history):
     """A run on demonstrations alone, from its journal."""
     plain = attrs.evolve(job.recipe, reward=(), warmup=None)
     facts = (StageFacts(source="demonstrations"),)
-    alone = attrs.evolve(job, recipe=plain, stages=facts, uses_rollouts=False)
+    alone = attrs.evolve(job, recipe=plain, stages=facts, uses_rollouts=False, num_measured_prompts=5)
     history = open_history(alone)
     history.join(roles=("policy",))
     history.work()
@@ -132,7 +132,7 @@ def test_a_held_out_loss_is_in_the_summary_the_metrics_and_the_report(imitated):
         "heldout/loss": 1 / 7,
         "heldout/perplexity": math.exp(1 / 7),
         "heldout/units": 9,
-        "heldout/unscored": 0,
+        "heldout/unusable": 0,
     }
     console = Console(file=io.StringIO(), width=120)
     print_summary(summary, job, console)
@@ -156,7 +156,7 @@ def test_a_loss_that_is_no_number_leaves_the_summary_readable(imitated):
 def test_a_run_stopped_before_its_second_evaluation_measured_nothing_after(job, open_history):
     plain = attrs.evolve(job.recipe, reward=(), warmup=None)
     facts = (StageFacts(source="demonstrations"),)
-    alone = attrs.evolve(job, recipe=plain, stages=facts, uses_rollouts=False)
+    alone = attrs.evolve(job, recipe=plain, stages=facts, uses_rollouts=False, num_measured_prompts=5)
     history = open_history(alone)
     history.join(roles=("policy",))
     history.work(until=1)

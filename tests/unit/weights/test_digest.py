@@ -37,7 +37,7 @@ def by_hand(name, tensor):
     mask = digest.MODULUS - 1
 
     def key(stream, index):
-        mixed = (index * digest._WEYL + stream) & mask
+        mixed = (index * 0x9E3779B97F4A7C15 + stream) & mask
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & mask
         mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & mask
         return mixed ^ (mixed >> 31) | 1
