@@ -6,6 +6,7 @@ starts, and the core runs without it installed.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import re
@@ -27,6 +28,7 @@ _RUN_TAG: Final = "cosmos.run_id"
 _PARAMS_PER_BATCH: Final = 100  # MLflow's own limit
 _LONGEST_PARAM: Final = 6000  # likewise
 _NOT_ALLOWED: Final = re.compile(r"[^\w\-. :/]")
+_LONGEST_NAME: Final = 250  # likewise
 _MOST_QUEUED: Final = 64
 _STATUS: Final[Mapping[str, str]] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
@@ -122,7 +124,7 @@ class MlflowTracker:
         from mlflow.entities import Metric  # noqa: PLC0415 - see above
 
         now_ms = int(time.time() * 1000)
-        batch = [Metric(_NOT_ALLOWED.sub("_", name), value, now_ms, step) for name, value in metrics.items()]
+        batch = [Metric(_allowed(name), value, now_ms, step) for name, value in metrics.items()]
         self._settle(_MOST_QUEUED)
         self._queued.append(self._client.log_batch(self._run_id, metrics=batch, synchronous=False))
 
@@ -138,6 +140,16 @@ class MlflowTracker:
                 error = future.exception()
                 if error is not None:
                     raise PluginError(f"{self._uri} cannot be written: {_root(error)}") from error
+
+
+def _allowed(name: str) -> str:
+    """A metric's name as MLflow takes it: a relative path of a few characters, not too long."""
+    parts = _NOT_ALLOWED.sub("_", name).split("/")
+    path = "/".join("_" * max(1, len(part)) if part in ("", ".", "..") else part for part in parts)
+    if len(path) <= _LONGEST_NAME:
+        return path
+    mark = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{path[: _LONGEST_NAME - len(mark) - 1]}-{mark}"
 
 
 def _futures(batch: Any) -> Sequence[Future[object]]:

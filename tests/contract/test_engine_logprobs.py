@@ -131,7 +131,7 @@ def serve(engine):
     requests = [
         Request(
             request_id=str(index),
-            prompt=tokens_payload(draw.integers(3, 80, size), []),
+            prompt=tokens_payload(draw.integers(3, 80, size)),
             sampling=Sampling(max_units=4 + 3 * index, num_samples=2),
             seed=index,
         )

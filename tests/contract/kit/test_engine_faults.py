@@ -369,6 +369,44 @@ PLANTED = {
         """,
         settings="timeout_s = 1.0",
     ),
+    "records-of-shared-prompts-lost": Fault(
+        "test_every_unit_that_was_computed_has_its_record",
+        "differs by",
+        """
+        def start(self):
+            super().start()
+            if self._recorder is None:
+                return
+            keep = self._recorder.keep
+            def forgetful(plan):
+                keep(plan)
+                for target in (target for fork in plan.forks for target in fork.targets):
+                    for rows in plan.sequences[target].records.values():
+                        rows.zero_()
+            self._recorder.keep = forgetful
+        """,
+        capabilities="records=True, prefix_sharing=True",
+    ),
+    "records-of-old-weights-kept": Fault(
+        "test_records_are_of_the_forward_whose_cache_is_in_use[recompute]",
+        "keep records with their units when slots move, prompts are shared and the cache is computed anew",
+        """
+        def start(self):
+            super().start()
+            if self._recorder is None:
+                return
+            keep, known = self._recorder.keep, {}
+            def once(plan):
+                before = [(each, name, rows.clone()) for each in plan.sequences for name, rows in each.records.items()]
+                keep(plan)
+                for each, name, rows in before:
+                    first = known.get(each, 0)
+                    each.records[name][:first] = rows[:first]
+                known.update((each, len(each.tokens)) for each in plan.sequences)
+            self._recorder.keep = once
+        """,
+        capabilities="records=True, prefix_sharing=True",
+    ),
     "declares-what-nobody-can-prove": Fault(
         "test_declarations_hold_together",
         "mesh_axes declares tp",
@@ -391,7 +429,7 @@ def module(fault):
 
 @pytest.fixture(scope="module")
 def outcomes(run_kit):
-    modules = {"good": MODULE.format(body="    pass", capabilities="")}
+    modules = {"good": MODULE.format(body="    pass", capabilities="records=True, prefix_sharing=True")}
     bodies = {"good": only(fault.test for fault in PLANTED.values())}
     for name, fault in PLANTED.items():
         modules[name] = module(fault)

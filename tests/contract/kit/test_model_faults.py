@@ -6,6 +6,7 @@ import pytest
 
 from cosmos_core.testing.conformance.plugin import PluginConformance
 from tests.contract.kit.faulty_family import (
+    FORWARD_TESTS,
     LAYOUT_TESTS,
     OWN_BUILD,
     OWN_DECIDE,
@@ -415,12 +416,15 @@ def load_exported(self, directory):
 """
 NOT_PADDED = "not declared: none of cp, tp and pp, for which micro-batches are padded"
 NOT_COUNTED = "not declared: with these options the model counts nothing (`AfterStep`)"
+NOT_RECORDED = "not declared: with these options the model records nothing (`Recording`)"
+NOT_CONDITIONED = "not declared: prompts are token ids alone (`Conditioned`)"
 NOT_DECLARED = {
     "test_padded_micro_batches_have_the_sizes_asked_for": NOT_PADDED,
     "test_padding_decides_nothing": NOT_PADDED,
     "test_only_forwards_of_a_step_are_counted_from_zero": NOT_COUNTED,
     "test_acting_on_counts_leaves_trained_parameters_alone": NOT_COUNTED,
     "test_declared_mesh_axes_equal_one_process": "not declared: no axis that this model can be spread over",
+    **{test: NOT_RECORDED if "record" in test else NOT_CONDITIONED for test in FORWARD_TESTS},
 }
 
 
@@ -457,6 +461,7 @@ def test_the_fault_is_named(outcomes, name):
 
 def test_every_test_of_the_kit_can_fail():
     planted = {test.partition("[")[0] for _, test, _ in PLANTED.values()}
-    # Those of every kind are proven with rewards (test_options_faults), those of many processes in test_layout_faults.
-    elsewhere = {name for name in TESTS if name in vars(PluginConformance)} | LAYOUT_TESTS
+    # Those of every kind are proven with rewards (test_options_faults), those of many processes in test_layout_faults,
+    # those of what engines run themselves in test_forward_faults.
+    elsewhere = {name for name in TESTS if name in vars(PluginConformance)} | LAYOUT_TESTS | FORWARD_TESTS
     assert set(TESTS) - elsewhere == planted

@@ -108,3 +108,17 @@ def test_a_full_disk_is_one_line(tmp_path):
     )
     assert done.stdout == f"sqlite:///{tmp_path}/mlflow.db cannot be written: database or disk is full\n"
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("rewards/math", "rewards/math"),
+        ("a b/§", "a b/_"),
+        ("/a//../.", "_/a/_/__/_"),
+        ("", "_"),
+        ("x" * 251, "x" * 241 + "-90d738c3"),
+    ],
+)
+def test_names_of_metrics_are_made_paths_that_mlflow_takes(name, allowed):
+    assert plugin._allowed(name) == allowed
