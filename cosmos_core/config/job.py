@@ -52,7 +52,12 @@ class Job:
     num_evaluation_prompts: int
     uses_rollouts: bool
     stages: tuple[StageFacts, ...]
-    num_measured_prompts: int = 0
+    num_measured_prompts: int = attrs.field()
+
+    @num_measured_prompts.default
+    def _before_it_was_written(self) -> int:
+        """What it was in releases whose jobs do not say: all, where nothing generates."""
+        return 0 if self.uses_rollouts else self.num_evaluation_prompts
 
     @property
     def assets(self) -> Path:

@@ -49,7 +49,13 @@ def record_losses(state: State, running: RunningStep) -> None:
     for version in sorted(set(running.order.measures) - measured):
         # What is lacking of the step's own result is asked for again with the next step, if there is one.
         if version < running.order.step or version == state.settings.last_step:
-            state.status_details["evaluation"] = f"the held-out loss at step {version} was not measured"
+            _tell_unmeasured(state, version)
+
+
+def tell_unmeasurable(state: State) -> None:
+    """Say it if a run goes on after its last step, as one that was made shorter, and lacks a loss: no step is left."""
+    if state.is_trained and state.step in unmeasured(state, state.step):
+        _tell_unmeasured(state, state.step)
 
 
 def grant(state: State, replica: Replica) -> None:
@@ -93,7 +99,22 @@ def abandon(state: State) -> None:
         is_lost = evaluation.version < state.step and known is not None and not known.sources
         if is_lost and evaluation.version not in versions:
             state.pending.remove(evaluation)
-            state.status_details["evaluation"] = f"version {evaluation.version} was lost before its evaluation was done"
+            _tell_lost(state, evaluation)
+
+
+def tell_left_behind(state: State, step: int) -> None:
+    """Say which evaluations a run that is resumed from a step cannot finish: nobody has weights from before it."""
+    for evaluation in state.pending:
+        if evaluation.version < step:
+            _tell_lost(state, evaluation)
+
+
+def _tell_lost(state: State, evaluation: Evaluation) -> None:
+    state.status_details["evaluation"] = f"version {evaluation.version} was lost before its evaluation was done"
+
+
+def _tell_unmeasured(state: State, version: int) -> None:
+    state.status_details["evaluation"] = f"the held-out loss at step {version} was not measured"
 
 
 def _result(state: State, lease: Lease, sample: SampleReport) -> HeldOutResult:

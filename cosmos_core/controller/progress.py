@@ -124,6 +124,7 @@ def resume(state: State, event: Resumed) -> None:
         )
     for replica in state.replicas.values():
         state.fenced[replica.incarnation] = f"{replica.name}: the run was resumed without it"
+    evaluation.tell_left_behind(state, event.step)
     fresh = State(
         settings=event.settings,
         term=state.term,
@@ -151,6 +152,7 @@ def begin(state: State) -> None:
     """What is due before the first step of a new or resumed run."""
     state.publish = publication.due_at_start(state)
     evaluation.schedule(state)
+    evaluation.tell_unmeasurable(state)
 
 
 def _settle_checkpoint(state: State, step: int) -> None:

@@ -82,8 +82,8 @@ class MlflowTracker:
 
         client = MlflowClient(tracking_uri=self._uri)
         self._run_id, is_new = _open_run(client, self._options.experiment, run)
-        if is_new:
-            _log_params(client, self._run_id, run.recipe)
+        note = _log_params if is_new else _tag_changes
+        note(client, self._run_id, run.recipe)
         if self._options.system:
             self._monitor = _system_monitor(self._uri, self._run_id)
         self._client = client
@@ -177,12 +177,25 @@ def _open_run(client: MlflowClient, experiment: str, run: RunInfo) -> tuple[str,
     return client.create_run(experiment_id, run_name=run.name, tags=tags).info.run_id, True
 
 
+def _params_of(recipe: Mapping[str, Any]) -> dict[str, str]:
+    return {_NOT_ALLOWED.sub("_", key): value[:_LONGEST_PARAM] for key, value in flatten(recipe)}
+
+
 def _log_params(client: MlflowClient, run_id: str, recipe: Mapping[str, Any]) -> None:
     from mlflow.entities import Param  # noqa: PLC0415 - see above
 
-    params = [Param(_NOT_ALLOWED.sub("_", key), value[:_LONGEST_PARAM]) for key, value in flatten(recipe)]
+    params = [Param(key, value) for key, value in _params_of(recipe).items()]
     for first in range(0, len(params), _PARAMS_PER_BATCH):
         client.log_batch(run_id, params=params[first : first + _PARAMS_PER_BATCH])
+
+
+def _tag_changes(client: MlflowClient, run_id: str, recipe: Mapping[str, Any]) -> None:
+    """MLflow never changes a parameter: what a resumed run has changed of its recipe goes into tags."""
+    logged = client.get_run(run_id).data
+    for key, value in _params_of(recipe).items():
+        tag = f"cosmos.changed.{key}"
+        if logged.tags.get(tag, logged.params.get(key)) != value:
+            client.set_tag(run_id, tag, value)
 
 
 def _system_monitor(uri: str, run_id: str) -> Any:

@@ -343,8 +343,8 @@ class FollowerLine(Lifeline):
 
 
 def words_of(error: BaseException) -> str:
-    """An error in words; of one that a library raised from another, such as torch's pipelines, those of the other."""
-    while not isinstance(error, CosmosError) and error.__cause__ is not None:
+    """An error in words; of a RuntimeError from another error, which torch's pipelines raise, those of the other."""
+    while isinstance(error, RuntimeError) and error.__cause__ is not None:
         error = error.__cause__
     return str(error) if isinstance(error, CosmosError) else f"{type(error).__name__}: {error}"
 

@@ -30,7 +30,7 @@ from cosmos_core.run.changes import changed
 from cosmos_core.run.follow import Follower
 from cosmos_core.run.hookset import RunHooks
 from cosmos_core.run.launch import make_launcher
-from cosmos_core.run.plan import check_gpus, check_weights, make_plan
+from cosmos_core.run.plan import check_gpus, check_hooks, check_weights, make_plan
 from cosmos_core.run.roster import read_address
 from cosmos_core.run.summary import print_summary, summarise
 from cosmos_core.run.supervise import Ending, Start, Supervisor
@@ -73,15 +73,20 @@ def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, ov
     began = time.monotonic()
     directory = Path(recipe.run.output_dir) / recipe.run.name
     folder.check_free(directory, overwrite=overwrite)
-    _check_not_running(directory)
+    if folder.is_run(directory):
+        with folder.held(directory):
+            _check_not_running(directory)
     with tempfile.TemporaryDirectory(prefix="cosmos-plan-") as staging:
         plan = make_plan(recipe, recipe_path, Path(staging))
         check_gpus(recipe)
         check_weights(plan.parts)
+        _check_port(recipe)
         if recipe.policy.checkpoint.url is not None:
             _check_own(recipe.policy.checkpoint.url)
         folder.create(plan.job, plan.assets, provenance.made_with(plan.plugins), overwrite=overwrite)
-    return _supervise(_Session(job=plan.job, plugins=plan.plugins, dataset=plan.dataset, start=Start()), console, began)
+    with folder.held(directory):
+        session = _Session(job=plan.job, plugins=plan.plugins, dataset=plan.dataset, start=Start())
+        return _supervise(session, console, began)
 
 
 def resume_run(directory: Path, console: Console, *, overrides: Sequence[str] = ()) -> str:
@@ -99,37 +104,42 @@ def resume_run(directory: Path, console: Console, *, overrides: Sequence[str] = 
         CosmosError: It is no run, or it cannot go on.
     """
     began = time.monotonic()
+    with folder.held(directory):
+        session = _resumed(directory, console, overrides)
+        return "finished" if session is None else _supervise(session, console, began)
+
+
+def _resumed(directory: Path, console: Console, overrides: Sequence[str]) -> _Session | None:
+    """The next session of a run, noted in its folder once nothing is left to refuse; None if it has finished."""
     job = load_job(directory)
-    check_gpus(job.recipe)
     _check_not_running(directory)
     recipe, changes = changed(job.recipe, overrides)
     summary = folder.read_summary(directory)
-    if summary is not None and summary.outcome == "finished" and recipe.run.steps <= job.recipe.run.steps:
+    # Not by the recipe's length before: that may have been changed by a session that did not get far.
+    if summary is not None and summary.outcome == "finished" and summary.steps >= stages(recipe)[-1].last_step:
         console.print(
             f"{directory} has finished: {summary.steps} steps. Nothing to resume; --set run.steps adds some.",
             highlight=False,
         )
-        return "finished"
+        return None
     job = attrs.evolve(job, recipe=recipe)
+    check_gpus(recipe)
     installed = discover()
-    plugins = PluginSet.load(selections(job.recipe, ("dataset", "hook")), records=installed)
+    plugins = PluginSet.load(selections(recipe, ("dataset", "hook")), records=installed)
+    check_hooks(recipe, plugins)
+    dataset = load_dataset(job, plugins)
     start = _newest_start(job)
     _check_length(job, start)
+    _check_port(recipe)
     console.print(_resume_words(start), highlight=False)
-    chosen = [choose(kind, name, installed) for kind, name in selections(job.recipe)]
+    chosen = [choose(kind, name, installed) for kind, name in selections(recipe)]
     differences = provenance.resumed_with(directory, chosen, list(map(str, changes)))
     if changes:
         folder.save(job)
     for difference in differences:
         console.print(f"Changed since the run's last session: {difference}", highlight=False, markup=False)
-    session = _Session(
-        job=job,
-        plugins=plugins,
-        dataset=load_dataset(job, plugins),
-        start=start,
-        earlier_s=0.0 if summary is None else summary.wall_s,
-    )
-    return _supervise(session, console, began)
+    earlier_s = 0.0 if summary is None else summary.wall_s
+    return _Session(job=job, plugins=plugins, dataset=dataset, start=start, earlier_s=earlier_s)
 
 
 def _check_own(url: str) -> None:
@@ -165,22 +175,20 @@ def _resume_words(start: Start) -> str:
 
 
 def _check_not_running(directory: Path) -> None:
-    if not (directory / "job.json").is_file():
-        return
+    """Refuse a run whose controller is there still, though its session has ended."""
     if (address := read_address(load_job(directory))) is not None:
         raise ConfigError(f"{directory} is running now (its controller listens at {address}); stop it first")
 
 
-def _check_port(job: Job) -> None:
+def _check_port(recipe: Recipe) -> None:
     """Find out now, not after seconds of start-up, that the controller could not listen."""
     with zmq.Context() as context:
-        sockets.router(context, job.recipe.control.bind, job.recipe.control.port).close()
+        sockets.router(context, recipe.control.bind, recipe.control.port).close()
 
 
 def _supervise(session: _Session, console: Console, began: float) -> str:
     """Supervise one session; summary and report are written whatever becomes of it."""
     job = session.job
-    _check_port(job)
     (job.directory / folder.SUMMARY).unlink(missing_ok=True)
     follower = Follower()
     if session.start.step is not None:

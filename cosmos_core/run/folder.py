@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +22,13 @@ from cosmos_core.errors import ConfigError
 SUMMARY: Final = "summary.json"
 REPORT: Final = "report.html"
 _MARK: Final = "job.json"
+_LOCK: Final = ".session.lock"
+_LOG: Final = logging.getLogger(__name__)
+
+
+def is_run(directory: Path) -> bool:
+    """Whether a folder is a run's."""
+    return (directory / _MARK).is_file()
 
 
 def check_free(directory: Path, *, overwrite: bool) -> None:
@@ -28,7 +38,7 @@ def check_free(directory: Path, *, overwrite: bool) -> None:
         ConfigError: There is a run already (and no `overwrite`), something that is no run, or no right to write.
     """
     if directory.exists() and any(directory.iterdir() if directory.is_dir() else [directory]):
-        if not (directory / _MARK).is_file():
+        if not is_run(directory):
             raise ConfigError(f"run.name: {directory} exists and is not the folder of a run; choose another --name")
         if not overwrite:
             raise ConfigError(
@@ -79,6 +89,30 @@ def save(job: Job) -> None:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
     save_job(job)
+
+
+@contextlib.contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Keep other sessions of a run out while this one lasts; the lock ends with the process, however that ends.
+
+    Raises:
+        ConfigError: It is no run, another session has it, or it cannot be written to.
+    """
+    if not is_run(directory):
+        raise ConfigError(f"{directory}: not the folder of a run (it has no {_MARK})")
+    try:
+        file = (directory / _LOCK).open("wb")
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot be written to: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{directory} is running now, in another session; stop it first") from None
+        except OSError as error:
+            # Some network file systems have no locks; the journal still takes one writer only.
+            _LOG.debug("%s cannot be locked: %s", directory, error)
+        yield
 
 
 def write_json(path: Path, data: Any) -> None:

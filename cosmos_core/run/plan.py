@@ -174,6 +174,16 @@ def _check_unbuilt_options(recipe: Recipe, plugins: PluginSet) -> None:
     """Structure the options of plugins that planning does not build (the engine, the hooks)."""
     engine = recipe.rollout.engine
     structure(engine.options, plugins.provider("engine", engine.plugin).options, "rollout.engine.options")
+    check_hooks(recipe, plugins)
+
+
+def check_hooks(recipe: Recipe, plugins: PluginSet) -> None:
+    """Refuse hooks, or options of theirs, with which a session could not begin.
+
+    Raises:
+        ConfigError: An option of a hook is wrong.
+        PluginError: A hook is none.
+    """
     for name in recipe.tracking.hooks:
         options = recipe.tracking.options.get(name, {})
         structure(options, plugins.provider("hook", name).options, f"tracking.options.{name}")

@@ -59,7 +59,7 @@ def test_completions_longer_than_the_context(cosmos: CommandLine, arithmetic: Ar
     assert "context" in refused(cosmos, arithmetic, "rollout.sampling.max_units=256")
 
 
-def test_a_port_in_use(cosmos: CommandLine, arithmetic: Arguments) -> None:
+def test_a_port_in_use(cosmos: CommandLine, arithmetic: Arguments, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -67,6 +67,7 @@ def test_a_port_in_use(cosmos: CommandLine, arithmetic: Arguments) -> None:
         output = refused(cosmos, arithmetic, f"control.port={port}", code=1)
     assert str(port) in output
     assert "control.port" in output
+    assert not (tmp_path / "runs" / "bad").exists()
 
 
 def test_a_run_folder_that_exists(cosmos: CommandLine, arithmetic: Arguments, tmp_path: Path) -> None:

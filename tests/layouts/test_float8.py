@@ -63,6 +63,17 @@ def test_the_same_in_layouts(name, scaling):
         assert cosine(stepped, expected) > 0.99, label
 
 
+@pytest.mark.parametrize(("name", "scaling"), [("llama", "rowwise"), ("qwen3-tied", "tensorwise")])
+def test_the_output_layer_has_one_scale_over_all_parts_of_the_vocabulary(name, scaling):
+    """Rounding is all that a layout may change, and of one layer that is little."""
+    skip = ("layers",)
+    expected = alone(name, scaling, skip)
+    (found,) = steps_in_layouts(family("hf", MODELS[name]), text_payloads(), [policy(scaling, skip, tp=2)], processes=2)
+    assert expected.loss != alone(name).loss
+    assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+    assert cosine(found, expected) > 0.999999
+
+
 def test_what_is_skipped_keeps_its_precision():
     linear = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "lm_head")
     exact = alone("llama")

@@ -55,7 +55,7 @@ def uninterrupted(name):
     return parameters(trainer)
 
 
-@pytest.fixture(scope="module", params=["qwen3-tied", "qwen3-moe"])
+@pytest.fixture(scope="module", params=["qwen3-uneven-tied", "qwen3-moe"])
 def saved(request, tmp_path_factory):
     axes = {"pp": 2, "dp_shard": 2, "tp": 2, **({"ep": 4} if request.param == "qwen3-moe" else {})}
     folder = tmp_path_factory.mktemp("checkpoints")

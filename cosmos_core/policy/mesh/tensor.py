@@ -50,7 +50,7 @@ SPLIT_STYLES: Final = frozenset({"colwise", "rowwise", "heads", "kv_heads", "sum
 """Styles of blocks whose input gradient is partial and whose result is a partial sum: these can be gathered."""
 
 
-OUTPUTS: Final = frozenset({"colwise", "colwise_gather_output", "kv_heads"})
+OUTPUTS: Final = frozenset({"colwise", "colwise_gather_output", "kv_heads", "vocabulary"})
 """Styles of linear layers of which a process computes a part of the outputs."""
 
 INPUTS: Final = frozenset({"rowwise", "rowwise_split_input"})
@@ -156,10 +156,12 @@ def split_parameter(
     parameter = getattr(module, key)
     if isinstance(parameter, DTensor):
         return
-    total = parameter.shape[dim]
-    if math.ceil(total / mesh.size()) * (mesh.size() - 1) >= total if is_uneven else total % mesh.size():
+    total, size = parameter.shape[dim], mesh.size()
+    fits = math.ceil(total / size) * (size - 1) < total if is_uneven else total % size == 0
+    if not fits:
+        what = "leave some without a part of" if is_uneven else "do not divide"
         raise ConfigError(
-            f"policy.mesh: {mesh.size()} processes of an axis do not divide dimension {dim} of {name}.{key}, "
+            f"policy.mesh: {size} processes of an axis {what} dimension {dim} of {name}.{key}, "
             f"of shape {tuple(parameter.shape)}"
         )
     split = distribute_tensor(parameter.detach(), mesh, [Shard(dim)], src_data_rank=None)

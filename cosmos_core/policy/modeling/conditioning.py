@@ -13,7 +13,7 @@ from typing import Any, Final
 import attrs
 import torch
 
-from cosmos_core.errors import PluginIncompatibleError
+from cosmos_core.errors import DataError, PluginIncompatibleError
 from cosmos_core.policy.modeling.huggingface import HuggingFaceModel
 from cosmos_core.policy.modeling.tokens import token_array
 from cosmos_core.protocols import Conditioning, Entering
@@ -27,21 +27,29 @@ _NEXT: Final = (0, 0)
 class ConditionedModel(HuggingFaceModel):
     """A model of transformers whose prompts may hold more than tokens.
 
-    A family whose `embed` gives its backbone more than `inputs_embeds` overrides `per_unit` and `keywords`.
+    A family says which arrays of a prompt it reads (`is_media`); one whose `embed` gives its backbone more than
+    `inputs_embeds` overrides `per_unit` and `keywords`.
     """
 
     def condition(self, prompt: Payload) -> Conditioning | None:
         """How a prompt enters (see `cosmos_core.protocols.Conditioned`).
 
         Raises:
-            DataError: The arrays of the payload do not fit its prompt.
+            DataError: The arrays of the payload do not fit its prompt, or are not of the family.
         """
-        if len(prompt.arrays) == 1:
+        more = prompt.arrays.keys() - {"prompt"}
+        if foreign := sorted(name for name in more if not self.is_media(name)):
+            raise DataError(f"{type(self).__name__} has no use for the prompt's {', '.join(foreign)}")
+        if not more:
             return None
         payload = attrs.evolve(prompt, arrays={**prompt.arrays, "completion": token_array(_NEXT)})
         (batch,) = self.pack([payload], budget=prompt.arrays["prompt"].shape[0] + 1)
         positions = batch.inputs["positions"]
         return Conditioning(positions=positions[..., :-1], next_position=int(positions[..., -1].max()), batch=batch)
+
+    def is_media(self, name: str) -> bool:  # noqa: ARG002 - what an override reads
+        """Whether an array of this name is of what a prompt shows; none is by default."""
+        return False
 
     def enter(self, module: torch.nn.Module, conditioning: Conditioning) -> Mapping[str, torch.Tensor]:
         """What each unit of a prompt enters with: [P, ...] each."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from cosmos_core.config import option
 from cosmos_core.errors import DataError
 from cosmos_core.policy.modeling.tokenizer import FILE as TOKENIZER_FILE
-from cosmos_core.policy.modeling.tokenizer import load_tokenizer
+from cosmos_core.policy.modeling.tokenizer import default_template, load_tokenizer
 from cosmos_core.policy.modeling.tokens import tokens_payload, values
 from cosmos_core.policy.modeling.weights import loading
 from cosmos_core.protocols import ModelContext
@@ -119,9 +119,8 @@ class TextEncoding:
 
     @property
     def chat_template(self) -> str | None:
-        """The Jinja template of chats."""
-        template: str | None = self.tokenizer.chat_template
-        return template
+        """The Jinja template of chats; of several by name, the default."""
+        return default_template(self.tokenizer.chat_template)
 
     def chat_turns(self, prompt: Prompt) -> list[dict[str, Any]]:
         """The turns of a chat, as the template takes them."""
@@ -140,15 +139,19 @@ class TextEncoding:
                 "set model.options.chat_template or use plain text prompts"
             )
         try:
-            text: str = self.tokenizer.apply_chat_template(
-                self.chat_turns(prompt),
-                chat_template=self.chat_template,
-                tokenize=False,
-                add_generation_prompt=True,
-                **self.options.chat_template_options,
-            )
+            return self.render(self.chat_turns(prompt))
         except loading.TEMPLATE_ERRORS as error:
             raise DataError(f"the chat template fails on this prompt: {loading.first_line(error)}") from error
+
+    def render(self, turns: Sequence[Mapping[str, Any]]) -> str:
+        """What the template writes of turns; it may raise any of `loading.TEMPLATE_ERRORS`."""
+        text: str = self.tokenizer.apply_chat_template(
+            list(turns),
+            chat_template=self.chat_template,
+            tokenize=False,
+            add_generation_prompt=True,
+            **self.options.chat_template_options,
+        )
         return text
 
     def stop_id(self) -> int:

@@ -6,6 +6,7 @@ from typing import get_args
 
 from transformers import CONFIG_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig
 
+from cosmos_core.errors import ConfigError
 from cosmos_core.policy.modeling.huggingface import HuggingFaceModel
 from cosmos_core.policy.modeling.seeing import GenericOptions, SeeingModel
 from cosmos_core.policy.modeling.weights.loading import LIBRARY_ERRORS
@@ -27,8 +28,19 @@ def cosmos_model() -> Provider[Model]:
 
 
 def create(options: GenericOptions, context: ModelContext) -> HuggingFaceModel:
-    """The model of a recipe: one that sees, if its config has a tower beside the text."""
-    return (SeeingModel if _sees(context) else HuggingFaceModel)(options, context)
+    """The model of a recipe: one that sees, if its config has a tower beside the text.
+
+    Raises:
+        ConfigError: There are options of images for a model that sees none.
+    """
+    if _sees(context):
+        return SeeingModel(options, context)
+    if options.image_options:
+        raise ConfigError(
+            f"model.options.image_options: {', '.join(options.image_options)} would be of no use: the model's config "
+            "is of one that sees no images, or cannot be read; remove them, or check model.path and model.config"
+        )
+    return HuggingFaceModel(options, context)
 
 
 def _sees(context: ModelContext) -> bool:

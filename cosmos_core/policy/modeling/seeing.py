@@ -26,10 +26,11 @@ from cosmos_core.policy.modeling.rehearsal import verify_small
 from cosmos_core.policy.modeling.row import Row
 from cosmos_core.policy.modeling.sight.entering import entrance
 from cosmos_core.policy.modeling.sight.images import load_image
-from cosmos_core.policy.modeling.sight.placing import IMAGE_MARK, MARK, filled, with_marks
+from cosmos_core.policy.modeling.sight.placing import IMAGE_MARK, filled, with_marks
 from cosmos_core.policy.modeling.sight.positions import OwnPositions
-from cosmos_core.policy.modeling.sight.processor import Processor, copy_files, example_images
-from cosmos_core.policy.modeling.sight.rows import MEDIA, TOLD, lay_out, shows, with_seen
+from cosmos_core.policy.modeling.sight.processor import REQUIRED, Processor, copy_files, example_images, is_there
+from cosmos_core.policy.modeling.sight.rows import MEDIA, TOLD, is_media, lay_out, shows, with_seen
+from cosmos_core.policy.modeling.sight.turns import marked_parts, takes_parts, text_parts
 from cosmos_core.policy.modeling.tokenizer import FILE as TOKENIZER_FILE
 from cosmos_core.policy.modeling.tokens import tokens_payload
 from cosmos_core.policy.modeling.vision import VisionLanguageModel
@@ -55,7 +56,7 @@ class SeeingModel(VisionLanguageModel):
     def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:
         """See `VisionLanguageModel.prepare`; beside a tokenizer made locally there are no images."""
         super().prepare(corpus, tokenizer)
-        for name in ("_processor", "_sight", "_own_positions"):
+        for name in ("_processor", "_sight", "_own_positions", "_takes_parts"):
             self.__dict__.pop(name, None)
 
     def encode(self, prompt: Prompt) -> Payload:
@@ -84,11 +85,12 @@ class SeeingModel(VisionLanguageModel):
         return super().chat_template if own is None else own
 
     def chat_turns(self, prompt: Prompt) -> list[dict[str, Any]]:
-        """The turns of a chat, as lists of parts: the templates of processors take those."""
+        """The turns of a chat, as lists of parts if the template takes those."""
         turns = super().chat_turns(prompt)
-        if self._processor is None:
+        if not self._takes_parts:
             return turns
-        return [{**turn, "content": _parts(turn["content"], is_marked=bool(prompt.media))} for turn in turns]
+        cut = marked_parts if prompt.media else text_parts
+        return [{**turn, "content": cut(turn["content"])} for turn in turns]
 
     def pack(
         self, payloads: Sequence[Payload], *, budget: int, multiple: int = 1, is_uniform: bool = False
@@ -101,6 +103,10 @@ class SeeingModel(VisionLanguageModel):
         """int64 [U] or [axes, U], the positions of documents of text of these lengths."""
         positions = super().text_positions(lengths)
         return positions if self._own_positions is None else positions.expand(self._own_positions.num_axes, -1)
+
+    def is_media(self, name: str) -> bool:
+        """Whether an array of a payload is of its images (see `sight.rows`)."""
+        return is_media(name)
 
     def embed(self, module: torch.nn.Module, row: Row) -> dict[str, Any]:
         """Embeddings of the tokens, with what is seen in their places."""
@@ -117,14 +123,27 @@ class SeeingModel(VisionLanguageModel):
     def _own_positions(self) -> OwnPositions | None:
         return OwnPositions.of_config(self.config)
 
+    @property
+    def _processor_path(self) -> str | None:
+        """The checkpoint whose processor is in use: none beside a tokenizer made locally."""
+        return None if (self.context.assets / TOKENIZER_FILE).is_file() else self.context.path
+
     @cached_property
     def _processor(self) -> Processor | None:
-        """Of the checkpoint; None without one, or beside a tokenizer made locally."""
-        path = self.context.path
-        if path is None or (self.context.assets / TOKENIZER_FILE).is_file():
+        """Of the checkpoint; None where there is none: text needs none.
+
+        Raises:
+            DataError: It cannot be read.
+        """
+        path = self._processor_path
+        if path is None or not is_there(path):
             return None
         trust = self.context.trust_remote_code
         return Processor.load(path, self.config, self.options.image_options, trust_remote_code=trust)
+
+    @cached_property
+    def _takes_parts(self) -> bool:
+        return takes_parts(self.render)
 
     @cached_property
     def _sight(self) -> Processor:
@@ -138,7 +157,8 @@ class SeeingModel(VisionLanguageModel):
         if processor is None:
             raise ConfigError(
                 "model: the rows show images, and only the processor of a checkpoint makes tokens of them: give "
-                "model.path without [model.tokenizer], or take a model plugin that makes a processor of its own"
+                f"model.path, a checkpoint with {' or '.join(REQUIRED)}, without [model.tokenizer], or take a model "
+                "plugin that makes a processor of its own"
             )
         verify_small(
             self._blueprint(seed=0, dtype=torch.float32, device=torch.device("cpu")),
@@ -153,10 +173,11 @@ class SeeingModel(VisionLanguageModel):
         sight = self._sight
         images = [load_image(location) for location in prompt.media]
         marked = with_marks(prompt, [IMAGE_MARK] * len(images))
-        if isinstance(prompt.text, str):
-            text, adds = str(filled(marked, [sight.image_token] * len(images)).text), self.options.add_special_tokens
-        else:
-            text, adds = self.chat_text(marked), False
+        is_chat = not isinstance(prompt.text, str)
+        # A template that takes parts writes the placeholders itself.
+        written = marked if is_chat and self._takes_parts else filled(marked, [sight.image_token] * len(images))
+        text = self.chat_text(written) if is_chat else str(written.text)
+        adds = self.options.add_special_tokens and not is_chat
         return with_seen(sight(text, images, add_special_tokens=adds), completion)
 
     def _with_seen(self, batch: MicroBatch, payloads: Sequence[Payload]) -> MicroBatch:
@@ -185,15 +206,5 @@ class SeeingModel(VisionLanguageModel):
 
     def _accompany(self, directory: Path) -> None:
         super()._accompany(directory)
-        if self._processor is not None:
-            assert self.context.path is not None
-            copy_files(self.context.path, directory)
-
-
-def _parts(content: str, *, is_marked: bool) -> list[dict[str, str]]:
-    """The text of a turn, cut at its marks."""
-    if not is_marked:
-        return [{"type": "text", "text": content}]
-    texts = [{"type": "text", "text": text} for text in MARK.split(content)]
-    parts = [part for text in texts for part in (text, {"type": "image"})][:-1]
-    return [part for part in parts if part.get("text", True)]
+        if self._processor_path is not None:
+            copy_files(self._processor_path, directory)

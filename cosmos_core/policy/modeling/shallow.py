@@ -25,6 +25,7 @@ VOCABULARY: Final = 512
 """Of a small model that is tried on any tokens."""
 
 _DEPTHS: Final = ("num_hidden_layers", "depth", "num_layers")
+_DEEP: Final = "deepstack_visual_indexes"
 _SCALED: Final = ("hidden_size", "num_attention_heads")
 
 
@@ -71,12 +72,14 @@ def _shorten(config: Any, depth: int) -> None:
 
 
 def _shorten_towers(config: PretrainedConfig) -> None:
-    """One layer of each tower beside the text's decoder."""
+    """One layer of each tower beside the text's decoder; it adds to the text's layers if any of the tower does."""
     for tower in _others(config):
         if tower is not config:
             name = next((name for name in _DEPTHS if isinstance(getattr(tower, name, None), int)), None)
             if name is not None:
                 setattr(tower, name, 1)
+            if getattr(tower, _DEEP, None):
+                setattr(tower, _DEEP, [0])
 
 
 def _narrow(config: PretrainedConfig) -> None:

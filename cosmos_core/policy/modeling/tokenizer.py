@@ -80,6 +80,11 @@ def load_tokenizer(assets: Path, path: str | None, *, trust_remote_code: bool) -
     return loaded
 
 
+def default_template(named: str | Mapping[str, str] | None) -> str | None:
+    """The template of chats of a tokenizer or processor, which may have several by name."""
+    return named if named is None or isinstance(named, str) else named.get("default")
+
+
 def _refuse_code(path: str) -> None:
     """Refuse a tokenizer that only code in the checkpoint can make: transformers would make another of its files."""
     said: Mapping[str, Any] = get_tokenizer_config(path)

@@ -32,7 +32,7 @@ class Call:
     variant: Variant
 
 
-class Recording:
+class Survey:
     """A step that notes how a module attends (plain causal attention over one short sequence)."""
 
     def __init__(self) -> None:
@@ -99,10 +99,10 @@ def adopt(module: torch.nn.Module, runner: Runner, *, context_length: int, verif
         _attend_with(module, "eager")
         own_NV = module(input_ids=tokens_N[None], use_cache=False).logits[0].float()
     _attend_with(module, NAME)
-    recording = Recording()
-    runner.forward(tokens_N, positions_N, recording, None)
-    _check_layers(type(module).__name__, config, recording.calls, context_length)
-    shapes = {layer: call.shape for layer, call in recording.calls.items()}
+    survey = Survey()
+    runner.forward(tokens_N, positions_N, survey, None)
+    _check_layers(type(module).__name__, config, survey.calls, context_length)
+    shapes = {layer: call.shape for layer, call in survey.calls.items()}
     if own_NV is not None:
         dtype = next(module.parameters()).dtype
         _verify(type(module).__name__, runner, shapes=shapes, tokens_N=tokens_N, own_NV=own_NV, dtype=dtype)

@@ -113,6 +113,7 @@ LAYOUT_TESTS = {
 """Those of many processes, whose faults have a module of their own."""
 FORWARD_TESTS = {
     "test_a_prompt_that_lacks_an_array_is_refused",
+    "test_an_array_that_it_does_not_know_is_refused",
     "test_each_unit_has_a_record_of_what_is_declared",
     "test_every_unit_of_a_prompt_has_a_position_and_features",
     "test_text_needs_no_conditioning",

@@ -165,6 +165,18 @@ PLANTED = {
         "test_a_prompt_that_lacks_an_array_is_refused",
         "without its array 'sizes'",
     ),
+    "array-passed-over": (
+        spoiled(
+            ENTERS,
+            """
+            def condition(self, prompt):
+                own = {name: prompt.arrays[name] for name in ("prompt", "shades", "sizes") if name in prompt.arrays}
+                return super().condition(attrs.evolve(prompt, arrays=own))
+            """,
+        ),
+        "test_an_array_that_it_does_not_know_is_refused",
+        "condition() took a prompt with an array that no model knows",
+    ),
 }
 BODY = """
 config = TINY

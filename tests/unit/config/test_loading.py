@@ -53,6 +53,16 @@ def make_job(directory: Path) -> Job:
     )
 
 
+def test_a_job_of_an_earlier_release_measures_what_it_did(tmp_path):
+    for uses_rollouts, expected in ((True, 0), (False, 4)):
+        save_job(attrs.evolve(make_job(tmp_path), uses_rollouts=uses_rollouts, num_measured_prompts=1))
+        assert load_job(tmp_path).num_measured_prompts == 1
+        data = json.loads((tmp_path / "job.json").read_text())
+        del data["num_measured_prompts"]
+        (tmp_path / "job.json").write_text(json.dumps(data))
+        assert load_job(tmp_path).num_measured_prompts == expected
+
+
 def test_a_file_with_overrides_and_selections(recipe_file):
     recipe = load_recipe(
         recipe_file,

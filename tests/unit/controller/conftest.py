@@ -169,12 +169,12 @@ class Run:
     def stop(self) -> None:
         self.apply(CommandGiven(command="stop"))
 
-    def resume(self, step: int) -> None:
-        """All processes end; the run goes on from a checkpoint."""
+    def resume(self, step: int, settings: Settings | None = None) -> None:
+        """All processes end; the run goes on from a checkpoint, maybe with other settings."""
         for fake in self.fakes.values():
             fake.end()
         self.fakes.clear()
-        self.apply(Resumed(step=step, settings=self.state.settings))
+        self.apply(Resumed(step=step, settings=settings or self.state.settings))
 
     def start(self, policies: int = 1, rollouts: int = 1) -> None:
         """All replicas join, the first weights are loaded, nothing is generated yet."""

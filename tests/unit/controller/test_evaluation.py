@@ -231,6 +231,44 @@ def test_completions_that_a_resumed_run_lacks_are_scored_though_the_loss_is_know
     it.join("r0")
     it.settle()
     assert [record.version for record in it.state.evaluations if record.accuracy is not None] == [4, 5]
+    # Weights of before the checkpoint are gone, and with them the evaluations that had begun.
+    assert it.state.status_details["evaluation"] == "version 2 was lost before its evaluation was done"
+
+
+def test_a_run_made_as_short_as_its_checkpoint_tells_that_its_end_was_not_measured(run):
+    it = run(
+        stages=(IMITATION,), num_rollouts=1, heldout_rows=3, evaluation_prompts=2, evaluation_interval=4,
+        checkpoint_interval=2,
+    )  # fmt: skip
+    it.join("p0")
+    it.join("r0")
+    it.settle()
+    shorter = attrs.evolve(it.state.settings, stages=(attrs.evolve(IMITATION, steps=2),))
+    it.resume(2, shorter)
+    it.join("p0", step=2)
+    it.join("r0")
+    it.settle()
+    assert (it.state.outcome, it.state.step) == ("finished", 2)
+    assert [record.version for record in it.state.evaluations if record.accuracy is not None] == [0, 2]
+    assert [record.version for record in it.state.evaluations if record.loss is not None] == [0]
+    assert it.state.status_details["evaluation"] == "the held-out loss at step 2 was not measured"
+
+
+def test_a_run_made_longer_measures_what_its_new_interval_asks_for(run):
+    it = run(stages=(IMITATION,), num_rollouts=0, rewards=(), heldout_rows=3)
+    it.join("p0")
+    it.settle()
+    assert [record.version for record in it.state.evaluations] == [0, 5]
+    longer = attrs.evolve(
+        it.state.settings, stages=(attrs.evolve(IMITATION, steps=9),), evaluation_interval=2, checkpoint_interval=3
+    )
+    it.resume(5, longer)
+    it.join("p0", step=5)
+    it.settle()
+    assert (it.state.outcome, it.state.step, len(it.state.steps)) == ("finished", 9, 9)
+    assert [record.version for record in it.state.evaluations] == [0, 5, 6, 8, 9]
+    assert sorted(it.state.checkpoints.saved) == [5, 6, 9]
+    assert it.state.ledger.consumed == 9 * IMITATION.prompts_per_step
 
 
 def test_the_best_checkpoint_is_that_of_the_best_accuracy_where_there_is_one(run):

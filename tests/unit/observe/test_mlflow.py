@@ -2,6 +2,7 @@ import importlib.util
 import subprocess
 import sys
 
+import attrs
 import pytest
 
 from cosmos_core.errors import PluginError
@@ -49,9 +50,10 @@ def test_nothing_is_logged_before_the_run_starts(run):
 def test_a_run_is_logged_and_a_resumed_one_goes_on_in_it(run, monkeypatch, tmp_path):
     pytest.importorskip("mlflow", reason="the mlflow tracker needs mlflow")
     monkeypatch.chdir(tmp_path)
-    for outcome, steps in (("stopped", (1, 2)), ("finished", (3,))):
-        tracker = plugin.MlflowTracker(plugin.MlflowOptions(experiment="tests"), run)
-        tracker.cosmos_run_started(run)
+    longer = attrs.evolve(run, recipe={**run.recipe, "run": {"name": "demo", "steps": 9}})
+    for session, outcome, steps in ((run, "stopped", (1, 2)), (longer, "finished", (3,))):
+        tracker = plugin.MlflowTracker(plugin.MlflowOptions(experiment="tests"), session)
+        tracker.cosmos_run_started(session)
         for step in steps:
             tracker.cosmos_step_finished(step, {"train/loss": 1.0 / step, "reward/a b?": 0.5})
         tracker.cosmos_evaluation_finished(steps[-1], {"heldout/accuracy": 0.25 * steps[-1]})
@@ -70,6 +72,8 @@ def test_a_run_is_logged_and_a_resumed_one_goes_on_in_it(run, monkeypatch, tmp_p
     assert logged.data.metrics["reward/a b_"] == 0.5
     assert logged.data.metrics["heldout/accuracy"] == 0.75
     assert logged.data.tags["cosmos.checkpoint_step"] == "3"
+    changed = {name: value for name, value in logged.data.tags.items() if name.startswith("cosmos.changed.")}
+    assert changed == {"cosmos.changed.run.steps": "9"}
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
 
 

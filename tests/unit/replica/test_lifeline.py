@@ -13,7 +13,7 @@ import time
 import pytest
 
 from cosmos_core.errors import ReplicaError, TransportError
-from cosmos_core.replica.lifeline import FollowerLine, LeaderLine, Lifeline
+from cosmos_core.replica.lifeline import FollowerLine, LeaderLine, Lifeline, words_of
 from cosmos_core.replica.wire import Failure, Wire
 
 MEMBER = """
@@ -183,3 +183,13 @@ def test_a_replica_of_one_process_has_nobody_to_lose():
     with pytest.raises(ValueError, match="own"), Lifeline():
         raise ValueError("own")
     assert Lifeline().fail(Failure(rank=0, reason="own", time=0.0, is_echo=False)) == "own"
+
+
+def test_an_error_is_told_in_its_own_words_unless_it_only_wraps_another():
+    def raised(error, cause):
+        error.__cause__ = cause
+        return error
+
+    assert words_of(raised(RuntimeError("[Stage 1] failed to run forward"), OSError("no disk"))) == "OSError: no disk"
+    assert words_of(raised(ValueError("the row has no answer"), KeyError("x"))) == "ValueError: the row has no answer"
+    assert words_of(raised(ReplicaError("it is gone"), OSError("x"))) == "it is gone"

@@ -82,3 +82,24 @@ def test_a_narrow_terminal_gets_more_tables(plan):
     lines = printed(plan, 45)
     assert len([line for line in lines if line.startswith("parameters ")]) == 2
     assert max(map(len, lines)) <= 45
+
+
+def test_what_is_whole_and_what_is_measured_has_a_row(plan, tmp_path):
+    path = RECIPES / "sft-arithmetic.toml"
+    overrides = [
+        "policy.mesh.tp=4",
+        'reward=[{plugin="math"}]',
+        "rollout.sampling.max_units=24",
+        "evaluation.prompts=8",
+    ]
+    both = make_plan(load_recipe(path, overrides=overrides), path, tmp_path)
+    assert (plan.job.num_measured_prompts, plan.job.uses_rollouts) == (plan.job.num_evaluation_prompts, False)
+    assert (both.job.num_measured_prompts, both.job.uses_rollouts) == (8, True)
+    lines = [" ".join(line.split()) for line in printed(both, 200)]
+    assert any(
+        line.startswith("whole on each of tp ") and "2 key-value heads, which 4 does not divide: " in line
+        for line in lines
+    )
+    assert any("8 held-out prompts (rewards, and their demonstrations' loss), " in line for line in lines)
+    assert any("held-out demonstrations (their loss), " in line for line in printed(plan, 200))
+    assert not any("whole on each of tp" in line for line in printed(plan, 200))

@@ -3,9 +3,10 @@
 The backward pass of a block is given the output and the log-sum-exp of the *whole* softmax, of which the block is one
 part: that makes its gradients terms of a sum.
 
-Kernels: SDPA's flash kernels on CPUs and, in 16 bits, on CUDA; elsewhere, and for windows that cut the block and soft
-caps, scores in full, for some queries at once, and only of keys that these see. Measured on a CPU, soft-capped
-attention over 4,096 units is four times faster in pieces of a million scores than in pieces of 16 million.
+Kernels: SDPA's flash kernels on CPUs and, in 16 bits and for the head dims that they have, on CUDA; elsewhere, and for
+windows that cut the block and soft caps, scores in full, for some queries at once, and only of keys that these see.
+Measured on a CPU, soft-capped attention over 4,096 units is four times faster in pieces of a million scores than in
+pieces of 16 million.
 
 Log-sum-exps and gradients are *accumulated*: float32, or the inputs' dtype where that is wider.
 
@@ -33,6 +34,10 @@ FEWEST_QUERIES: Final = 16
 """Taken at once, however many keys they see."""
 NARROW_WINDOW: Final = 128
 """Queries that are taken at once, if scores allow, of a window that is narrower."""
+CUDA_MULTIPLE: Final = 8
+"""What the head dim must be a multiple of for the flash kernel of CUDA; SDPA itself would pad it."""
+CUDA_WIDEST: Final = 256
+"""Its largest head dim."""
 
 aten = torch.ops.aten
 
@@ -121,7 +126,8 @@ def kernel_of(block: Block) -> Kernel:
         return "full"
     if query.device.type == "cpu":
         return "cpu"
-    return "cuda" if query.is_cuda and query.dtype in {torch.float16, torch.bfloat16} else "full"
+    is_fit = query.shape[-1] % CUDA_MULTIPLE == 0 and query.shape[-1] <= CUDA_WIDEST
+    return "cuda" if query.is_cuda and is_fit and query.dtype in {torch.float16, torch.bfloat16} else "full"
 
 
 def block_forward(block: Block) -> tuple[torch.Tensor, torch.Tensor]:

@@ -29,7 +29,6 @@ def install_float8(module: PreTrainedModel, layout: Layout) -> None:
     Args:
         module: The model or a stage of it, on any device.
         layout: Says how, and what to skip.
-
     """
     if layout.float8 == "none":
         return

@@ -2,7 +2,8 @@
 
 The model's own plan says so where transformers has one; blocks it leaves out are planned by the names of their linear
 layers, if all of them are known; the plugin's overrides come last. What is left out is whole on each process, which is
-never wrong. A block is planned whole or not at all: a row-wise layer is right only behind column-wise ones.
+never wrong. A block is planned whole or not at all: a row-wise layer is right only behind column-wise ones, and where
+a plugin takes these out, all else in the block is out, too.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import attrs
 from torch import nn
 from transformers import PreTrainedModel
 
+from cosmos_core.config.nearest import suggestion
 from cosmos_core.errors import PluginIncompatibleError
 from cosmos_core.policy.mesh.expert import is_experts
 from cosmos_core.policy.mesh.forwards import own_parameters
-from cosmos_core.policy.mesh.tensor import Style
+from cosmos_core.policy.mesh.tensor import OUTPUTS, Style
 from cosmos_core.policy.modeling.parallel.anatomy import Anatomy
+from cosmos_core.policy.modeling.parallel.stages import part_of
 
 COLUMNS: Final = frozenset(
     {
@@ -93,7 +96,8 @@ def plan_for(module: PreTrainedModel, overrides: Mapping[str, str]) -> ParallelP
         overrides: Styles of the plugin, by the end of a pattern, such as `self_attn.q_proj`.
 
     Raises:
-        PluginIncompatibleError: An override names a style that does not exist.
+        PluginIncompatibleError: An override names a style that does not exist, or of a whole model nothing; or they
+            split some of the layers that make the inside of a block, and leave others whole.
     """
     if unknown := sorted(set(overrides.values()) - set(get_args(Style))):
         raise PluginIncompatibleError(
@@ -107,14 +111,55 @@ def plan_for(module: PreTrainedModel, overrides: Mapping[str, str]) -> ParallelP
     own = _own_plan(module, prefix, named)
     planned = {pattern.rpartition(".")[0] for pattern in own}
     tensor = {**_named_plan(module, prefix, planned), **own}
-    tensor |= _between(named, tensor)
-    for name in list(named) + [f"{name}.{key}" for name, child in named.items() for key in own_parameters(child)]:
-        pattern = pattern_of(name)
-        for end, style in overrides.items():
-            if pattern == end or pattern.endswith(f".{end}"):
-                tensor[pattern] = cast("Style", style)
+    given = _given(module, named, overrides)
+    tensor = _without_whole_blocks(tensor | given, given)
+    tensor |= _between(named, tensor) | given
+    _refuse_mixed(named, tensor, given)
     expert = {pattern_of(name): "dispatch" for name, child in named.items() if is_experts(child)}
     return ParallelPlan(tensor={name: style for name, style in tensor.items() if style != "replicate"}, expert=expert)
+
+
+def _given(module: PreTrainedModel, named: Mapping[str, nn.Module], overrides: Mapping[str, str]) -> dict[str, Style]:
+    """The plugin's styles, by pattern."""
+    names = [*named, *(f"{name}.{key}" for name, child in named.items() for key in own_parameters(child))]
+    patterns = {pattern_of(name) for name in names}
+    found: dict[str, Style] = {}
+    for end, style in overrides.items():
+        meant = [pattern for pattern in patterns if pattern == end or pattern.endswith(f".{end}")]
+        # What a stage of a pipeline lacks, another one may have.
+        if not meant and part_of(module) is None:
+            known = {".".join(pattern.split(".")[-2:]) for pattern in patterns}
+            raise PluginIncompatibleError(
+                f"tensor_plan of the model plugin: nothing in the layers of {type(module).__name__} is called {end!r} "
+                f"(the vocabulary is split always); {suggestion(end, known)}"
+            )
+        found |= dict.fromkeys(meant, cast("Style", style))
+    return found
+
+
+def _without_whole_blocks(tensor: Mapping[str, Style], given: Mapping[str, Style]) -> dict[str, Style]:
+    """Of blocks of which the plugin leaves no part of the outputs to a process: only what it says itself."""
+    parents = {name.rpartition(".")[0] for name in given}
+    split = {name.rpartition(".")[0] for name, style in tensor.items() if style in OUTPUTS}
+    return {
+        name: style for name, style in tensor.items() if name in given or name.rpartition(".")[0] not in parents - split
+    }
+
+
+def _refuse_mixed(named: Mapping[str, nn.Module], tensor: Mapping[str, Style], given: Mapping[str, Style]) -> None:
+    parents = {name.rpartition(".")[0] for name in given}
+    inner: dict[str, dict[str, Style]] = {}
+    for pattern in {pattern_of(name) for name, child in named.items() if isinstance(child, nn.Linear)}:
+        parent, _, last = pattern.rpartition(".")
+        if parent in parents and last in COLUMNS:
+            inner.setdefault(parent, {})[last] = tensor.get(pattern, "replicate")
+    for parent, styles in inner.items():
+        if len(set(styles.values())) > 1:
+            told = ", ".join(f"{name} {style!r}" for name, style in sorted(styles.items()))
+            raise PluginIncompatibleError(
+                f"tensor_plan of the model plugin: a process would have parts of different heads or columns in "
+                f"{parent}: {told}; give all of them one style"
+            )
 
 
 def _own_plan(module: PreTrainedModel, prefix: str, named: Mapping[str, nn.Module]) -> dict[str, Style]:

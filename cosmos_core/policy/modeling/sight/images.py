@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from cosmos_core.errors import DataError
 
@@ -38,14 +38,14 @@ def load_image(location: str) -> Image.Image:
 
 
 def open_image(source: Path | io.BytesIO, location: str) -> Image.Image:
-    """The image in a file, in RGB.
+    """The image in a file, in RGB, upright: cameras write beside the pixels how to turn them.
 
     Raises:
         DataError: It cannot be read.
     """
     try:
         with Image.open(source) as image:
-            return image.convert("RGB")
+            return ImageOps.exif_transpose(image).convert("RGB")
     except IMAGE_ERRORS as error:
         raise DataError(f"media {shown(location)}: no readable image: {error}") from error
 

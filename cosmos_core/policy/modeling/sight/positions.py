@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from transformers import MODEL_MAPPING, PretrainedConfig
 
+from cosmos_core.errors import DataError
+from cosmos_core.policy.modeling.weights.loading import LIBRARY_ERRORS, first_line
+
 
 class OwnPositions:
     """The positions that a model gives the units of a sequence with images.
@@ -49,8 +52,14 @@ class OwnPositions:
             tokens_U: int64, the sequence.
             kinds_U: int64, 0 for text, 1 for images, 2 for videos.
             given: What the model takes of the images and videos; what it has no use for here is left out.
+
+        Raises:
+            DataError: These do not fit the kinds.
         """
         known = {name: value for name, value in given.items() if name in self._takes}
-        positions_A1U, _ = self._model.get_rope_index(tokens_U[None], mm_token_type_ids=kinds_U[None], **known)
+        try:
+            positions_A1U, _ = self._model.get_rope_index(tokens_U[None], mm_token_type_ids=kinds_U[None], **known)
+        except (*LIBRARY_ERRORS, StopIteration) as error:
+            raise DataError(f"what is seen does not fit its places in the sequence: {first_line(error)}") from error
         positions_AU: torch.Tensor = positions_A1U[:, 0]
         return positions_AU

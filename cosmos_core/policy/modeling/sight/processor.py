@@ -22,22 +22,24 @@ from transformers.utils import cached_file
 
 from cosmos_core.errors import DataError, PluginIncompatibleError
 from cosmos_core.policy.modeling.sight.joining import Arrays, find_joins
+from cosmos_core.policy.modeling.tokenizer import default_template
 from cosmos_core.policy.modeling.weights.loading import LIBRARY_ERRORS, first_line
 from cosmos_core.types import JSON
 
 if TYPE_CHECKING:
     from PIL import Image
 
+REQUIRED: Final = ("processor_config.json", "preprocessor_config.json")
+"""Of these a checkpoint with a processor of images has one at least."""
 FILES: Final = (
-    "processor_config.json",
-    "preprocessor_config.json",
+    *REQUIRED,
     "video_preprocessor_config.json",
     "chat_template.json",
     "chat_template.jinja",
 )
 """What a checkpoint may have of a processor, besides its tokenizer."""
 
-_NAMING: Final = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+_NAMING: Final = (*REQUIRED, "tokenizer_config.json")
 """Where a checkpoint may say the class of its processor."""
 _VIDEOS: Final = "video_processor"
 _OF_UNITS: Final = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels")
@@ -107,8 +109,7 @@ class Processor:
     @property
     def chat_template(self) -> str | None:
         """The Jinja template of chats, whose contents are lists of parts."""
-        template: str | Mapping[str, str] | None = self.own.chat_template
-        return template if template is None or isinstance(template, str) else template.get("default")
+        return default_template(self.own.chat_template)
 
     @cached_property
     def joins(self) -> Mapping[str, int]:
@@ -155,6 +156,11 @@ class Processor:
             arrays=arrays,
             given={name: torch.as_tensor(value) for name, value in made.items()},
         )
+
+
+def is_there(path: str) -> bool:
+    """Whether a checkpoint has a processor of images, usable or not."""
+    return any(_found(path, name) is not None for name in REQUIRED)
 
 
 def copy_files(path: str, directory: Path) -> None:

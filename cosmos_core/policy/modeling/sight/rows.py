@@ -41,7 +41,12 @@ def with_seen(seen: Processed, completion: Sequence[int] | None) -> Payload:
 
 def shows(payload: Payload) -> bool:
     """Whether a payload has images."""
-    return any(name == KINDS or name.startswith(MEDIA) for name in payload.arrays)
+    return any(map(is_media, payload.arrays))
+
+
+def is_media(name: str) -> bool:
+    """Whether an array of a payload is of its images."""
+    return name == KINDS or name.startswith(MEDIA)
 
 
 def lay_out(
@@ -56,7 +61,7 @@ def lay_out(
         own_positions: Counts positions over several axes; None where there is one.
 
     Raises:
-        DataError: A payload with images lacks an array.
+        DataError: A payload with images lacks an array, or they do not fit together.
     """
     lengths = batch.inputs["lengths"].tolist()
     # What fills a row up sees nothing.
@@ -78,6 +83,9 @@ def _whole(payload: Payload, joins: Mapping[str, int]) -> Payload:
     wanted = {KINDS, *(f"{MEDIA}{name}" for name in joins)}
     if lost := sorted(wanted - payload.arrays.keys()):
         raise DataError(f"a payload with images lacks {', '.join(lost)}; it has {', '.join(payload.arrays)}")
+    sizes = [payload.arrays[name].shape for name in ("prompt", KINDS)]
+    if sizes[0] != sizes[1]:
+        raise DataError(f"a payload with images has {KINDS} {sizes[1]} of a prompt {sizes[0]}; give one for each unit")
     return payload
 
 

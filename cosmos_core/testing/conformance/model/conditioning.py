@@ -86,6 +86,19 @@ class ModelConditioning(ModelSetting):
                 continue
             fault(f"condition() took a prompt that shows something without its array {lost!r}; raise DataError")
 
+    def test_an_array_that_it_does_not_know_is_refused(
+        self, model: Model, conditioned: Conditioned, prompts: Sequence[Prompt]
+    ) -> None:
+        """Of a prompt of text, too: nothing that a request holds is left out unsaid."""
+        for prompt in prompts:
+            payload = model.encode(prompt)
+            odd = {**payload.arrays, "kit-made": payload.arrays["prompt"]}
+            try:
+                conditioned.condition(attrs.evolve(payload, arrays=odd))
+            except DataError:
+                continue
+            fault("condition() took a prompt with an array that no model knows, 'kit-made'; raise DataError")
+
     @staticmethod
     def _condition(conditioned: Conditioned, payload: Payload) -> Conditioning:
         conditioning = conditioned.condition(payload)

@@ -21,7 +21,7 @@ from cosmos_core.types import Payload, Prompt
 from cosmos_model_qwen_vl.family import FAMILIES, IMAGE, VIDEO, VISION_END, VISION_START
 from cosmos_model_qwen_vl.options import QwenVLOptions
 from cosmos_model_qwen_vl.placing import place
-from cosmos_model_qwen_vl.row import lay_out, with_seen
+from cosmos_model_qwen_vl.row import ARRAYS, lay_out, with_seen
 from cosmos_model_qwen_vl.sight import Sight
 from cosmos_model_qwen_vl.tower import look
 
@@ -91,6 +91,10 @@ class QwenVLModel(VisionLanguageModel):
     def text_positions(self, lengths: Sequence[int]) -> torch.Tensor:
         """int64 [3, U], the positions of documents of text of these lengths."""
         return super().text_positions(lengths).expand(3, -1)
+
+    def is_media(self, name: str) -> bool:
+        """Whether an array of a payload is of what its prompt shows (see `cosmos_model_qwen_vl.row`)."""
+        return name in ARRAYS
 
     def embed(self, module: torch.nn.Module, row: Row) -> dict[str, Any]:
         """Embeddings of the tokens, with what is seen in their places, and what deeper layers add to those."""

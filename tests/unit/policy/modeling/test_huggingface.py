@@ -95,6 +95,12 @@ def test_a_chat_goes_through_the_template(tmp_path, config):
     assert text == "<system>Be brief.<user>7?<assistant>!"
 
 
+def test_of_several_templates_the_default_is_taken(prepared):
+    prepared.tokenizer.chat_template = {"default": "{{ messages[0].content }}!", "tool_use": "tools"}
+    payload = prepared.encode(Prompt(text=(Message(role="user", content="7?"),)))
+    assert prepared.tokenizer.decode(values(payload, "prompt").tolist()) == "7?!"
+
+
 def test_a_chat_without_a_template_says_what_to_do(prepared):
     with pytest.raises(DataError, match=r"set model\.options\.chat_template"):
         prepared.encode(Prompt(text=(Message(role="user", content="7?"),)))

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import attrs
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForImageTextToText
@@ -11,7 +13,9 @@ from cosmos_core.errors import ConfigError, DataError, PluginIncompatibleError
 from cosmos_core.policy.modeling import HuggingFaceModel, values
 from cosmos_core.policy.modeling.plugin import create
 from cosmos_core.policy.modeling.seeing import GenericOptions, SeeingModel
+from cosmos_core.policy.modeling.sight import entering
 from cosmos_core.policy.modeling.sight.images import load_image
+from cosmos_core.policy.modeling.tokens import array_of
 from cosmos_core.policy.modeling.weights.verification import own_logits
 from cosmos_core.protocols import ModelContext
 from cosmos_core.types import Message, Prompt
@@ -122,6 +126,17 @@ def test_images_that_attend_both_ways_are_refused_before_anything_is_trained(tmp
         model.encode(Prompt(text="Which?", media=(picture(20, 20),)))
 
 
+def test_what_deeper_layers_add_is_tried_before_the_first_image(tmp_path, monkeypatch):
+    folder = checkpoint(tmp_path / "qwen3_vl", "qwen3_vl")
+    config = json.loads((folder / "config.json").read_text())
+    config["vision_config"]["deepstack_visual_indexes"] = [1]  # a layer that a small model does not have
+    (folder / "config.json").write_text(json.dumps(config))
+    taken = entering._taken
+    monkeypatch.setattr(entering, "_taken", lambda *given: attrs.evolve(taken(*given), deeper_KD=()))
+    with pytest.raises(PluginIncompatibleError, match="packed logits differ"):
+        generic(folder).encode(Prompt(text="Which?", media=(picture(20, 20),)))
+
+
 def test_a_model_whose_images_are_refused_is_still_one_of_text(tmp_path):
     folder = checkpoint(tmp_path / "gemma3", "gemma3")
     model = generic(folder)
@@ -178,6 +193,37 @@ def test_images_of_a_chat_without_marks_stand_before_the_first_turn_of_the_user(
     assert "<image>user" in model.tokenizer.decode(values(model.encode(Prompt(text=tuple(marked))), "prompt").tolist())
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for turn in messages %}{{ turn.content }};{% endfor %}",
+        "{% for turn in messages %}{{ turn['content'] + ';' }}{% endfor %}",
+    ],
+    ids=["writes lists as they are", "fails on lists"],
+)
+def test_a_template_that_takes_strings_is_given_strings(llava, template):
+    model = generic(llava, chat_template=template)
+    chat = (Message(role="user", content="a"), Message(role="assistant", content="b <image>"))
+    assert model.chat_text(Prompt(text=chat[:1])) == "a;"
+    shown = model.encode(Prompt(text=chat, media=(picture(20, 20),)))
+    plain = generic(llava, add_special_tokens=False).encode(Prompt(text="a;b <image>;", media=(picture(20, 20),)))
+    assert values(shown, "prompt").tolist() == values(plain, "prompt").tolist()
+
+
+@pytest.mark.parametrize("spoiled", ["media.image_grid_thw", "kinds", "kinds' length"])
+def test_arrays_that_do_not_fit_their_prompt_are_refused(tmp_path, spoiled):
+    model = generic(checkpoint(tmp_path / "qwen2_vl", "qwen2_vl"))
+    prompt = model.encode(Prompt(text="<image> red", media=(picture(20, 20),)))
+    wrong = {
+        "media.image_grid_thw": np.asarray([[1, 2, 2]]),
+        "kinds": np.full(prompt.arrays["prompt"].shape, 2),
+        "kinds' length": np.ones(1, np.int64),
+    }[spoiled]
+    arrays = {**prompt.arrays, spoiled.removesuffix("' length"): array_of(wrong)}
+    with pytest.raises(DataError, match=r"does not fit its places|give one for each unit"):
+        model.condition(attrs.evolve(prompt, arrays=arrays))
+
+
 def test_settings_of_images_are_the_processors(tmp_path):
     folder = checkpoint(tmp_path / "qwen2_vl", "qwen2_vl")
     size = {"shortest_edge": 64, "longest_edge": 256}
@@ -228,17 +274,40 @@ def test_a_config_alone_makes_a_model_of_text_and_says_what_images_need(tmp_path
         model.encode(Prompt(text="red", media=(picture(20, 20),)))
 
 
-def test_a_checkpoint_without_a_processor_is_told(tmp_path):
+def test_a_checkpoint_without_a_processor_is_one_of_text(tmp_path):
     folder = checkpoint(tmp_path / "llava", "llava")
     (folder / "processor_config.json").unlink()
+    model = generic(folder, chat_template="{% for turn in messages %}{{ turn.content }}{% endfor %}")
+    with pytest.raises(ConfigError, match=r"with processor_config\.json or preprocessor_config\.json, without"):
+        model.encode(Prompt(text="red", media=(picture(20, 20),)))
+    chat = model.encode(Prompt(text=(Message(role="user", content="red"),)))
+    assert model.tokenizer.decode(values(chat, "prompt").tolist()) == "red"
+    model.export(build(model), tmp_path / "export")
+    assert type(generic(tmp_path / "export")) is SeeingModel
+
+
+def test_a_processor_that_cannot_be_used_is_told_where_it_is_needed(tmp_path):
+    folder = checkpoint(tmp_path / "llava", "llava")
+    (folder / "processor_config.json").write_text('{"processor_class": "NoSuchProcessor"}')
+    model = generic(folder)
     with pytest.raises(DataError, match="no usable processor of images at"):
-        generic(folder).encode(Prompt(text="red", media=(picture(20, 20),)))
+        model.encode(Prompt(text="red", media=(picture(20, 20),)))
+    model.encode(Prompt(text="red"))
+    # What was trained on text is not lost in the end.
+    model.export(build(model), tmp_path / "export")
+    assert "NoSuch" in (tmp_path / "export" / "processor_config.json").read_text()
 
 
 def test_a_model_of_text_stays_one(tmp_path, config):
     made = create(GenericOptions(), ModelContext(path=None, config=config, assets=tmp_path))
     assert type(made) is HuggingFaceModel
     assert type(create(GenericOptions(), ModelContext(path=None, config=None, assets=tmp_path))) is HuggingFaceModel
+
+
+def test_options_of_images_are_refused_for_a_model_that_sees_none(tmp_path, config):
+    context = ModelContext(path=None, config=config, assets=tmp_path)
+    with pytest.raises(ConfigError, match=r"model\.options\.image_options: max_pixels would be of no use"):
+        create(GenericOptions(image_options={"max_pixels": 9}), context)
 
 
 def test_what_is_refused_is_what_transformers_own_forward_says_otherwise(tmp_path):

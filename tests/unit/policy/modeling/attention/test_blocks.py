@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cosmos_core.policy.modeling.attention import blocks
 from cosmos_core.policy.modeling.attention.blocks import Block, block_backward, block_forward, kernel_of
@@ -81,6 +82,22 @@ def test_flash_kernels_take_what_is_seen_whole_or_causal(num_behind, window, cap
         cap=cap,
     )
     assert kernel_of(block) == kernel
+
+
+@pytest.mark.parametrize(
+    ("dim", "dtype", "kernel"),
+    [
+        (64, torch.bfloat16, "cuda"),
+        (256, torch.float16, "cuda"),
+        (64, torch.float32, "full"),
+        (20, torch.bfloat16, "full"),
+        (288, torch.bfloat16, "full"),
+    ],
+)
+def test_the_flash_kernel_of_cuda_takes_16_bits_and_head_dims_that_it_has(dim, dtype, kernel):
+    with FakeTensorMode():
+        rows = [torch.empty(1, 5, 2, size, dtype=dtype, device="cuda") for size in (dim, 2 * dim)]
+        assert kernel_of(Block(query_BQHD=rows[0], both_BFKE=rows[1], num_behind=0, scale=1.0)) == kernel
 
 
 def test_of_a_window_only_keys_that_are_seen_are_scored(monkeypatch):

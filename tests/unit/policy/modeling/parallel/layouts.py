@@ -133,12 +133,19 @@ def reference(kind: str, **changes: Any):
     return loss.item(), entropy.item(), gradients(module)
 
 
-def member(kind: str, sizes: dict[str, int], options: dict[str, Any], changes: dict[str, Any], expected):
+def member(  # noqa: PLR0917 - what a process is given
+    kind: str,
+    sizes: dict[str, int],
+    options: dict[str, Any],
+    changes: dict[str, Any],
+    expected,
+    overrides: dict[str, str] | None = None,
+):
     """One process: the largest relative errors of loss, entropy and gradients against one process."""
     mesh = form_mesh(MeshConfig(**sizes), "cpu")
     module = build(kind, **changes)
     names = [name for name, _ in module.named_parameters()]
-    parallelize(module, Layout(mesh=mesh, **options), plan_for(module, {}))
+    parallelize(module, Layout(mesh=mesh, **options), plan_for(module, overrides or {}))
     assert [name for name, _ in module.named_parameters()] == names
     place = mesh.place("dp_replicate") * mesh.size("dp_shard") + mesh.place("dp_shard")
     per = ROWS // (mesh.size("dp_replicate") * mesh.size("dp_shard"))

@@ -13,6 +13,7 @@ from cosmos_core.policy.mesh.mesh import form_mesh, single
 from cosmos_core.policy.mesh.rooted import within
 from cosmos_core.policy.modeling.parallel.parallelize import parallelize
 from cosmos_core.policy.modeling.parallel.plan import plan_for
+from cosmos_core.policy.modeling.parallel.stages import Part
 from cosmos_core.protocols import Layout
 from cosmos_core.testing.worlds import run_world
 from tests.unit.policy.modeling.parallel import layouts
@@ -30,11 +31,11 @@ def reference(kind, changes):
     return layouts.reference(kind, **dict(changes))
 
 
-def outcomes(kind, sizes, options=None, changes=None):
+def outcomes(kind, sizes, options=None, changes=None, overrides=None):
     changes = changes or {}
     expected = reference(kind, tuple(changes.items()))
     count = math.prod(size for axis, size in sizes.items() if axis != "ep")
-    return run_world(count, layouts.member, kind, sizes, options or {}, changes, expected)
+    return run_world(count, layouts.member, kind, sizes, options or {}, changes, expected, overrides)
 
 
 def check(found, loss=1e-6, gradient=1e-5):
@@ -67,6 +68,25 @@ def check(found, loss=1e-6, gradient=1e-5):
 )
 def test_gradients_of_two_micro_batches_are_those_of_one_process(kind, sizes, options, changes):
     check(outcomes(kind, sizes, options, changes))
+
+
+@pytest.mark.parametrize("options", [{}, WHOLE_SEQUENCE])
+@pytest.mark.parametrize(
+    ("kind", "ends"),
+    [
+        ("qwen3", [f"self_attn.{name}_proj" for name in "qkvo"]),
+        ("apertus", ["mlp.up_proj", "mlp.down_proj"]),
+        ("deepseek_v3", ["self_attn.q_b_proj", "self_attn.kv_b_proj", "self_attn.o_proj"]),
+    ],
+)
+def test_a_block_that_a_plugin_keeps_whole_is_whole_with_all_that_is_in_it(kind, ends, options):
+    found = outcomes(kind, TP, options, overrides=dict.fromkeys(ends, "replicate"))
+    check(found)
+    shapes = {name: tuple(parameter.shape) for name, parameter in layouts.build(kind).named_parameters()}
+    blocks = {end.partition(".")[0] for end in ends}
+    kept = [name for name in shapes if any(f".{block}." in name for block in blocks)]
+    assert kept
+    assert all(found[0].local[name] == shapes[name] for name in kept)
 
 
 @pytest.mark.parametrize("options", [{}, WHOLE_SEQUENCE])
@@ -211,7 +231,7 @@ def refusals():
             "llama",
             {"vocab_size": 6},
             Layout(mesh=tensor),
-            r"dimension 0 of the embedding.weight, of shape \(6",
+            r"4 processes of an axis leave some without a part of dimension 0 of the embedding.weight, of shape \(6",
         ),
     ]
     for name, kind, changes, layout, message in cases:
@@ -228,8 +248,31 @@ def test_a_plan_of_no_known_style_is_refused():
         plan_for(module, {"self_attn.q_proj": "diagonal"})
 
 
+def test_a_plan_of_what_no_layer_has_is_refused():
+    module = layouts.build("llama")
+    with pytest.raises(PluginIncompatibleError, match=r"called 'lm_head' \(the vocabulary is split always\)"):
+        plan_for(module, {"lm_head": "replicate"})
+    with pytest.raises(PluginIncompatibleError, match=r"did you mean self_attn\.q_proj\?"):
+        plan_for(module, {"self_attn.q_prj": "replicate"})
+
+
+def test_what_a_stage_lacks_another_one_may_have():
+    module = layouts.build("llama")
+    before = plan_for(module, {})
+    module.cosmos_stage = Part(index=0, num_stages=2, layers=range(1), canonical={})
+    assert plan_for(module, {"mlp.shared_experts.up_proj": "replicate"}) == before
+
+
+def test_a_block_of_which_a_plugin_splits_a_part_is_refused():
+    overrides = {"self_attn.q_proj": "replicate", "self_attn.o_proj": "replicate"}
+    message = r"layers\.\*\.self_attn: k_proj 'colwise', q_proj 'replicate', v_proj 'colwise'"
+    with pytest.raises(PluginIncompatibleError, match=message):
+        plan_for(layouts.build("llama"), overrides)
+
+
 def test_plans():
-    tensor = plan_for(layouts.build("deepseek_v3"), {"shared_experts.up_proj": "replicate"}).tensor
+    whole = {f"shared_experts.{name}_proj": "replicate" for name in ("gate", "up", "down")}
+    tensor = plan_for(layouts.build("deepseek_v3"), whole).tensor
     assert tensor["model.layers.*.self_attn.kv_a_proj_with_mqa"] == "mla_kv_a_proj"
     assert tensor["model.layers.*.self_attn.q_b_proj"] == "colwise"
     assert "model.layers.*.mlp.experts.down_proj" not in tensor

@@ -23,7 +23,7 @@ from cosmos_core.weights.held import all_held, spreads
 
 torch.set_num_threads(1)
 
-SIZES = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 4}
+SIZES = {"vocab_size": 63, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 4}
 ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2}
 EXPERTS = {"moe_intermediate_size": 8, "num_experts_per_tok": 2}
 LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
