@@ -1,4 +1,7 @@
-"""What may change of a run's recipe when it goes on: its length, and what neither weights nor samples depend on."""
+"""What may change of a run's recipe when it goes on: its length, and what neither weights nor samples depend on.
+
+The layout of a policy replica is of the latter, to rounding: checkpoints go on in any.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,13 @@ from cosmos_core.config.schema import Recipe
 from cosmos_core.config.structure import unstructure
 from cosmos_core.errors import ConfigError
 
+LAYOUT: Final = ("policy.mesh", "policy.parallel", "policy.micro_batch_units")
+"""How a replica spreads its work; whether the model can be spread so is to be asked again."""
+
 CHANGEABLE: Final = (
     "run.steps",
     "evaluation.interval",
+    *LAYOUT,
     "policy.checkpoint.interval",
     "policy.checkpoint.keep",
     "tracking",
@@ -34,6 +41,11 @@ class Change:
     before: Any
     after: Any
 
+    @property
+    def is_of_layout(self) -> bool:
+        """Whether it is one of `LAYOUT`."""
+        return _is_in(self.key, LAYOUT)
+
     def __str__(self) -> str:
         return f"{self.key} was {show(self.before)}, is {show(self.after)}"
 
@@ -49,7 +61,7 @@ def changed(recipe: Recipe, overrides: Sequence[str]) -> tuple[Recipe, list[Chan
         apply_override(data, override)
     new = recipe_from(data)
     differences = list(_differences(unstructure(recipe), unstructure(new)))
-    fixed = [change.key for change in differences if not _may_change(change.key)]
+    fixed = [change.key for change in differences if not _is_in(change.key, CHANGEABLE)]
     if fixed:
         raise ConfigError(
             f"--set {', '.join(fixed)}: a run that goes on keeps what its weights and samples come from; --resume can "
@@ -59,8 +71,8 @@ def changed(recipe: Recipe, overrides: Sequence[str]) -> tuple[Recipe, list[Chan
     return new, differences
 
 
-def _may_change(key: str) -> bool:
-    return any(key == known or key.startswith(f"{known}.") for known in CHANGEABLE)
+def _is_in(key: str, tables: Sequence[str]) -> bool:
+    return any(key == table or key.startswith(f"{table}.") for table in tables)
 
 
 def _differences(before: Any, after: Any, key: str = "") -> Iterator[Change]:

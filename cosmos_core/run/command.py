@@ -30,7 +30,7 @@ from cosmos_core.run.changes import changed
 from cosmos_core.run.follow import Follower
 from cosmos_core.run.hookset import RunHooks
 from cosmos_core.run.launch import make_launcher
-from cosmos_core.run.plan import check_gpus, check_hooks, check_weights, make_plan
+from cosmos_core.run.plan import check_changed, check_gpus, check_hooks, check_weights, make_plan
 from cosmos_core.run.roster import read_address
 from cosmos_core.run.summary import print_summary, summarise
 from cosmos_core.run.supervise import Ending, Start, Supervisor
@@ -124,6 +124,8 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str]) -> _Se
         return None
     job = attrs.evolve(job, recipe=recipe)
     check_gpus(recipe)
+    if any(change.is_of_layout for change in changes):
+        check_changed(job)
     installed = discover()
     plugins = PluginSet.load(selections(recipe, ("dataset", "hook")), records=installed)
     check_hooks(recipe, plugins)

@@ -68,7 +68,7 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
     _check_devices(recipe)
     _check_unbuilt_options(recipe, plugins)
     dataset = load_dataset(job, plugins)
-    sizes: dict[Split, int] = {"train": dataset.size("train"), "heldout": dataset.size("heldout")}
+    sizes = _sizes(dataset)
     # Before a tokenizer is made from its rows.
     for problem in emptiness(recipe.dataset.plugin, sizes["train"]):
         raise ConfigError(problem)
@@ -77,9 +77,7 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
         job.assets.mkdir(parents=True, exist_ok=True)
         corpus = _corpus(dataset, min(sizes["train"], recipe.model.tokenizer.corpus_rows))
         model.prepare(corpus, unstructure(recipe.model.tokenizer))
-    parts = _parts(job, plugins, dataset, model, sizes)
-    if found := problems(recipe, parts):
-        raise ConfigError("\n".join(found))
+    parts = _checked_parts(job, plugins, dataset, model, sizes)
     facts = tuple(
         StageFacts(source=algorithm.source, min_group_size=algorithm.min_group_size) for _, algorithm in parts.stages
     )
@@ -97,6 +95,18 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
         num_measured_prompts=num_evaluated if measures else 0,
     )
     return Plan(job=planned, plugins=plugins, dataset=dataset, parts=parts, assets=job.assets)
+
+
+def check_changed(job: Job) -> None:
+    """Refuse to go on with a run whose layout has been changed into one that cannot run.
+
+    Raises:
+        CosmosError: See `make_plan`; its weights are to be there, too.
+    """
+    plugins = PluginSet.load(selections(job.recipe))
+    _check_devices(job.recipe)
+    dataset = load_dataset(job, plugins)
+    check_weights(_checked_parts(job, plugins, dataset, load_model(job, plugins), _sizes(dataset)))
 
 
 def _job(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Job:
@@ -188,6 +198,17 @@ def check_hooks(recipe: Recipe, plugins: PluginSet) -> None:
         options = recipe.tracking.options.get(name, {})
         structure(options, plugins.provider("hook", name).options, f"tracking.options.{name}")
         plugins.check_hook(name)
+
+
+def _sizes(dataset: Dataset) -> dict[Split, int]:
+    return {"train": dataset.size("train"), "heldout": dataset.size("heldout")}
+
+
+def _checked_parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: dict[Split, int]) -> Parts:
+    parts = _parts(job, plugins, dataset, model, sizes)
+    if found := problems(job.recipe, parts):
+        raise ConfigError("\n".join(found))
+    return parts
 
 
 def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: dict[Split, int]) -> Parts:

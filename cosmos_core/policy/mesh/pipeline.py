@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from cosmos_core.policy.mesh.frames import broadcasted
 from cosmos_core.policy.mesh.placement import stage_indices
 from cosmos_core.policy.mesh.schedules import Line, Message, Schedule, StageWork, num_filled, run_schedule
-from cosmos_core.policy.processes.frames import broadcasted
 from cosmos_core.protocols import Decided, Mesh, MicroBatch, PipelinedModel
 
 STAGES_PER_PROCESS: Final[Mapping[Schedule, int]] = {"1f1b": 1, "interleaved": 2, "zero-bubble": 2}

@@ -15,11 +15,11 @@ import torch
 
 from cosmos_core.errors import DataError, PluginIncompatibleError
 from cosmos_core.policy.modeling.huggingface import HuggingFaceModel
+from cosmos_core.policy.modeling.row import EMBEDDINGS
 from cosmos_core.policy.modeling.tokens import token_array
 from cosmos_core.protocols import Conditioning, Entering
 from cosmos_core.types import Payload
 
-EMBEDDINGS: Final = "inputs_embeds"
 _NEXT: Final = (0, 0)
 """Of two generated units the first goes through the forward: its position is where generation starts."""
 

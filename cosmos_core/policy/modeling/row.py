@@ -6,6 +6,7 @@ Shape legend: R units of the row, U of this process's slice, N decisions of the 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import attrs
 import torch
@@ -14,6 +15,9 @@ from cosmos_core.policy.mesh.collectives import gather_for_shared
 from cosmos_core.policy.mesh.rooted import layout_of
 from cosmos_core.policy.modeling.attention.documents import ContextSlice, Packing
 from cosmos_core.protocols import Layout, MicroBatch
+
+EMBEDDINGS: Final = "inputs_embeds"
+"""What backbones call the embeddings that they are given."""
 
 
 def device_of(module: torch.nn.Module) -> torch.device:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from cosmos_core.errors import TransportError
-from cosmos_core.policy.processes.frames import all_gathered
+from cosmos_core.policy.mesh.frames import all_gathered
 
 
 class Channel:

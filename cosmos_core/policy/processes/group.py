@@ -8,6 +8,7 @@ process of the replica: the step's gradients are then partial and must be discar
 
 from __future__ import annotations
 
+import ctypes
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from cosmos_core.errors import TrainingError, TransportError
-from cosmos_core.policy.processes.frames import all_gathered
+from cosmos_core.policy.mesh.frames import all_gathered
 from cosmos_core.policy.processes.world import World, single_world
 
 FORM_TIMEOUT_S: Final = 60.0
@@ -30,9 +31,6 @@ COLLECTIVE_TIMEOUT_S: Final = 1800.0
 
 Collectives: TypeAlias = Any
 """ProcessGroupGloo or ProcessGroupNCCL: torch gives them no common public type."""
-
-_PARKED: Final[list[object]] = []
-"""Groups that were given up in the middle of a collective: destroying one would wait for it."""
 
 
 class GradientGroupError(TrainingError):
@@ -215,7 +213,7 @@ class GradientGroup:
         if backend is not None and self._device.type == "cuda":
             # A kernel that waits for a lost member never ends, and whoever waits for the device would wait for it.
             backend.abort()
-        _PARKED.append(backend)
+        _keep_for_good(backend)
 
 
 def solo(generation: int = 0, world: World | None = None) -> GradientGroup:
@@ -264,7 +262,7 @@ def form_group(
     except GradientGroupError as error:
         problem = error
     if not world.agree(problem is None, interrupted):
-        _PARKED.append(backend)
+        _keep_for_good(backend)
         raise problem or GradientGroupError(
             f"generation {generation}: another process of this replica could not join at {store}"
         )
@@ -337,6 +335,12 @@ def _build(  # noqa: PLR0917
     group = ProcessGroupGloo(store, rank, size, gloo)
     group.set_timeout(timeout)
     return group
+
+
+def _keep_for_good(backend: Collectives | None) -> None:
+    """Never destroy a group that was given up: that would wait for its collective, even as the process ends."""
+    if backend is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(backend))
 
 
 def _listen(bind: str) -> socket.socket:

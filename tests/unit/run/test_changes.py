@@ -22,6 +22,12 @@ def test_what_a_result_does_not_depend_on_may_change(recipe):
     ]
 
 
+def test_the_layout_may_change(recipe):
+    new, changes = changed(recipe, ["policy.mesh.pp=2", "policy.parallel.schedule='zero-bubble'"])
+    assert (new.policy.mesh.pp, new.policy.parallel.schedule) == (2, "zero-bubble")
+    assert len(changes) == 2
+
+
 def test_nothing_changes_without_overrides_or_by_the_same_value(recipe):
     assert changed(recipe, []) == (recipe, [])
     assert changed(recipe, ["policy.prompts_per_step=2", "run.steps=6"]) == (recipe, [])

@@ -109,3 +109,15 @@ def test_what_is_no_run_is_not_resumed(tmp_path):
     with pytest.raises(ConfigError, match=r"not the folder of a run \(it has no job\.json\)"):
         resume(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_layout_that_does_not_fit_changes_nothing(directory, begun, monkeypatch):
+    def refuse(job):
+        assert job.recipe.policy.mesh.tp == 3
+        raise ConfigError("3 does not divide")
+
+    monkeypatch.setattr(command, "check_changed", refuse)
+    before = contents(directory)
+    with pytest.raises(ConfigError, match="3 does not divide"):
+        resume(directory, "run.steps=8", "policy.mesh.tp=3")
+    assert (begun, contents(directory)) == ([], before)

@@ -19,7 +19,7 @@ import torch
 
 from cosmos_core.errors import PluginIncompatibleError
 from cosmos_core.policy.mesh.collectives import split_dim
-from cosmos_core.policy.modeling.conditioning import EMBEDDINGS
+from cosmos_core.policy.modeling.row import EMBEDDINGS
 from cosmos_core.protocols import Entering
 
 if TYPE_CHECKING:

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +12,7 @@ import torch
 from torch.distributed import PrefixStore
 
 from cosmos_core.errors import TransportError
-from cosmos_core.policy.processes.frames import SMALL_BYTES
+from cosmos_core.policy.mesh.frames import SMALL_BYTES
 from cosmos_core.policy.processes.group import GradientGroup, GradientGroupError, GroupStore, form_group, solo
 
 CPU = torch.device("cpu")
@@ -191,3 +194,35 @@ def test_a_group_of_accelerators_is_aborted_when_it_is_given_up():
     with pytest.raises(GradientGroupError, match="interrupted in a collective"):
         group.sum(torch.ones(1))
     assert aborted == [True]
+
+
+def test_a_group_that_was_given_up_lets_its_process_end():
+    program = """
+        import threading
+        import torch
+        from cosmos_core.policy.processes.group import GradientGroupError, GroupStore, form_group
+
+        store = GroupStore("127.0.0.1")
+        pointless = threading.Event()
+
+        def member(rank):
+            return form_group(
+                generation=1, rank=rank, size=2, store=store.endpoint, host="127.0.0.1",
+                device=torch.device("cpu"), interrupted=pointless.is_set, timeout_s=10.0,
+            )
+
+        silent = []
+        other = threading.Thread(target=lambda: silent.append(member(1)))
+        other.start()
+        group = member(0)
+        other.join()
+        threading.Timer(0.2, pointless.set).start()
+        try:
+            group.sum(torch.ones(1))
+        except GradientGroupError as error:
+            print(error)
+    """
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout == "generation 1: interrupted in a collective\n"
