@@ -88,7 +88,7 @@ def problems(recipe: Recipe, parts: Parts) -> list[str]:
     if parts.engine is not None:
         found += [*_payload_kinds(recipe, parts, parts.engine), *_media(recipe, parts, parts.engine)]
         found += _records(recipe, parts, parts.engine)
-    return found
+    return [*found, *_nothing_recorded(parts)]
 
 
 def emptiness(name: str, num_train_rows: int) -> Iterator[str]:
@@ -253,6 +253,17 @@ def _media(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator
             f"{parts.measured.num_with_media} of {parts.measured.num_rows} train rows of dataset "
             f"{recipe.dataset.plugin!r} show images or videos; use an engine that takes media, or train on "
             "demonstrations: algorithm.plugin = 'sft', without rewards"
+        )
+
+
+def _nothing_recorded(parts: Parts) -> Iterator[str]:
+    """Records that the model would train on, where nothing is generated."""
+    if any(algorithm.source == "rollouts" for _, algorithm in parts.stages):
+        return
+    for record in parts.records:
+        yield (
+            f"{record.option}: it trains on what forwards record while completions are generated ({record.name!r}), "
+            "and every stage learns from demonstrations; leave it out, or use an algorithm that learns from rollouts"
         )
 
 

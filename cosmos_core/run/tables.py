@@ -159,6 +159,8 @@ def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "GPUs", f"{needed}, one for each process of a replica; {here}"
     for pool, ranks in memory_by_pool(plan).items():
         yield f"{pool} memory", verdict(ranks, getattr(recipe, pool).device)
+    if plan.parts.measured.num_with_media and recipe.policy.parallel.recompute != "full":
+        yield "not counted", "what towers keep of images and videos; policy.parallel.recompute = 'full' keeps it small"
     if whole := whole_over_tp(recipe.policy, plan.parts.facts):
         told = "; ".join(f"{name}: {count / 1e6:,.3f} M" for name, count in whole.items())
         yield "whole on each of tp", f"{sum(whole.values()) / 1e6:,.3f} M parameters ({told})"
@@ -171,6 +173,8 @@ def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
     when = f"every {every} steps, and at the end" if every else "at the end"
     yield "checkpoints", f"{when}, in {job.checkpoints}"
     yield "hooks", ", ".join(recipe.tracking.hooks) or "none"
+    if plan.parts.facts.absent_weights:
+        yield "missing", f"a run would be refused: {plan.parts.facts.absent_weights}"
 
 
 def _evaluation(plan: Plan) -> str:

@@ -18,6 +18,10 @@ EOS: Final = "<eos>"
 FILE: Final = "tokenizer.json"
 
 
+_EMPTY: Final = 1
+"""Tokens, besides added ones, of a tokenizer that knows no text."""
+
+
 def train_byte_bpe(corpus: Iterable[str], *, vocab_size: int, split_digits: bool) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE: any text can be encoded, and decodes to itself.
 
@@ -77,6 +81,12 @@ def load_tokenizer(assets: Path, path: str | None, *, trust_remote_code: bool) -
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         where = assets if (assets / FILE).is_file() else path
         raise DataError(f"model: no usable tokenizer at {where}: {_first_line(error)}") from error
+    if loaded.vocab_size <= _EMPTY:
+        # What transformers makes of a folder without a tokenizer's files.
+        raise DataError(
+            f"model: no tokenizer at {path}; add [model.tokenizer] to make one from the dataset, or give model.path a "
+            "checkpoint that has one"
+        )
     return loaded
 
 

@@ -68,6 +68,9 @@ def test_a_recipe_at_real_size_can_be_planned(name, kind, tmp_path):
     for part in ("parameters", "gradients", "optimizer", "activations", "GPUs"):
         assert part in text
     assert "config only: no weights here" in text
+    assert "a run would be refused: model.path: " in text
+    is_shown = plan.parts.measured.num_with_media > 0 and recipe.policy.parallel.recompute != "full"
+    assert ("what towers keep of images" in text) == is_shown
     assert ("weight sync" in text) == ("published weights" in text) == (kind == "grpo")
 
 

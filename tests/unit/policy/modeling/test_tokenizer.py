@@ -1,10 +1,12 @@
 import json
+from pathlib import Path
 
 import pytest
 
-from cosmos_core.errors import ConfigError
+from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.policy.modeling.tokenizer import load_tokenizer, train_byte_bpe
 
+RECIPES = Path(__file__).parents[4] / "recipes"
 CODE = """
 from transformers import PreTrainedTokenizerFast
 class OddTokenizer(PreTrainedTokenizerFast):
@@ -40,3 +42,11 @@ def test_code_beside_a_tokenizer_that_transformers_has_is_left_alone(tmp_path, c
     path.write_text(path.read_text().replace('"OddTokenizer"', '"PreTrainedTokenizerFast"'))
     loaded = load_tokenizer(tmp_path / "none", str(checkpoint), trust_remote_code=False)
     assert not hasattr(loaded, "is_odd")
+
+
+@pytest.mark.parametrize("name", ["Qwen3-32B", "Qwen2.5-7B", "Qwen3-30B-A3B", "Meta-Llama-3-8B"])
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path, name):
+    # transformers makes an empty one of some families' configs, and fails on others'.
+    folder = RECIPES / "configs" / name
+    with pytest.raises(DataError, match=rf"no (usable )?tokenizer at .*{name}"):
+        load_tokenizer(tmp_path / "none", str(folder), trust_remote_code=False)
