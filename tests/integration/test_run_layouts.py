@@ -13,23 +13,10 @@ import pytest
 
 from cosmos_core.controller.journal import replay
 from cosmos_core.testing import CommandLine
+from tests.integration.whim import SOURCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-SOURCE = """
-from cosmos_core.protocols import Provider, hookimpl
-
-class Whim:
-    def __init__(self, options, context):
-        pass
-
-    def score(self, completion):
-        return float(sum(completion.text.encode()) % 2)
-
-@hookimpl
-def cosmos_reward():
-    return Provider(create=Whim)
-"""
 SETTINGS = (
     "warmup.steps=1",
     "run.steps=10",

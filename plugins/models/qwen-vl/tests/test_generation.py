@@ -10,33 +10,14 @@ from cosmos_core.errors import EngineError
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.policy.modeling import values
 from cosmos_core.policy.modeling.tokens import token_array
-from cosmos_core.protocols import EngineContext, ModelContext, Request, Sampling
+from cosmos_core.protocols import EngineContext, Request, Sampling
 from cosmos_core.types import Array, Message, Prompt
 from cosmos_core.weights.shards import canonical_tensors
-from cosmos_model_qwen_vl import QwenVLModel, QwenVLOptions
 from cosmos_model_qwen_vl.alone import own_inputs, own_logits
-from cosmos_model_qwen_vl.tiny import CONFIGS, OPTIONS, TOKENIZER, data_url, film, picture
+from cosmos_model_qwen_vl.tiny import data_url, film, picture
 
 CPU = torch.device("cpu")
 PIECES = {"whole": {}, "pieces": {"prefill_units": 7, "cache_step": 8}}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(params=sorted(CONFIGS))
-def model(request, tmp_path):
-    context = ModelContext(path=None, config=CONFIGS[request.param], assets=tmp_path / "assets")
-    model = QwenVLModel(QwenVLOptions(**OPTIONS), context)
-    model.prepare(["Which colour? red, blue and 12 or 34 at 0.5 seconds"], TOKENIZER)
-    return model
-
-
-@pytest.fixture
-def module(model):
-    return model.build(seed=0, dtype=torch.float32, device=CPU)
 
 
 @pytest.fixture
