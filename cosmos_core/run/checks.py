@@ -87,8 +87,7 @@ def problems(recipe: Recipe, parts: Parts) -> list[str]:
         found += [*_stage(recipe, parts, stage, algorithm), *_idle(recipe, stage, algorithm)]
     if parts.engine is not None:
         found += [*_payload_kinds(recipe, parts, parts.engine), *_media(recipe, parts, parts.engine)]
-        found += _records(recipe, parts, parts.engine)
-    return [*found, *_nothing_recorded(parts)]
+    return [*found, *_records(recipe, parts)]
 
 
 def emptiness(name: str, num_train_rows: int) -> Iterator[str]:
@@ -256,24 +255,19 @@ def _media(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator
         )
 
 
-def _nothing_recorded(parts: Parts) -> Iterator[str]:
-    """Records that the model would train on, where nothing is generated."""
-    if any(algorithm.source == "rollouts" for _, algorithm in parts.stages):
-        return
+def _records(recipe: Recipe, parts: Parts) -> Iterator[str]:
+    """What the model trains on and nothing records: demonstrations have no records."""
+    is_generated = any(algorithm.source == "rollouts" for _, algorithm in parts.stages)
     for record in parts.records:
-        yield (
-            f"{record.option}: it trains on what forwards record while completions are generated ({record.name!r}), "
-            "and every stage learns from demonstrations; leave it out, or use an algorithm that learns from rollouts"
-        )
-
-
-def _records(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator[str]:
-    """What the model trains on and the engine does not record; demonstrations have no records."""
-    if engine.records or not any(algorithm.source == "rollouts" for _, algorithm in parts.stages):
-        return
-    for record in parts.records:
-        yield (
-            f"rollout.engine.plugin: {recipe.rollout.engine.plugin!r} does not record what the model's forwards do, "
-            f"and {record.option} trains on its record {record.name!r}; use an engine that records, such as "
-            f"'embedded', or leave {record.option} out"
-        )
+        if not is_generated:
+            yield (
+                f"{record.option}: it trains on what forwards record while completions are generated "
+                f"({record.name!r}), and every stage learns from demonstrations; leave it out, or use an algorithm "
+                "that learns from rollouts"
+            )
+        elif parts.engine is not None and not parts.engine.records:
+            yield (
+                f"rollout.engine.plugin: {recipe.rollout.engine.plugin!r} does not record what the model's forwards "
+                f"do, and {record.option} trains on its record {record.name!r}; use an engine that records, such as "
+                f"'embedded', or leave {record.option} out"
+            )

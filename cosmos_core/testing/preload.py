@@ -1,5 +1,8 @@
 """What the server that test processes are forked from imports, once."""
 
+import cosmos_core.policy.modeling  # noqa: F401 - before anything of transformers
+
+# isort: split
 import torch
 import torch.distributed.checkpoint
 import torch.distributed.checkpoint.state_dict
@@ -9,7 +12,5 @@ import torch.distributed.tensor.parallel
 import transformers.models.auto.modeling_auto
 import transformers.models.llama.modeling_llama
 import transformers.models.qwen3.modeling_qwen3  # noqa: F401
-
-import cosmos_core.policy.modeling  # noqa: F401
 
 torch.set_num_threads(1)

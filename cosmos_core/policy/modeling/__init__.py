@@ -3,6 +3,9 @@
 `HuggingFaceModel` and `HuggingFaceOptions` are what a family's plugin subclasses.
 """
 
+import cosmos_core.policy.modeling.lean  # noqa: F401 - before anything of transformers
+
+# isort: split
 from cosmos_core.policy.modeling.attention.packed import PACKED, Packing
 from cosmos_core.policy.modeling.encoding import HuggingFaceOptions
 from cosmos_core.policy.modeling.huggingface import HuggingFaceModel

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -13,6 +15,15 @@ from cosmos_core.testing.check.recorder import Outcome
 from cosmos_core.testing.check.session import run_pytest
 
 RunKit = Callable[..., dict[str, list[Outcome]]]
+
+KIT_S: Final = 280.0
+"""Longest time for a kit's run on all small plugins of a file; about 40 s on an idle machine."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(KIT_S + 20))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +54,7 @@ def run_kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
         (info / "entry_points.txt").write_text("\n".join([f"[{entry_point_group(kind)}]", *entries]) + "\n")
         (folder / "test_faulty.py").write_text("\n".join(tests) + "\n")
         path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-        outcomes = run_pytest(["test_faulty.py"], folder=folder, timeout_s=110, environment={"PYTHONPATH": path})
+        outcomes = run_pytest(["test_faulty.py"], folder=folder, timeout_s=KIT_S, environment={"PYTHONPATH": path})
         return {name: [each for each in outcomes if each.plugin == name] for name in modules}
 
     return run

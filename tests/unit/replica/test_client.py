@@ -198,9 +198,12 @@ def test_a_controller_that_forgot_reports_is_reported(joined, peer):
 
 
 def test_an_idle_client_uses_no_cpu(joined):
-    began = time.process_time()
+    threads = [each for each in threading.enumerate() if each.name == "control" and each.ident is not None]
+    clocks = [time.pthread_getcpuclockid(each.ident) for each in threads]
+    began = sum(map(time.clock_gettime, clocks))
     time.sleep(1.0)
-    assert time.process_time() - began < 0.05
+    assert clocks
+    assert sum(map(time.clock_gettime, clocks)) - began < 0.1  # spinning would be 1.0 or, on a busy machine, half of it
 
 
 def test_a_malformed_address_is_refused(hello):

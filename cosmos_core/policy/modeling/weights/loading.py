@@ -185,24 +185,6 @@ def refuse_nonfinite(name: str, values: torch.Tensor, path: str) -> None:
     )
 
 
-def count_parameters(
-    config: PretrainedConfig, *, trust_remote_code: bool, auto_class: Any = AutoModelForCausalLM
-) -> tuple[str, int]:
-    """Class name and number of parameters (tied ones once), without allocating any.
-
-    Raises:
-        ConfigError: The config's values do not make a model.
-    """
-    try:
-        with torch.device("meta"):
-            module = auto_class.from_config(
-                copy.deepcopy(config), attn_implementation=PACKED, trust_remote_code=trust_remote_code
-            )
-    except LIBRARY_ERRORS as error:
-        raise ConfigError(f"model: no causal language model: {first_line(error)}") from error
-    return type(module).__name__, sum(parameter.numel() for parameter in module.parameters())
-
-
 def _require_folder(path: str) -> None:
     """A path that cannot be a hub name must exist, rather than be looked up on the network."""
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
