@@ -5,16 +5,20 @@ None of them has a KL or entropy term, so a sequence of advantage 0 has exactly 
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import attrs
 from attrs import validators as check
 
-from cosmos_algorithm_grpo.surrogate import Clip, clipped_surrogate, truncated_weight
+from cosmos_algorithm_grpo.correction import kept_sequences, masked_weight, truncated_weight
+from cosmos_algorithm_grpo.surrogate import Clip, clipped_surrogate
 from cosmos_core.config import option
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import AlgorithmCapabilities, AlgorithmContext, Decisions, Loss, OldLogprobs
 from cosmos_core.types import Group
+
+if TYPE_CHECKING:
+    import torch
 
 CAPABILITIES: Final = AlgorithmCapabilities(
     source="rollouts",
@@ -49,6 +53,18 @@ class ClippedOptions:
         help="With `recompute`: weigh each token by the ratio of recomputed to behaviour probability, at most this.",
         validator=check.optional(check.gt(0.0)),
     )
+    importance_floor: float | None = option(
+        None,
+        help="With `importance_cap`: a token whose ratio is below this or above the cap does not count at all (0.5 "
+        "with a cap of 5 is usual); absent, the ratio is cut at the cap.",
+        validator=check.optional(check.gt(0.0)),
+    )
+    sequence_limit: float | None = option(
+        None,
+        help="A sequence of negative advantage does not count if the mean of log(behaviour / current probability) of "
+        "its tokens exceeds this; absent, all count.",
+        validator=check.optional(check.gt(0.0)),
+    )
 
 
 class ClippedObjective:
@@ -59,6 +75,8 @@ class ClippedObjective:
         self._clip = Clip(low=options.clip_low, high=options.clip_high, dual=options.dual_clip)
         self._old_logprobs: OldLogprobs = options.old_logprobs
         self._importance_cap = options.importance_cap
+        self._importance_floor = options.importance_floor
+        self._sequence_limit = options.sequence_limit
 
     @property
     def constant_length(self) -> int:
@@ -85,23 +103,39 @@ class ClippedObjective:
         return None
 
     def loss(self, decisions: Decisions) -> Loss:
-        """Price decisions by the clipped surrogate, weighed by the truncated behaviour ratio if asked for."""
-        old_logprobs_N = decisions.old_logprobs_N
-        assert old_logprobs_N is not None
+        """Price decisions by the clipped surrogate, and weigh those that are off-policy as the options say."""
+        assert decisions.old_logprobs_N is not None
         priced = clipped_surrogate(
             logprobs_N=decisions.logprobs_N,
-            old_logprobs_N=old_logprobs_N,
+            old_logprobs_N=decisions.old_logprobs_N,
             advantages_N=decisions.advantages_N,
             clip=self._clip,
         )
-        if self._importance_cap is None:
-            return priced
-        weight_N = truncated_weight(
-            old_logprobs_N=old_logprobs_N,
-            behaviour_logprobs_N=decisions.behaviour_logprobs_N,
-            cap=self._importance_cap,
-        )
-        return Loss(loss_N=weight_N * priced.loss_N, metrics={**priced.metrics, "importance_weight": weight_N})
+        loss_N, metrics = priced.loss_N, dict(priced.metrics)
+        if self._importance_cap is not None:
+            weight_N = self._weight(decisions.old_logprobs_N, decisions.behaviour_logprobs_N, self._importance_cap)
+            loss_N = weight_N * loss_N
+            metrics["importance_weight"] = weight_N
+            if self._importance_floor is not None:
+                metrics["masked_tokens"] = (weight_N == 0).to(weight_N.dtype)
+        if self._sequence_limit is not None:
+            kept_N = kept_sequences(
+                logprobs_N=decisions.logprobs_N,
+                behaviour_logprobs_N=decisions.behaviour_logprobs_N,
+                advantages_N=decisions.advantages_N,
+                sequence_N=decisions.sequence_N,
+                num_sequences=decisions.num_sequences,
+                limit=self._sequence_limit,
+            )
+            loss_N = kept_N * loss_N
+            metrics["masked_sequences"] = 1.0 - kept_N
+        return Loss(loss_N=loss_N, metrics=metrics)
+
+    def _weight(self, old_N: torch.Tensor, behaviour_N: torch.Tensor, cap: float) -> torch.Tensor:
+        if self._importance_floor is None:
+            return truncated_weight(old_logprobs_N=old_N, behaviour_logprobs_N=behaviour_N, cap=cap)
+        floor = self._importance_floor
+        return masked_weight(old_logprobs_N=old_N, behaviour_logprobs_N=behaviour_N, floor=floor, cap=cap)
 
 
 def rewards_of(group: Group) -> list[float | None]:
@@ -114,6 +148,11 @@ def _check_correction(options: ClippedOptions, context: AlgorithmContext) -> Non
         raise ConfigError(
             f"algorithm.options.importance_cap = {options.importance_cap}: it needs old_logprobs = 'recompute'; with "
             "'behaviour' the clipped ratio itself corrects for stale samples, so leave importance_cap out"
+        )
+    if options.importance_floor is not None and options.importance_floor >= (options.importance_cap or 0.0):
+        raise ConfigError(
+            f"algorithm.options.importance_floor = {options.importance_floor}: it is the lower end of a range whose "
+            f"upper end is importance_cap, which is {options.importance_cap}; set a larger importance_cap, such as 5.0"
         )
     if options.old_logprobs == "recompute" and options.importance_cap is None and context.max_staleness > 0:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The clipped surrogate of each decision, and the weight of off-policy ones.
+"""The clipped surrogate of each decision.
 
 Tensors' own methods are used throughout, so that importing an algorithm imports no torch.
 
@@ -69,12 +69,3 @@ def clipped_surrogate(
         clipped_N = clipped_N | below_N
     metrics = {"ratio": ratio_N.detach(), "clip_fraction": clipped_N.to(ratio_N.dtype)}
     return Loss(loss_N=-surrogate_N, metrics=metrics)
-
-
-def truncated_weight(*, old_logprobs_N: torch.Tensor, behaviour_logprobs_N: torch.Tensor, cap: float) -> torch.Tensor:
-    """min(exp(old logprob - behaviour logprob), cap), detached: a weight, never a way for gradients.
-
-    Source: the decoupled objective of 2110.00641 and 2505.24298, in which the behaviour ratio stays outside of the
-    clip. Deviation: the cap, as in truncated importance sampling.
-    """
-    return log_ratio(old_logprobs_N, behaviour_logprobs_N).exp().clamp(max=cap).detach()

@@ -125,6 +125,35 @@ def test_the_importance_weight_scales_the_gradient_and_carries_none(make, option
 
 
 @pytest.mark.parametrize(("make", "options"), ALL)
+def test_a_token_outside_the_range_of_the_ratio_does_not_count(make, options):
+    algorithm = make(options(old_logprobs="recompute", importance_cap=5.0, importance_floor=0.5), CONTEXT)
+    behaviour = [math.log(0.1), math.log(4.0), math.log(0.5), 0.0]
+    given = decisions([0.0] * 4, old=[0.0] * 4, behaviour=behaviour, advantages=[1.0] * 4)
+    priced = algorithm.loss(given)
+    priced.loss_N.sum().backward()
+    # The ratios are 10, 1/4, 2 and 1.
+    assert given.logprobs_N.grad.tolist() == pytest.approx([0.0, 0.0, -2.0, -1.0])
+    assert priced.metrics["masked_tokens"].tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("make", "options"), ALL)
+def test_a_bad_sequence_that_is_far_off_policy_does_not_count(make, options):
+    algorithm = make(options(sequence_limit=0.5), CONTEXT)
+    given = decisions([-1.0, -1.0], old=[-0.2, -0.2], behaviour=[-0.2, -0.2], advantages=[-1.0, -1.0])
+    priced = algorithm.loss(given)
+    assert priced.loss_N.tolist() == [0.0, 0.0]
+    assert priced.metrics["masked_sequences"].tolist() == [1.0, 1.0]
+    good = decisions([-1.0, -1.0], old=[-0.2, -0.2], behaviour=[-0.2, -0.2], advantages=[1.0, 1.0])
+    assert algorithm.loss(good).metrics["masked_sequences"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("cap", [None, 0.5])
+def test_a_range_needs_an_upper_end(cap):
+    with pytest.raises(ConfigError, match=r"importance_floor = 0\.5: it is the lower end"):
+        Grpo(GrpoOptions(old_logprobs="recompute", importance_cap=cap, importance_floor=0.5), ON_POLICY)
+
+
+@pytest.mark.parametrize(("make", "options"), ALL)
 def test_corrections_that_do_nothing_are_refused(make, options):
     with pytest.raises(ConfigError, match=r"importance_cap = 2\.0: it needs old_logprobs = 'recompute'"):
         make(options(importance_cap=2.0), CONTEXT)

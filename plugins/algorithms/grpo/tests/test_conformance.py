@@ -1,6 +1,7 @@
 """GRPO, Dr. GRPO and DAPO satisfy what every algorithm must, and equal the formulae of their papers."""
 
 import pytest
+import torch
 
 from cosmos_core.protocols import AlgorithmContext
 from cosmos_core.testing import AlgorithmConformance
@@ -76,3 +77,21 @@ class TestGrpoOnPolicy(TestGrpo):
     @pytest.fixture
     def options(self):
         return {"old_logprobs": "recompute"}
+
+
+class TestGrpoMasked(TestGrpo):
+    """Tokens, and sequences of negative advantage, that trainer and engine see too differently do not count."""
+
+    @pytest.fixture
+    def options(self):
+        return {"old_logprobs": "recompute", "importance_cap": 1.2, "importance_floor": 0.8, "sequence_limit": 0.05}
+
+    def reference(self, decisions):
+        ratio_N = (decisions.old_logprobs_N - decisions.behaviour_logprobs_N).exp()
+        weight_N = torch.where((ratio_N < 0.8) | (ratio_N > 1.2), 0.0, ratio_N)
+        for sequence in range(decisions.num_sequences):
+            mine_N = decisions.sequence_N == sequence
+            distance_N = (decisions.behaviour_logprobs_N - decisions.logprobs_N.detach())[mine_N]
+            if len(distance_N) and distance_N.mean() > 0.05:
+                weight_N = torch.where(mine_N & (decisions.advantages_N < 0), 0.0, weight_N)
+        return weight_N * surrogate(decisions, low=0.2, high=0.2)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from cosmos_algorithm_grpo.surrogate import Clip, clipped_surrogate, truncated_weight
+from cosmos_algorithm_grpo.surrogate import Clip, clipped_surrogate
 
 CLIP = Clip(low=0.2, high=0.3)
 
@@ -76,10 +76,3 @@ def test_a_logprob_that_is_no_number_stays_visible():
     )
     assert not torch.isfinite(broken.loss_N).any()
     assert torch.isfinite(priced.loss_N).all()
-
-
-def test_truncated_weight_is_capped_above_only_and_detached():
-    old_N = torch.tensor([math.log(3.0), math.log(0.1), 0.0], requires_grad=True)
-    weight_N = truncated_weight(old_logprobs_N=old_N, behaviour_logprobs_N=torch.zeros(3), cap=2.0)
-    assert weight_N.tolist() == pytest.approx([2.0, 0.1, 1.0])
-    assert not weight_N.requires_grad
