@@ -17,7 +17,7 @@ from typing import Any, Final
 import attrs
 import torch
 
-from cosmos_core.errors import PluginIncompatibleError
+from cosmos_core.errors import ConfigError, PluginIncompatibleError
 from cosmos_model_moe import balance
 from cosmos_model_moe.gating import Gating
 from cosmos_model_moe.options import MixtureOptions
@@ -95,9 +95,18 @@ def record(module: torch.nn.Module, num_layers: int) -> Callable[[], torch.Tenso
 
     Returns:
         What was chosen in the newest forward, int16 [U, L, K]; layers without experts hold `NO_CHOICE`.
+
+    Raises:
+        ConfigError: No layer has experts.
     """
     chosen: dict[int, torch.Tensor] = {}
-    for layer, router in routers(module):
+    found = list(routers(module))
+    if not found:
+        raise ConfigError(
+            f"model.options.router_replay: none of the {num_layers} layers of this {type(module).__name__} has "
+            "experts, so there is nothing to replay; leave the option out"
+        )
+    for layer, router in found:
         router.register_forward_hook(_note(chosen, int(layer.rpartition(".")[2])))
 
     def newest() -> torch.Tensor:

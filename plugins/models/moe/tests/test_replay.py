@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from cosmos_core.errors import ConfigError
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.policy.modeling import tokens_payload, values
 from cosmos_core.protocols import EngineContext, Request, Sampling
@@ -136,3 +137,10 @@ def test_gradients_reach_the_routers_through_the_experts_that_the_rollout_chose(
 def test_nothing_is_recorded_where_nothing_is_replayed(make, roll_out):
     assert make("qwen3-moe").records() == ()
     assert all("experts" not in payload.arrays for payload in roll_out("qwen3-moe", replay=False))
+
+
+def test_a_model_without_experts_has_nothing_to_replay(make):
+    model = make("qwen3-moe", {"mlp_only_layers": [0, 1, 2]}, router_replay=True)
+    module = model.build(seed=0, dtype=torch.float32, device=torch.device("cpu"))
+    with pytest.raises(ConfigError, match="none of the 3 layers of this Qwen3MoeForCausalLM has experts"):
+        model.record(module)
