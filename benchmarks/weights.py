@@ -1,113 +1,354 @@
-"""Weight sync of a 100 MB model between two processes: bytes, seconds and stall, by transport.
+"""Weights from two policy ranks to two rollout ranks: slices that are pulled, against gather and broadcast.
 
     python benchmarks/weights.py [--megabytes 100] [--rounds 5]
 
-stage: training waits (copy into shared memory, cast to bf16). seal: digest, beside training. fetch: until the last
-slice is there. write: copying it into the engine's weights, which generation waits for. verify: digest read back.
+The policy's ranks hold halves of the rows (fsdp 2, float32), the rollout's halves of rows, of columns, or all of a
+tensor (tp 2, bf16); all four are processes of one gloo world on this machine. Ways, on the same processes:
+
+gather, broadcast: the first policy rank gathers the whole model, then broadcasts it; each rollout rank takes its part.
+tensor by tensor: the same, one tensor after the other, so that no rank holds more than one whole tensor.
+slices, shared memory | zmq: this package. A snapshot, its digest, slices pulled as planned, digests of what was loaded.
+
+moved: bytes that any rank got of others. extra: the most memory that a policy or a rollout rank took on top of its
+weights, snapshots included. update: until the last rollout rank has the version. training, rollout: how long each stood
+still. Digests are part of slices' times (verified: reading them back); the others verify nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
-import subprocess
-import sys
+import threading
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
+from typing import Any, Final, TypeAlias
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import attrs
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
+from cosmos_core.protocols import TensorSlice
+from cosmos_core.testing.worlds import run_world
 from cosmos_core.transport.messages import WeightTarget
-from cosmos_core.weights.digest import digest_of
+from cosmos_core.weights import slices
+from cosmos_core.weights.digest import add_digests, combine, tensor_digest
+from cosmos_core.weights.held import Placement
 from cosmos_core.weights.publisher import WeightPublisher
-from cosmos_core.weights.receiver import Layout, WeightReceiver
-from cosmos_core.weights.shards import ShardMap, dtype_name
+from cosmos_core.weights.receiver import WeightReceiver
 
-HIDDEN = 1024
+HIDDEN: Final = 1024
+POLICY: Final = (0, 1)
+ROLLOUT: Final = (2, 3)
+DTYPE: Final = torch.bfloat16
+MB: Final = 1e6
+
+Parts: TypeAlias = Mapping[str, TensorSlice]
 
 
-def model(megabytes: int) -> dict[str, torch.Tensor]:
-    """Layers of a transformer's shapes, float32, that make `megabytes` in bf16."""
+@attrs.frozen(kw_only=True)
+class Measured:
+    """One update, as one rank saw it: bytes it got, most bytes it took, seconds."""
+
+    moved: int
+    extra: int
+    update_s: float
+    still_s: float
+    verified_s: float
+
+
+class Memory:
+    """The most private memory that this process took while `watched`."""
+
+    def __init__(self) -> None:
+        self.extra = 0
+
+    @staticmethod
+    def private() -> int:
+        """Bytes of this process that no file backs."""
+        resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
+        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Sample while a body runs."""
+        ctypes.CDLL(None).malloc_trim(0)  # what an earlier round gave back is not there to be had for nothing
+        start, over = self.private(), threading.Event()
+
+        def sample() -> None:
+            while not over.wait(0.002):
+                self.extra = max(self.extra, self.private() - start)
+
+        thread = threading.Thread(target=sample)
+        thread.start()
+        try:
+            yield
+        finally:
+            self.extra = max(self.extra, self.private() - start)
+            over.set()
+            thread.join()
+
+
+def shapes(megabytes: int) -> dict[str, tuple[int, ...]]:
+    """Tensors of a transformer's shapes that make `megabytes` in bf16."""
     rows = megabytes * 1_000_000 // 2 // HIDDEN
-    layers = {f"layers.{i}.weight": torch.randn(3 * HIDDEN, HIDDEN) for i in range(rows // (3 * HIDDEN))}
-    norms = {f"layers.{i}.norm": torch.ones(HIDDEN) for i in range(len(layers))}
-    return {**layers, **norms, "embed": torch.randn(rows % (3 * HIDDEN) + 1, HIDDEN)}
+    layers = rows // (6 * HIDDEN)
+    found: dict[str, tuple[int, ...]] = {"embed": (rows - layers * 6 * HIDDEN + 1, HIDDEN)}
+    for layer in range(layers):
+        found[f"layers.{layer}.norm"] = (HIDDEN,)
+        found[f"layers.{layer}.up"] = (3 * HIDDEN, HIDDEN)
+        found[f"layers.{layer}.down"] = (HIDDEN, 3 * HIDDEN)
+    return found
 
 
-def publish(megabytes: int, rounds: int) -> None:
-    """The policy's process: prints what each stage and seal took, then serves until its input closes."""
-    torch.set_num_threads(1)
-    tensors = model(megabytes)
-    with WeightPublisher("bench") as publisher:
-        for version in range(rounds):
-            publisher.retain(version)
-            start = time.perf_counter()
-            snapshot = publisher.stage(version, tensors, torch.bfloat16)
-            staged = time.perf_counter()
-            published = publisher.seal(snapshot)
-            print(
-                publisher.endpoint, version, published.digest, staged - start, time.perf_counter() - staged, flush=True
+def half(name: str, shape: tuple[int, ...], dim: int, which: int) -> TensorSlice:
+    """One of two parts along a dim; the whole if that is negative."""
+    if dim < 0:
+        return slices.whole(name, shape)
+    first = 0 if which == 0 else (shape[dim] + 1) // 2
+    size = (shape[dim] + 1) // 2 if which == 0 else shape[dim] // 2
+    start, sizes = [0] * len(shape), list(shape)
+    start[dim], sizes[dim] = first, size
+    return TensorSlice(name=name, start=tuple(start), shape=tuple(sizes))
+
+
+def split_of(name: str) -> int:
+    """The dim along which the rollout's ranks hold halves of a tensor; -1 if they hold all of it."""
+    return 1 if name.endswith("down") else -1 if name.endswith("norm") else 0
+
+
+class Rank:
+    """One process, with what it holds."""
+
+    def __init__(self, megabytes: int) -> None:
+        self.rank = dist.get_rank()
+        self.shapes = shapes(megabytes)
+        self.is_policy = self.rank in POLICY
+        self.senders = dist.new_group([POLICY[0], *ROLLOUT])
+        dims = {name: 0 if self.is_policy else split_of(name) for name in self.shapes}
+        self.parts: Parts = {n: half(n, shape, dims[n], self.rank % 2) for n, shape in self.shapes.items()}
+        generator = torch.Generator().manual_seed(self.rank)
+        self.tensors = {
+            name: torch.randn(part.shape, generator=generator)
+            if self.is_policy
+            else torch.zeros(part.shape, dtype=DTYPE)
+            for name, part in self.parts.items()
+        }
+
+    def gathered(self, name: str) -> torch.Tensor | None:
+        """The whole tensor on the first policy rank, which gets the other's half."""
+        mine = self.tensors[name].to(DTYPE)
+        if self.rank != POLICY[0]:
+            dist.send(mine.view(torch.uint8), POLICY[0])
+            return None
+        other = half(name, self.shapes[name], 0, 1)
+        whole = torch.empty(self.shapes[name], dtype=DTYPE)
+        whole[: other.start[0]] = mine
+        got = torch.empty(other.shape, dtype=DTYPE)
+        dist.recv(got.view(torch.uint8), POLICY[1])
+        whole[other.start[0] :] = got
+        return whole
+
+    def broadcast(self, name: str, whole: torch.Tensor | None) -> torch.Tensor | None:
+        """The whole tensor on every rollout rank."""
+        if self.rank == POLICY[1]:
+            return None
+        data = torch.empty(self.shapes[name], dtype=DTYPE) if whole is None else whole
+        dist.broadcast(data.view(torch.uint8), POLICY[0], group=self.senders)
+        return data
+
+    def take(self, name: str, whole: torch.Tensor | None) -> None:
+        """Copy a rollout rank's part out of the whole."""
+        if not self.is_policy and whole is not None:
+            self.tensors[name].copy_(whole[slices.within(self.parts[name], slices.whole(name, self.shapes[name]))])
+
+    def received(self) -> int:
+        """Bytes that this rank gets when all is gathered, then broadcast."""
+        if not self.is_policy:
+            return sum(_nbytes(shape) for shape in self.shapes.values())
+        if self.rank == POLICY[0]:
+            return sum(_nbytes(half(name, shape, 0, 1).shape) for name, shape in self.shapes.items())
+        return 0
+
+
+def at_once(rank: Rank) -> Measured:
+    """Gather the whole model, then broadcast it."""
+    memory, start = Memory(), time.perf_counter()
+    with memory.watched():
+        gathered = {name: rank.gathered(name) if rank.is_policy else None for name in rank.shapes}
+        whole = {name: rank.broadcast(name, gathered.pop(name)) for name in rank.shapes}
+        for name, data in whole.items():
+            rank.take(name, data)
+    seconds = time.perf_counter() - start
+    del whole
+    return Measured(moved=rank.received(), extra=memory.extra, update_s=seconds, still_s=seconds, verified_s=0.0)
+
+
+def by_tensor(rank: Rank) -> Measured:
+    """Gather and broadcast one tensor after the other."""
+    memory, start = Memory(), time.perf_counter()
+    with memory.watched():
+        for name in rank.shapes:
+            rank.take(name, rank.broadcast(name, rank.gathered(name) if rank.is_policy else None))
+    seconds = time.perf_counter() - start
+    return Measured(moved=rank.received(), extra=memory.extra, update_s=seconds, still_s=seconds, verified_s=0.0)
+
+
+class Slices:
+    """This package, with one transport."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.version = 0
+
+    def __call__(self, rank: Rank) -> Measured:
+        """One update, of a version of its own."""
+        self.version += 1
+        return self._publish(rank) if rank.is_policy else self._load(rank)
+
+    def _publish(self, rank: Rank) -> Measured:
+        memory, start = Memory(), time.perf_counter()
+        placements = {n: Placement(start=part.start, shape=rank.shapes[n]) for n, part in rank.parts.items()}
+        with WeightPublisher("bench") as publisher:
+            with memory.watched():
+                snapshot = publisher.stage(self.version, rank.tensors, DTYPE, placements=placements)
+                still_s = time.perf_counter() - start
+                parts = _exchanged(snapshot.digests())
+                total = add_digests(parts[policy] for policy in POLICY)
+                published = publisher.seal(snapshot, digests=total)
+                _exchanged((publisher.endpoint, published.digest))
+                loaded = _exchanged(None)
+            # What both rollout ranks hold in whole was digested twice.
+            partial = [{n: d for n, d in loaded[r].items() if r == ROLLOUT[0] or split_of(n) >= 0} for r in ROLLOUT]
+            assert combine(add_digests(partial)) == published.digest, "what was loaded is not what was published"
+            return Measured(
+                moved=0,
+                extra=memory.extra + snapshot.file.size,
+                update_s=time.perf_counter() - start,
+                still_s=still_s,
+                verified_s=0.0,
             )
-            sys.stdin.readline()
 
-
-def fetch(transport: str, megabytes: int, rounds: int) -> dict[str, float]:
-    """The rollout's process: medians over the rounds, in seconds."""
-    command = [sys.executable, __file__, "--publish", "--megabytes", str(megabytes), "--rounds", str(rounds)]
-    loaded = {name: tensor.bfloat16() for name, tensor in model(megabytes).items()}
-    shards = ShardMap.of_tensors(loaded)
-    layout: Layout = {0: [(piece, dtype_name(torch.bfloat16)) for piece in shards.ranks[0]]}
-    times: dict[str, list[float]] = {}
-    with (
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as policy,
-        WeightReceiver("auto" if transport == "shared-memory" else "zmq", run_id="bench", host="here") as receiver,
-    ):
-        assert policy.stdin
-        assert policy.stdout
-        for _ in range(rounds):
-            endpoint, version, digest, stage_s, seal_s = policy.stdout.readline().split()
-            target = WeightTarget(version=int(version), digest=digest, sources=(endpoint,), hosts=("here",))
-            start = time.perf_counter()
-            with receiver.fetch(target, layout, 60) as pieces:
-                arrived = list(pieces)
-                fetched = time.perf_counter()
-                for _, piece, data in arrived:
-                    place = tuple(slice(s, s + n) for s, n in zip(piece.start, piece.shape, strict=True))
-                    loaded[piece.name][place].copy_(data)
+    def _load(self, rank: Rank) -> Measured:
+        memory, start = Memory(), time.perf_counter()
+        _exchanged({})
+        found = [each for each in _exchanged(None) if each is not None]
+        digest = found[0][1]
+        target = WeightTarget(
+            version=self.version, digest=digest, sources=tuple(each[0] for each in found), hosts=("here",) * len(found)
+        )
+        layout = {
+            each: [(half(name, shape, split_of(name), each), "bfloat16") for name, shape in rank.shapes.items()]
+            for each in (0, 1)
+        }
+        mine = [rank.rank % 2]
+        transport = WeightReceiver("auto", run_id="bench", host=self.host)
+        with memory.watched(), transport as receiver, receiver.fetch(target, layout, 60, ranks=mine) as pieces:
+            arrived = list(pieces)
+            paused = time.perf_counter()
+            for _, piece, data in arrived:
+                rank.tensors[piece.name][slices.within(piece, rank.parts[piece.name])].copy_(data)
             written = time.perf_counter()
-            assert digest_of(loaded) == digest
-            verified = time.perf_counter()
-            measured = (float(stage_s), float(seal_s), fetched - start, written - fetched, verified - written)
-            for name, value in zip(("stage", "seal", "fetch", "write", "verify"), measured, strict=True):
-                times.setdefault(name, []).append(value)
-            policy.stdin.write("\n")
-            policy.stdin.flush()
-    return {name: median(values) for name, values in times.items()}
+            digests = {
+                name: tensor_digest(name, tensor, start=rank.parts[name].start, shape=rank.shapes[name])
+                for name, tensor in rank.tensors.items()
+            }
+        end = time.perf_counter()
+        moved = sum(data.nbytes for _, _, data in arrived)
+        del arrived, pieces, data
+        _exchanged(digests)
+        return Measured(
+            moved=moved, extra=memory.extra, update_s=end - start, still_s=end - paused, verified_s=end - written
+        )
+
+
+WAYS: Final[Mapping[str, Callable[[], Callable[[Rank], Measured]]]] = {
+    "gather, broadcast": lambda: at_once,
+    "tensor by tensor": lambda: by_tensor,
+    "slices, shared memory": lambda: Slices("here"),
+    "slices, zmq": lambda: Slices("there"),
+}
+
+
+def run(megabytes: int, rounds: int) -> dict[str, list[Measured]]:
+    """Every way on this rank, after one round to warm up."""
+    torch.set_num_threads(1)
+    rank = Rank(megabytes)
+    measured: dict[str, list[Measured]] = {}
+    for name, make in WAYS.items():
+        way = make()
+        for _ in range(rounds + 1):
+            dist.barrier()
+            measured.setdefault(name, []).append(way(rank))
+    return {name: found[1:] for name, found in measured.items()}
+
+
+def _exchanged(said: Any) -> list[Any]:
+    """What each rank says, on every rank."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, said)
+    return found
+
+
+def _nbytes(shape: Sequence[int]) -> int:
+    return torch.Size(shape).numel() * DTYPE.itemsize
+
+
+def row(name: str, ranks: Sequence[Sequence[Measured]]) -> list[str]:
+    """A line of the table: medians over the rounds of the rank with the most."""
+
+    def most(number: str, chosen: Sequence[int]) -> float:
+        return median(max(getattr(ranks[r][n], number) for r in chosen) for n in range(len(ranks[0])))
+
+    everybody = (*POLICY, *ROLLOUT)
+    moved = median(sum(ranks[r][n].moved for r in everybody) for n in range(len(ranks[0])))
+    return [
+        name,
+        f"{moved / MB:.0f}",
+        f"{most('extra', POLICY) / MB:.0f}",
+        f"{most('extra', ROLLOUT) / MB:.0f}",
+        *(
+            f"{1000 * most(number, chosen):.0f}"
+            for number, chosen in (
+                ("update_s", ROLLOUT),
+                ("still_s", POLICY),
+                ("still_s", ROLLOUT),
+                ("verified_s", ROLLOUT),
+            )
+        ),
+    ]
 
 
 def main() -> None:
-    """Run both transports and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Run every way and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--publish", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.publish:
-        publish(options.megabytes, options.rounds)
-        return
-    torch.set_num_threads(1)
-    table = Table(title=f"Weight sync, {options.megabytes} MB in bf16, median of {options.rounds}, milliseconds")
-    for column in ("transport", "stage (training waits)", "seal", "fetch", "write", "verify", "fetch + write GB/s"):
-        table.add_column(column, justify="left" if column == "transport" else "right")
-    for transport in ("shared-memory", "zmq"):
-        times = fetch(transport, options.megabytes, options.rounds)
-        rate = options.megabytes / 1000 / (times["fetch"] + times["write"])
-        table.add_row(transport, *(f"{1000 * value:.1f}" for value in times.values()), f"{rate:.2f}")
-    Console().print(table)
+    found = run_world(len(POLICY) + len(ROLLOUT), run, options.megabytes, options.rounds, timeout_s=600)
+    table = Table(title=f"Weights of {options.megabytes} MB in bf16, medians of {options.rounds}")
+    columns = (
+        "moved MB",
+        "policy extra MB",
+        "rollout extra MB",
+        "update ms",
+        "training ms",
+        "rollout ms",
+        "verified ms",
+    )
+    table.add_column("way")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name in WAYS:
+        table.add_row(*row(name, [each[name] for each in found]))
+    Console(width=120).print(table)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,10 @@ class WeightSyncError(CosmosError):
     """A weight transfer failed, or what was loaded does not match its digest."""
 
 
+class AttestationError(WeightSyncError):
+    """What an engine has loaded is not what it should be: it must not generate with it."""
+
+
 class CheckpointError(CosmosError):
     """A checkpoint could not be written, read, or does not fit the run."""
 

@@ -41,6 +41,7 @@ RecipeFile = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A r
 ModelName = Annotated[str | None, typer.Option("--model", metavar="NAME", help="Model plugin.")]
 AlgorithmName = Annotated[str | None, typer.Option("--algorithm", metavar="NAME", help="Algorithm plugin.")]
 DatasetName = Annotated[str | None, typer.Option("--dataset", metavar="NAME", help="Dataset plugin.")]
+EnvironmentName = Annotated[str | None, typer.Option("--environment", metavar="NAME", help="Environment plugin.")]
 RewardName = Annotated[str | None, typer.Option("--reward", metavar="NAME", help="Reward plugin.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the recipe; repeatable.")
@@ -69,6 +70,7 @@ def run(
     algorithm: AlgorithmName = None,
     dataset: DatasetName = None,
     reward: RewardName = None,
+    environment: EnvironmentName = None,
     overrides: Overrides = None,
     name: RunName = None,
     resume: Annotated[
@@ -93,12 +95,12 @@ def run(
     """  # noqa: D301 - the escape keeps the lines after it apart
     set_debugging(debug)
     if resume is not None:
-        if any([recipe, model, algorithm, dataset, reward, name, dry_run, overwrite]):
+        if any([recipe, model, algorithm, dataset, reward, environment, name, dry_run, overwrite]):
             raise ConfigError("--resume goes on with the run's own recipe; it takes no other argument but --set")
         from cosmos_core.run.command import resume_run  # noqa: PLC0415
 
         raise typer.Exit(_EXIT_CODES[resume_run(resume, _console(), overrides=overrides or ())])
-    chosen = _load(recipe, (model, algorithm, dataset, reward), overrides, name)
+    chosen = _load(recipe, (model, algorithm, dataset, reward, environment), overrides, name)
     from cosmos_core.run.command import run_recipe, show_plan  # noqa: PLC0415
 
     if dry_run:
@@ -115,6 +117,7 @@ def plan(
     algorithm: AlgorithmName = None,
     dataset: DatasetName = None,
     reward: RewardName = None,
+    environment: EnvironmentName = None,
     overrides: Overrides = None,
     name: RunName = None,
     debug: Debug = False,
@@ -127,7 +130,7 @@ def plan(
       cosmos plan recipes/arithmetic.toml --set policy.replicas=2
     """  # noqa: D301 - the escape keeps the lines after it apart
     set_debugging(debug)
-    chosen = _load(recipe, (model, algorithm, dataset, reward), overrides, name)
+    chosen = _load(recipe, (model, algorithm, dataset, reward, environment), overrides, name)
     from cosmos_core.run.command import show_plan  # noqa: PLC0415
 
     show_plan(chosen, recipe, _console())
@@ -160,13 +163,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _load(
     recipe: Path | None,
-    names: tuple[str | None, str | None, str | None, str | None],
+    names: tuple[str | None, ...],
     overrides: list[str] | None,
     name: str | None,
 ) -> Recipe:
     from cosmos_core.config.loading import load_recipe  # noqa: PLC0415
 
-    kinds = ("model", "algorithm", "dataset", "reward")
+    kinds = ("model", "algorithm", "dataset", "reward", "environment")
     selections = {kind: chosen for kind, chosen in zip(kinds, names, strict=True) if chosen is not None}
     if recipe is None and not selections:
         raise ConfigError("give a recipe, or --model, --algorithm, --dataset and --reward; see cosmos run --help")

@@ -51,6 +51,11 @@ def _model(recipe: Recipe) -> Iterator[str]:
 
 
 def _rewards(recipe: Recipe) -> Iterator[str]:
+    if recipe.environment is not None and recipe.environment.plugin in {reward.plugin for reward in recipe.reward}:
+        yield (
+            f"environment.plugin: {recipe.environment.plugin} is the name of a reward, too, and both are reported by "
+            "name; write one of them as DISTRIBUTION:NAME"
+        )
     for plugin, count in Counter(reward.plugin for reward in recipe.reward).items():
         if count > 1:
             yield f"reward: {plugin} is listed {count} times; rewards are reported by name, list it once"

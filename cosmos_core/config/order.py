@@ -52,6 +52,11 @@ def group_seed(seed: int, stage: int, position: int) -> int:
     return int.from_bytes(_digest(f"group/{seed}/{stage}/{position}")[:8], "little") >> 1
 
 
+def turn_seed(seed: int, sample: int, turn: int) -> int:
+    """Sampling seed of one turn of a dialogue, from its group's (see `group_seed`)."""
+    return int.from_bytes(_digest(f"turn/{seed}/{sample}/{turn}")[:8], "little") >> 1
+
+
 def _permute(number: int, half: int, keys: tuple[int, ...]) -> int:
     mask = (1 << half) - 1
     left, right = number >> half, number & mask

@@ -14,7 +14,7 @@ from cosmos_core.config.nearest import suggestion
 from cosmos_core.config.problems import show
 from cosmos_core.errors import ConfigError
 
-SELECTABLE: Final = ("model", "algorithm", "dataset", "reward")
+SELECTABLE: Final = ("model", "algorithm", "dataset", "reward", "environment")
 _QUOTES: Final = ("'", '"', "[", "{")
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import attrs
 from attrs import validators as check
 
+from cosmos_core.protocols.quantization import Quantization
 from cosmos_core.types import JSON
 
 
@@ -89,6 +90,18 @@ class RewardConfig:
     plugin: str = option(help="Name of the reward plugin.")
     weight: float = option(1.0, help="Factor in the sum.")
     timeout_s: float = option(10.0, help="Seconds until a score counts as timed out.", validator=ABOVE_ZERO)
+    options: Mapping[str, JSON] = option(factory=dict, help="The plugin's own options.")
+
+
+@attrs.frozen(kw_only=True)
+class EnvironmentConfig:
+    """What answers the model's turns; without it, a completion is one turn."""
+
+    plugin: str = option(help="Name of the environment plugin.")
+    weight: float = option(0.0, help="Factor of the environment's own reward in the sum; 0 only reports it.")
+    max_turns: int = option(8, help="Most turns of the model in one completion.", validator=POSITIVE)
+    timeout_s: float = option(10.0, help="Seconds until an answer counts as timed out.", validator=ABOVE_ZERO)
+    workers: int = option(1, help="Processes of one replica in which environments run.", validator=POSITIVE)
     options: Mapping[str, JSON] = option(factory=dict, help="The plugin's own options.")
 
 
@@ -222,7 +235,9 @@ class SamplingConfig:
         1.0, help="Nucleus mass; 1 takes the whole vocabulary.", validator=check.and_(check.gt(0.0), check.le(1.0))
     )
     top_k: int = option(0, help="Most likely tokens to draw from; 0 takes all.", validator=NOT_NEGATIVE)
-    max_units: int = option(256, help="Longest completion.", validator=POSITIVE)
+    max_units: int = option(
+        256, help="Longest completion; of a dialogue, units of the model's own turns together.", validator=POSITIVE
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -241,6 +256,10 @@ class RolloutConfig:
     group_size: int = option(8, help="Completions of each prompt.", validator=POSITIVE)
     max_in_flight: int = option(64, help="Sequences that one replica decodes at once.", validator=POSITIVE)
     precision: Literal["fp32", "bf16"] = option("bf16", help="Precision of the engine's weights and compute.")
+    quantization: Quantization = option(
+        "none",
+        help="Format of the matrices of the decoder's layers: fp8, mxfp8, mxfp4 or nvfp4; they are sent in it, too.",
+    )
     reward_workers: int = option(1, help="Processes of one replica that score completions.", validator=POSITIVE)
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="Where to generate.")
     mesh: MeshConfig = option(factory=MeshConfig, help="The replica's device mesh.")
@@ -323,6 +342,7 @@ class Recipe:
     algorithm: AlgorithmConfig = option(help="The training objective.")
     dataset: DatasetConfig = option(help="Where prompts come from.")
     reward: tuple[RewardConfig, ...] = option((), help="The rewards.")
+    environment: EnvironmentConfig | None = option(None, help="What answers the model's turns.")
     warmup: WarmupConfig | None = option(None, help="A supervised stage before the main one.")
     policy: PolicyConfig = option(factory=PolicyConfig, help="Policy replicas.")
     rollout: RolloutConfig = option(factory=RolloutConfig, help="Rollout replicas.")
@@ -331,3 +351,11 @@ class Recipe:
     tracking: TrackingConfig = option(factory=TrackingConfig, help="Trackers and other lifecycle hooks.")
     control: ControlConfig = option(factory=ControlConfig, help="The controller.")
     launch: LaunchConfig = option(factory=LaunchConfig, help="How processes are started.")
+
+    @property
+    def reward_names(self) -> tuple[str, ...]:
+        """What a sample's reward is the weighted sum of: the rewards, and the environment's own where it counts."""
+        names = tuple(reward.plugin for reward in self.reward)
+        if self.environment is None or self.environment.weight == 0.0:
+            return names
+        return (*names, self.environment.plugin)

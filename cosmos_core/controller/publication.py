@@ -41,8 +41,10 @@ def on_loaded(state: State, replica: Replica, report: WeightsLoaded) -> None:
 
 def on_rejected(state: State, replica: Replica, report: WeightsRejected) -> None:
     """What a rollout replica loaded is not what was published: it has no weights."""
+    why = f": {report.reason}" if report.reason else ""
     state.status_details["weights"] = (
-        f"{replica.name}: version {report.version} loaded with digest {report.digest}, not {report.expected}"
+        f"{replica.name}: version {report.version} loaded with digest {report.digest or 'unknown'}, not "
+        f"{report.expected}{why}"
     )
     _refuse(state, replica)
 

@@ -152,10 +152,10 @@ def settings_of(job: Job) -> Settings:
         max_staleness=staleness_bound(recipe.sync),
         synchronous=recipe.sync.mode == "sync",
         sync_interval=recipe.sync.interval,
-        evaluation_prompts=job.num_evaluation_prompts if job.uses_rollouts and recipe.reward else 0,
+        evaluation_prompts=job.num_evaluation_prompts if job.uses_rollouts and recipe.reward_names else 0,
         evaluation_interval=recipe.evaluation.interval,
         checkpoint_interval=recipe.policy.checkpoint.interval,
-        rewards=tuple(reward.plugin for reward in recipe.reward),
+        rewards=recipe.reward_names,
         heldout_rows=job.num_measured_prompts,
     )
     _validate(settings)

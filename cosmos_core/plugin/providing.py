@@ -18,6 +18,7 @@ from cosmos_core.protocols import (
     AlgorithmCapabilities,
     DatasetCapabilities,
     EngineCapabilities,
+    EnvironmentCapabilities,
     Kind,
     ModelCapabilities,
     Provider,
@@ -31,6 +32,7 @@ _CAPABILITIES: Final[Mapping[Kind, type]] = {
     "reward": RewardCapabilities,
     "dataset": DatasetCapabilities,
     "engine": EngineCapabilities,
+    "environment": EnvironmentCapabilities,
 }
 """The record of each kind; hooks declare nothing."""
 

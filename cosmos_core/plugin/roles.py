@@ -18,6 +18,8 @@ from cosmos_core.protocols import (
     AlgorithmContext,
     Dataset,
     DatasetContext,
+    EnvironmentCapabilities,
+    EnvironmentContext,
     Kind,
     Model,
     ModelContext,
@@ -35,6 +37,7 @@ def selections(recipe: Recipe, kinds: Collection[Kind] = KINDS) -> tuple[tuple[K
         *(("reward", reward.plugin) for reward in recipe.reward),
         ("dataset", recipe.dataset.plugin),
         ("engine", recipe.rollout.engine.plugin),
+        *(() if recipe.environment is None else (("environment", recipe.environment.plugin),)),
         *(("hook", name) for name in recipe.tracking.hooks),
     ]
     return tuple(dict.fromkeys(selection for selection in named if selection[0] in kinds))
@@ -107,3 +110,19 @@ def load_rewards(job: Job, plugins: PluginSet) -> tuple[Reward, ...]:
         path = f"reward.{index}.options"
         loaded.append(cast("Reward", plugins.create("reward", config.plugin, config.options, context, path)))
     return tuple(loaded)
+
+
+def load_environment(job: Job, plugins: PluginSet) -> EnvironmentCapabilities | None:
+    """What the recipe's environment can do, once an instance of it could be made; None without one.
+
+    Raises:
+        ConfigError: An option is wrong.
+        PluginError: The plugin failed.
+    """
+    config = job.recipe.environment
+    if config is None:
+        return None
+    context = EnvironmentContext(name=config.plugin, seed=job.recipe.run.seed)
+    plugins.create("environment", config.plugin, config.options, context, "environment.options")
+    capabilities: EnvironmentCapabilities = plugins.provider("environment", config.plugin).capabilities
+    return capabilities

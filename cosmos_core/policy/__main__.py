@@ -28,7 +28,7 @@ from cosmos_core.policy.publication import DTYPES, Publications
 from cosmos_core.policy.replica import Parts, PolicyReplica, UnitRate
 from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.policy.training.trainer import Trainer
-from cosmos_core.protocols import Model
+from cosmos_core.protocols import FORMATS, Model
 from cosmos_core.replica.host import host_id
 from cosmos_core.replica.process import RoleArgs, run_role
 from cosmos_core.transport.payloads import PayloadClient
@@ -85,7 +85,14 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
                 reader=make_reader(job, plugins, trainer, payloads),
                 num_heldout=job.num_measured_prompts,
             ),
-            publications=Publications(publisher, DTYPES[recipe.rollout.precision], orders.report, open_channel()),
+            publications=Publications(
+                publisher,
+                DTYPES[recipe.rollout.precision],
+                orders.report,
+                open_channel(),
+                form=FORMATS.get(recipe.rollout.quantization),
+                matrices=model.facts().matrices,
+            ),
             saver=CheckpointSaver(job.checkpoints, recipe.policy.checkpoint.keep, orders.report, open_channel()),
             begin_stage=begin_stage,
         )

@@ -15,10 +15,12 @@ import msgspec
 import torch
 
 from cosmos_core.policy.processes.channel import Channel
+from cosmos_core.protocols.quantization import Format
 from cosmos_core.transport.messages import WeightsPublished
 from cosmos_core.weights.digest import add_digests
 from cosmos_core.weights.held import all_held, owned
 from cosmos_core.weights.publisher import WeightPublisher
+from cosmos_core.weights.quantisation.shares import matrix_shares
 from cosmos_core.weights.snapshot import Snapshot
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -40,6 +42,8 @@ class Publications:
         dtype: The rollout replicas' precision.
         report: Told of each version once it can be read everywhere, on the background thread of the leader.
         channel: Between the processes of the replica, for the background thread alone.
+        form: The format in which rollout replicas hold matrices; None for the others' precision.
+        matrices: Shape of each matrix by canonical name (`ModelFacts.matrices`).
 
     Attributes:
         newest: Newest version published or about to be; -1 before the first.
@@ -51,12 +55,17 @@ class Publications:
         dtype: torch.dtype,
         report: Callable[[WeightsPublished], None],
         channel: Channel | None = None,
+        *,
+        form: Format | None = None,
+        matrices: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.newest = -1
         self._publisher = publisher
         self._dtype = dtype
         self._report = report
         self._channel = channel if channel is not None else Channel()
+        self._form = form
+        self._matrices = matrices or {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publication")
         self._sealing: list[Future[None]] = []
         self._owned: frozenset[str] | None = None
@@ -65,8 +74,8 @@ class Publications:
         """Copy the weights; they may change as soon as this returns. All processes of the replica call it.
 
         Raises:
-            WeightSyncError: There is no room for the copy, an earlier publication failed, or the weights are spread
-                in a way that cannot be published.
+            WeightSyncError: There is no room for the copy, an earlier publication failed, the weights are spread in a
+                way that cannot be published, or they cannot be quantised.
         """
         self.check()
         shares = all_held(tensors)
@@ -75,11 +84,14 @@ class Publications:
             rank, exchange = self._channel.rank, self._channel.exchange
             self._owned = self._thread.submit(owned, shares, rank, exchange).result()
         mine = {name: share for name, share in shares.items() if name in self._owned}
+        # Those who publish nothing of a tensor still take part: scales may span what several processes hold.
+        quantised = {} if self._form is None else matrix_shares(self._form, tensors, self._matrices)
         snapshot = self._publisher.stage(
             version,
             {name: share.tensor for name, share in mine.items()},
             self._dtype,
             placements={name: share.placement for name, share in mine.items()},
+            quantised=quantised,
         )
         self.newest = version
         self._sealing.append(self._thread.submit(self._seal, snapshot))

@@ -26,6 +26,7 @@ from cosmos_core.protocols.engine import (
     Sampling,
     TensorSlice,
 )
+from cosmos_core.protocols.environment import Environment, EnvironmentCapabilities, EnvironmentContext, Turn
 from cosmos_core.protocols.facts import Compute, Extent, Kept, ModelFacts, ModelPart
 from cosmos_core.protocols.hooks import PROJECT, RunInfo, hookimpl, hookspec
 from cosmos_core.protocols.layout import Axis, ContextMethod, Float8, Layout, Lora, Mesh, Recompute
@@ -33,6 +34,7 @@ from cosmos_core.protocols.model import (
     AfterStep,
     Conditioned,
     Conditioning,
+    Conversing,
     Decided,
     Entering,
     MicroBatch,
@@ -44,10 +46,12 @@ from cosmos_core.protocols.model import (
     Recording,
 )
 from cosmos_core.protocols.provider import NoOptions, Provider
+from cosmos_core.protocols.quantization import FORMATS, Format, Quantization
 from cosmos_core.protocols.reward import Completion, Reward, RewardCapabilities, RewardContext, Score
 from cosmos_core.protocols.versions import KINDS, PROTOCOL_VERSIONS, Kind, entry_point_group
 
 __all__ = [
+    "FORMATS",
     "KINDS",
     "PROJECT",
     "PROTOCOL_VERSIONS",
@@ -63,6 +67,7 @@ __all__ = [
     "Conditioned",
     "Conditioning",
     "ContextMethod",
+    "Conversing",
     "Dataset",
     "DatasetCapabilities",
     "DatasetContext",
@@ -73,9 +78,13 @@ __all__ = [
     "EngineContext",
     "EngineStats",
     "Entering",
+    "Environment",
+    "EnvironmentCapabilities",
+    "EnvironmentContext",
     "Extent",
     "FinishReason",
     "Float8",
+    "Format",
     "Generated",
     "Handle",
     "Kept",
@@ -95,6 +104,7 @@ __all__ = [
     "PauseMode",
     "PipelinedModel",
     "Provider",
+    "Quantization",
     "Recompute",
     "Record",
     "Recording",
@@ -109,6 +119,7 @@ __all__ = [
     "Source",
     "Split",
     "TensorSlice",
+    "Turn",
     "entry_point_group",
     "hookimpl",
     "hookspec",

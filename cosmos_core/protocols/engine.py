@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import attrs
 
+from cosmos_core.protocols.quantization import Quantization
 from cosmos_core.types import Payload
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class EngineCapabilities:
         media: Whether it takes prompts that show images or videos, in arrays of the payload that the model plugin adds.
         records: Whether it keeps what a model's forwards record (`Recording`), and adds it to payloads.
         mesh_axes: Axes of `[rollout.mesh]` that may be greater than one.
+        quantizations: Formats beside `none` in which it holds the matrices of `ModelFacts.matrices`.
         in_flight_update: Whether weights may change while requests are in flight.
         prefix_sharing: Whether the samples of a request process their prompt once.
         seeded: Whether a request's draws depend on its seed alone.
@@ -123,6 +125,7 @@ class EngineCapabilities:
     media: bool = False
     records: bool = False
     mesh_axes: frozenset[str] = frozenset()
+    quantizations: frozenset[Quantization] = frozenset()
     in_flight_update: bool = True
     prefix_sharing: bool = False
     seeded: bool = True
@@ -140,6 +143,8 @@ class EngineContext:
         max_in_flight: Most sequences decoding at once.
         context_length: Units of the longest prompt and completion together.
         seed: `run.seed`, for `Model.build`.
+        quantization: Format of the matrices of `ModelFacts.matrices`; their products are computed in `dtype` or
+            better, whatever it is.
     """
 
     model: Model
@@ -148,6 +153,7 @@ class EngineContext:
     max_in_flight: int
     context_length: int
     seed: int
+    quantization: Quantization = "none"
 
 
 @attrs.frozen(kw_only=True)
@@ -210,7 +216,10 @@ class RolloutEngine(Protocol):
         ...
 
     def layout(self) -> Mapping[int, Sequence[tuple[TensorSlice, str]]]:
-        """For each rank, the slices of canonical tensors that it holds and their torch dtype names."""
+        """For each rank, the slices of canonical tensors that it holds and their torch dtype names.
+
+        With a quantization, a matrix is the tensors of its codes and scales (`Format.tensors`).
+        """
         ...
 
     def begin_update(self, version: int) -> None:
@@ -233,7 +242,8 @@ class RolloutEngine(Protocol):
             The digest of what is now loaded (`cosmos_core.weights.digest`), read back from the loaded weights.
 
         Raises:
-            WeightSyncError: The slices written do not cover the layout.
+            WeightSyncError: The slices written do not cover the layout; nothing was copied.
+            AttestationError: What is loaded now is not what was written, whatever the digest would say.
         """
         ...
 

@@ -109,6 +109,9 @@ class ModelFacts:
         absent_weights: Where the recipe names a checkpoint and its weights are not there: what is missing and what to
             do. Such a model can be planned, not run.
         linear_layers: Names of the linear layers that can compute in 8 bits; empty where they are not known.
+        matrices: Shapes of the weights that `rollout.quantization` is for, by canonical name: of linear layers
+            [out, in], of stacked experts [experts, out, in]; not of embeddings, norms, routers and the output layer.
+            Empty where they are not known: then nothing can be quantised.
     """
 
     architecture: str
@@ -129,3 +132,4 @@ class ModelFacts:
     most_outputs: int = 0
     absent_weights: str = ""
     linear_layers: frozenset[str] = frozenset()
+    matrices: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)

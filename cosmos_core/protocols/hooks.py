@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cosmos_core.protocols.algorithm import Algorithm
     from cosmos_core.protocols.dataset import Dataset
     from cosmos_core.protocols.engine import RolloutEngine
+    from cosmos_core.protocols.environment import Environment
     from cosmos_core.protocols.model import Model
     from cosmos_core.protocols.provider import Provider
     from cosmos_core.protocols.reward import Reward
@@ -75,6 +76,12 @@ def cosmos_dataset() -> Provider[Dataset]:
 @hookspec(firstresult=True)
 def cosmos_engine() -> Provider[RolloutEngine]:
     """Provide a rollout engine."""
+    raise AssertionError
+
+
+@hookspec(firstresult=True)
+def cosmos_environment() -> Provider[Environment]:
+    """Provide an environment."""
     raise AssertionError
 
 

@@ -271,6 +271,29 @@ class Recording(Protocol):
         ...
 
 
+@runtime_checkable
+class Conversing(Protocol):
+    """A model whose completions may go on after words that are not its own: an environment's observations.
+
+    Optional, beside `Model`. `pack` then takes payloads with `decided` (see `cosmos_core.types.Payload`).
+    """
+
+    def encode_observation(self, prompt: Prompt, written: Sequence[int], observation: str) -> Sequence[int]:
+        """The token ids between the end of the model's turn and its next one.
+
+        They follow `written` as they are: nothing that was generated is ever encoded anew.
+
+        Args:
+            prompt: What the dialogue began with; in a chat, the observation is a turn of the user, by its template.
+            written: The token ids of the model's last turn, the stop token included.
+            observation: What the environment answered.
+
+        Raises:
+            DataError: The observation cannot be encoded.
+        """
+        ...
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Conditioning:
     """How a prompt of P units enters a module, where its token ids do not say it all.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias
 
-Kind: TypeAlias = Literal["model", "algorithm", "reward", "dataset", "engine", "hook"]
+Kind: TypeAlias = Literal["model", "algorithm", "reward", "dataset", "engine", "environment", "hook"]
 
 PROTOCOL_VERSIONS: Final[Mapping[Kind, int]] = {
     "model": 1,
@@ -17,6 +17,7 @@ PROTOCOL_VERSIONS: Final[Mapping[Kind, int]] = {
     "reward": 1,
     "dataset": 1,
     "engine": 1,
+    "environment": 1,
     "hook": 1,
 }
 

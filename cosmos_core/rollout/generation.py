@@ -13,8 +13,20 @@ import attrs
 from cosmos_core.config.order import group_seed
 from cosmos_core.config.schema import Recipe
 from cosmos_core.errors import DataError, EngineError
-from cosmos_core.protocols import Algorithm, Dataset, Generated, Handle, Model, Request, RolloutEngine, Sampling
+from cosmos_core.protocols import (
+    Algorithm,
+    Dataset,
+    EnvironmentCapabilities,
+    Handle,
+    Model,
+    Request,
+    RolloutEngine,
+    Sampling,
+)
 from cosmos_core.rollout import scoring
+from cosmos_core.rollout.dialogue import Played
+from cosmos_core.rollout.environment_pool import EnvironmentPool
+from cosmos_core.rollout.episodes import EpisodeParts, Episodes
 from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.reward_pool import Outcomes, RewardPool
 from cosmos_core.rollout.supervised import SupervisedThread
@@ -48,6 +60,8 @@ class Parts:
         gate: Keeps evaluations and updates apart.
         report: Tells the controller.
         takes_media: Whether the engine takes prompts that show images or videos.
+        environments: Answer the model's turns; None where a completion is one turn.
+        environment: What the environment plugin declares.
     """
 
     recipe: Recipe
@@ -62,6 +76,8 @@ class Parts:
     gate: VersionGate
     report: Callable[[Report], None]
     takes_media: bool = False
+    environments: EnvironmentPool | None = None
+    environment: EnvironmentCapabilities = attrs.field(factory=EnvironmentCapabilities)
 
 
 class Generation:
@@ -78,6 +94,23 @@ class Generation:
         self._reported: Final[set[int]] = set()
         self._events: Final[queue.SimpleQueue[Callable[[], None] | None]] = queue.SimpleQueue()
         self._thread: Final = SupervisedThread("groups", self._run)
+        self._episodes: Final = self._make_episodes()
+
+    def _make_episodes(self) -> Episodes | None:
+        parts = self._parts
+        if parts.environments is None or parts.recipe.environment is None:
+            return None
+        return Episodes(
+            EpisodeParts(
+                environment=parts.recipe.environment,
+                capabilities=parts.environment,
+                model=parts.model,
+                engine=parts.engine,
+                pool=parts.environments,
+                version=lambda: parts.gate.loaded,
+                post=self._events.put,
+            )
+        )
 
     def start(self) -> None:
         """Begin to finish groups."""
@@ -105,18 +138,44 @@ class Generation:
         wanted = {lease.lease for lease in leases}
         with self._lock:
             gone = self._active.keys() - wanted
-            for lease in gone:
-                del self._active[lease]
+            ended = [self._active.pop(lease) for lease in gone]
             self._reported.intersection_update(wanted)
             new = [each for each in leases if each.lease not in self._active and each.lease not in self._reported]
             self._parts.payloads.release_except(wanted.union(hold))
-        if gone:
-            self._parts.engine.abort([str(lease) for lease in gone])
-        requests = [request for lease in new if (request := self._prepare(lease)) is not None]
-        for handle in self._parts.engine.submit(requests) if requests else ():
-            handle.add_done_callback(self._on_generated)
+        self._abort(ended)
+        self._submit([request for lease in new if (request := self._prepare(lease)) is not None])
+
+    def _submit(self, requests: Sequence[Request]) -> None:
+        if self._episodes is None:
+            for handle in self._parts.engine.submit(requests) if requests else ():
+                handle.add_done_callback(self._on_generated)
+            return
+        for request in requests:
+            work = self._active[int(request.request_id)]
+            is_evaluation = work.lease.purpose == "evaluation"
+            self._events.put(
+                functools.partial(
+                    self._episodes.begin,
+                    request,
+                    work.prompt,
+                    longest=self._most_units(is_evaluation=is_evaluation),
+                    done=functools.partial(self._score, work.lease),
+                )
+            )
+
+    def _abort(self, works: Sequence[Work]) -> None:
+        if self._episodes is not None:
+            for work in works:
+                self._events.put(functools.partial(self._abandon, self._episodes, work.lease))
+        elif works:
+            self._parts.engine.abort([str(work.lease.lease) for work in works])
 
     # -- before generation --------------------------------------------------------------------------------------------
+
+    def _most_units(self, *, is_evaluation: bool) -> int:
+        """Units of the longest sample."""
+        budget, longest = self._parts.recipe.policy.micro_batch_units, self._parts.context_length
+        return longest if is_evaluation else min(budget, longest)
 
     def _too_long(self, units: int, *, is_evaluation: bool) -> str:
         """What so many units exceed; empty if they fit. What is trained on has to fit a micro-batch, too."""
@@ -153,6 +212,8 @@ class Generation:
         return Request(request_id=str(lease.lease), prompt=encoded, sampling=sampling, seed=seed, priority=priority)
 
     def _encode(self, row: int, prompt: Prompt) -> Payload:
+        if prompt.media and self._episodes is not None:
+            raise DataError(f"row {row}: it shows images or videos, and dialogues with environments are of text")
         if prompt.media and not self._parts.takes_media:
             raise DataError(f"row {row}: it shows images or videos, which the engine does not take")
         encoded = self._parts.model.encode(prompt)
@@ -180,13 +241,13 @@ class Generation:
     # -- after generation ---------------------------------------------------------------------------------------------
 
     def _on_generated(self, handle: Handle) -> None:
-        self._events.put(functools.partial(self._score, handle))
+        self._events.put(functools.partial(self._take, handle))
 
     def _run(self) -> None:
         while (event := self._events.get()) is not None:
             event()
 
-    def _score(self, handle: Handle) -> None:
+    def _take(self, handle: Handle) -> None:
         lease = int(handle.request.request_id)
         if handle.request.sampling.temperature == 0:
             self._parts.gate.leave()
@@ -194,24 +255,40 @@ class Generation:
             generated = handle.result(0)
         except EngineError:
             return  # the engine as a whole failed: its health() says so
+        self._score_active(lease, [Played.single(each) for each in generated])
+
+    def _score(self, lease: Lease, played: list[Played]) -> None:
+        """The dialogues of a lease are over."""
+        if lease.purpose == "evaluation":
+            self._parts.gate.leave()
+        self._score_active(lease.lease, played)
+
+    def _abandon(self, episodes: Episodes, lease: Lease) -> None:
+        if episodes.abandon(str(lease.lease)) and lease.purpose == "evaluation":
+            self._parts.gate.leave()
+
+    def _score_active(self, lease: int, played: list[Played]) -> None:
         with self._lock:
             work = self._active.get(lease)
         if work is None:
             return
-        texts = [self._parts.model.decode(each.payload) for each in generated]
-        completions = [scoring.to_score(work.prompt, *pair) for pair in zip(generated, texts, strict=True)]
-        done = functools.partial(self._on_scored, work, generated, texts)
-        self._parts.pool.submit(completions, done)
+        texts = [self._parts.model.decode(each.generated.payload) for each in played]
+        # What failed on its way has no score.
+        whole = [pair for pair in zip(played, texts, strict=True) if pair[0].status.is_scored]
+        completions = [scoring.to_score(work.prompt, *pair) for pair in whole]
+        self._parts.pool.submit(completions, functools.partial(self._on_scored, work, played, texts))
 
-    def _on_scored(self, work: Work, generated: list[Generated], texts: list[str], outcomes: Outcomes) -> None:
-        self._events.put(functools.partial(self._finish, work, generated, texts, outcomes))
+    def _on_scored(self, work: Work, played: list[Played], texts: list[str], outcomes: Outcomes) -> None:
+        self._events.put(functools.partial(self._finish, work, played, texts, outcomes))
 
-    def _finish(self, work: Work, generated: list[Generated], texts: list[str], outcomes: Outcomes) -> None:
-        lease, is_train = work.lease, work.lease.purpose == "train"
-        rewards = self._parts.recipe.reward
+    def _finish(self, work: Work, played: list[Played], texts: list[str], outcomes: Outcomes) -> None:
+        lease, recipe, is_train = work.lease, self._parts.recipe, work.lease.purpose == "train"
+        scores = iter(outcomes)
         samples = tuple(
-            scoring.sample(index, made, scored, rewards)
-            for index, (made, scored) in enumerate(zip(generated, outcomes, strict=True))
+            scoring.sample(
+                index, each, next(scores) if each.status.is_scored else (), recipe.reward, recipe.environment
+            )
+            for index, each in enumerate(played)
         )
         group = Group(position=lease.position, samples=samples)
         drop = (self._parts.algorithm.admit(group) or "") if is_train else ""
@@ -224,5 +301,5 @@ class Generation:
                 return
             self._reported.add(lease.lease)
             if is_train and not drop:
-                self._parts.payloads.put(lease.lease, [each.payload for each in generated])
+                self._parts.payloads.put(lease.lease, [each.generated.payload for each in played])
             self._parts.report(GroupFinished(lease=lease.lease, samples=reports, drop=drop))

@@ -13,10 +13,11 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.stages import stages
 from cosmos_core.plugin.roles import load_algorithm, load_dataset, load_model, selections
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.protocols import EngineCapabilities, EngineContext, Model, RolloutEngine
+from cosmos_core.protocols import EngineCapabilities, EngineContext, EnvironmentCapabilities, Model, RolloutEngine
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.replica.host import host_id
 from cosmos_core.replica.process import RoleArgs
+from cosmos_core.rollout.environment_pool import EnvironmentPool
 from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.gauges import Gauges
 from cosmos_core.rollout.generation import Generation, Parts
@@ -61,6 +62,7 @@ def make_engine(job: Job, plugins: PluginSet, model: Model) -> RolloutEngine:
         max_in_flight=config.max_in_flight,
         context_length=model.facts().context_length,
         seed=job.recipe.run.seed,
+        quantization=config.quantization,
     )
     engine = plugins.create("engine", config.engine.plugin, config.engine.options, context, "rollout.engine.options")
     return cast("RolloutEngine", engine)
@@ -76,7 +78,12 @@ class Replica:
         stack.callback(pool.close)
         # The workers import their plugins while the model is built.
         pool.start()
-        plugins = PluginSet.load(selections(recipe, ("model", "algorithm", "dataset", "engine")))
+        environments = None
+        if recipe.environment is not None:
+            environments = EnvironmentPool(recipe.environment, seed=recipe.run.seed)
+            stack.callback(environments.close)
+            environments.start()
+        plugins = PluginSet.load(selections(recipe, ("model", "algorithm", "dataset", "engine", "environment")))
         model, stage = load_model(job, plugins), stages(recipe)[-1]
         self._engine = make_engine(job, plugins, model)
         self._engine.start()
@@ -107,6 +114,12 @@ class Replica:
                 gate=gate,
                 report=self._report,
                 takes_media=engine.media,
+                environments=environments,
+                environment=(
+                    EnvironmentCapabilities()
+                    if recipe.environment is None
+                    else plugins.provider("environment", recipe.environment.plugin).capabilities
+                ),
             )
         )
         self._checks: tuple[Callable[[], None], ...] = (
@@ -114,6 +127,7 @@ class Replica:
             pool.check,
             self._sync.check,
             self._generation.check,
+            *(() if environments is None else (environments.check,)),
         )
         self._client: ControlClient = args.connect(
             endpoints={"payloads": payloads.endpoint},

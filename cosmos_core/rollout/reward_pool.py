@@ -19,6 +19,7 @@ import attrs
 from cosmos_core.config.schema import RewardConfig
 from cosmos_core.errors import PluginError, ReplicaError, TransportError
 from cosmos_core.protocols import Completion
+from cosmos_core.rollout.frames import frame
 from cosmos_core.rollout.reward_process import Assignment, RewardProcess
 from cosmos_core.rollout.reward_wire import (
     TO_WORKER,
@@ -29,7 +30,6 @@ from cosmos_core.rollout.reward_wire import (
     Task,
     Unscored,
     WirePayload,
-    frame,
 )
 from cosmos_core.rollout.supervised import SupervisedThread
 from cosmos_core.types import SampleStatus

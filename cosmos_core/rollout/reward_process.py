@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any, Final
 
 import attrs
 
-from cosmos_core.rollout.reward_wire import FROM_WORKER, TO_WORKER, Deferred, Ready, Setup, Task, Unframer, frame
+from cosmos_core.rollout.reward_wire import FROM_WORKER, TO_WORKER, Deferred, Ready, Setup, Task
+from cosmos_core.rollout.worker_line import WorkerLine
 
-_CHUNK: Final = 1 << 16
 _START_S: Final = 120.0
 _GRACE_S: Final = 1.0
 """How much later than the worker's own time limit of a coroutine the replica takes action."""
@@ -48,22 +44,21 @@ class RewardProcess:
     """One worker. All methods are called on the pool's thread."""
 
     def __init__(self, setup: Setup) -> None:
-        self.socket, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-P", "-m", "cosmos_core.rollout.reward_worker", str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        self.socket.setblocking(False)
+        self._line = WorkerLine("cosmos_core.rollout.reward_worker", TO_WORKER.encode(setup))
+        self.socket = self._line.socket
         self.is_ready = False
         self._started = time.monotonic()
         self._assignments: dict[int, Assignment] = {}
         self._num_deferred = 0
-        self._unframer = Unframer()
-        self._unsent = bytearray(frame(TO_WORKER.encode(setup)))
 
     @property
     def wants_write(self) -> bool:
         """Whether something waits to be sent."""
-        return bool(self._unsent)
+        return self._line.wants_write
+
+    def send(self) -> None:
+        """Send what the socket takes now."""
+        self._line.send()
 
     @property
     def load(self) -> int:
@@ -82,18 +77,7 @@ class RewardProcess:
         """Give it a task."""
         assignment.since, assignment.is_deferred = time.monotonic(), False
         self._assignments[assignment.task.ticket] = assignment
-        self._unsent += assignment.encoded
-        self.send()
-
-    def send(self) -> None:
-        """Send what the socket takes now."""
-        try:
-            sent = self.socket.send(self._unsent)
-        except BlockingIOError:
-            return
-        except ConnectionError:
-            sent = len(self._unsent)  # the end of the stream says what happened
-        del self._unsent[:sent]
+        self._line.put(assignment.encoded)
 
     def receive(self) -> Iterator[tuple[Assignment | None, Any]]:
         """Yield each message that came, with the assignment it settles.
@@ -101,15 +85,7 @@ class RewardProcess:
         Raises:
             EOFError: The worker has ended.
         """
-        try:
-            data = self.socket.recv(_CHUNK)
-        except BlockingIOError:
-            return
-        except ConnectionError:
-            data = b""
-        if not data:
-            raise EOFError
-        for message in map(FROM_WORKER.decode, self._unframer.feed(data)):
+        for message in map(FROM_WORKER.decode, self._line.receive()):
             if isinstance(message, Ready):
                 self.is_ready = True
             elif isinstance(message, Deferred):
@@ -155,14 +131,7 @@ class RewardProcess:
         Returns:
             What it may have been working on; what it surely was not; how it ended, in words.
         """
-        try:
-            code = self._process.wait(grace_s)
-            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            how = "killed"
-        self.socket.close()
+        how = self._line.end(grace_s)
         turn = self._turn()
         suspects = [each for each in self._assignments.values() if each.is_deferred or each is turn]
         others = [each for each in self._assignments.values() if each not in suspects]

@@ -1,19 +1,13 @@
-"""What a replica and its reward workers say to each other: length-prefixed frames of the strict codec."""
+"""What a replica and its reward workers say to each other, in frames of the strict codec."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
 from typing import Any, Final
 
 import attrs
 
-from cosmos_core.errors import TransportError
 from cosmos_core.transport.codec import Codec
 from cosmos_core.types import Array, Payload, Prompt
-
-_PREFIX: Final = struct.Struct("<I")
-_LARGEST: Final = 1 << 30
 
 
 @attrs.frozen(kw_only=True)
@@ -117,39 +111,3 @@ class Unscored:
 
 TO_WORKER: Final = Codec([Setup, Task])
 FROM_WORKER: Final = Codec([Ready, Broken, Deferred, Scored, Unscored])
-
-
-def frame(data: bytes) -> bytes:
-    """A message with its length before it.
-
-    Raises:
-        TransportError: It is longer than a frame may be.
-    """
-    if len(data) > _LARGEST:
-        raise TransportError(f"a message of {len(data)} bytes to or from a reward worker is above {_LARGEST}")
-    return _PREFIX.pack(len(data)) + data
-
-
-class Unframer:
-    """Cuts a byte stream into messages."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take what arrived and yield each message that is complete.
-
-        Raises:
-            TransportError: A length is impossible.
-        """
-        self._buffer += data
-        while len(self._buffer) >= _PREFIX.size:
-            (size,) = _PREFIX.unpack_from(self._buffer)
-            if size > _LARGEST:
-                raise TransportError(f"a frame of {size} bytes from a reward worker is above {_LARGEST}")
-            end = _PREFIX.size + size
-            if len(self._buffer) < end:
-                return
-            message = bytes(self._buffer[_PREFIX.size : end])
-            del self._buffer[:end]
-            yield message

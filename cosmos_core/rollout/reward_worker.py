@@ -11,17 +11,13 @@ import inspect
 import json
 import math
 import numbers
-import os
-import signal
 import socket
-import sys
 from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
-from cosmos_core.errors import CosmosError
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import Completion, Reward, RewardContext, Score
-from cosmos_core.replica.lifetime import die_with_parent
+from cosmos_core.rollout.frames import Unframer, frame
 from cosmos_core.rollout.reward_wire import (
     FROM_WORKER,
     TO_WORKER,
@@ -31,10 +27,9 @@ from cosmos_core.rollout.reward_wire import (
     Scored,
     Setup,
     Task,
-    Unframer,
     Unscored,
-    frame,
 )
+from cosmos_core.rollout.worker_life import described, live
 from cosmos_core.types import JSON
 
 _DETAIL: Final = 500
@@ -100,7 +95,7 @@ class Worker:
         try:
             outcome = reward.score(completion)
         except Exception as error:  # noqa: BLE001 - any plugin error is an answer: this completion has no score
-            self._send(Unscored(ticket=task.ticket, timed_out=False, detail=_describe(error)))
+            self._send(Unscored(ticket=task.ticket, timed_out=False, detail=described(error)))
             return
         if inspect.isawaitable(outcome):
             self._send(Deferred(ticket=task.ticket))
@@ -117,7 +112,7 @@ class Worker:
                 value = await outcome
         except Exception as error:  # noqa: BLE001 - as above
             late = deadline.expired()
-            detail = f"no score within {timeout_s:g} s" if late else _describe(error)
+            detail = f"no score within {timeout_s:g} s" if late else described(error)
             self._send(Unscored(ticket=ticket, timed_out=late, detail=detail))
         else:
             self._send(_judged(ticket, value))
@@ -141,27 +136,5 @@ def _shown(details: Mapping[str, JSON]) -> str:
     return text[:_DETAIL]
 
 
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:_DETAIL]
-
-
-def main() -> None:
-    """Serve over the socket whose descriptor is the first argument."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = os.getppid()
-    die_with_parent(signal.SIGKILL)
-    if os.getppid() != parent:
-        return
-    with socket.socket(fileno=int(sys.argv[1])) as connection:
-        connection.setblocking(False)
-        worker = Worker(connection)
-        try:
-            asyncio.run(worker.serve())
-        except CosmosError as error:
-            worker.send_broken(str(error))
-        except ConnectionError:
-            return  # the replica is gone
-
-
 if __name__ == "__main__":
-    main()
+    live(Worker)

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from cosmos_core.errors import TransportError, WeightSyncError
+from cosmos_core.errors import AttestationError, TransportError, WeightSyncError
 from cosmos_core.protocols import CachePolicy, PauseMode, RolloutEngine
 from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.supervised import SupervisedThread
 from cosmos_core.transport.messages import Report, WeightsLoaded, WeightsRejected, WeightTarget
+from cosmos_core.weights.arrivals import Arrivals
 from cosmos_core.weights.receiver import WeightReceiver
 
 _LOG: Final = logging.getLogger(__name__)
@@ -28,8 +29,9 @@ class WeightSync:
     """Fetches each new target into the engine on a thread of its own, and reports what is loaded.
 
     Weights whose digest is not the target's are never served: the engine stays paused and the fetch is repeated until
-    it is right, or until the replica has failed for `patience_s` to load that version. An engine that cannot take
-    weights while sequences are in flight finishes them first.
+    it is right, or until the replica has failed for `patience_s` to load that version. From the second attempt on,
+    what arrives is checked tensor by tensor before it is loaded, which tells what is wrong. An engine that cannot
+    take weights while sequences are in flight finishes them first.
     """
 
     def __init__(
@@ -53,6 +55,8 @@ class WeightSync:
         self._changed: Final = threading.Condition()
         self._target: WeightTarget | None = None
         self._closed = False
+        self._doubted = -1
+        """The version that was loaded with another digest than its own, last."""
         self._thread: Final = SupervisedThread("weights", self._run)
         self.transfer_s = 0.0
 
@@ -116,30 +120,53 @@ class WeightSync:
         self._engine.begin_update(target.version)
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self._engine.abort_update)
-            with self._receiver.fetch(target, self._engine.layout(), _TIMEOUT_S) as pieces:
+            layout = self._engine.layout()
+            with self._receiver.fetch(target, layout, _TIMEOUT_S) as pieces:
+                arrivals = Arrivals(pieces.digests, layout) if self._doubted == target.version else None
                 for rank, piece, data in pieces:
                     if self._closed:
                         return
                     self._engine.write(rank, piece, data)
                     num_bytes += data.nbytes
+                    if arrivals is not None:
+                        arrivals.add(piece, data)
+                if arrivals is not None:
+                    self._check_arrivals(target, arrivals)
                 self.transfer_s = time.monotonic() - begin
                 with self._gate.changing() as may_change:
                     if may_change:
                         self._commit(target, num_bytes)
+
+    def _check_arrivals(self, target: WeightTarget, arrivals: Arrivals) -> None:
+        if wrong := arrivals.first_wrong():
+            reason = f"{wrong}: what arrived is not what was published; its source, its file or the wire is bad"
+            self._report(WeightsRejected(version=target.version, digest="", expected=target.digest, reason=reason))
+            raise WeightSyncError(reason)
+
+    def _refuse(self, target: WeightTarget, digest: str, reason: str) -> None:
+        """Serve nothing: what is loaded is not what was published."""
+        if self._doubted == target.version:
+            reason = f"{reason}; all that arrived was right, so that it went wrong in the engine"
+        self._doubted = target.version
+        self._gate.revoke()
+        self._report(WeightsRejected(version=target.version, digest=digest, expected=target.digest, reason=reason))
 
     def _commit(self, target: WeightTarget, num_bytes: int) -> None:
         paused_at = time.monotonic()
         self._engine.pause(self._pause)
         try:
             digest = self._engine.commit_update(self._cache)
+        except AttestationError as error:
+            self._refuse(target, "", str(error))
+            raise
         except WeightSyncError:
             if self._gate.loaded >= 0:  # nothing was copied: what was attested before still is
                 self._engine.resume()
             raise
         if digest != target.digest:
-            self._gate.revoke()
-            self._report(WeightsRejected(version=target.version, digest=digest, expected=target.digest))
-            raise WeightSyncError(f"what was loaded has the digest {digest}, what was published {target.digest}")
+            reason = f"what was loaded has the digest {digest}, what was published {target.digest}"
+            self._refuse(target, digest, reason)
+            raise WeightSyncError(reason)
         self._gate.confirm(target.version)
         self._engine.resume()
         self._report(

@@ -17,6 +17,7 @@ from cosmos_core.protocols import (
     AlgorithmCapabilities,
     DatasetCapabilities,
     EngineCapabilities,
+    EnvironmentCapabilities,
     ModelCapabilities,
     ModelFacts,
     Record,
@@ -66,6 +67,8 @@ class Parts:
         num_heldout_rows: Rows of the held-out split.
         measured: What some of the train rows are like.
         records: What the model's options ask the engine to record.
+        environment: Of the environment; None where the recipe has none.
+        converses: Whether the model goes on after what is not its own.
     """
 
     model: ModelCapabilities
@@ -78,6 +81,8 @@ class Parts:
     num_heldout_rows: int
     measured: Measured
     records: Sequence[Record] = ()
+    environment: EnvironmentCapabilities | None = None
+    converses: bool = True
 
 
 def problems(recipe: Recipe, parts: Parts) -> list[str]:
@@ -87,7 +92,8 @@ def problems(recipe: Recipe, parts: Parts) -> list[str]:
         found += [*_stage(recipe, parts, stage, algorithm), *_idle(recipe, stage, algorithm)]
     if parts.engine is not None:
         found += [*_payload_kinds(recipe, parts, parts.engine), *_media(recipe, parts, parts.engine)]
-    return [*found, *_records(recipe, parts)]
+        found += _quantization(recipe, parts, parts.engine)
+    return [*found, *_records(recipe, parts), *_environment(recipe, parts)]
 
 
 def emptiness(name: str, num_train_rows: int) -> Iterator[str]:
@@ -129,7 +135,7 @@ def _data(recipe: Recipe, parts: Parts) -> Iterator[str]:
             "give it some, or set evaluation.prompts = 0"
         )
     measured = parts.measured
-    if not recipe.reward and measured.num_heldout and not measured.num_heldout_demonstrations:
+    if not recipe.reward_names and measured.num_heldout and not measured.num_heldout_demonstrations:
         yield (
             f"evaluation.prompts: without rewards, the loss of held-out demonstrations is what is evaluated, but none "
             f"of the first {measured.num_heldout} held-out rows of dataset {name!r} has one; map a field to them in "
@@ -194,7 +200,7 @@ def _stage(recipe: Recipe, parts: Parts, stage: Stage, algorithm: AlgorithmCapab
         return
     if stage.key == "warmup":
         yield f"warmup.plugin: {stage.plugin!r} learns from rollouts; a warm-up must learn from demonstrations"
-    if not recipe.reward:
+    if not recipe.reward_names:
         yield f"reward: {stage.plugin!r} learns from rewards, and the recipe has none; add a [[reward]]"
     if recipe.rollout.group_size < algorithm.min_group_size:
         yield (
@@ -255,6 +261,23 @@ def _media(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator
         )
 
 
+def _quantization(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator[str]:
+    wanted = recipe.rollout.quantization
+    if wanted == "none":
+        return
+    if wanted not in engine.quantizations:
+        able = ", ".join(sorted(engine.quantizations)) or "none"
+        yield (
+            f"rollout.quantization: {wanted!r}, but engine {recipe.rollout.engine.plugin!r} does not hold weights in "
+            f"it (it has: {able}); set it to 'none', or take another engine, such as 'embedded'"
+        )
+    if not parts.facts.matrices:
+        yield (
+            f"rollout.quantization: {wanted!r}, but model plugin {recipe.model.plugin!r} names no matrices of "
+            f"{parts.facts.architecture} that it could be for (ModelFacts.matrices); set it to 'none'"
+        )
+
+
 def _records(recipe: Recipe, parts: Parts) -> Iterator[str]:
     """What the model trains on and nothing records: demonstrations have no records."""
     is_generated = any(algorithm.source == "rollouts" for _, algorithm in parts.stages)
@@ -271,3 +294,37 @@ def _records(recipe: Recipe, parts: Parts) -> Iterator[str]:
                 f"do, and {record.option} trains on its record {record.name!r}; use an engine that records, such as "
                 f"'embedded', or leave {record.option} out"
             )
+
+
+def _environment(recipe: Recipe, parts: Parts) -> Iterator[str]:
+    """What keeps the model from talking with the recipe's environment."""
+    config, capable = recipe.environment, parts.environment
+    if config is None or capable is None:
+        return
+    if parts.engine is None:
+        yield (
+            f"environment.plugin: {config.plugin!r} answers what a model generates, and nothing is generated: the "
+            "stages learn from demonstrations, and there are no rewards; remove [environment]"
+        )
+        return
+    if not parts.converses:
+        yield (
+            f"environment.plugin: {config.plugin!r} answers with observations, and the model plugin "
+            f"{recipe.model.plugin!r} does not encode any (`Conversing`); use one that does, or remove [environment]"
+        )
+    if "tokens" not in parts.engine.payload_kinds:
+        yield (
+            f"environment.plugin: dialogues are of tokens, and engine {recipe.rollout.engine.plugin!r} makes payloads "
+            f"of kind {', '.join(sorted(parts.engine.payload_kinds))}; remove [environment]"
+        )
+    if config.weight != 0.0 and not capable.rewards:
+        yield (
+            f"environment.weight: {config.weight}, but environment {config.plugin!r} gives no rewards; "
+            "set it to 0, and add a [[reward]]"
+        )
+    if parts.measured.num_with_media:
+        yield (
+            f"environment.plugin: dialogues are of text, and {parts.measured.num_with_media} of "
+            f"{parts.measured.num_rows} train rows of dataset {recipe.dataset.plugin!r} show images or videos; "
+            "take another dataset, or remove [environment]"
+        )

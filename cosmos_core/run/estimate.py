@@ -5,20 +5,23 @@ from __future__ import annotations
 from cosmos_core.config.mesh import world_size
 from cosmos_core.config.schema import Recipe
 from cosmos_core.protocols import ModelFacts
-from cosmos_core.run.memory import ITEM_SIZES
+from cosmos_core.run.memory import ITEM_SIZES, quantised_bytes, version_bytes
 
 
 def rollout_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> dict[str, int]:
     """Bytes of one rollout replica by part.
 
-    The cache is an upper bound: every sequence in flight at its longest.
+    The cache is an upper bound: every sequence in flight at its longest. An engine that computes with codes, rather
+    than with what they stand for, needs less for parameters.
     """
     item_size = ITEM_SIZES[recipe.rollout.precision]
     units = min(facts.context_length, longest_prompt + recipe.rollout.sampling.max_units)
     values = facts.cache_size or 2 * facts.num_layers * facts.hidden_size
     cache = values * item_size * units * recipe.rollout.max_in_flight
+    codes = quantised_bytes(recipe, facts)
     return {
         "parameters": item_size * facts.num_parameters,
+        **({"codes and scales": codes} if codes else {}),
         "KV cache (at most)": cache,
         "logits (estimate)": 2 * 4 * recipe.rollout.max_in_flight * facts.vocab_size,
     }
@@ -26,7 +29,7 @@ def rollout_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> di
 
 def sync_bytes(recipe: Recipe, facts: ModelFacts) -> int:
     """Bytes that one rollout replica receives for one weight version."""
-    return ITEM_SIZES[recipe.rollout.precision] * facts.num_parameters
+    return version_bytes(recipe, facts)
 
 
 def gpus(recipe: Recipe, *, uses_rollouts: bool) -> int:

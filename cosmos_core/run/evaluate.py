@@ -15,9 +15,11 @@ from cosmos_core.config.loading import load_recipe
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.plugin.roles import load_dataset
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.protocols import Dataset, Generated, Sampling
+from cosmos_core.protocols import Dataset, Sampling
+from cosmos_core.rollout.dialogue import Played
 from cosmos_core.rollout.reward_pool import Outcomes, RewardPool
 from cosmos_core.rollout.scoring import sample, to_score
+from cosmos_core.run.dialogues import play
 from cosmos_core.run.export import export_run
 from cosmos_core.run.generate import Served, run_of, serve
 from cosmos_core.types import Prompt, Sample, SampleStatus
@@ -62,7 +64,7 @@ def evaluate_model(
     """
     is_run = (source / "job.json").is_file()
     job = _job(source, recipe_path)
-    if not job.recipe.reward:
+    if not job.recipe.reward_names:
         raise ConfigError("reward: the recipe has none, so there is nothing to evaluate by")
     if not is_run:
         job = job if recipe_path is not None else _trusting(job, trust_remote_code)
@@ -124,10 +126,12 @@ def _usable(dataset: Dataset, num_rows: int) -> Iterator[Prompt]:
             continue
 
 
-def _complete(served: Served, prompts: list[Prompt], job: Job) -> list[tuple[Prompt, Generated]]:
-    """Greedy completions of the prompts that can be encoded and fit the context."""
-    fitting = []
+def _complete(served: Served, prompts: list[Prompt], job: Job) -> list[tuple[Prompt, Played]]:
+    """Greedy completions, or dialogues, of the prompts that can be encoded and fit the context."""
+    fitting, environment = [], job.recipe.environment
     for prompt in prompts:
+        if prompt.media and environment is not None:
+            continue  # dialogues are of text
         try:
             payload = served.model.encode(prompt)
         except DataError:
@@ -136,11 +140,14 @@ def _complete(served: Served, prompts: list[Prompt], job: Job) -> list[tuple[Pro
             fitting.append((prompt, payload))
     longest = job.recipe.evaluation.max_units or job.recipe.rollout.sampling.max_units
     sampling = Sampling(temperature=0.0, max_units=longest)
+    if environment is not None:
+        played = play(served, environment, fitting, sampling, seed=job.recipe.run.seed)
+        return [(prompt, each) for (prompt, _), each in zip(fitting, played, strict=True)]
     completed = served.complete([payload for _, payload in fitting], sampling, seed=job.recipe.run.seed)
-    return [(prompt, samples[0]) for (prompt, _), samples in zip(fitting, completed, strict=True)]
+    return [(prompt, Played.single(samples[0])) for (prompt, _), samples in zip(fitting, completed, strict=True)]
 
 
-def _score(served: Served, answered: list[tuple[Prompt, Generated]], job: Job, pool: RewardPool) -> list[Sample]:
+def _score(served: Served, answered: list[tuple[Prompt, Played]], job: Job, pool: RewardPool) -> list[Sample]:
     if not answered:
         return []
     done = threading.Event()
@@ -150,14 +157,18 @@ def _score(served: Served, answered: list[tuple[Prompt, Generated]], job: Job, p
         outcomes.extend(found)
         done.set()
 
-    asked = [to_score(prompt, each, served.model.decode(each.payload)) for prompt, each in answered]
+    asked = [
+        to_score(prompt, each, served.model.decode(each.generated.payload))
+        for prompt, each in answered
+        if each.status.is_scored
+    ]
     pool.submit(asked, receive)
     while not done.wait(_TICK_S):
         pool.check()
-    rewards = job.recipe.reward
+    recipe, scores = job.recipe, iter(outcomes)
     return [
-        sample(index, generated, of_each, rewards)
-        for index, ((_, generated), of_each) in enumerate(zip(answered, outcomes, strict=True))
+        sample(index, each, next(scores) if each.status.is_scored else (), recipe.reward, recipe.environment)
+        for index, (_, each) in enumerate(answered)
     ]
 
 

@@ -21,7 +21,7 @@ from cosmos_core.config.mesh import expert_shards, world_size
 from cosmos_core.config.schema import PolicyConfig, Recipe
 from cosmos_core.policy.mesh.layout import STAGES_PER_RANK
 from cosmos_core.policy.mesh.placement import layer_spans, stage_indices
-from cosmos_core.protocols import Compute, ModelFacts, ModelPart
+from cosmos_core.protocols import FORMATS, Compute, ModelFacts, ModelPart
 
 ITEM_SIZES: Final[Mapping[str, int]] = {"fp32": 4, "bf16": 2}
 OUTPUT_COPIES: Final = 3
@@ -66,6 +66,20 @@ def policy_memory(recipe: Recipe, facts: ModelFacts, *, publishes: bool = True) 
         found.append(attrs.evolve(alike[0], name=name, count=per_stage * len(alike)))
         first = last + 1
     return tuple(found)
+
+
+def version_bytes(recipe: Recipe, facts: ModelFacts) -> int:
+    """Bytes of one version of the weights as rollout replicas hold and are sent them."""
+    quantised, others = quantised_bytes(recipe, facts), facts.num_parameters
+    if quantised:
+        others -= sum(math.prod(shape) for shape in facts.matrices.values())
+    return quantised + ITEM_SIZES[recipe.rollout.precision] * others
+
+
+def quantised_bytes(recipe: Recipe, facts: ModelFacts) -> int:
+    """Bytes of the codes and scales among them."""
+    form = FORMATS.get(recipe.rollout.quantization)
+    return 0 if form is None else sum(form.nbytes(shape) for shape in facts.matrices.values())
 
 
 def num_whole(part: ModelPart, tp: int) -> int:
@@ -142,9 +156,8 @@ class _Rank:
             "logits": self._logits(parts),
             "communication": self._communication(parts),
         }
-        published = (
-            {"published weights": 2 * ITEM_SIZES[self.recipe.rollout.precision] * held} if self.publishes else {}
-        )
+        each = version_bytes(self.recipe, self.facts) / max(1, self.facts.num_parameters)
+        published = {"published weights": math.ceil(2 * each * held)} if self.publishes else {}
         is_offloaded = self.policy.parallel.cpu_offload and self.policy.device != "cpu"
         device = work if is_offloaded else {**weights, **work}
         return RankMemory(

@@ -15,9 +15,16 @@ from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import Stage, stages
 from cosmos_core.config.structure import structure, unstructure
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.plugin.roles import load_algorithm, load_dataset, load_model, load_rewards, selections
+from cosmos_core.plugin.roles import (
+    load_algorithm,
+    load_dataset,
+    load_environment,
+    load_model,
+    load_rewards,
+    selections,
+)
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.protocols import AlgorithmCapabilities, Dataset, Model, Recording, Split
+from cosmos_core.protocols import AlgorithmCapabilities, Conversing, Dataset, Model, Recording, Split
 from cosmos_core.run.checks import Measured, Parts, emptiness, problems
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.types import Prompt
@@ -82,7 +89,7 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
         StageFacts(source=algorithm.source, min_group_size=algorithm.min_group_size) for _, algorithm in parts.stages
     )
     num_evaluated = min(recipe.evaluation.prompts, sizes["heldout"])
-    scores = num_evaluated > 0 and bool(recipe.reward)
+    scores = num_evaluated > 0 and bool(recipe.reward_names)
     measures = facts[-1].source == "demonstrations" and parts.measured.num_heldout_demonstrations > 0
     planned = attrs.evolve(
         job,
@@ -218,7 +225,8 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
         load_algorithm(job, plugins, stage)  # its options and its own checks
         algorithms.append((stage, plugins.provider("algorithm", stage.plugin).capabilities))
     load_rewards(job, plugins)
-    uses_engine = bool(recipe.reward) or any(capable.source == "rollouts" for _, capable in algorithms)
+    environment = load_environment(job, plugins)
+    uses_engine = bool(recipe.reward_names) or any(capable.source == "rollouts" for _, capable in algorithms)
     return Parts(
         model=plugins.provider("model", recipe.model.plugin).capabilities,
         facts=model.facts(),
@@ -230,6 +238,8 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
         num_heldout_rows=sizes["heldout"],
         measured=_measure(model, dataset, sizes, recipe.evaluation.prompts),
         records=tuple(model.records()) if isinstance(model, Recording) else (),
+        environment=environment,
+        converses=isinstance(model, Conversing),
     )
 
 

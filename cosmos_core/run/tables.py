@@ -54,6 +54,9 @@ def _parts(plan: Plan) -> Table:
         ("dataset", recipe.dataset.plugin): _rows(parts),
     }
     described |= {("algorithm", stage.plugin): capable.source for stage, capable in parts.stages}
+    if (environment := recipe.environment) is not None:
+        paid = f", weight {environment.weight:g}" if environment.weight else ""
+        described["environment", environment.plugin] = f"up to {environment.max_turns} turns{paid}"
     described |= {("reward", config.plugin): f"weight {config.weight:g}" for config in recipe.reward}
     for record in plan.plugins:
         what = described.get((record.kind, record.name), "")
@@ -167,7 +170,8 @@ def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
     if job.uses_rollouts:
         each = sync_bytes(recipe, plan.parts.facts)
         many = f" to each of {recipe.rollout.replicas} replicas" if recipe.rollout.replicas > 1 else ""
-        yield "weight sync", f"{size(each)}{many}, every {recipe.sync.interval} step(s), {recipe.sync.transport}"
+        form = "" if recipe.rollout.quantization == "none" else f", matrices in {recipe.rollout.quantization}"
+        yield "weight sync", f"{size(each)}{form}{many}, every {recipe.sync.interval} step(s), {recipe.sync.transport}"
     yield "evaluation", _evaluation(plan)
     every = recipe.policy.checkpoint.interval
     when = f"every {every} steps, and at the end" if every else "at the end"
@@ -182,8 +186,8 @@ def _evaluation(plan: Plan) -> str:
     if not job.num_evaluation_prompts:
         return f"none ({'no held-out rows' if job.recipe.evaluation.prompts else 'evaluation.prompts is 0'})"
     when = f"every {every} steps, before and after" if every else "before and after"
-    what = "held-out prompts" if job.recipe.reward else "held-out demonstrations (their loss)"
-    if job.recipe.reward and job.num_measured_prompts:
+    what = "held-out prompts" if job.recipe.reward_names else "held-out demonstrations (their loss)"
+    if job.recipe.reward_names and job.num_measured_prompts:
         what += " (rewards, and their demonstrations' loss)"
     lacking = job.recipe.evaluation.prompts - job.num_evaluation_prompts
     return f"{job.num_evaluation_prompts} {what}{', all there are' if lacking else ''}, {when}"

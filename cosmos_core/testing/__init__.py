@@ -1,7 +1,7 @@
 """What tests of cosmos-core and of plugins stand on: the conformance kits, and the real command line.
 
-Needs pytest: `pip install "cosmos-core[testing]"`. A kit is imported when it is asked for; that of rewards needs no
-torch.
+Needs pytest: `pip install "cosmos-core[testing]"`. A kit is imported when it is asked for; those of rewards and
+environments need no torch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cosmos_core.testing.conformance.algorithm.kit import AlgorithmConformance
     from cosmos_core.testing.conformance.dataset.kit import DatasetConformance
     from cosmos_core.testing.conformance.engine.kit import EngineConformance
+    from cosmos_core.testing.conformance.environment.kit import EnvironmentConformance
     from cosmos_core.testing.conformance.hook.kit import HookConformance
     from cosmos_core.testing.conformance.model.kit import ModelConformance
     from cosmos_core.testing.conformance.plugin import fault
@@ -25,6 +26,7 @@ __all__ = [
     "CommandLine",
     "DatasetConformance",
     "EngineConformance",
+    "EnvironmentConformance",
     "HookConformance",
     "ModelConformance",
     "RewardConformance",
@@ -36,6 +38,7 @@ _HOMES: Final[Mapping[str, str]] = {
     "CommandLine": "commandline",
     "DatasetConformance": "conformance.dataset.kit",
     "EngineConformance": "conformance.engine.kit",
+    "EnvironmentConformance": "conformance.environment.kit",
     "HookConformance": "conformance.hook.kit",
     "ModelConformance": "conformance.model.kit",
     "RewardConformance": "conformance.reward.kit",

@@ -21,7 +21,7 @@ class CommandLine:
         timeout_s: Longest time that one command may take.
     """
 
-    def __init__(self, folder: Path, *, timeout_s: float = 110.0) -> None:
+    def __init__(self, folder: Path, *, timeout_s: float = 240.0) -> None:
         self.folder = folder
         self.timeout_s = timeout_s
 
@@ -47,7 +47,7 @@ class CommandLine:
             subprocess.TimeoutExpired: It took longer than `timeout_s`.
         """
         process = self.start(*arguments)
-        output, _ = process.communicate(timeout=self.timeout_s)
+        output = self._output(process)
         if process.returncode != code:
             raise AssertionError(f"cosmos {' '.join(arguments)}: exit code {process.returncode}, not {code}\n{output}")
         return output
@@ -60,6 +60,7 @@ class CommandLine:
 
         Raises:
             AssertionError: The command ended, or `timeout_s` passed, before `path` appeared.
+            subprocess.TimeoutExpired: It did not end within `timeout_s` after that.
         """
         deadline = time.monotonic() + self.timeout_s
         while not path.exists():
@@ -68,7 +69,16 @@ class CommandLine:
                 raise AssertionError(f"{path} did not appear\n{process.communicate()[0]}")
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        return process.communicate(timeout=self.timeout_s)[0]
+        return self._output(process)
+
+    def _output(self, process: subprocess.Popen[str]) -> str:
+        """What a command prints to its end; one that takes too long is ended, and the error says what it printed."""
+        try:
+            return process.communicate(timeout=self.timeout_s)[0]
+        except subprocess.TimeoutExpired as late:
+            process.kill()
+            late.add_note(process.communicate()[0])
+            raise
 
     def left_behind(self) -> Sequence[psutil.Process]:
         """Processes that still mention the folder."""

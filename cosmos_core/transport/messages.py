@@ -74,11 +74,15 @@ class WeightsLoaded:
 
 @attrs.frozen(kw_only=True)
 class WeightsRejected:
-    """What was loaded does not have the version's digest; the replica serves nothing until it does."""
+    """What was loaded does not have the version's digest; the replica serves nothing until it does.
+
+    `reason` says which tensor is wrong and where it went wrong, as far as that is known.
+    """
 
     version: int
     digest: str
     expected: str
+    reason: str = ""
 
 
 @attrs.frozen(kw_only=True)

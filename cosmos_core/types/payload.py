@@ -58,10 +58,12 @@ class Array:
 class Payload:
     """Named arrays of one kind.
 
-    Kinds used by the core, and their arrays (N = generated units, P = conditioning units):
+    Kinds used by the core, and their arrays (P = conditioning units, C = units after them, N = generated units):
 
-    - ``tokens``: ``prompt`` int32 [P], ``completion`` int32 [N], ``logprobs`` float32 [N] (the engine's,
+    - ``tokens``: ``prompt`` int32 [P], ``completion`` int32 [C], ``logprobs`` float32 [N] (the engine's,
       under the engine's declared semantics), ``versions`` int32 [N] (weight version that made each token).
+      ``decided`` bool [C] says which of the completion the model generated, where others stand between: observations
+      of an environment, which condition what follows and are never trained on. Without it all are, and C = N.
       A demonstration has ``prompt`` and ``completion`` only. A model that sees images or videos adds arrays of its own
       for what placeholders in ``prompt`` stand for.
     - ``latents``: what a diffusion engine and its model agree on; the core only moves it.

@@ -13,11 +13,15 @@ class SampleStatus(enum.StrEnum):
 
     OK = "ok"
     TRUNCATED = "truncated"
-    """Generation hit `rollout.sampling.max_units`; its reward counts, and it is counted and shown."""
+    """It hit `rollout.sampling.max_units` or another limit; its reward counts, and it is counted and shown."""
     REWARD_FAILED = "reward_failed"
     """A reward raised, or returned no finite number."""
     REWARD_TIMEOUT = "reward_timeout"
     """A reward did not answer in its `timeout_s`."""
+    ENVIRONMENT_FAILED = "environment_failed"
+    """The environment raised, answered with what cannot be used, or its process ended."""
+    ENVIRONMENT_TIMEOUT = "environment_timeout"
+    """The environment did not answer in `environment.timeout_s`."""
 
     @property
     def is_scored(self) -> bool:
@@ -37,7 +41,7 @@ class Sample:
         oldest_version: Weight version of its oldest generated unit; a sample is as stale as that.
         newest_version: Weight version of its newest generated unit.
         num_units: Generated units: tokens of a language model, denoising steps of a diffusion model.
-        num_prompt_units: Conditioning units.
+        num_prompt_units: Conditioning units: the prompt's, and those of an environment's observations.
         detail: Why it failed, or what its rewards say of its score, for people; may be empty.
     """
 

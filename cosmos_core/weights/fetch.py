@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import mmap
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -15,9 +15,11 @@ import zmq
 from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.weights import digest, planner, slices, wire
+from cosmos_core.weights.planner import Member
 from cosmos_core.weights.shards import ShardMap
 from cosmos_core.weights.snapshot import view
-from cosmos_core.weights.source import Arrived, Source
+from cosmos_core.weights.source import Arrived, Source, Wanted
+from cosmos_core.weights.topology import Place
 
 _LOGGER: Final = logging.getLogger(__name__)
 _POLL_MS: Final = 50
@@ -49,20 +51,30 @@ class Fetch:
         digests: Digest of each tensor as published; see `first_difference`.
     """
 
-    def __init__(self, version: int, wanted: ShardMap, ready: Sequence[Ready], host: str, patience: Patience) -> None:
+    def __init__(
+        self,
+        version: int,
+        wanted: ShardMap,
+        ready: Sequence[Ready],
+        *,
+        host: str,
+        patience: Patience,
+        ranks: Collection[int],
+    ) -> None:
         self.version: Final = version
         self.digests: Final[Mapping[str, int]] = ready[0].manifest.digests
         self._wanted: Final = wanted
         self._ready: Final = tuple(ready)
         self._host: Final = host
         self._patience: Final = patience
+        self._ranks: Final = ranks
 
     def first_difference(self, loaded: Mapping[str, torch.Tensor]) -> str | None:
         """The first tensor, by name, that is not loaded as it was published; None if all are."""
         return digest.first_difference(self.digests, digest.tensor_digests(loaded))
 
     def __iter__(self) -> Iterator[Arrived]:
-        """Yield every slice of the layout once.
+        """Yield every slice of the chosen ranks once.
 
         Raises:
             WeightSyncError: No source can give what is missing, or the time is over; names each source's problem.
@@ -86,16 +98,20 @@ class Fetch:
     def _assign(self, wanted: ShardMap) -> Iterator[Arrived]:
         """Ask for slices over the network, then yield those in shared memory."""
         usable = [ready for ready in self._ready if not ready.source.failure]
-        hosts = [ready.source.host for ready in usable]
-        maps = [ready.manifest.shard_map() for ready in usable]
-        transfers = planner.plan(maps, wanted, hosts=hosts, host=self._host, chunk_bytes=wire.SLICE_BYTES)
-        for index, by_rank in transfers.items():
-            if usable[index].buffer is None:
-                usable[index].source.want((rank, piece) for rank, pieces in by_rank.items() for piece in pieces)
-        for index, by_rank in transfers.items():
-            buffer = usable[index].buffer
-            if buffer is not None:
-                yield from _views(usable[index].manifest, buffer, by_rank)
+        plan = planner.Plan(
+            [Member.at(Place(host=ready.source.host), ready.manifest.shard_map()) for ready in usable],
+            [Member.at(Place(host=self._host), wanted)],
+        )
+        shares: list[list[Wanted]] = [[] for _ in usable]
+        for target, rank in ((number, rank) for number, (_, rank) in enumerate(plan.targets) if rank in self._ranks):
+            for index, pieces in plan.slices(target).items():
+                shares[index] += [(rank, piece) for piece in pieces]
+        for ready, share in zip(usable, shares, strict=True):
+            if ready.buffer is None:
+                ready.source.want(share)
+        for ready, share in zip(usable, shares, strict=True):
+            if ready.buffer is not None:
+                yield from _views(ready.manifest, ready.buffer, share)
 
     def _reassign(self, source: Source, reason: str) -> Iterator[Arrived]:
         """Ask the other sources for what one owes."""
@@ -141,13 +157,10 @@ def problems(version: int, sources: Sequence[Source]) -> str:
     return f"weights version {version} {what}: " + "; ".join(f"{s.endpoint}: {s.failure}" for s in failed)
 
 
-def _views(
-    manifest: wire.Manifest, buffer: mmap.mmap, by_rank: Mapping[int, Sequence[TensorSlice]]
-) -> Iterator[Arrived]:
+def _views(manifest: wire.Manifest, buffer: mmap.mmap, pieces: Sequence[Wanted]) -> Iterator[Arrived]:
     tensors: dict[str, list[tuple[TensorSlice, torch.Tensor]]] = {}
     for entry in manifest.entries:
         tensors.setdefault(entry.name, []).append((entry.piece, view(buffer, entry)))
-    for rank, pieces in by_rank.items():
-        for piece in pieces:
-            held, tensor = next((h, t) for h, t in tensors[piece.name] if slices.contains(h, piece))
-            yield rank, piece, tensor[slices.within(piece, held)]
+    for rank, piece in pieces:
+        held, tensor = next((h, t) for h, t in tensors[piece.name] if slices.contains(h, piece))
+        yield rank, piece, tensor[slices.within(piece, held)]

@@ -14,10 +14,17 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.weights.shards import dtype_name
-from cosmos_core.weights.snapshot import Placement
 
 Exchange: TypeAlias = Callable[[bytes], Sequence[bytes]]
 """Gives every process what each of them said, in the order of ranks; all of them call it."""
+
+
+@attrs.frozen(kw_only=True)
+class Placement:
+    """Where a rank's tensor lies in the whole one: its first index and the whole's shape."""
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -12,9 +12,11 @@ import torch
 
 from cosmos_core.transport.messages import WeightsPublished
 from cosmos_core.weights import digest, wire
+from cosmos_core.weights.held import Placement
+from cosmos_core.weights.quantisation.shares import MatrixShare
 from cosmos_core.weights.server import Published, SliceServer
-from cosmos_core.weights.shared_memory import directories_for_files, sweep
-from cosmos_core.weights.snapshot import Placement, Snapshot, take_snapshot
+from cosmos_core.weights.shared_memory import SharedFile, directories_for_files, sweep
+from cosmos_core.weights.snapshot import Snapshot, take_snapshot
 
 
 class WeightPublisher:
@@ -35,6 +37,7 @@ class WeightPublisher:
         for folder in directories_for_files() if directory is None else (directory,):
             sweep(folder)
         self._staged: Final[dict[str, Snapshot]] = {}
+        self._spare: SharedFile | None = None
         self._lock: Final = threading.Lock()
         self._server: Final = SliceServer(run_id, bind_host)
 
@@ -55,6 +58,7 @@ class WeightPublisher:
         dtype: torch.dtype | None,
         *,
         placements: Mapping[str, Placement] | None = None,
+        quantised: Mapping[str, MatrixShare] | None = None,
     ) -> Snapshot:
         """Copy the weights; training may go on as soon as it returns. Not served before `seal`.
 
@@ -63,11 +67,22 @@ class WeightPublisher:
             tensors: Canonical name -> tensor, on any device.
             dtype: The rollout's; floating-point tensors are cast to it. None: as they are.
             placements: For tensors that are a slice of a larger one, where they lie.
+            quantised: For tensors that are published as codes and scales, how.
 
         Raises:
-            WeightSyncError: There is no room for the snapshot.
+            WeightSyncError: There is no room for the snapshot, or something cannot be quantised.
         """
-        snapshot = take_snapshot(version, tensors, dtype, placements=placements, directory=self._directory)
+        with self._lock:
+            spare, self._spare = self._spare, None
+        snapshot = take_snapshot(
+            version,
+            tensors,
+            dtype,
+            placements=placements,
+            quantised=quantised,
+            directory=self._directory,
+            spare=spare,
+        )
         with self._lock:
             self._staged[snapshot.token] = snapshot
         return snapshot
@@ -102,9 +117,17 @@ class WeightPublisher:
         return self.seal(self.stage(version, tensors, dtype))
 
     def retain(self, oldest: int) -> None:
-        """Drop versions before `oldest`; receivers that mapped one keep it until they are done."""
+        """Drop versions before `oldest`; receivers that mapped one keep it until they are done.
+
+        The file of one of them is kept for the next version, which takes it if nobody reads it any more.
+        """
         for published in self._server.remove_before(oldest):
-            published.snapshot.file.close()
+            with self._lock:
+                is_kept = self._spare is None and not published.is_sent
+                if is_kept:
+                    self._spare = published.snapshot.file
+            if not is_kept:
+                published.snapshot.file.close()
 
     def close(self) -> None:
         """Stop serving and drop every version. Idempotent; happens at the end of the process at the latest."""
@@ -115,6 +138,9 @@ class WeightPublisher:
             for snapshot in self._staged.values():
                 snapshot.file.close()
             self._staged.clear()
+            if self._spare is not None:
+                self._spare.close()
+                self._spare = None
 
     def __enter__(self) -> Self:
         return self

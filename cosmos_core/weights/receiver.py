@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias
 
@@ -14,8 +14,9 @@ from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
 from cosmos_core.transport.messages import WeightTarget
-from cosmos_core.weights import digest, planner
+from cosmos_core.weights import digest
 from cosmos_core.weights.fetch import Fetch, Patience, Ready, problems, wait
+from cosmos_core.weights.planner import Member, Plan, check_agreement
 from cosmos_core.weights.shards import ShardMap
 from cosmos_core.weights.shared_memory import map_shared
 from cosmos_core.weights.source import Source
@@ -43,13 +44,18 @@ class WeightReceiver:
         self._context: Final[sockets.Context] = zmq.Context()
 
     @contextlib.contextmanager
-    def fetch(self, target: WeightTarget, layout: Layout, timeout_s: float) -> Iterator[Fetch]:
+    def fetch(
+        self, target: WeightTarget, layout: Layout, timeout_s: float, *, ranks: Collection[int] | None = None
+    ) -> Iterator[Fetch]:
         """Connect to the target's sources and yield the slices of `layout` as a `Fetch`.
+
+        Where each rank of a replica fetches for itself, they share the work as one that fetched for all would.
 
         Args:
             target: The version and who has it.
             layout: What each rank holds (`RolloutEngine.layout`).
             timeout_s: Most seconds from here to the last slice.
+            ranks: Those for which to fetch; all of the layout if absent.
 
         Raises:
             WeightSyncError: The version is gone, no source answers, what they hold does not fit the layout (the
@@ -62,7 +68,8 @@ class WeightReceiver:
         try:
             self._connect(target, found)
             ready = self._gather(target, found, wanted, patience)
-            yield Fetch(target.version, wanted, ready, self._host, patience)
+            chosen = frozenset(layout if ranks is None else ranks)
+            yield Fetch(target.version, wanted, ready, host=self._host, patience=patience, ranks=chosen)
         finally:
             for source in found:
                 source.socket.close()
@@ -98,15 +105,19 @@ class WeightReceiver:
     ) -> list[Ready]:
         """Wait until the sources that answered can give everything: those on this host alone, if they can."""
         ready: list[Ready] = []
+        num_near = 0
         waiting = list(sources)
         while waiting and time.monotonic() < patience.deadline:
             answered = wait(waiting)
             for source in answered:
                 self._learn(source, target, ready)
+            # Not as they answered: ranks that fetch for themselves shall plan from the same.
+            ready.sort(key=lambda each: sources.index(each.source))
             waiting = [source for source in waiting if source.manifest is None and not source.failure]
             near = [each for each in ready if each.buffer is not None]
-            if answered and _problem(near, wanted) is None:
+            if len(near) > num_near and _problem(near, wanted) is None:
                 return near
+            num_near = len(near)
             if all(source.silent_s > patience.stall_s for source in waiting):
                 if _problem(ready, wanted) is None:
                     return ready
@@ -147,12 +158,11 @@ def _problem(ready: Sequence[Ready], wanted: ShardMap) -> WeightSyncError | None
     """Why these sources cannot give all that is wanted, and only that; None if they can."""
     if not ready:
         return WeightSyncError("no source has answered")
+    sources = [Member(shards=each.manifest.shard_map()) for each in ready]
     published = {name for each in ready for name in each.manifest.digests}
-    surplus = sorted(published - wanted.tensors.keys())
-    if surplus:
-        return WeightSyncError(f"{surplus[0]}: published, and the engine's layout lacks it")
     try:
-        planner.plan([each.manifest.shard_map() for each in ready], wanted)
+        check_agreement([each.shards for each in sources], [wanted], published=published)
+        Plan(sources, [Member(shards=wanted)])
     except WeightSyncError as error:
         return error
     return None

@@ -22,12 +22,19 @@ _POLL_MS: Final = 100
 Answer: TypeAlias = "wire.Described | wire.Slices | wire.Gone | wire.Denied"
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.define(kw_only=True, eq=False)
 class Published:
-    """A snapshot with its manifest."""
+    """A snapshot with its manifest.
+
+    Attributes:
+        snapshot: The snapshot.
+        manifest: What receivers are told of it.
+        is_sent: Whether slices of it may have been sent, straight from its memory: sockets may then still need it.
+    """
 
     snapshot: Snapshot
     manifest: wire.Manifest
+    is_sent: bool = False
 
 
 class SliceServer:
@@ -119,6 +126,8 @@ class SliceServer:
     def _read(self, request: wire.Read) -> tuple[Answer, Sequence[memoryview]]:
         with self._lock:
             published = next((p for p in self._published.values() if p.snapshot.token == request.token), None)
+            if published is not None:
+                published.is_sent = True
         if published is None:
             return wire.Gone(request=request.request, held=self.held), ()
         reason = _excess(published.snapshot, request.pieces)

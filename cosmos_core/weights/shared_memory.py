@@ -1,7 +1,9 @@
 """One shared-memory file per snapshot: written once, mapped by receivers on the same host, unlinked when dropped.
 
 A file is locked (flock) for as long as its process lives, so that what a killed process left behind can be told from
-what is in use, whatever the process ids say.
+what is in use, whatever the process ids say. Who maps it holds a lock of another kind (OFD, on its first byte) for as
+long as the mapping lives: a file that nobody maps any more can hold another snapshot, and its pages need not be made
+anew.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import logging
 import mmap
 import os
 import re
+import struct
 import tempfile
 import weakref
 from pathlib import Path
@@ -26,6 +29,9 @@ HEADER_BYTES: Final = 64
 
 _MAGIC: Final = b"COSMOSW1"
 _PREFIX: Final = "cosmos-weights-"
+_READER: Final = fcntl.F_RDLCK
+_WRITER: Final = fcntl.F_WRLCK
+_NOBODY: Final = fcntl.F_UNLCK
 _NAME: Final = re.compile(re.escape(_PREFIX) + r"(?P<pid>\d+)-")
 
 
@@ -47,12 +53,31 @@ class SharedFile:
         name = f"{_PREFIX}{os.getpid()}-{label}-{token}"
         directories = directories_for_files() if directory is None else (directory,)
         path, fd = _allocate(directories, name, size)
-        self.path: Final = path
+        self.path = path
         # Populating at once is several times cheaper than one page fault after another.
         self.buffer: Final = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         self.buffer[:HEADER_BYTES] = _header(token)
         self.size: Final = size
-        self._finalizer: Final = weakref.finalize(self, _discard, path, fd, os.getpid())
+        self._fd: Final = fd
+        self._finalizer = weakref.finalize(self, _discard, path, fd, os.getpid())
+
+    def renew(self, *, label: str, token: str, size: int) -> bool:
+        """Become another snapshot's file: under another name and token, what it holds to be written over.
+
+        Returns:
+            Whether it did; not if it has another size, or if somebody maps it.
+        """
+        if size != self.size or not self._finalizer.alive or not _lock(self._fd, _WRITER):
+            return False
+        # Whoever has opened it under its old name, and not mapped it yet, will find another token in it.
+        path = self.path.with_name(f"{_PREFIX}{os.getpid()}-{label}-{token}")
+        self.path.rename(path)
+        self._finalizer.detach()
+        self.path = path
+        self._finalizer = weakref.finalize(self, _discard, path, self._fd, os.getpid())
+        self.buffer[:HEADER_BYTES] = _header(token)
+        _lock(self._fd, _NOBODY)
+        return True
 
     def close(self) -> None:
         """Unlink the file; its memory is freed when the last mapping goes. Idempotent."""
@@ -69,6 +94,9 @@ def map_shared(path: str, *, token: str, size: int) -> mmap.mmap | None:
             if os.fstat(file.fileno()).st_size != size:
                 return None
             mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+            # The mapping has a descriptor of its own of the same opening, which keeps the lock.
+            if not _lock(file.fileno(), _READER):
+                return None
     except OSError:
         return None
     return mapped if mapped[:HEADER_BYTES] == _header(token) else None
@@ -91,6 +119,22 @@ def sweep(directory: Path) -> list[Path]:
                 path.unlink()
                 swept.append(path)
     return swept
+
+
+def _lock(fd: int, kind: int) -> bool:
+    """Lock a file's first byte for one opening of it, or unlock it; whether that could be done.
+
+    Where there are no such locks, readers need none and writers get none.
+    """
+    command = getattr(fcntl, "F_OFD_SETLK", None)
+    if command is None:
+        return kind != _WRITER
+    try:
+        # struct flock of 64-bit Linux: type, whence, start, length, process (none: the lock is the opening's).
+        fcntl.fcntl(fd, command, struct.pack("@hhqqi4x", kind, os.SEEK_SET, 0, 1, 0))
+    except OSError:
+        return False
+    return True
 
 
 def _header(token: str) -> bytes:

@@ -39,6 +39,12 @@ def subtract(piece: TensorSlice, hole: TensorSlice) -> list[TensorSlice]:
     return rest
 
 
+def without(piece: TensorSlice, other: TensorSlice) -> list[TensorSlice]:
+    """Disjoint slices that make up what `piece` has, and another slice of its tensor has not."""
+    common = overlap(piece, other)
+    return [piece] if common is None else subtract(piece, common)
+
+
 def chunks(piece: TensorSlice, limit: int) -> list[TensorSlice]:
     """Split along the outermost dims into slices of at most `limit` elements, which stay contiguous in the tensor."""
     if size(piece) <= limit:

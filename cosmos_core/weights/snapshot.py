@@ -15,19 +15,14 @@ import torch
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import add_digests, tensor_digest
+from cosmos_core.weights.held import Placement
+from cosmos_core.weights.quantisation.codec import copy_exactly
+from cosmos_core.weights.quantisation.shares import MatrixShare, Part
 from cosmos_core.weights.shards import cast, dtype_name, torch_dtype
 from cosmos_core.weights.shared_memory import HEADER_BYTES, SharedFile
 from cosmos_core.weights.wire import Entry
 
 _ALIGNMENT: Final = 64
-
-
-@attrs.frozen(kw_only=True)
-class Placement:
-    """Where a rank's tensor lies in the whole one: its first index and the whole's shape."""
-
-    start: tuple[int, ...]
-    shape: tuple[int, ...]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -81,26 +76,41 @@ def take_snapshot(
     dtype: torch.dtype | None,
     *,
     placements: Mapping[str, Placement] | None = None,
+    quantised: Mapping[str, MatrixShare] | None = None,
     directory: Path | None = None,
+    spare: SharedFile | None = None,
 ) -> Snapshot:
-    """Copy tensors into a new shared-memory file; returns when the originals may change again.
+    """Copy tensors into a shared-memory file; returns when the originals may change again.
 
     Args:
         version: Weight version.
         tensors: This rank's tensors by canonical name, on any device.
         dtype: What floating-point tensors are cast to on the way; None leaves them as they are.
         placements: Where they lie, for those that are a slice of a larger tensor.
+        quantised: For those that are held as codes and scales, how.
         directory: Where to make the file; shared memory if absent.
+        spare: The file of a snapshot that is not needed any more, to be used if it can be, else closed.
 
     Raises:
-        WeightSyncError: There is no room for the snapshot.
+        WeightSyncError: There is no room for the snapshot, or something cannot be quantised.
     """
-    token = secrets.token_hex(16)
-    entries = tuple(_lay_out(tensors, dtype, placements or {}))
+    token, shares = secrets.token_hex(16), quantised or {}
+    parts = {
+        name: shares[name].parts() if name in shares else (_plain(name, tensor, dtype, (placements or {}).get(name)),)
+        for name, tensor in tensors.items()
+    }
+    entries = tuple(_lay_out(part for made in parts.values() for part in made))
     size = entries[-1].offset + entries[-1].nbytes if entries else HEADER_BYTES
-    file = SharedFile(label=f"v{version}", token=token, size=size, directory=directory)
-    for entry in entries:
-        view(file.buffer, entry).copy_(tensors[entry.name].detach())
+    file = _file(spare, label=f"v{version}", token=token, size=size, directory=directory)
+    rest = iter(entries)
+    try:
+        for name, tensor in tensors.items():
+            content = shares[name].quantise(tensor.detach()) if name in shares else (tensor.detach(),)
+            for entry, data in zip((next(rest) for _ in parts[name]), content, strict=True):
+                copy_exactly(view(file.buffer, entry), data)
+    except BaseException:
+        file.close()
+        raise
     return Snapshot(version=version, token=token, entries=entries, file=file)
 
 
@@ -113,19 +123,29 @@ def view(buffer: mmap.mmap, entry: Entry) -> torch.Tensor:
     return torch.frombuffer(buffer, dtype=dtype, count=count, offset=entry.offset).view(entry.size)
 
 
-def _lay_out(
-    tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None, placements: Mapping[str, Placement]
-) -> Iterable[Entry]:
+def _file(spare: SharedFile | None, *, label: str, token: str, size: int, directory: Path | None) -> SharedFile:
+    if spare is not None and spare.renew(label=label, token=token, size=size):
+        return spare
+    if spare is not None:
+        spare.close()
+    return SharedFile(label=label, token=token, size=size, directory=directory)
+
+
+def _plain(name: str, tensor: torch.Tensor, dtype: torch.dtype | None, placement: Placement | None) -> Part:
+    size = tuple(tensor.shape)
+    placed = Placement(start=(0,) * len(size), shape=size) if placement is None else placement
+    return Part(name=name, dtype=dtype_name(cast(tensor, dtype)), shape=placed.shape, start=placed.start, size=size)
+
+
+def _lay_out(parts: Iterable[Part]) -> Iterable[Entry]:
     end = HEADER_BYTES
-    for name, tensor in tensors.items():
-        size = tuple(tensor.shape)
-        placement = placements.get(name, Placement(start=(0,) * len(size), shape=size))
+    for part in parts:
         entry = Entry(
-            name=name,
-            shape=placement.shape,
-            dtype=dtype_name(cast(tensor, dtype)),
-            start=placement.start,
-            size=size,
+            name=part.name,
+            shape=part.shape,
+            dtype=part.dtype,
+            start=part.start,
+            size=part.size,
             offset=-(-end // _ALIGNMENT) * _ALIGNMENT,
         )
         end = entry.offset + entry.nbytes

@@ -141,7 +141,7 @@ def _batches(pieces: Iterable[Wanted], facts: dict[str, TensorFacts]) -> Iterabl
     """Requests of bounded size."""
     batch: list[Wanted] = []
     nbytes = 0
-    for rank, piece in pieces:
+    for rank, piece in _chunks(pieces, facts):
         more = slices.size(piece) * facts[piece.name].itemsize
         if batch and (nbytes + more > wire.REQUEST_BYTES or len(batch) == wire.REQUEST_SLICES):
             yield batch
@@ -150,6 +150,13 @@ def _batches(pieces: Iterable[Wanted], facts: dict[str, TensorFacts]) -> Iterabl
         nbytes += more
     if batch:
         yield batch
+
+
+def _chunks(pieces: Iterable[Wanted], facts: dict[str, TensorFacts]) -> Iterable[Wanted]:
+    """Slices of bounded size."""
+    for rank, piece in pieces:
+        limit = max(1, wire.SLICE_BYTES // facts[piece.name].itemsize)
+        yield from ((rank, chunk) for chunk in slices.chunks(piece, limit))
 
 
 def _receive_frames(socket: sockets.Socket, parts: int) -> list[zmq.Frame]:

@@ -14,7 +14,12 @@ from cosmos_core.protocols import KINDS
 from cosmos_core.testing.conformance.plugin import PluginConformance
 
 ROOT = Path(__file__).parents[2]
-MODULES = [*ROOT.glob("plugins/*/*/tests/test_conformance.py"), *ROOT.glob("tests/contract/test_*_conformance.py")]
+PLACES = (
+    "plugins/*/*/tests/test_conformance.py",
+    "tests/contract/test_*_conformance.py",
+    "tests/vllm/test_*_conformance.py",
+)
+MODULES = [file for place in PLACES for file in ROOT.glob(place)]
 KITS = {kind: getattr(testing, f"{kind.capitalize()}Conformance") for kind in KINDS}
 
 

@@ -13,7 +13,7 @@ from cosmos_core.policy.modeling.tokenizer import train_byte_bpe
 from cosmos_core.testing import CommandLine
 
 Arguments = Callable[..., list[str]]
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 
 def refused(cosmos: CommandLine, arithmetic: Arguments, *overrides: str, code: int = 2) -> str:

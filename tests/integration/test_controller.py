@@ -42,7 +42,7 @@ from cosmos_core.transport import sockets
 from cosmos_core.transport.messages import WIRE_VERSION, Command, Hello, Notices, Refused, Watch
 from cosmos_core.transport.wire import DOWN, UP
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 def make_job(directory: Path, *, steps: int = 4, mode: str = "async", **control) -> Job:

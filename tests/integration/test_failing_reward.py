@@ -33,7 +33,7 @@ def cosmos_reward():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_failing_rewards_are_counted_and_left_out(
     cosmos: CommandLine,
     arithmetic: Callable[..., list[str]],

@@ -25,7 +25,7 @@ def cosmos(*arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_the_recipe_runs_end_to_end(tmp_path):
     done = cosmos(
         "run",

@@ -11,7 +11,7 @@ import pytest
 from cosmos_core.testing import CommandLine
 
 Arguments = Callable[..., list[str]]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def summary(folder: Path) -> dict[str, object]:

@@ -40,7 +40,7 @@ def state_of(job, step):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_one_replica_resumed_has_the_bits_of_one_never_interrupted_and_two_agree(run, imitation, tmp_path):
     whole = imitation(tmp_path / "whole")
     run(whole)

@@ -15,7 +15,7 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.mesh import world_size
 from cosmos_core.controller.journal import entries
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 SIZE = 2
 ENDLESS = (f"policy.mesh.dp_shard={SIZE}", "run.steps=1000000", "policy.checkpoint.interval=1000000")

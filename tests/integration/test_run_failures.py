@@ -16,7 +16,7 @@ import pytest
 from cosmos_core.testing import CommandLine
 
 Arguments = Callable[..., list[str]]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 ENDLESS = ("warmup.steps=100000",)
 

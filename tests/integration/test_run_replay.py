@@ -15,7 +15,7 @@ from cosmos_core.controller.journal import replay
 from cosmos_core.testing import CommandLine
 from tests.integration.whim import SOURCE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 SETTINGS = (
     "warmup.steps=1",

@@ -13,7 +13,7 @@ import pytest
 from cosmos_core.controller.journal import replay
 from cosmos_core.testing import CommandLine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 SETTINGS = (
     "warmup.steps=150",

@@ -10,7 +10,7 @@ import pytest
 from cosmos_core.controller.journal import replay
 from cosmos_core.testing import CommandLine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "grpo-vision.toml"
 SETTINGS = ("run.steps=6", "evaluation.prompts=16", "policy.prompts_per_step=8", "sync.mode=sync")

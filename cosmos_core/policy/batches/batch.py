@@ -167,12 +167,24 @@ def rollout_sequences(
 
 
 def _is_held(item: Wanted, payloads: Mapping[int, Sequence[Payload]]) -> bool:
-    """Whether a sample's payload is there; of tokens, with one recorded value for each."""
+    """Whether a sample's payload is there; of tokens, with one recorded value for each decision."""
     held = payloads.get(item.group.lease, ())
     if len(held) != len(item.group.samples):
         return False
     payload = held[item.place]
     if payload.kind != "tokens":
         return True
-    recorded = [payload.arrays.get(name) for name in ("completion", "logprobs", "versions")]
-    return all(array is not None and array.shape == (item.sample.num_units,) for array in recorded)
+    recorded = [payload.arrays.get(name) for name in ("logprobs", "versions")]
+    return _num_decided(payload) == item.sample.num_units and all(
+        array is not None and array.shape == (item.sample.num_units,) for array in recorded
+    )
+
+
+def _num_decided(payload: Payload) -> int | None:
+    """Units of the completion that the model decided; None where the payload does not say it of each."""
+    completion, decided = payload.arrays.get("completion"), payload.arrays.get("decided")
+    if completion is None or len(completion.shape) != 1:
+        return None
+    if decided is None:
+        return completion.shape[0]
+    return bytes(decided.data).count(1) if (decided.dtype, decided.shape) == ("bool", completion.shape) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import attrs
 from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -16,9 +16,11 @@ from cosmos_core.policy.modeling.tokenizer import default_template, load_tokeniz
 from cosmos_core.policy.modeling.tokens import tokens_payload, values
 from cosmos_core.policy.modeling.weights import loading
 from cosmos_core.protocols import ModelContext
-from cosmos_core.types import JSON, Payload, Prompt
+from cosmos_core.types import JSON, Message, Payload, Prompt
 
 GENERATION_FILE = "generation_config.json"
+_ANSWER: Final = "%answer%"
+"""Stands for the model's own turn where the template is asked what follows one."""
 
 
 @attrs.frozen(kw_only=True)
@@ -116,6 +118,27 @@ class TextEncoding:
         ids = self.tokenizer(prompt.demonstration, add_special_tokens=False)["input_ids"]
         end_id = None if isinstance(prompt.text, str) else self.tokenizer.get_vocab().get(self.turn_end or "")
         return [*ids, self.stop_id() if end_id is None else end_id]
+
+    def encode_observation(self, prompt: Prompt, written: Sequence[int], observation: str) -> list[int]:
+        """Plain text as it is; in a chat, the rest of the model's turn and a turn of the user, by the template.
+
+        Raises:
+            DataError: The template does not take such turns.
+        """
+        if isinstance(prompt.text, str):
+            plain: list[int] = self.tokenizer(observation, add_special_tokens=False)["input_ids"]
+            return plain
+        mark = _ANSWER
+        while mark in observation:
+            mark += _ANSWER
+        turns = (*prompt.text, Message(role="assistant", content=mark), Message(role="user", content=observation))
+        _, answer, rest = self.chat_text(attrs.evolve(prompt, text=turns)).rpartition(mark)
+        if not answer:
+            raise DataError("the chat template leaves out the model's turn before the user's; it cannot go on")
+        ids: list[int] = self.tokenizer(rest, add_special_tokens=False)["input_ids"]
+        # The model has ended its turn itself, perhaps with another of its stop tokens.
+        ends_twice = bool(ids and written) and (ids[0] == written[-1] or {ids[0], written[-1]} <= self.stop_ids())
+        return ids[1:] if ends_twice else ids
 
     @property
     def chat_template(self) -> str | None:

@@ -168,6 +168,32 @@ def _expert_names(module: PreTrainedModel) -> frozenset[str]:
     )
 
 
+def matrices_of(module: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    """Weights that rollout replicas may hold in few bits, by canonical name: those of the layers' linear layers.
+
+    Of stacked experts, too, [experts, out, in]; those that lie transposed stay, and so does what chooses or weighs
+    experts: a linear layer right beside them.
+
+    Args:
+        module: On any device.
+    """
+    anatomy = Anatomy.of(module)
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    blocks = () if anatomy is None else anatomy.layers.named_modules(prefix=anatomy.name)
+    names = [name for prefix, block in blocks for name in _matrices_in(prefix, block)]
+    # Of tied ones only the first travels.
+    return {name: shapes[name] for name in names if name in shapes}
+
+
+def _matrices_in(prefix: str, block: nn.Module) -> Iterator[str]:
+    has_experts = any(is_experts(child) for child in block.children())
+    for name, child in block.named_children():
+        if isinstance(child, nn.Linear) and not has_experts:
+            yield f"{prefix}.{name}.weight"
+        elif is_experts(child) and getattr(child, "is_transposed", None) is False:
+            yield from (f"{prefix}.{name}.{key}" for key, value in own_parameters(child).items() if value.dim() == 3)
+
+
 def cache_values(config: PretrainedConfig) -> int:
     """Values that generation caches for one unit: keys and values of every layer; 0 where the config does not say."""
     heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)

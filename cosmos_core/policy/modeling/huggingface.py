@@ -127,6 +127,7 @@ class HuggingFaceModel(TextEncoding):
             most_outputs=head.CHUNK_ELEMENTS,
             absent_weights=absent,
             linear_layers=frozenset(candidates(shell)),
+            matrices=facts.matrices_of(shell),
             # Last: the shell is of no use afterwards.
             parts=facts.parts_and_kept(shell, self._forward_of_text, overrides),
         )

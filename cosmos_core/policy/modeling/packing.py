@@ -1,8 +1,9 @@
 """Sequences of different lengths side by side in one row; padding, where a layout needs it, is a document apart.
 
-Shape legend: U units of the row, S sequences of it, N decisions of it.
+Shape legend: U units of the row, N decisions of it; P prompt and C completion units of a sequence.
 
-A sequence of P prompt and N completion tokens takes P + N - 1 places: its last token predicts nothing.
+A sequence of P prompt and C completion tokens takes P + C - 1 places: its last token predicts nothing. Of the
+completion, what an environment wrote conditions, and is no decision.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+import attrs
 import numpy as np
 import torch
 
 from cosmos_core.errors import DataError
-from cosmos_core.policy.modeling.tokens import values
+from cosmos_core.policy.modeling.tokens import decided, values
 from cosmos_core.protocols import MicroBatch
 from cosmos_core.types import Payload
 
@@ -66,20 +68,39 @@ def pack(payloads: Sequence[Payload], *, budget: int, multiple: int = 1, is_unif
         is_uniform: Whether all are padded to one size, of a few that the budget allows.
 
     Raises:
-        DataError: A payload is no token payload, has an empty prompt, or alone exceeds the budget.
+        DataError: A payload is no token payload, has an empty prompt, does not say of each unit whether it was
+            decided, or alone exceeds the budget.
     """
-    prompts = [values(payload, "prompt") for payload in payloads]
-    completions = [values(payload, "completion") for payload in payloads]
-    for index, prompt in enumerate(prompts):
-        if not len(prompt):
+    sequences = [_Sequence.of(payload) for payload in payloads]
+    for index, sequence in enumerate(sequences):
+        if not len(sequence.prompt_P):
             raise DataError(f"payload {index} has an empty prompt: the first completion token has nothing to follow")
-    lengths = [max(len(p) + len(c) - 1, 1) for p, c in zip(prompts, completions, strict=True)]
+    lengths = [sequence.num_units for sequence in sequences]
     bins = fill_bins(lengths, budget)
     sizes = padded_sizes([sum(lengths[i] for i in members) for members in bins], budget, multiple, is_uniform)
-    return [
-        _lay_out(members, prompts, completions, [lengths[i] for i in members], size)
-        for members, size in zip(bins, sizes, strict=True)
-    ]
+    return [_lay_out(members, sequences, size) for members, size in zip(bins, sizes, strict=True)]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Sequence:
+    """A payload, as arrays; `decisions_N` are places in the completion."""
+
+    prompt_P: np.ndarray
+    completion_C: np.ndarray
+    decisions_N: np.ndarray
+
+    @staticmethod
+    def of(payload: Payload) -> _Sequence:
+        return _Sequence(
+            prompt_P=values(payload, "prompt"),
+            completion_C=values(payload, "completion"),
+            decisions_N=np.flatnonzero(decided(payload)),
+        )
+
+    @property
+    def num_units(self) -> int:
+        """Places that it takes."""
+        return max(len(self.prompt_P) + len(self.completion_C) - 1, 1)
 
 
 def padded_sizes(sizes: Sequence[int], budget: int, multiple: int, is_uniform: bool) -> list[int]:
@@ -94,15 +115,14 @@ def _round_up(number: int, multiple: int) -> int:
     return math.ceil(number / multiple) * multiple
 
 
-def _lay_out(
-    members: list[int], prompts: Sequence[np.ndarray], completions: Sequence[np.ndarray], sizes: list[int], units: int
-) -> MicroBatch:
+def _lay_out(members: list[int], sequences: Sequence[_Sequence], units: int) -> MicroBatch:
+    packed = [sequences[index] for index in members]
+    sizes = [sequence.num_units for sequence in packed]
     starts = np.cumsum([0, *sizes])
     padding = units - int(starts[-1])
-    tokens = [np.concatenate((prompts[i], completions[i]))[:size] for i, size in zip(members, sizes, strict=True)]
+    tokens = [np.concatenate((each.prompt_P, each.completion_C))[: each.num_units] for each in packed]
     decisions = [
-        np.arange(len(completions[i])) + (start + len(prompts[i]) - 1)
-        for i, start in zip(members, starts[:-1], strict=True)
+        each.decisions_N + (start + len(each.prompt_P) - 1) for each, start in zip(packed, starts[:-1], strict=True)
     ]
     documents = [*sizes, padding] if padding else sizes
     inputs = {
@@ -110,11 +130,11 @@ def _lay_out(
         "positions": np.concatenate([np.arange(size) for size in documents]),
         "lengths": np.asarray(documents),
         "decisions": np.concatenate(decisions),
-        "targets": np.concatenate([completions[i] for i in members]),
+        "targets": np.concatenate([each.completion_C[each.decisions_N] for each in packed]),
     }
     return MicroBatch(
         sequences=tuple(members),
-        num_decisions=tuple(len(completions[i]) for i in members),
+        num_decisions=tuple(len(each.decisions_N) for each in packed),
         num_units=units,
         inputs={name: torch.from_numpy(np.asarray(array, dtype=np.int64)) for name, array in inputs.items()},
     )

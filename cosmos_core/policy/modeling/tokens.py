@@ -46,6 +46,23 @@ def values(payload: Payload, name: str) -> npt.NDArray[np.generic]:
     return np.frombuffer(array.data, dtype=np.dtype(array.dtype))
 
 
+def decided(payload: Payload) -> npt.NDArray[np.bool_]:
+    """Which units of the completion the model decided, bool [C]: all, unless the payload says otherwise.
+
+    Raises:
+        DataError: It does not say so of each unit.
+    """
+    shape = values(payload, "completion").shape
+    if "decided" not in payload.arrays:
+        return np.ones(shape, np.bool_)
+    told = values(payload, "decided")
+    if told.dtype != np.bool_ or told.shape != shape:
+        raise DataError(
+            f"`decided` is {told.dtype} {list(told.shape)} of a completion {list(shape)}; it is one bool a unit"
+        )
+    return told.astype(np.bool_, copy=False)
+
+
 def view(payload: Payload, name: str) -> npt.NDArray[np.generic]:
     """A read-only view of the array `name`, in its shape.
 

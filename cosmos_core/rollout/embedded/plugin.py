@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cosmos_core.protocols import EngineCapabilities, EngineContext, Provider, RolloutEngine, hookimpl
+from cosmos_core.protocols import FORMATS, EngineCapabilities, EngineContext, Provider, RolloutEngine, hookimpl
 from cosmos_core.rollout.embedded.options import EmbeddedOptions
 
 
@@ -19,5 +19,7 @@ def cosmos_engine() -> Provider[RolloutEngine]:
     return Provider(
         create=_create,
         options=EmbeddedOptions,
-        capabilities=EngineCapabilities(media=True, records=True, prefix_sharing=True),
+        capabilities=EngineCapabilities(
+            media=True, records=True, prefix_sharing=True, quantizations=frozenset(FORMATS.keys())
+        ),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ import torch
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.weights import slices
+from cosmos_core.weights.quantisation import copy_exactly
 from cosmos_core.weights.shards import dtype_name
 
 
@@ -61,6 +62,11 @@ class Update:
                 f"written, the first is {lacking[0]!r}"
             )
 
+    def pieces(self) -> Iterator[tuple[TensorSlice, torch.Tensor]]:
+        """What was written, in any order."""
+        for pieces in self._pieces.values():
+            yield from pieces
+
     def apply(self) -> None:
         """Copy everything in."""
         with torch.no_grad():
@@ -69,7 +75,7 @@ class Update:
                     box = tuple(
                         slice(start, start + size) for start, size in zip(piece.start, piece.shape, strict=True)
                     )
-                    self._tensors[name][box].copy_(data)
+                    copy_exactly(self._tensors[name][box], data)
 
 
 def _covers(pieces: Sequence[TensorSlice], shape: tuple[int, ...]) -> bool:

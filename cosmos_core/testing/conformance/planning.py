@@ -10,6 +10,7 @@ from cosmos_core.protocols import (
     AlgorithmCapabilities,
     DatasetCapabilities,
     EngineCapabilities,
+    EnvironmentCapabilities,
     ModelCapabilities,
     ModelFacts,
     RewardCapabilities,
@@ -36,6 +37,7 @@ def planned(
     reward: RewardCapabilities,
     engine: EngineCapabilities,
     dataset: DatasetCapabilities,
+    environment: EnvironmentCapabilities | None = None,
 ) -> list[str]:
     """What is wrong with a recipe whose parts can do this; its model takes what the engine makes."""
     parts = Parts(
@@ -48,5 +50,6 @@ def planned(
         num_train_rows=10,
         num_heldout_rows=10,
         measured=Measured(num_rows=10, num_demonstrations=10, shortest_prompt=4, longest_prompt=8),
+        environment=environment,
     )
     return problems(recipe, parts)

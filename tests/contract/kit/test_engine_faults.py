@@ -176,6 +176,27 @@ PLANTED = {
             return {0: super().layout()[0][:-1]}
         """,
     ),
+    "holds-matrices-whole": Fault(
+        "test_the_layout_names_codes_and_scales[fp8]",
+        "it is published as TensorFacts(shape=(32, 48), dtype='float8_e4m3fn')",
+        """
+        def start(self):
+            self._context = attrs.evolve(self._context, quantization="none")
+            super().start()
+        """,
+        "quantizations=frozenset({'fp8'})",
+    ),
+    "computes-with-the-matrices-of-before": Fault(
+        "test_quantised_weights_are_loaded_attested_and_computed_with[nvfp4]",
+        "log-probs are not the trainer's: unit",
+        """
+        def _apply(self, update, cache):
+            self._loaded.settle = lambda: None
+            self._loaded._matrices = {}
+            return super()._apply(update, cache)
+        """,
+        "quantizations=frozenset({'nvfp4'})",
+    ),
     "attests-nothing": Fault(
         "test_an_update_is_loaded_and_attested",
         "commit_update() gave the digest 'fine'",
@@ -429,7 +450,8 @@ def module(fault):
 
 @pytest.fixture(scope="module")
 def outcomes(run_kit):
-    modules = {"good": MODULE.format(body="    pass", capabilities="records=True, prefix_sharing=True")}
+    declared = "records=True, prefix_sharing=True, quantizations=frozenset({'fp8', 'mxfp8', 'mxfp4', 'nvfp4'})"
+    modules = {"good": MODULE.format(body="    pass", capabilities=declared)}
     bodies = {"good": only(fault.test for fault in PLANTED.values())}
     for name, fault in PLANTED.items():
         modules[name] = module(fault)

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from cosmos_core.protocols import FORMATS
+
 HERE = Path(__file__).parent
 HEADER = """
 from faulty_engine_denoiser import Denoiser
@@ -30,4 +32,7 @@ def test_an_engine_of_latents_passes(run_kit):
     bodies = {"denoiser": "__test__ = False\n"}
     outcomes = run_kit("engine", modules, header=HEADER, body=BODY, bodies=bodies)["latents"]
     assert [(each.test, each.message) for each in outcomes if each.result == "failed"] == []
-    assert {each.message for each in outcomes if each.result == "skipped"} == {"not declared: payload kind tokens"}
+    assert {each.message for each in outcomes if each.result == "skipped"} == {
+        "not declared: payload kind tokens",
+        *(f"not declared: quantization {name}" for name in FORMATS),
+    }

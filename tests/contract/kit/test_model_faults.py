@@ -244,6 +244,11 @@ BUILDING = {
         "test_facts_agree_with_the_module",
         "(tied parameters counted once)",
     ),
+    "matrix-of-another-name": (
+        facts("matrices={'layers.0.mlp.up_proj.weight': (4, 4)}"),
+        "test_matrices_are_weights_of_the_module",
+        "and the module has no such tensor; name weights of [..., rows, columns]",
+    ),
     "small-tokenizer": (
         facts("tokenizer_size=20"),
         "test_every_token_id_has_a_row_in_the_embedding",
@@ -377,7 +382,41 @@ ENCODING = {
         "another process makes other encodings",
     ),
 }
-PLANTED = {**DECISIONS, **GRADIENTS, **WEIGHTS, **BUILDING, **PACKING, **ENCODING}
+OWN_OBSERVATION = "super().encode_observation(prompt, written, observation)"
+
+
+def observation(expression):
+    """An `encode_observation` that gives something else than the family's own."""
+    return family(f"def encode_observation(self, prompt, written, observation):\n    return {expression}")
+
+
+CONVERSING = {
+    "prices-observations": (
+        family(
+            """
+            def pack(self, payloads, **how):
+                bare = [
+                    attrs.evolve(each, arrays={name: each.arrays[name] for name in each.arrays if name != "decided"})
+                    for each in payloads
+                ]
+                return super().pack(bare, **how)
+            """
+        ),
+        "test_only_what_was_decided_is_priced",
+        "leave out those that the array `decided` says are not the model's",
+    ),
+    "forgets-observations": (
+        observation("[]"),
+        "test_an_observation_is_encoded_to_what_it_says",
+        "encode_observation() of 'How many apples now? 7+5=12' after 'How many?' decodes to ''",
+    ),
+    "ends-its-turn-twice": (
+        observation(f"[written[-1], *{OWN_OBSERVATION}]"),
+        "test_an_observation_is_encoded_to_what_it_says",
+        "with which the model has just ended its turn",
+    ),
+}
+PLANTED = {**CONVERSING, **DECISIONS, **GRADIENTS, **WEIGHTS, **BUILDING, **PACKING, **ENCODING}
 
 
 HEADER = """
@@ -448,6 +487,8 @@ def test_a_good_model_without_tokens_passes(outcomes):
         "not given: none of the kit's payloads"
     )
     assert {name: rest.pop(name) for name in NOT_DECLARED} == NOT_DECLARED
+    talks = {test for _, test, _ in CONVERSING.values()}
+    assert {rest.pop(name) for name in talks} == {"not declared: the model has no `encode_observation` (`Conversing`)"}
     assert rest.keys() == {each.test for each in outcomes["latent"] if each.test.startswith("test_a_demonstration_")}
     assert set(rest.values()) == {"not given: no row of `prompts` has a demonstration"}
 

@@ -80,11 +80,12 @@ def test_options_reach_the_recipe(capsys, monkeypatch):
         raise ConfigError("enough")
 
     monkeypatch.setattr("cosmos_core.config.loading.load_recipe", load)
-    call(capsys, "run", "--algorithm", "grpo", "--reward", "math", "--set", "run.steps=3", "--name", "123")
+    chosen = ("--algorithm", "grpo", "--reward", "math", "--environment", "e")
+    call(capsys, "run", *chosen, "--set", "run.steps=3", "--name", "123")
     assert seen == {
         "path": None,
         "overrides": ["run.steps=3", 'run.name="123"'],
-        "selections": {"algorithm": "grpo", "reward": "math"},
+        "selections": {"algorithm": "grpo", "reward": "math", "environment": "e"},
     }
 
 

@@ -117,7 +117,7 @@ def test_a_list_of_thirty_reads_their_metadata_once_and_imports_none(make_distri
 def test_metadata_that_cannot_be_decoded_does_not_break_the_list(run, short, make_distribution):
     folder = make_distribution("acme-b", entries={})
     (folder / "acme_b-1.0.dist-info" / "METADATA").write_bytes(b"Name: acme-b\nVersion: 1.0\nAuthor: Ren\xe9\n")
-    assert "reward     short" in run("list")
+    assert "reward       short" in run("list")
 
 
 def test_a_wrong_kind_is_refused():

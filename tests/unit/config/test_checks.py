@@ -25,6 +25,11 @@ def load(*overrides: str):
         (["model.config={hidden_size=8}"], "model.path: given .* besides model.config"),
         (["model={}"], "neither model.path nor model.config"),
         (['reward=[{plugin="a"}, {plugin="a"}]'], "a is listed 2 times"),
+        (
+            ["environment.plugin=a", 'reward=[{plugin="a"}]'],
+            "environment.plugin: a is the name of a reward, too",
+        ),
+        (["environment={plugin='a', max_turns=0}"], "environment.max_turns: must be >= 1, got 0"),
         (["sync.mode=sync", "sync.interval=2"], "sync.interval: .*lag up to 1, more than the 0"),
         (["sync.interval=4", "sync.max_staleness=2"], "lag up to 3, more than the 2"),
         (["policy.parallel.cpu_offload=true", "policy.mesh.dp_shard=2", "policy.device=cpu"], "CPU memory already"),

@@ -79,6 +79,12 @@ def test_selected_rewards_take_the_place_of_the_recipes():
     assert data["reward"] == [{"plugin": "math", "weight": 2.0}, {"plugin": "style"}]
 
 
+def test_an_environment_is_selected_like_any_other_plugin():
+    data = {"environment": {"plugin": "game", "max_turns": 3, "options": {"x": 1}}}
+    apply_selections(data, {"environment": "calculator"})
+    assert data == {"environment": {"plugin": "calculator", "max_turns": 3}}
+
+
 @pytest.mark.parametrize(
     ("selections", "message"),
     [({"datset": "x"}, "did you mean dataset"), ({"model": " "}, "--model"), ({"reward": "a,,b"}, "--reward")],

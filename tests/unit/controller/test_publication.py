@@ -38,9 +38,10 @@ def test_a_wrong_digest_is_no_weights(run):
     it.report("r0", loaded(0, "other"))
     replica = it.state.replicas["r0"]
     assert (replica.version, replica.rejections) == (-1, 1)
-    it.report("r0", WeightsRejected(version=0, digest="other", expected="initial"))
+    it.report("r0", WeightsRejected(version=0, digest="other", expected="initial", reason="w: what arrived is wrong"))
     assert replica.rejections == 2
-    assert "r0: version 0" in it.state.status_details["weights"]
+    told = it.state.status_details["weights"]
+    assert told == "r0: version 0 loaded with digest other, not initial: w: what arrived is wrong"
     it.report("r0", loaded(0, "initial"))
     assert replica.version == 0
 

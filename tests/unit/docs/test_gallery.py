@@ -23,6 +23,8 @@ def type_of(hint):
         return f"one of {', '.join(json.dumps(each) for each in typing.get_args(hint))}"
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return f"one of {', '.join(json.dumps(each.value) for each in hint)}"
+    if origin is tuple:
+        return "an array"
     if origin in (typing.Union, types.UnionType):
         return " or ".join(type_of(each) for each in typing.get_args(hint) if each is not type(None))
     return SCALARS.get(hint, "a table")
@@ -34,7 +36,7 @@ def default_of(field):
     value = field.default.factory() if isinstance(field.default, attrs.Factory) else field.default
     if isinstance(value, enum.Enum):
         value = value.value
-    return "`none`" if value is None else f"`{json.dumps(value, ensure_ascii=False)}`"
+    return "`none`" if value in (None, ()) else f"`{json.dumps(value, ensure_ascii=False)}`"
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,7 @@ def test_every_option_has_its_exact_type_and_default(entry, text):
     for name, hint in typing.get_type_hints(provider.options).items():
         field = getattr(attrs.fields(provider.options), name)
         _, kind, default, help_text = rows[f"`{name}`"].strip("| ").split(" | ", 3)
-        assert kind.partition(", ≥")[0].partition(", >")[0] == type_of(hint)
+        assert kind.partition(", ≥")[0].partition(", >")[0].partition(", length")[0] == type_of(hint)
         assert default == default_of(field)
         assert help_text == " ".join(field.metadata["help"].split()).replace("|", "\\|")
 

@@ -22,9 +22,10 @@ def methods(module):
     for cls in ast.parse(inspect.getsource(module)).body:
         if isinstance(cls, ast.ClassDef) and [ast.unparse(base) for base in cls.bases] == ["Protocol"]:
             for node in cls.body:
-                if isinstance(node, ast.FunctionDef):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                     result = ast.unparse(node.returns)
-                    yield cls.name, node, f"def {node.name}({ast.unparse(node.args)}) -> {result}"
+                    begin = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
+                    yield cls.name, node, f"{begin} {node.name}({ast.unparse(node.args)}) -> {result}"
 
 
 def on_one_line(text):
@@ -61,7 +62,7 @@ def test_every_record_of_a_kind_has_its_fields_with_types_and_meanings(kind):
 
 def test_errors_results_and_defaults_are_told():
     text = kinds.reference("engine")
-    assert "- raises `WeightSyncError`: The slices written do not cover the layout." in text
+    assert "- raises `WeightSyncError`: The slices written do not cover the layout; nothing was copied." in text
     assert "- returns The digest of what is now loaded" in text
     assert "| `seeded` | `bool` | `True` | Whether a request's draws depend on its seed alone. |" in text
     assert "`PauseMode` is `Literal['keep', 'abort', 'wait']`." in text

@@ -20,6 +20,7 @@ PROTOCOLS = {
     "algorithm": protocols.Algorithm,
     "reward": protocols.Reward,
     "dataset": protocols.Dataset,
+    "environment": protocols.Environment,
 }
 
 

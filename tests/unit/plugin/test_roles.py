@@ -101,6 +101,9 @@ def test_a_recipe_names_its_plugins_once_each():
         ("hook", "mlflow"),
     )
     assert selections(recipe_from(RECIPE), ("engine",)) == (("engine", "embedded"),)
+    talking = recipe_from({**RECIPE, "environment": {"plugin": "game"}})
+    assert selections(talking, ("environment",)) == (("environment", "game"),)
+    assert selections(recipe_from(RECIPE), ("environment",)) == ()
 
 
 def test_the_model_gets_what_the_recipe_says(plugins, tmp_path):

@@ -233,6 +233,7 @@ def test_the_example_is_a_recipe_that_names_the_plugin_and_only_what_the_group_i
         "reward": {reward.plugin for reward in recipe.reward},
         "dataset": {recipe.dataset.plugin},
         "engine": {recipe.rollout.engine.plugin},
+        "environment": {recipe.environment.plugin} if recipe.environment is not None else set(),
         "hook": set(recipe.tracking.hooks),
     }
     assert "sample" in named[kind]

@@ -9,13 +9,15 @@ from torch.distributed.fsdp import fully_shard
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.policy.processes.channel import open_channel
 from cosmos_core.policy.publication import Publications
+from cosmos_core.protocols import FORMATS
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.transport.messages import WeightsPublished, WeightTarget
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import combine, digest_of
 from cosmos_core.weights.publisher import WeightPublisher
+from cosmos_core.weights.quantisation import quantise_tensors
 from cosmos_core.weights.receiver import WeightReceiver
-from cosmos_core.weights.shards import canonical_tensors
+from cosmos_core.weights.shards import canonical_tensors, dtype_name
 from cosmos_core.weights.snapshot import take_snapshot, view
 
 
@@ -25,8 +27,8 @@ class Publisher:
         self.staged = []
         self.error = None
 
-    def stage(self, version, tensors, dtype, *, placements):
-        snapshot = take_snapshot(version, tensors, dtype, placements=placements)
+    def stage(self, version, tensors, dtype, *, placements, quantised):
+        snapshot = take_snapshot(version, tensors, dtype, placements=placements, quantised=quantised)
         self.staged.append(snapshot)
         return snapshot
 
@@ -68,14 +70,33 @@ def weights():
     return torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.Linear(7, 1))
 
 
-def publish_spread(size, steps):
+def matrices():
+    return {name: tuple(tensor.shape) for name, tensor in weights().named_parameters() if tensor.ndim == 2}
+
+
+def sent_of(tensors, quantization):
+    """What is published of whole tensors."""
+    if quantization == "none":
+        return {name: tensor.bfloat16() for name, tensor in tensors.items()}
+    made = quantise_tensors(FORMATS[quantization], tensors, matrices())
+    return {name: tensor.bfloat16() if name.endswith("bias") else tensor for name, tensor in made.items()}
+
+
+def publish_spread(size, steps, quantization):
     """Publish from every process, and fetch on the first what all of them hold."""
     module = weights()
     mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("replicate", "fsdp"))
     fully_shard(module, mesh=mesh if size > 2 else mesh["fsdp"])
     reports = []
     with WeightPublisher("run") as publisher:
-        publications = Publications(publisher, torch.bfloat16, reports.append, open_channel())
+        publications = Publications(
+            publisher,
+            torch.bfloat16,
+            reports.append,
+            open_channel(),
+            form=FORMATS.get(quantization),
+            matrices=matrices(),
+        )
         for step in range(steps):
             tensors = canonical_tensors(module)
             publications.publish(step, tensors)
@@ -85,18 +106,20 @@ def publish_spread(size, steps):
         publications.close()
         sources = [None] * size
         dist.all_gather_object(sources, publisher.endpoint)
-        found = [fetched(report, sources, kind) for report in reports for kind in ("auto", "zmq")]
+        found = [fetched(report, sources, kind, quantization) for report in reports for kind in ("auto", "zmq")]
         dist.barrier()
     return reports, found
 
 
-def fetched(report, sources, kind):
+def fetched(report, sources, kind, quantization):
     target = WeightTarget(
         version=report.version, digest=report.digest, sources=tuple(sources), hosts=("h",) * len(sources)
     )
-    expected = {name: tensor.bfloat16() for name, tensor in canonical_tensors(weights()).items()}
-    layout = {0: [(slices.whole(name, tuple(tensor.shape)), "bfloat16") for name, tensor in expected.items()]}
-    loaded = {name: torch.full_like(tensor, torch.nan) for name, tensor in expected.items()}
+    expected = sent_of(canonical_tensors(weights()), quantization)
+    layout = {
+        0: [(slices.whole(name, tuple(tensor.shape)), dtype_name(tensor.dtype)) for name, tensor in expected.items()]
+    }
+    loaded = {name: torch.empty_like(tensor) for name, tensor in expected.items()}
     with WeightReceiver(kind, run_id="run", host="h") as receiver, receiver.fetch(target, layout, 20.0) as pieces:
         for _, piece, data in pieces:
             place = tuple(slice(s, s + n) for s, n in zip(piece.start, piece.shape, strict=True))
@@ -105,17 +128,27 @@ def fetched(report, sources, kind):
     return loaded
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_processes_publish_what_each_holds_under_the_digest_of_the_whole(size):
-    (reports, found), *others = run_world(size, publish_spread, size, 2)
+@pytest.mark.parametrize(("size", "quantization"), [(2, "none"), (4, "none"), (4, "fp8"), (2, "nvfp4")])
+def test_processes_publish_what_each_holds_under_the_digest_of_the_whole(size, quantization):
+    (reports, found), *others = run_world(size, publish_spread, size, 2, quantization)
     assert others == [([], [])] * (size - 1)
     with torch.no_grad():
         module = weights()
         for version, report in enumerate(reports):
-            sent = {name: tensor.bfloat16() for name, tensor in canonical_tensors(module).items()}
+            sent = sent_of(canonical_tensors(module), quantization)
             nbytes = sum(tensor.nbytes for tensor in sent.values())
             assert report == WeightsPublished(version=version, digest=digest_of(sent), nbytes=nbytes)
             for loaded in found[2 * version : 2 * version + 2]:
-                assert all(torch.equal(loaded[name], tensor) for name, tensor in sent.items())
+                for name, tensor in sent.items():
+                    assert torch.equal(loaded[name].view(torch.uint8), tensor.contiguous().view(torch.uint8))
             for tensor in canonical_tensors(module).values():
                 tensor.add_(1.0)
+
+
+def test_what_cannot_be_quantised_is_refused_and_leaves_no_file(tmp_path):
+    with WeightPublisher("run", directory=tmp_path) as publisher:
+        publications = Publications(publisher, torch.bfloat16, print, form=FORMATS["fp8"], matrices={"w": (2, 3)})
+        with pytest.raises(WeightSyncError, match="w: it has elements that are not finite, which fp8 cannot hold"):
+            publications.publish(1, {"w": torch.full((2, 3), torch.inf)})
+        assert list(tmp_path.iterdir()) == []
+        publications.close()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import attrs
 import pytest
 
 from cosmos_core.config.schema import (
+    EnvironmentConfig,
     EvaluationConfig,
     PolicyConfig,
     RewardConfig,
@@ -17,7 +19,8 @@ from cosmos_core.config.schema import (
     SamplingConfig,
 )
 from cosmos_core.errors import DataError, ReplicaError
-from cosmos_core.protocols import FinishReason, Generated
+from cosmos_core.protocols import EnvironmentCapabilities, FinishReason, Generated
+from cosmos_core.rollout.environment_wire import Answered, Failed, Opened
 from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.generation import Generation, Parts
 from cosmos_core.rollout.reward_pool import Outcome
@@ -102,6 +105,7 @@ class Fixture:
         recipe = SimpleNamespace(
             run=RunConfig(name="r", steps=1, seed=5),
             reward=(RewardConfig(plugin="math"),),
+            environment=None,
             rollout=RolloutConfig(group_size=3, sampling=SamplingConfig(max_units=10, temperature=0.9)),
             evaluation=EvaluationConfig(max_units=7),
             policy=PolicyConfig(micro_batch_units=45),
@@ -285,3 +289,140 @@ def test_an_algorithm_that_raises_is_told_by_check(rig, monkeypatch):
         time.sleep(0.01)
     with pytest.raises(ReplicaError, match=r"groups thread failed.*no variance"):
         rig.generation.check()
+
+
+# -- dialogues --------------------------------------------------------------------------------------------------------
+
+
+class Environments:
+    """Environments whose answers are given by hand."""
+
+    def __init__(self):
+        self.asked, self.closed = {}, []
+
+    def open(self, prompt, seed, answer):
+        episode = len(self.asked)
+        self.asked[episode] = answer
+        answer(Opened(episode=episode, words=None))
+        return episode
+
+    def act(self, episode, text, answer):
+        self.asked[episode] = answer
+
+    def forget(self, episode):
+        self.closed.append(episode)
+
+    def end(self, episode, **fields):
+        whole = {"observation": None, "done": True, "reward": 0.0, "detail": "", **fields}
+        self.asked[episode](Answered(episode=episode, **whole))
+
+
+class Talking(Handle):
+    """A handle whose samples are whole turns."""
+
+    def finish(self, reason=FinishReason.STOP):
+        token = Array(dtype="int32", shape=(1,), data=bytes(4))
+        logprob = Array(dtype="float32", shape=(1,), data=bytes(4))
+        arrays = {**self.request.prompt.arrays, "completion": token, "versions": token, "logprobs": logprob}
+        made = Generated(
+            payload=Payload(kind="tokens", arrays=arrays),
+            reason=reason,
+            oldest_version=1,
+            newest_version=1,
+            num_units=1,
+        )
+        self.results = [made] * self.request.sampling.num_samples
+        for callback in self.callbacks:
+            callback(self)
+
+
+@pytest.fixture
+def talk(monkeypatch):
+    """A rig whose recipe has an environment."""
+    monkeypatch.setattr(sys.modules[__name__], "Handle", Talking)
+    made = Fixture()
+    environments = Environments()
+    recipe = SimpleNamespace(**{**vars(made.generation._parts.recipe), "environment": GAME})
+    model = SimpleNamespace(
+        encode=made.encode, decode=lambda payload: "answer", encode_observation=lambda *given: [1, 2, 3]
+    )
+    made.generation = Generation(
+        attrs.evolve(
+            made.generation._parts,
+            recipe=recipe,
+            model=model,
+            environments=environments,
+            environment=EnvironmentCapabilities(rewards=True),
+        )
+    )
+    made.environments = environments
+    made.generation.start()
+    yield made
+    made.generation.close()
+
+
+GAME = EnvironmentConfig(plugin="game", weight=0.5)
+
+
+def until(condition):
+    end = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_a_group_of_dialogues_is_scored_with_the_environments_own_reward(talk):
+    talk.generation.reconcile([train(7)], ())
+    until(lambda: "7" in talk.engine.handles)
+    talk.engine.handles["7"].finish()
+    until(lambda: len(talk.environments.asked) == 3)
+    time.sleep(0.05)
+    talk.environments.end(0, reward=2.0, detail="won")
+    talk.environments.asked[1](Failed(episode=1, timed_out=True, detail="game: no answer within 1 s"))
+    talk.environments.end(2)
+    (report,) = talk.wait_reports(1)
+    first, second, third = report.samples
+    assert (first.status, first.reward, first.rewards) == ("ok", 2.0, {"math": 1.0, "game": 2.0})
+    assert first.detail == "game: won"
+    assert (second.status, second.reward, second.rewards) == ("environment_timeout", None, {})
+    assert "no answer within 1 s" in second.detail
+    assert (third.reward, third.rewards) == (1.0, {"math": 1.0, "game": 0.0})
+    assert len(talk.payloads.store[7]) == 3
+
+
+def test_an_evaluation_holds_its_version_until_its_dialogue_is_over(talk):
+    talk.gate.confirm(4)
+    talk.generation.reconcile([evaluation(1, version=4)], ())
+    until(lambda: "1" in talk.engine.handles)
+    talk.engine.handles["1"].finish()
+    time.sleep(0.05)
+    talk.environments.end(0, observation="go on", done=False)
+    until(lambda: "1/0/1" in talk.engine.handles)
+    assert talk.gate._evaluating == 1
+    talk.engine.handles["1/0/1"].finish()
+    time.sleep(0.05)
+    talk.environments.end(0)
+    talk.wait_reports(1)
+    assert talk.gate._evaluating == 0
+
+
+def test_a_lease_that_is_taken_away_ends_its_dialogues_and_leaves_once(talk):
+    talk.gate.confirm(4)
+    talk.generation.reconcile([evaluation(1, version=4), train(2)], ())
+    until(lambda: {"1", "2"} <= talk.engine.handles.keys())
+    talk.generation.reconcile([], ())
+    until(lambda: talk.gate._evaluating == 0)
+    until(lambda: sorted(talk.environments.closed) == [0, 1, 2, 3])
+    assert sorted(talk.engine.aborted) == ["1", "2"]
+    for name in ("1", "2"):
+        talk.engine.handles[name].finish(FinishReason.ABORTED)
+    time.sleep(0.05)
+    assert not talk.reports
+    assert talk.gate._evaluating == 0
+    assert talk.generation.num_active == 0
+
+
+def test_rows_that_show_something_have_no_dialogues(talk):
+    talk.generation.reconcile([train(1, row=14)], ())
+    (report,) = talk.wait_reports(1)
+    assert "dialogues with environments are of text" in report.detail

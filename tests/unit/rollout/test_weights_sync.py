@@ -13,7 +13,7 @@ from cosmos_core.rollout import weights_sync
 from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.transport.messages import WeightsLoaded, WeightsRejected, WeightTarget
-from cosmos_core.weights.digest import digest_of
+from cosmos_core.weights.digest import digest_of, tensor_digests
 
 
 class Receiver:
@@ -37,7 +37,15 @@ class Receiver:
                 if fault == "stop":
                     raise WeightSyncError("the source ended half-way")
 
-        yield pieces()
+        yield Pieces(tensor_digests(tensors), pieces())
+
+
+class Pieces:
+    def __init__(self, digests, pieces):
+        self.digests, self.pieces = digests, pieces
+
+    def __iter__(self):
+        return self.pieces
 
 
 class Rig:
@@ -157,7 +165,10 @@ def gave_up(rig):
     return ""
 
 
-@pytest.mark.parametrize(("fault", "reason"), [("fail", "the source is gone"), ("corrupt", "the digest")])
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [("fail", "the source is gone"), ("corrupt", "embed_tokens.weight: what arrived is not what was published")],
+)
 def test_a_version_that_never_loads_ends_the_replica_and_says_why(rig, fault, reason):
     rig.receiver.always = fault
     rig.sync.aim(rig.target(1))

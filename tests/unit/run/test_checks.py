@@ -8,6 +8,7 @@ from cosmos_core.protocols import (
     AlgorithmCapabilities,
     DatasetCapabilities,
     EngineCapabilities,
+    EnvironmentCapabilities,
     ModelCapabilities,
     ModelFacts,
     Record,
@@ -224,3 +225,51 @@ def test_demonstrations_of_which_none_fits_a_forward_are_refused():
     (problem,) = check(alone, main=main, engine=None)
     assert problem.startswith("policy.micro_batch_units: no demonstration fits: the shortest of 10 prompts has 9 units")
     assert check({**alone, "policy": {"micro_batch_units": 10}}, main=main, engine=None) == []
+
+
+def test_a_format_needs_an_engine_that_has_it_and_a_model_that_names_its_matrices():
+    wants = {"rollout": {**RECIPE["rollout"], "quantization": "mxfp4"}}
+    able = EngineCapabilities(quantizations=frozenset({"mxfp4", "fp8"}))
+    named = attrs.evolve(FACTS, matrices={"layers.0.w": (8, 8)})
+    assert not check(wants, engine=able, facts=named)
+    (lacking,) = check(wants, engine=EngineCapabilities(quantizations=frozenset({"fp8"})), facts=named)
+    assert lacking.startswith("rollout.quantization: 'mxfp4', but engine 'embedded' does not hold weights in it (it ")
+    assert "has: fp8)" in lacking
+    (nameless,) = check(wants, engine=able)
+    assert "model plugin 'hf' names no matrices of Tiny" in nameless
+
+
+GAME = {"environment": {"plugin": "game"}}
+
+
+def test_a_model_that_talks_with_an_environment_is_fine():
+    assert check(GAME, environment=EnvironmentCapabilities()) == []
+    weighed = {"environment": {"plugin": "game", "weight": 0.5}, "reward": []}
+    assert check(weighed, environment=EnvironmentCapabilities(rewards=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts", "expected"),
+    [
+        ({}, {"converses": False}, "the model plugin 'hf' does not encode any (`Conversing`)"),
+        ({}, {"engine": EngineCapabilities(payload_kinds=frozenset({"latents"}))}, "makes payloads of kind latents"),
+        ({"environment": {"plugin": "game", "weight": 0.5}}, {}, "environment.weight: 0.5, but environment 'game'"),
+        (
+            {},
+            {
+                "measured": Measured(
+                    num_rows=9, num_demonstrations=9, shortest_prompt=1, longest_prompt=2, num_with_media=4
+                )
+            },
+            "dialogues are of text, and 4 of 9 train rows",
+        ),
+        (
+            {"reward": []},
+            {"engine": None, "main": AlgorithmCapabilities(source="demonstrations")},
+            "nothing is generated",
+        ),
+    ],
+)
+def test_what_cannot_talk_with_an_environment_is_refused(changes, parts, expected):
+    found = check({**GAME, **changes}, **{"environment": EnvironmentCapabilities(), **parts})
+    assert [problem for problem in found if problem.startswith("environment.") and expected in problem], found

@@ -5,6 +5,7 @@ from cosmos_core.config.loading import recipe_from
 from cosmos_core.protocols import ModelFacts
 from cosmos_core.run.estimate import gpus, processes, rollout_memory, sync_bytes
 from cosmos_core.run.footprint import size
+from cosmos_core.run.memory import policy_memory
 
 FACTS = ModelFacts(
     architecture="Tiny",
@@ -41,6 +42,25 @@ def test_memory_of_a_rollout_replica_by_hand():
 @pytest.mark.parametrize(("precision", "expected"), [("fp32", 4000), ("bf16", 2000)])
 def test_bytes_of_a_weight_sync(precision, expected):
     assert sync_bytes(recipe(rollout={"precision": precision}), FACTS) == expected
+
+
+def test_matrices_are_sent_as_codes_and_scales():
+    facts = attrs.evolve(FACTS, matrices={"a": (8, 40), "b": (2, 4, 64)})
+    others = 2 * (1000 - 8 * 40 - 2 * 4 * 64)
+    expected = {
+        "none": 2000,
+        "fp8": others + 8 * 40 + 4 * 8 + 8 * 64 + 4 * 8,
+        "mxfp8": others + 8 * 40 + 8 * 2 + 8 * 64 + 8 * 2,
+        "mxfp4": others + 8 * 20 + 8 * 2 + 8 * 32 + 8 * 2,
+        "nvfp4": others + 8 * 20 + 8 * 3 + 4 + 8 * 32 + 8 * 4 + 2 * 4,
+    }
+    for quantization, nbytes in expected.items():
+        made = recipe(rollout={"precision": "bf16", "quantization": quantization})
+        assert sync_bytes(made, facts) == nbytes
+        parts = rollout_memory(made, facts, longest_prompt=20)
+        assert parts["parameters"] + parts.get("codes and scales", 0) == 2000 + (nbytes - others) * (nbytes != 2000)
+        (rank,) = policy_memory(made, facts)
+        assert rank.host["published weights"] == 2 * nbytes
 
 
 def test_a_models_own_cache_is_taken():

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import torch
 import zmq
@@ -8,6 +10,8 @@ from cosmos_core.transport import sockets
 from cosmos_core.weights import wire
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.publisher import WeightPublisher
+from cosmos_core.weights.shared_memory import map_shared
+from cosmos_core.weights.snapshot import view
 
 torch.set_num_threads(1)
 
@@ -59,9 +63,54 @@ def test_old_versions_are_dropped_and_unlinked(publisher, tmp_path):
         publisher.publish(version, TENSORS, None)
     publisher.retain(2)
     assert publisher.held == (2, 3)
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 3
     publisher.publish(3, TENSORS, None)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def nodes(folder):
+    return {path.stat().st_ino for path in folder.iterdir()}
+
+
+def test_the_file_of_a_dropped_version_is_the_next_ones(publisher, ask, tmp_path):
+    publisher.publish(1, TENSORS, None)
+    (node,) = nodes(tmp_path)
+    publisher.retain(2)
+    published = publisher.publish(2, {name: tensor + 1 for name, tensor in TENSORS.items()}, None)
+    assert nodes(tmp_path) == {node}
+    answer, _ = ask(wire.Describe(request=1, run_id="run", version=2))
+    mapped = map_shared(answer.manifest.path, token=answer.manifest.token, size=answer.manifest.file_bytes)
+    found = {entry.name: view(mapped, entry) for entry in answer.manifest.entries}
+    assert digest_of(found) == published.digest == digest_of({name: tensor + 1 for name, tensor in TENSORS.items()})
+
+
+def test_a_file_that_is_read_is_not_written_over(publisher, ask, tmp_path):
+    publisher.publish(1, TENSORS, None)
+    (node,) = nodes(tmp_path)
+    answer, _ = ask(wire.Describe(request=1, run_id="run", version=1))
+    mapped = map_shared(answer.manifest.path, token=answer.manifest.token, size=answer.manifest.file_bytes)
+    publisher.retain(2)
+    publisher.publish(2, {name: tensor + 1 for name, tensor in TENSORS.items()}, None)
+    assert node not in nodes(tmp_path)
+    assert digest_of({entry.name: view(mapped, entry) for entry in answer.manifest.entries}) == digest_of(TENSORS)
+
+
+def test_a_file_that_sockets_may_still_send_is_not_written_over(publisher, ask, tmp_path):
+    publisher.publish(1, TENSORS, None)
+    answer, _ = ask(wire.Describe(request=1, run_id="run", version=1))
+    ask(wire.Read(request=2, token=answer.manifest.token, pieces=(TensorSlice(name="b", start=(0,), shape=(2,)),)))
+    publisher.retain(2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_size_takes_another_file(publisher, tmp_path):
+    publisher.publish(1, TENSORS, None)
+    (path,) = tmp_path.iterdir()
+    publisher.retain(2)
+    with path.open("rb") as file:
+        publisher.publish(2, {**TENSORS, "c": torch.ones(100)}, None)
+        assert os.fstat(file.fileno()).st_ino not in nodes(tmp_path)
+    assert len(nodes(tmp_path)) == 1
 
 
 def test_a_manifest_and_slices_are_served(publisher, ask):

@@ -13,9 +13,9 @@ from cosmos_core.transport.messages import WeightTarget
 from cosmos_core.weights import snapshot as snapshots
 from cosmos_core.weights import wire
 from cosmos_core.weights.digest import add_digests, digest_of
+from cosmos_core.weights.held import Placement
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import WeightReceiver
-from cosmos_core.weights.snapshot import Placement
 
 torch.set_num_threads(1)
 
@@ -92,6 +92,21 @@ def test_every_rank_gets_its_slices(publishers, receiver, transport, ranks):
     assert {rank for rank, _, _ in got} == set(range(ranks))
     assert digest_of(load(got)) == published.digest
     assert sum(data.numel() for _, _, data in got) == sum(t.numel() for t in TENSORS.values()) + 96 * (ranks - 1)
+
+
+def test_ranks_that_fetch_for_themselves_share_the_work_as_one_that_fetches_for_all(publishers, receiver):
+    published, _ = [publisher.publish(5, TENSORS, None) for publisher in publishers]
+    target, layout = target_of(published, *publishers), layout_of(TENSORS, 3)
+
+    def fetched(ranks):
+        with receiver("zmq").fetch(target, layout, 10, ranks=ranks) as pieces:
+            return {(rank, piece): data.clone() for rank, piece, data in pieces}
+
+    together = fetched(None)
+    for rank in range(3):
+        alone = fetched([rank])
+        assert alone.keys() == {each for each in together if each[0] == rank}
+        assert all(torch.equal(data, together[each]) for each, data in alone.items())
 
 
 def test_shared_memory_is_a_view_not_a_copy(publishers, receiver):
@@ -291,12 +306,15 @@ def test_another_runs_publisher_is_refused(publishers, receiver):
         ({**TENSORS, "w": TENSORS["w"][:, :90]}, r"w: published as float32 \(64, 96\), the engine holds .*90"),
         ({**TENSORS, "more": torch.zeros(1)}, "more: the engine wants it, and no policy replica publishes it"),
         ({"w": TENSORS["w"]}, "embed: published, and the engine's layout lacks it"),
+        ({**TENSORS, "embed": torch.zeros(4096, 96)}, r"embed: published as float32 \(4000, 96\), .* \(4096, 96\)"),
+        ({"w": TENSORS["w"], "embed": TENSORS["embed"].half(), "a": torch.zeros(1)}, "a: the engine wants it"),
+        ({"w": TENSORS["w"], "embed": TENSORS["embed"].half()}, "embed: published as float32 .* holds float16"),
     ],
 )
 def test_a_layout_that_does_not_fit_is_refused_with_the_first_tensor(publishers, receiver, wrong, message):
     published = publishers[0].publish(5, TENSORS, None)
     with (
-        pytest.raises(WeightSyncError, match=message),
+        pytest.raises(WeightSyncError, match=f"^{message}"),
         receiver().fetch(target_of(published, publishers[0]), layout_of(wrong), 5),
     ):
         pass

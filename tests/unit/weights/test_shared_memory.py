@@ -51,6 +51,36 @@ def test_a_readers_writes_stay_its_own(tmp_path):
     assert file.buffer[100:103] == b"\0\0\0"
 
 
+MAP = """
+import sys
+from cosmos_core.weights.shared_memory import HEADER_BYTES, map_shared
+mapped = map_shared(sys.argv[1], token="one", size=4096)
+print(mapped is not None, flush=True)
+sys.stdin.readline()
+print(mapped[HEADER_BYTES:HEADER_BYTES + 3].decode(), flush=True)
+"""
+
+
+def test_a_file_is_renewed_only_when_no_process_maps_it(tmp_path):
+    file = SharedFile(label="v1", token="one", size=4096, directory=tmp_path)
+    file.buffer[HEADER_BYTES : HEADER_BYTES + 3] = b"old"
+    old = str(file.path)
+    reader = subprocess.Popen([sys.executable, "-c", MAP, old], stdin=-1, stdout=-1, text=True)
+    assert reader.stdout.readline() == "True\n"
+    assert not file.renew(label="v2", token="two", size=4096)
+    assert reader.communicate("\n")[0] == "old\n"
+    assert not file.renew(label="v2", token="two", size=5000)
+    assert file.renew(label="v2", token="two", size=4096)
+    assert map_shared(old, token="one", size=4096) is None
+    assert map_shared(str(file.path), token="one", size=4096) is None
+    assert map_shared(str(file.path), token="two", size=4096) is not None
+    gc.collect()
+    assert [path.name for path in tmp_path.iterdir()] == [f"cosmos-weights-{os.getpid()}-v2-two"]
+    file.close()
+    assert list(tmp_path.iterdir()) == []
+    assert not file.renew(label="v3", token="three", size=4096)
+
+
 def test_a_forgotten_file_is_unlinked(tmp_path):
     file = SharedFile(label="v1", token="t", size=4096, directory=tmp_path)
     assert str(os.getpid()) in file.path.name

@@ -2,7 +2,8 @@ import torch
 
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.weights.digest import add_digests, tensor_digests
-from cosmos_core.weights.snapshot import Placement, take_snapshot, view
+from cosmos_core.weights.held import Placement
+from cosmos_core.weights.snapshot import take_snapshot, view
 
 torch.set_num_threads(1)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from cosmos_core.testing.conformance.engine.draws import DrawTests
 from cosmos_core.testing.conformance.engine.flight import FlightTests
 from cosmos_core.testing.conformance.engine.generation import GenerationTests
+from cosmos_core.testing.conformance.engine.quantising import QuantisingTests
 from cosmos_core.testing.conformance.engine.recording import RecordingTests
 from cosmos_core.testing.conformance.engine.updates import UpdateTests
 
 
-class EngineConformance(GenerationTests, DrawTests, FlightTests, UpdateTests, RecordingTests):
+class EngineConformance(GenerationTests, DrawTests, FlightTests, UpdateTests, QuantisingTests, RecordingTests):
     """What every engine must satisfy: inherit it and set `plugin`.
 
     The engine generates with a tiny Hugging Face model from random weights on the CPU, and the trainer's own

@@ -13,8 +13,9 @@ import attrs
 import torch
 
 from cosmos_core.policy.modeling.tokens import token_array
-from cosmos_core.protocols import Model
+from cosmos_core.protocols import Format, Model
 from cosmos_core.types import Payload
+from cosmos_core.weights.quantisation import dequantise, quantise
 from cosmos_core.weights.shards import canonical_tensors
 
 _BUDGET: Final = 1 << 14
@@ -25,12 +26,14 @@ _NOISE: Final = 0.3
 class Pricer:
     """Prices completions with `Model.decide`, in float32 on the CPU.
 
-    Weights have numbers: 0 are those that `Model.build` gives, any other number is a random change of them.
+    Weights have numbers: 0 are those that `Model.build` gives, any other number is a random change of them. With a
+    format, matrices are what their codes and scales stand for.
     """
 
-    def __init__(self, model: Model, *, seed: int) -> None:
+    def __init__(self, model: Model, *, seed: int, form: Format | None = None) -> None:
         self._model: Final = model
         self._seed: Final = seed
+        self._form: Final = form
         self._modules: Final[dict[int, torch.nn.Module]] = {}
 
     def tensors(self, weights: int) -> dict[str, torch.Tensor]:
@@ -76,6 +79,8 @@ class Pricer:
             module = self._model.build(seed=self._seed, dtype=torch.float32, device=torch.device("cpu"))
             if weights:
                 _disturb(module, weights)
+            if self._form is not None:
+                _round(module, self._form, self._model.facts().matrices)
             self._modules[weights] = module
         return self._modules[weights]
 
@@ -100,3 +105,10 @@ def _disturb(module: torch.nn.Module, seed: int) -> None:
     with torch.no_grad():
         for tensor in canonical_tensors(module).values():
             tensor.mul_(1.0 + _NOISE * torch.randn(tensor.shape, generator=generator))
+
+
+def _round(module: torch.nn.Module, form: Format, matrices: Mapping[str, tuple[int, ...]]) -> None:
+    tensors = canonical_tensors(module)
+    for name in matrices:
+        columns = tensors[name].shape[-1]
+        tensors[name].copy_(dequantise(form, name, quantise(form, name, tensors[name]), columns))

@@ -95,6 +95,18 @@ class ModelBuilding(ModelSetting):
                 "count what build() makes"
             )
 
+    def test_matrices_are_weights_of_the_module(self, model: Model, module: torch.nn.Module) -> None:
+        """Both sides of a publication go by them: what is quantised here must be what is expected there."""
+        tensors = canonical_tensors(module)
+        for name, shape in model.facts().matrices.items():
+            tensor = tensors.get(name)
+            if tensor is None or tuple(tensor.shape) != tuple(shape) or tensor.ndim < 2:
+                found = "no such tensor" if tensor is None else f"a tensor of shape {tuple(tensor.shape)}"
+                fault(
+                    f"facts().matrices gives {name!r} as {tuple(shape)}, and the module has {found}; name weights of "
+                    "[..., rows, columns] by their canonical names"
+                )
+
     def test_every_token_id_has_a_row_in_the_embedding(
         self, model: Model, module: torch.nn.Module, payloads: Sequence[Payload]
     ) -> None:

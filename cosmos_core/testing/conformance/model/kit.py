@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cosmos_core.testing.conformance.model.building import ModelBuilding
 from cosmos_core.testing.conformance.model.conditioning import ModelConditioning
+from cosmos_core.testing.conformance.model.conversing import ModelConversing
 from cosmos_core.testing.conformance.model.decisions import ModelDecisions
 from cosmos_core.testing.conformance.model.declarations import ModelDeclarations
 from cosmos_core.testing.conformance.model.encoding import ModelEncoding
@@ -27,6 +28,7 @@ class ModelConformance(
     ModelTallies,
     ModelRecording,
     ModelConditioning,
+    ModelConversing,
     ModelLayouts,
     ModelDeclarations,
 ):

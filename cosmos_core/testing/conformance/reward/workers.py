@@ -5,24 +5,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import queue
-import uuid
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 import attrs
-import psutil
-import pytest
 
 from cosmos_core.config.schema import RewardConfig
 from cosmos_core.errors import CosmosError
 from cosmos_core.protocols import Completion
 from cosmos_core.rollout.reward_pool import Outcome, Outcomes, RewardPool
+from cosmos_core.testing.conformance.leftovers import marked
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import SampleStatus
 
-_MARK: Final = "COSMOS_CONFORMANCE_RUN"
 _CHECK_S: Final = 0.2
-_LEAVE_S: Final = 3.0
 
 
 @attrs.frozen(kw_only=True)
@@ -52,16 +48,11 @@ def score_in_worker(reward: RewardConfig, completions: Sequence[Completion], *, 
         hash_seed: `PYTHONHASHSEED` of the worker.
         seed: `run.seed`.
     """
-    mark = uuid.uuid4().hex
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(_MARK, mark)
-        patch.setenv("PYTHONHASHSEED", hash_seed)
-        pool = RewardPool([reward], num_workers=1, seed=seed)
-        with contextlib.closing(pool):
-            pool.start()
-            found = dict(_outcomes(pool, completions))
+    with marked(hash_seed) as worker, contextlib.closing(RewardPool([reward], num_workers=1, seed=seed)) as pool:
+        pool.start()
+        found = dict(_outcomes(pool, completions))
     outcomes = tuple(found.get(index) for index in range(len(completions)))
-    return WorkerRun(outcomes=outcomes, leftovers=tuple(_end_leftovers(mark)))
+    return WorkerRun(outcomes=outcomes, leftovers=worker.leftovers)
 
 
 def _outcomes(pool: RewardPool, completions: Sequence[Completion]) -> Iterator[tuple[int, Outcome]]:
@@ -92,21 +83,3 @@ def _check(pool: RewardPool) -> None:
         pool.check()
     except CosmosError as error:
         fault(f"a worker process could not load the reward: {error}")
-
-
-def _end_leftovers(mark: str) -> list[str]:
-    """End what a worker started and did not end, found by the mark in its environment."""
-    _, alive = psutil.wait_procs([each for each in psutil.process_iter() if _carries(each, mark)], timeout=_LEAVE_S)
-    names = []
-    for process in alive:
-        with contextlib.suppress(psutil.Error):
-            names.append(" ".join(process.cmdline()) or process.name())
-            process.kill()
-    return names
-
-
-def _carries(process: psutil.Process, mark: str) -> bool:
-    try:
-        return process.environ().get(_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False

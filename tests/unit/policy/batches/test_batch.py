@@ -4,6 +4,7 @@ import pytest
 from cosmos_core.policy.batches.batch import (
     Counts,
     MissingPayloadsError,
+    Wanted,
     counts_of,
     group_of,
     needed,
@@ -12,6 +13,7 @@ from cosmos_core.policy.batches.batch import (
     wanted_samples,
 )
 from cosmos_core.transport.messages import GroupRef, SampleReport
+from cosmos_core.types import Array, Payload
 
 
 def sample(index, reward, *, units=2, status="ok"):
@@ -101,3 +103,36 @@ def test_counts_add():
     assert Counts(sequences=1, decisions=2, prompt_units=3, trained=4) + Counts(decisions=1) == Counts(
         sequences=1, decisions=3, prompt_units=3, trained=4
     )
+
+
+def dialogue(decided, *, num_units=2, recorded=2):
+    """A sample with what was recorded of it, and which of its three units it says were decided."""
+    arrays = {
+        "prompt": Array(dtype="int32", shape=(1,), data=bytes(4)),
+        "completion": Array(dtype="int32", shape=(3,), data=bytes(12)),
+        "logprobs": Array(dtype="float32", shape=(recorded,), data=bytes(4 * recorded)),
+        "versions": Array(dtype="int32", shape=(recorded,), data=bytes(4 * recorded)),
+        "decided": Array(dtype="bool", shape=(len(decided),), data=bytes(decided)),
+    }
+    reference = group(1, 1.0)
+    reference = attrs.evolve(reference, samples=(attrs.evolve(reference.samples[0], num_units=num_units),))
+    return [Wanted(group=reference, place=0, advantage=1.0)], {1: [Payload(kind="tokens", arrays=arrays)]}
+
+
+def test_a_dialogue_has_one_recorded_value_for_each_decision():
+    wanted, held = dialogue([1, 0, 1])
+    assert [sequence.payload for sequence in rollout_sequences(wanted, held)] == held[1]
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        {"decided": [1, 1, 1]},
+        {"decided": [1, 1]},
+        {"decided": [1, 0, 1], "recorded": 3},
+        {"decided": [1, 0, 1], "num_units": 3, "recorded": 3},
+    ],
+)
+def test_a_dialogue_that_is_not_as_reported_is_missing(problem):
+    with pytest.raises(MissingPayloadsError):
+        rollout_sequences(*dialogue(**problem))

@@ -3,10 +3,10 @@
 import attrs
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GptOssConfig, Qwen2MoeConfig
 
 from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions
-from cosmos_core.policy.modeling.facts import extents_of, make_shell
+from cosmos_core.policy.modeling.facts import extents_of, make_shell, matrices_of
 from cosmos_core.protocols import ModelContext
 from tests.unit.policy.modeling.parallel import layouts
 
@@ -45,3 +45,48 @@ def test_of_a_block_that_is_whole_all_that_it_keeps_is(tmp_path):
 def test_columns_of_feed_forward_layers_must_be_divided_by_whatever_name(kind):
     shell = make_shell(layouts.config_of(kind), AutoModelForCausalLM, trust_remote_code=False)
     assert 48 in {extent.size for extent in extents_of(shell, {}) if extent.name == "columns of a feed-forward layer"}
+
+
+def shell_of(config):
+    return make_shell(config, AutoModelForCausalLM, trust_remote_code=False)
+
+
+def test_matrices_are_those_of_the_layers():
+    shell = shell_of(layouts.config_of("llama", tie_word_embeddings=False))
+    found = matrices_of(shell)
+    parameters = dict(shell.named_parameters())
+    left = {name for name, parameter in parameters.items() if parameter.dim() > 1} - found.keys()
+    assert left == {"model.embed_tokens.weight", "lm_head.weight"}
+    assert found == {name: tuple(parameters[name].shape) for name in found}
+    assert not any("norm" in name or "bias" in name for name in found)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3"])
+def test_stacked_experts_are_matrices_and_their_routers_are_not(kind):
+    found = matrices_of(shell_of(layouts.config_of(kind)))
+    assert {"gate_up_proj", "down_proj"} <= {name.rpartition("experts.")[2] for name in found if ".experts." in name}
+    assert all(len(shape) == 3 for name, shape in found.items() if ".experts." in name)
+    assert not any(name.endswith("mlp.gate.weight") for name in found)
+
+
+def test_a_linear_layer_beside_experts_weighs_them():
+    config = Qwen2MoeConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_experts=4, num_experts_per_tok=2
+    )
+    found = matrices_of(shell_of(config))
+    assert "model.layers.0.mlp.shared_expert.down_proj.weight" in found
+    assert "model.layers.0.mlp.shared_expert_gate.weight" not in found
+
+
+def test_experts_that_lie_transposed_stay():
+    config = GptOssConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_local_experts=4,
+    )
+    found = matrices_of(shell_of(config))
+    assert "model.layers.0.self_attn.q_proj.weight" in found
+    assert not any("experts" in name for name in found)

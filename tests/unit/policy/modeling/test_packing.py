@@ -1,10 +1,12 @@
+import attrs
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cosmos_core.errors import DataError
 from cosmos_core.policy.modeling.packing import fill_bins, pack, padded_sizes
-from cosmos_core.policy.modeling.tokens import tokens_payload
+from cosmos_core.policy.modeling.tokens import array_of, tokens_payload
 
 tokens = st.lists(st.integers(0, 999), min_size=1, max_size=12)
 
@@ -94,3 +96,30 @@ def test_a_sequence_over_the_budget_is_refused_with_the_key_to_change():
 def test_an_empty_prompt_is_refused():
     with pytest.raises(DataError, match="payload 0 has an empty prompt"):
         pack([tokens_payload([], [2])], budget=8)
+
+
+def told(payload, decided):
+    array = array_of(np.asarray(decided, np.bool_))
+    return attrs.evolve(payload, arrays={**payload.arrays, "decided": array})
+
+
+def test_only_what_was_decided_is_a_decision_and_all_of_it_is_read():
+    first = told(tokens_payload([1, 2], [3, 4, 5, 6, 7]), [True, True, False, False, True])
+    second = tokens_payload([8], [9, 10])
+    (batch,) = pack([first, second], budget=16)
+    assert batch.sequences == (0, 1)
+    assert batch.num_decisions == (3, 2)
+    assert batch.num_units == 8
+    assert batch.inputs["tokens"].tolist() == [1, 2, 3, 4, 5, 6, 8, 9]
+    assert batch.inputs["targets"].tolist() == [3, 4, 7, 9, 10]
+    assert batch.inputs["decisions"].tolist() == [1, 2, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("decided", "message"),
+    [(np.ones(2, np.bool_), r"`decided` is bool \[2\] of a completion \[3\]"), (np.ones(3, np.int32), "is int32")],
+)
+def test_what_does_not_say_it_of_each_unit_is_refused(decided, message):
+    payload = tokens_payload([1], [2, 3, 4])
+    with pytest.raises(DataError, match=message):
+        pack([attrs.evolve(payload, arrays={**payload.arrays, "decided": array_of(decided)})], budget=16)

@@ -1,0 +1,82 @@
+"""What an environment plugin implements: answer the model's turns of one dialogue until it is over."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import attrs
+
+from cosmos_core.types import Prompt
+
+
+@attrs.frozen(kw_only=True)
+class EnvironmentContext:
+    """What an environment is told of the run.
+
+    Attributes:
+        name: The name under which the recipe selected it.
+        seed: `run.seed`.
+    """
+
+    name: str
+    seed: int
+
+
+@attrs.frozen(kw_only=True)
+class EnvironmentCapabilities:
+    """What an environment is.
+
+    Attributes:
+        rewards: Whether its turns carry rewards. Their sum is reported under the environment's name, and counts with
+            `environment.weight`.
+        deterministic: Whether the same prompt, seed and turns always get the same answers.
+    """
+
+    rewards: bool = False
+    deterministic: bool = True
+
+
+@attrs.frozen(kw_only=True)
+class Turn:
+    """What became of one turn of the model.
+
+    Attributes:
+        observation: What the model is shown next; None only where the dialogue is over.
+        done: Whether the dialogue is over: the model is asked no more.
+        reward: What this turn adds to the dialogue's reward, a finite number; ignored unless `rewards` is declared.
+        detail: What is worth showing people of this turn.
+    """
+
+    observation: str | None = None
+    done: bool = False
+    reward: float = 0.0
+    detail: str = ""
+
+
+class Environment(Protocol):
+    """One dialogue. An instance is made for each sample, in a worker process apart from generation.
+
+    Many dialogues share the event loop of a worker: what blocks belongs into `asyncio.to_thread`. `reset` and each
+    `step` have `environment.timeout_s`. Raising is the way to say that the dialogue cannot go on: its sample gets a
+    status, never a number.
+    """
+
+    async def reset(self, prompt: Prompt, seed: int) -> str | None:
+        """Begin a dialogue.
+
+        Args:
+            prompt: The dataset row.
+            seed: The same for all samples of a group, so that they begin alike.
+
+        Returns:
+            Words that follow those of the prompt; None where the prompt says it all.
+        """
+        ...
+
+    async def step(self, text: str) -> Turn:
+        """Answer one turn of the model, its stop token stripped."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything. Called once, whatever happened before, unless the worker itself was ended."""
+        ...

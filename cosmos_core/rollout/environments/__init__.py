@@ -1,0 +1,1 @@
+"""The environments that come with the core, each a plugin like any other."""

@@ -1,0 +1,1 @@
+"""The vLLM engine: vLLM generates, in this process, under weights that the project writes into it."""

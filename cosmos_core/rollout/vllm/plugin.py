@@ -1,0 +1,22 @@
+"""The entry point `vllm`."""
+
+from __future__ import annotations
+
+from cosmos_core.protocols import EngineCapabilities, EngineContext, Provider, RolloutEngine, hookimpl
+from cosmos_core.rollout.vllm.options import VllmOptions
+
+
+def _create(options: VllmOptions, context: EngineContext) -> RolloutEngine:
+    # Imported here so that planning and listing plugins need no torch.
+    from cosmos_core.rollout.vllm.engine import VllmEngine  # noqa: PLC0415
+
+    return VllmEngine(options, context)
+
+
+@hookimpl
+def cosmos_engine() -> Provider[RolloutEngine]:
+    """Provide the vLLM engine.
+
+    Samples share whole blocks of a prompt, not all of it, so `prefix_sharing` is not declared.
+    """
+    return Provider(create=_create, options=VllmOptions, capabilities=EngineCapabilities())

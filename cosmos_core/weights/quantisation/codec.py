@@ -1,0 +1,264 @@
+"""Codes and scales of a matrix, and the matrix of its codes and scales.
+
+Shape legend: R rows (any leading dims), C columns, K blocks of B columns.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import torch
+from torch.nn.functional import pad
+
+from cosmos_core.errors import WeightSyncError
+from cosmos_core.protocols.quantization import MATRIX_SCALE, SCALE, Format
+from cosmos_core.weights.shards import torch_dtype
+
+_E4M3_MAX: Final = 448.0
+_E2M1_MAX: Final = 6.0
+_E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Values of codes 0 to 7; bit 3 is the sign."""
+_E2M1_UP_TO: Final = (0.25, 1.25, 2.5, 5.0)
+"""Midpoints of which the lower neighbour has the even code: a tie stays below."""
+_E2M1_FROM: Final = (0.75, 1.75, 3.5)
+"""Midpoints of which the upper neighbour has the even code."""
+_E8M0_BIAS: Final = 127
+_SCRATCH: Final = {"cpu": 1 << 16, "other": 1 << 26}
+"""Elements that are worked on at once."""
+_TINY: Final = torch.finfo(torch.float32).tiny
+
+
+def quantise(form: Format, name: str, matrix: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Codes and scales of a whole matrix, by name (see `Format.tensors`).
+
+    Args:
+        form: The format.
+        name: Canonical name of the matrix.
+        matrix: [..., rows, columns], floating point, any device.
+
+    Raises:
+        WeightSyncError: An element is not finite.
+    """
+    columns = matrix.shape[-1]
+    largest = block_maxima(matrix, form.block_of(columns))
+    whole = matrix_maxima(largest) if form.has_matrix_scale else None
+    codes, scales, matrix_scales = encode(form, name, matrix, largest, whole)
+    found = {name: codes, f"{name}{SCALE}": scales}
+    return found if matrix_scales is None else {**found, f"{name}{MATRIX_SCALE}": matrix_scales}
+
+
+def quantise_tensors(
+    form: Format, tensors: Mapping[str, torch.Tensor], matrices: Mapping[str, tuple[int, ...]]
+) -> dict[str, torch.Tensor]:
+    """Tensors by name, those that are matrices as their codes and scales; the others as they are."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        found.update(quantise(form, name, tensor.detach()) if name in matrices else {name: tensor})
+    return found
+
+
+def dequantise(form: Format, name: str, tensors: Mapping[str, torch.Tensor], columns: int) -> torch.Tensor:
+    """The matrix of some codes and scales, float32 [..., rows, columns], on their device.
+
+    Args:
+        form: The format.
+        name: Canonical name of the matrix.
+        tensors: Its codes and scales by name, among others; all of it, or the same rows of codes and scales.
+        columns: Of the matrix.
+    """
+    codes = tensors[name]
+    values = unpack(codes)[..., :columns] if form.per_byte > 1 else _from_e4m3(codes)
+    scales = tensors[f"{name}{SCALE}"].float()
+    if form.has_matrix_scale:
+        scales = scales * tensors[f"{name}{MATRIX_SCALE}"]
+    return _scaled(values, scales, form.block_of(columns))
+
+
+def dequantised_rows(
+    form: Format, name: str, tensors: Mapping[str, torch.Tensor], columns: int
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """`dequantise` in steps of bounded memory: indices of the first dim, and float32 values there."""
+    held = {each: tensors[each] for each in (name, f"{name}{SCALE}", f"{name}{MATRIX_SCALE}") if each in tensors}
+    num = len(tensors[name])
+    for rows in _steps(tensors[name].reshape(num, -1)) if tensors[name].numel() else ():
+        # The scale of one matrix is for all of its rows.
+        part = {each: tensor[rows] if len(tensor) == num else tensor for each, tensor in held.items()}
+        yield rows, dequantise(form, name, part, columns)
+
+
+def copy_exactly(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy; codes and scales of a byte as bytes, as not every device copies each of their dtypes."""
+    if target.dtype == source.dtype and target.element_size() == 1:
+        target, source = target.view(torch.uint8), source.view(torch.uint8)
+    target.copy_(source)
+
+
+def block_maxima(matrix: torch.Tensor, block: int, first: int = 0) -> torch.Tensor:
+    """The largest magnitude of each block, float32 [..., rows, blocks].
+
+    Args:
+        matrix: Some columns of a matrix.
+        block: Columns of a block.
+        first: Columns of the first block that come before these.
+    """
+    *leading, columns = matrix.shape
+    num = -(-(first + columns) // block)
+    if not matrix.numel():
+        return matrix.new_zeros((*leading, num), dtype=torch.float32)
+    rows_RC = matrix.reshape(-1, columns)
+    found_RK = matrix.new_empty((len(rows_RC), num), dtype=torch.float32)
+    for rows in _steps(rows_RC):
+        found_RK[rows] = _blocks(rows_RC[rows], first, num, block).abs().amax(-1)
+    return found_RK.view(*leading, num)
+
+
+def matrix_maxima(largest: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude of each matrix, [..., 1, 1], of those of its blocks."""
+    if not largest.numel():
+        return largest.new_zeros((*largest.shape[:-2], 1, 1))
+    return largest.amax((-2, -1), keepdim=True)
+
+
+def encode(
+    form: Format,
+    name: str,
+    matrix: torch.Tensor,
+    largest: torch.Tensor,
+    whole: torch.Tensor | None,
+    *,
+    block: int | None = None,
+    first: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Codes, block scales and matrix scales of some columns of a matrix, which begin and end with bytes of codes.
+
+    Args:
+        form: The format.
+        name: Canonical name of the matrix, for errors.
+        matrix: The columns, floating point.
+        largest: Of each block that these columns touch, the largest magnitude, float32 [..., rows, blocks].
+        whole: Of each whole matrix, the largest magnitude, float32 [..., 1, 1]; None where the format needs none.
+        block: Columns of a block; follows from the columns if they are all of the matrix.
+        first: Columns of the first block that come before these.
+
+    Raises:
+        WeightSyncError: An element is not finite.
+    """
+    if not all(bool(each.isfinite().all()) for each in (largest, whole) if each is not None):
+        raise WeightSyncError(
+            f"{name}: it has elements that are not finite, which {form.name} cannot hold; training has diverged, or "
+            "set rollout.quantization = 'none' to see where"
+        )
+    scales, factors, matrix_scales = _scales(form, largest, whole)
+    *leading, columns = matrix.shape
+    block = form.block_of(columns) if block is None else block
+    # A block of zeros may have the scale 0, and stays zeros.
+    divisors = torch.where(factors > 0, factors, torch.ones_like(factors))
+    num_bytes = -(-columns // form.per_byte)
+    codes = torch.empty((*leading, num_bytes), dtype=torch_dtype(form.codes), device=matrix.device)
+    if matrix.numel():
+        rows_RC, codes_RC = matrix.reshape(-1, columns), codes.view(-1, num_bytes)
+        divisors_RK = divisors.reshape(len(rows_RC), -1)
+        for rows in _steps(rows_RC):
+            values = _divided(rows_RC[rows].float(), divisors_RK[rows], block, first)
+            codes_RC[rows] = pack(_to_e2m1(values)) if form.per_byte > 1 else _to_e4m3(values)
+    return codes, scales, matrix_scales
+
+
+def pack(codes: torch.Tensor) -> torch.Tensor:
+    """Two 4-bit codes a byte along the last dim, uint8; an odd last one shares its byte with a zero."""
+    if codes.shape[-1] % 2:
+        codes = pad(codes, (0, 1))
+    return codes[..., 0::2] | (codes[..., 1::2] << 4)
+
+
+def unpack(packed: torch.Tensor) -> torch.Tensor:
+    """float32 values of packed 4-bit codes; those of an odd number of columns have one too many."""
+    pairs = _pairs(packed.device).index_select(0, packed.flatten().int())
+    return pairs.view(torch.float32).view(*packed.shape[:-1], 2 * packed.shape[-1])
+
+
+@functools.lru_cache(maxsize=64)
+def _pairs(device: torch.device) -> torch.Tensor:
+    """int64 [256], the bits of the two float32 values of each byte of codes."""
+    values = torch.tensor((*_E2M1, *(-value for value in _E2M1)))
+    codes = torch.arange(256)
+    return torch.stack((values[codes & 0xF], values[codes >> 4]), -1).view(torch.int64).flatten().to(device)
+
+
+def _from_e4m3(codes: torch.Tensor) -> torch.Tensor:
+    # A table is read some ten times as fast as torch 2.13 converts on a CPU.
+    return _bytes(codes.device).index_select(0, codes.view(torch.uint8).flatten().int()).view(codes.shape)
+
+
+@functools.lru_cache(maxsize=64)
+def _bytes(device: torch.device) -> torch.Tensor:
+    """float32 [256], the value of each e4m3 code."""
+    return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().to(device)
+
+
+def _scales(
+    form: Format, largest: torch.Tensor, whole: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Block scales as they are held, what elements are divided by, and matrix scales."""
+    if whole is not None:
+        matrix_scales = (whole / (_E4M3_MAX * _E2M1_MAX)).clamp_min(_TINY)
+        scales = _to_e4m3(largest / _E2M1_MAX / matrix_scales)
+        return scales, scales.float() * matrix_scales, matrix_scales
+    if form.scale == "float32":
+        scales = (largest / _E4M3_MAX).clamp_min(_TINY)
+        return scales, scales, None
+    largest_exponent = 2 if form.per_byte > 1 else 8
+    # frexp's mantissa is in [0.5, 1), so its exponent is floor(log2) + 1; of 0 it is 0.
+    exponents = torch.frexp(largest).exponent - 1 - largest_exponent
+    exponents = exponents.masked_fill(largest == 0, -_E8M0_BIAS).clamp(-_E8M0_BIAS, _E8M0_BIAS)
+    scales = (exponents + _E8M0_BIAS).to(torch.uint8).view(torch_dtype(form.scale))
+    return scales, scales.float(), None
+
+
+def _to_e4m3(values: torch.Tensor) -> torch.Tensor:
+    return values.clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn)
+
+
+def _to_e2m1(values: torch.Tensor) -> torch.Tensor:
+    """uint8, a 4-bit code each."""
+    magnitudes = values.abs()
+    codes = torch.signbit(values).to(torch.uint8) << 3
+    for midpoint in _E2M1_UP_TO:
+        codes += magnitudes > midpoint
+    for midpoint in _E2M1_FROM:
+        codes += magnitudes >= midpoint
+    return codes
+
+
+def _scaled(values: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
+    """Each block times its scale."""
+    columns, num = values.shape[-1], scales.shape[-1]
+    if num == 1 or not values.numel():
+        return values * scales[..., :1]
+    blocks = _blocks(values, 0, num, block)
+    return (blocks * scales[..., None]).flatten(-2)[..., :columns]
+
+
+def _divided(values: torch.Tensor, divisors: torch.Tensor, block: int, first: int) -> torch.Tensor:
+    """Each block divided by its own."""
+    columns, num = values.shape[-1], divisors.shape[-1]
+    if num == 1:
+        return values / divisors
+    blocks = _blocks(values, first, num, block)
+    return (blocks / divisors[..., None]).flatten(-2)[..., first : first + columns]
+
+
+def _steps(rows_RC: torch.Tensor) -> Iterator[slice]:
+    """Rows, a few at a time on a CPU, whose caches are then large enough for what is made of them."""
+    num, columns = rows_RC.shape
+    step = max(1, _SCRATCH["cpu" if rows_RC.device.type == "cpu" else "other"] // columns)
+    yield from (slice(first, first + step) for first in range(0, num, step))
+
+
+def _blocks(values: torch.Tensor, before: int, num: int, block: int) -> torch.Tensor:
+    """The columns as [..., blocks, columns of a block], so many zeros before them and what is lacking after them."""
+    after = num * block - before - values.shape[-1]
+    padded = pad(values, (before, after)) if before or after else values
+    return padded.reshape(*values.shape[:-1], num, block)

@@ -1,0 +1,195 @@
+"""One bit of one tensor goes wrong, somewhere between a publisher and the products: nothing is generated with it."""
+
+from __future__ import annotations
+
+import threading
+
+import attrs
+import pytest
+import torch
+
+from cosmos_core.policy.modeling.facts import matrices_of
+from cosmos_core.policy.publication import Publications
+from cosmos_core.protocols import FORMATS, EngineContext
+from cosmos_core.rollout import weights_sync
+from cosmos_core.rollout.embedded.engine import EmbeddedEngine
+from cosmos_core.rollout.embedded.loaded import LoadedWeights
+from cosmos_core.rollout.embedded.options import EmbeddedOptions
+from cosmos_core.rollout.embedded.updates import Update
+from cosmos_core.rollout.gate import VersionGate
+from cosmos_core.rollout.weights_sync import WeightSync
+from cosmos_core.transport.messages import WeightsLoaded, WeightsRejected, WeightTarget
+from cosmos_core.weights.publisher import WeightPublisher
+from cosmos_core.weights.quantisation import dequantise, quantise
+from cosmos_core.weights.receiver import WeightReceiver
+from cosmos_core.weights.shards import canonical_tensors
+from cosmos_core.weights.snapshot import Snapshot, view
+
+NAME = "model.layers.1.mlp.down_proj.weight"
+
+
+def flip(tensor):
+    """Flip the lowest bit of the first element."""
+    tensor.detach().view(torch.uint8).flatten()[:1].bitwise_xor_(1)
+
+
+class Run:
+    """A publisher, and a replica that loads what it publishes."""
+
+    def __init__(self, kit, quantization, transport):
+        self.kit, self.form = kit, FORMATS.get(quantization)
+        self.trained = kit.reference(seed=7)
+        matrices = matrices_of(self.trained)
+        assert NAME in matrices
+        model = kit.FakeModel()
+        facts = attrs.evolve(model.facts(), matrices=matrices)
+        model.facts = lambda: facts
+        context = EngineContext(
+            model=model,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            max_in_flight=4,
+            context_length=64,
+            seed=1,
+            quantization=quantization,
+        )
+        self.engine = EmbeddedEngine(EmbeddedOptions(verify=False), context)
+        self.engine.start()
+        self.reports, self.arrived, self.published = [], threading.Condition(), []
+        self.publisher = WeightPublisher("run")
+        self.publications = Publications(
+            self.publisher, torch.float32, self.published.append, form=self.form, matrices=matrices
+        )
+        self.receiver, self.gate = WeightReceiver(transport, run_id="run", host="here"), VersionGate()
+        self.sync = WeightSync(
+            self.engine, self.receiver, self.gate, cache="keep", in_flight_update=True, report=self.report
+        )
+        self.sync.start()
+
+    def report(self, report):
+        with self.arrived:
+            self.reports.append(report)
+            self.arrived.notify_all()
+
+    def wait(self, number):
+        with self.arrived:
+            assert self.arrived.wait_for(lambda: len(self.reports) >= number, 10), self.reports
+        return self.reports[number - 1]
+
+    def publish(self, version):
+        self.publications.publish(version, canonical_tensors(self.trained))
+        self.publications.close()
+        (published,) = self.published
+        return WeightTarget(
+            version=version, digest=published.digest, sources=(self.publisher.endpoint,), hosts=("here",)
+        )
+
+    def expected_logprobs(self, generated):
+        """Of the trainer's weights as the replica holds them."""
+        if self.form is not None:
+            for name in matrices_of(self.trained):
+                weights = self.trained.get_parameter(name).detach()
+                weights.copy_(dequantise(self.form, name, quantise(self.form, name, weights), weights.shape[-1]))
+        return self.kit.plain_logprobs(self.trained, [4, 5], self.kit.completion(generated))
+
+    def close(self):
+        self.sync.close()
+        self.receiver.close()
+        self.publisher.close()
+        self.engine.shutdown()
+
+
+@pytest.fixture
+def begin(kit, monkeypatch):
+    monkeypatch.setattr(weights_sync, "_RETRY_S", (0.02,))
+    runs = []
+
+    def made(quantization, transport):
+        runs.append(Run(kit, quantization, transport))
+        return runs[-1]
+
+    yield made
+    for run in runs:
+        run.close()
+
+
+def in_the_file(run, patch):
+    def sealed(snapshot, **keywords):
+        published = seal(snapshot, **keywords)
+        entry = next(entry for entry in snapshot.entries if entry.name == NAME)
+        flip(view(snapshot.file.buffer, entry))
+        run.repair = lambda: flip(view(snapshot.file.buffer, entry))
+        return published
+
+    seal = run.publisher.seal
+    patch.setattr(run.publisher, "seal", sealed)
+
+
+def on_the_wire(run, patch):
+    def read(self, piece):
+        data = whole(self, piece)
+        if piece.name != NAME:
+            return data
+        data = bytearray(data)
+        data[0] ^= 1
+        return memoryview(data)
+
+    whole = Snapshot.read
+    patch.setattr(Snapshot, "read", read)
+    run.repair = lambda: patch.setattr(Snapshot, "read", whole)
+
+
+def in_what_is_loaded(run, patch):
+    def applied(self):
+        apply(self)
+        flip(run.engine._loaded.tensors[NAME])
+
+    apply = Update.apply
+    patch.setattr(Update, "apply", applied)
+    run.repair = lambda: patch.setattr(Update, "apply", apply)
+
+
+def in_what_is_computed_with(run, patch):
+    def settled(self):
+        settle(self)
+        flip(run.engine._tensors[NAME])
+
+    settle = LoadedWeights.settle
+    patch.setattr(LoadedWeights, "settle", settled)
+    run.repair = lambda: patch.setattr(LoadedWeights, "settle", settle)
+
+
+ARRIVED_WRONG = f"{NAME}: what arrived is not what was published"
+WENT_WRONG = "all that arrived was right, so that it went wrong in the engine"
+CASES = [
+    *((form, "auto", in_the_file, ARRIVED_WRONG) for form in ("none", "fp8", "nvfp4")),
+    *((form, "zmq", on_the_wire, ARRIVED_WRONG) for form in ("none", "fp8", "nvfp4")),
+    *((form, "auto", in_what_is_loaded, WENT_WRONG) for form in ("none", "mxfp8", "mxfp4")),
+    ("fp8", "auto", in_what_is_computed_with, f"{NAME}: the parameter that products are computed with is not what"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{case[0]}-{case[2].__name__}" for case in CASES])
+def test_a_corrupted_slice_is_caught_named_and_never_generated_with(begin, monkeypatch, case):
+    quantization, transport, corrupt, reason = case
+    run = begin(quantization, transport)
+    corrupt(run, monkeypatch)
+    run.sync.aim(run.publish(3))
+    first, second = run.wait(1), run.wait(2)
+    assert isinstance(first, WeightsRejected)
+    assert isinstance(second, WeightsRejected)
+    assert first.version == second.version == 3
+    assert reason in second.reason
+    assert run.gate.loaded == -1
+    assert not run.gate.enter(3)
+    (held,) = run.engine.submit([run.kit.request("held", [4, 5], max_units=3)])
+    with pytest.raises(TimeoutError):
+        held.result(0.1)
+    run.repair()
+    with run.arrived:
+        assert run.arrived.wait_for(lambda: isinstance(run.reports[-1], WeightsLoaded), 10)
+    (generated,) = held.result(10)
+    assert set(run.kit.versions(generated)) == {3}
+    torch.testing.assert_close(
+        torch.tensor(run.kit.logprobs(generated)), torch.tensor(run.expected_logprobs(generated)), atol=1e-5, rtol=0
+    )
