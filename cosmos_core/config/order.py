@@ -1,6 +1,6 @@
 """The order of prompts: which row a position of a stage is, and the seed of its samples.
 
-Both are pure functions of the run's seed, so that a resumed run, and any number of replicas, draw the same.
+All are pure functions of the run's seed, so that a resumed run, and any number of replicas, draw the same.
 A permutation is evaluated one row at a time, in constant memory.
 
 Source: format-preserving encryption by a Feistel network with cycle walking (Black and Rogaway, 2002,
@@ -52,8 +52,18 @@ def group_seed(seed: int, stage: int, position: int) -> int:
     return int.from_bytes(_digest(f"group/{seed}/{stage}/{position}")[:8], "little") >> 1
 
 
+def evaluation_seed(seed: int, row: int) -> int:
+    """Seed of a held-out row, in `range(2**63)`: the same at every version, in a run and after it.
+
+    Args:
+        seed: `run.seed`.
+        row: Of the held-out split.
+    """
+    return int.from_bytes(_digest(f"evaluation/{seed}/{row}")[:8], "little") >> 1
+
+
 def turn_seed(seed: int, sample: int, turn: int) -> int:
-    """Sampling seed of one turn of a dialogue, from its group's (see `group_seed`)."""
+    """Sampling seed of one turn of a dialogue, from its group's (`group_seed`) or row's (`evaluation_seed`)."""
     return int.from_bytes(_digest(f"turn/{seed}/{sample}/{turn}")[:8], "little") >> 1
 
 

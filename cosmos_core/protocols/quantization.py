@@ -14,7 +14,8 @@ largest code becomes it. Whatever does not fill a block or a byte at the end of 
 Of two 4-bit codes in a byte, the lower half is the one of the even column.
 
 Source: OCP Microscaling Formats (MX) Specification v1.0, sections 5 and 6.3; NVIDIA, arXiv:2509.25149, appendix C
-(NVFP4). Deviations: a scale is never below the smallest normal number of its type (2^-127 of e8m0).
+(NVFP4). Deviations: a scale is never below the smallest normal number of its type (2^-127 of e8m0), but 0 for nvfp4's
+blocks of zeros.
 """
 
 from __future__ import annotations

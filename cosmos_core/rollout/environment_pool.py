@@ -19,12 +19,14 @@ from typing import Final
 from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.errors import PluginError, ReplicaError, TransportError
 from cosmos_core.rollout.environment_process import Answer, EnvironmentProcess
-from cosmos_core.rollout.environment_wire import TO_WORKER, Act, Broken, Failed, Open, Setup
+from cosmos_core.rollout.environment_wire import END_S, TO_WORKER, Act, Broken, Failed, Open, Setup
 from cosmos_core.rollout.frames import frame
 from cosmos_core.rollout.supervised import SupervisedThread
 from cosmos_core.types import Prompt
 
 _LOG: Final = logging.getLogger(__name__)
+_LEAVE_S: Final = 1.0
+"""How long a process may take to end once its episodes are closed."""
 
 
 class EnvironmentPool:
@@ -60,7 +62,7 @@ class EnvironmentPool:
         self._thread.start()
 
     def close(self) -> None:
-        """End the workers; what was not answered is forgotten. Idempotent."""
+        """Close all episodes, for some seconds at most, and end the workers; nothing more is answered. Idempotent."""
         with self._lock:
             if self._closing:
                 return
@@ -109,8 +111,15 @@ class EnvironmentPool:
             while not self._closing:
                 self._turn()
         finally:
-            for worker in self._workers:
-                worker.end()
+            self._end()
+
+    def _end(self) -> None:
+        """Let the workers close their episodes, and kill those that take too long; one that starts has none."""
+        until = time.monotonic() + END_S + _LEAVE_S
+        for worker in self._workers:
+            worker.hang_up()
+        for worker in self._workers:
+            worker.end(max(0.0, until - time.monotonic()) if worker.is_ready else 0.0)
 
     def _turn(self) -> None:
         deadline = min(worker.deadline() for worker in self._workers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
@@ -109,6 +111,11 @@ class EnvironmentProcess:
         begun = [each.since for each in asked if each.has_begun]
         since = min(begun) if begun else max(self._heard, min(each.since for each in asked))
         return since + self._timeout_s + _GRACE_S
+
+    def hang_up(self) -> None:
+        """Say that nothing is asked any more: the worker closes its episodes, and ends."""
+        with contextlib.suppress(OSError):  # it has ended
+            self.socket.shutdown(socket.SHUT_WR)
 
     def end(self, grace_s: float = 0.0) -> str:
         """End it, by force unless it has ended or does so within `grace_s`; how it ended, in words."""

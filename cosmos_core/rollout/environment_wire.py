@@ -9,6 +9,9 @@ import attrs
 from cosmos_core.transport.codec import Codec
 from cosmos_core.types import Prompt
 
+END_S: Final = 3.0
+"""How long a worker that is to end may take to close its episodes."""
+
 
 @attrs.frozen(kw_only=True)
 class Setup:

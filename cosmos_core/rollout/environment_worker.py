@@ -1,21 +1,27 @@
 """A process in which environments run: `python -m cosmos_core.rollout.environment_worker FD`.
 
-Each episode is an instance of its own, and what it is asked a coroutine beside those of the others.
+Each episode is an instance of its own, and what it is asked a coroutine beside those of the others. An episode that is
+over and goes on all the same, in a thread or in its `close`, cannot be ended: past a number of these, the worker ends.
+At the end of its life a worker closes what is open, and waits a moment for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import numbers
+import os
 import socket
-from collections.abc import Awaitable, Callable
+import sys
 from typing import Any, Final
 
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import Environment, EnvironmentContext, Turn
+from cosmos_core.rollout.environment_calls import Calls, of_episode
 from cosmos_core.rollout.environment_wire import (
+    END_S,
     FROM_WORKER,
     TO_WORKER,
     Act,
@@ -32,7 +38,11 @@ from cosmos_core.rollout.environment_wire import (
 from cosmos_core.rollout.frames import Unframer, frame
 from cosmos_core.rollout.worker_life import described, live, shown
 
+_LOG: Final = logging.getLogger(__name__)
 _CHUNK: Final = 1 << 16
+_MOST_STUCK: Final = 8
+"""Episodes that are over and go on; each costs a thread, and perhaps a share of every other episode's time."""
+_STUCK_EXIT: Final = 4
 _LONGEST: Final = 1 << 20
 """Characters of an observation; no context takes more, and every one of them is held by three processes."""
 
@@ -45,6 +55,8 @@ class Worker:
         self._episodes: dict[int, Environment] = {}
         self._answering: dict[int, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._calls = Calls()
+        self._stuck: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self) -> None:
         """Load the environment, then answer until the other side closes.
@@ -52,7 +64,16 @@ class Worker:
         Raises:
             CosmosError: The plugin is missing, broken or refuses its options.
         """
+        asyncio.get_running_loop().set_default_executor(self._calls)
         reader, self._writer = await asyncio.open_connection(sock=self._connection)
+        try:
+            await self._listen(reader)
+        finally:
+            await self._close_all()
+        if self._closing or self._stuck or self._calls.num_going:
+            _leave(0)
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
         unframer = Unframer()
         while data := await reader.read(_CHUNK):
             for message in map(TO_WORKER.decode, unframer.feed(data)):
@@ -82,9 +103,7 @@ class Worker:
 
     def _begin(self, message: Open | Act | Close) -> None:
         if isinstance(message, Close):
-            closing = asyncio.ensure_future(self._close(message.episode))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._begin_close(message.episode)
         else:
             self._answering[message.episode] = asyncio.ensure_future(self._answer(message))
 
@@ -95,8 +114,9 @@ class Worker:
         self._send(Began(episode=message.episode))
         deadline = asyncio.timeout(self._timeout_s)
         try:
-            async with deadline:
-                reply = await (self._open(message) if isinstance(message, Open) else self._act(message))
+            with of_episode(message.episode):
+                async with deadline:
+                    reply = await (self._open(message) if isinstance(message, Open) else self._act(message))
         except Exception as error:  # noqa: BLE001 - any plugin error is an answer: this episode cannot go on
             late = deadline.expired()
             detail = f"no answer within {self._timeout_s:g} s" if late else described(error)
@@ -122,20 +142,69 @@ class Worker:
             detail=shown(str(turn.detail)),
         )
 
+    # -- the end of episodes ------------------------------------------------------------------------------------------
+
+    def _begin_close(self, episode: int) -> None:
+        closing = asyncio.ensure_future(self._close(episode))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
     async def _close(self, episode: int) -> None:
         answering = self._answering.pop(episode, None)
         if answering is not None and answering.cancel():
             await asyncio.wait({answering}, timeout=self._timeout_s)
         environment = self._episodes.pop(episode, None)
-        if environment is not None:
-            # Its sample has ended; what goes wrong here can change nothing any more.
-            await _quietly(environment.close, self._timeout_s)
+        if environment is None:
+            return
+        with of_episode(episode):
+            closing = asyncio.ensure_future(_quietly(environment))
+        until = asyncio.get_running_loop().time() + self._timeout_s
+        await asyncio.wait({closing}, timeout=self._timeout_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                calls = map(asyncio.wrap_future, self._calls.of(episode))
+                await asyncio.gather(*calls, return_exceptions=True)
+        if self._goes_on(episode, closing):
+            await self._count(episode, closing)
+
+    def _goes_on(self, episode: int, closing: asyncio.Task[None]) -> bool:
+        return not closing.done() or bool(self._calls.of(episode))
+
+    async def _count(self, episode: int, closing: asyncio.Task[None]) -> None:
+        """Count an episode that is over and goes on; too many end this worker, which the replica replaces."""
+        self._stuck[episode] = closing
+        for ended in [each for each, task in self._stuck.items() if not self._goes_on(each, task)]:
+            del self._stuck[ended]
+        if len(self._stuck) > _MOST_STUCK:
+            _LOG.error(
+                "%d episodes go on %g s after they were closed, in threads or in `close`; this worker ends, and the "
+                "others of its episodes with it",
+                len(self._stuck),
+                self._timeout_s,
+            )
+            self._closing.discard(asyncio.current_task())  # it is the one that waits for the others
+            await self._close_all()
+            _leave(_STUCK_EXIT)
+
+    async def _close_all(self) -> None:
+        """Close what is open, but for no longer than a replica waits."""
+        for episode in list(self._episodes):
+            self._begin_close(episode)
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=END_S)
 
 
-async def _quietly(close: Callable[[], Awaitable[None]], timeout_s: float) -> None:
+async def _quietly(environment: Environment) -> None:
+    """Close an environment whose sample has ended: what goes wrong here can change nothing any more."""
     with contextlib.suppress(Exception):
-        async with asyncio.timeout(timeout_s):
-            await close()
+        await environment.close()
+
+
+def _leave(code: int) -> None:
+    """End this process; an ordinary end would wait for threads that hang."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _unusable(text: Any) -> str:

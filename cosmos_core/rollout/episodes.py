@@ -207,6 +207,13 @@ class Episodes:
         """Units that the next turn may have."""
         return min(group.request.sampling.max_units - dialogue.num_decided, group.longest - dialogue.num_units)
 
+    def _met(self, group: _Group, dialogue: Dialogue) -> str:
+        """Which bound of `_room` leaves none, in words."""
+        own, most = dialogue.num_decided, group.request.sampling.max_units
+        if own >= most:
+            return f"the model's own units, {own}, are all of the {most} that its turns together may have"
+        return f"prompt, turns and observations, {dialogue.num_units} units, may have {group.longest} together"
+
     def _ask(self, group: _Group, sample: _Sample) -> None:
         """A request for the next turn of one sample."""
         if sample.played is not None or group.is_over:
@@ -245,7 +252,7 @@ class Episodes:
         assert sample.dialogue is not None
         written = sample.dialogue.add_turn(made)
         if made.reason is not FinishReason.STOP:
-            self._cut(group, sample, f"a turn was cut: the model's turns have {group.request.sampling.max_units} units")
+            self._cut(group, sample, f"a turn was cut: {self._met(group, sample.dialogue)}")
             return
         answer = self._posting(functools.partial(self._on_answered, group, sample, written))
         self._parts.pool.act(sample.episode, self._parts.model.decode(made.payload), answer)
@@ -276,12 +283,8 @@ class Episodes:
             self._end(group, sample, SampleStatus.ENVIRONMENT_FAILED, f"the observation cannot be encoded: {error}")
             return
         if self._room(group, sample.dialogue) <= 0 or sample.dialogue.num_units + len(ids) >= group.longest:
-            self._cut(
-                group,
-                sample,
-                f"no room for an observation of {len(ids)} units and a turn: {sample.dialogue.num_units} of "
-                f"{group.longest} units, and {sample.dialogue.num_decided} of the model's own, are taken",
-            )
+            met = self._met(group, sample.dialogue)
+            self._cut(group, sample, f"no room for an observation of {len(ids)} units and a turn: {met}")
             return
         sample.dialogue.add_observation(ids)
         self._ask(group, sample)

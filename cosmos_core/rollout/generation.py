@@ -10,7 +10,7 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.config.order import group_seed
+from cosmos_core.config.order import evaluation_seed, group_seed
 from cosmos_core.config.schema import Recipe
 from cosmos_core.errors import DataError, EngineError
 from cosmos_core.protocols import (
@@ -206,10 +206,17 @@ class Generation:
             return None
         with self._lock:
             self._active[lease.lease] = Work(lease=lease, prompt=prompt)
-        seed = 0 if is_evaluation else group_seed(self._parts.recipe.run.seed, self._parts.stage, lease.position)
         # Evaluations go first: the controller holds back new weights for them.
         priority = 0 if is_evaluation else 1
-        return Request(request_id=str(lease.lease), prompt=encoded, sampling=sampling, seed=seed, priority=priority)
+        return Request(
+            request_id=str(lease.lease), prompt=encoded, sampling=sampling, seed=self._seed(lease), priority=priority
+        )
+
+    def _seed(self, lease: Lease) -> int:
+        run_seed = self._parts.recipe.run.seed
+        if lease.purpose == "evaluation":
+            return evaluation_seed(run_seed, lease.row)
+        return group_seed(run_seed, self._parts.stage, lease.position)
 
     def _encode(self, row: int, prompt: Prompt) -> Payload:
         if prompt.media and self._episodes is not None:

@@ -129,13 +129,13 @@ class WeightSync:
                     self._engine.write(rank, piece, data)
                     num_bytes += data.nbytes
                     if arrivals is not None:
-                        arrivals.add(piece, data)
+                        arrivals.add(rank, piece, data)
                 if arrivals is not None:
                     self._check_arrivals(target, arrivals)
                 self.transfer_s = time.monotonic() - begin
                 with self._gate.changing() as may_change:
                     if may_change:
-                        self._commit(target, num_bytes)
+                        self._commit(target, num_bytes, arrivals)
 
     def _check_arrivals(self, target: WeightTarget, arrivals: Arrivals) -> None:
         if wrong := arrivals.first_wrong():
@@ -143,21 +143,21 @@ class WeightSync:
             self._report(WeightsRejected(version=target.version, digest="", expected=target.digest, reason=reason))
             raise WeightSyncError(reason)
 
-    def _refuse(self, target: WeightTarget, digest: str, reason: str) -> None:
+    def _refuse(self, target: WeightTarget, digest: str, reason: str, arrivals: Arrivals | None) -> None:
         """Serve nothing: what is loaded is not what was published."""
-        if self._doubted == target.version:
-            reason = f"{reason}; all that arrived was right, so that it went wrong in the engine"
+        if arrivals is not None:
+            reason = f"{reason}; {_arrived(arrivals)}"
         self._doubted = target.version
         self._gate.revoke()
         self._report(WeightsRejected(version=target.version, digest=digest, expected=target.digest, reason=reason))
 
-    def _commit(self, target: WeightTarget, num_bytes: int) -> None:
+    def _commit(self, target: WeightTarget, num_bytes: int, arrivals: Arrivals | None) -> None:
         paused_at = time.monotonic()
         self._engine.pause(self._pause)
         try:
             digest = self._engine.commit_update(self._cache)
         except AttestationError as error:
-            self._refuse(target, "", str(error))
+            self._refuse(target, "", str(error), arrivals)
             raise
         except WeightSyncError:
             if self._gate.loaded >= 0:  # nothing was copied: what was attested before still is
@@ -165,7 +165,7 @@ class WeightSync:
             raise
         if digest != target.digest:
             reason = f"what was loaded has the digest {digest}, what was published {target.digest}"
-            self._refuse(target, digest, reason)
+            self._refuse(target, digest, reason, arrivals)
             raise WeightSyncError(reason)
         self._gate.confirm(target.version)
         self._engine.resume()
@@ -178,3 +178,14 @@ class WeightSync:
                 nbytes=num_bytes,
             )
         )
+
+
+def _arrived(arrivals: Arrivals) -> str:
+    """What is known of slices none of which is known to be wrong."""
+    unchecked = arrivals.unchecked()
+    if not unchecked:
+        return "all that arrived was right, so that it went wrong in the engine"
+    return (
+        f"what arrived could not be checked of {len(unchecked)} tensors, as ranks hold different parts of them (the "
+        f"first is {unchecked[0]}), and was right of all others: it went wrong on the way or in the engine"
+    )

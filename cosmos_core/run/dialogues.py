@@ -8,8 +8,7 @@ import queue
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import attrs
-
+from cosmos_core.config.order import evaluation_seed
 from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.errors import ConfigError
 from cosmos_core.plugin.selection import PluginSet
@@ -26,17 +25,17 @@ _TICK_S: Final = 0.2
 def play(
     served: Served,
     environment: EnvironmentConfig,
-    asked: Sequence[tuple[Prompt, Payload]],
+    asked: Sequence[tuple[int, Prompt, Payload]],
     sampling: Sampling,
     *,
     seed: int,
 ) -> list[Played]:
-    """Play one dialogue of each prompt.
+    """Play one dialogue of each held-out row, as an evaluation of a run does.
 
     Args:
         served: The model.
         environment: What answers it.
-        asked: Rows, and what the model encodes them to.
+        asked: Numbers of rows, the rows, and what the model encodes them to.
         sampling: Of each dialogue; one sample.
         seed: `run.seed`.
 
@@ -62,10 +61,8 @@ def play(
                 post=events.put,
             )
         )
-        for index, (prompt, payload) in enumerate(asked):
-            room = served.context_length - payload.arrays["prompt"].shape[0]
-            fitting = attrs.evolve(sampling, max_units=min(sampling.max_units, room))
-            request = Request(request_id=str(index), prompt=payload, sampling=fitting, seed=seed + index)
+        for index, (row, prompt, payload) in enumerate(asked):
+            request = Request(request_id=str(index), prompt=payload, sampling=sampling, seed=evaluation_seed(seed, row))
             keep = functools.partial(_keep, found, index)
             episodes.begin(request, prompt, longest=served.context_length, done=keep)
         while len(found) < len(asked):

@@ -117,19 +117,19 @@ def _evaluate(model: Path, job: Job, num_prompts: int | None) -> Evaluated:
     return _result(scored, num_prompts=rows)
 
 
-def _usable(dataset: Dataset, num_rows: int) -> Iterator[Prompt]:
-    """The first held-out rows; bad ones are left out, and so without a score, as in a run."""
+def _usable(dataset: Dataset, num_rows: int) -> Iterator[tuple[int, Prompt]]:
+    """The first held-out rows and their numbers; bad ones are left out, and so without a score, as in a run."""
     for index in range(num_rows):
         try:
-            yield dataset.row("heldout", index)
+            yield index, dataset.row("heldout", index)
         except DataError:
             continue
 
 
-def _complete(served: Served, prompts: list[Prompt], job: Job) -> list[tuple[Prompt, Played]]:
+def _complete(served: Served, prompts: list[tuple[int, Prompt]], job: Job) -> list[tuple[Prompt, Played]]:
     """Greedy completions, or dialogues, of the prompts that can be encoded and fit the context."""
     fitting, environment = [], job.recipe.environment
-    for prompt in prompts:
+    for row, prompt in prompts:
         if prompt.media and environment is not None:
             continue  # dialogues are of text
         try:
@@ -137,14 +137,14 @@ def _complete(served: Served, prompts: list[Prompt], job: Job) -> list[tuple[Pro
         except DataError:
             continue
         if payload.arrays["prompt"].shape[0] < served.context_length:
-            fitting.append((prompt, payload))
+            fitting.append((row, prompt, payload))
     longest = job.recipe.evaluation.max_units or job.recipe.rollout.sampling.max_units
     sampling = Sampling(temperature=0.0, max_units=longest)
     if environment is not None:
         played = play(served, environment, fitting, sampling, seed=job.recipe.run.seed)
-        return [(prompt, each) for (prompt, _), each in zip(fitting, played, strict=True)]
-    completed = served.complete([payload for _, payload in fitting], sampling, seed=job.recipe.run.seed)
-    return [(prompt, Played.single(samples[0])) for (prompt, _), samples in zip(fitting, completed, strict=True)]
+        return [(prompt, each) for (_, prompt, _), each in zip(fitting, played, strict=True)]
+    completed = served.complete([payload for _, _, payload in fitting], sampling, seed=job.recipe.run.seed)
+    return [(prompt, Played.single(samples[0])) for (_, prompt, _), samples in zip(fitting, completed, strict=True)]
 
 
 def _score(served: Served, answered: list[tuple[Prompt, Played]], job: Job, pool: RewardPool) -> list[Sample]:

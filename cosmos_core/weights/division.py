@@ -18,6 +18,7 @@ class Transfers:
     Attributes:
         source_M: Number of the source in `Plan.sources`.
         tensor_M: Number of the tensor in `Plan.names`.
+        origin_M: Number of the cell of which it is a part: a source holds that in one piece, two of them perhaps not.
         first_MD: First index; tensors of fewer dims than D have dims of one element in front.
         size_MD: Elements in each dim.
         nbytes_M: Bytes.
@@ -25,6 +26,7 @@ class Transfers:
 
     source_M: Integers
     tensor_M: Integers
+    origin_M: Integers
     first_MD: Integers
     size_MD: Integers
     nbytes_M: Integers
@@ -33,7 +35,8 @@ class Transfers:
 def divide(whole: Transfers, senders: Sequence[Integers], reach: Sequence[Amounts], grain_bytes: int) -> Transfers:
     """Give each sender of a demand its part: one run of rows, in the order of the transfers.
 
-    A border is off by no more than half a grain, or half a row where that is larger.
+    A border is off by no more than half a grain, or half a row where that is larger. Neighbours of one cell that have
+    the same sender become one transfer.
 
     Args:
         whole: Transfers in the order of their demands, whose places in `senders` stand for the sources.
@@ -44,7 +47,7 @@ def divide(whole: Transfers, senders: Sequence[Integers], reach: Sequence[Amount
     counts = np.array([len(each) for each in senders], np.int64)
     if (counts <= 1).all():
         members = np.concatenate([np.zeros(0, np.int64), *senders])
-        return attrs.evolve(whole, source_M=members[whole.source_M])
+        return _merged(attrs.evolve(whole, source_M=members[whole.source_M]))
     dim_M = (whole.size_MD > 1).argmax(1)  # the outermost of more than one element is the one to cut
     rows_M = np.take_along_axis(whole.size_MD, dim_M[:, None], 1)[:, 0]
     row_bytes_M = whole.nbytes_M // rows_M
@@ -59,13 +62,40 @@ def divide(whole: Transfers, senders: Sequence[Integers], reach: Sequence[Amount
     first, size, dim = whole.first_MD[index], whole.size_MD[index], dim_M[index][:, None]
     np.put_along_axis(first, dim, np.take_along_axis(first, dim, 1) + row[:, None], 1)
     np.put_along_axis(size, dim, (until - row)[:, None], 1)
-    return Transfers(
+    divided = Transfers(
         source_M=np.concatenate(senders)[(np.cumsum(counts) - counts)[place] + border],
         tensor_M=whole.tensor_M[index],
+        origin_M=whole.origin_M[index],
         first_MD=first,
         size_MD=size,
         nbytes_M=(until - row) * row_bytes_M[index],
     )
+    return _merged(divided)
+
+
+def _merged(found: Transfers) -> Transfers:
+    """Transfers that follow one another and make up a box of one cell, from one source, as one."""
+    for dim in reversed(range(found.size_MD.shape[1])):
+        is_new = np.ones(len(found.source_M), bool)
+        first_MD, size_MD = found.first_MD, found.size_MD
+        is_equal_MD = (np.diff(first_MD, axis=0) == 0) & (np.diff(size_MD, axis=0) == 0)
+        is_equal_MD[:, dim] = first_MD[1:, dim] == first_MD[:-1, dim] + size_MD[:-1, dim]
+        same = [np.diff(numbers) == 0 for numbers in (found.source_M, found.tensor_M, found.origin_M)]
+        is_new[1:] = ~np.logical_and.reduce([is_equal_MD.all(1), *same])
+        begin = np.flatnonzero(is_new)
+        if len(begin) == len(is_new):
+            continue
+        size_MD = size_MD[begin]
+        size_MD[:, dim] = np.add.reduceat(found.size_MD[:, dim], begin)
+        found = Transfers(
+            source_M=found.source_M[begin],
+            tensor_M=found.tensor_M[begin],
+            origin_M=found.origin_M[begin],
+            first_MD=first_MD[begin],
+            size_MD=size_MD,
+            nbytes_M=np.add.reduceat(found.nbytes_M, begin),
+        )
+    return found
 
 
 def _borders(

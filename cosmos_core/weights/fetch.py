@@ -14,8 +14,8 @@ import zmq
 
 from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
-from cosmos_core.weights import digest, planner, slices, wire
-from cosmos_core.weights.planner import Member
+from cosmos_core.weights import digest, slices, wire
+from cosmos_core.weights.planner import Member, Plan
 from cosmos_core.weights.shards import ShardMap
 from cosmos_core.weights.snapshot import view
 from cosmos_core.weights.source import Arrived, Source, Wanted
@@ -36,10 +36,18 @@ class Patience:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Ready:
-    """A source that has the version, and its mapped file where it is on this host."""
+    """A source that has the version.
+
+    Attributes:
+        source: The source.
+        manifest: What it said of the version.
+        shards: What it holds, of the manifest.
+        buffer: Its mapped file, if it is on this host.
+    """
 
     source: Source
     manifest: wire.Manifest
+    shards: ShardMap
     buffer: mmap.mmap | None
 
 
@@ -56,6 +64,7 @@ class Fetch:
         version: int,
         wanted: ShardMap,
         ready: Sequence[Ready],
+        plan: Plan,
         *,
         host: str,
         patience: Patience,
@@ -65,6 +74,7 @@ class Fetch:
         self.digests: Final[Mapping[str, int]] = ready[0].manifest.digests
         self._wanted: Final = wanted
         self._ready: Final = tuple(ready)
+        self._plan: Final = plan
         self._host: Final = host
         self._patience: Final = patience
         self._ranks: Final = ranks
@@ -79,7 +89,7 @@ class Fetch:
         Raises:
             WeightSyncError: No source can give what is missing, or the time is over; names each source's problem.
         """
-        yield from self._assign(self._wanted)
+        yield from self._assign(self._ready, self._plan)
         sources = [ready.source for ready in self._ready]
         while busy := [source for source in sources if source.is_busy]:
             self._check_deadline(busy)
@@ -95,13 +105,8 @@ class Fetch:
                 if source not in answered and source.is_busy and source.silent_s > self._patience.stall_s:
                     yield from self._reassign(source, f"no answer for {self._patience.stall_s:g} s")
 
-    def _assign(self, wanted: ShardMap) -> Iterator[Arrived]:
+    def _assign(self, usable: Sequence[Ready], plan: Plan) -> Iterator[Arrived]:
         """Ask for slices over the network, then yield those in shared memory."""
-        usable = [ready for ready in self._ready if not ready.source.failure]
-        plan = planner.Plan(
-            [Member.at(Place(host=ready.source.host), ready.manifest.shard_map()) for ready in usable],
-            [Member.at(Place(host=self._host), wanted)],
-        )
         shares: list[list[Wanted]] = [[] for _ in usable]
         for target, rank in ((number, rank) for number, (_, rank) in enumerate(plan.targets) if rank in self._ranks):
             for index, pieces in plan.slices(target).items():
@@ -125,8 +130,9 @@ class Fetch:
             ranks.setdefault(rank, []).append(piece)
         tensors = {piece.name: self._wanted.tensors[piece.name] for _, piece in owed}
         rest = ShardMap(tensors=tensors, ranks={rank: tuple(pieces) for rank, pieces in ranks.items()})
+        usable = [ready for ready in self._ready if not ready.source.failure]
         try:
-            yield from self._assign(rest)
+            yield from self._assign(usable, plan_of(usable, rest, self._host))
         except WeightSyncError as error:
             raise WeightSyncError(f"{problems(self.version, sources)}; {error}") from None
 
@@ -136,6 +142,16 @@ class Fetch:
                 f"weights version {self.version}: not complete after {self._patience.timeout_s:g} s; still waiting "
                 f"for {', '.join(source.endpoint for source in busy)}"
             )
+
+
+def plan_of(ready: Sequence[Ready], wanted: ShardMap, host: str) -> Plan:
+    """Who of these sources sends what to the ranks of a replica on a host.
+
+    Raises:
+        WeightSyncError: Together they do not have all that is wanted.
+    """
+    sources = [Member.at(Place(host=each.source.host), each.shards) for each in ready]
+    return Plan(sources, [Member.at(Place(host=host), wanted)])
 
 
 def wait(sources: Sequence[Source]) -> list[Source]:

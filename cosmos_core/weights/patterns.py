@@ -24,6 +24,7 @@ class Lacking:
     Attributes:
         pattern_C: Pattern of each cell: it stands for this cell of every tensor of the pattern.
         set_C: Its holders, a place in `sets_S`.
+        origin_C: Number in its pattern of the cell that it was, before cells were divided.
         first_CD: First index.
         size_CD: Elements in each dim.
         sets_S: Numbers of the holder sets.
@@ -32,6 +33,7 @@ class Lacking:
 
     pattern_C: Integers
     set_C: Integers
+    origin_C: Integers
     first_CD: Integers
     size_CD: Integers
     sets_S: Integers
@@ -74,7 +76,7 @@ class Patterns:
     def _take(
         self, tensors: Sequence[int], cut: Cells, kind_T: Integers, itemsize: int, grain_bytes: int
     ) -> list[Integers]:
-        """The cells of one pattern: kind, pattern, holder set, bytes of all tensors, first index, size."""
+        """The cells of one pattern: kind, pattern, holder set, origin, bytes of all tensors, first index, size."""
         pattern = len(self.tensors)
         self.tensors.append(np.array(tensors, np.int64))
         sets = np.array([self._set_of(kinds) for kinds in cut.holders], np.int64)
@@ -83,7 +85,7 @@ class Patterns:
         origin, first_CD, size_CD = _divisible(first_CD, size_CD, is_shared, max(1, grain_bytes // itemsize))
         nbytes_C = size_CD.prod(1) * itemsize * len(tensors)
         kind_C, set_C = kind_T[cut.wanted_C][origin], sets[cut.holders_C][origin]
-        return [kind_C, np.full(len(kind_C), pattern), set_C, nbytes_C, first_CD, size_CD]
+        return [kind_C, np.full(len(kind_C), pattern), set_C, origin, nbytes_C, first_CD, size_CD]
 
     def _set_of(self, kinds: Integers) -> int:
         """The number of the set of all sources of some kinds."""
@@ -95,8 +97,8 @@ class Patterns:
     def _sort(self, found: Sequence[Sequence[Integers]], num_kinds: int, num_dims: int) -> None:
         """By kind of target, from the cells of all patterns."""
         flat, box = np.zeros(0, np.int64), np.zeros((0, num_dims), np.int64)
-        columns = zip((flat, flat, flat, flat, box, box), *found, strict=True)
-        kind_C, pattern_C, set_C, nbytes_C, first_CD, size_CD = (np.concatenate(parts) for parts in columns)
+        columns = zip((flat, flat, flat, flat, flat, box, box), *found, strict=True)
+        kind_C, pattern_C, set_C, origin_C, nbytes_C, first_CD, size_CD = (np.concatenate(parts) for parts in columns)
         order = np.argsort(kind_C, kind="stable")
         bounds = np.searchsorted(kind_C[order], np.arange(1, num_kinds))
         for rows in np.split(order, bounds) if num_kinds else ():
@@ -107,6 +109,7 @@ class Patterns:
                 Lacking(
                     pattern_C=pattern_C[rows],
                     set_C=place_C,
+                    origin_C=origin_C[rows],
                     first_CD=first_CD[rows],
                     size_CD=size_CD[rows],
                     sets_S=sets_S,

@@ -103,6 +103,7 @@ class Plan:
         whole = Transfers(
             source_M=place_M[order],
             tensor_M=tensor_M,
+            origin_M=lacking.origin_C[cell_M],
             first_MD=lacking.first_CD[cell_M],
             size_MD=size_MD,
             nbytes_M=size_MD.prod(1) * self._itemsize[tensor_M],

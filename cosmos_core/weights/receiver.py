@@ -15,8 +15,8 @@ from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
 from cosmos_core.transport.messages import WeightTarget
 from cosmos_core.weights import digest
-from cosmos_core.weights.fetch import Fetch, Patience, Ready, problems, wait
-from cosmos_core.weights.planner import Member, Plan, check_agreement
+from cosmos_core.weights.fetch import Fetch, Patience, Ready, plan_of, problems, wait
+from cosmos_core.weights.planner import Plan, check_agreement
 from cosmos_core.weights.shards import ShardMap
 from cosmos_core.weights.shared_memory import map_shared
 from cosmos_core.weights.source import Source
@@ -67,9 +67,9 @@ class WeightReceiver:
         found: list[Source] = []
         try:
             self._connect(target, found)
-            ready = self._gather(target, found, wanted, patience)
+            ready, plan = self._gather(target, found, wanted, patience)
             chosen = frozenset(layout if ranks is None else ranks)
-            yield Fetch(target.version, wanted, ready, host=self._host, patience=patience, ranks=chosen)
+            yield Fetch(target.version, wanted, ready, plan, host=self._host, patience=patience, ranks=chosen)
         finally:
             for source in found:
                 source.socket.close()
@@ -102,34 +102,51 @@ class WeightReceiver:
 
     def _gather(
         self, target: WeightTarget, sources: Sequence[Source], wanted: ShardMap, patience: Patience
-    ) -> list[Ready]:
+    ) -> tuple[list[Ready], Plan]:
         """Wait until the sources that answered can give everything: those on this host alone, if they can."""
         ready: list[Ready] = []
-        num_near = 0
+        is_near_tried = False
         waiting = list(sources)
         while waiting and time.monotonic() < patience.deadline:
-            answered = wait(waiting)
-            for source in answered:
+            for source in wait(waiting):
                 self._learn(source, target, ready)
             # Not as they answered: ranks that fetch for themselves shall plan from the same.
             ready.sort(key=lambda each: sources.index(each.source))
             waiting = [source for source in waiting if source.manifest is None and not source.failure]
-            near = [each for each in ready if each.buffer is not None]
-            if len(near) > num_near and _problem(near, wanted) is None:
-                return near
-            num_near = len(near)
-            if all(source.silent_s > patience.stall_s for source in waiting):
-                if _problem(ready, wanted) is None:
-                    return ready
+            expected = [source for source in waiting if source.silent_s <= patience.stall_s]
+            if not is_near_tried and not any(self._is_near(source) for source in expected):
+                is_near_tried = True
+                near = [each for each in ready if each.buffer is not None]
+                found = self._plan(near, wanted)
+                if isinstance(found, Plan):
+                    return near, found
+            if not expected:
                 # Whoever asked may know of other sources by now.
                 break
+        found = self._plan(ready, wanted)
+        if isinstance(found, Plan):
+            return ready, found
         for source in waiting:
             source.fail(f"no answer for {patience.stall_s:g} s")
-        problem = _problem(ready, wanted)
         if any(source.failure for source in sources):
-            more = f"; {problem}" if ready else ""
+            more = f"; {found}" if ready else ""
             raise WeightSyncError(problems(target.version, sources) + more)
-        raise problem or AssertionError("every source answered and nothing is missing")
+        raise found
+
+    def _is_near(self, source: Source) -> bool:
+        """Whether what the source holds is to be mapped here."""
+        return self._transport != "zmq" and source.host == self._host
+
+    def _plan(self, ready: Sequence[Ready], wanted: ShardMap) -> Plan | WeightSyncError:
+        """Who sends what, or why these sources cannot give all that is wanted, and only that."""
+        if not ready:
+            return WeightSyncError("no source has answered")
+        published = {name for each in ready for name in each.manifest.digests}
+        try:
+            check_agreement([each.shards for each in ready], [wanted], published=published)
+            return plan_of(ready, wanted, self._host)
+        except WeightSyncError as error:
+            return error
 
     def _learn(self, source: Source, target: WeightTarget, ready: list[Ready]) -> None:
         """Take a source's answer; one that cannot be used fails, with the reason."""
@@ -146,23 +163,9 @@ class WeightReceiver:
             source.fail(f"its version {target.version} has the digest {found}, not {target.digest}")
             return
         buffer = None
-        if self._transport != "zmq" and source.host == self._host:
+        if self._is_near(source):
             buffer = map_shared(manifest.path, token=manifest.token, size=manifest.file_bytes)
             if buffer is None and self._transport == "shared-memory":
                 source.fail(f"its file {manifest.path} cannot be mapped here; do both processes see that folder?")
                 return
-        ready.append(Ready(source=source, manifest=manifest, buffer=buffer))
-
-
-def _problem(ready: Sequence[Ready], wanted: ShardMap) -> WeightSyncError | None:
-    """Why these sources cannot give all that is wanted, and only that; None if they can."""
-    if not ready:
-        return WeightSyncError("no source has answered")
-    sources = [Member(shards=each.manifest.shard_map()) for each in ready]
-    published = {name for each in ready for name in each.manifest.digests}
-    try:
-        check_agreement([each.shards for each in sources], [wanted], published=published)
-        Plan(sources, [Member(shards=wanted)])
-    except WeightSyncError as error:
-        return error
-    return None
+        ready.append(Ready(source=source, manifest=manifest, shards=manifest.shard_map(), buffer=buffer))

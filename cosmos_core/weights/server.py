@@ -143,8 +143,7 @@ class SliceServer:
 
 def _excess(snapshot: Snapshot, pieces: Sequence[TensorSlice]) -> str:
     """Why a request is too large to answer; empty if it is not."""
-    itemsizes = {entry.name: entry.facts.itemsize for entry in snapshot.entries}
-    nbytes = sum(slices.size(piece) * itemsizes.get(piece.name, 0) for piece in pieces)
+    nbytes = sum(slices.size(piece) * snapshot.itemsizes.get(piece.name, 0) for piece in pieces)
     if len(pieces) > wire.REQUEST_SLICES or nbytes > wire.ANSWER_BYTES:
         return f"{len(pieces)} slices of {nbytes:,} bytes are more than one answer may hold"
     return ""

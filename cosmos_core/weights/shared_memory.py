@@ -9,7 +9,9 @@ anew.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import functools
 import logging
 import mmap
 import os
@@ -18,7 +20,7 @@ import struct
 import tempfile
 import weakref
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from cosmos_core.errors import WeightSyncError
 
@@ -32,6 +34,9 @@ _PREFIX: Final = "cosmos-weights-"
 _READER: Final = fcntl.F_RDLCK
 _WRITER: Final = fcntl.F_WRLCK
 _NOBODY: Final = fcntl.F_UNLCK
+_NO_LOCKS: Final = {errno.EINVAL, errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS}
+"""What file systems and kernels without such locks answer."""
+_Locked: TypeAlias = Literal["held", "refused", "unknown"]
 _NAME: Final = re.compile(re.escape(_PREFIX) + r"(?P<pid>\d+)-")
 
 
@@ -65,13 +70,19 @@ class SharedFile:
         """Become another snapshot's file: under another name and token, what it holds to be written over.
 
         Returns:
-            Whether it did; not if it has another size, or if somebody maps it.
+            Whether it did; not if it has another size, if somebody maps it or unlinked it, or if it cannot be known
+            whether somebody maps it.
         """
-        if size != self.size or not self._finalizer.alive or not _lock(self._fd, _WRITER):
+        if size != self.size or not self._finalizer.alive or _lock(self._fd, _WRITER) != "held":
             return False
         # Whoever has opened it under its old name, and not mapped it yet, will find another token in it.
         path = self.path.with_name(f"{_PREFIX}{os.getpid()}-{label}-{token}")
-        self.path.rename(path)
+        try:
+            self.path.rename(path)
+        except OSError as error:
+            _LOG.warning("the file %s cannot be used again, another is made: %s", self.path, error.strerror)
+            _lock(self._fd, _NOBODY)
+            return False
         self._finalizer.detach()
         self.path = path
         self._finalizer = weakref.finalize(self, _discard, path, self._fd, os.getpid())
@@ -95,7 +106,7 @@ def map_shared(path: str, *, token: str, size: int) -> mmap.mmap | None:
                 return None
             mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
             # The mapping has a descriptor of its own of the same opening, which keeps the lock.
-            if not _lock(file.fileno(), _READER):
+            if _lock(file.fileno(), _READER) == "refused":
                 return None
     except OSError:
         return None
@@ -121,20 +132,31 @@ def sweep(directory: Path) -> list[Path]:
     return swept
 
 
-def _lock(fd: int, kind: int) -> bool:
-    """Lock a file's first byte for one opening of it, or unlock it; whether that could be done.
+def _lock(fd: int, kind: int) -> _Locked:
+    """Lock a file's first byte for one opening of it, or unlock it.
 
-    Where there are no such locks, readers need none and writers get none.
+    Where there are no such locks, files are mapped without, and none is written over.
     """
     command = getattr(fcntl, "F_OFD_SETLK", None)
     if command is None:
-        return kind != _WRITER
+        _tell_no_locks("this system has no F_OFD_SETLK")
+        return "unknown"
     try:
         # struct flock of 64-bit Linux: type, whence, start, length, process (none: the lock is the opening's).
         fcntl.fcntl(fd, command, struct.pack("@hhqqi4x", kind, os.SEEK_SET, 0, 1, 0))
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            _tell_no_locks(str(error.strerror))
+            return "unknown"
+        if error.errno not in {errno.EAGAIN, errno.EACCES}:
+            _LOG.warning("a file of a weight snapshot could not be locked: %s", error.strerror)
+        return "refused"
+    return "held"
+
+
+@functools.cache
+def _tell_no_locks(reason: str) -> None:
+    _LOG.warning("files of weight snapshots cannot be locked (%s): each version takes a new one", reason)
 
 
 def _header(token: str) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -34,12 +34,27 @@ class Snapshot:
         token: Random, unique.
         entries: What it holds.
         file: The bytes.
+        itemsizes: Bytes of an element of each tensor.
     """
 
     version: int
     token: str
     entries: tuple[Entry, ...]
     file: SharedFile
+    itemsizes: Mapping[str, int] = attrs.field(init=False)
+    _by_name: Mapping[str, Sequence[Entry]] = attrs.field(init=False, repr=False)
+
+    # Made once, as requests for a few slices each come for tens of thousands of tensors.
+    @itemsizes.default
+    def _find_itemsizes(self) -> Mapping[str, int]:
+        return {entry.name: entry.facts.itemsize for entry in self.entries}
+
+    @_by_name.default
+    def _index(self) -> Mapping[str, Sequence[Entry]]:
+        found: dict[str, list[Entry]] = {}
+        for entry in self.entries:
+            found.setdefault(entry.name, []).append(entry)
+        return found
 
     @property
     def nbytes(self) -> int:
@@ -55,7 +70,8 @@ class Snapshot:
 
     def read(self, piece: TensorSlice) -> memoryview | None:
         """Bytes of a slice, C-contiguous, as they lie if they lie so; None if the snapshot does not hold it."""
-        entry = next((entry for entry in self.entries if slices.contains(entry.piece, piece)), None)
+        held = self._by_name.get(piece.name, ())
+        entry = next((entry for entry in held if slices.contains(entry.piece, piece)), None)
         if entry is None:
             return None
         part = view(self.file.buffer, entry)[slices.within(piece, entry.piece)]

@@ -45,7 +45,7 @@ class Table:
         # Per number of dims, as rows of one array must be equally long.
         rows: dict[int, list[tuple[int, ...]]] = {}
         for held, kind in kinds.items():
-            for piece in _disjoint(held):
+            for piece in disjoint(held):
                 number = numbers.get(piece.name)
                 if number is not None:
                     rows.setdefault(len(piece.start), []).append((number, kind, *piece.start, *piece.shape))
@@ -76,7 +76,7 @@ class Table:
         return [(slice(a, b), rows[a:b].tobytes()) for a, b in itertools.pairwise(bounds)]
 
 
-def _disjoint(held: Sequence[TensorSlice]) -> list[TensorSlice]:
+def disjoint(held: Sequence[TensorSlice]) -> list[TensorSlice]:
     """What a rank holds, each element once."""
     by_name: dict[str, list[TensorSlice]] = {}
     for piece in held:

@@ -1,4 +1,7 @@
-"""Sequences to score: completions that someone else may have generated."""
+"""Sequences to score: completions that someone else may have generated.
+
+Shape legend: C units of a completion, N of these that a model decided, all unless it is a dialogue.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from cosmos_core.rollout.embedded.requests import condition
 from cosmos_core.rollout.embedded.sequence import prompt_ids
 from cosmos_core.types import Payload
 
-_GENERATED: Final = frozenset({"completion", "logprobs", "versions"})
+_GENERATED: Final = frozenset({"completion", "decided", "logprobs", "versions"})
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -24,11 +27,13 @@ class Given:
     Attributes:
         tokens: All of it.
         num_given: Leading tokens that are only conditioned on, at least 1: the prompt.
+        decided_N: Which tokens after these are scored, rising.
         conditioning: How the prompt enters, where the tokens do not say it all.
     """
 
     tokens: Sequence[int]
     num_given: int
+    decided_N: Sequence[int]
     conditioning: Conditioning | None = None
 
 
@@ -36,7 +41,8 @@ def to_score(payloads: Sequence[Payload], model: Model, *, context_length: int) 
     """What is scored of payloads.
 
     Raises:
-        EngineError: One has no prompt, is too long, or shows what the model cannot enter.
+        EngineError: One has no prompt, is too long, shows what the model cannot enter, or does not say of each unit
+            whether it was decided.
     """
     return [_given(payload, index, model, context_length) for index, payload in enumerate(payloads)]
 
@@ -50,7 +56,25 @@ def _given(payload: Payload, index: int, model: Model, context_length: int) -> G
             f"and at most {context_length} units in all"
         )
     conditioning = condition(_prompt_of(payload, model), model, f"payload {index}")
-    return Given(tokens=prompt + completion, num_given=len(prompt), conditioning=conditioning)
+    return Given(
+        tokens=prompt + completion,
+        num_given=len(prompt),
+        decided_N=_decided(payload, len(completion)),
+        conditioning=conditioning,
+    )
+
+
+def _decided(payload: Payload, size: int) -> Sequence[int]:
+    """Places of the completion that the model decided: all, unless the payload says otherwise."""
+    told = payload.arrays.get("decided")
+    if told is None:
+        return range(size)
+    if told.dtype != "bool" or told.shape != (size,):
+        raise EngineError(
+            f"cannot score: `decided` is {told.dtype} {list(told.shape)} of a completion of {size} units; it is one "
+            "bool a unit"
+        )
+    return [int(place) for place in np.flatnonzero(np.frombuffer(told.data, np.bool_))]
 
 
 def _prompt_of(payload: Payload, model: Model) -> Payload:

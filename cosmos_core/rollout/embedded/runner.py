@@ -114,8 +114,8 @@ class Runner:
         for given in batch:
             first, last = last, last + len(given.tokens)
             pieces.append(Piece(first=first, last=last, start=0, slot=-1))
-            kept.extend(range(first + given.num_given - 1, last - 1))
-            targets.extend(given.tokens[given.num_given :])
+            kept.extend(first + given.num_given - 1 + place for place in given.decided_N)
+            targets.extend(given.tokens[given.num_given + place] for place in given.decided_N)
         tokens_N = torch.tensor([token for given in batch for token in given.tokens], device=self._device)
         places_N = torch.cat([self._range(0, len(given.tokens)) for given in batch])
         positions_N = torch.cat([self._range(offset_of(given.conditioning), len(given.tokens)) for given in batch])
@@ -124,7 +124,7 @@ class Runner:
         logits_RV = self._enter(tokens_N, positions_N, step, kept_R, self._spans(batch, pieces)) / temperature
         targets_R1 = torch.tensor(targets, dtype=torch.int64, device=self._device)[:, None]
         logprobs_R = torch.log_softmax(logits_RV, -1).gather(1, targets_R1)[:, 0].cpu()
-        return list(torch.split(logprobs_R, [len(given.tokens) - given.num_given for given in batch]))
+        return list(torch.split(logprobs_R, [len(given.decided_N) for given in batch]))
 
     def _spans(self, batch: Sequence[Given], pieces: Sequence[Piece]) -> list[Span]:
         if self._prompts is None:

@@ -10,7 +10,8 @@ import asyncio
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, cast
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar, cast
 
 import attrs
 import numpy as np
@@ -22,6 +23,8 @@ from cosmos_core.types import JSON, Prompt
 
 _NUMBER: Final = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?", re.ASCII)
 _SEEDS: Final = 1 << 31
+
+T = TypeVar("T")
 
 
 @attrs.frozen(kw_only=True)
@@ -37,7 +40,11 @@ class GymnasiumOptions:
 
 
 class Gymnasium:
-    """One episode."""
+    """One episode.
+
+    What is made of the package runs in one thread of its own, one thing after the other: nothing closes an
+    environment in the middle of a step, and one that nobody waits for any more is closed once it is made.
+    """
 
     def __init__(self, options: GymnasiumOptions, context: EnvironmentContext) -> None:  # noqa: ARG002 - all are given one
         if "{observation}" not in options.observation:
@@ -47,12 +54,11 @@ class Gymnasium:
         self._options: Final = options
         self._make: Final = _maker()
         self._environment: Any = None
+        self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="gymnasium")
 
     async def reset(self, prompt: Prompt, seed: int) -> str | None:  # noqa: ARG002 - the task is the environment's
         """The first observation; the same for the same seed."""
-        self._environment = await asyncio.to_thread(self._made)
-        seen, _ = await asyncio.to_thread(lambda: self._environment.reset(seed=seed % _SEEDS))
-        return self._shown(seen)
+        return self._shown(await self._in_order(lambda: self._began(seed % _SEEDS)))
 
     async def step(self, text: str) -> Turn:
         """Take the action that the turn names; a turn that names none is answered with what is possible."""
@@ -61,7 +67,7 @@ class Gymnasium:
         if action is None:
             said = f"no action: {self._possible(space)}\n"
             return Turn(observation=said, reward=self._options.invalid_reward, detail="no action")
-        seen, reward, terminated, truncated, _ = await asyncio.to_thread(self._environment.step, action)
+        seen, reward, terminated, truncated, _ = await self._in_order(lambda: self._environment.step(action))
         return Turn(
             observation=self._shown(seen),
             done=bool(terminated or truncated),
@@ -71,8 +77,37 @@ class Gymnasium:
 
     async def close(self) -> None:
         """Close the environment."""
+        try:
+            await self._in_order(self._end)
+        finally:
+            self._thread.shutdown(wait=False)
+
+    async def _in_order(self, call: Callable[[], T]) -> T:
+        # Shielded: what is still to run must run even if nobody waits for it, `close` above all.
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, call))
+
+    def _began(self, seed: int) -> Any:
+        self._environment = self._made()
+        self._check_actions(self._environment.action_space)
+        seen, _ = self._environment.reset(seed=seed)
+        return seen
+
+    def _end(self) -> None:
         if self._environment is not None:
-            await asyncio.to_thread(self._environment.close)
+            self._environment.close()
+
+    def _check_actions(self, space: Any) -> None:
+        names = self._options.actions
+        if space.shape is None or space.dtype is None:
+            raise ConfigError(
+                f"environment.options.id: the actions of {self._options.id!r}, {space}, are no fixed count of numbers; "
+                "use another environment, or wrap this one"
+            )
+        if names and not (_is_discrete(space) and len(names) <= space.n):
+            raise ConfigError(
+                f"environment.options.actions: {len(names)} names ({', '.join(names)}), but the actions of "
+                f"{self._options.id!r} are {space}; name as many as a `Discrete` space has, or none"
+            )
 
     def _made(self) -> Any:
         try:
@@ -92,7 +127,7 @@ class Gymnasium:
         if self._options.actions:
             named = {name.lower(): index for index, name in enumerate(self._options.actions)}
             place = named.get(said.lower())
-            return None if place is None else _start(space) + place
+            return None if place is None else int(space.start) + place
         numbers = [float(number) for number in _NUMBER.findall(said)]
         return _fitting(space, numbers)
 
@@ -110,9 +145,9 @@ def _maker() -> Callable[..., Any]:
     return cast("Callable[..., Any]", gymnasium.make)
 
 
-def _start(space: Any) -> int:
-    """The first action of a `Discrete` space."""
-    return int(getattr(space, "start", 0))
+def _is_discrete(space: Any) -> bool:
+    """Whether it is a `Discrete` space, the one whose actions are plain numbers from `start`."""
+    return space.shape == () and hasattr(space, "start")
 
 
 def _fitting(space: Any, numbers: Sequence[float]) -> Any:
@@ -120,11 +155,15 @@ def _fitting(space: Any, numbers: Sequence[float]) -> Any:
     shape = space.shape or ()
     if len(numbers) != math.prod(shape) or not np.isfinite(numbers).all():
         return None
-    whole = np.issubdtype(space.dtype, np.integer)
-    if whole and any(number != int(number) for number in numbers):
-        return None
-    action = int(numbers[0]) if not shape else np.asarray(numbers, dtype=space.dtype).reshape(shape)
-    return action if space.contains(action) else None
+    if np.issubdtype(space.dtype, np.integer):
+        limits = np.iinfo(space.dtype)
+        if any(number != int(number) or not limits.min <= int(number) <= limits.max for number in numbers):
+            return None
+        numbers = [int(number) for number in numbers]
+    with np.errstate(over="ignore"):
+        values = np.asarray(numbers, dtype=space.dtype).reshape(shape)
+    action = int(values) if _is_discrete(space) else values
+    return action if np.isfinite(values).all() and space.contains(action) else None
 
 
 def _text(seen: Any, digits: int) -> str:

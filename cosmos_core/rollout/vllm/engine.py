@@ -51,8 +51,7 @@ class VllmEngine(ServedEngine):
         self._backend = backend = Backend(module, self._options, context)
         tensors = canonical_tensors(module)
         self._loaded = LoadedWeights(backend.model, tensors)
-        for name, tensor in tensors.items():
-            self._loaded.copy(slices.whole(name, tuple(tensor.shape)), tensor)
+        self._loaded.copy((slices.whole(name, tuple(tensor.shape)), tensor) for name, tensor in tensors.items())
         backend.settle()
         self._admission = Admission(backend, num_slots=context.max_in_flight)
         self._num_tokens = int(module.get_input_embeddings().num_embeddings)
@@ -139,8 +138,7 @@ class VllmEngine(ServedEngine):
         return self._loaded.facts
 
     def _apply(self, update: Update, cache: CachePolicy) -> str:
-        for piece, data in update.pieces():
-            self._loaded.copy(piece, data)
+        self._loaded.copy(update.pieces())
         self._vllm.settle()
         self._admission.mark(update.version)
         if cache == "recompute":
@@ -164,7 +162,10 @@ class VllmEngine(ServedEngine):
             raise EngineError("the vllm engine scores text only; use the engine 'embedded'")
         sequences = [each.tokens for each in given]
         rows = self._commands.call(lambda: self._vllm.score(sequences, temperature=temperature))
-        return [torch.tensor(row[each.num_given - 1 :]) for row, each in zip(rows, given, strict=True)]
+        return [
+            torch.tensor([row[each.num_given - 1 + place] for place in each.decided_N], dtype=torch.float32)
+            for row, each in zip(rows, given, strict=True)
+        ]
 
 
 def _ids(values: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> Array:

@@ -68,14 +68,15 @@ class LoadedWeights:
         """Shape and dtype of each tensor."""
         return self._facts
 
-    def copy(self, piece: TensorSlice, data: torch.Tensor) -> None:
-        """Write a slice into the live parameters."""
+    def copy(self, pieces: Iterable[tuple[TensorSlice, torch.Tensor]]) -> None:
+        """Write slices into the live parameters."""
         parameters = dict(self._model.named_parameters())
-        for region in self._regions[piece.name]:
-            part = slices.overlap(piece, region.piece)
-            if part is not None:
-                view = region.view(parameters)
-                view[slices.within(part, region.piece)].copy_(data[slices.within(part, piece)])
+        for piece, data in pieces:
+            for region in self._regions[piece.name]:
+                part = slices.overlap(piece, region.piece)
+                if part is not None:
+                    view = region.view(parameters)
+                    view[slices.within(part, region.piece)].copy_(data[slices.within(part, piece)])
 
     def digest(self) -> str:
         """The digest of what the live parameters hold."""

@@ -17,6 +17,7 @@ from cosmos_core.protocols.quantization import MATRIX_SCALE, SCALE, Format
 from cosmos_core.weights.shards import torch_dtype
 
 _E4M3_MAX: Final = 448.0
+_E4M3_TINY: Final = torch.finfo(torch.float8_e4m3fn).tiny
 _E2M1_MAX: Final = 6.0
 _E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Values of codes 0 to 7; bit 3 is the sign."""
@@ -204,7 +205,8 @@ def _scales(
     """Block scales as they are held, what elements are divided by, and matrix scales."""
     if whole is not None:
         matrix_scales = (whole / (_E4M3_MAX * _E2M1_MAX)).clamp_min(_TINY)
-        scales = _to_e4m3(largest / _E2M1_MAX / matrix_scales)
+        # With a scale that is rounded to 0, the block would be lost.
+        scales = _to_e4m3((largest / _E2M1_MAX / matrix_scales).clamp_min(_E4M3_TINY).where(largest > 0, 0.0))
         return scales, scales.float() * matrix_scales, matrix_scales
     if form.scale == "float32":
         scales = (largest / _E4M3_MAX).clamp_min(_TINY)

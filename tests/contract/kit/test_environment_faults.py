@@ -45,6 +45,10 @@ GOOD = {
     "draws-from-its-seed": environment(
         "return Turn(observation=str(self.random.random()))", reset=("self.random = random.Random(seed)",)
     ),
+    "starts-a-process": environment(
+        reset=("self.child = subprocess.Popen(['sleep', '64'])",),
+        close=("self.child.terminate()", "await asyncio.to_thread(self.child.wait)"),
+    ),
     "waits": environment("await asyncio.to_thread(time.sleep, 0.02)", "return Turn(observation='.')"),
 }
 PLANTED = {

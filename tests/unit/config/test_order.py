@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cosmos_core.config.order import group_seed, row_of
+from cosmos_core.config.order import evaluation_seed, group_seed, row_of
 
 # A resumed run must draw what it drew before, also with a newer release.
 GOLDEN_ROWS = [9, 3, 6, 2, 4, 8, 7, 5, 0, 1]
 GOLDEN_SEEDS = [135851042560207719, 6259405198084569922]
+GOLDEN_EVALUATION_SEEDS = [5408158416292570805, 1501594459284426756]
 
 
 @settings(max_examples=80, deadline=None)
@@ -46,6 +47,7 @@ def test_epochs_stages_and_seeds_have_orders_of_their_own():
 def test_the_order_is_fixed_for_ever():
     assert [row_of(position, 10, 0, 1)[1] for position in range(10)] == GOLDEN_ROWS
     assert [group_seed(0, 1, position) for position in range(2)] == GOLDEN_SEEDS
+    assert [evaluation_seed(0, row) for row in range(2)] == GOLDEN_EVALUATION_SEEDS
 
 
 @pytest.mark.parametrize("num_rows", [2, 3, 5, 17])
@@ -75,3 +77,9 @@ def test_group_seeds_differ_and_fit_63_bits():
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert max(seeds) > 2**62
+
+
+def test_evaluation_seeds_differ_by_run_and_row():
+    seeds = [evaluation_seed(seed, row) for seed in range(4) for row in range(500)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)

@@ -60,6 +60,9 @@ class Obedient:
         if kind == "short":
             await asyncio.sleep(0.2)
             return Turn(observation="awake")
+        if kind == "thread":
+            await asyncio.to_thread(time.sleep, float(rest))
+            return Turn(observation="slept")
         if kind == "none":
             return None
         if kind == "mute":
@@ -76,6 +79,10 @@ class Obedient:
             return Turn(observation=rest)
 
     async def close(self):
+        if self.name == "stay":
+            await asyncio.sleep(1000)
+        if self.name == "slow":
+            await asyncio.sleep(0.3)
         if self.folder:
             open(os.path.join(self.folder, f"{self.name}-{self.turns}"), "w").close()
 
@@ -254,6 +261,81 @@ def test_an_episode_is_closed_once_even_in_the_middle_of_an_answer(player, tmp_p
     while {path.name for path in tmp_path.iterdir()} != {"done-1", "waiting-1"}:
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def hang(pool, number):
+    """Let calls hang in threads, and give their episodes up."""
+    episodes = [pool.begin() for _ in range(number)]
+    for episode in episodes:
+        pool.pool.act(episode, "thread 1000", pool.replies.put)
+    assert all(pool.wait().timed_out for _ in episodes)
+    for episode in episodes:
+        pool.pool.forget(episode)
+
+
+def test_threads_that_hang_take_none_from_others(player):
+    pool = player(timeout_s=1.0)
+    good = pool.begin()
+    process = pool.act(good, "pid").observation
+    hang(pool, 8)
+    time.sleep(1.2)
+    # As many at once again as would find no thread left.
+    episodes = [pool.begin() for _ in range(40)]
+    for episode in episodes:
+        pool.pool.act(episode, "thread 0.02", pool.replies.put)
+    assert {pool.wait().observation for _ in episodes} == {"slept"}
+    assert pool.act(good, "pid").observation == process
+
+
+def test_a_worker_in_which_too_many_threads_hang_is_replaced(player, capfd):
+    pool = player(timeout_s=0.3)
+    good = pool.begin()
+    process = pool.act(good, "pid").observation
+    hang(pool, 9)
+    end = time.monotonic() + 10
+    while isinstance(lost := pool.act(good, "turns"), Answered):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert "the process of this episode and others ended" in lost.detail
+    assert pool.act(pool.begin(), "pid").observation != process
+    assert "9 episodes go on 0.3 s after they were closed" in capfd.readouterr().err
+
+
+def test_what_ends_late_after_its_episode_counts_no_more(player):
+    pool = player(timeout_s=0.3)
+    good = pool.begin()
+    process = pool.act(good, "pid").observation
+    for _ in range(2):
+        episodes = [pool.begin() for _ in range(6)]
+        for episode in episodes:
+            pool.pool.act(episode, "thread 0.8", pool.replies.put)
+        assert all(pool.wait().timed_out for _ in episodes)
+        for episode in episodes:
+            pool.pool.forget(episode)
+        time.sleep(0.8)
+    assert pool.act(good, "pid").observation == process
+
+
+def test_all_episodes_are_closed_at_the_end_whatever_they_do(player, tmp_path):
+    pool = player(workers=2, folder=str(tmp_path))
+    names = ["idle", "slow", "waiting", "forgotten"]
+    episodes = {name: pool.begin(name) for name in names}
+    pool.pool.act(episodes["waiting"], "wait", pool.replies.put)
+    pool.pool.forget(episodes["forgotten"])
+    pool.pool.close()
+    assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} == set(names)
+
+
+def test_an_episode_that_cannot_be_closed_does_not_hold_up_the_end(player, tmp_path):
+    pool = player(folder=str(tmp_path))
+    pool.begin("stay")
+    pool.begin("quick")
+    process = pool.pool._workers[0]._line._process
+    began = time.monotonic()
+    pool.pool.close()
+    assert time.monotonic() - began < 6
+    assert process.returncode is not None
+    assert [path.name for path in tmp_path.iterdir()] == ["quick-0"]
 
 
 def test_a_text_that_no_message_takes_is_mended(shared):

@@ -221,9 +221,30 @@ def test_the_environment_reads_the_text_of_the_turn_alone():
     ("setting", "script", "turns", "detail"),
     [
         ({"max_turns": 2}, say("x", "x", "x"), [], "game: not done after 2 turns"),
-        ({}, say("x"), [([1, 2],)], "game: a turn was cut"),
-        ({"max_units": 2}, say("x"), [], "game: no room for an observation of 1 units and a turn"),
-        ({"longest": 24}, say("x" * 20), [], "game: no room for an observation of 20 units"),
+        (
+            {"max_units": 2},
+            say("x"),
+            [([1, 2],)],
+            "game: a turn was cut: the model's own units, 2, are all of the 2 that its turns together may have",
+        ),
+        (
+            {"longest": 4},
+            say("x"),
+            [([1, 2],)],
+            "game: a turn was cut: prompt, turns and observations, 4 units, may have 4 together",
+        ),
+        (
+            {"max_units": 2},
+            say("x"),
+            [],
+            "game: no room for an observation of 1 units and a turn: the model's own units, 2, are all of the 2",
+        ),
+        (
+            {"longest": 24},
+            say("x" * 20),
+            [],
+            "game: no room for an observation of 20 units and a turn: prompt, turns and observations, 4 units, may",
+        ),
     ],
 )
 def test_what_ends_before_it_is_done_is_truncated(setting, script, turns, detail):

@@ -5,6 +5,7 @@ import re
 import threading
 import time
 
+import attrs
 import pytest
 import torch
 
@@ -184,6 +185,24 @@ def test_patience_begins_anew_with_each_version(rig):
         assert not gave_up(rig)
     rig.receiver.always = None
     assert rig.wait(1).version == 3
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_the_engine_is_blamed_only_if_all_that_arrived_was_checked(rig, is_whole):
+    layout, commit = rig.engine.layout(), rig.engine.commit_update
+    piece, dtype = layout[0][0]
+    if not is_whole:
+        # Another rank's part, which no other completes.
+        layout = {**layout, 1: [(attrs.evolve(piece, shape=(1, *piece.shape[1:])), dtype)]}
+    rig.engine.layout = lambda: layout
+    rig.engine.commit_update = lambda cache: commit(cache)[:0]
+    rig.sync.aim(rig.target(1))
+    assert "arrived" not in rig.wait(1).reason
+    wait_until(lambda: len(rig.reports) >= 2)
+    blames = "all that arrived was right, so that it went wrong in the engine" in rig.reports[1].reason
+    assert blames == is_whole
+    assert ("could not be checked of 1 tensors" in rig.reports[1].reason) != is_whole
+    assert (f"the first is {piece.name}" in rig.reports[1].reason) != is_whole
 
 
 def test_an_update_that_was_not_copied_lets_the_old_weights_serve_on(kit, rig):

@@ -281,6 +281,34 @@ def test_a_row_larger_than_a_grain_is_divided():
     assert loads.tolist() == [4800] * 5
 
 
+@pytest.mark.parametrize("shape", [(8192, 28672), (4, 300, 40000)])
+@pytest.mark.parametrize("num_sources", [2, 3])
+def test_rows_of_one_sender_go_as_few_slices(shape, num_sources):
+    wide = {"w": (shape, "bfloat16")}
+    plan = plan_of([whole(**wide)] * num_sources, [whole(**wide)])
+    pieces = [piece for pieces in plan.slices(0).values() for piece in pieces]
+    # At each border: the part of a row, in each dim, before and behind it.
+    assert len(pieces) <= num_sources + 2 * (num_sources - 1) * (len(shape) - 1)
+    assert sum(slices.size(piece) for piece in pieces) == math.prod(shape)
+    assert np.ptp(plan.loads()) <= 64 << 10
+
+
+def test_who_alone_is_near_gives_a_tensor_in_one_slice():
+    wide = {"w": ((512, 28672), "bfloat16")}
+    sources = [Member.at(Place(host=host), whole(**wide)) for host in "xy"]
+    plan = Plan(sources, [Member.at(Place(host="y"), whole(**wide))])
+    assert plan.slices(0) == {1: [slices.whole("w", wide["w"][0])]}
+
+
+def test_a_slice_never_reaches_across_what_a_source_holds_in_two():
+    parts = (box("w", (0, 0), (40, 28672)), box("w", (40, 0), (24, 28672)))
+    source = shard_map({0: parts}, w=((64, 28672), "bfloat16"))
+    plan = plan_of([source, source], [whole(w=((64, 28672), "bfloat16"))])
+    for pieces in plan.slices(0).values():
+        assert all(any(slices.contains(part, piece) for part in parts) for piece in pieces)
+    assert sum(map(len, plan.slices(0).values())) <= 6
+
+
 def test_a_source_on_the_same_host_gives_everything_it_has():
     facts = {"w": ((100, 64), "float32")}
     sources = [Member.at(Place(host=host), whole(**facts)) for host in ("x", "y", "x")]

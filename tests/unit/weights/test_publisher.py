@@ -84,6 +84,17 @@ def test_the_file_of_a_dropped_version_is_the_next_ones(publisher, ask, tmp_path
     assert digest_of(found) == published.digest == digest_of({name: tensor + 1 for name, tensor in TENSORS.items()})
 
 
+def test_a_file_that_somebody_unlinked_is_replaced(publisher, tmp_path):
+    publisher.publish(1, TENSORS, None)
+    (path,) = tmp_path.iterdir()
+    publisher.publish(2, TENSORS, None)
+    publisher.retain(2)
+    path.unlink()
+    assert publisher.publish(3, TENSORS, None).digest == digest_of(TENSORS)
+    assert publisher.held == (2, 3)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_file_that_is_read_is_not_written_over(publisher, ask, tmp_path):
     publisher.publish(1, TENSORS, None)
     (node,) = nodes(tmp_path)

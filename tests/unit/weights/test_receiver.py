@@ -10,8 +10,8 @@ from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
 from cosmos_core.transport.messages import WeightTarget
+from cosmos_core.weights import planner, wire
 from cosmos_core.weights import snapshot as snapshots
-from cosmos_core.weights import wire
 from cosmos_core.weights.digest import add_digests, digest_of
 from cosmos_core.weights.held import Placement
 from cosmos_core.weights.publisher import WeightPublisher
@@ -118,6 +118,20 @@ def test_shared_memory_is_a_view_not_a_copy(publishers, receiver):
     assert digest_of(got) == published.digest
 
 
+@pytest.mark.parametrize("transport", ["auto", "zmq"])
+def test_a_fetch_is_planned_once_however_many_sources_answer(tmp_path, receiver, monkeypatch, transport):
+    plans, maps, original, made = [], [], wire.Manifest.shard_map, planner.Plan.__init__
+    monkeypatch.setattr(wire.Manifest, "shard_map", lambda self: maps.append(self) or original(self))
+    monkeypatch.setattr(planner.Plan, "__init__", lambda self, *members: plans.append(self) or made(self, *members))
+    with contextlib.ExitStack() as stack:
+        publishers = [stack.enter_context(WeightPublisher("run", directory=tmp_path)) for _ in range(5)]
+        published, *_ = [publisher.publish(5, TENSORS, None) for publisher in publishers]
+        with receiver(transport).fetch(target_of(published, *publishers), layout_of(TENSORS), 10) as pieces:
+            assert digest_of(load(pieces)) == published.digest
+            assert len(pieces._ready) == 5
+    assert (len(plans), len(maps)) == (1, 5)
+
+
 def test_several_publishers_share_the_load(publishers, receiver, monkeypatch):
     monkeypatch.setattr(wire, "SLICE_BYTES", 1 << 16)
     served = dict.fromkeys(publishers, 0)
@@ -222,6 +236,15 @@ def test_a_stalled_publisher_does_not_stop_the_others(publishers, receiver, sile
     target = target_of(published, silent, publishers[0])
     with receiver(transport).fetch(target, layout_of(TENSORS), 10) as pieces:
         assert digest_of(load(pieces)) == published.digest
+
+
+def test_nobody_waits_for_another_host_when_this_one_has_everything(publishers, receiver, silent):
+    published = publishers[0].publish(5, TENSORS, None)
+    target = target_of(published, silent, publishers[0], hosts=["there", "here"])
+    began = time.monotonic()
+    with receiver(stall_s=20.0).fetch(target, layout_of(TENSORS), 60) as pieces:
+        assert digest_of(load(pieces)) == published.digest
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("rescue", [True, False])

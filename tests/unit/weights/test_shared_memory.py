@@ -1,3 +1,4 @@
+import errno
 import gc
 import os
 import subprocess
@@ -79,6 +80,41 @@ def test_a_file_is_renewed_only_when_no_process_maps_it(tmp_path):
     file.close()
     assert list(tmp_path.iterdir()) == []
     assert not file.renew(label="v3", token="three", size=4096)
+
+
+def test_a_file_that_is_being_written_over_is_not_mapped(tmp_path, caplog):
+    file = SharedFile(label="v1", token="one", size=4096, directory=tmp_path)
+    assert shared_memory._lock(file._fd, shared_memory._WRITER) == "held"
+    assert map_shared(str(file.path), token="one", size=4096) is None
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.ENOLCK])
+def test_files_that_cannot_be_locked_are_mapped_and_never_written_over_and_that_is_said_once(
+    tmp_path, monkeypatch, caplog, code
+):
+    def fail(*_):
+        raise OSError(code, os.strerror(code))
+
+    shared_memory._tell_no_locks.cache_clear()
+    monkeypatch.setattr(shared_memory.fcntl, "fcntl", fail)
+    file = SharedFile(label="v1", token="one", size=4096, directory=tmp_path)
+    assert map_shared(str(file.path), token="one", size=4096) is not None
+    gc.collect()
+    assert not file.renew(label="v2", token="two", size=4096)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert os.strerror(code) in said
+
+
+def test_what_else_a_lock_fails_of_is_said_and_nothing_is_mapped(tmp_path, monkeypatch, caplog):
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(shared_memory.fcntl, "fcntl", fail)
+    file = SharedFile(label="v1", token="one", size=4096, directory=tmp_path)
+    assert map_shared(str(file.path), token="one", size=4096) is None
+    assert not file.renew(label="v2", token="two", size=4096)
+    assert len(caplog.records) == 2
 
 
 def test_a_forgotten_file_is_unlinked(tmp_path):

@@ -1,9 +1,11 @@
 import torch
 
 from cosmos_core.protocols import TensorSlice
+from cosmos_core.weights import server, slices
 from cosmos_core.weights.digest import add_digests, tensor_digests
 from cosmos_core.weights.held import Placement
 from cosmos_core.weights.snapshot import take_snapshot, view
+from cosmos_core.weights.wire import Entry
 
 torch.set_num_threads(1)
 
@@ -38,6 +40,20 @@ def test_slices_are_read_as_they_lie_or_gathered(tmp_path):
     assert snapshot.read(TensorSlice(name="w", start=(1, 0), shape=(0, 6))) == b""
     assert snapshot.read(TensorSlice(name="w", start=(3, 0), shape=(2, 6))) is None
     assert snapshot.read(TensorSlice(name="v", start=(0, 0), shape=(1, 1))) is None
+
+
+def test_reading_does_not_look_at_the_other_tensors(tmp_path, monkeypatch):
+    snapshot = take_snapshot(
+        1, {f"w{number}": torch.full((2,), number) for number in range(200)}, None, directory=tmp_path
+    )
+    looked_at, contains, facts = [], slices.contains, Entry.facts.fget
+    monkeypatch.setattr(slices, "contains", lambda *pieces: looked_at.append(pieces) or contains(*pieces))
+    monkeypatch.setattr(Entry, "facts", property(lambda entry: looked_at.append(entry) or facts(entry)))
+    pieces = [TensorSlice(name=f"w{number}", start=(1,), shape=(1,)) for number in range(200)]
+    for number, piece in enumerate(pieces):
+        assert server._excess(snapshot, [piece]) == ""
+        assert torch.frombuffer(bytearray(snapshot.read(piece)), dtype=torch.int64).tolist() == [number]
+    assert len(looked_at) == 200
 
 
 def test_two_ranks_that_hold_halves_attest_the_whole_together(tmp_path):

@@ -27,10 +27,12 @@ def masked_weight(
 ) -> torch.Tensor:
     """exp(old logprob - behaviour logprob) where it lies within [floor, cap], else 0; detached.
 
+    A ratio that is NaN stays so, for the step's check of what is finite.
+
     Source: IcePop, 2510.18855; 2512.16144, equation 1.
     """
     ratio_N = log_ratio(old_logprobs_N, behaviour_logprobs_N).exp().detach()
-    return ratio_N.where((ratio_N >= floor) & (ratio_N <= cap), 0.0)
+    return ratio_N.masked_fill((ratio_N < floor) | (ratio_N > cap), 0.0)
 
 
 def kept_sequences(
@@ -54,7 +56,8 @@ def kept_sequences(
         num_sequences: S.
         limit: Largest mean.
 
-    Source: off-policy sequence masking of DeepSeek-V3.2, 2512.02556.
+    Source: off-policy sequence masking of DeepSeek-V3.2, 2512.02556. Deviation: a decision counts for at most 20 in
+    the mean, either way.
     """
     distance_N = log_ratio(behaviour_logprobs_N, logprobs_N.detach())
     zeros_S = distance_N.new_zeros(num_sequences)

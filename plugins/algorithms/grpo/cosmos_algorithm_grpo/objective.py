@@ -128,7 +128,7 @@ class ClippedObjective:
                 limit=self._sequence_limit,
             )
             loss_N = kept_N * loss_N
-            metrics["masked_sequences"] = 1.0 - kept_N
+            metrics["sequence_masked_tokens"] = 1.0 - kept_N
         return Loss(loss_N=loss_N, metrics=metrics)
 
     def _weight(self, old_N: torch.Tensor, behaviour_N: torch.Tensor, cap: float) -> torch.Tensor:

@@ -142,9 +142,9 @@ def test_a_bad_sequence_that_is_far_off_policy_does_not_count(make, options):
     given = decisions([-1.0, -1.0], old=[-0.2, -0.2], behaviour=[-0.2, -0.2], advantages=[-1.0, -1.0])
     priced = algorithm.loss(given)
     assert priced.loss_N.tolist() == [0.0, 0.0]
-    assert priced.metrics["masked_sequences"].tolist() == [1.0, 1.0]
+    assert priced.metrics["sequence_masked_tokens"].tolist() == [1.0, 1.0]
     good = decisions([-1.0, -1.0], old=[-0.2, -0.2], behaviour=[-0.2, -0.2], advantages=[1.0, 1.0])
-    assert algorithm.loss(good).metrics["masked_sequences"].tolist() == [0.0, 0.0]
+    assert algorithm.loss(good).metrics["sequence_masked_tokens"].tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("cap", [None, 0.5])

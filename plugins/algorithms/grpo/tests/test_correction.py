@@ -22,6 +22,14 @@ def test_a_masked_weight_is_the_ratio_within_its_range_and_nothing_outside():
     assert not weight_N.requires_grad
 
 
+def test_a_ratio_that_is_no_number_is_seen():
+    weight_N = masked_weight(
+        old_logprobs_N=torch.tensor([math.nan, 0.0]), behaviour_logprobs_N=torch.zeros(2), floor=0.5, cap=5.0
+    )
+    assert math.isnan(weight_N[0])
+    assert weight_N[1] == 1.0
+
+
 def kept(logprobs, behaviour, advantages, sequences, limit=0.5):
     kept_N = kept_sequences(
         logprobs_N=torch.tensor(logprobs, requires_grad=True),

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import time
 
+import attrs
 import numpy as np
 import pytest
 import torch
 
 from cosmos_core.errors import EngineError
 from cosmos_core.rollout.embedded import engine as engine_module
+from cosmos_core.types import Array
 
 NEVER = frozenset()
 
@@ -157,6 +159,29 @@ def test_a_refusal_names_the_request_and_what_is_wrong(kit, engine, prompt, samp
 def test_a_score_needs_a_temperature(kit, engine):
     with pytest.raises(EngineError, match="temperature 0"):
         engine.score([kit.payload_of([4, 5], [6])], temperature=0)
+
+
+def dialogue_of(kit, prompt, completion, decided):
+    payload = kit.payload_of(prompt, completion)
+    mask = np.asarray(decided)
+    told = Array(dtype=mask.dtype.name, shape=mask.shape, data=mask.tobytes())
+    return attrs.evolve(payload, arrays={**payload.arrays, "decided": told})
+
+
+def test_a_dialogue_is_scored_where_the_model_decided(kit, engine):
+    prompt, completion = [4, 5, 6], [7, 8, 9, 10, 11, 12]
+    decided = [True, True, False, False, True, False]
+    payloads = [kit.payload_of([4, 5], [6]), dialogue_of(kit, prompt, completion, decided), kit.payload_of([9], [8, 7])]
+    before, scores, after = engine.score(payloads, temperature=0.7)
+    expected = kit.plain_logprobs(kit.reference(), prompt, completion, temperature=0.7)
+    np.testing.assert_allclose(scores, expected[decided], atol=2e-5, rtol=0)
+    assert (before.shape, after.shape) == ((1,), (2,))
+
+
+@pytest.mark.parametrize("decided", [[True], [1, 1]])
+def test_a_dialogue_that_does_not_say_who_decided_each_unit_is_not_scored(kit, engine, decided):
+    with pytest.raises(EngineError, match="of a completion of 2 units; it is one bool a unit"):
+        engine.score([dialogue_of(kit, [4, 5], [6, 7], decided)], temperature=1.0)
 
 
 def test_a_request_id_in_flight_is_refused(kit, make, monkeypatch):

@@ -49,10 +49,11 @@ class Fused(nn.Module):
 
 
 def load(loaded, tensors, limit=10**9):
-    for name, tensor in tensors.items():
-        for piece in slices.chunks(slices.whole(name, tuple(tensor.shape)), limit):
-            box = slices.within(piece, slices.whole(name, tuple(tensor.shape)))
-            loaded.copy(piece, tensor[box])
+    loaded.copy(
+        (piece, tensor[slices.within(piece, slices.whole(name, tuple(tensor.shape)))])
+        for name, tensor in tensors.items()
+        for piece in slices.chunks(slices.whole(name, tuple(tensor.shape)), limit)
+    )
 
 
 @pytest.mark.parametrize("limit", [10**9, 5, 1])
@@ -80,10 +81,19 @@ def test_the_digest_is_of_the_canonical_tensors_and_of_what_is_there_now():
 def test_a_slice_across_regions_reaches_both():
     model = Fused()
     loaded = LoadedWeights(model, TENSORS)
-    loaded.copy(TensorSlice(name="gate_up", start=(2, 1), shape=(2, 2)), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    piece = TensorSlice(name="gate_up", start=(2, 1), shape=(2, 2))
+    loaded.copy([(piece, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))])
     assert model.gate_up[5].tolist() == [0, 1, 2, 0]
     assert model.gate_up[0].tolist() == [0, 3, 4, 0]
     assert model.gate_up.count_nonzero() == 4
+
+
+def test_parameters_are_looked_up_once_an_update(monkeypatch):
+    model, calls = Fused(), []
+    loaded, found = LoadedWeights(model, TENSORS), model.named_parameters
+    monkeypatch.setattr(model, "named_parameters", lambda: calls.append(1) or found())
+    load(loaded, TENSORS, limit=1)
+    assert len(calls) == 1
 
 
 def test_looking_for_regions_writes_nothing():

@@ -45,7 +45,7 @@ def reference(form, matrix):
                 scale = float(np.float32(most) / np.float32(448))
             elif form.name == "nvfp4":
                 inner = np.float32(most) / np.float32(6) / tensor_scale
-                scale = float(np.float32(rounded(float(inner), E4M3)) * tensor_scale)
+                scale = float(np.float32(rounded(max(float(inner), 2.0**-6), E4M3)) * tensor_scale)
             else:
                 scale = 2.0 ** (math.floor(math.log2(most)) - (8 if form.name == "mxfp8" else 2))
             # The quotient is rounded to float32 as it is anywhere: ties are those of what is divided.
@@ -121,11 +121,32 @@ def test_each_expert_is_a_matrix_of_its_own(name):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_extremes_neither_overflow_nor_vanish(name):
-    matrix = torch.zeros(4, 64)
-    matrix[0, 0], matrix[1, 40], matrix[2, 3], matrix[3, 5] = 3.4e38, -1e-45, 1e-38, 448.0
-    found = round_trip(FORMATS[name], matrix)
-    assert bool(found.isfinite().all())
-    assert found[0, 0] == pytest.approx(3.4e38, rel=0.25)
+    # A block of the last row has a scale below the smallest of nvfp4, and an element above half of its smallest.
+    largest, in_nvfp4 = 3.4e38, 3.4e38 / 2688 * 2.0**-6 * 0.5
+    values = {(0, 0): largest, (1, 40): -1e-45, (2, 3): 1e-38, (3, 5): 448.0, (4, 7): 0.6 * in_nvfp4}
+    smallest = {"fp8": 2.0**-135, "mxfp8": 2.0**-136, "mxfp4": 2.0**-128, "nvfp4": in_nvfp4}[name]
+    matrix = torch.zeros(5, 64)
+    for place, value in values.items():
+        matrix[place] = value
+    found = round_trip(FORMATS[name], matrix).double()
+    for place, value in values.items():
+        assert abs(found[place].item() - value) <= max(0.25 * abs(value), 0.5 * smallest), place
+        found[place] = 0.0
+    assert not found.any()
+
+
+def test_scales_of_nvfp4_are_normal_numbers_or_those_of_zeros():
+    matrix = torch.zeros(1, 80)
+    matrix[0, ::16] = torch.tensor([2688.0, 0.3 * 2**-6, 6 * 2.0**-8, 6 * 2.0**-5, 0.0])
+    made = quantise(FORMATS["nvfp4"], "w", matrix)
+    assert made["w::scale"].float().tolist() == [[448.0, 2.0**-6, 2.0**-6, 2.0**-5, 0.0]]
+    assert dequantise(FORMATS["nvfp4"], "w", made, 80)[0, ::16].tolist() == [
+        2688.0,
+        2.0**-7,
+        1.5 * 2**-6,
+        6 * 2.0**-5,
+        0,
+    ]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
