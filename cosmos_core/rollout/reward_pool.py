@@ -7,8 +7,6 @@ in a worker of its own, unless it is plain which completion was to blame. So no 
 from __future__ import annotations
 
 import logging
-import os
-import selectors
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,7 +15,7 @@ from typing import Final
 import attrs
 
 from cosmos_core.config.schema import RewardConfig
-from cosmos_core.errors import PluginError, ReplicaError, TransportError
+from cosmos_core.errors import PluginError, TransportError
 from cosmos_core.protocols import Completion
 from cosmos_core.rollout.frames import frame
 from cosmos_core.rollout.reward_process import Assignment, RewardProcess
@@ -31,7 +29,7 @@ from cosmos_core.rollout.reward_wire import (
     Unscored,
     WirePayload,
 )
-from cosmos_core.rollout.supervised import SupervisedThread
+from cosmos_core.rollout.worker_pool import WorkerPool
 from cosmos_core.types import SampleStatus
 
 _LOG: Final = logging.getLogger(__name__)
@@ -59,7 +57,7 @@ class _Job:
         self.done = done
 
 
-class RewardPool:
+class RewardPool(WorkerPool[RewardProcess]):
     """Worker processes for the rewards of a recipe.
 
     Args:
@@ -69,8 +67,8 @@ class RewardPool:
     """
 
     def __init__(self, rewards: Sequence[RewardConfig], *, num_workers: int, seed: int) -> None:
+        super().__init__(thread="rewards", worker="a reward worker", num_workers=num_workers)
         self._rewards: Final = tuple(rewards)
-        self._num_workers: Final = num_workers
         self._setup: Final = Setup(
             rewards=tuple(
                 RewardSetup(plugin=each.plugin, options=dict(each.options), timeout_s=each.timeout_s)
@@ -78,14 +76,8 @@ class RewardPool:
             ),
             seed=seed,
         )
-        self._selector: Final = selectors.DefaultSelector()
-        self._wake: Final = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._submitted: Final[deque[tuple[_Job, list[Completion]]]] = deque()
         self._waiting: Final[deque[Assignment]] = deque()
         self._open: Final[dict[int, tuple[_Job, int]]] = {}
-        self._workers: Final[set[RewardProcess]] = set()
-        self._thread: Final = SupervisedThread("rewards", self._run)
-        self._closing = False
         self._next_ticket = 0
         self._scoring_s = 0.0
 
@@ -97,81 +89,31 @@ class RewardPool:
     def start(self) -> None:
         """Start the workers, if there is anything to score; returns at once."""
         if self._rewards:
-            self._thread.start()
-
-    def close(self) -> None:
-        """End the workers; what was not scored is forgotten. Idempotent."""
-        if self._closing:
-            return
-        self._closing = True
-        os.eventfd_write(self._wake, 1)
-        self._thread.join()
-        self._selector.close()
-        os.close(self._wake)
-
-    def check(self) -> None:
-        """Return if the pool can score.
-
-        Raises:
-            PluginError: The rewards cannot be loaded.
-            ReplicaError: The pool failed.
-        """
-        self._thread.check()
+            super().start()
 
     def submit(self, completions: Sequence[Completion], done: Callable[[Outcomes], None]) -> None:
         """Score completions with every reward; `done` is called on the pool's thread and must be quick."""
         if not completions or not self._rewards:
             done([[] for _ in completions])
             return
-        self._submitted.append((_Job(len(completions), len(self._rewards), done), list(completions)))
-        os.eventfd_write(self._wake, 1)
+        job, given = _Job(len(completions), len(self._rewards), done), list(completions)
+        self._submit(lambda: self._enqueue(job, given))
 
     # -- the pool's thread --------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        try:
-            self._selector.register(self._wake, selectors.EVENT_READ)
-            for _ in range(self._num_workers):
-                self._spawn()
-            while not self._closing:
-                self._turn()
-        finally:
-            for worker in self._workers:
-                worker.end()
+    def _make(self) -> RewardProcess:
+        return RewardProcess(self._setup)
 
-    def _turn(self) -> None:
-        deadline = min((worker.deadline() for worker in self._workers), default=float("inf"))
-        wait_s = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
-        for key, _ in self._selector.select(wait_s):
-            if key.data is None:
-                os.eventfd_read(self._wake)
-            else:
-                self._serve(key.data)
-        now = time.monotonic()
-        for worker in [each for each in self._workers if each.deadline() <= now]:
-            self._replace(worker, is_late=True)
-        self._enqueue()
-        self._dispatch()
+    def _end(self) -> None:
+        for worker in self._workers:
+            worker.end()
 
-    def _spawn(self) -> None:
-        worker = RewardProcess(self._setup)
-        self._workers.add(worker)
-        self._selector.register(worker.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, worker)
-
-    def _serve(self, worker: RewardProcess) -> None:
-        if worker.wants_write:
-            worker.send()
-        try:
-            for assignment, message in worker.receive():
-                if isinstance(message, Broken):
-                    raise PluginError(message.reason)
-                assert assignment is not None
-                self._settle(assignment, message)
-        except EOFError:
-            self._replace(worker, is_late=False)
-        except TransportError as error:
-            _LOG.warning("a reward worker sent what cannot be read (%s); replacing it", error)
-            self._replace(worker, is_late=False)
+    def _read(self, worker: RewardProcess) -> None:
+        for assignment, message in worker.receive():
+            if isinstance(message, Broken):
+                raise PluginError(message.reason)
+            assert assignment is not None
+            self._settle(assignment, message)
 
     def _settle(self, assignment: Assignment, message: Scored | Unscored) -> None:
         self._scoring_s += time.monotonic() - assignment.since
@@ -190,12 +132,11 @@ class RewardPool:
             job.done([[each for each in row if each is not None] for row in job.outcomes])
 
     def _replace(self, worker: RewardProcess, *, is_late: bool) -> None:
-        self._selector.unregister(worker.socket)
-        self._workers.discard(worker)
+        self._retire(worker)
         # Its socket closes a moment before its exit code is known.
         suspects, others, how = worker.end(0.0 if is_late else 1.0)
         if not worker.is_ready:
-            raise ReplicaError(f"a reward worker did not start: {how}; its output is in this replica's output")
+            raise self._not_started(how)
         # A worker may die of something else (killed, out of memory): who is blamed for that was alone in it.
         if len(suspects) == 1 and (is_late or suspects[0].alone):
             self._blame(suspects[0], is_late=is_late, how=how)
@@ -216,12 +157,10 @@ class RewardPool:
         _LOG.warning("%s", detail)
         self._close(assignment.task, outcome)
 
-    def _enqueue(self) -> None:
-        while self._submitted:
-            job, completions = self._submitted.popleft()
-            for index, completion in enumerate(completions):
-                for reward in range(len(self._rewards)):
-                    self._add(job, index, reward, completion)
+    def _enqueue(self, job: _Job, completions: Sequence[Completion]) -> None:
+        for index, completion in enumerate(completions):
+            for reward in range(len(self._rewards)):
+                self._add(job, index, reward, completion)
 
     def _add(self, job: _Job, index: int, reward: int, completion: Completion) -> None:
         self._next_ticket += 1
@@ -252,7 +191,3 @@ class RewardPool:
                 break
             self._waiting.popleft()
             min(free, key=lambda each: each.load).assign(assignment)
-        for worker in self._workers:
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.wants_write else 0)
-            if self._selector.get_key(worker.socket).events != events:
-                self._selector.modify(worker.socket, events, worker)

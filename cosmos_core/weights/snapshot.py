@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import secrets
@@ -119,14 +120,13 @@ def take_snapshot(
     size = entries[-1].offset + entries[-1].nbytes if entries else HEADER_BYTES
     file = _file(spare, label=f"v{version}", token=token, size=size, directory=directory)
     rest = iter(entries)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(file.close)
         for name, tensor in tensors.items():
             content = shares[name].quantise(tensor.detach()) if name in shares else (tensor.detach(),)
             for entry, data in zip((next(rest) for _ in parts[name]), content, strict=True):
                 copy_exactly(view(file.buffer, entry), data)
-    except BaseException:
-        file.close()
-        raise
+        undo.pop_all()
     return Snapshot(version=version, token=token, entries=entries, file=file)
 
 
