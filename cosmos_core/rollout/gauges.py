@@ -8,7 +8,7 @@ from typing import Final
 
 from cosmos_core.protocols import RolloutEngine
 from cosmos_core.rollout.gate import VersionGate
-from cosmos_core.rollout.reward_pool import RewardPool
+from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.transport.payloads import PayloadServer
 

@@ -23,13 +23,13 @@ from cosmos_core.protocols import (
     RolloutEngine,
     Sampling,
 )
-from cosmos_core.rollout import scoring
-from cosmos_core.rollout.dialogue import Played
-from cosmos_core.rollout.environment_pool import EnvironmentPool
-from cosmos_core.rollout.episodes import EpisodeParts, Episodes
+from cosmos_core.rollout.episodes.dialogue import Played
+from cosmos_core.rollout.episodes.episode import EpisodeParts, Episodes
+from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.gate import VersionGate
-from cosmos_core.rollout.reward_pool import Outcomes, RewardPool
-from cosmos_core.rollout.supervised import SupervisedThread
+from cosmos_core.rollout.rewards import scoring
+from cosmos_core.rollout.rewards.pool import Outcomes, RewardPool
+from cosmos_core.rollout.workers.supervised import SupervisedThread
 from cosmos_core.transport.messages import GroupFailed, GroupFinished, Lease, Report
 from cosmos_core.transport.payloads import PayloadServer
 from cosmos_core.types import Group, Payload, Prompt

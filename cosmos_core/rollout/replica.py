@@ -17,11 +17,11 @@ from cosmos_core.protocols import EngineCapabilities, EngineContext, Environment
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.replica.host import host_id
 from cosmos_core.replica.process import RoleArgs
-from cosmos_core.rollout.environment_pool import EnvironmentPool
+from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.gauges import Gauges
 from cosmos_core.rollout.generation import Generation, Parts
-from cosmos_core.rollout.reward_pool import RewardPool
+from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.transport.messages import Report, RolloutDirective
 from cosmos_core.transport.payloads import PayloadServer

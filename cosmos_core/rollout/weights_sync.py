@@ -12,7 +12,7 @@ from typing import Final
 from cosmos_core.errors import AttestationError, TransportError, WeightSyncError
 from cosmos_core.protocols import CachePolicy, PauseMode, RolloutEngine
 from cosmos_core.rollout.gate import VersionGate
-from cosmos_core.rollout.supervised import SupervisedThread
+from cosmos_core.rollout.workers.supervised import SupervisedThread
 from cosmos_core.transport.messages import Report, WeightsLoaded, WeightsRejected, WeightTarget
 from cosmos_core.weights.arrivals import Arrivals
 from cosmos_core.weights.receiver import WeightReceiver

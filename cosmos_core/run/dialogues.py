@@ -13,9 +13,9 @@ from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.errors import ConfigError
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import Conversing, Request, Sampling
-from cosmos_core.rollout.dialogue import Played
-from cosmos_core.rollout.environment_pool import EnvironmentPool
-from cosmos_core.rollout.episodes import EpisodeParts, Episodes
+from cosmos_core.rollout.episodes.dialogue import Played
+from cosmos_core.rollout.episodes.episode import EpisodeParts, Episodes
+from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.run.generate import Served
 from cosmos_core.types import Payload, Prompt
 

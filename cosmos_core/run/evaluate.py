@@ -16,9 +16,9 @@ from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.plugin.roles import load_dataset
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import Dataset, Sampling
-from cosmos_core.rollout.dialogue import Played
-from cosmos_core.rollout.reward_pool import Outcomes, RewardPool
-from cosmos_core.rollout.scoring import sample, to_score
+from cosmos_core.rollout.episodes.dialogue import Played
+from cosmos_core.rollout.rewards.pool import Outcomes, RewardPool
+from cosmos_core.rollout.rewards.scoring import sample, to_score
 from cosmos_core.run.dialogues import play
 from cosmos_core.run.export import export_run
 from cosmos_core.run.generate import Served, run_of, serve

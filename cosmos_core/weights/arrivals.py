@@ -13,8 +13,8 @@ import torch
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import MODULUS, tensor_digest
+from cosmos_core.weights.planning.tables import disjoint
 from cosmos_core.weights.shards import ShardMap
-from cosmos_core.weights.tables import disjoint
 
 _Boxes: TypeAlias = tuple[TensorSlice, ...]
 

@@ -15,11 +15,11 @@ import zmq
 from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.weights import digest, slices, wire
-from cosmos_core.weights.planner import Member, Plan
+from cosmos_core.weights.planning.planner import Member, Plan
+from cosmos_core.weights.planning.topology import Place
 from cosmos_core.weights.shards import ShardMap
 from cosmos_core.weights.snapshot import view
 from cosmos_core.weights.source import Arrived, Source, Wanted
-from cosmos_core.weights.topology import Place
 
 _LOGGER: Final = logging.getLogger(__name__)
 _POLL_MS: Final = 50

@@ -16,7 +16,7 @@ from cosmos_core.transport import sockets
 from cosmos_core.transport.messages import WeightTarget
 from cosmos_core.weights import digest
 from cosmos_core.weights.fetch import Fetch, Patience, Ready, plan_of, problems, wait
-from cosmos_core.weights.planner import Plan, check_agreement
+from cosmos_core.weights.planning.planner import Plan, check_agreement
 from cosmos_core.weights.shards import ShardMap
 from cosmos_core.weights.shared_memory import map_shared
 from cosmos_core.weights.source import Source

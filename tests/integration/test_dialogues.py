@@ -24,8 +24,8 @@ from cosmos_core.policy.modeling.tokens import decided, values
 from cosmos_core.protocols import EngineContext, EnvironmentCapabilities, ModelContext, Request, Sampling
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
 from cosmos_core.rollout.embedded.options import EmbeddedOptions
-from cosmos_core.rollout.environment_pool import EnvironmentPool
-from cosmos_core.rollout.episodes import EpisodeParts, Episodes
+from cosmos_core.rollout.episodes.episode import EpisodeParts, Episodes
+from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.run.follow import Follower
 from cosmos_core.types import Message, Prompt, SampleStatus
 

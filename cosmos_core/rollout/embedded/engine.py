@@ -17,7 +17,6 @@ from cosmos_core.protocols import (
     TensorSlice,
 )
 from cosmos_core.rollout.embedded.cache import SlotCache
-from cosmos_core.rollout.embedded.given import to_score
 from cosmos_core.rollout.embedded.loaded import LoadedWeights
 from cosmos_core.rollout.embedded.options import EmbeddedOptions
 from cosmos_core.rollout.embedded.prompts import Prompts
@@ -27,8 +26,9 @@ from cosmos_core.rollout.embedded.sampler import draw
 from cosmos_core.rollout.embedded.scheduler import Plan, Scheduler
 from cosmos_core.rollout.embedded.slots import SlotNumbers
 from cosmos_core.rollout.embedded.support import adopt
-from cosmos_core.rollout.embedded.updates import Update, whole_layout
-from cosmos_core.rollout.serving import ServedEngine
+from cosmos_core.rollout.serving.engine import ServedEngine
+from cosmos_core.rollout.serving.given import to_score
+from cosmos_core.rollout.serving.updates import Update, whole_layout
 from cosmos_core.types import Payload
 from cosmos_core.weights.shards import canonical_tensors
 

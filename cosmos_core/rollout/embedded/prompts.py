@@ -15,7 +15,7 @@ import torch
 
 from cosmos_core.protocols import Conditioned, Conditioning, Entering
 from cosmos_core.rollout.embedded.scheduler import Plan
-from cosmos_core.rollout.embedded.sequence import Flight
+from cosmos_core.rollout.serving.sequence import Flight
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -14,7 +14,7 @@ import torch
 from cosmos_core.errors import EngineError
 from cosmos_core.protocols import Model, Record, Recording
 from cosmos_core.rollout.embedded.scheduler import Plan
-from cosmos_core.rollout.embedded.sequence import Sequence
+from cosmos_core.rollout.serving.sequence import Sequence
 from cosmos_core.weights.shards import dtype_name
 
 

@@ -12,11 +12,11 @@ import torch
 
 from cosmos_core.rollout.embedded.attention import Piece, SlotStep, Step, meaning
 from cosmos_core.rollout.embedded.cache import SlotCache
-from cosmos_core.rollout.embedded.given import Given
 from cosmos_core.rollout.embedded.prompts import Prompts, Span
 from cosmos_core.rollout.embedded.scheduler import Plan
-from cosmos_core.rollout.embedded.sequence import offset_of
 from cosmos_core.rollout.embedded.slots import SlotNumbers
+from cosmos_core.rollout.serving.given import Given
+from cosmos_core.rollout.serving.sequence import offset_of
 
 
 class Runner:

@@ -10,7 +10,7 @@ from typing import Final
 import attrs
 import torch
 
-from cosmos_core.rollout.embedded.randomness import uniforms
+from cosmos_core.rollout.serving.randomness import uniforms
 
 _BLOCK: Final = 128
 """Vocabularies above eight blocks are searched in two levels: a float64 prefix sum of all of V is the slow part."""

@@ -15,8 +15,8 @@ import attrs
 
 from cosmos_core.rollout.embedded.attention import Fork, Piece
 from cosmos_core.rollout.embedded.cache import SlotCache
-from cosmos_core.rollout.embedded.sequence import Flight, Sequence
 from cosmos_core.rollout.embedded.slots import SlotNumbers, Traits
+from cosmos_core.rollout.serving.sequence import Flight, Sequence
 
 
 @attrs.frozen(kw_only=True, eq=False)

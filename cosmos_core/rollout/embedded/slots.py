@@ -9,7 +9,7 @@ import torch
 
 from cosmos_core.protocols import Sampling
 from cosmos_core.rollout.embedded.sampler import Drawing
-from cosmos_core.rollout.embedded.sequence import Sequence
+from cosmos_core.rollout.serving.sequence import Sequence
 
 _TOKEN, _PLACE, _POSITION, _UNIT, _KEY, _TOP_K, _GREEDY = range(7)
 _TEMPERATURE, _TOP_P = range(2)

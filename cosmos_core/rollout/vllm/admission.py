@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
-from cosmos_core.rollout.embedded.sequence import Sequence
+from cosmos_core.rollout.serving.sequence import Sequence
 from cosmos_core.rollout.vllm.backend import Backend
 
 _SEEDS = (1 << 63) - 1

@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 
 from cosmos_core.errors import EngineError
 from cosmos_core.protocols import CachePolicy, Conditioning, EngineContext, Request, TensorSlice
-from cosmos_core.rollout.embedded.given import to_score
-from cosmos_core.rollout.embedded.sequence import Sequence as Sample
-from cosmos_core.rollout.embedded.updates import Update, whole_layout
-from cosmos_core.rollout.serving import ServedEngine
+from cosmos_core.rollout.serving.engine import ServedEngine
+from cosmos_core.rollout.serving.given import to_score
+from cosmos_core.rollout.serving.sequence import Sequence as Sample
+from cosmos_core.rollout.serving.updates import Update, whole_layout
 from cosmos_core.rollout.vllm.admission import Admission
 from cosmos_core.rollout.vllm.backend import Backend, Drawn, check_sampling
 from cosmos_core.rollout.vllm.options import VllmOptions

@@ -15,8 +15,8 @@ from cosmos_core.rollout import weights_sync
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
 from cosmos_core.rollout.embedded.loaded import LoadedWeights
 from cosmos_core.rollout.embedded.options import EmbeddedOptions
-from cosmos_core.rollout.embedded.updates import Update
 from cosmos_core.rollout.gate import VersionGate
+from cosmos_core.rollout.serving.updates import Update
 from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.transport.messages import WeightsLoaded, WeightsRejected, WeightTarget
 from cosmos_core.weights.publisher import WeightPublisher

@@ -20,10 +20,10 @@ from cosmos_core.config.schema import (
 )
 from cosmos_core.errors import DataError, ReplicaError
 from cosmos_core.protocols import EnvironmentCapabilities, FinishReason, Generated
-from cosmos_core.rollout.environment_wire import Answered, Failed, Opened
+from cosmos_core.rollout.episodes.wire import Answered, Failed, Opened
 from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.generation import Generation, Parts
-from cosmos_core.rollout.reward_pool import Outcome
+from cosmos_core.rollout.rewards.pool import Outcome
 from cosmos_core.transport.messages import GroupFailed, GroupFinished, Lease
 from cosmos_core.types import Array, Payload, Prompt, SampleStatus
 

@@ -17,10 +17,10 @@ from cosmos_core.config.schema import (
     RunConfig,
 )
 from cosmos_core.protocols import FinishReason, Generated, Sampling
-from cosmos_core.rollout.environment_pool import EnvironmentPool
+from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.generation import Generation, Parts
-from cosmos_core.rollout.reward_pool import Outcome
+from cosmos_core.rollout.rewards.pool import Outcome
 from cosmos_core.run.dialogues import play
 from cosmos_core.run.generate import Served
 from cosmos_core.transport.messages import Lease

@@ -10,10 +10,11 @@ from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
 from cosmos_core.transport.messages import WeightTarget
-from cosmos_core.weights import planner, wire
 from cosmos_core.weights import snapshot as snapshots
+from cosmos_core.weights import wire
 from cosmos_core.weights.digest import add_digests, digest_of
 from cosmos_core.weights.held import Placement
+from cosmos_core.weights.planning import planner
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import WeightReceiver
 

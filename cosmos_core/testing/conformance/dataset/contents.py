@@ -9,7 +9,7 @@ import pytest
 
 from cosmos_core.errors import TransportError
 from cosmos_core.protocols import Dataset, DatasetCapabilities, Split
-from cosmos_core.rollout.reward_wire import TO_WORKER, Task
+from cosmos_core.rollout.rewards.wire import TO_WORKER, Task
 from cosmos_core.testing.conformance.dataset.reading import SPLITS, Place, Rows, content_of, read_rows, take_row
 from cosmos_core.testing.conformance.dataset.subject import DatasetSubject, size_problem
 from cosmos_core.testing.conformance.plain_json import json_problems

@@ -11,8 +11,8 @@ import attrs
 
 from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.errors import CosmosError
-from cosmos_core.rollout.environment_pool import EnvironmentPool
-from cosmos_core.rollout.environment_wire import Answered, Failed, Opened, Reply
+from cosmos_core.rollout.episodes.pool import EnvironmentPool
+from cosmos_core.rollout.episodes.wire import Answered, Failed, Opened, Reply
 from cosmos_core.testing.conformance.environment.dialogues import Script
 from cosmos_core.testing.conformance.leftovers import marked
 from cosmos_core.testing.conformance.plugin import fault

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 import attrs
 
 from cosmos_core.protocols import Completion, Reward, Score
-from cosmos_core.rollout.reward_wire import WirePayload
+from cosmos_core.rollout.rewards.wire import WirePayload
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.testing.conformance.reward.completions import shown
 

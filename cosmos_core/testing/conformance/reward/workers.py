@@ -13,7 +13,7 @@ import attrs
 from cosmos_core.config.schema import RewardConfig
 from cosmos_core.errors import CosmosError
 from cosmos_core.protocols import Completion
-from cosmos_core.rollout.reward_pool import Outcome, Outcomes, RewardPool
+from cosmos_core.rollout.rewards.pool import Outcome, Outcomes, RewardPool
 from cosmos_core.testing.conformance.leftovers import marked
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import SampleStatus

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from cosmos_core.rollout.embedded.randomness import sample_key, uniforms
+from cosmos_core.rollout.serving.randomness import sample_key, uniforms
 
 MASK = (1 << 64) - 1
 

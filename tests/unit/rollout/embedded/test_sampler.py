@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from cosmos_core.rollout.embedded import sampler
-from cosmos_core.rollout.embedded.randomness import sample_key
 from cosmos_core.rollout.embedded.sampler import Drawing, draw
+from cosmos_core.rollout.serving.randomness import sample_key
 
 
 def drawing(rows: int, **kinds) -> Drawing:

@@ -5,7 +5,7 @@ import torch
 
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
-from cosmos_core.rollout.embedded.updates import Update, whole_layout
+from cosmos_core.rollout.serving.updates import Update, whole_layout
 from cosmos_core.weights.shards import canonical_tensors
 
 

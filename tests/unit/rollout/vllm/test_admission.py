@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cosmos_core.protocols import Request, Sampling
-from cosmos_core.rollout.embedded.sequence import EmbeddedHandle, Flight
+from cosmos_core.rollout.serving.sequence import EmbeddedHandle, Flight
 from cosmos_core.rollout.vllm.admission import Admission
 from cosmos_core.types import Array, Payload
 

@@ -1,0 +1,325 @@
+"""Samples of many turns: each is an episode in an environment, and each of its turns a request to the engine.
+
+All samples of a group begin together. As long as their openings are the same, their first turn is one request, so that
+the engine processes the prompt once; every later turn is a request of one sample, whose prompt is all that came before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import attrs
+
+from cosmos_core.config.order import turn_seed
+from cosmos_core.config.schema import EnvironmentConfig
+from cosmos_core.errors import DataError, EngineError
+from cosmos_core.protocols import (
+    Conversing,
+    EnvironmentCapabilities,
+    FinishReason,
+    Generated,
+    Handle,
+    Model,
+    Request,
+    RolloutEngine,
+)
+from cosmos_core.rollout.episodes.dialogue import Dialogue, Played
+from cosmos_core.rollout.episodes.pool import EnvironmentPool
+from cosmos_core.rollout.episodes.wire import Answered, Failed, Opened, Reply
+from cosmos_core.types import Message, Payload, Prompt, SampleStatus
+
+_DETAIL: Final = 500
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class EpisodeParts:
+    """What episodes need.
+
+    Attributes:
+        environment: The recipe's.
+        capabilities: The plugin's.
+        model: Decodes turns and encodes observations; it is `Conversing`, which planning has checked.
+        engine: Generates turns.
+        pool: Answers them.
+        version: The weights that are loaded.
+        post: Runs what follows an answer on the one thread of all episodes.
+    """
+
+    environment: EnvironmentConfig
+    capabilities: EnvironmentCapabilities
+    model: Model
+    engine: RolloutEngine
+    pool: EnvironmentPool
+    version: Callable[[], int]
+    post: Callable[[Callable[[], None]], None]
+
+
+@attrs.define(kw_only=True, eq=False)
+class _Sample:
+    """One sample on its way.
+
+    Attributes:
+        index: Place in the group.
+        prompt: The row, with the environment's first words.
+        dialogue: What was said; None before it begins.
+        episode: Its number in the pool.
+        request_id: Its newest request.
+        reward: The environment's, so far.
+        details: What the environment said of the turns.
+        played: How it came out; None while it goes on.
+    """
+
+    index: int
+    prompt: Prompt
+    dialogue: Dialogue | None = None
+    episode: int = -1
+    request_id: str = ""
+    reward: float = 0.0
+    details: list[str] = attrs.field(factory=list)
+    played: Played | None = None
+
+
+@attrs.define(kw_only=True, eq=False)
+class _Group:
+    """The samples of one request.
+
+    Attributes:
+        request: The request as a single turn would be.
+        prompt: The row that its prompt encodes.
+        longest: Units of a sample, prompt included, that it may have.
+        done: Told how its samples came out.
+        samples: In the order of their index.
+        waits: Samples whose environment has not begun.
+        is_over: Whether `done` was called, or the group is abandoned.
+    """
+
+    request: Request
+    prompt: Prompt
+    longest: int
+    done: Callable[[list[Played]], None]
+    samples: list[_Sample]
+    waits: int
+    is_over: bool = False
+
+
+class Episodes:
+    """Plays the samples of requests. All methods are called on the thread on which `EpisodeParts.post` runs things."""
+
+    def __init__(self, parts: EpisodeParts) -> None:
+        assert isinstance(parts.model, Conversing)
+        self._parts: Final = parts
+        self._conversing: Final[Conversing] = parts.model
+        self._groups: Final[dict[str, _Group]] = {}
+
+    def begin(self, request: Request, prompt: Prompt, *, longest: int, done: Callable[[list[Played]], None]) -> None:
+        """Play all samples of a request.
+
+        Args:
+            request: What a single turn would be asked for; its `max_units` bounds the model's turns together.
+            prompt: The row that its prompt encodes.
+            longest: Units of a sample, prompt and observations included, that it may have.
+            done: Called once with all samples, unless the request is abandoned.
+        """
+        number = request.sampling.num_samples
+        samples = [_Sample(index=index, prompt=prompt) for index in range(number)]
+        group = _Group(request=request, prompt=prompt, longest=longest, done=done, samples=samples, waits=number)
+        self._groups[request.request_id] = group
+        for sample in samples:
+            answer = self._posting(functools.partial(self._on_opened, group, sample))
+            sample.episode = self._parts.pool.open(prompt, request.seed, answer)
+
+    def abandon(self, request_id: str) -> bool:
+        """Forget a request, for whose samples nobody waits; whether it was still going on."""
+        group = self._groups.pop(request_id, None)
+        if group is None:
+            return False
+        group.is_over = True
+        going = [sample for sample in group.samples if sample.played is None]
+        self._parts.engine.abort([name for name in {sample.request_id for sample in going} if name])
+        for sample in going:
+            self._parts.pool.forget(sample.episode)
+        return True
+
+    def _posting(self, event: Callable[[Reply], None]) -> Callable[[Reply], None]:
+        return lambda reply: self._parts.post(functools.partial(event, reply))
+
+    # -- the first turn -----------------------------------------------------------------------------------------------
+
+    def _on_opened(self, group: _Group, sample: _Sample, reply: Reply) -> None:
+        if group.is_over:
+            return
+        group.waits -= 1
+        if isinstance(reply, Failed):
+            self._fail(group, sample, reply)
+        elif isinstance(reply, Opened) and reply.words is not None:
+            sample.prompt = _with_words(sample.prompt, reply.words)
+        if not group.waits:
+            self._first_turns(group)
+
+    def _first_turns(self, group: _Group) -> None:
+        going = [sample for sample in group.samples if sample.played is None]
+        openings: dict[str, Payload | str] = {}
+        for sample in going:
+            key = repr(sample.prompt.text)
+            if key not in openings:
+                openings[key] = self._opening(group, sample)
+            opening = openings[key]
+            if isinstance(opening, str):
+                self._end(group, sample, SampleStatus.ENVIRONMENT_FAILED, opening)
+            else:
+                sample.dialogue = Dialogue(opening=opening)
+        if len(openings) == 1 and len(going) == len(group.samples) and not group.is_over:
+            self._ask_all(group, going)
+        else:
+            for sample in going:
+                self._ask(group, sample)
+
+    def _opening(self, group: _Group, sample: _Sample) -> Payload | str:
+        """What the dialogue begins with, or why it cannot."""
+        row = group.request.prompt
+        if sample.prompt is group.prompt:
+            return row
+        try:
+            opening = self._parts.model.encode(sample.prompt)
+        except DataError as error:
+            return f"the environment's first words cannot be encoded: {error}"
+        size, most = opening.arrays["prompt"].shape[0], group.longest
+        if size < most:
+            return opening
+        before = row.arrays["prompt"].shape[0]
+        return f"the environment's first words make a prompt of {before} units one of {size}, and a sample has {most}"
+
+    def _ask_all(self, group: _Group, samples: Sequence[_Sample]) -> None:
+        """One request for the first turn of all samples, which share their prompt."""
+        dialogue = samples[0].dialogue
+        assert dialogue is not None
+        sampling = attrs.evolve(group.request.sampling, max_units=self._room(group, dialogue))
+        for sample in samples:
+            sample.request_id = group.request.request_id
+        request = attrs.evolve(group.request, prompt=dialogue.so_far(), sampling=sampling)
+        self._submit(request, lambda made: self._on_turns(group, samples, made))
+
+    # -- each turn ----------------------------------------------------------------------------------------------------
+
+    def _room(self, group: _Group, dialogue: Dialogue) -> int:
+        """Units that the next turn may have."""
+        return min(group.request.sampling.max_units - dialogue.num_decided, group.longest - dialogue.num_units)
+
+    def _met(self, group: _Group, dialogue: Dialogue) -> str:
+        """Which bound of `_room` leaves none, in words."""
+        own, most = dialogue.num_decided, group.request.sampling.max_units
+        if own >= most:
+            return f"the model's own units, {own}, are all of the {most} that its turns together may have"
+        return f"prompt, turns and observations, {dialogue.num_units} units, may have {group.longest} together"
+
+    def _ask(self, group: _Group, sample: _Sample) -> None:
+        """A request for the next turn of one sample."""
+        if sample.played is not None or group.is_over:
+            return
+        dialogue = sample.dialogue
+        assert dialogue is not None
+        turn = len(dialogue.turns)
+        sample.request_id = f"{group.request.request_id}/{sample.index}/{turn}"
+        request = attrs.evolve(
+            group.request,
+            request_id=sample.request_id,
+            prompt=dialogue.so_far(),
+            sampling=attrs.evolve(group.request.sampling, num_samples=1, max_units=self._room(group, dialogue)),
+            seed=turn_seed(group.request.seed, sample.index, turn),
+        )
+        self._submit(request, lambda made: self._on_turn(group, sample, made[0]))
+
+    def _submit(self, request: Request, then: Callable[[list[Generated]], None]) -> None:
+        def take(handle: Handle) -> None:
+            try:
+                made = handle.result(0)
+            except EngineError:
+                return  # the engine as a whole failed: its health() says so
+            then(made)
+
+        for handle in self._parts.engine.submit([request]):
+            handle.add_done_callback(lambda handle: self._parts.post(functools.partial(take, handle)))
+
+    def _on_turns(self, group: _Group, samples: Sequence[_Sample], made: Sequence[Generated]) -> None:
+        for sample, turn in zip(samples, made, strict=True):
+            self._on_turn(group, sample, turn)
+
+    def _on_turn(self, group: _Group, sample: _Sample, made: Generated) -> None:
+        if group.is_over:
+            return
+        assert sample.dialogue is not None
+        written = sample.dialogue.add_turn(made)
+        if made.reason is not FinishReason.STOP:
+            self._cut(group, sample, f"a turn was cut: {self._met(group, sample.dialogue)}")
+            return
+        answer = self._posting(functools.partial(self._on_answered, group, sample, written))
+        self._parts.pool.act(sample.episode, self._parts.model.decode(made.payload), answer)
+
+    def _on_answered(self, group: _Group, sample: _Sample, written: Sequence[int], reply: Reply) -> None:
+        if group.is_over:
+            return
+        if isinstance(reply, Failed):
+            self._fail(group, sample, reply)
+            return
+        assert isinstance(reply, Answered)
+        assert sample.dialogue is not None
+        sample.reward += reply.reward
+        sample.details += [reply.detail] if reply.detail else []
+        if reply.done:
+            self._end(group, sample, SampleStatus.OK)
+        elif len(sample.dialogue.turns) == self._parts.environment.max_turns:
+            self._cut(group, sample, f"not done after {self._parts.environment.max_turns} turns")
+        else:
+            self._observe(group, sample, written, reply.observation or "")
+
+    def _observe(self, group: _Group, sample: _Sample, written: Sequence[int], observation: str) -> None:
+        """Show the model what was answered, if there is room for it and for one more unit."""
+        assert sample.dialogue is not None
+        try:
+            ids = self._conversing.encode_observation(sample.prompt, written, observation)
+        except DataError as error:
+            self._end(group, sample, SampleStatus.ENVIRONMENT_FAILED, f"the observation cannot be encoded: {error}")
+            return
+        if self._room(group, sample.dialogue) <= 0 or sample.dialogue.num_units + len(ids) >= group.longest:
+            met = self._met(group, sample.dialogue)
+            self._cut(group, sample, f"no room for an observation of {len(ids)} units and a turn: {met}")
+            return
+        sample.dialogue.add_observation(ids)
+        self._ask(group, sample)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _fail(self, group: _Group, sample: _Sample, failed: Failed) -> None:
+        late = failed.timed_out
+        status = SampleStatus.ENVIRONMENT_TIMEOUT if late else SampleStatus.ENVIRONMENT_FAILED
+        self._end(group, sample, status, failed.detail)
+
+    def _cut(self, group: _Group, sample: _Sample, why: str) -> None:
+        self._end(group, sample, SampleStatus.TRUNCATED, why)
+
+    def _end(self, group: _Group, sample: _Sample, status: SampleStatus, why: str = "") -> None:
+        self._parts.pool.forget(sample.episode)
+        dialogue = sample.dialogue or Dialogue(opening=group.request.prompt)
+        reason = FinishReason.STOP if status is SampleStatus.OK else FinishReason.LENGTH
+        name = self._parts.environment.plugin
+        told = [*sample.details, *([why] if why else [])]
+        sample.played = Played(
+            generated=dialogue.generated(reason, self._parts.version()),
+            status=status,
+            reward=sample.reward if self._parts.capabilities.rewards else None,
+            detail=f"{name}: {'; '.join(told)}"[:_DETAIL] if told else "",
+        )
+        played = [each.played for each in group.samples if each.played is not None]
+        if len(played) == len(group.samples):
+            group.is_over = True
+            del self._groups[group.request.request_id]
+            group.done(played)
+
+
+def _with_words(prompt: Prompt, words: str) -> Prompt:
+    """A prompt that goes on with an environment's words: one more turn of the user, in a chat."""
+    if isinstance(prompt.text, str):
+        return attrs.evolve(prompt, text=prompt.text + words)
+    return attrs.evolve(prompt, text=(*prompt.text, Message(role="user", content=words)))

@@ -1,0 +1,129 @@
+"""Runs the environments of a replica in worker processes, beside generation, each answer under its time limit.
+
+One thread serves all workers. A worker that hangs or dies is replaced. Its episodes are lost with it, for what they
+were in the middle of is known to nobody else: each ends as failed, and says why.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from typing import Final
+
+from cosmos_core.config.schema import EnvironmentConfig
+from cosmos_core.errors import PluginError, TransportError
+from cosmos_core.rollout.episodes.process import Answer, EnvironmentProcess
+from cosmos_core.rollout.episodes.wire import END_S, TO_WORKER, Act, Broken, Failed, Open, Setup
+from cosmos_core.rollout.workers.frames import frame
+from cosmos_core.rollout.workers.pool import WorkerPool
+from cosmos_core.types import Prompt
+
+_LOG: Final = logging.getLogger(__name__)
+_LEAVE_S: Final = 1.0
+"""How long a process may take to end once its episodes are closed."""
+
+
+class EnvironmentPool(WorkerPool[EnvironmentProcess]):
+    """Worker processes for the environment of a recipe.
+
+    Each `answer` is called on the pool's thread, must be quick, and is called once unless the episode is closed first.
+
+    Args:
+        environment: The recipe's environment.
+        seed: `run.seed`.
+    """
+
+    def __init__(self, environment: EnvironmentConfig, *, seed: int) -> None:
+        super().__init__(thread="environments", worker="an environment worker", num_workers=environment.workers)
+        self._config: Final = environment
+        self._setup: Final = Setup(
+            plugin=environment.plugin,
+            options=dict(environment.options),
+            timeout_s=environment.timeout_s,
+            seed=seed,
+        )
+        self._homes: Final[dict[int, EnvironmentProcess]] = {}
+        self._numbers: Final = itertools.count()
+
+    def open(self, prompt: Prompt, seed: int, answer: Answer) -> int:
+        """Begin an episode: it answers `Opened` or `Failed`. Its number is how it is called from then on."""
+        episode = next(self._numbers)
+        self._submit(lambda: self._open(episode, prompt, seed, answer))
+        return episode
+
+    def act(self, episode: int, text: str, answer: Answer) -> None:
+        """Give an episode the model's turn: it answers `Answered` or `Failed`."""
+        self._submit(lambda: self._act(episode, text, answer))
+
+    def forget(self, episode: int) -> None:
+        """Close an episode, whatever it is doing."""
+        self._submit(lambda: self._forget(episode))
+
+    # -- the pool's thread --------------------------------------------------------------------------------------------
+
+    def _make(self) -> EnvironmentProcess:
+        return EnvironmentProcess(self._setup)
+
+    def _end(self) -> None:
+        """Let the workers close their episodes, and kill those that take too long; one that starts has none."""
+        until = time.monotonic() + END_S + _LEAVE_S
+        for worker in self._workers:
+            worker.hang_up()
+        for worker in self._workers:
+            worker.end(max(0.0, until - time.monotonic()) if worker.is_ready else 0.0)
+
+    def _read(self, worker: EnvironmentProcess) -> None:
+        for message in worker.receive():
+            if isinstance(message, Broken):
+                raise PluginError(message.reason)
+            answer, reply = message
+            answer(reply)
+
+    def _replace(self, worker: EnvironmentProcess, *, is_late: bool) -> None:
+        self._retire(worker)
+        # Its socket closes a moment before its exit code is known.
+        how = worker.end(0.0 if is_late else 1.0)
+        if not worker.is_ready:
+            raise self._not_started(how)
+        _LOG.warning("an environment worker with %d episodes is replaced: %s", len(worker.episodes), how)
+        self._spawn()
+        begun = any(each is not None and each.has_begun for each in worker.episodes.values())
+        for episode, asked in worker.episodes.items():
+            if asked is None:
+                continue  # it is told when it is asked next
+            # Where none has begun, what held the worker up was none of those that waited.
+            to_blame = asked.has_begun or not begun
+            asked.answer(self._lost(episode, how, is_late=is_late and to_blame))
+
+    def _lost(self, episode: int, how: str, *, is_late: bool = False) -> Failed:
+        if is_late:
+            detail = f"no answer within {self._config.timeout_s:g} s"
+        else:
+            detail = f"the process of this episode and others ended{f' ({how})' if how else ''}"
+        return Failed(episode=episode, timed_out=is_late, detail=detail)
+
+    def _open(self, episode: int, prompt: Prompt, seed: int, answer: Answer) -> None:
+        try:
+            framed = frame(TO_WORKER.encode(Open(episode=episode, prompt=prompt, seed=seed)))
+        except (TypeError, ValueError, OverflowError, TransportError) as error:
+            detail = f"the row cannot be sent to an environment worker: {error}"
+            answer(Failed(episode=episode, timed_out=False, detail=detail))
+            return
+        worker = min(self._workers, key=lambda each: len(each.episodes))
+        self._homes[episode] = worker
+        worker.ask(episode, framed, answer)
+
+    def _act(self, episode: int, text: str, answer: Answer) -> None:
+        worker = self._homes.get(episode)
+        if worker is None or worker not in self._workers:
+            answer(self._lost(episode, ""))
+            return
+        # Lone surrogates, which a decoder may leave, have no place in a message.
+        clean = text.encode(errors="replace").decode()
+        worker.ask(episode, frame(TO_WORKER.encode(Act(episode=episode, text=clean))), answer)
+
+    def _forget(self, episode: int) -> None:
+        worker = self._homes.pop(episode, None)
+        if worker is not None and worker in self._workers:
+            worker.forget(episode)

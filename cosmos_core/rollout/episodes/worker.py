@@ -1,0 +1,234 @@
+"""A process in which environments run: `python -m cosmos_core.rollout.episodes.worker FD`.
+
+Each episode is an instance of its own, and what it is asked a coroutine beside those of the others. An episode that is
+over and goes on all the same, in a thread or in its `close`, cannot be ended: past a number of these, the worker ends.
+At the end of its life a worker closes what is open, and waits a moment for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import numbers
+import os
+import socket
+import sys
+from typing import Any, Final
+
+from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.protocols import Environment, EnvironmentContext, Turn
+from cosmos_core.rollout.episodes.calls import Calls, of_episode
+from cosmos_core.rollout.episodes.wire import (
+    END_S,
+    FROM_WORKER,
+    TO_WORKER,
+    Act,
+    Answered,
+    Began,
+    Broken,
+    Close,
+    Failed,
+    Open,
+    Opened,
+    Ready,
+    Setup,
+)
+from cosmos_core.rollout.workers.frames import Unframer, frame
+from cosmos_core.rollout.workers.life import described, live, shown
+
+_LOG: Final = logging.getLogger(__name__)
+_CHUNK: Final = 1 << 16
+_MOST_STUCK: Final = 8
+"""Episodes that are over and go on; each costs a thread, and perhaps a share of every other episode's time."""
+_STUCK_EXIT: Final = 4
+_LONGEST: Final = 1 << 20
+"""Characters of an observation; no context takes more, and every one of them is held by three processes."""
+
+
+class Worker:
+    """Serves one replica over a connected socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._episodes: dict[int, Environment] = {}
+        self._answering: dict[int, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._calls = Calls()
+        self._stuck: dict[int, asyncio.Task[None]] = {}
+
+    async def serve(self) -> None:
+        """Load the environment, then answer until the other side closes.
+
+        Raises:
+            CosmosError: The plugin is missing, broken or refuses its options.
+        """
+        asyncio.get_running_loop().set_default_executor(self._calls)
+        reader, self._writer = await asyncio.open_connection(sock=self._connection)
+        try:
+            await self._listen(reader)
+        finally:
+            await self._close_all()
+        if self._closing or self._stuck or self._calls.num_going:
+            _leave(0)
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        unframer = Unframer()
+        while data := await reader.read(_CHUNK):
+            for message in map(TO_WORKER.decode, unframer.feed(data)):
+                if isinstance(message, Setup):
+                    self._load(message)
+                else:
+                    self._begin(message)
+
+    def send_broken(self, reason: str) -> None:
+        """Say why this worker ends."""
+        self._connection.setblocking(True)
+        self._connection.sendall(frame(FROM_WORKER.encode(Broken(reason=reason))))
+
+    def _load(self, setup: Setup) -> None:
+        plugins = PluginSet.load([("environment", setup.plugin)])
+        context = EnvironmentContext(name=setup.plugin, seed=setup.seed)
+
+        def make() -> Environment:
+            made: Environment = plugins.create(
+                "environment", setup.plugin, setup.options, context, "environment.options"
+            )
+            return made
+
+        make()  # what is wrong with the options is wrong with every episode
+        self._make, self._timeout_s = make, setup.timeout_s
+        self._send(Ready())
+
+    def _begin(self, message: Open | Act | Close) -> None:
+        if isinstance(message, Close):
+            self._begin_close(message.episode)
+        else:
+            self._answering[message.episode] = asyncio.ensure_future(self._answer(message))
+
+    def _send(self, message: object) -> None:
+        self._writer.write(frame(FROM_WORKER.encode(message)))
+
+    async def _answer(self, message: Open | Act) -> None:
+        self._send(Began(episode=message.episode))
+        deadline = asyncio.timeout(self._timeout_s)
+        try:
+            with of_episode(message.episode):
+                async with deadline:
+                    reply = await (self._open(message) if isinstance(message, Open) else self._act(message))
+        except Exception as error:  # noqa: BLE001 - any plugin error is an answer: this episode cannot go on
+            late = deadline.expired()
+            detail = f"no answer within {self._timeout_s:g} s" if late else described(error)
+            reply = Failed(episode=message.episode, timed_out=late, detail=detail)
+        self._send(reply)
+
+    async def _open(self, message: Open) -> Opened | Failed:
+        environment = self._episodes[message.episode] = self._make()
+        words = await environment.reset(message.prompt, message.seed)
+        if words is not None and (problem := _unusable(words)):
+            return Failed(episode=message.episode, timed_out=False, detail=f"reset: {problem}")
+        return Opened(episode=message.episode, words=words)
+
+    async def _act(self, message: Act) -> Answered | Failed:
+        turn: Any = await self._episodes[message.episode].step(message.text)
+        if problem := _wrong(turn):
+            return Failed(episode=message.episode, timed_out=False, detail=f"step: {problem}")
+        return Answered(
+            episode=message.episode,
+            observation=turn.observation,
+            done=bool(turn.done),
+            reward=float(turn.reward),
+            detail=shown(str(turn.detail)),
+        )
+
+    # -- the end of episodes ------------------------------------------------------------------------------------------
+
+    def _begin_close(self, episode: int) -> None:
+        closing = asyncio.ensure_future(self._close(episode))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    async def _close(self, episode: int) -> None:
+        answering = self._answering.pop(episode, None)
+        if answering is not None and answering.cancel():
+            await asyncio.wait({answering}, timeout=self._timeout_s)
+        environment = self._episodes.pop(episode, None)
+        if environment is None:
+            return
+        with of_episode(episode):
+            closing = asyncio.ensure_future(_quietly(environment))
+        until = asyncio.get_running_loop().time() + self._timeout_s
+        await asyncio.wait({closing}, timeout=self._timeout_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                calls = map(asyncio.wrap_future, self._calls.of(episode))
+                await asyncio.gather(*calls, return_exceptions=True)
+        if self._goes_on(episode, closing):
+            await self._count(episode, closing)
+
+    def _goes_on(self, episode: int, closing: asyncio.Task[None]) -> bool:
+        return not closing.done() or bool(self._calls.of(episode))
+
+    async def _count(self, episode: int, closing: asyncio.Task[None]) -> None:
+        """Count an episode that is over and goes on; too many end this worker, which the replica replaces."""
+        self._stuck[episode] = closing
+        for ended in [each for each, task in self._stuck.items() if not self._goes_on(each, task)]:
+            del self._stuck[ended]
+        if len(self._stuck) > _MOST_STUCK:
+            _LOG.error(
+                "%d episodes go on %g s after they were closed, in threads or in `close`; this worker ends, and the "
+                "others of its episodes with it",
+                len(self._stuck),
+                self._timeout_s,
+            )
+            self._closing.discard(asyncio.current_task())  # it is the one that waits for the others
+            await self._close_all()
+            _leave(_STUCK_EXIT)
+
+    async def _close_all(self) -> None:
+        """Close what is open, but for no longer than a replica waits."""
+        for episode in list(self._episodes):
+            self._begin_close(episode)
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=END_S)
+
+
+async def _quietly(environment: Environment) -> None:
+    """Close an environment whose sample has ended: what goes wrong here can change nothing any more."""
+    with contextlib.suppress(Exception):
+        await environment.close()
+
+
+def _leave(code: int) -> None:
+    """End this process; an ordinary end would wait for threads that hang."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _unusable(text: Any) -> str:
+    """Why the model cannot be shown this; empty if it can."""
+    if not isinstance(text, str):
+        return f"the observation is no text but {text!r:.200}"
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"the observation cannot be encoded: {error}"
+    return f"an observation of {len(text)} characters; the longest is {_LONGEST}" if len(text) > _LONGEST else ""
+
+
+def _wrong(turn: Any) -> str:
+    """What is wrong with what `step` returned; empty if nothing is."""
+    if not isinstance(turn, Turn):
+        return f"it returned no Turn but {turn!r:.200}"
+    if turn.observation is None and not turn.done:
+        return "it returned no observation, and the dialogue is not done"
+    reward: Any = turn.reward
+    if isinstance(reward, bool) or not isinstance(reward, numbers.Real) or not math.isfinite(reward):
+        return f"the reward is no finite number but {reward!r:.200}"
+    return "" if turn.observation is None else _unusable(turn.observation)
+
+
+if __name__ == "__main__":
+    live(Worker)

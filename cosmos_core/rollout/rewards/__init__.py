@@ -1,0 +1,1 @@
+"""Completions get their rewards: scored in worker processes that may hang or die."""

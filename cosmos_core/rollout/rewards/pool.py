@@ -1,0 +1,193 @@
+"""Scores completions in worker processes, beside generation, each score under its time limit.
+
+One thread serves all workers. A worker that hangs or dies is replaced; what it may have been working on is tried again
+in a worker of its own, unless it is plain which completion was to blame. So no completion pays for another.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import attrs
+
+from cosmos_core.config.schema import RewardConfig
+from cosmos_core.errors import PluginError, TransportError
+from cosmos_core.protocols import Completion
+from cosmos_core.rollout.rewards.process import Assignment, RewardProcess
+from cosmos_core.rollout.rewards.wire import (
+    TO_WORKER,
+    Broken,
+    RewardSetup,
+    Scored,
+    Setup,
+    Task,
+    Unscored,
+    WirePayload,
+)
+from cosmos_core.rollout.workers.frames import frame
+from cosmos_core.rollout.workers.pool import WorkerPool
+from cosmos_core.types import SampleStatus
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@attrs.frozen(kw_only=True)
+class Outcome:
+    """What one reward made of one completion: `value` is None unless `status` is OK; `detail` is why, or how so."""
+
+    value: float | None
+    status: SampleStatus
+    detail: str = ""
+
+
+Outcomes = list[list[Outcome]]
+"""Of each completion, of each reward."""
+
+
+class _Job:
+    """The completions of one `submit`."""
+
+    def __init__(self, num_completions: int, num_rewards: int, done: Callable[[Outcomes], None]) -> None:
+        self.outcomes: list[list[Outcome | None]] = [[None] * num_rewards for _ in range(num_completions)]
+        self.num_open = num_completions * num_rewards
+        self.done = done
+
+
+class RewardPool(WorkerPool[RewardProcess]):
+    """Worker processes for the rewards of a recipe.
+
+    Args:
+        rewards: The recipe's rewards.
+        num_workers: Processes.
+        seed: `run.seed`.
+    """
+
+    def __init__(self, rewards: Sequence[RewardConfig], *, num_workers: int, seed: int) -> None:
+        super().__init__(thread="rewards", worker="a reward worker", num_workers=num_workers)
+        self._rewards: Final = tuple(rewards)
+        self._setup: Final = Setup(
+            rewards=tuple(
+                RewardSetup(plugin=each.plugin, options=dict(each.options), timeout_s=each.timeout_s)
+                for each in rewards
+            ),
+            seed=seed,
+        )
+        self._waiting: Final[deque[Assignment]] = deque()
+        self._open: Final[dict[int, tuple[_Job, int]]] = {}
+        self._next_ticket = 0
+        self._scoring_s = 0.0
+
+    @property
+    def scoring_s(self) -> float:
+        """Seconds that scores took, summed over workers."""
+        return self._scoring_s
+
+    def start(self) -> None:
+        """Start the workers, if there is anything to score; returns at once."""
+        if self._rewards:
+            super().start()
+
+    def submit(self, completions: Sequence[Completion], done: Callable[[Outcomes], None]) -> None:
+        """Score completions with every reward; `done` is called on the pool's thread and must be quick."""
+        if not completions or not self._rewards:
+            done([[] for _ in completions])
+            return
+        job, given = _Job(len(completions), len(self._rewards), done), list(completions)
+        self._submit(lambda: self._enqueue(job, given))
+
+    # -- the pool's thread --------------------------------------------------------------------------------------------
+
+    def _make(self) -> RewardProcess:
+        return RewardProcess(self._setup)
+
+    def _end(self) -> None:
+        for worker in self._workers:
+            worker.end()
+
+    def _read(self, worker: RewardProcess) -> None:
+        for assignment, message in worker.receive():
+            if isinstance(message, Broken):
+                raise PluginError(message.reason)
+            assert assignment is not None
+            self._settle(assignment, message)
+
+    def _settle(self, assignment: Assignment, message: Scored | Unscored) -> None:
+        self._scoring_s += time.monotonic() - assignment.since
+        if isinstance(message, Scored):
+            outcome = Outcome(value=message.value, status=SampleStatus.OK, detail=message.detail)
+        else:
+            status = SampleStatus.REWARD_TIMEOUT if message.timed_out else SampleStatus.REWARD_FAILED
+            outcome = Outcome(value=None, status=status, detail=message.detail)
+        self._close(assignment.task, outcome)
+
+    def _close(self, task: Task, outcome: Outcome) -> None:
+        job, index = self._open.pop(task.ticket)
+        job.outcomes[index][task.reward] = outcome
+        job.num_open -= 1
+        if job.num_open == 0:
+            job.done([[each for each in row if each is not None] for row in job.outcomes])
+
+    def _replace(self, worker: RewardProcess, *, is_late: bool) -> None:
+        self._retire(worker)
+        # Its socket closes a moment before its exit code is known.
+        suspects, others, how = worker.end(0.0 if is_late else 1.0)
+        if not worker.is_ready:
+            raise self._not_started(how)
+        # A worker may die of something else (killed, out of memory): who is blamed for that was alone in it.
+        if len(suspects) == 1 and (is_late or suspects[0].alone):
+            self._blame(suspects[0], is_late=is_late, how=how)
+            suspects = []
+        for suspect in suspects:
+            suspect.alone = True
+        self._waiting.extendleft(reversed(suspects + others))
+        self._spawn()
+
+    def _blame(self, assignment: Assignment, *, is_late: bool, how: str) -> None:
+        name = self._rewards[assignment.task.reward].plugin
+        if is_late:
+            detail = f"{name}: no score within {assignment.timeout_s:g} s"
+            outcome = Outcome(value=None, status=SampleStatus.REWARD_TIMEOUT, detail=detail)
+        else:
+            detail = f"{name}: the reward ended its process ({how})"
+            outcome = Outcome(value=None, status=SampleStatus.REWARD_FAILED, detail=detail)
+        _LOG.warning("%s", detail)
+        self._close(assignment.task, outcome)
+
+    def _enqueue(self, job: _Job, completions: Sequence[Completion]) -> None:
+        for index, completion in enumerate(completions):
+            for reward in range(len(self._rewards)):
+                self._add(job, index, reward, completion)
+
+    def _add(self, job: _Job, index: int, reward: int, completion: Completion) -> None:
+        self._next_ticket += 1
+        payload = completion.payload
+        task = Task(
+            ticket=self._next_ticket,
+            reward=reward,
+            prompt=completion.prompt,
+            text=completion.text,
+            truncated=completion.truncated,
+            payload=None if payload is None else WirePayload.of(payload),
+        )
+        self._open[task.ticket] = (job, index)
+        try:
+            encoded = frame(TO_WORKER.encode(task))
+        except (TypeError, ValueError, OverflowError, TransportError) as error:
+            detail = f"the row cannot be sent to a reward worker: {error}"
+            self._close(task, Outcome(value=None, status=SampleStatus.REWARD_FAILED, detail=detail))
+            return
+        timeout_s = self._rewards[reward].timeout_s
+        self._waiting.append(Assignment(task=task, timeout_s=timeout_s, encoded=encoded))
+
+    def _dispatch(self) -> None:
+        while self._waiting:
+            assignment = self._waiting[0]
+            free = [each for each in self._workers if each.has_room(assignment)]
+            if not free:
+                break
+            self._waiting.popleft()
+            min(free, key=lambda each: each.load).assign(assignment)

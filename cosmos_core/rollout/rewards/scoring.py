@@ -1,0 +1,119 @@
+"""From completions and what rewards made of them to the samples of a group and their report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from cosmos_core.config.schema import EnvironmentConfig, RewardConfig
+from cosmos_core.protocols import Completion
+from cosmos_core.rollout.episodes.dialogue import Played
+from cosmos_core.rollout.rewards.pool import Outcome
+from cosmos_core.transport.messages import SampleReport
+from cosmos_core.types import Prompt, Sample, SampleStatus
+
+TEXT_LENGTH: Final = 2000
+
+
+def to_score(prompt: Prompt, played: Played, text: str) -> Completion:
+    """What a reward sees of a completion; tokens are seen as text only, a dialogue's with what stands between turns."""
+    payload = played.generated.payload
+    return Completion(
+        prompt=prompt,
+        text=text,
+        payload=None if payload.kind == "tokens" else payload,
+        truncated=played.status is SampleStatus.TRUNCATED,
+    )
+
+
+def sample(
+    index: int,
+    played: Played,
+    outcomes: Sequence[Outcome],
+    rewards: Sequence[RewardConfig],
+    environment: EnvironmentConfig | None = None,
+) -> Sample:
+    """One sample of a group: the weighted sum of its rewards, or none of it if any of them, or generation, failed.
+
+    Args:
+        index: Place in the group.
+        played: The completion.
+        outcomes: Of each reward; not looked at where generation failed.
+        rewards: The recipe's rewards.
+        environment: The recipe's environment, whose own reward is one more.
+    """
+    if not played.status.is_scored:
+        return _sample(index, played, status=played.status, reward=None, rewards={}, detail=played.detail)
+    failed = next((outcome for outcome in outcomes if outcome.value is None), None)
+    values: Mapping[str, float] = {
+        config.plugin: outcome.value
+        for config, outcome in zip(rewards, outcomes, strict=True)
+        if outcome.value is not None
+    }
+    total = sum(
+        config.weight * outcome.value
+        for config, outcome in zip(rewards, outcomes, strict=True)
+        if outcome.value is not None
+    )
+    if environment is not None and played.reward is not None:
+        values = {**values, environment.plugin: played.reward}
+        total += environment.weight * played.reward
+    return _sample(
+        index,
+        played,
+        status=played.status if failed is None else failed.status,
+        reward=float(total) if failed is None else None,
+        rewards=values,
+        detail=_details(played, outcomes, rewards) if failed is None else failed.detail,
+    )
+
+
+def _sample(
+    index: int, played: Played, *, status: SampleStatus, reward: float | None, rewards: Mapping[str, float], detail: str
+) -> Sample:
+    generated = played.generated
+    return Sample(
+        index=index,
+        status=status,
+        reward=reward,
+        rewards=rewards,
+        oldest_version=generated.oldest_version,
+        newest_version=generated.newest_version,
+        num_units=generated.num_units,
+        num_prompt_units=_num_prompt_units(played),
+        detail=detail,
+    )
+
+
+def report(scored: Sample, text: str | None) -> SampleReport:
+    """A sample as the controller is told of it; `text` is cut, and None if nobody will look at this sample."""
+    return SampleReport(
+        index=scored.index,
+        status=scored.status.value,
+        reward=scored.reward,
+        rewards=dict(scored.rewards),
+        oldest_version=scored.oldest_version,
+        newest_version=scored.newest_version,
+        num_units=scored.num_units,
+        num_prompt_units=scored.num_prompt_units,
+        detail=scored.detail if text is not None or not scored.is_scored else "",
+        text=(text or "")[:TEXT_LENGTH],
+    )
+
+
+def _details(played: Played, outcomes: Sequence[Outcome], rewards: Sequence[RewardConfig]) -> str:
+    """What the environment says of its turns and each reward of its score, as one line."""
+    told = [played.detail] if played.detail else []
+    told += [
+        f"{config.plugin}: {outcome.detail}" if len(rewards) > 1 else outcome.detail
+        for config, outcome in zip(rewards, outcomes, strict=True)
+        if outcome.detail
+    ]
+    return "; ".join(told)
+
+
+def _num_prompt_units(played: Played) -> int:
+    """Units that were given: the prompt's, and what stands between the model's turns."""
+    arrays = played.generated.payload.arrays
+    num_given = arrays["decided"].shape[0] - played.generated.num_units if "decided" in arrays else 0
+    return (arrays["prompt"].shape[0] if "prompt" in arrays else 0) + num_given

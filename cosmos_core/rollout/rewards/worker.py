@@ -1,0 +1,140 @@
+"""A process that scores completions: `python -m cosmos_core.rollout.rewards.worker FD`.
+
+It speaks over an inherited socket, loads the recipe's rewards by name, runs plain scores in the order of arrival and
+coroutines beside each other, and ends when the socket closes or its parent dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import math
+import numbers
+import socket
+from collections.abc import Awaitable, Mapping
+from typing import Any, Final
+
+from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.protocols import Completion, Reward, RewardContext, Score
+from cosmos_core.rollout.rewards.wire import (
+    FROM_WORKER,
+    TO_WORKER,
+    Broken,
+    Deferred,
+    Ready,
+    Scored,
+    Setup,
+    Task,
+    Unscored,
+)
+from cosmos_core.rollout.workers.frames import Unframer, frame
+from cosmos_core.rollout.workers.life import described, live
+from cosmos_core.types import JSON
+
+_DETAIL: Final = 500
+_CHUNK: Final = 1 << 16
+
+
+def load(setup: Setup) -> list[Reward]:
+    """Make the rewards.
+
+    Raises:
+        CosmosError: A plugin is missing, broken or refuses its options.
+    """
+    plugins = PluginSet.load(("reward", each.plugin) for each in setup.rewards)
+    return [
+        plugins.create(
+            "reward",
+            each.plugin,
+            each.options,
+            RewardContext(name=each.plugin, seed=setup.seed),
+            f"reward.{index}.options",
+        )
+        for index, each in enumerate(setup.rewards)
+    ]
+
+
+class Worker:
+    """Serves one replica over a connected socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._deferred: set[asyncio.Task[None]] = set()
+
+    async def serve(self) -> None:
+        """Load the rewards, then score until the other side closes."""
+        reader, self._writer = await asyncio.open_connection(sock=self._connection)
+        unframer = Unframer()
+        rewards: list[Reward] | None = None
+        setup: Setup | None = None
+        while data := await reader.read(_CHUNK):
+            for message in map(TO_WORKER.decode, unframer.feed(data)):
+                if isinstance(message, Setup):
+                    setup = message
+                    rewards = load(setup)
+                    self._send(Ready())
+                else:
+                    assert setup is not None
+                    assert rewards is not None
+                    self._score(rewards[message.reward], message, setup.rewards[message.reward].timeout_s)
+                    # Coroutines under way get their turn between two scores.
+                    await asyncio.sleep(0)
+
+    def send_broken(self, reason: str) -> None:
+        """Say why this worker ends."""
+        self._connection.setblocking(True)
+        self._connection.sendall(frame(FROM_WORKER.encode(Broken(reason=reason))))
+
+    def _send(self, message: object) -> None:
+        self._writer.write(frame(FROM_WORKER.encode(message)))
+
+    def _score(self, reward: Reward, task: Task, timeout_s: float) -> None:
+        payload = None if task.payload is None else task.payload.payload()
+        completion = Completion(prompt=task.prompt, text=task.text, payload=payload, truncated=task.truncated)
+        try:
+            outcome = reward.score(completion)
+        except Exception as error:  # noqa: BLE001 - any plugin error is an answer: this completion has no score
+            self._send(Unscored(ticket=task.ticket, timed_out=False, detail=described(error)))
+            return
+        if inspect.isawaitable(outcome):
+            self._send(Deferred(ticket=task.ticket))
+            waiter = asyncio.ensure_future(self._finish(task.ticket, outcome, timeout_s))
+            self._deferred.add(waiter)
+            waiter.add_done_callback(self._deferred.discard)
+        else:
+            self._send(_judged(task.ticket, outcome))
+
+    async def _finish(self, ticket: int, outcome: Awaitable[float | Score], timeout_s: float) -> None:
+        deadline = asyncio.timeout(timeout_s)
+        try:
+            async with deadline:
+                value = await outcome
+        except Exception as error:  # noqa: BLE001 - as above
+            late = deadline.expired()
+            detail = f"no score within {timeout_s:g} s" if late else described(error)
+            self._send(Unscored(ticket=ticket, timed_out=late, detail=detail))
+        else:
+            self._send(_judged(ticket, value))
+
+
+def _judged(ticket: int, outcome: Any) -> Scored | Unscored:
+    """A finite number, or why it is none."""
+    value = outcome.value if isinstance(outcome, Score) else outcome
+    if not isinstance(value, numbers.Real):
+        return Unscored(ticket=ticket, timed_out=False, detail=f"the score is no number but {value!r:.200}")
+    if not math.isfinite(value):
+        return Unscored(ticket=ticket, timed_out=False, detail=f"the score is not finite: {value!r:.200}")
+    details = outcome.details if isinstance(outcome, Score) else {}
+    return Scored(ticket=ticket, value=float(value), detail=_shown(details))
+
+
+def _shown(details: Mapping[str, JSON]) -> str:
+    text = ", ".join(
+        f"{name}: {json.dumps(value, ensure_ascii=False, default=repr)}" for name, value in details.items()
+    )
+    return text[:_DETAIL]
+
+
+if __name__ == "__main__":
+    live(Worker)

@@ -1,0 +1,1 @@
+"""What engines share: requests, sequences, commands between two steps, weights in place."""

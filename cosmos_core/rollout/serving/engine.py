@@ -1,0 +1,377 @@
+"""What engines have in common that run on one thread: commands between steps, requests in flight, pauses, updates.
+
+An engine of its own kind adds how a model is built, what a step does and how weights are copied.
+"""
+
+from __future__ import annotations
+
+import abc
+import atexit
+import contextlib
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Final, Protocol
+
+import torch
+
+from cosmos_core.errors import EngineError, WeightSyncError
+from cosmos_core.protocols import (
+    CachePolicy,
+    Conditioning,
+    EngineContext,
+    EngineStats,
+    FinishReason,
+    Handle,
+    PauseMode,
+    Request,
+    TensorSlice,
+)
+from cosmos_core.rollout.serving.commands import Commands
+from cosmos_core.rollout.serving.requests import check_request, condition
+from cosmos_core.rollout.serving.sequence import EmbeddedHandle, Flight, prompt_ids
+from cosmos_core.rollout.serving.sequence import Sequence as Sample
+from cosmos_core.rollout.serving.updates import Update
+
+_JOIN_S: Final = 20.0
+"""How long a shutdown waits for the step under way: a device that hangs must not keep the process from ending."""
+
+
+class SampleQueue(Protocol):
+    """Samples that run or wait, on the engine's thread."""
+
+    version: int
+
+    @property
+    def num_running(self) -> int:
+        """Samples that generate."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples not started, or set back."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        ...
+
+    def add(self, sequences: Iterable[Sample]) -> None:
+        """Let samples wait."""
+        ...
+
+    def remove(self, finished: Iterable[Sample]) -> None:
+        """Take samples out, running or waiting."""
+        ...
+
+
+class ServedEngine(abc.ABC):
+    """Serves on one thread, which alone touches the model and the scheduler.
+
+    Every public method that does posts a command, which runs between two steps; so a pause, an update or an abort
+    falls between two units by construction.
+    """
+
+    def __init__(self, context: EngineContext, *, name: str) -> None:
+        self._context: Final = context
+        self._name: Final = name
+        self._commands = Commands()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._flights: dict[str, Flight] = {}
+        self._number = 0
+        self._held: list[Flight] = []
+        self._update: Update | None = None
+        self._stopping = False
+        self._paused_since: float | None = None
+        self._draining: tuple[int, list[Future[None]]] | None = None
+        self._generated = 0
+        self._prompted = 0
+        self._busy_s = 0.0
+        self._paused_s = 0.0
+
+    # -- what each engine adds ----------------------------------------------------------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def _queue(self) -> SampleQueue:
+        """Who runs and who waits, once it is built."""
+
+    @property
+    @abc.abstractmethod
+    def _vocabulary(self) -> int:
+        """Token ids below it can be in a prompt."""
+
+    @abc.abstractmethod
+    def _build(self) -> None:
+        """Make the model and all that serves it, on the engine's thread."""
+
+    @abc.abstractmethod
+    def _advance(self) -> None:
+        """One step; it hands what has ended to `_finish`."""
+
+    @abc.abstractmethod
+    def _tensors_to_write(self) -> Mapping[str, torch.Tensor]:
+        """What an update writes, by canonical name: shapes and dtypes count."""
+
+    @abc.abstractmethod
+    def _apply(self, update: Update, cache: CachePolicy) -> str:
+        """Copy an update in, between two steps; the digest of what is loaded then."""
+
+    @abc.abstractmethod
+    def _unbuild(self) -> None:
+        """Free what `_build` made, or had made when it failed, on the engine's thread. Idempotent."""
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Build the model, check that it can be served, begin to serve.
+
+        Raises:
+            CosmosError: The model cannot be built, or not be served; says why.
+        """
+        started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._serve, args=(started,), name="engine", daemon=True)
+        self._thread.start()
+        try:
+            started.result()
+        except BaseException:
+            self._thread.join(_JOIN_S)
+            raise
+        # A thread that is still inside torch when the interpreter goes away would abort the process.
+        atexit.register(self.shutdown)
+
+    def shutdown(self) -> None:
+        """Stop; unfinished requests end as aborted. Idempotent."""
+        atexit.unregister(self.shutdown)
+        if self._thread is None:
+            return
+        # A thread that failed or stops already takes no more commands, but may still be freeing what it holds.
+        with contextlib.suppress(EngineError):
+            self._commands.post(self._stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_JOIN_S)
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _serve(self, started: Future[None]) -> None:
+        try:
+            self._build()
+        except BaseException as error:  # noqa: BLE001 - `start` raises it
+            self._unbuild()
+            started.set_exception(error)
+            return
+        try:
+            self._commands.open()
+            started.set_result(None)
+            with torch.inference_mode():
+                self._run()
+        finally:
+            self._unbuild()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._commands.drain(wait=self._paused_since is not None or not self._queue.has_work)
+                if not self._stopping and self._paused_since is None and self._queue.has_work:
+                    self._step()
+            self._end_all()
+        except Exception as error:  # noqa: BLE001 - the supervised boundary of this thread: every waiter hears of it
+            failure = EngineError(f"the engine's thread failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._close(failure)
+            for flight in self._in_flight():
+                flight.handle.finish(failure)
+        else:
+            self._close(EngineError("the engine is shut down"))
+
+    def _close(self, reason: EngineError) -> None:
+        self._commands.close(reason)
+        if self._draining is not None:
+            for waiter in self._draining[1]:
+                waiter.set_exception(reason)
+
+    def health(self) -> None:
+        """Return if the engine can serve, else raise EngineError with the thread's error chained."""
+        closed = self._commands.closed
+        if closed is not None:
+            raise EngineError(str(closed)) from (closed.__cause__ or closed)
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges."""
+        since, queue = self._paused_since, self._queue
+        return EngineStats(
+            num_running=queue.num_running,
+            num_waiting=queue.num_waiting + sum(flight.num_unfinished for flight in self._held),
+            generated_units=self._generated,
+            prompt_units=self._prompted,
+            busy_s=self._busy_s,
+            paused_s=self._paused_s + (0.0 if since is None else time.monotonic() - since),
+            weight_version=queue.version,
+        )
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def submit(self, requests: Sequence[Request]) -> list[Handle]:
+        """Queue requests; those of one call enter together.
+
+        Raises:
+            EngineError: A request does not fit or asks for what cannot be done; none of the call is queued then.
+        """
+        conditionings = [self._check(request) for request in requests]
+        with self._lock:
+            names = [request.request_id for request in requests]
+            taken = [name for name in names if name in self._flights or names.count(name) > 1]
+            if taken:
+                raise EngineError(f"request id {taken[0]!r} is in flight already")
+            flights = []
+            for request, conditioning in zip(requests, conditionings, strict=True):
+                self._number += 1
+                prompt = prompt_ids(request.prompt).tolist()
+                flights.append(Flight(request, EmbeddedHandle(request), self._number, prompt, conditioning))
+            self._flights.update((flight.request.request_id, flight) for flight in flights)
+        try:
+            self._commands.post(lambda: self._enter(flights))
+        except EngineError:
+            with self._lock:
+                for name in names:
+                    del self._flights[name]
+            raise
+        return [flight.handle for flight in flights]
+
+    def _check(self, request: Request) -> Conditioning | None:
+        """How a request's prompt enters; EngineError if it cannot be generated."""
+        check_request(request, context_length=self._context.context_length, vocabulary=self._vocabulary)
+        return condition(request.prompt, self._context.model, f"request {request.request_id!r}")
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """End these requests at the next unit, partial results kept; unknown ids are ignored."""
+        names = tuple(request_ids)
+        self._commands.post(lambda: self._abort(names))
+
+    def _enter(self, flights: list[Flight]) -> None:
+        for flight in flights:
+            if self._draining is not None:
+                self._held.append(flight)
+            else:
+                self._queue.add(flight.sequences)
+
+    def _abort(self, names: Sequence[str]) -> None:
+        flights = [self._flights[name] for name in names if name in self._flights]
+        self._held = [flight for flight in self._held if flight not in flights]
+        ended = [sample for flight in flights for sample in flight.sequences if sample.reason is None]
+        for sample in ended:
+            sample.reason = FinishReason.ABORTED
+        self._finish(ended)
+
+    def _end_all(self) -> None:
+        self._abort([flight.request.request_id for flight in self._in_flight()])
+
+    def _in_flight(self) -> list[Flight]:
+        with self._lock:
+            return list(self._flights.values())
+
+    def _finish(self, ended: Sequence[Sample]) -> None:
+        self._queue.remove(ended)
+        for sample in ended:
+            flight = sample.flight
+            flight.num_unfinished -= 1
+            if flight.num_unfinished == 0:
+                with self._lock:
+                    del self._flights[flight.request.request_id]
+                flight.handle.finish([one.generated(self._queue.version) for one in flight.sequences])
+
+    def _step(self) -> None:
+        begin = time.monotonic()
+        self._advance()
+        self._busy_s += time.monotonic() - begin
+        if self._draining is not None:
+            self._check_drained()
+
+    # -- pauses -------------------------------------------------------------------------------------------------------
+
+    def pause(self, mode: PauseMode = "keep") -> None:
+        """Return when nothing generates: `keep` holds what is in flight, `abort` ends it, `wait` finishes it.
+
+        Requests submitted during `wait` are held until `resume`, which also ends the wait early.
+        """
+        waiter: Future[None] = Future()
+        self._commands.call(lambda: self._pause(mode, waiter))
+        waiter.result()
+
+    def _pause(self, mode: PauseMode, waiter: Future[None]) -> None:
+        if mode == "wait" and self._paused_since is None:
+            number, waiters = self._draining or (self._number, [])
+            self._draining = (number, [*waiters, waiter])
+            self._check_drained()
+            return
+        if mode == "abort":
+            self._end_all()
+        if self._paused_since is None:
+            self._paused_since = time.monotonic()
+        waiter.set_result(None)
+
+    def _check_drained(self) -> None:
+        assert self._draining is not None
+        if self._queue.has_work:
+            return
+        _, waiters = self._draining
+        self._paused_since = time.monotonic()
+        for waiter in waiters:
+            waiter.set_result(None)
+        self._draining = (0, [])
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._commands.call(self._resume)
+
+    def _resume(self) -> None:
+        if self._paused_since is not None:
+            self._paused_s += time.monotonic() - self._paused_since
+            self._paused_since = None
+        waiters = [] if self._draining is None else self._draining[1]
+        self._draining = None
+        for waiter in waiters:
+            waiter.set_result(None)
+        held, self._held = self._held, []
+        self._enter(held)
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    def begin_update(self, version: int) -> None:
+        """Open an update to `version`.
+
+        Raises:
+            WeightSyncError: An update is open already, or `version` is older than what is loaded.
+        """
+        if self._update is not None:
+            raise WeightSyncError(f"an update to version {self._update.version} is open; commit or abort it first")
+        if version < self._queue.version:
+            raise WeightSyncError(f"version {version} is older than {self._queue.version}, which is loaded")
+        self._update = Update(version, self._tensors_to_write())
+
+    def write(self, rank: int, piece: TensorSlice, data: torch.Tensor) -> None:
+        """Give the content of one slice."""
+        if rank != 0:
+            raise WeightSyncError(f"rank {rank} does not exist: the {self._name} engine has rank 0 only")
+        self._open_update().write(piece, data)
+
+    def commit_update(self, cache: CachePolicy = "keep") -> str:
+        """Copy everything between two units; what is in flight goes on with the new weights."""
+        update = self._open_update()
+        update.check()
+        digest = self._commands.call(lambda: self._apply(update, cache))
+        self._update = None
+        return digest
+
+    def abort_update(self) -> None:
+        """Forget an open update; what is loaded stays."""
+        self._update = None
+
+    def _open_update(self) -> Update:
+        if self._update is None:
+            raise WeightSyncError("no update is open; call begin_update first")
+        return self._update

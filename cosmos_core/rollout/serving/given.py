@@ -1,0 +1,84 @@
+"""Sequences to score: completions that someone else may have generated.
+
+Shape legend: C units of a completion, N of these that a model decided, all unless it is a dialogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+import numpy as np
+
+from cosmos_core.errors import EngineError
+from cosmos_core.protocols import Conditioning, Model, Recording
+from cosmos_core.rollout.serving.requests import condition
+from cosmos_core.rollout.serving.sequence import prompt_ids
+from cosmos_core.types import Payload
+
+_GENERATED: Final = frozenset({"completion", "decided", "logprobs", "versions"})
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Given:
+    """A sequence to score.
+
+    Attributes:
+        tokens: All of it.
+        num_given: Leading tokens that are only conditioned on, at least 1: the prompt.
+        decided_N: Which tokens after these are scored, rising.
+        conditioning: How the prompt enters, where the tokens do not say it all.
+    """
+
+    tokens: Sequence[int]
+    num_given: int
+    decided_N: Sequence[int]
+    conditioning: Conditioning | None = None
+
+
+def to_score(payloads: Sequence[Payload], model: Model, *, context_length: int) -> list[Given]:
+    """What is scored of payloads.
+
+    Raises:
+        EngineError: One has no prompt, is too long, shows what the model cannot enter, or does not say of each unit
+            whether it was decided.
+    """
+    return [_given(payload, index, model, context_length) for index, payload in enumerate(payloads)]
+
+
+def _given(payload: Payload, index: int, model: Model, context_length: int) -> Given:
+    prompt = prompt_ids(payload).tolist()
+    completion = np.frombuffer(payload.arrays["completion"].data, np.int32).tolist()
+    if not prompt or len(prompt) + len(completion) > context_length:
+        raise EngineError(
+            f"cannot score a prompt of {len(prompt)} and a completion of {len(completion)} units: a prompt is needed, "
+            f"and at most {context_length} units in all"
+        )
+    conditioning = condition(_prompt_of(payload, model), model, f"payload {index}")
+    return Given(
+        tokens=prompt + completion,
+        num_given=len(prompt),
+        decided_N=_decided(payload, len(completion)),
+        conditioning=conditioning,
+    )
+
+
+def _decided(payload: Payload, size: int) -> Sequence[int]:
+    """Places of the completion that the model decided: all, unless the payload says otherwise."""
+    told = payload.arrays.get("decided")
+    if told is None:
+        return range(size)
+    if told.dtype != "bool" or told.shape != (size,):
+        raise EngineError(
+            f"cannot score: `decided` is {told.dtype} {list(told.shape)} of a completion of {size} units; it is one "
+            "bool a unit"
+        )
+    return [int(place) for place in np.flatnonzero(np.frombuffer(told.data, np.bool_))]
+
+
+def _prompt_of(payload: Payload, model: Model) -> Payload:
+    """The prompt of a completion: without what an engine added to it."""
+    records = {record.name for record in model.records()} if isinstance(model, Recording) else set()
+    kept = {name: array for name, array in payload.arrays.items() if name not in _GENERATED | records}
+    return attrs.evolve(payload, arrays=kept)

@@ -1,0 +1,1 @@
+"""Worker processes of a replica: started, asked over a pipe, replaced."""

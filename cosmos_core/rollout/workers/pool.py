@@ -1,0 +1,176 @@
+"""What pools of worker processes share: one thread that serves all of them, and replaces those that hang or die."""
+
+from __future__ import annotations
+
+import abc
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Generic, Protocol, TypeVar
+
+from cosmos_core.errors import ReplicaError, TransportError
+from cosmos_core.rollout.workers.supervised import SupervisedThread
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class Worker(Protocol):
+    """The pool's end of a process."""
+
+    @property
+    def socket(self) -> socket.socket:
+        """What it is served by."""
+        ...
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether something waits to be sent."""
+        ...
+
+    def send(self) -> None:
+        """Send what the socket takes now."""
+        ...
+
+    def deadline(self) -> float:
+        """When it is late (`time.monotonic`)."""
+        ...
+
+
+W = TypeVar("W", bound=Worker)
+
+
+class WorkerPool(abc.ABC, Generic[W]):
+    """Worker processes and the thread that serves them.
+
+    Args:
+        thread: Name of the thread.
+        worker: What one of them is called in messages, with its article.
+        num_workers: Processes.
+    """
+
+    def __init__(self, *, thread: str, worker: str, num_workers: int) -> None:
+        self._worker_name: Final = worker
+        self._num_workers: Final = num_workers
+        self._selector: Final = selectors.DefaultSelector()
+        self._wake: Final = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._commands: Final[deque[Callable[[], None]]] = deque()
+        self._workers: Final[list[W]] = []
+        self._thread: Final = SupervisedThread(thread, self._run)
+        self._lock: Final = threading.Lock()
+        self._closing = False
+
+    def start(self) -> None:
+        """Start the workers; returns at once."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the workers; nothing more is answered. Idempotent."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+            os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        self._selector.close()
+        os.close(self._wake)
+
+    def check(self) -> None:
+        """Return if the pool can work.
+
+        Raises:
+            PluginError: The workers' plugins cannot be loaded.
+            ReplicaError: The pool failed.
+        """
+        self._thread.check()
+
+    def _submit(self, command: Callable[[], None]) -> None:
+        """Have the thread do something, unless the pool is closed."""
+        with self._lock:
+            if not self._closing:
+                self._commands.append(command)
+                os.eventfd_write(self._wake, 1)
+
+    # -- the pool's thread --------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _make(self) -> W:
+        """Start a worker."""
+
+    @abc.abstractmethod
+    def _read(self, worker: W) -> None:
+        """Take what a worker has sent.
+
+        Raises:
+            EOFError: It has ended.
+            TransportError: What came is no message.
+            PluginError: It cannot load its plugins.
+        """
+
+    @abc.abstractmethod
+    def _replace(self, worker: W, *, is_late: bool) -> None:
+        """Start another worker for one that hangs or has ended, and settle what it was working on."""
+
+    @abc.abstractmethod
+    def _end(self) -> None:
+        """End all workers."""
+
+    def _dispatch(self) -> None:
+        """Give workers what waits."""
+
+    def _run(self) -> None:
+        try:
+            self._selector.register(self._wake, selectors.EVENT_READ)
+            for _ in range(self._num_workers):
+                self._spawn()
+            while not self._closing:
+                self._turn()
+        finally:
+            self._end()
+
+    def _turn(self) -> None:
+        deadline = min((worker.deadline() for worker in self._workers), default=float("inf"))
+        wait_s = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
+        for key, _ in self._selector.select(wait_s):
+            if key.data is None:
+                os.eventfd_read(self._wake)
+            else:
+                self._serve(key.data)
+        now = time.monotonic()
+        for worker in [each for each in self._workers if each.deadline() <= now]:
+            self._replace(worker, is_late=True)
+        while self._commands:
+            self._commands.popleft()()
+        self._dispatch()
+        for worker in self._workers:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.wants_write else 0)
+            if self._selector.get_key(worker.socket).events != events:
+                self._selector.modify(worker.socket, events, worker)
+
+    def _spawn(self) -> None:
+        worker = self._make()
+        self._workers.append(worker)
+        self._selector.register(worker.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, worker)
+
+    def _retire(self, worker: W) -> None:
+        """Serve a worker no more."""
+        self._selector.unregister(worker.socket)
+        self._workers.remove(worker)
+
+    def _serve(self, worker: W) -> None:
+        if worker.wants_write:
+            worker.send()
+        try:
+            self._read(worker)
+        except EOFError:
+            self._replace(worker, is_late=False)
+        except TransportError as error:
+            _LOG.warning("%s sent what cannot be read (%s); replacing it", self._worker_name, error)
+            self._replace(worker, is_late=False)
+
+    def _not_started(self, how: str) -> ReplicaError:
+        return ReplicaError(f"{self._worker_name} did not start: {how}; its output is in this replica's output")

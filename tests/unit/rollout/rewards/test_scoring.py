@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+
+from cosmos_core.config.schema import RewardConfig
+from cosmos_core.protocols import FinishReason, Generated
+from cosmos_core.rollout.episodes.dialogue import Played
+from cosmos_core.rollout.rewards import scoring
+from cosmos_core.rollout.rewards.pool import Outcome
+from cosmos_core.types import Array, Payload, Prompt, SampleStatus
+
+OK, FAILED, LATE = SampleStatus.OK, SampleStatus.REWARD_FAILED, SampleStatus.REWARD_TIMEOUT
+REWARDS = [RewardConfig(plugin="math", weight=2.0), RewardConfig(plugin="style", weight=-0.5)]
+
+
+def played(reason=FinishReason.STOP, kind="tokens") -> Played:
+    arrays = {"prompt": Array(dtype="int32", shape=(3,), data=bytes(12))}
+    payload = Payload(kind=kind, arrays=arrays)
+    made = Generated(payload=payload, reason=reason, oldest_version=2, newest_version=5, num_units=7)
+    return Played.single(made)
+
+
+def test_the_reward_is_the_weighted_sum_and_each_is_kept():
+    outcomes = [Outcome(value=1.0, status=OK), Outcome(value=0.5, status=OK)]
+    made = scoring.sample(3, played(), outcomes, REWARDS)
+    assert made.reward == 2.0 - 0.25
+    assert made.rewards == {"math": 1.0, "style": 0.5}
+    assert (made.index, made.status, made.detail) == (3, OK, "")
+    assert (made.oldest_version, made.newest_version, made.num_units, made.num_prompt_units) == (2, 5, 7, 3)
+    assert made.is_scored
+
+
+def test_a_truncated_sample_is_scored_and_says_so():
+    outcomes = [Outcome(value=1.0, status=OK)] * 2
+    made = scoring.sample(0, played(FinishReason.LENGTH), outcomes, REWARDS)
+    assert made.status is SampleStatus.TRUNCATED
+    assert made.is_scored
+
+
+def test_what_rewards_say_of_their_scores_is_kept_where_the_text_is():
+    outcomes = [Outcome(value=1.0, status=OK, detail="steps: 2"), Outcome(value=0.0, status=OK, detail='tone: "dry"')]
+    made = scoring.sample(0, played(), outcomes, REWARDS)
+    assert made.detail == 'math: steps: 2; style: tone: "dry"'
+    assert scoring.report(made, "text").detail == made.detail
+    assert scoring.report(made, None).detail == ""
+    assert scoring.sample(0, played(), outcomes[:1], REWARDS[:1]).detail == "steps: 2"
+
+
+@pytest.mark.parametrize("status", [FAILED, LATE])
+def test_any_failed_reward_leaves_the_sample_without_one(status):
+    outcomes = [Outcome(value=1.0, status=OK), Outcome(value=None, status=status, detail="why")]
+    made = scoring.sample(0, played(FinishReason.LENGTH), outcomes, REWARDS)
+    assert (made.reward, made.status, made.detail) == (None, status, "why")
+    assert made.rewards == {"math": 1.0}
+    assert not made.is_scored
+
+
+def test_the_report_has_the_fields_of_the_sample_and_a_cut_text():
+    made = scoring.sample(0, played(), [Outcome(value=1.0, status=OK)] * 2, REWARDS)
+    report = scoring.report(made, "x" * 5000)
+    assert len(report.text) == 2000
+    assert report.status == "ok"
+    assert {name: getattr(report, name) for name in ("index", "reward", "num_units", "num_prompt_units")} == {
+        "index": 0,
+        "reward": 1.5,
+        "num_units": 7,
+        "num_prompt_units": 3,
+    }
+
+
+def test_text_rewards_see_no_tokens_but_media_is_passed():
+    assert scoring.to_score(Prompt(text="p"), played(), "t").payload is None
+    made = scoring.to_score(Prompt(text="p"), played(FinishReason.LENGTH, kind="media"), "")
+    assert made.payload is not None
+    assert made.truncated
