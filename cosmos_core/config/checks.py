@@ -24,6 +24,7 @@ def check_recipe(recipe: Recipe) -> None:
         *_model(recipe),
         *_rewards(recipe),
         *_pace(recipe.sync),
+        *_transport(recipe),
         *_meshes(recipe),
         *_offload(recipe.policy),
         *_optimizers(recipe),
@@ -70,13 +71,30 @@ def _pace(sync: SyncConfig) -> Iterator[str]:
         )
 
 
+def _transport(recipe: Recipe) -> Iterator[str]:
+    sync = recipe.sync
+    if sync.transport == "disk" and sync.directory is None:
+        yield "sync.directory: not given, and sync.transport 'disk' stores versions there; set a path or an s3:// URL"
+    if sync.directory is not None and sync.transport not in {"auto", "disk"}:
+        yield (
+            f"sync.directory: given ({sync.directory}), but sync.transport {sync.transport!r} never reads it; "
+            "remove it, or set sync.transport to 'auto' or 'disk'"
+        )
+    for pool, device in (("policy", recipe.policy.device), ("rollout", recipe.rollout.device)):
+        if sync.transport == "nccl" and device == "cpu":
+            yield (
+                f"sync.transport: 'nccl' sends from GPU to GPU, and {pool}.device is 'cpu'; "
+                "set sync.transport to 'gloo' or 'auto'"
+            )
+
+
 def _meshes(recipe: Recipe) -> Iterator[str]:
     for field in attrs.fields(MeshConfig):
         size = getattr(recipe.rollout.mesh, field.name)
-        if size != 1:
+        if size != 1 and field.name != "tp":
             yield (
-                f"rollout.mesh.{field.name}: must be 1, got {size}; a rollout replica is one process until engines run "
-                "on several, use rollout.replicas to spread the work"
+                f"rollout.mesh.{field.name}: must be 1, got {size}; the processes of a rollout replica share layers "
+                "(tp) and nothing else, use rollout.replicas to spread the work"
             )
 
 

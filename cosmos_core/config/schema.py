@@ -278,8 +278,22 @@ class SyncConfig:
         validator=NOT_NEGATIVE,
     )
     interval: int = option(1, help="Steps between weight publications.", validator=POSITIVE)
-    transport: Literal["auto", "shared-memory", "zmq"] = option(
-        "auto", help="How weights travel; `auto` uses shared memory on one host."
+    transport: Literal["auto", "shared-memory", "zmq", "gloo", "nccl", "disk"] = option(
+        "auto",
+        help="How weights travel; `auto` uses shared memory on one host, else ZeroMQ, and falls back to `directory`.",
+    )
+    directory: str | None = option(
+        None, help="Path or fsspec URL (`s3://bucket/prefix`) where versions are stored, for `auto` or `disk`."
+    )
+    fan_out: int = option(
+        8,
+        help="Most rollout replicas that read weights from the policy, or from a replica that passes them on.",
+        validator=POSITIVE,
+    )
+    relay_timeout_s: float = option(
+        30.0,
+        help="Seconds for each replica above it that one waits for weights, before it reads from the policy.",
+        validator=ABOVE_ZERO,
     )
     cache: Literal["keep", "recompute"] = option(
         "keep", help="What becomes of the KV cache of sequences in flight at an update."

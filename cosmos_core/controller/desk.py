@@ -130,7 +130,7 @@ class Desk:
             present = state.replicas.get(hello.name)
             if present is not None:
                 self._lose(present.name, present.incarnation, "another process took its name")
-            fields = ("name", "role", "incarnation", "host", "pid", "step", "endpoints")
+            fields = ("name", "role", "incarnation", "host", "pid", "step", "endpoints", "rack")
             self._record(ReplicaJoined(**{field: getattr(hello, field) for field in fields}))
             line = self.lines.open(hello.name, hello.incarnation, now)
             _LOG.info("%s joined (pid %d on %s, incarnation %s)", hello.name, hello.pid, hello.host, hello.incarnation)

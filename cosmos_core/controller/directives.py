@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from cosmos_core.controller import publication
+from cosmos_core.controller import publication, relays
 from cosmos_core.controller.state import Replica, State
-from cosmos_core.transport.messages import PolicyDirective, RolloutDirective, WeightTarget
-from cosmos_core.transport.places import parted
+from cosmos_core.transport.messages import PolicyDirective, RolloutDirective
 
 
 def directive_for(state: State, name: str) -> PolicyDirective | RolloutDirective:
@@ -16,26 +15,11 @@ def directive_for(state: State, name: str) -> PolicyDirective | RolloutDirective
 
 def _rollout(state: State, replica: Replica) -> RolloutDirective:
     return RolloutDirective(
-        weights=_weights(state, replica),
+        weights=relays.target_of(state, replica),
         leases=tuple(replica.leases.values()),
         hold=tuple(sorted(replica.held)),
         stop=bool(state.outcome),
-    )
-
-
-def _weights(state: State, replica: Replica) -> WeightTarget | None:
-    """The current target, nearest source first; None while nobody can serve one."""
-    known = state.published.get(state.target)
-    if known is None or not known.sources:
-        return None
-    replicas = [state.replicas[name] for name in sorted(known.sources)]
-    places = [place for source in replicas for place in parted(source.endpoints.get("weights", ""), source.host)]
-    places.sort(key=lambda place: place.host != replica.host)
-    return WeightTarget(
-        version=state.target,
-        digest=known.digest,
-        sources=tuple(place.endpoint for place in places),
-        hosts=tuple(place.host for place in places),
+        relaying=relays.relaying_of(state, replica, publication.retained(state)),
     )
 
 

@@ -44,6 +44,7 @@ class ReplicaJoined:
     pid: int
     step: int
     endpoints: dict[str, str]
+    rack: str = ""
 
 
 @attrs.frozen(kw_only=True)

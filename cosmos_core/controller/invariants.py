@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from cosmos_core.controller import relays
 from cosmos_core.controller.claim import is_stale
 from cosmos_core.controller.ledger import Ledger
+from cosmos_core.controller.publication import retained
 from cosmos_core.controller.state import State
 
 
@@ -21,6 +23,7 @@ def check(state: State) -> None:
         *_training(state),
         *_evaluations(state),
         *_weights(state),
+        *_relays(state),
     ]
     if broken:
         raise AssertionError(f"at step {state.step}: " + "; ".join(broken))
@@ -104,3 +107,28 @@ def _weights(state: State) -> Iterator[str]:
     for replica in state.replicas.values():
         if replica.role == "rollout" and replica.version > state.target:
             yield f"{replica.name} runs version {replica.version}, beyond the target {state.target}"
+
+
+def _relays(state: State) -> Iterator[str]:
+    rollouts, newest = state.named("rollout"), state.target
+    if not {*state.parents, *state.parents.values()} <= {each.name for each in rollouts}:
+        yield f"the tree {state.parents} has others than the rollout replicas"
+        return
+    served = {(version, endpoint) for each in rollouts for version, endpoint in each.kept.items()}
+    for name, place in relays.policy_places(state):
+        served |= {(version, place.process) for version, known in state.published.items() if name in known.sources}
+    for replica in rollouts:
+        target, relaying = relays.target_of(state, replica), relays.relaying_of(state, replica, retained(state))
+        for each in filter(None, (target, relaying.reserve)):
+            lacking = [source for source in each.sources if (each.version, source) not in served]
+            if lacking or not each.sources:
+                yield f"{replica.name} shall read version {each.version} from {lacking}, where it is not"
+        if target is not None and (target.version > newest or set(target.sources) & set(replica.kept.values())):
+            yield f"{replica.name} shall read version {target.version} of {newest} from {target.sources}"
+        if replica.kept and (replica.is_doubted or not relaying.keep or min(replica.kept) < relaying.retain):
+            yield f"{replica.name} keeps the versions {sorted(replica.kept)} for nobody"
+        if replica.kept.keys() - state.published.keys():
+            yield f"{replica.name} keeps {sorted(replica.kept)}, known are {sorted(state.published)}"
+        readers = list(state.parents.values()).count(replica.name)
+        if readers and readers > state.settings.fan_out:
+            yield f"{readers} replicas read from {replica.name}"

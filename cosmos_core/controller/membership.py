@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cosmos_core.controller import claim, dispatch, evaluation, publication
+from cosmos_core.controller import claim, dispatch, evaluation, publication, relays
 from cosmos_core.controller.events import ReplicaJoined
 from cosmos_core.controller.state import Generation, Replica, State
 from cosmos_core.transport.messages import GenerationFailed, GenerationFormed, GenerationOrder, StepFailed
@@ -23,9 +23,11 @@ def join(state: State, event: ReplicaJoined) -> None:
         pid=event.pid,
         endpoints=event.endpoints,
         step=event.step,
+        rack=event.rack,
     )
     if event.role == "rollout":
         state.has_rollouts = state.has_rollouts or len(state.named("rollout")) >= state.settings.num_rollouts
+    relays.arrange(state)
     state.touch()
 
 
@@ -42,6 +44,7 @@ def lose(state: State, replica: Replica, reason: str) -> None:
             state.generation = None
         if state.has_started and not state.named("policy"):
             state.fail(f"the last policy replica was lost ({replica.name}: {reason}); resume from the last checkpoint")
+    relays.arrange(state)
     evaluation.abandon(state)
     state.touch()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cosmos_core.controller import relays
 from cosmos_core.controller.state import Published, Replica, State
 from cosmos_core.transport.messages import WeightsLoaded, WeightsPublished, WeightsRejected
 
@@ -36,6 +37,12 @@ def on_loaded(state: State, replica: Replica, report: WeightsLoaded) -> None:
         _refuse(state, replica)
         return
     replica.version = report.version
+    if replica.is_doubted:
+        replica.is_doubted = False
+        relays.arrange(state)
+    if report.endpoint and relays.passes_on(state, replica):
+        replica.kept[report.version] = report.endpoint
+    relays.touch_below(state, replica.name)
     _forget(state)
 
 
@@ -87,7 +94,11 @@ def drop_source(state: State, name: str) -> None:
 def _refuse(state: State, replica: Replica) -> None:
     replica.version = -1
     replica.rejections += 1
-    state.touched.add(replica.name)
+    replica.is_doubted = True
+    # Whatever made them wrong, nobody shall have any weights from it.
+    replica.kept.clear()
+    relays.touch_below(state, replica.name)
+    relays.arrange(state)
 
 
 def _forget(state: State) -> None:
@@ -103,4 +114,8 @@ def _forget(state: State) -> None:
         del state.targets[:num_old]
         for version in [v for v in state.published if v < state.targets[0]]:
             del state.published[version]
+        for replica in state.replicas.values():
+            for version in [v for v in replica.kept if v < state.targets[0]]:
+                del replica.kept[version]
         state.touch("policy")
+        state.touched.update(state.parents.values())

@@ -67,6 +67,9 @@ class Settings:
         checkpoint_interval: Steps between checkpoints; 0 saves only at the end and on a stop.
         rewards: Names of the rewards, the one that accuracy is read from first.
         heldout_rows: Held-out demonstrations whose loss is measured; 0 never measures.
+        fan_out: Most rollout replicas that read weights from the policy, or from one that passes them on; 0: all read
+            what the policy published.
+        shares_memory: Whether replicas map the weights of those on their host, which costs these nothing.
     """
 
     run_id: str
@@ -85,6 +88,8 @@ class Settings:
     checkpoint_interval: int
     rewards: tuple[str, ...]
     heldout_rows: int = 0
+    fan_out: int = 8
+    shares_memory: bool = True
 
     @property
     def last_step(self) -> int:
@@ -157,6 +162,8 @@ def settings_of(job: Job) -> Settings:
         checkpoint_interval=recipe.policy.checkpoint.interval,
         rewards=recipe.reward_names,
         heldout_rows=job.num_measured_prompts,
+        fan_out=0 if recipe.sync.transport == "disk" else recipe.sync.fan_out,
+        shares_memory=recipe.sync.transport in ("auto", "shared-memory"),
     )
     _validate(settings)
     return settings

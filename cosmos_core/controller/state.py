@@ -22,6 +22,9 @@ class Replica:
         num_training: How many of those are for training.
         held: Leases whose payloads it keeps for training.
         rejections: How often weights that it loaded did not have their digest.
+        is_doubted: Whether the last weights that it loaded did not.
+        rack: Label of where it runs; empty if it is not known.
+        kept: Versions that it passes on to others, and the endpoint where.
     """
 
     name: str
@@ -37,6 +40,9 @@ class Replica:
     num_training: int = 0
     held: set[int] = attrs.field(factory=set)
     rejections: int = 0
+    is_doubted: bool = False
+    rack: str = ""
+    kept: dict[int, str] = attrs.field(factory=dict)
 
 
 @attrs.define(kw_only=True)
@@ -130,6 +136,7 @@ class State:
         published: Versions that rollout replicas may need.
         publish: The version that policy replicas shall publish if they have not; -1: none.
         targets: Versions that rollout replicas were told to load and may be loading, ascending; the last is current.
+        parents: The rollout replica from which each one reads; those that are not in it read from the policy.
         pending: Evaluations that are due, ascending by version; the first is being worked on.
         evaluations: Finished ones, in the order of their ends; of completions and of demonstrations.
         checkpoints: Of this run.
@@ -162,6 +169,7 @@ class State:
     published: dict[int, Published] = attrs.field(factory=dict)
     publish: int = -1
     targets: list[int] = attrs.field(factory=list)
+    parents: dict[str, str] = attrs.field(factory=dict)
     pending: list[Evaluation] = attrs.field(factory=list)
     evaluations: list[EvaluationRecord] = attrs.field(factory=list)
     checkpoints: Checkpoints = attrs.field(factory=Checkpoints)

@@ -23,6 +23,7 @@ from cosmos_core.protocols import (
     Kind,
     Model,
     ModelContext,
+    ModelSource,
     Reward,
     RewardContext,
     Source,
@@ -48,12 +49,10 @@ def source_of(plugins: PluginSet, stage: Stage) -> Source:
     return cast("AlgorithmCapabilities", plugins.provider("algorithm", stage.plugin).capabilities).source
 
 
-def load_model(job: Job, plugins: PluginSet) -> Model:
-    """The recipe's model. A relative `model.path` that exists beside the recipe means that folder, `~` the home.
+def model_source(job: Job) -> ModelSource:
+    """How to make the recipe's model. A relative `model.path` that exists beside the recipe means that folder.
 
-    Raises:
-        ConfigError: An option is wrong.
-        PluginError: The plugin failed.
+    `~` is the home.
     """
     config = job.recipe.model
     beside = job.recipe_directory / Path(config.path).expanduser() if config.path else None
@@ -63,7 +62,18 @@ def load_model(job: Job, plugins: PluginSet) -> Model:
         assets=job.assets,
         trust_remote_code=config.trust_remote_code,
     )
-    return cast("Model", plugins.create("model", config.plugin, config.options, context, "model.options"))
+    return ModelSource(plugin=config.plugin, options=config.options, context=context)
+
+
+def load_model(job: Job, plugins: PluginSet) -> Model:
+    """The recipe's model.
+
+    Raises:
+        ConfigError: An option is wrong.
+        PluginError: The plugin failed.
+    """
+    source = model_source(job)
+    return cast("Model", plugins.create("model", source.plugin, source.options, source.context, "model.options"))
 
 
 def load_dataset(job: Job, plugins: PluginSet) -> Dataset:

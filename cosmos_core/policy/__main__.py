@@ -29,11 +29,12 @@ from cosmos_core.policy.replica import Parts, PolicyReplica, UnitRate
 from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import FORMATS, Model
-from cosmos_core.replica.host import host_id
+from cosmos_core.replica.host import host_id, rack_id
 from cosmos_core.replica.process import RoleArgs, run_role
 from cosmos_core.transport.payloads import PayloadClient
 from cosmos_core.transport.places import Place, joined, parted
 from cosmos_core.weights.publisher import WeightPublisher
+from cosmos_core.weights.stored.writing import VersionWriter
 
 FLUSH_S: Final = 10.0
 
@@ -62,7 +63,8 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
     begin_stage(0)
     if args.checkpoint is not None:
         restore(trainer, args.checkpoint, begin_stage, run_id=job.run_id, name=recipe.model.path or DRAWN)
-    with WeightPublisher(job.run_id, recipe.control.bind) as publisher, PayloadClient() as payloads:
+    writer = make_writer(job, world)
+    with WeightPublisher(job.run_id, recipe.control.bind, writer=writer) as publisher, PayloadClient() as payloads:
         weights = _weights_endpoint(publisher, world)
         orders: Orders
         if bound.store is not None:
@@ -92,6 +94,7 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
                 open_channel(),
                 form=FORMATS.get(recipe.rollout.quantization),
                 matrices=model.facts().matrices,
+                exchange=world.exchange,
             ),
             saver=CheckpointSaver(job.checkpoints, recipe.policy.checkpoint.keep, orders.report, open_channel()),
             begin_stage=begin_stage,
@@ -105,8 +108,16 @@ def _weights_endpoint(publisher: WeightPublisher, world: World) -> str:
     """Where all processes of the replica serve what they hold."""
     if world.size == 1:
         return publisher.endpoint
-    said = world.exchange(joined([Place(endpoint=publisher.endpoint, host=host_id())]).encode())
+    said = world.exchange(joined([Place(endpoint=publisher.endpoint, host=host_id(), rack=rack_id())]).encode())
     return joined(place for words in said for place in parted(words.decode(), ""))
+
+
+def make_writer(job: Job, world: World) -> VersionWriter | None:
+    """Stores weight versions, if the recipe says where, and somebody reads them."""
+    sync = job.recipe.sync
+    if sync.directory is None or not job.uses_rollouts:
+        return None
+    return VersionWriter(sync.directory, job.run_id, is_only=sync.transport == "disk", removes=world.is_leader)
 
 
 def make_trainer(job: Job, model: Model, world: World) -> Trainer:

@@ -1,12 +1,12 @@
 """Publishes weight versions: the snapshot on the training thread, its digest and announcement on another.
 
-Each process of a replica publishes what it holds, and of what several hold the first of them publishes it. The digest
-that all of them announce is the sum of theirs, hence the one that a single process would announce.
+Each process of a replica publishes what it holds, and those that hold the same divide it. The digest that all of them
+announce is the sum of theirs, hence the one that a single process would announce.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
@@ -14,6 +14,7 @@ import attrs
 import msgspec
 import torch
 
+from cosmos_core.errors import WeightSyncError
 from cosmos_core.policy.processes.channel import Channel
 from cosmos_core.protocols.quantization import Format
 from cosmos_core.transport.messages import WeightsPublished
@@ -44,6 +45,8 @@ class Publications:
         channel: Between the processes of the replica, for the background thread alone.
         form: The format in which rollout replicas hold matrices; None for the others' precision.
         matrices: Shape of each matrix by canonical name (`ModelFacts.matrices`).
+        exchange: Gives what each process of the replica says to all of them, in the order of ranks, on the training
+            thread.
 
     Attributes:
         newest: Newest version published or about to be; -1 before the first.
@@ -58,6 +61,7 @@ class Publications:
         *,
         form: Format | None = None,
         matrices: Mapping[str, tuple[int, ...]] | None = None,
+        exchange: Callable[[bytes], Sequence[bytes]] = lambda said: [said],
     ) -> None:
         self.newest = -1
         self._publisher = publisher
@@ -66,6 +70,7 @@ class Publications:
         self._channel = channel if channel is not None else Channel()
         self._form = form
         self._matrices = matrices or {}
+        self._exchange = exchange
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publication")
         self._sealing: list[Future[None]] = []
         self._owned: frozenset[str] | None = None
@@ -75,7 +80,8 @@ class Publications:
 
         Raises:
             WeightSyncError: There is no room for the copy, an earlier publication failed, the weights are spread in a
-                way that cannot be published, or they cannot be quantised.
+                way that cannot be published, or they cannot be quantised. What only one process cannot quantise is
+                raised in all of them, by its name.
         """
         self.check()
         shares = all_held(tensors)
@@ -86,12 +92,14 @@ class Publications:
         mine = {name: share for name, share in shares.items() if name in self._owned}
         # Those who publish nothing of a tensor still take part: scales may span what several processes hold.
         quantised = {} if self._form is None else matrix_shares(self._form, tensors, self._matrices)
-        snapshot = self._publisher.stage(
-            version,
-            {name: share.tensor for name, share in mine.items()},
-            self._dtype,
-            placements={name: share.placement for name, share in mine.items()},
-            quantised=quantised,
+        snapshot = self._agreed(
+            lambda: self._publisher.stage(
+                version,
+                {name: share.tensor for name, share in mine.items()},
+                self._dtype,
+                placements={name: share.placement for name, share in mine.items()},
+                quantised=quantised,
+            )
         )
         self.newest = version
         self._sealing.append(self._thread.submit(self._seal, snapshot))
@@ -114,6 +122,21 @@ class Publications:
         """Wait until everything published is announced."""
         self._thread.shutdown(wait=True)
         self.check()
+
+    def _agreed(self, stage: Callable[[], Snapshot]) -> Snapshot:
+        """What `stage` gives, if it gives something in every process; else all of them raise the same."""
+        if self._form is None:
+            return stage()
+        snapshot, problem = None, ""
+        try:
+            snapshot = stage()
+        except WeightSyncError as error:
+            problem = str(error)
+        said = [each.decode() for each in self._exchange(problem.encode())]
+        if snapshot is None or any(said):
+            told = [f"process {rank}: {each}" if len(said) > 1 else each for rank, each in enumerate(said) if each]
+            raise WeightSyncError("; ".join(told))
+        return snapshot
 
     def _seal(self, snapshot: Snapshot) -> None:
         part = _Part(digests=snapshot.digests(), nbytes=snapshot.nbytes)

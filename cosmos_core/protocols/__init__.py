@@ -20,6 +20,7 @@ from cosmos_core.protocols.engine import (
     FinishReason,
     Generated,
     Handle,
+    ModelSource,
     PauseMode,
     Request,
     RolloutEngine,
@@ -28,6 +29,7 @@ from cosmos_core.protocols.engine import (
 )
 from cosmos_core.protocols.environment import Environment, EnvironmentCapabilities, EnvironmentContext, Turn
 from cosmos_core.protocols.facts import Compute, Extent, Kept, ModelFacts, ModelPart
+from cosmos_core.protocols.foresight import EngineOutlook, Foresight
 from cosmos_core.protocols.hooks import PROJECT, RunInfo, hookimpl, hookspec
 from cosmos_core.protocols.layout import Axis, ContextMethod, Float8, Layout, Lora, Mesh, Recompute
 from cosmos_core.protocols.model import (
@@ -44,6 +46,8 @@ from cosmos_core.protocols.model import (
     PipelinedModel,
     Record,
     Recording,
+    Showing,
+    Shown,
 )
 from cosmos_core.protocols.provider import NoOptions, Provider
 from cosmos_core.protocols.quantization import FORMATS, Format, Quantization
@@ -76,6 +80,7 @@ __all__ = [
     "DrawnDataset",
     "EngineCapabilities",
     "EngineContext",
+    "EngineOutlook",
     "EngineStats",
     "Entering",
     "Environment",
@@ -84,6 +89,7 @@ __all__ = [
     "Extent",
     "FinishReason",
     "Float8",
+    "Foresight",
     "Format",
     "Generated",
     "Handle",
@@ -99,6 +105,7 @@ __all__ = [
     "ModelContext",
     "ModelFacts",
     "ModelPart",
+    "ModelSource",
     "NoOptions",
     "OldLogprobs",
     "PauseMode",
@@ -116,6 +123,8 @@ __all__ = [
     "RunInfo",
     "Sampling",
     "Score",
+    "Showing",
+    "Shown",
     "Source",
     "Split",
     "TensorSlice",

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 import attrs
 
 from cosmos_core.protocols.quantization import Quantization
-from cosmos_core.types import Payload
+from cosmos_core.types import JSON, Payload
 
 if TYPE_CHECKING:
     import torch
 
-    from cosmos_core.protocols.model import Model
+    from cosmos_core.protocols.model import Model, ModelContext
 
 PauseMode: TypeAlias = Literal["keep", "abort", "wait"]
 CachePolicy: TypeAlias = Literal["keep", "recompute"]
@@ -113,6 +113,8 @@ class EngineCapabilities:
         media: Whether it takes prompts that show images or videos, in arrays of the payload that the model plugin adds.
         records: Whether it keeps what a model's forwards record (`Recording`), and adds it to payloads.
         mesh_axes: Axes of `[rollout.mesh]` that may be greater than one.
+        only_alone: Names of what it supports here, but not where an axis of its mesh is greater than one: of `media`,
+            `records` and `quantizations`.
         quantizations: Formats beside `none` in which it holds the matrices of `ModelFacts.matrices`.
         in_flight_update: Whether weights may change while requests are in flight.
         prefix_sharing: Whether the samples of a request process their prompt once.
@@ -125,11 +127,38 @@ class EngineCapabilities:
     media: bool = False
     records: bool = False
     mesh_axes: frozenset[str] = frozenset()
+    only_alone: frozenset[Literal["media", "records", "quantizations"]] = frozenset()
     quantizations: frozenset[Quantization] = frozenset()
     in_flight_update: bool = True
     prefix_sharing: bool = False
     seeded: bool = True
     logprob_semantics: str = "processed"
+
+    def over(self, num_ranks: int) -> EngineCapabilities:
+        """What it supports on so many processes."""
+        if num_ranks == 1:
+            return self
+        return attrs.evolve(
+            self,
+            media=self.media and "media" not in self.only_alone,
+            records=self.records and "records" not in self.only_alone,
+            quantizations=frozenset() if "quantizations" in self.only_alone else self.quantizations,
+        )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ModelSource:
+    """How to make the recipe's model in a process of its own.
+
+    Attributes:
+        plugin: Name with which the model plugin is selected.
+        options: The recipe's options of it.
+        context: What it is made with.
+    """
+
+    plugin: str
+    options: Mapping[str, JSON]
+    context: ModelContext
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -145,6 +174,9 @@ class EngineContext:
         seed: `run.seed`, for `Model.build`.
         quantization: Format of the matrices of `ModelFacts.matrices`; their products are computed in `dtype` or
             better, whatever it is.
+        tensor_parallel: `rollout.mesh.tp`: processes of the engine's own that share each layer (`mesh_axes` has `tp`
+            where it may be more than one).
+        source: How another process makes the same model; None where there is only this instance of it.
     """
 
     model: Model
@@ -154,6 +186,8 @@ class EngineContext:
     context_length: int
     seed: int
     quantization: Quantization = "none"
+    tensor_parallel: int = 1
+    source: ModelSource | None = None
 
 
 @attrs.frozen(kw_only=True)

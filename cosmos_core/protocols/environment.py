@@ -41,13 +41,16 @@ class Turn:
     """What became of one turn of the model.
 
     Attributes:
-        observation: What the model is shown next; None only where the dialogue is over.
+        observation: What the model is shown next, as words whatever they spell; None only where the dialogue is over.
+        role: Whose turn of a chat the observation is: `user`, or another that chat templates know, such as `tool`.
+            Where the model's template takes none of that role, it is the user's; in plain text it makes no difference.
         done: Whether the dialogue is over: the model is asked no more.
         reward: What this turn adds to the dialogue's reward, a finite number; ignored unless `rewards` is declared.
         detail: What is worth showing people of this turn.
     """
 
     observation: str | None = None
+    role: str = "user"
     done: bool = False
     reward: float = 0.0
     detail: str = ""

@@ -98,6 +98,7 @@ class ModelFacts:
         stop_ids: Token ids that end a completion.
         pad_id: Token id for padding.
         cache_size: Values of one unit in the cache of generation (0: as if every layer kept two rows of `hidden_size`).
+        head_size: Values of one head of attention, 0 where heads are not all alike or it is not known.
         parts: The model from input to output; empty where only the totals are known.
         num_tied_parameters: Of the first part's parameters, those that the last part uses too: in a pipeline both hold
             them.
@@ -112,6 +113,7 @@ class ModelFacts:
         matrices: Shapes of the weights that `rollout.quantization` is for, by canonical name: of linear layers
             [out, in], of stacked experts [experts, out, in]; not of embeddings, norms, routers and the output layer.
             Empty where they are not known: then nothing can be quantised.
+        column_split: Of `matrices`, those whose last dim `tp` splits: 4-bit formats need whole bytes on each process.
     """
 
     architecture: str
@@ -124,6 +126,7 @@ class ModelFacts:
     stop_ids: frozenset[int]
     pad_id: int
     cache_size: int = 0
+    head_size: int = 0
     parts: tuple[ModelPart, ...] = ()
     num_tied_parameters: int = 0
     num_leading_layers: int = 0
@@ -133,3 +136,4 @@ class ModelFacts:
     absent_weights: str = ""
     linear_layers: frozenset[str] = frozenset()
     matrices: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
+    column_split: frozenset[str] = frozenset()

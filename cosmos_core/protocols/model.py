@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import attrs
 
@@ -278,15 +278,19 @@ class Conversing(Protocol):
     Optional, beside `Model`. `pack` then takes payloads with `decided` (see `cosmos_core.types.Payload`).
     """
 
-    def encode_observation(self, prompt: Prompt, written: Sequence[int], observation: str) -> Sequence[int]:
+    def encode_observation(
+        self, prompt: Prompt, written: Sequence[int], observation: str, *, role: str = "user"
+    ) -> Sequence[int]:
         """The token ids between the end of the model's turn and its next one.
 
-        They follow `written` as they are: nothing that was generated is ever encoded anew.
+        They follow `written` as they are: nothing that was generated is ever encoded anew. What the observation spells
+        is words: it never becomes a token that ends a turn or begins one, or that stands for an image.
 
         Args:
-            prompt: What the dialogue began with; in a chat, the observation is a turn of the user, by its template.
-            written: The token ids of the model's last turn, the stop token included.
+            prompt: What the dialogue began with; in a chat, the observation is a turn by its template.
+            written: The token ids of the model's last turn, the stop token included; none before its first.
             observation: What the environment answered.
+            role: Whose turn of a chat that is, if the template takes turns of that role; else it is the user's.
 
         Raises:
             DataError: The observation cannot be encoded.
@@ -353,4 +357,40 @@ class Conditioned(Protocol):
 
     def evaluate(self, module: torch.nn.Module, entering: Entering) -> torch.Tensor:
         """Logits [R, V], before the temperature, of a forward that attends as the engine has it attend."""
+        ...
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Shown:
+    """An image or a video of a prompt, as the Hugging Face forward of its family takes it.
+
+    Attributes:
+        modality: What it is.
+        start: Its first unit in the prompt: one that is seen, or a word before these where implementations of the
+            family begin to look for it.
+        is_seen_U: bool [U], of the units from there to the last that is seen: which enter as what the tower makes of
+            it, in order; the others are words of it, such as times.
+        inputs: Keyword arguments of that forward for this one alone, on the CPU, by their names there; those of several
+            are concatenated along their first dim.
+    """
+
+    modality: Literal["image", "video"]
+    start: int
+    is_seen_U: torch.Tensor
+    inputs: Mapping[str, torch.Tensor]
+
+
+@runtime_checkable
+class Showing(Protocol):
+    """A model whose family has other implementations, for engines that run one of these, its tower included.
+
+    Optional, beside `Conditioned`: positions are those that `condition` gives.
+    """
+
+    def shown(self, prompt: Payload) -> Sequence[Shown]:
+        """What a prompt shows, in its order; nothing where its token ids say it all. Needs no weights.
+
+        Raises:
+            DataError: The arrays of the payload do not fit its prompt.
+        """
         ...

@@ -7,6 +7,8 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
+from cosmos_core.protocols.foresight import Foresight
+
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -27,9 +29,12 @@ class Provider(Generic[T_co]):
         capabilities: The record of that kind (`ModelCapabilities`, …): what is declared is tested and relied
             on. None takes that record's defaults.
         protocol: The protocol version it was written for (`cosmos_core.protocols.PROTOCOL_VERSIONS`).
+        foresee: Of engines: looks at a planned run, `foresee(options, outlook)` with an `EngineOutlook`, and returns a
+            `Foresight`. It takes milliseconds and imports nothing heavy. None foresees nothing.
     """
 
     create: Callable[..., T_co]
     options: type = NoOptions
     capabilities: Any = None
     protocol: int = 1
+    foresee: Callable[..., Foresight] | None = None

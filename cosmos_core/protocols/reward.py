@@ -7,7 +7,7 @@ from typing import Protocol
 
 import attrs
 
-from cosmos_core.types import JSON, Payload, Prompt
+from cosmos_core.types import JSON, Message, Payload, Prompt
 
 
 @attrs.frozen(kw_only=True)
@@ -42,15 +42,25 @@ class Completion:
 
     Attributes:
         prompt: The dataset row.
-        text: The completion as text, stop token stripped; empty for world models.
+        text: The completion as text, stop token stripped; empty for world models. Of a dialogue, both sides of it.
         payload: The arrays, for rewards that look at latents or media; None for text rewards.
         truncated: Whether generation hit the longest length instead of stopping.
+        turns: Who said what after the row, in order. Those of the role `assistant` are the model's, the others the
+            environment's; of a completion without an environment, the one turn.
     """
 
     prompt: Prompt
     text: str
     payload: Payload | None = None
     truncated: bool = False
+    turns: tuple[Message, ...] = ()
+
+    @property
+    def own(self) -> str:
+        """What the model itself said, turn by turn on lines of their own; all of `text` where nobody else spoke."""
+        if all(turn.role == "assistant" for turn in self.turns):
+            return self.text
+        return "\n".join(turn.content for turn in self.turns if turn.role == "assistant")
 
 
 @attrs.frozen(kw_only=True)

@@ -20,7 +20,7 @@ from cosmos_core.config.loading import load_job
 from cosmos_core.errors import CosmosError, ReplicaError
 from cosmos_core.observe import logs
 from cosmos_core.replica.client import ControlClient
-from cosmos_core.replica.host import host_id
+from cosmos_core.replica.host import host_id, rack_id
 from cosmos_core.replica.lifeline import words_of
 from cosmos_core.replica.lifetime import bounded_life
 from cosmos_core.transport.messages import WIRE_VERSION, Failed, Hello, Role
@@ -76,6 +76,7 @@ class RoleArgs:
             role=self.role,
             incarnation=self.incarnation,
             host=host_id(),
+            rack=rack_id(),
             pid=os.getpid(),
             step=step,
             endpoints=dict(endpoints),

@@ -11,16 +11,17 @@ import torch
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.stages import stages
-from cosmos_core.plugin.roles import load_algorithm, load_dataset, load_model, selections
+from cosmos_core.plugin.roles import load_algorithm, load_dataset, load_model, model_source, selections
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import EngineCapabilities, EngineContext, EnvironmentCapabilities, Model, RolloutEngine
 from cosmos_core.replica.client import ControlClient
-from cosmos_core.replica.host import host_id
+from cosmos_core.replica.host import host_id, rack_id
 from cosmos_core.replica.process import RoleArgs
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.gauges import Gauges
 from cosmos_core.rollout.generation import Generation, Parts
+from cosmos_core.rollout.relay import Relay
 from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.transport.messages import Report, RolloutDirective
@@ -63,6 +64,8 @@ def make_engine(job: Job, plugins: PluginSet, model: Model) -> RolloutEngine:
         context_length=model.facts().context_length,
         seed=job.recipe.run.seed,
         quantization=config.quantization,
+        tensor_parallel=config.mesh.tp,
+        source=model_source(job),
     )
     engine = plugins.create("engine", config.engine.plugin, config.engine.options, context, "rollout.engine.options")
     return cast("RolloutEngine", engine)
@@ -89,7 +92,15 @@ class Replica:
         self._engine.start()
         stack.callback(self._engine.shutdown)
         payloads = stack.enter_context(PayloadServer(recipe.control.bind))
-        receiver = stack.enter_context(WeightReceiver(recipe.sync.transport, run_id=job.run_id, host=host_id()))
+        receiver = stack.enter_context(
+            WeightReceiver(
+                recipe.sync.transport,
+                run_id=job.run_id,
+                host=host_id(),
+                rack=rack_id(),
+                directory=recipe.sync.directory,
+            )
+        )
         gate = VersionGate()
         engine: EngineCapabilities = plugins.provider("engine", recipe.rollout.engine.plugin).capabilities
         self._sync = WeightSync(
@@ -99,6 +110,8 @@ class Replica:
             cache=recipe.sync.cache,
             in_flight_update=engine.in_flight_update,
             report=self._report,
+            relay=stack.enter_context(Relay(job.run_id, recipe.control.bind)),
+            relay_timeout_s=recipe.sync.relay_timeout_s,
         )
         self._generation = Generation(
             Parts(
@@ -158,7 +171,7 @@ class Replica:
                 continue
             if wanted.stop:
                 break
-            self._sync.aim(wanted.weights)
+            self._sync.aim(wanted.weights, wanted.relaying)
             self._generation.reconcile(wanted.leases, wanted.hold)
         if not self._client.flush(_FLUSH_S):
             _LOG.warning("the controller did not confirm the last reports within %g s", _FLUSH_S)

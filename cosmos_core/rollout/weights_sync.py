@@ -9,20 +9,46 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+import attrs
+
 from cosmos_core.errors import AttestationError, TransportError, WeightSyncError
 from cosmos_core.protocols import CachePolicy, PauseMode, RolloutEngine
 from cosmos_core.rollout.gate import VersionGate
+from cosmos_core.rollout.relay import Copy, Relay
 from cosmos_core.rollout.workers.supervised import SupervisedThread
-from cosmos_core.transport.messages import Report, WeightsLoaded, WeightsRejected, WeightTarget
+from cosmos_core.transport.messages import Relaying, Report, WeightsLoaded, WeightsRejected, WeightTarget
 from cosmos_core.weights.arrivals import Arrivals
+from cosmos_core.weights.fetch import Fetch
 from cosmos_core.weights.receiver import WeightReceiver
 
 _LOG: Final = logging.getLogger(__name__)
 
 _TIMEOUT_S: Final = 300.0
 _RETRY_S: Final = (0.1, 0.5, 2.0)
+_ALONE: Final = Relaying()
 _PATIENCE_S: Final = 120.0
 """How long one version may fail to load, again and again, before the replica gives up."""
+
+
+@attrs.define(kw_only=True, eq=False)
+class _Load:
+    """A version that is being loaded.
+
+    Attributes:
+        target: The version, and who has it.
+        is_relayed: Whether other rollout replicas give it.
+        pieces: What is fetched.
+        copy: What is kept of it for others.
+        arrivals: What arrived, where it is to be checked tensor by tensor.
+        nbytes: What arrived so far.
+    """
+
+    target: WeightTarget
+    is_relayed: bool
+    pieces: Fetch
+    copy: Copy
+    arrivals: Arrivals | None
+    nbytes: int = 0
 
 
 class WeightSync:
@@ -32,6 +58,9 @@ class WeightSync:
     it is right, or until the replica has failed for `patience_s` to load that version. From the second attempt on,
     what arrives is checked tensor by tensor before it is loaded, which tells what is wrong. An engine that cannot
     take weights while sequences are in flight finishes them first.
+
+    A replica that reads from another one waits for that to have the version, `relay_timeout_s` for each replica between
+    it and the policy, and reads from the policy itself after that, and after any failure.
     """
 
     def __init__(
@@ -43,6 +72,8 @@ class WeightSync:
         cache: CachePolicy,
         in_flight_update: bool,
         report: Callable[[Report], None],
+        relay: Relay,
+        relay_timeout_s: float,
         patience_s: float = _PATIENCE_S,
     ) -> None:
         self._engine: Final = engine
@@ -51,9 +82,15 @@ class WeightSync:
         self._cache: Final[CachePolicy] = cache
         self._pause: Final[PauseMode] = "keep" if in_flight_update else "wait"
         self._report: Final = report
+        self._relay: Final = relay
+        self._relay_timeout_s: Final = relay_timeout_s
         self._patience_s: Final = patience_s
         self._changed: Final = threading.Condition()
         self._target: WeightTarget | None = None
+        self._relaying = Relaying()
+        self._waiting_since: float | None = None
+        self._has_failed = False
+        """Whether the last attempt to load failed."""
         self._closed = False
         self._doubted = -1
         """The version that was loaded with another digest than its own, last."""
@@ -76,18 +113,20 @@ class WeightSync:
         """Raise what ended the thread, if it failed or gave up."""
         self._thread.check()
 
-    def aim(self, target: WeightTarget | None) -> None:
-        """Load this version next, unless it is loaded."""
+    def aim(self, target: WeightTarget | None, relaying: Relaying = _ALONE) -> None:
+        """Load this version next, unless it is loaded, and keep those that others read from here."""
         with self._changed:
-            if target != self._target:
-                self._target = target
+            if (target, relaying) != (self._target, self._relaying):
+                self._target, self._relaying = target, relaying
                 self._changed.notify_all()
+        self._relay.retain(relaying.retain, keep=relaying.keep)
 
     def _run(self) -> None:
         failures, version, since = 0, -1, 0.0
-        while (target := self._next(0.0 if not failures else _RETRY_S[min(failures, len(_RETRY_S)) - 1])) is not None:
+        while (found := self._next(0.0 if not failures else _RETRY_S[min(failures, len(_RETRY_S)) - 1])) is not None:
+            target, is_relayed = found
             try:
-                self._load(target)
+                self._load(target, is_relayed=is_relayed)
             except (WeightSyncError, TransportError) as error:
                 _LOG.warning("weights version %d were not loaded, trying again: %s", target.version, error)
                 now = time.monotonic()
@@ -101,41 +140,71 @@ class WeightSync:
                     ) from error
             else:
                 failures = 0
+            self._has_failed = failures > 0
 
-    def _next(self, delay_s: float) -> WeightTarget | None:
-        """The newest target that is not loaded, after a delay; None at the end."""
+    def _next(self, delay_s: float) -> tuple[WeightTarget, bool] | None:
+        """What to load, and whether other rollout replicas give it, after a delay; None at the end."""
         with self._changed:
             if delay_s:
                 self._changed.wait_for(lambda: self._closed, delay_s)
-            self._changed.wait_for(lambda: self._closed or self._is_behind)
-            return None if self._closed else self._target
+            while not self._closed:
+                found, wait_s = self._due(time.monotonic())
+                if found is not None:
+                    return found
+                self._changed.wait(wait_s)
+            return None
 
-    @property
-    def _is_behind(self) -> bool:
-        return self._target is not None and self._target.version > self._gate.loaded
+    def _due(self, now: float) -> tuple[tuple[WeightTarget, bool] | None, float | None]:
+        """What to load now, and whether others pass it on; if nothing, in how many seconds that may change."""
+        relaying, reserve = self._relaying, self._newer(self._relaying.reserve)
+        target = self._newer(self._target)
+        if target is not None:
+            known = relaying.reserve
+            is_relayed = relaying.level > 0 and (known is None or target.sources != known.sources)
+            if not (is_relayed and self._has_failed and reserve is not None):
+                self._waiting_since = None
+                return (target, is_relayed), None
+        if reserve is None:
+            self._waiting_since = None
+            return None, None
+        if self._waiting_since is None:
+            self._waiting_since = now
+        wait_s = self._waiting_since + relaying.level * self._relay_timeout_s - now
+        if wait_s > 0 and not self._has_failed:
+            return None, wait_s
+        self._waiting_since = None
+        why = "another replica could not pass them on" if self._has_failed else "no replica passed them on in time"
+        _LOG.warning("weights version %d are read from the policy itself: %s", reserve.version, why)
+        return (reserve, False), None
 
-    def _load(self, target: WeightTarget) -> None:
+    def _newer(self, target: WeightTarget | None) -> WeightTarget | None:
+        """The target, if it is newer than what is loaded."""
+        return target if target is not None and target.version > self._gate.loaded else None
+
+    def _load(self, target: WeightTarget, *, is_relayed: bool) -> None:
         begin = time.monotonic()
-        num_bytes = 0
         self._engine.begin_update(target.version)
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self._engine.abort_update)
             layout = self._engine.layout()
-            with self._receiver.fetch(target, layout, _TIMEOUT_S) as pieces:
-                arrivals = Arrivals(pieces.digests, layout) if self._doubted == target.version else None
-                for rank, piece, data in pieces:
-                    if self._closed:
-                        return
-                    self._engine.write(rank, piece, data)
-                    num_bytes += data.nbytes
-                    if arrivals is not None:
-                        arrivals.add(rank, piece, data)
+            copy = cleanup.enter_context(self._relay.copying(target.version, layout, keep=self._relaying.keep))
+            pieces = cleanup.enter_context(self._receiver.fetch(target, layout, _TIMEOUT_S))
+            arrivals = Arrivals(pieces.digests, layout) if self._doubted == target.version else None
+            load = _Load(target=target, is_relayed=is_relayed, pieces=pieces, copy=copy, arrivals=arrivals)
+            for rank, piece, data in pieces:
+                if self._closed:
+                    return
+                self._engine.write(rank, piece, data)
+                copy.write(piece, data)
+                load.nbytes += data.nbytes
                 if arrivals is not None:
-                    self._check_arrivals(target, arrivals)
-                self.transfer_s = time.monotonic() - begin
-                with self._gate.changing() as may_change:
-                    if may_change:
-                        self._commit(target, num_bytes, arrivals)
+                    arrivals.add(rank, piece, data)
+            if arrivals is not None:
+                self._check_arrivals(target, arrivals)
+            self.transfer_s = time.monotonic() - begin
+            with self._gate.changing() as may_change:
+                if may_change:
+                    self._commit(load)
 
     def _check_arrivals(self, target: WeightTarget, arrivals: Arrivals) -> None:
         if wrong := arrivals.first_wrong():
@@ -151,7 +220,8 @@ class WeightSync:
         self._gate.revoke()
         self._report(WeightsRejected(version=target.version, digest=digest, expected=target.digest, reason=reason))
 
-    def _commit(self, target: WeightTarget, num_bytes: int, arrivals: Arrivals | None) -> None:
+    def _commit(self, load: _Load) -> None:
+        target, arrivals = load.target, load.arrivals
         paused_at = time.monotonic()
         self._engine.pause(self._pause)
         try:
@@ -169,13 +239,16 @@ class WeightSync:
             raise WeightSyncError(reason)
         self._gate.confirm(target.version)
         self._engine.resume()
+        paused_s = time.monotonic() - paused_at
         self._report(
             WeightsLoaded(
                 version=target.version,
                 digest=digest,
                 transfer_s=self.transfer_s,
-                paused_s=time.monotonic() - paused_at,
-                nbytes=num_bytes,
+                paused_s=paused_s,
+                nbytes=load.nbytes,
+                relayed=load.nbytes if load.is_relayed else 0,
+                endpoint=load.copy.serve(load.pieces.digests),
             )
         )
 

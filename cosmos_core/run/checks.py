@@ -12,12 +12,14 @@ import attrs
 from cosmos_core.config.mesh import data_ranks
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import Stage
-from cosmos_core.policy.mesh.fit import misfits
+from cosmos_core.policy.mesh.fit import cut_bytes, misfits, rollout_misfits
 from cosmos_core.protocols import (
+    FORMATS,
     AlgorithmCapabilities,
     DatasetCapabilities,
     EngineCapabilities,
     EnvironmentCapabilities,
+    Foresight,
     ModelCapabilities,
     ModelFacts,
     Record,
@@ -68,6 +70,7 @@ class Parts:
         measured: What some of the train rows are like.
         records: What the model's options ask the engine to record.
         environment: Of the environment; None where the recipe has none.
+        foresight: What the engine says of the run.
         converses: Whether the model goes on after what is not its own.
     """
 
@@ -82,6 +85,7 @@ class Parts:
     measured: Measured
     records: Sequence[Record] = ()
     environment: EnvironmentCapabilities | None = None
+    foresight: Foresight = Foresight()
     converses: bool = True
 
 
@@ -92,8 +96,8 @@ def problems(recipe: Recipe, parts: Parts) -> list[str]:
         found += [*_stage(recipe, parts, stage, algorithm), *_idle(recipe, stage, algorithm)]
     if parts.engine is not None:
         found += [*_payload_kinds(recipe, parts, parts.engine), *_media(recipe, parts, parts.engine)]
-        found += _quantization(recipe, parts, parts.engine)
-    return [*found, *_records(recipe, parts), *_environment(recipe, parts)]
+        found += [*_quantization(recipe, parts, parts.engine), *_ranks(recipe, parts, parts.engine)]
+    return [*found, *_records(recipe, parts), *_environment(recipe, parts), *parts.foresight.problems]
 
 
 def emptiness(name: str, num_train_rows: int) -> Iterator[str]:
@@ -276,6 +280,29 @@ def _quantization(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> I
             f"rollout.quantization: {wanted!r}, but model plugin {recipe.model.plugin!r} names no matrices of "
             f"{parts.facts.architecture} that it could be for (ModelFacts.matrices); set it to 'none'"
         )
+    yield from cut_bytes(recipe.policy.mesh.tp, parts.facts, FORMATS[wanted])
+
+
+def _ranks(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator[str]:
+    """What keeps several processes of a rollout replica from generating together."""
+    num_ranks, name = recipe.rollout.mesh.tp, recipe.rollout.engine.plugin
+    if num_ranks == 1:
+        return
+    if "tp" not in engine.mesh_axes:
+        yield (
+            f"rollout.mesh.tp: {num_ranks}, but engine {name!r} generates in one process; set it to 1 and use "
+            "rollout.replicas, or take another engine, such as 'embedded'"
+        )
+        return
+    yield from rollout_misfits(recipe.rollout.mesh, parts.model, parts.facts)
+    left, form = engine.over(num_ranks), recipe.rollout.quantization
+    lost = [f"rollout.quantization = {form!r}"] if form in engine.quantizations - left.quantizations else []
+    if parts.measured.num_with_media and engine.media and not left.media:
+        lost.append("prompts that show images or videos")
+    if engine.records and not left.records:
+        lost += [f"{record.option}, which records what forwards do" for record in parts.records]
+    for what in lost:
+        yield f"rollout.mesh.tp: {num_ranks}, but engine {name!r} is for {what}, in one process only; set tp = 1"
 
 
 def _records(recipe: Recipe, parts: Parts) -> Iterator[str]:
@@ -325,6 +352,7 @@ def _environment(recipe: Recipe, parts: Parts) -> Iterator[str]:
     if parts.measured.num_with_media:
         yield (
             f"environment.plugin: dialogues are of text, and {parts.measured.num_with_media} of "
-            f"{parts.measured.num_rows} train rows of dataset {recipe.dataset.plugin!r} show images or videos; "
-            "take another dataset, or remove [environment]"
+            f"{parts.measured.num_rows} train rows of dataset {recipe.dataset.plugin!r} show images or videos: what a "
+            "model makes of these is laid out for the row's own prompt, and the prompts of later turns go on beyond "
+            "it; take another dataset, or remove [environment]"
         )

@@ -30,7 +30,7 @@ from cosmos_core.run.changes import changed
 from cosmos_core.run.follow import Follower
 from cosmos_core.run.hookset import RunHooks
 from cosmos_core.run.launch import make_launcher
-from cosmos_core.run.plan import check_changed, check_gpus, check_hooks, check_weights, make_plan
+from cosmos_core.run.plan import check_changed, check_gpus, check_hooks, check_present, make_plan
 from cosmos_core.run.roster import read_address
 from cosmos_core.run.summary import print_summary, summarise
 from cosmos_core.run.supervise import Ending, Start, Supervisor
@@ -79,7 +79,7 @@ def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, ov
     with tempfile.TemporaryDirectory(prefix="cosmos-plan-") as staging:
         plan = make_plan(recipe, recipe_path, Path(staging))
         check_gpus(recipe)
-        check_weights(plan.parts)
+        check_present(plan.parts)
         _check_port(recipe)
         if recipe.policy.checkpoint.url is not None:
             _check_own(recipe.policy.checkpoint.url)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from cosmos_core.config.mesh import world_size
 from cosmos_core.run.estimate import rollout_memory
 from cosmos_core.run.memory import RankMemory, policy_memory
 from cosmos_core.run.plan import Plan
@@ -33,7 +34,10 @@ def memory_by_pool(plan: Plan) -> dict[str, tuple[RankMemory, ...]]:
     found = {"policy": policy_memory(recipe, facts, publishes=plan.job.uses_rollouts)}
     if plan.job.uses_rollouts:
         parts = rollout_memory(recipe, facts, plan.parts.measured.longest_prompt)
-        found["rollout"] = (RankMemory(name="each process", count=1, device=parts, host={}, is_whole=True),)
+        count = world_size(recipe.rollout.mesh)
+        # A rank's new weights wait in the machine's memory until it copies them.
+        host = {"weights on their way": parts["parameters"]} if count > 1 else {}
+        found["rollout"] = (RankMemory(name="each process", count=count, device=parts, host=host, is_whole=True),)
     return found
 
 

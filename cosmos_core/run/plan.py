@@ -24,9 +24,11 @@ from cosmos_core.plugin.roles import (
     selections,
 )
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.protocols import AlgorithmCapabilities, Conversing, Dataset, Model, Recording, Split
+from cosmos_core.protocols import AlgorithmCapabilities, Conversing, Dataset, Foresight, Model, Recording, Split
 from cosmos_core.run.checks import Measured, Parts, emptiness, problems
+from cosmos_core.run.foresight import foresee
 from cosmos_core.run.launch.local import visible_gpus
+from cosmos_core.run.transports import misfits
 from cosmos_core.types import Prompt
 
 _MEASURED_PROMPTS: Final = 200
@@ -113,7 +115,7 @@ def check_changed(job: Job) -> None:
     plugins = PluginSet.load(selections(job.recipe))
     _check_devices(job.recipe)
     dataset = load_dataset(job, plugins)
-    check_weights(_checked_parts(job, plugins, dataset, load_model(job, plugins), _sizes(dataset)))
+    check_present(_checked_parts(job, plugins, dataset, load_model(job, plugins), _sizes(dataset)))
 
 
 def _job(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Job:
@@ -165,26 +167,28 @@ def check_gpus(recipe: Recipe) -> None:
     A plan may be made where the GPUs are not; a run may not.
 
     Raises:
-        ConfigError: This machine has GPUs, and fewer than a policy replica has processes.
+        ConfigError: This machine has GPUs, and fewer than a replica has processes.
     """
-    each, found = world_size(recipe.policy.mesh), len(visible_gpus())
-    if recipe.policy.device == "auto" and 0 < found < each:
-        raise ConfigError(
-            f"policy.mesh: {each} processes of a replica need a GPU each, and this machine has {found}; use a smaller "
-            "mesh, or policy.device = 'cpu'"
-        )
+    found = len(visible_gpus())
+    for pool, config in (("policy", recipe.policy), ("rollout", recipe.rollout)):
+        each = world_size(config.mesh)
+        if config.device != "cpu" and 0 < found < each:
+            raise ConfigError(
+                f"{pool}.mesh: {each} processes of a replica need a GPU each, and this machine has {found}; use a "
+                f"smaller mesh, or {pool}.device = 'cpu'"
+            )
 
 
-def check_weights(parts: Parts) -> None:
-    """Refuse to start processes that would find no weights.
+def check_present(parts: Parts) -> None:
+    """Refuse to start processes that would find no weights, or an engine that cannot run.
 
-    A plan may be made where the weights are not; a run may not.
+    A plan may be made where these are not; a run may not.
 
     Raises:
-        ConfigError: The model's checkpoint has none here.
+        ConfigError: The model's checkpoint has no weights here, or the engine lacks something.
     """
-    if parts.facts.absent_weights:
-        raise ConfigError(parts.facts.absent_weights)
+    if lacking := [what for what in (parts.facts.absent_weights, parts.foresight.absent) if what]:
+        raise ConfigError("\n".join(lacking))
 
 
 def _check_unbuilt_options(recipe: Recipe, plugins: PluginSet) -> None:
@@ -213,7 +217,8 @@ def _sizes(dataset: Dataset) -> dict[Split, int]:
 
 def _checked_parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: dict[Split, int]) -> Parts:
     parts = _parts(job, plugins, dataset, model, sizes)
-    if found := problems(job.recipe, parts):
+    travels = misfits(job.recipe, len(visible_gpus())) if parts.engine is not None else ()
+    if found := [*problems(job.recipe, parts), *travels]:
         raise ConfigError("\n".join(found))
     return parts
 
@@ -227,16 +232,21 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
     load_rewards(job, plugins)
     environment = load_environment(job, plugins)
     uses_engine = bool(recipe.reward_names) or any(capable.source == "rollouts" for _, capable in algorithms)
+    facts, measured = model.facts(), _measure(model, dataset, sizes, recipe.evaluation.prompts)
+    foresight = Foresight()
+    if uses_engine:
+        foresight = foresee(recipe, plugins, model, facts, shows_media=measured.num_with_media > 0)
     return Parts(
         model=plugins.provider("model", recipe.model.plugin).capabilities,
-        facts=model.facts(),
+        facts=facts,
         dataset=plugins.provider("dataset", recipe.dataset.plugin).capabilities,
         stages=algorithms,
         rewards=[plugins.provider("reward", reward.plugin).capabilities for reward in recipe.reward],
         engine=plugins.provider("engine", recipe.rollout.engine.plugin).capabilities if uses_engine else None,
         num_train_rows=sizes["train"],
         num_heldout_rows=sizes["heldout"],
-        measured=_measure(model, dataset, sizes, recipe.evaluation.prompts),
+        measured=measured,
+        foresight=foresight,
         records=tuple(model.records()) if isinstance(model, Recording) else (),
         environment=environment,
         converses=isinstance(model, Conversing),

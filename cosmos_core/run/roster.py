@@ -32,7 +32,8 @@ def replica_specs(job: Job, address: str, checkpoint: str | None) -> list[Proces
     """Every process of every policy replica, started from `checkpoint` if there is one, and every rollout replica.
 
     A policy replica's processes after the first are named `policy-0.1`, `policy-0.2`, …. Each process sees one GPU, in
-    turn, where this machine has some and its pool is not kept on the CPU.
+    turn, where this machine has some and its pool is not kept on the CPU; a rollout replica, whose engine starts what
+    other processes it has, sees one for each.
     """
     recipe = job.recipe
     started = ("--checkpoint", checkpoint) if checkpoint else ()
@@ -45,6 +46,7 @@ def replica_specs(job: Job, address: str, checkpoint: str | None) -> list[Proces
         names += [("rollout", f"rollout-{index}", ()) for index in range(recipe.rollout.replicas)]
     gpus = itertools.cycle(visible_gpus() or [""])
     on_cpu = {"policy": recipe.policy.device == "cpu", "rollout": recipe.rollout.device == "cpu"}
+    num_gpus = {"policy": 1, "rollout": world_size(recipe.rollout.mesh)}
     return [
         ProcessSpec(
             name=name,
@@ -52,7 +54,7 @@ def replica_specs(job: Job, address: str, checkpoint: str | None) -> list[Proces
             arguments=("--run", str(job.directory), "--name", name, "--controller", address, *extra),
             environment={
                 **thread_environment(recipe.launch.threads),
-                "CUDA_VISIBLE_DEVICES": "" if on_cpu[role] else next(gpus),
+                "CUDA_VISIBLE_DEVICES": "" if on_cpu[role] else ",".join(itertools.islice(gpus, num_gpus[role])),
             },
         )
         for role, name, extra in names

@@ -62,6 +62,7 @@ def summarise(
         "staleness": _staleness(follower.steps),
         "stages": _stages(job, follower),
         "skipped_steps": sum(timed.record.skipped for timed in follower.steps),
+        "weights": _weights(follower),
         "planes": planes_of(follower, gauges),
         "checkpoints": {str(step): path for step, path in sorted(state.checkpoints.saved.items())} if state else {},
         "failed_checkpoints": {str(step): why for step, why in sorted(state.checkpoints.failed.items())}
@@ -143,6 +144,15 @@ def _tokens_per_s(follower: Follower) -> dict[str, float | None]:
         generated = round(sum(b.generated - a.generated for a, b in pairs) / passed, 1) if passed > 0 else None
     trained = follower.trained_per_s(main)
     return {"policy": None if trained is None else round(trained, 1), "rollout": generated}
+
+
+def _weights(follower: Follower) -> dict[str, int]:
+    """What rollout replicas loaded, and how much of it they got from one another."""
+    return {
+        "loads": len(follower.loads),
+        "bytes": sum(load.nbytes for load in follower.loads),
+        "relayed_bytes": sum(load.relayed for load in follower.loads),
+    }
 
 
 def _stages(job: Job, follower: Follower) -> list[dict[str, Any]]:

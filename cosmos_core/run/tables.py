@@ -10,14 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from cosmos_core.config.checks import staleness_bound
-from cosmos_core.config.schema import MeshConfig
+from cosmos_core.config.schema import EnvironmentConfig, MeshConfig
 from cosmos_core.config.structure import unstructure
 from cosmos_core.run.checks import Parts
-from cosmos_core.run.estimate import gpus, processes, sync_bytes
+from cosmos_core.run.estimate import gpus, longest_sample, processes, sync_bytes
 from cosmos_core.run.footprint import machine_memory, memory_by_pool, room, size, verdict
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.memory import RankMemory, whole_over_tp
 from cosmos_core.run.plan import Plan
+from cosmos_core.run.transports import transport
 
 _MANY_EPOCHS = 100
 _PART_WIDTH = 26
@@ -82,7 +83,7 @@ def _batches(plan: Plan) -> Table:
         epochs = stage.steps * stage.prompts_per_step / plan.parts.num_train_rows
         if epochs > _MANY_EPOCHS:
             repeats.append(f"{stage.plugin} repeats the dataset {epochs:,.0f} times")
-        longest = plan.parts.measured.longest_prompt + recipe.rollout.sampling.max_units
+        longest = longest_sample(recipe, plan.parts.facts.context_length, plan.parts.measured.longest_prompt)
         table.add_row(
             stage.plugin,
             f"{stage.first_step + 1}-{stage.last_step}",
@@ -149,7 +150,7 @@ def _weights(plan: Plan) -> Table:
     table = _table("Pace", "", "")
     table.show_header = False
     for key, value in _pace(plan):
-        table.add_row(Text(key, style="dim"), value)
+        table.add_row(Text(key, style="dim"), Text(value))
     return table
 
 
@@ -171,7 +172,10 @@ def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
         each = sync_bytes(recipe, plan.parts.facts)
         many = f" to each of {recipe.rollout.replicas} replicas" if recipe.rollout.replicas > 1 else ""
         form = "" if recipe.rollout.quantization == "none" else f", matrices in {recipe.rollout.quantization}"
-        yield "weight sync", f"{size(each)}{form}{many}, every {recipe.sync.interval} step(s), {recipe.sync.transport}"
+        yield "weight sync", f"{size(each)}{form}{many}, every {recipe.sync.interval} step(s)"
+        yield "weights travel", transport(recipe)
+    if recipe.environment is not None:
+        yield "dialogues", _dialogues(plan, recipe.environment)
     yield "evaluation", _evaluation(plan)
     every = recipe.policy.checkpoint.interval
     when = f"every {every} steps, and at the end" if every else "at the end"
@@ -179,6 +183,22 @@ def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "hooks", ", ".join(recipe.tracking.hooks) or "none"
     if plan.parts.facts.absent_weights:
         yield "missing", f"a run would be refused: {plan.parts.facts.absent_weights}"
+    if plan.parts.foresight.absent:
+        yield "missing here", f"a run would be refused: {plan.parts.foresight.absent}"
+
+
+def _dialogues(plan: Plan, environment: EnvironmentConfig) -> str:
+    recipe, context = plan.job.recipe, plan.parts.facts.context_length
+    longest = longest_sample(recipe, context, plan.parts.measured.longest_prompt)
+    turns = environment.max_turns
+    samples = recipe.rollout.group_size * max(
+        stage.prompts_per_step for stage, capable in plan.parts.stages if capable.source == "rollouts"
+    )
+    return (
+        f"of up to {turns} turns and {turns - 1} observations; the model's own units are at most "
+        f"{recipe.rollout.sampling.max_units} a sample, with prompt and observations {longest:,} (in evaluations "
+        f"{context:,}); each turn is a request with all units before it as its prompt, up to {samples * turns:,} a step"
+    )
 
 
 def _evaluation(plan: Plan) -> str:

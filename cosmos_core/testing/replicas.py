@@ -28,11 +28,16 @@ from cosmos_core.transport.messages import (
     TrainOrder,
     WeightsLoaded,
     WeightsPublished,
+    WeightsRejected,
 )
 
 INITIAL_DIGEST: Final = "initial"
 
 _FAILED_MEASUREMENTS: Final = 0.2
+_IMPATIENCE: Final = 0.01
+"""How often a rollout replica gives up on those that pass weights on to it."""
+_CORRUPTIONS: Final = 0.1
+"""How often weights do not arrive as they were published."""
 
 
 class World:
@@ -188,7 +193,7 @@ class FakeRollout:
     Args:
         world: Shared with the others.
         incarnation: Its process.
-        rng: How much it finishes at a time; None finishes everything, in order.
+        rng: How much it finishes at a time, and what goes wrong; None finishes everything, in order.
         drop_every: One prompt in so many is dropped by the algorithm, and one in seven times so many fails; 0: none.
     """
 
@@ -197,16 +202,19 @@ class FakeRollout:
     ) -> None:
         self.endpoints: Final = {"payloads": f"payloads/{incarnation}"}
         self.version = -1
+        self.copies: Final = f"copies/{incarnation}"
         self._world: Final = world
         self._rng: Final = rng
         self._drop_every: Final = drop_every
         self._active: Final[dict[int, tuple[Lease, int]]] = {}
         self._done: Final[set[int]] = set()
         self._payloads: Final = world.payloads.setdefault(self.endpoints["payloads"], set())
+        self._copies: Final[dict[int, str]] = world.snapshots.setdefault(self.copies, {})
 
     def end(self) -> None:
         """Take everything it held out of the world."""
         self._world.payloads.pop(self.endpoints["payloads"], None)
+        self._world.snapshots.pop(self.copies, None)
 
     def follow(self, directive: RolloutDirective) -> list[Report]:
         """Do some of what the directive asks; what there is to report."""
@@ -223,14 +231,31 @@ class FakeRollout:
         return reports
 
     def _load(self, directive: RolloutDirective) -> list[Report]:
+        relaying = directive.relaying
+        for version in [version for version in self._copies if version < relaying.retain]:
+            del self._copies[version]
         target = directive.weights
-        if target is None or target.version == self.version:
+        # Some time those who wait give up on the replicas above them.
+        if relaying.reserve is not None and self._rng is not None and self._rng.random() < _IMPATIENCE:
+            target = relaying.reserve
+        if target is None or target.version <= self.version:
             return []
         for source in target.sources:
             if self._world.snapshots.get(source, {}).get(target.version) == target.digest:
+                if self._rng is not None and self._rng.random() < _CORRUPTIONS:
+                    self.version = -1
+                    return [WeightsRejected(version=target.version, digest="wrong", expected=target.digest)]
                 self.version = target.version
+                if relaying.keep:
+                    self._copies[target.version] = target.digest
                 loaded = WeightsLoaded(
-                    version=target.version, digest=target.digest, transfer_s=0.0, paused_s=0.0, nbytes=1
+                    version=target.version,
+                    digest=target.digest,
+                    transfer_s=0.0,
+                    paused_s=0.0,
+                    nbytes=1,
+                    relayed=int(source.startswith("copies/")),
+                    endpoint=self.copies if relaying.keep else "",
                 )
                 return [loaded]
         return []

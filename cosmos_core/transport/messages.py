@@ -70,6 +70,10 @@ class WeightsLoaded:
     transfer_s: float
     paused_s: float
     nbytes: int
+    relayed: int = 0
+    """Of these bytes, those that came from other rollout replicas."""
+    endpoint: str = ""
+    """Where other rollout replicas can read the version from this one; empty: it keeps no copy of it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -211,6 +215,8 @@ class Hello:
     step: int
     """Policy: the step its weights are of. Rollout: 0."""
     endpoints: dict[str, str]
+    rack: str = ""
+    """What has a faster network inside than outside, as the host is labelled (`COSMOS_RACK`); empty: not known."""
 
 
 @attrs.frozen(kw_only=True)
@@ -275,14 +281,30 @@ class Lease:
 
 @attrs.frozen(kw_only=True)
 class WeightTarget:
-    """The version that a rollout replica shall load, and where it is, nearest first."""
+    """A version that a rollout replica shall load, and where it is, nearest first."""
 
     version: int
     digest: str
     sources: tuple[str, ...]
-    """`weights` endpoints of policy replicas, one for each process."""
+    """`weights` endpoints of policy replicas, one for each process, or that of a rollout replica which passes it on."""
     hosts: tuple[str, ...]
     """Host of each source: an equal host may use shared memory."""
+    racks: tuple[str, ...] = ()
+    """Rack of each source, empty where it is not known; none at all: of no source."""
+
+
+@attrs.frozen(kw_only=True)
+class Relaying:
+    """A rollout replica's place in the tree of those that pass weights on."""
+
+    level: int = 0
+    """Rollout replicas between it and the policy."""
+    reserve: WeightTarget | None = None
+    """What to load from the policy itself if those above fail or do not have it in time; None: there is nothing."""
+    keep: bool = False
+    """Whether others read from this replica, so that it keeps a copy of what it loads."""
+    retain: int = 0
+    """Copies older than this version are no longer needed."""
 
 
 @attrs.frozen(kw_only=True)
@@ -293,9 +315,11 @@ class RolloutDirective:
     """
 
     weights: WeightTarget | None
+    """None while there is none, or until those who pass it on to this replica have it (`relaying.reserve`)."""
     leases: tuple[Lease, ...]
     hold: tuple[int, ...]
     stop: bool
+    relaying: Relaying = Relaying()
 
 
 @attrs.frozen(kw_only=True)

@@ -1,6 +1,7 @@
 """Several addresses under one purpose of `Hello.endpoints`: one for each process of a replica.
 
-Written `ENDPOINT@HOST ENDPOINT@HOST …`; without a host, the endpoint is on the replica's own.
+Written `ENDPOINT@HOST@RACK ENDPOINT@HOST@RACK …`; without a host, the endpoint is on the replica's own, and without a
+rack it is not known in which one.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Place:
-    """An address and the machine that it is on."""
+    """An address, the machine that it is on, and the label of the rack that this stands in."""
 
     endpoint: str
     host: str
+    rack: str = ""
 
 
 def joined(places: Iterable[Place]) -> str:
     """One text for some places."""
-    return " ".join(f"{place.endpoint}@{place.host}" for place in places)
+    return " ".join(f"{place.endpoint}@{place.host}@{place.rack}" for place in places)
 
 
 def parted(text: str, host: str) -> list[Place]:
@@ -30,5 +32,5 @@ def parted(text: str, host: str) -> list[Place]:
         text: What `joined` made, or a single address.
         host: Of addresses without one.
     """
-    pairs = (word.partition("@") for word in text.split())
-    return [Place(endpoint=endpoint, host=named or host) for endpoint, _, named in pairs]
+    triples = ([*word.split("@"), "", ""][:3] for word in text.split())
+    return [Place(endpoint=endpoint, host=named or host, rack=rack) for endpoint, named, rack in triples]

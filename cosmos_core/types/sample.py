@@ -22,6 +22,8 @@ class SampleStatus(enum.StrEnum):
     """The environment raised, answered with what cannot be used, or its process ended."""
     ENVIRONMENT_TIMEOUT = "environment_timeout"
     """The environment did not answer in `environment.timeout_s`."""
+    ENVIRONMENT_LOST = "environment_lost"
+    """Its environment was lost with a worker process that ended because of others; the sample is not to blame."""
 
     @property
     def is_scored(self) -> bool:

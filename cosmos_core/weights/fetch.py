@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import mmap
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
@@ -14,11 +13,11 @@ import zmq
 
 from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
-from cosmos_core.weights import digest, slices, wire
+from cosmos_core.weights import digest, wire
 from cosmos_core.weights.planning.planner import Member, Plan
 from cosmos_core.weights.planning.topology import Place
 from cosmos_core.weights.shards import ShardMap
-from cosmos_core.weights.snapshot import view
+from cosmos_core.weights.shelf import Shelf
 from cosmos_core.weights.source import Arrived, Source, Wanted
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -39,16 +38,20 @@ class Ready:
     """A source that has the version.
 
     Attributes:
-        source: The source.
+        source: Who is asked for slices; None for what is only read.
         manifest: What it said of the version.
         shards: What it holds, of the manifest.
-        buffer: Its mapped file, if it is on this host.
+        shelf: Where to read what it holds, if that is within reach.
+        host: Where it is.
+        rack: Label of the rack that it is in; empty if it is not known.
     """
 
-    source: Source
+    source: Source | None
     manifest: wire.Manifest
     shards: ShardMap
-    buffer: mmap.mmap | None
+    shelf: Shelf | None
+    host: str
+    rack: str = ""
 
 
 class Fetch:
@@ -66,7 +69,7 @@ class Fetch:
         ready: Sequence[Ready],
         plan: Plan,
         *,
-        host: str,
+        place: Place,
         patience: Patience,
         ranks: Collection[int],
     ) -> None:
@@ -75,7 +78,7 @@ class Fetch:
         self._wanted: Final = wanted
         self._ready: Final = tuple(ready)
         self._plan: Final = plan
-        self._host: Final = host
+        self._place: Final = place
         self._patience: Final = patience
         self._ranks: Final = ranks
 
@@ -90,7 +93,7 @@ class Fetch:
             WeightSyncError: No source can give what is missing, or the time is over; names each source's problem.
         """
         yield from self._assign(self._ready, self._plan)
-        sources = [ready.source for ready in self._ready]
+        sources = [ready.source for ready in self._ready if ready.source is not None]
         while busy := [source for source in sources if source.is_busy]:
             self._check_deadline(busy)
             answered = wait(busy)
@@ -102,27 +105,29 @@ class Fetch:
                 else:
                     yield from arrived
             for source in busy:
-                if source not in answered and source.is_busy and source.silent_s > self._patience.stall_s:
+                if source not in answered and source.is_busy and source.is_stalled:
                     yield from self._reassign(source, f"no answer for {self._patience.stall_s:g} s")
 
     def _assign(self, usable: Sequence[Ready], plan: Plan) -> Iterator[Arrived]:
-        """Ask for slices over the network, then yield those in shared memory."""
+        """Ask for slices over the network, then yield those within reach."""
         shares: list[list[Wanted]] = [[] for _ in usable]
         for target, rank in ((number, rank) for number, (_, rank) in enumerate(plan.targets) if rank in self._ranks):
             for index, pieces in plan.slices(target).items():
                 shares[index] += [(rank, piece) for piece in pieces]
         for ready, share in zip(usable, shares, strict=True):
-            if ready.buffer is None:
+            if ready.shelf is None and ready.source is not None:
                 ready.source.want(share)
         for ready, share in zip(usable, shares, strict=True):
-            if ready.buffer is not None:
-                yield from _views(ready.manifest, ready.buffer, share)
+            if ready.shelf is not None:
+                for arrived in ready.shelf.read(share):
+                    yield arrived
+                    self._check_deadline(())
 
     def _reassign(self, source: Source, reason: str) -> Iterator[Arrived]:
         """Ask the other sources for what one owes."""
         owed = source.fail(reason)
         _LOGGER.warning("weights version %d: %s failed: %s", self.version, source.endpoint, reason)
-        sources = [ready.source for ready in self._ready]
+        sources = [ready.source for ready in self._ready if ready.source is not None]
         if all(each.failure for each in sources):
             raise WeightSyncError(problems(self.version, sources))
         ranks: dict[int, list[TensorSlice]] = {}
@@ -130,28 +135,28 @@ class Fetch:
             ranks.setdefault(rank, []).append(piece)
         tensors = {piece.name: self._wanted.tensors[piece.name] for _, piece in owed}
         rest = ShardMap(tensors=tensors, ranks={rank: tuple(pieces) for rank, pieces in ranks.items()})
-        usable = [ready for ready in self._ready if not ready.source.failure]
+        usable = [ready for ready in self._ready if ready.source is None or not ready.source.failure]
         try:
-            yield from self._assign(usable, plan_of(usable, rest, self._host))
+            yield from self._assign(usable, plan_of(usable, rest, self._place))
         except WeightSyncError as error:
             raise WeightSyncError(f"{problems(self.version, sources)}; {error}") from None
 
     def _check_deadline(self, busy: Sequence[Source]) -> None:
         if time.monotonic() > self._patience.deadline:
+            waiting = f"; still waiting for {', '.join(source.endpoint for source in busy)}" if busy else ""
             raise WeightSyncError(
-                f"weights version {self.version}: not complete after {self._patience.timeout_s:g} s; still waiting "
-                f"for {', '.join(source.endpoint for source in busy)}"
+                f"weights version {self.version}: not complete after {self._patience.timeout_s:g} s{waiting}"
             )
 
 
-def plan_of(ready: Sequence[Ready], wanted: ShardMap, host: str) -> Plan:
-    """Who of these sources sends what to the ranks of a replica on a host.
+def plan_of(ready: Sequence[Ready], wanted: ShardMap, place: Place) -> Plan:
+    """Who of these sources sends what to the ranks of a replica in a place.
 
     Raises:
         WeightSyncError: Together they do not have all that is wanted.
     """
-    sources = [Member.at(Place(host=each.source.host), each.shards) for each in ready]
-    return Plan(sources, [Member.at(Place(host=host), wanted)])
+    sources = [Member.at(Place(host=each.host, rack=each.rack), each.shards) for each in ready]
+    return Plan(sources, [Member.at(place, wanted)])
 
 
 def wait(sources: Sequence[Source]) -> list[Source]:
@@ -171,12 +176,3 @@ def problems(version: int, sources: Sequence[Source]) -> str:
     is_gone = bool(failed) and all(source.held is not None for source in failed)
     what = "is gone" if is_gone else "cannot be fetched"
     return f"weights version {version} {what}: " + "; ".join(f"{s.endpoint}: {s.failure}" for s in failed)
-
-
-def _views(manifest: wire.Manifest, buffer: mmap.mmap, pieces: Sequence[Wanted]) -> Iterator[Arrived]:
-    tensors: dict[str, list[tuple[TensorSlice, torch.Tensor]]] = {}
-    for entry in manifest.entries:
-        tensors.setdefault(entry.name, []).append((entry.piece, view(buffer, entry)))
-    for rank, piece in pieces:
-        held, tensor = next((h, t) for h, t in tensors[piece.name] if slices.contains(h, piece))
-        yield rank, piece, tensor[slices.within(piece, held)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -13,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # the one that knows every placement
 
 from cosmos_core.errors import WeightSyncError
-from cosmos_core.weights.shards import dtype_name
+from cosmos_core.weights.shards import dtype_name, torch_dtype
 
 Exchange: TypeAlias = Callable[[bytes], Sequence[bytes]]
 """Gives every process what each of them said, in the order of ranks; all of them call it."""
@@ -94,8 +95,14 @@ class _Said:
     dtype: str
 
 
-def spreads(shares: Mapping[str, Held], exchange: Exchange) -> dict[str, Spread]:
-    """Where every tensor of the replica is, by name; for equal shares the process of the lowest rank speaks.
+def spreads(shares: Mapping[str, Held], exchange: Exchange, *, divide: bool = False) -> dict[str, Spread]:
+    """Where every tensor of the replica is, by name.
+
+    Args:
+        shares: What this process holds.
+        exchange: Between the processes of the replica; all of them call this.
+        divide: Whether the processes that hold equal shares divide them evenly, by bytes; else the one of the lowest
+            rank speaks for each.
 
     Raises:
         WeightSyncError: The shares of all processes do not make up a tensor exactly; it is named.
@@ -109,25 +116,48 @@ def spreads(shares: Mapping[str, Held], exchange: Exchange) -> dict[str, Spread]
         )
         for name, share in shares.items()
     }
-    found: dict[str, dict[_Said, int]] = {}
+    found: dict[str, dict[_Said, list[int]]] = {}
     for rank, said in enumerate(exchange(msgspec.json.encode(mine))):
         for name, share in msgspec.json.decode(said, type=dict[str, _Said]).items():
             boxes = found.setdefault(name, {})
             # An empty share says nothing, except of an empty tensor.
             if all(share.size) or not all(share.shape):
-                boxes.setdefault(share, rank)
-    return {name: _spread(name, found[name]) for name in sorted(found)}
+                boxes.setdefault(share, []).append(rank)
+    speakers = _divided(found) if divide else {name: _first(boxes) for name, boxes in found.items()}
+    return {name: _spread(name, speakers[name]) for name in sorted(found)}
 
 
 def owned(shares: Mapping[str, Held], rank: int, exchange: Exchange) -> frozenset[str]:
-    """Names of the shares that this process speaks for.
+    """Names of the shares that this process speaks for; those that hold equal ones divide them evenly.
 
     Raises:
         WeightSyncError: The shares of all processes do not make up a tensor exactly; it is named.
     """
     return frozenset(
-        name for name, spread in spreads(shares, exchange).items() if any(box.rank == rank for box in spread.boxes)
+        name
+        for name, spread in spreads(shares, exchange, divide=True).items()
+        if any(box.rank == rank for box in spread.boxes)
     )
+
+
+def _first(boxes: Mapping[_Said, Sequence[int]]) -> dict[_Said, int]:
+    return {said: ranks[0] for said, ranks in boxes.items()}
+
+
+def _divided(found: Mapping[str, Mapping[_Said, Sequence[int]]]) -> dict[str, dict[_Said, int]]:
+    """Who speaks for each share: the largest first, each to whoever holds it and has the fewest bytes so far."""
+    speakers: dict[str, dict[_Said, int]] = {name: {} for name in found}
+    loads: Counter[int] = Counter()
+    listed = [(_nbytes(said), name, said) for name, boxes in found.items() for said in boxes]
+    for nbytes, name, said in sorted(listed, key=lambda each: (-each[0], each[1], each[2].start)):
+        speaker = min(found[name][said], key=lambda rank: (loads[rank], rank))
+        loads[speaker] += nbytes
+        speakers[name][said] = speaker
+    return speakers
+
+
+def _nbytes(said: _Said) -> int:
+    return math.prod(said.size) * torch_dtype(said.dtype).itemsize
 
 
 def _spread(name: str, boxes: Mapping[_Said, int]) -> Spread:

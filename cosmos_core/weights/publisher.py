@@ -3,37 +3,48 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 import torch
 
+from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport.messages import WeightsPublished
 from cosmos_core.weights import digest, wire
 from cosmos_core.weights.held import Placement
 from cosmos_core.weights.quantisation.shares import MatrixShare
 from cosmos_core.weights.server import Published, SliceServer
 from cosmos_core.weights.shared_memory import SharedFile, directories_for_files, sweep
-from cosmos_core.weights.snapshot import Snapshot, take_snapshot
+from cosmos_core.weights.snapshot import Snapshot, blank_snapshot, take_snapshot
+from cosmos_core.weights.stored.writing import VersionWriter
 
 
 class WeightPublisher:
     """Holds snapshots in shared memory and serves them to other hosts. Methods may be called from any thread."""
 
-    def __init__(self, run_id: str, bind_host: str = "127.0.0.1", *, directory: Path | None = None) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        bind_host: str = "127.0.0.1",
+        *,
+        directory: Path | None = None,
+        writer: VersionWriter | None = None,
+    ) -> None:
         """Start to serve, and remove what dead processes of this user left behind.
 
         Args:
             run_id: Receivers of another run are refused.
             bind_host: IP address of this machine to listen on; 0.0.0.0 for all.
             directory: Where snapshots lie; shared memory if absent.
+            writer: Stores versions besides, if they are stored; closed with this.
 
         Raises:
             TransportError: The address cannot be listened on.
         """
         self._directory: Final = directory
+        self._writer: Final = writer
         for folder in directories_for_files() if directory is None else (directory,):
             sweep(folder)
         self._staged: Final[dict[str, Snapshot]] = {}
@@ -87,6 +98,30 @@ class WeightPublisher:
             self._staged[snapshot.token] = snapshot
         return snapshot
 
+    def reserve(self, version: int, layout: Mapping[int, Sequence[tuple[TensorSlice, str]]]) -> Snapshot:
+        """A snapshot to be written slice by slice (`Snapshot.write`); not served before `seal`, dropped by `discard`.
+
+        Args:
+            version: Weight version.
+            layout: What each rank of an engine holds (`RolloutEngine.layout`).
+
+        Raises:
+            WeightSyncError: There is no room for the snapshot.
+        """
+        with self._lock:
+            spare, self._spare = self._spare, None
+        snapshot = blank_snapshot(version, layout, directory=self._directory, spare=spare)
+        with self._lock:
+            self._staged[snapshot.token] = snapshot
+        return snapshot
+
+    def discard(self, snapshot: Snapshot) -> None:
+        """Drop a snapshot that is not sealed; one that is sealed stays."""
+        with self._lock:
+            found = self._staged.pop(snapshot.token, None)
+        if found is not None:
+            found.file.close()
+
     def seal(self, snapshot: Snapshot, *, digests: Mapping[str, int] | None = None) -> WeightsPublished:
         """Attest a staged snapshot and serve it; a snapshot of the same version is replaced.
 
@@ -94,6 +129,9 @@ class WeightPublisher:
             snapshot: What `stage` returned.
             digests: Digest of each whole tensor, where this rank holds only slices: the sum of all ranks'
                 `Snapshot.digests()` (`digest.add_digests`). Computed from the snapshot if absent.
+
+        Raises:
+            WeightSyncError: The server has ended, or the version cannot be stored where receivers have only that.
         """
         per_tensor = dict(snapshot.digests() if digests is None else digests)
         manifest = wire.Manifest(
@@ -110,6 +148,8 @@ class WeightPublisher:
         replaced = self._server.add(Published(snapshot=snapshot, manifest=manifest))
         if replaced is not None:
             replaced.snapshot.file.close()
+        if self._writer is not None:
+            self._writer.put(manifest)
         return WeightsPublished(version=snapshot.version, digest=manifest.digest, nbytes=snapshot.nbytes)
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None) -> WeightsPublished:
@@ -128,10 +168,14 @@ class WeightPublisher:
                     self._spare = published.snapshot.file
             if not is_kept:
                 published.snapshot.file.close()
+        if self._writer is not None:
+            self._writer.remove_before(oldest)
 
     def close(self) -> None:
         """Stop serving and drop every version. Idempotent; happens at the end of the process at the latest."""
         self._server.close()
+        if self._writer is not None:
+            self._writer.close()
         for published in self._server.remove_before(2**63):
             published.snapshot.file.close()
         with self._lock:

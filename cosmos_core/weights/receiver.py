@@ -1,8 +1,9 @@
-"""Fetches a version of the weights: through shared memory on one host, else slice by slice from several publishers."""
+"""Fetches a version of the weights: mapped on one host, else slice by slice from several publishers, or from a disk."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -17,30 +18,49 @@ from cosmos_core.transport.messages import WeightTarget
 from cosmos_core.weights import digest
 from cosmos_core.weights.fetch import Fetch, Patience, Ready, plan_of, problems, wait
 from cosmos_core.weights.planning.planner import Plan, check_agreement
+from cosmos_core.weights.planning.topology import Place
 from cosmos_core.weights.shards import ShardMap
 from cosmos_core.weights.shared_memory import map_shared
-from cosmos_core.weights.source import Source
+from cosmos_core.weights.shelf import MappedShelf
+from cosmos_core.weights.source import LaneKind, Source
+from cosmos_core.weights.stored.reading import stored_parts
 
-Transport: TypeAlias = Literal["auto", "shared-memory", "zmq"]
+_LOGGER: Final = logging.getLogger(__name__)
+
+Transport: TypeAlias = Literal["auto", "shared-memory", "zmq", "gloo", "nccl", "disk"]
 Layout: TypeAlias = Mapping[int, Sequence[tuple[TensorSlice, str]]]
 
 
 class WeightReceiver:
     """Fetches weights for one rollout replica; used by one thread at a time."""
 
-    def __init__(self, transport: Transport = "auto", *, run_id: str, host: str, stall_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        transport: Transport = "auto",
+        *,
+        run_id: str,
+        host: str,
+        rack: str = "",
+        stall_s: float = 5.0,
+        directory: str | None = None,
+    ) -> None:
         """Prepare; connections are made per fetch.
 
         Args:
-            transport: `shared-memory` accepts only publishers on `host`, `zmq` never uses shared memory.
+            transport: `auto` maps files of publishers on `host`, asks others over ZeroMQ, and reads what is stored in
+                `directory` if they cannot give the version. The others are that one way alone.
             run_id: The run's id; publishers of other runs refuse.
             host: This host, as in `Hello.host`.
+            rack: The label of its rack, as in `Hello.rack`; those in the same one are asked before others.
             stall_s: Silence after which a publisher counts as stalled, and others are asked instead.
+            directory: Where versions are stored, if they are.
         """
         self._transport: Final = transport
         self._run_id: Final = run_id
         self._host: Final = host
+        self._place: Final = Place(host=host, rack=rack)
         self._stall_s: Final = stall_s
+        self._directory: Final = directory
         self._context: Final[sockets.Context] = zmq.Context()
 
     @contextlib.contextmanager
@@ -66,13 +86,13 @@ class WeightReceiver:
         wanted = ShardMap.of_layout(layout)
         found: list[Source] = []
         try:
-            self._connect(target, found)
-            ready, plan = self._gather(target, found, wanted, patience)
+            ready, plan = self._find(target, found, wanted, patience)
+            _LOGGER.info("weights version %d comes %s", target.version, self._how(ready))
             chosen = frozenset(layout if ranks is None else ranks)
-            yield Fetch(target.version, wanted, ready, plan, host=self._host, patience=patience, ranks=chosen)
+            yield Fetch(target.version, wanted, ready, plan, place=self._place, patience=patience, ranks=chosen)
         finally:
             for source in found:
-                source.socket.close()
+                source.close()
 
     def close(self) -> None:
         """Release the sockets. Idempotent."""
@@ -86,19 +106,67 @@ class WeightReceiver:
     ) -> None:
         self.close()
 
-    def _connect(self, target: WeightTarget, found: list[Source]) -> None:
-        places = list(zip(target.sources, target.hosts, strict=True))
+    def _find(
+        self, target: WeightTarget, found: list[Source], wanted: ShardMap, patience: Patience
+    ) -> tuple[list[Ready], Plan]:
+        """Who gives what; connections that are made are put into `found`."""
+        if self._transport == "disk":
+            return self._stored(target, wanted)
+        try:
+            self._connect(target, found, patience.stall_s)
+            return self._gather(target, found, wanted, patience)
+        except WeightSyncError as error:
+            if self._directory is None:
+                raise
+            try:
+                ready, plan = self._stored(target, wanted)
+            except WeightSyncError as other:
+                raise WeightSyncError(f"{error}; {other}") from error
+            _LOGGER.warning("%s; it is read from %s instead", error, self._directory)
+            return ready, plan
+
+    def _stored(self, target: WeightTarget, wanted: ShardMap) -> tuple[list[Ready], Plan]:
+        """What is stored of a version.
+
+        Raises:
+            WeightSyncError: It is not all of it, or nothing is stored.
+        """
+        if self._directory is None:
+            raise WeightSyncError("sync.transport 'disk' needs sync.directory: nothing says where versions are stored")
+        ready, damaged = stored_parts(self._directory, self._run_id, target)
+        found = self._plan(ready, wanted)
+        if isinstance(found, Plan):
+            return ready, found
+        if not damaged:
+            raise found
+        more = f"; {found}" if ready else ""
+        raise WeightSyncError(f"weights version {target.version} cannot be read: {'; '.join(damaged)}{more}")
+
+    def _how(self, ready: Sequence[Ready]) -> str:
+        """For the log: over what, and from how many."""
+        read = sum(each.shelf is not None for each in ready)
+        if ready[0].source is None:
+            return f"from {read} part(s) in {self._directory}"
+        lane = self._transport if self._transport in {"gloo", "nccl"} else "zmq"
+        ways = [f"through {read} mapped file(s)"] if read else []
+        ways += [f"over {lane} from {len(ready) - read} process(es)"] if len(ready) > read else []
+        return " and ".join(ways)
+
+    def _connect(self, target: WeightTarget, found: list[Source], stall_s: float) -> None:
+        racks = target.racks or ("",) * len(target.sources)
+        places = list(zip(target.sources, target.hosts, racks, strict=True))
         if self._transport == "shared-memory":
-            places = [(endpoint, host) for endpoint, host in places if host == self._host]
+            places = [place for place in places if place[1] == self._host]
         if not places:
             raise WeightSyncError(
                 f"weights version {target.version}: none of its {len(target.sources)} sources can be used with "
                 f"sync.transport {self._transport!r} on host {self._host!r} (theirs: {', '.join(target.hosts)})"
             )
-        for endpoint, host in places:
-            source = Source(self._context, endpoint, host)
+        for endpoint, host, rack in places:
+            lane: LaneKind = self._transport if self._transport in {"gloo", "nccl"} else "zmq"
+            source = Source(self._context, endpoint, host, self._run_id, lane=lane, stall_s=stall_s, rack=rack)
             found.append(source)
-            source.describe(self._run_id, target.version)
+            source.describe(target.version)
 
     def _gather(
         self, target: WeightTarget, sources: Sequence[Source], wanted: ShardMap, patience: Patience
@@ -113,10 +181,10 @@ class WeightReceiver:
             # Not as they answered: ranks that fetch for themselves shall plan from the same.
             ready.sort(key=lambda each: sources.index(each.source))
             waiting = [source for source in waiting if source.manifest is None and not source.failure]
-            expected = [source for source in waiting if source.silent_s <= patience.stall_s]
+            expected = [source for source in waiting if not source.is_stalled]
             if not is_near_tried and not any(self._is_near(source) for source in expected):
                 is_near_tried = True
-                near = [each for each in ready if each.buffer is not None]
+                near = [each for each in ready if each.shelf is not None]
                 found = self._plan(near, wanted)
                 if isinstance(found, Plan):
                     return near, found
@@ -135,7 +203,7 @@ class WeightReceiver:
 
     def _is_near(self, source: Source) -> bool:
         """Whether what the source holds is to be mapped here."""
-        return self._transport != "zmq" and source.host == self._host
+        return self._transport in {"auto", "shared-memory"} and source.host == self._host
 
     def _plan(self, ready: Sequence[Ready], wanted: ShardMap) -> Plan | WeightSyncError:
         """Who sends what, or why these sources cannot give all that is wanted, and only that."""
@@ -144,7 +212,7 @@ class WeightReceiver:
         published = {name for each in ready for name in each.manifest.digests}
         try:
             check_agreement([each.shards for each in ready], [wanted], published=published)
-            return plan_of(ready, wanted, self._host)
+            return plan_of(ready, wanted, self._place)
         except WeightSyncError as error:
             return error
 
@@ -162,10 +230,14 @@ class WeightReceiver:
         if found != target.digest:
             source.fail(f"its version {target.version} has the digest {found}, not {target.digest}")
             return
-        buffer = None
+        shelf = None
         if self._is_near(source):
             buffer = map_shared(manifest.path, token=manifest.token, size=manifest.file_bytes)
             if buffer is None and self._transport == "shared-memory":
                 source.fail(f"its file {manifest.path} cannot be mapped here; do both processes see that folder?")
                 return
-        ready.append(Ready(source=source, manifest=manifest, shards=manifest.shard_map(), buffer=buffer))
+            shelf = None if buffer is None else MappedShelf(manifest, buffer)
+        shards = manifest.shard_map()
+        ready.append(
+            Ready(source=source, manifest=manifest, shards=shards, shelf=shelf, host=source.host, rack=source.rack)
+        )

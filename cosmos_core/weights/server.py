@@ -1,4 +1,7 @@
-"""Answers receivers on other hosts: a thread with a ROUTER that sends slices as they lie in the snapshots."""
+"""Answers receivers on other hosts: a thread with a ROUTER that sends slices as they lie in the snapshots.
+
+To receivers that opened another lane, threads of their own send them.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,13 @@ from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
 from cosmos_core.weights import slices, wire
+from cosmos_core.weights.lanes.sending import Sender
 from cosmos_core.weights.snapshot import Snapshot
 
 _LOGGER: Final = logging.getLogger(__name__)
 _POLL_MS: Final = 100
 
-Answer: TypeAlias = "wire.Described | wire.Slices | wire.Gone | wire.Denied"
+Answer: TypeAlias = "wire.Described | wire.Opened | wire.Slices | wire.Gone | wire.Denied"
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -50,6 +54,7 @@ class SliceServer:
         self._published: Final[dict[int, Published]] = {}
         self._lock: Final = threading.Lock()
         self._stop: Final = threading.Event()
+        self._senders: Final[dict[bytes, Sender]] = {}
         self._context: Final[sockets.Context] = zmq.Context()
         try:
             self._socket: Final = sockets.router(self._context, bind_host, 0, sockets.BULK)
@@ -90,6 +95,10 @@ class SliceServer:
         self._stop.set()
         self._thread.join()
         self._context.destroy(linger=0)
+        for sender in self._senders.values():
+            sender.close()
+        for sender in self._senders.values():
+            sender.join()
 
     def _serve(self) -> None:
         while not self._stop.is_set():
@@ -104,12 +113,21 @@ class SliceServer:
         except (zmq.Again, TransportError) as error:
             _LOGGER.warning("weight server: a malformed request was dropped: %s", error)
             return
-        answer, frames = self._answer(request)
+        if isinstance(request, wire.Leave):
+            self._dismiss(peer)
+            return
+        answer, frames = self._answer(peer, request)
+        sender = self._senders.get(peer)
+        if sender is not None and isinstance(answer, wire.Slices):
+            sender.send(answer.request, frames)
+            frames = ()
         sockets.offer(self._socket, [peer, wire.CODEC.encode(answer), *frames], copy=False)
 
-    def _answer(self, request: object) -> tuple[Answer, Sequence[memoryview]]:
+    def _answer(self, peer: bytes, request: object) -> tuple[Answer, Sequence[memoryview]]:
         if isinstance(request, wire.Describe):
             return self._describe(request), ()
+        if isinstance(request, wire.Open):
+            return self._open(peer, request), ()
         if isinstance(request, wire.Read):
             return self._read(request)
         return wire.Denied(request=-1, reason=f"{type(request).__name__} is not a request"), ()
@@ -122,6 +140,24 @@ class SliceServer:
         if published is None:
             return wire.Gone(request=request.request, held=self.held)
         return wire.Described(request=request.request, manifest=published.manifest)
+
+    def _open(self, peer: bytes, request: wire.Open) -> Answer:
+        if request.run_id != self._run_id:
+            return wire.Denied(request=request.request, reason=f"it serves the run {self._run_id!r}")
+        for gone in [each for each, sender in self._senders.items() if sender.is_over]:
+            del self._senders[gone]
+        self._dismiss(peer)
+        try:
+            sender = Sender(request.lane, self.endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]"))
+        except TransportError as error:
+            return wire.Denied(request=request.request, reason=str(error))
+        self._senders[peer] = sender
+        return wire.Opened(request=request.request, port=sender.port)
+
+    def _dismiss(self, peer: bytes) -> None:
+        sender = self._senders.pop(peer, None)
+        if sender is not None:
+            sender.close()
 
     def _read(self, request: wire.Read) -> tuple[Answer, Sequence[memoryview]]:
         with self._lock:

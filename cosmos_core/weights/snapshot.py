@@ -17,9 +17,10 @@ from cosmos_core.protocols import TensorSlice
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import add_digests, tensor_digest
 from cosmos_core.weights.held import Placement
+from cosmos_core.weights.planning.tables import disjoint
 from cosmos_core.weights.quantisation.codec import copy_exactly
 from cosmos_core.weights.quantisation.shares import MatrixShare, Part
-from cosmos_core.weights.shards import cast, dtype_name, torch_dtype
+from cosmos_core.weights.shards import ShardMap, cast, dtype_name, torch_dtype
 from cosmos_core.weights.shared_memory import HEADER_BYTES, SharedFile
 from cosmos_core.weights.wire import Entry
 
@@ -69,6 +70,14 @@ class Snapshot:
             for entry in self.entries
         )
 
+    def write(self, piece: TensorSlice, data: torch.Tensor) -> None:
+        """Copy the content of a slice to wherever the snapshot holds parts of it."""
+        for entry in self._by_name.get(piece.name, ()):
+            common = slices.overlap(entry.piece, piece)
+            if common is not None:
+                part = view(self.file.buffer, entry)[slices.within(common, entry.piece)]
+                copy_exactly(part, data[slices.within(common, piece)])
+
     def read(self, piece: TensorSlice) -> memoryview | None:
         """Bytes of a slice, C-contiguous, as they lie if they lie so; None if the snapshot does not hold it."""
         held = self._by_name.get(piece.name, ())
@@ -117,8 +126,7 @@ def take_snapshot(
         for name, tensor in tensors.items()
     }
     entries = tuple(_lay_out(part for made in parts.values() for part in made))
-    size = entries[-1].offset + entries[-1].nbytes if entries else HEADER_BYTES
-    file = _file(spare, label=f"v{version}", token=token, size=size, directory=directory)
+    file = _file(spare, label=f"v{version}", token=token, size=_size(entries), directory=directory)
     rest = iter(entries)
     with contextlib.ExitStack() as undo:
         undo.callback(file.close)
@@ -130,6 +138,43 @@ def take_snapshot(
     return Snapshot(version=version, token=token, entries=entries, file=file)
 
 
+def blank_snapshot(
+    version: int,
+    layout: Mapping[int, Sequence[tuple[TensorSlice, str]]],
+    *,
+    directory: Path | None = None,
+    spare: SharedFile | None = None,
+) -> Snapshot:
+    """A snapshot with room for all that an engine holds, each element once, to be written slice by slice.
+
+    Args:
+        version: Weight version.
+        layout: What each rank of the engine holds (`RolloutEngine.layout`).
+        directory: Where to make the file; shared memory if absent.
+        spare: The file of a snapshot that is not needed any more, to be used if it can be, else closed.
+
+    Raises:
+        WeightSyncError: There is no room for the snapshot, or the ranks disagree on a tensor.
+    """
+    facts = ShardMap.of_layout(layout).tensors
+    held = disjoint([piece for pieces in layout.values() for piece, _ in pieces])
+    token = secrets.token_hex(16)
+    entries = tuple(
+        _lay_out(
+            Part(
+                name=piece.name,
+                dtype=facts[piece.name].dtype,
+                shape=facts[piece.name].shape,
+                start=piece.start,
+                size=piece.shape,
+            )
+            for piece in held
+        )
+    )
+    file = _file(spare, label=f"v{version}", token=token, size=_size(entries), directory=directory)
+    return Snapshot(version=version, token=token, entries=entries, file=file)
+
+
 def view(buffer: mmap.mmap, entry: Entry) -> torch.Tensor:
     """A slice of a snapshot as a tensor over the file's memory."""
     dtype = torch_dtype(entry.dtype)
@@ -137,6 +182,10 @@ def view(buffer: mmap.mmap, entry: Entry) -> torch.Tensor:
     if not count:
         return torch.empty(entry.size, dtype=dtype)
     return torch.frombuffer(buffer, dtype=dtype, count=count, offset=entry.offset).view(entry.size)
+
+
+def _size(entries: Sequence[Entry]) -> int:
+    return entries[-1].offset + entries[-1].nbytes if entries else HEADER_BYTES
 
 
 def _file(spare: SharedFile | None, *, label: str, token: str, size: int, directory: Path | None) -> SharedFile:

@@ -1,4 +1,7 @@
-"""A receiver's connection to one publisher: requests out, slices in, never blocking."""
+"""A receiver's connection to one publisher: requests out, slices in.
+
+It waits for nothing but slices that the publisher has announced on a lane of their own, and that for a bounded time.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import math
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import torch
 import zmq
@@ -16,11 +19,16 @@ from cosmos_core.errors import TransportError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
 from cosmos_core.weights import slices, wire
+from cosmos_core.weights.lanes.receiving import FrameLane, Lane, PairLane
 from cosmos_core.weights.shards import TensorFacts, torch_dtype
 
 Wanted: TypeAlias = tuple[int, TensorSlice]
 """A target rank and a slice for it."""
 Arrived: TypeAlias = tuple[int, TensorSlice, torch.Tensor]
+LaneKind: TypeAlias = Literal["zmq", "gloo", "nccl"]
+
+_LINGER_MS: Final = 200
+"""How long a last word may take to leave this process."""
 
 
 class Source:
@@ -29,19 +37,40 @@ class Source:
     Attributes:
         endpoint: Its address.
         host: Its host.
+        rack: The label of its rack.
         manifest: What it said of the version; None until it answered.
         held: Versions it holds, if it answered that the wanted one is gone.
         failure: Why it is not used any more; empty while it is.
     """
 
-    def __init__(self, context: sockets.Context, endpoint: str, host: str) -> None:
+    def __init__(
+        self,
+        context: sockets.Context,
+        endpoint: str,
+        host: str,
+        run_id: str,
+        *,
+        lane: LaneKind,
+        stall_s: float,
+        rack: str = "",
+    ) -> None:
         """Connect.
+
+        Args:
+            context: The receiver's.
+            endpoint: The publisher's address.
+            host: The publisher's host.
+            rack: The label of its rack; empty if it is not known.
+            run_id: The run.
+            lane: How slices come.
+            stall_s: Silence after which the publisher counts as stalled.
 
         Raises:
             TransportError: `endpoint` is not an address.
         """
         self.endpoint: Final = endpoint
         self.host: Final = host
+        self.rack: Final = rack
         self.manifest: wire.Manifest | None = None
         self.held: tuple[int, ...] | None = None
         self.failure = ""
@@ -51,10 +80,15 @@ class Source:
         self._facts: dict[str, TensorFacts] = {}
         self._next_request = 0
         self._progress = time.monotonic()
+        self._run_id: Final = run_id
+        self._kind: Final[LaneKind] = lane
+        self._stall_s: Final = stall_s
+        self._lane: Lane | None = FrameLane() if lane == "zmq" else None
+        self._opening = -1
 
-    def describe(self, run_id: str, version: int) -> None:
+    def describe(self, version: int) -> None:
         """Ask for the manifest of a version."""
-        self._send(wire.Describe(request=self._number(), run_id=run_id, version=version))
+        self._send(wire.Describe(request=self._number(), run_id=self._run_id, version=version))
 
     def want(self, pieces: Iterable[Wanted]) -> None:
         """Queue slices to read; the manifest must be there."""
@@ -64,7 +98,11 @@ class Source:
             self._progress = time.monotonic()
         for batch in _batches(pieces, self._facts):
             self._queue.append(batch)
-        self._ask()
+        if self._lane is not None:
+            self._ask()
+        elif self._queue and self._kind != "zmq" and self._opening < 0:
+            self._opening = self._number()
+            self._send(wire.Open(request=self._opening, run_id=self._run_id, lane=self._kind))
 
     @property
     def is_busy(self) -> bool:
@@ -76,14 +114,31 @@ class Source:
         """Seconds since it last answered, or since it was asked."""
         return time.monotonic() - self._progress
 
+    @property
+    def is_stalled(self) -> bool:
+        """Whether it has not answered for too long; an answer that nobody looked at yet counts."""
+        return self.silent_s > self._stall_s and not self.socket.poll(0)
+
     def fail(self, reason: str) -> list[Wanted]:
         """Use it no more; returns what it still owes."""
         self.failure = reason
         owed = [wanted for batch in (*self._asked.values(), *self._queue) for wanted in batch]
         self._asked.clear()
         self._queue.clear()
-        self.socket.close()
+        self.close()
         return owed
+
+    def close(self) -> None:
+        """Disconnect. Idempotent."""
+        if self.socket.closed:
+            return
+        if self._opening < 0:
+            self.socket.close()
+            return
+        self._send(wire.Leave(request=self._number()))
+        self.socket.close(linger=_LINGER_MS)
+        if self._lane is not None:
+            self._lane.close()
 
     def take(self) -> list[Arrived]:
         """Process one answer, if there is one; slices of it are returned.
@@ -105,35 +160,50 @@ class Source:
             raise TransportError(f"it holds only the versions {', '.join(map(str, answer.held)) or '(none)'}")
         if isinstance(answer, wire.Denied):
             raise TransportError(answer.reason)
-        if not isinstance(answer, wire.Slices) or answer.request not in self._asked:
+        if isinstance(answer, wire.Opened) and answer.request == self._opening and self._lane is None:
+            self._enter(answer.port)
+            return []
+        if not isinstance(answer, wire.Slices) or self._lane is None or answer.request not in self._asked:
             raise TransportError(f"an answer to nothing that was asked: {answer}")
-        arrived = self._tensors(self._asked[answer.request], frames[1:])
+        batch = self._asked[answer.request]
+        arrived = self._tensors(batch, self._lane.take(answer.request, frames[1:]))
+        self._progress = time.monotonic()
         del self._asked[answer.request]
         self._ask()
         return arrived
 
-    def _tensors(self, batch: Sequence[Wanted], frames: Sequence[zmq.Frame]) -> list[Arrived]:
-        if len(frames) != len(batch):
-            raise TransportError(f"{len(frames)} slices instead of {len(batch)}")
+    def _enter(self, port: int) -> None:
+        """Take the lane that the publisher opened."""
+        assert self._kind != "zmq"
+        host = self.endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+        self._lane = PairLane(self._kind, host, port, self._stall_s)
+        self._progress = time.monotonic()
+        self._ask()
+
+    def _tensors(self, batch: Sequence[Wanted], came: Sequence[torch.Tensor]) -> list[Arrived]:
+        if len(came) != len(batch):
+            raise TransportError(f"{len(came)} slices instead of {len(batch)}")
         return [
-            (rank, piece, _tensor(piece, self._facts[piece.name], frame))
-            for (rank, piece), frame in zip(batch, frames, strict=True)
+            (rank, piece, _tensor(piece, self._facts[piece.name], flat))
+            for (rank, piece), flat in zip(batch, came, strict=True)
         ]
 
     def _ask(self) -> None:
         assert self.manifest is not None
+        assert self._lane is not None
         while self._queue and len(self._asked) < wire.WINDOW:
             batch = self._queue.popleft()
             number = self._number()
             self._asked[number] = batch
             pieces = tuple(piece for _, piece in batch)
+            self._lane.expect(number, [slices.size(piece) * self._facts[piece.name].itemsize for piece in pieces])
             self._send(wire.Read(request=number, token=self.manifest.token, pieces=pieces))
 
     def _number(self) -> int:
         self._next_request += 1
         return self._next_request
 
-    def _send(self, request: wire.Describe | wire.Read) -> None:
+    def _send(self, request: wire.Describe | wire.Open | wire.Read | wire.Leave) -> None:
         sockets.offer(self.socket, [wire.CODEC.encode(request)])
 
 
@@ -170,11 +240,10 @@ def _receive_frames(socket: sockets.Socket, parts: int) -> list[zmq.Frame]:
     return frames
 
 
-def _tensor(piece: TensorSlice, facts: TensorFacts, frame: zmq.Frame) -> torch.Tensor:
+def _tensor(piece: TensorSlice, facts: TensorFacts, flat: torch.Tensor) -> torch.Tensor:
     dtype, count = torch_dtype(facts.dtype), math.prod(piece.shape)
-    if len(frame) != count * facts.itemsize:
-        raise TransportError(f"{piece.name}: {len(frame):,} bytes for a slice of {count * facts.itemsize:,}")
+    if flat.numel() != count * facts.itemsize:
+        raise TransportError(f"{piece.name}: {flat.numel():,} bytes for a slice of {count * facts.itemsize:,}")
     # A small frame lies anywhere in the socket's read buffer, where a vector load could fault on some machines.
-    flat = torch.frombuffer(frame.buffer, dtype=torch.uint8)
     aligned = flat if flat.data_ptr() % facts.itemsize == 0 else flat.clone()
     return aligned.view(dtype).view(piece.shape)

@@ -1,5 +1,7 @@
 """Messages between a receiver and the publishers of weights; the slices follow `Slices` as raw frames.
 
+A receiver that opened another lane gets them on that one (`cosmos_core.weights.lanes`), and says when it leaves.
+
 A receiver asks, a publisher answers; every answer names its request. Nothing is acknowledged: a receiver that gets no
 answer asks another publisher.
 """
@@ -7,7 +9,7 @@ answer asks another publisher.
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Final, Literal
 
 import attrs
 
@@ -109,6 +111,30 @@ class Read:
 
 
 @attrs.frozen(kw_only=True)
+class Open:
+    """Ask that slices come through a process group of the two from now on; `lane` is its backend."""
+
+    request: int
+    run_id: str
+    lane: Literal["gloo", "nccl"]
+
+
+@attrs.frozen(kw_only=True)
+class Leave:
+    """Nothing more is asked for; there is no answer."""
+
+    request: int
+
+
+@attrs.frozen(kw_only=True)
+class Opened:
+    """The publisher waits for the receiver at this port of its own address."""
+
+    request: int
+    port: int
+
+
+@attrs.frozen(kw_only=True)
 class Described:
     """The manifest asked for."""
 
@@ -118,7 +144,7 @@ class Described:
 
 @attrs.frozen(kw_only=True)
 class Slices:
-    """The slices asked for follow, one frame each, C-contiguous, in the order of the request."""
+    """The slices asked for follow, one frame each, C-contiguous, in the order of the request; or come on their lane."""
 
     request: int
 
@@ -139,4 +165,4 @@ class Denied:
     reason: str
 
 
-CODEC: Final = Codec((Describe, Read, Described, Slices, Gone, Denied))
+CODEC: Final = Codec((Describe, Read, Open, Leave, Opened, Described, Slices, Gone, Denied))

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -19,14 +20,16 @@ from cosmos_core.weights.receiver import WeightReceiver
 
 torch.set_num_threads(1)
 
-SHAPE = (3000, 1000)
+SHAPE = (12000, 2000)
 PUBLISH = f"""
 import sys
 from pathlib import Path
 import torch
 from cosmos_core.weights.publisher import WeightPublisher
+from cosmos_core.weights.stored.writing import VersionWriter
 torch.set_num_threads(1)
-publisher = WeightPublisher("run", directory=Path(sys.argv[1]))
+writer = VersionWriter(sys.argv[2], "run", is_only=True, removes=True)
+publisher = WeightPublisher("run", directory=Path(sys.argv[1]), writer=writer)
 weights = torch.arange({SHAPE[0] * SHAPE[1]}, dtype=torch.float32).view({SHAPE})
 print(publisher.endpoint, publisher.publish(1, {{"w": weights}}, torch.bfloat16).digest, flush=True)
 sys.stdin.read()
@@ -38,7 +41,7 @@ class Publisher:
     def __init__(self, directory: Path):
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PUBLISH, str(directory)],
+            [sys.executable, "-c", PUBLISH, str(directory / "files"), str(directory / "stored")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -52,6 +55,7 @@ class Publisher:
 
 @pytest.fixture
 def publishers(tmp_path):
+    (tmp_path / "files").mkdir()
     started = [Publisher(tmp_path) for _ in range(2)]
     yield [publisher.read() for publisher in started]
     for publisher in started:
@@ -60,7 +64,7 @@ def publishers(tmp_path):
         publisher.process.communicate()
 
 
-def fetch(transport, publishers, timeout_s=20.0, during=None):
+def fetch(transport, publishers, timeout_s=20.0, during=None, directory=None):
     target = WeightTarget(
         version=1,
         digest=publishers[0].digest,
@@ -69,7 +73,7 @@ def fetch(transport, publishers, timeout_s=20.0, during=None):
     )
     weights = torch.full(SHAPE, torch.nan, dtype=torch.bfloat16)
     with (
-        WeightReceiver(transport, run_id="run", host="here", stall_s=1.0) as receiver,
+        WeightReceiver(transport, run_id="run", host="here", stall_s=1.0, directory=directory) as receiver,
         receiver.fetch(target, LAYOUT, timeout_s) as pieces,
     ):
         for number, (_, piece, data) in enumerate(pieces):
@@ -82,7 +86,7 @@ def fetch(transport, publishers, timeout_s=20.0, during=None):
 @pytest.mark.slow
 def test_weights_reach_another_process_whatever_becomes_of_a_publisher(publishers, tmp_path):
     expected = publishers[0].digest
-    for transport in ("auto", "shared-memory", "zmq"):
+    for transport in ("auto", "shared-memory", "zmq", "gloo"):
         assert fetch(transport, publishers) == expected
 
     publishers[0].process.send_signal(signal.SIGSTOP)
@@ -96,9 +100,33 @@ def test_weights_reach_another_process_whatever_becomes_of_a_publisher(publisher
     assert time.monotonic() - started < 4
 
     publishers[0].process.wait()
-    assert len(list(tmp_path.iterdir())) == 2
-    with WeightPublisher("run", directory=tmp_path):
-        assert len(list(tmp_path.iterdir())) == 1
+    files = tmp_path / "files"
+    assert len(list(files.iterdir())) == 2
+    with WeightPublisher("run", directory=files):
+        assert len(list(files.iterdir())) == 1
     assert fetch("shared-memory", publishers[1:]) == expected
     publishers[1].process.communicate("")
-    assert list(tmp_path.iterdir()) == []
+    assert list(files.iterdir()) == []
+
+    with pytest.raises(WeightSyncError, match=f"{publishers[1].endpoint}: no answer for 1 s"):
+        fetch("auto", publishers, timeout_s=3)
+    for transport in ("auto", "disk"):
+        assert fetch(transport, publishers, timeout_s=3, directory=str(tmp_path / "stored")) == expected
+
+
+@pytest.mark.slow
+def test_a_process_group_with_a_publisher_that_stalls_or_dies_is_left_for_another(publishers):
+    expected = publishers[0].digest
+    frozen = publishers[0].process
+    started = time.monotonic()
+    assert fetch("gloo", publishers, during=lambda: frozen.send_signal(signal.SIGSTOP)) == expected
+    assert fetch("gloo", publishers) == expected  # it does not even say what it holds
+    assert time.monotonic() - started < 10
+    # Its last answers are still to be had from the system, so that it has to be frozen before it is asked.
+    with pytest.raises(WeightSyncError, match=f"cannot be fetched: {publishers[0].endpoint}: no answer for 1 s"):
+        fetch("gloo", publishers[:1], timeout_s=4)
+    frozen.send_signal(signal.SIGCONT)
+    assert fetch("gloo", publishers, during=frozen.kill) == expected
+    with pytest.raises(WeightSyncError, match=f"cannot be fetched: {publishers[1].endpoint}: "):
+        fetch("gloo", publishers[1:], during=publishers[1].process.kill)
+    assert threading.active_count() == 1

@@ -9,13 +9,14 @@ import torch
 
 from cosmos_core.config.schema import MeshConfig, PolicyConfig
 from cosmos_core.policy.adapters.beside import published_tensors
-from cosmos_core.policy.modeling.facts import make_shell, matrices_of
+from cosmos_core.policy.modeling.facts import column_split, make_shell, matrices_of
 from cosmos_core.policy.processes.channel import open_channel
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.publication import Publications
 from cosmos_core.protocols import FORMATS
 from cosmos_core.testing.layouts import form_mesh, make_trainer, single_world
 from cosmos_core.testing.worlds import run_world
+from cosmos_core.weights.held import held
 from cosmos_core.weights.publisher import WeightPublisher
 from tests.layouts.families import CONFIGS, family
 
@@ -69,3 +70,22 @@ def test_what_is_published_does_not_depend_on_the_layout(name):
     assert len({digest for digest, _ in alone(name)}) == len(FORMATS)
     for mesh, each in zip(LAYOUTS[name], found, strict=True):
         assert each == alone(name), mesh
+
+
+def split_by_columns(name):
+    """Names of the matrices of which this process has some columns only, and those that planning names."""
+    mesh = {"tp": 2}
+    model = family("hf", CONFIGS[name])()
+    trainer = make_trainer(model, policy(mesh), World(form_mesh(policy(mesh).mesh, "cpu")))
+    shell = make_shell(model.config, model.auto_class, trust_remote_code=False)
+    matrices = matrices_of(shell)
+    parts = {each: held(tensor) for each, tensor in published_tensors(trainer.module).items() if each in matrices}
+    found = {each for each, part in parts.items() if part.tensor.shape[-1] < part.placement.shape[-1]}
+    return found, column_split(shell, {}) & matrices.keys()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_planning_knows_whose_columns_are_split(name):
+    for found, told in run_world(2, split_by_columns, name):
+        assert found
+        assert found == told

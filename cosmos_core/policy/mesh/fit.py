@@ -12,7 +12,7 @@ from cosmos_core.config.nearest import suggestion
 from cosmos_core.config.schema import MeshConfig, PolicyConfig
 from cosmos_core.policy.mesh.layout import STAGES_PER_RANK
 from cosmos_core.policy.mesh.placement import layer_spans
-from cosmos_core.protocols import Axis, Extent, ModelCapabilities, ModelFacts
+from cosmos_core.protocols import Axis, Extent, Format, ModelCapabilities, ModelFacts
 
 
 def misfits(policy: PolicyConfig, capabilities: ModelCapabilities, facts: ModelFacts) -> list[str]:
@@ -22,13 +22,7 @@ def misfits(policy: PolicyConfig, capabilities: ModelCapabilities, facts: ModelF
     What follows from such an axis is not told.
     """
     mesh = policy.mesh
-    found = [
-        f"policy.mesh.{axis}: {getattr(mesh, axis)}, but {facts.architecture} cannot be spread over {axis}: {reason}; "
-        f"set {axis} = 1"
-        for axis, reason in facts.impossible.items()
-        if getattr(mesh, axis) > 1
-    ]
-    found += undeclared(mesh, capabilities.mesh_axes | facts.impossible.keys())
+    found = _unusable(mesh, capabilities, facts)
     sizes = (
         mesh_problems(mesh),
         _stages(policy, facts),
@@ -37,6 +31,45 @@ def misfits(policy: PolicyConfig, capabilities: ModelCapabilities, facts: ModelF
         _units(policy),
     )
     return found or list(itertools.chain(*sizes, _adapted(policy, facts), _computed_in_float8(policy, facts)))
+
+
+def rollout_misfits(mesh: MeshConfig, capabilities: ModelCapabilities, facts: ModelFacts) -> list[str]:
+    """Why the processes of a rollout replica cannot share the model's layers (`rollout.mesh.tp`); empty if they can."""
+    policy = PolicyConfig(mesh=MeshConfig(tp=mesh.tp))
+    found = _unusable(policy.mesh, capabilities, facts) or [*_extents(policy, facts), *_vocabulary(policy, facts)]
+    return [each.replace("policy.", "rollout.") for each in found]
+
+
+def cut_bytes(tp: int, facts: ModelFacts, form: Format) -> Iterator[str]:
+    """Columns of matrices that `policy.mesh.tp` splits within a byte of their codes."""
+    widths = {name: facts.matrices[name][-1] for name in facts.column_split & facts.matrices.keys()}
+    cut = [name for name, width in widths.items() if _cuts(width, tp, form)]
+    if not cut:
+        return
+    first = min(cut, key=lambda name: (len(name), name))
+    fitting = [size for size in _fitting(facts, "tp") if not any(_cuts(width, size, form) for width in widths.values())]
+    more = f", and so of {len(cut) - 1} more" if len(cut) > 1 else ""
+    yield (
+        f"rollout.quantization: {form.name!r} has {form.per_byte} columns in a byte, and policy.mesh.tp = {tp} gives a "
+        f"process {math.ceil(widths[first] / tp)} of the {widths[first]} columns of {first}{more}; tp can be "
+        f"{choices(fitting)}, or take 'fp8' or 'mxfp8', whose codes are a byte each"
+    )
+
+
+def _cuts(columns: int, tp: int, form: Format) -> bool:
+    """Whether a process begins in the middle of a byte of codes; all have as many columns, but the last."""
+    each = math.ceil(columns / tp)
+    return each < columns and each % form.per_byte != 0
+
+
+def _unusable(mesh: MeshConfig, capabilities: ModelCapabilities, facts: ModelFacts) -> list[str]:
+    found = [
+        f"policy.mesh.{axis}: {getattr(mesh, axis)}, but {facts.architecture} cannot be spread over {axis}: {reason}; "
+        f"set {axis} = 1"
+        for axis, reason in facts.impossible.items()
+        if getattr(mesh, axis) > 1
+    ]
+    return [*found, *undeclared(mesh, capabilities.mesh_axes | facts.impossible.keys())]
 
 
 def skip_problems(skip: Sequence[str], names: Collection[str], architecture: str) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -11,16 +12,20 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from cosmos_core.config import option
 from cosmos_core.errors import DataError
+from cosmos_core.policy.modeling.sight.placing import MARK
 from cosmos_core.policy.modeling.tokenizer import FILE as TOKENIZER_FILE
 from cosmos_core.policy.modeling.tokenizer import default_template, load_tokenizer
 from cosmos_core.policy.modeling.tokens import tokens_payload, values
 from cosmos_core.policy.modeling.weights import loading
+from cosmos_core.policy.modeling.words import Words
 from cosmos_core.protocols import ModelContext
 from cosmos_core.types import JSON, Message, Payload, Prompt
 
+_LOG: Final = logging.getLogger(__name__)
 GENERATION_FILE = "generation_config.json"
 _ANSWER: Final = "%answer%"
 """Stands for the model's own turn where the template is asked what follows one."""
+_PROBE: Final = "a-turn"
 
 
 @attrs.frozen(kw_only=True)
@@ -53,6 +58,8 @@ class TextEncoding:
         self.options = options
         self.context = context
         self._tokenizer: PreTrainedTokenizerBase | None = None
+        self._words: Words | None = None
+        self._takes: dict[tuple[str | None, str], bool] = {}
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -96,13 +103,18 @@ class TextEncoding:
         return str(self.tokenizer.decode(values(payload, "completion").tolist(), skip_special_tokens=True))
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt."""
+        """Token ids of a prompt.
+
+        Plain text is the author's own, special tokens included. In a chat, only the template and the turns of the model
+        have any: what the others say is words.
+        """
         if isinstance(prompt.text, str):
             encoded = self.tokenizer(prompt.text, add_special_tokens=self.options.add_special_tokens)
             ids: list[int] = encoded["input_ids"]
         else:
-            # The template has written the special tokens itself.
-            ids = self.tokenizer(self.chat_text(prompt), add_special_tokens=False)["input_ids"]
+            # Placeholders of what is seen have been written into the words (see `refuse_spelt`).
+            guarded, spelt = (prompt, {}) if prompt.media else self._guarded(prompt)
+            ids = self.words.joined(self.chat_text(guarded), spelt)
         if not ids:
             raise DataError(f"the prompt {prompt.text!r} encodes to no tokens")
         return ids
@@ -119,26 +131,88 @@ class TextEncoding:
         end_id = None if isinstance(prompt.text, str) else self.tokenizer.get_vocab().get(self.turn_end or "")
         return [*ids, self.stop_id() if end_id is None else end_id]
 
-    def encode_observation(self, prompt: Prompt, written: Sequence[int], observation: str) -> list[int]:
-        """Plain text as it is; in a chat, the rest of the model's turn and a turn of the user, by the template.
+    def encode_observation(
+        self, prompt: Prompt, written: Sequence[int], observation: str, *, role: str = "user"
+    ) -> list[int]:
+        """Plain text as it is; in a chat, the rest of the model's turn and a turn of `role`, by the template.
+
+        Whatever the observation spells, it is words. A role that the template does not take is the user's.
 
         Raises:
-            DataError: The template does not take such turns.
+            DataError: The template does not take such turns, or the observation cannot be encoded.
         """
         if isinstance(prompt.text, str):
-            plain: list[int] = self.tokenizer(observation, add_special_tokens=False)["input_ids"]
-            return plain
+            return self.words.ids(observation)
         mark = _ANSWER
         while mark in observation:
             mark += _ANSWER
-        turns = (*prompt.text, Message(role="assistant", content=mark), Message(role="user", content=observation))
-        _, answer, rest = self.chat_text(attrs.evolve(prompt, text=turns)).rpartition(mark)
-        if not answer:
+        answer = Message(role=self._role(role), content=observation)
+        turns = (*prompt.text, Message(role="assistant", content=mark), answer)
+        guarded, spelt = self._guarded(attrs.evolve(prompt, text=turns))
+        _, found, rest = self.chat_text(guarded).rpartition(mark)
+        if not found:
             raise DataError("the chat template leaves out the model's turn before the user's; it cannot go on")
-        ids: list[int] = self.tokenizer(rest, add_special_tokens=False)["input_ids"]
+        ids = self.words.joined(rest, spelt)
         # The model has ended its turn itself, perhaps with another of its stop tokens.
         ends_twice = bool(ids and written) and (ids[0] == written[-1] or {ids[0], written[-1]} <= self.stop_ids())
         return ids[1:] if ends_twice else ids
+
+    @property
+    def words(self) -> Words:
+        """How what others say is encoded."""
+        tokenizer = self.tokenizer
+        if self._words is None or self._words.tokenizer is not tokenizer:
+            self._words = Words(tokenizer, self.stop_ids())
+        return self._words
+
+    def refuse_spelt(self, prompt: Prompt) -> None:
+        """Refuse a chat with images or videos in which others than the model spell steering tokens.
+
+        Their placeholders are written into the words, and could not be told from what these spell.
+
+        Raises:
+            DataError: Someone does.
+        """
+        for turn in () if isinstance(prompt.text, str) else prompt.text:
+            token = "" if turn.role == "assistant" else self.words.spells(MARK.sub("", turn.content))
+            if token:
+                raise DataError(
+                    f"the words {turn.content!r:.80} spell the token {token!r}, which beside images or videos "
+                    "cannot be told from those of the model; leave it out of the row"
+                )
+
+    def _guarded(self, prompt: Prompt) -> tuple[Prompt, Mapping[str, str]]:
+        """A chat in which marks stand for steering tokens that others than the model spell, and what they stand for."""
+        assert not isinstance(prompt.text, str)
+        for turn in prompt.text:
+            if token := self.words.spells(turn.role):
+                raise DataError(f"the role {turn.role!r:.80} of a turn spells the token {token!r}; name another role")
+        others = [index for index, turn in enumerate(prompt.text) if turn.role != "assistant"]
+        guarded = self.words.guarded([prompt.text[index].content for index in others])
+        if not guarded.spelt:
+            return prompt, {}
+        turns = list(prompt.text)
+        for index, text in zip(others, guarded.texts, strict=True):
+            turns[index] = attrs.evolve(turns[index], content=text)
+        return attrs.evolve(prompt, text=tuple(turns)), guarded.spelt
+
+    def _role(self, role: str) -> str:
+        """The role of an observation, or `user` where the template does not write what another says."""
+        if role == "user":
+            return role
+        key = (self.chat_template, role)
+        if key not in self._takes:
+            self._takes[key] = self._writes(role)
+            if not self._takes[key]:
+                _LOG.warning("the chat template takes no turns of %r: observations of that role are the user's", role)
+        return role if self._takes[key] else "user"
+
+    def _writes(self, role: str) -> bool:
+        said = (("user", "?"), ("assistant", "!"), (role, _PROBE))
+        try:
+            return _PROBE in self.chat_text(Prompt(text=tuple(Message(role=who, content=what) for who, what in said)))
+        except DataError:
+            return False
 
     @property
     def chat_template(self) -> str | None:

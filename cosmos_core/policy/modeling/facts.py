@@ -185,6 +185,21 @@ def matrices_of(module: PreTrainedModel) -> dict[str, tuple[int, ...]]:
     return {name: shapes[name] for name in names if name in shapes}
 
 
+def column_split(module: PreTrainedModel, overrides: Mapping[str, str]) -> frozenset[str]:
+    """Names of the weights of linear layers whose columns `tp` splits.
+
+    Args:
+        module: On the meta device.
+        overrides: The plugin's tensor parallel styles (see `plan_for`).
+    """
+    plan = plan_for(module, overrides)
+    return frozenset(
+        f"{name}.weight"
+        for name, child in module.named_modules()
+        if isinstance(child, nn.Linear) and plan.style_of(name) in {"rowwise", "rowwise_split_input"}
+    )
+
+
 def _matrices_in(prefix: str, block: nn.Module) -> Iterator[str]:
     has_experts = any(is_experts(child) for child in block.children())
     for name, child in block.named_children():
@@ -203,6 +218,15 @@ def cache_values(config: PretrainedConfig) -> int:
     keys = getattr(config, "qk_head_dim", None) or width
     values = getattr(config, "v_head_dim", None) or width
     return int(config.num_hidden_layers * heads * (keys + values))
+
+
+def head_size(config: PretrainedConfig) -> int:
+    """Values of one head of attention; 0 where keys and values differ, or the config does not say."""
+    heads = getattr(config, "num_attention_heads", None)
+    if not isinstance(heads, int) or getattr(config, "qk_head_dim", None) or getattr(config, "v_head_dim", None):
+        return 0
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return width if isinstance(width, int) else 0
 
 
 def _split_names(module: PreTrainedModel, plan: ParallelPlan) -> frozenset[str]:

@@ -121,6 +121,7 @@ class HuggingFaceModel(TextEncoding):
             stop_ids=self.stop_ids(),
             pad_id=self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.stop_id(),
             cache_size=facts.cache_values(text),
+            head_size=facts.head_size(text),
             num_tied_parameters=num_tied,
             extents=extents,
             impossible=impossible,
@@ -128,6 +129,7 @@ class HuggingFaceModel(TextEncoding):
             absent_weights=absent,
             linear_layers=frozenset(candidates(shell)),
             matrices=facts.matrices_of(shell),
+            column_split=facts.column_split(shell, overrides),
             # Last: the shell is of no use afterwards.
             parts=facts.parts_and_kept(shell, self._forward_of_text, overrides),
         )

@@ -170,6 +170,7 @@ class SeeingModel(VisionLanguageModel):
     def _encoded(self, prompt: Prompt, completion: Sequence[int] | None) -> Payload:
         if not prompt.media:
             return tokens_payload(self.prompt_ids(prompt), completion)
+        self.refuse_spelt(prompt)
         sight = self._sight
         images = [load_image(location) for location in prompt.media]
         marked = with_marks(prompt, [IMAGE_MARK] * len(images))

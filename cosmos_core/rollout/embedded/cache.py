@@ -5,6 +5,7 @@ Shape legend: S slots, H key-value heads, C capacity in units, D head dim (keys 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import attrs
@@ -26,20 +27,25 @@ class SlotCache:
     Sequences that decode occupy slots 0 to n - 1, so the first n rows are one block of memory and attention needs no
     gather; the capacity follows the longest sequence in flight, so that their whole width is used. Keys lie as the
     product with the queries reads them, which halves its time on a CPU.
+
+    Memory is held for the largest capacity so far and laid out anew for each: asking for it whenever the longest
+    sequence changes would cost more than copying what is in it.
     """
 
     def __init__(
         self, shapes: Mapping[int, LayerShape], *, num_slots: int, step: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._step = step
-        self.capacity = step
-        self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {
+        self._room = self.capacity = step
+        empty = torch.empty(0, dtype=dtype, device=device)
+        self._blocks = {
             layer: (
-                torch.zeros(num_slots, shape.num_heads, shape.key_dim, step, dtype=dtype, device=device),
-                torch.zeros(num_slots, shape.num_heads, step, shape.value_dim, dtype=dtype, device=device),
+                _Block(empty, (num_slots, shape.num_heads, shape.key_dim), ()),
+                _Block(empty, (num_slots, shape.num_heads), (shape.value_dim,)),
             )
             for layer, shape in shapes.items()
         }
+        self._lay_out(0, 0, grows=True)
 
     def fit(self, num_units: int, num_used: int) -> None:
         """Make room for `num_units` in each slot, keeping what the first `num_used` slots hold.
@@ -50,14 +56,30 @@ class SlotCache:
         capacity = -(-num_units // self._step) * self._step
         if capacity <= self.capacity <= (2 * capacity if num_used else capacity):
             return
-        kept = min(capacity, self.capacity)
-        for layer, (keys, values) in self.layers.items():
-            larger_keys = keys.new_zeros(*keys.shape[:3], capacity)
-            larger_keys[:num_used, :, :, :kept] = keys[:num_used, :, :, :kept]
-            larger_values = values.new_zeros(*values.shape[:2], capacity, values.shape[3])
-            larger_values[:num_used, :, :kept] = values[:num_used, :, :kept]
-            self.layers[layer] = (larger_keys, larger_values)
+        num_kept = min(capacity, self.capacity)
+        grows = capacity > self._room
+        if grows:
+            # By half at least, so that a sequence which grows to its end does not ask for memory all the way.
+            self._room = max(capacity, (self._room + self._room // 2) // self._step * self._step)
         self.capacity = capacity
+        self._lay_out(num_used, num_kept, grows=grows)
+
+    def _lay_out(self, num_used: int, num_kept: int, *, grows: bool) -> None:
+        # What is kept is copied to other memory: that which the block before it has just left.
+        spare: dict[int, torch.Tensor] = {}
+        for keys, values in self._blocks.values():
+            for block in (keys, values):
+                if grows:
+                    block.move_to(block.zeros(self._room), self.capacity, num_used, num_kept)
+                elif num_used:
+                    size = block.memory.numel()
+                    target = spare.pop(size) if size in spare else torch.zeros_like(block.memory)
+                    spare[size] = block.move_to(target, self.capacity, num_used, num_kept)
+                else:
+                    block.move_to(block.memory, self.capacity, 0, 0)
+        self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {
+            layer: (keys.view, values.view) for layer, (keys, values) in self._blocks.items()
+        }
 
     def move(self, sources: Sequence[int], targets: Sequence[int], num_units: int) -> None:
         """Copy the first `num_units` units of some slots to others."""
@@ -67,3 +89,33 @@ class SlotCache:
         for keys, values in self.layers.values():
             keys[target, :, :, :num_units] = keys[source, :, :, :num_units]
             values[target, :, :num_units] = values[source, :, :num_units]
+
+
+class _Block:
+    """The keys or the values of a layer: memory, and a view of its beginning for the capacity.
+
+    Args:
+        empty: Of its dtype, where it shall be.
+        before: Sizes of the view's dims before that of units.
+        after: And after it.
+    """
+
+    def __init__(self, empty: torch.Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> None:
+        self._before = before
+        self._after = after
+        self.memory = empty
+        self.view = empty.view(*before, 0, *after)
+
+    def zeros(self, capacity: int) -> torch.Tensor:
+        """Memory for a capacity. Zeros: units that are not there are masked, but no mask takes NaN away."""
+        return self.memory.new_zeros(math.prod(self._before) * capacity * math.prod(self._after))
+
+    def move_to(self, memory: torch.Tensor, capacity: int, num_used: int, num_kept: int) -> torch.Tensor:
+        """Lie in other memory, with `num_kept` units of the first `num_used` slots; returns the memory that it left."""
+        left, old = self.memory, self.view
+        shape = (*self._before, capacity, *self._after)
+        self.memory, self.view = memory, memory[: math.prod(shape)].view(shape)
+        if num_used:
+            dim = len(self._before)
+            self.view[:num_used].narrow(dim, 0, num_kept).copy_(old[:num_used].narrow(dim, 0, num_kept))
+        return left

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
 
 import torch
 
@@ -12,14 +15,20 @@ from cosmos_core.protocols import (
     FORMATS,
     CachePolicy,
     Conditioned,
+    Conditioning,
     EngineContext,
     FinishReason,
+    Request,
     TensorSlice,
 )
 from cosmos_core.rollout.embedded.cache import SlotCache
 from cosmos_core.rollout.embedded.loaded import LoadedWeights
 from cosmos_core.rollout.embedded.options import EmbeddedOptions
+from cosmos_core.rollout.embedded.packed import PackedMatrices
 from cosmos_core.rollout.embedded.prompts import Prompts
+from cosmos_core.rollout.embedded.ranks.lead import Lead, LedCache
+from cosmos_core.rollout.embedded.ranks.staging import RanksUpdate
+from cosmos_core.rollout.embedded.ranks.team import RankLostError
 from cosmos_core.rollout.embedded.records import Recorder
 from cosmos_core.rollout.embedded.runner import Runner
 from cosmos_core.rollout.embedded.sampler import draw
@@ -32,45 +41,75 @@ from cosmos_core.rollout.serving.updates import Update, whole_layout
 from cosmos_core.types import Payload
 from cosmos_core.weights.shards import canonical_tensors
 
+_ALONE: Final = "images or videos, which the embedded engine takes in one process only: set rollout.mesh.tp = 1"
+
 
 class EmbeddedEngine(ServedEngine):
-    """Generates with continuous batching, in this process."""
+    """Generates with continuous batching: in this process, or in as many as share each layer of the model."""
 
     def __init__(self, options: EmbeddedOptions, context: EngineContext) -> None:
-        super().__init__(context, name="embedded")
+        super().__init__(context)
         self._options = options
         self._stop_ids = context.model.facts().stop_ids
+        self._prompts: Prompts | None = None
+        self._recorder: Recorder | None = None
+        self._lead: Lead | None = None
+        self._packed: PackedMatrices | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def _build(self) -> None:
-        context, options = self._context, self._options
+        if self._context.tensor_parallel > 1:
+            self._build_first_rank()
+            return
+        context = self._context
         module = context.model.build(seed=context.seed, dtype=context.dtype, device=context.device)
         module.eval().requires_grad_(False)
         self._prompts = Prompts(context.model, module) if isinstance(context.model, Conditioned) else None
-        self._tensors = canonical_tensors(module)
         form = FORMATS.get(context.quantization)
         with torch.no_grad():
-            self._loaded = LoadedWeights(self._tensors, form, context.model.facts().matrices)
+            self._loaded = LoadedWeights(canonical_tensors(module), form, context.model.facts().matrices)
         self._runner = Runner(module, context.device, self._prompts)
+        self._packed = PackedMatrices.of(module) if self._options.pack_matrices else None
+        self._serve_with(module, SlotCache)
+        self._recorder = Recorder.of(context.model, module)
+
+    def _build_first_rank(self) -> None:
+        context = self._context
+        lead = self._lead = Lead(context, self._options, self._lose)
+        with lead.together():
+            lead.build()
+            self._loaded = LoadedWeights(lead.shares.tensors)
+            self._runner = Runner(lead.module, lead.device, vocabulary=lead.vocabulary)
+            self._serve_with(lead.module, functools.partial(LedCache, lead))
+            lead.meet()
+
+    def _serve_with(self, module: torch.nn.Module, make_cache: Callable[..., SlotCache]) -> None:
+        context, options = self._context, self._options
+        device = next(module.parameters()).device
         with torch.inference_mode():
             shapes = adopt(module, self._runner, context_length=context.context_length, verify=options.verify)
-        self._recorder = Recorder.of(context.model, module)
         self._num_tokens = int(module.get_input_embeddings().num_embeddings)  # type: ignore[operator]
-        self._cache = SlotCache(
-            shapes,
-            num_slots=context.max_in_flight,
-            step=options.cache_step,
-            dtype=context.dtype,
-            device=context.device,
+        self._cache = make_cache(
+            shapes, num_slots=context.max_in_flight, step=options.cache_step, dtype=context.dtype, device=device
         )
-        self._numbers = SlotNumbers(context.max_in_flight, self._vocabulary, context.device)
+        self._numbers = SlotNumbers(context.max_in_flight, self._vocabulary, device)
         self._scheduler = Scheduler(
             self._cache, self._numbers, num_slots=context.max_in_flight, prefill_units=options.prefill_units
         )
 
     def _unbuild(self) -> None:
-        """Nothing is held that does not go with the engine."""
+        if self._lead is not None:
+            self._lead.close()
+
+    def _lose(self, error: EngineError) -> None:
+        """Let the engine's thread fail of the end of a rank, even if it has nothing to do."""
+
+        def fail() -> None:
+            raise RankLostError(str(error)) from error
+
+        with contextlib.suppress(EngineError):  # it has failed already
+            self._commands.post(fail)
 
     @property
     def _queue(self) -> Scheduler:
@@ -85,8 +124,12 @@ class EmbeddedEngine(ServedEngine):
     def _advance(self) -> None:
         scheduler = self._scheduler
         plan = scheduler.plan()
-        self._cache.fit(plan.num_units, scheduler.num_running if plan.uses_cache else 0)
-        logits_RV = self._runner.step(plan, self._cache, self._numbers)
+        num_kept = scheduler.num_running if plan.uses_cache else 0
+        with self._led() as lead:
+            if lead is not None:
+                lead.step(plan, num_kept)
+            self._cache.fit(plan.num_units, num_kept)
+            logits_RV = self._runner.step(plan, self._cache, self._numbers)
         if self._recorder is not None:
             self._recorder.keep(plan)
         if self._prompts is not None:
@@ -96,6 +139,21 @@ class EmbeddedEngine(ServedEngine):
             tokens_R, logprobs_R = draw(logits_RV, self._numbers.drawing(len(plan.drawn), scheduler.traits))
             self._numbers.advance(tokens_R)
             self._take(plan, tokens_R.tolist(), logprobs_R.tolist())
+
+    @contextlib.contextmanager
+    def _led(self) -> Iterator[Lead | None]:
+        """What the other ranks, if there are any, take part in."""
+        if self._lead is None:
+            yield None
+            return
+        with self._lead.together():
+            yield self._lead
+
+    def _check(self, request: Request) -> Conditioning | None:
+        conditioning = super()._check(request)
+        if conditioning is not None and self._lead is not None:
+            raise EngineError(f"request {request.request_id!r} shows {_ALONE}")
+        return conditioning
 
     def _take(self, plan: Plan, tokens: list[int], logprobs: list[float]) -> None:
         if not math.isfinite(sum(logprobs)):
@@ -121,22 +179,31 @@ class EmbeddedEngine(ServedEngine):
     # -- weights ------------------------------------------------------------------------------------------------------
 
     def layout(self) -> Mapping[int, Sequence[tuple[TensorSlice, str]]]:
-        """Rank 0 holds every canonical tensor whole, matrices as codes and scales if they are quantised."""
-        return {0: whole_layout(self._loaded.tensors)}
+        """Alone, rank 0 holds every canonical tensor whole, matrices as codes and scales if they are quantised."""
+        return {0: whole_layout(self._loaded.tensors)} if self._lead is None else self._lead.layout()
 
     def _tensors_to_write(self) -> Mapping[str, torch.Tensor]:
         return self._loaded.tensors
 
+    def _new_update(self, version: int) -> Update:
+        return super()._new_update(version) if self._lead is None else self._lead.new_update(version)
+
     def _apply(self, update: Update, cache: CachePolicy) -> str:
+        if isinstance(update, RanksUpdate) and self._lead is not None:
+            self._lead.load(update)
         update.apply()
         self._loaded.settle()
+        if self._packed is not None:
+            self._packed.pack()
         self._scheduler.mark(update.version)
         if self._prompts is not None:
             self._prompts.forget()
         if cache == "recompute":
             self._scheduler.requeue()
         # Hashed here, before the next step: nothing is generated with weights that were not attested.
-        return self._loaded.digest()
+        if self._packed is not None:
+            self._packed.check()
+        return self._loaded.digest() if self._lead is None else self._lead.attest()
 
     # -- scoring ------------------------------------------------------------------------------------------------------
 
@@ -150,5 +217,14 @@ class EmbeddedEngine(ServedEngine):
         if not temperature > 0:
             raise EngineError(f"cannot score at temperature {temperature}: it must be above 0")
         sequences = to_score(payloads, self._context.model, context_length=self._context.context_length)
+        if self._lead is not None and any(each.conditioning is not None for each in sequences):
+            raise EngineError(f"a payload to score shows {_ALONE}")
         budget = self._options.prefill_units
-        return self._commands.call(lambda: self._runner.score(sequences, temperature=temperature, budget=budget))
+
+        def score() -> list[torch.Tensor]:
+            with self._led() as lead:
+                if lead is not None:
+                    lead.score(sequences, temperature=temperature, budget=budget)
+                return self._runner.score(sequences, temperature=temperature, budget=budget)
+
+        return self._commands.call(score)

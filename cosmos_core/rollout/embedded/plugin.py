@@ -20,6 +20,11 @@ def cosmos_engine() -> Provider[RolloutEngine]:
         create=_create,
         options=EmbeddedOptions,
         capabilities=EngineCapabilities(
-            media=True, records=True, prefix_sharing=True, quantizations=frozenset(FORMATS.keys())
+            media=True,
+            records=True,
+            prefix_sharing=True,
+            quantizations=frozenset(FORMATS.keys()),
+            mesh_axes=frozenset({"tp"}),
+            only_alone=frozenset({"media", "records", "quantizations"}),
         ),
     )

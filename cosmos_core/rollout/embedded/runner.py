@@ -13,6 +13,7 @@ import torch
 from cosmos_core.rollout.embedded.attention import Piece, SlotStep, Step, meaning
 from cosmos_core.rollout.embedded.cache import SlotCache
 from cosmos_core.rollout.embedded.prompts import Prompts, Span
+from cosmos_core.rollout.embedded.ranks.vocabulary import Vocabulary
 from cosmos_core.rollout.embedded.scheduler import Plan
 from cosmos_core.rollout.embedded.slots import SlotNumbers
 from cosmos_core.rollout.serving.given import Given
@@ -26,12 +27,21 @@ class Runner:
         module: A Hugging Face causal language model.
         device: Where it is.
         prompts: Enters conditioned prompts; None for a model that has none.
+        vocabulary: Makes logits whole where the vocabulary is split over ranks; None where it is not.
     """
 
-    def __init__(self, module: torch.nn.Module, device: torch.device, prompts: Prompts | None = None) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        device: torch.device,
+        prompts: Prompts | None = None,
+        *,
+        vocabulary: Vocabulary | None = None,
+    ) -> None:
         self._module = module
         self._device = device
         self._prompts = prompts
+        self._vocabulary = vocabulary
         # The head itself may scale or cap its logits, so it is the module that is called, never its parts.
         self._keeps_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
 
@@ -45,7 +55,11 @@ class Runner:
         logits: torch.Tensor = output.logits[0]
         if kept_R is not None and not self._keeps_logits:
             logits = logits[kept_R]
-        return logits.float()
+        return self.whole(logits).float()
+
+    def whole(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [..., V] of the whole vocabulary, from what the module gives on this rank."""
+        return logits if self._vocabulary is None else self._vocabulary.whole(logits)
 
     def _enter(
         self,
@@ -71,11 +85,12 @@ class Runner:
         kept_R = None
         if plan.pieces:
             pieces = plan.pieces
-            offsets = [plan.sequences[piece.slot].flight.offset for piece in pieces]
             ranges = [self._range(piece.start, piece.last - piece.first) for piece in pieces]
             tokens_N = torch.cat([tokens_N, torch.tensor(plan.piece_tokens, device=self._device)])
             places_N = torch.cat([places_N, *ranges])
-            positions_N = torch.cat([positions_N, *(part + more for part, more in zip(ranges, offsets, strict=True))])
+            positions_N = torch.cat(
+                [positions_N, *(part + more for part, more in zip(ranges, plan.offsets, strict=True))]
+            )
             slots_N = torch.cat([slots_N, *(slots_N.new_full((p.last - p.first,), p.slot) for p in pieces)])
             kept_R = torch.tensor([*range(num), *plan.kept], dtype=torch.int64, device=self._device)
         step = SlotStep(

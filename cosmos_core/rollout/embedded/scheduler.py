@@ -7,7 +7,6 @@ was too long for one step's budget; nothing else is admitted until it is done.
 from __future__ import annotations
 
 import functools
-import heapq
 import operator
 from collections.abc import Iterable
 
@@ -17,6 +16,7 @@ from cosmos_core.rollout.embedded.attention import Fork, Piece
 from cosmos_core.rollout.embedded.cache import SlotCache
 from cosmos_core.rollout.embedded.slots import SlotNumbers, Traits
 from cosmos_core.rollout.serving.sequence import Flight, Sequence
+from cosmos_core.rollout.serving.waiting import Waiting
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -27,7 +27,8 @@ class Plan:
         sequences: What is in each slot.
         num_decoding: Slots 0 to n - 1 feed their newest unit.
         pieces: What follows them among the step's tokens.
-        piece_tokens: Tokens and positions of the pieces, one after another.
+        piece_tokens: Tokens of the pieces, one after another.
+        offsets: What the positions of each piece's units have on their places.
         forks: Slots that start from what another holds.
         drawn: The sequences that draw a unit, in slots 0, 1, …
         logit_rows: For each of `drawn` its row among the logits kept; None where row i is that of `drawn[i]`.
@@ -39,6 +40,7 @@ class Plan:
     num_decoding: int
     pieces: tuple[Piece, ...]
     piece_tokens: list[int]
+    offsets: list[int]
     forks: tuple[Fork, ...]
     drawn: list[Sequence]
     logit_rows: list[int] | None
@@ -59,7 +61,7 @@ class Scheduler:
         self._numbers = numbers
         self._num_slots = num_slots
         self._prefill_units = prefill_units
-        self._waiting: list[tuple[int, int, int, Sequence]] = []
+        self._waiting = Waiting()
         self._running: list[Sequence] = []
         self._partial: Sequence | None = None
         self._traits: Traits | None = None
@@ -90,9 +92,7 @@ class Scheduler:
 
     def add(self, sequences: Iterable[Sequence]) -> None:
         """Let sequences wait."""
-        for sequence in sequences:
-            flight = sequence.flight
-            heapq.heappush(self._waiting, (flight.request.priority, flight.number, sequence.index, sequence))
+        self._waiting.add(sequences)
 
     def mark(self, version: int) -> None:
         """What is generated from now on comes of `version`."""
@@ -116,8 +116,7 @@ class Scheduler:
         """Take sequences out, running or waiting, and close the gaps."""
         gone = set(finished)
         if any(sequence.slot < 0 for sequence in gone):
-            self._waiting = [entry for entry in self._waiting if entry[3] not in gone]
-            heapq.heapify(self._waiting)
+            self._waiting.remove(gone)
         if any(sequence.slot >= 0 for sequence in gone):
             self._compact({sequence.slot for sequence in gone if sequence.slot >= 0})
         for sequence in gone:
@@ -155,10 +154,10 @@ class Scheduler:
             self._partial = draft.go_on(self._partial)
         free = self._num_slots - len(self._running)
         while self._waiting and free and self._partial is None:
-            sequence = self._waiting[0][3]
+            sequence = self._waiting.first()
             if not draft.has_room(sequence, self._holder(sequence.flight)):
                 break
-            heapq.heappop(self._waiting)
+            self._waiting.take()
             free -= 1
             self._partial = draft.admit(sequence, self._holder(sequence.flight))
         self._place([*draft.late, *draft.in_order()])
@@ -207,6 +206,7 @@ class Scheduler:
             num_decoding=num_decoding,
             pieces=tuple(pieces),
             piece_tokens=tokens,
+            offsets=[sequence.flight.offset for sequence, _, _ in draft.pieces],
             forks=draft.forks(),
             drawn=drawn.copy(),
             logit_rows=rows if draft.shares else None,

@@ -42,8 +42,8 @@ class Calculator:
         try:
             value = shown(evaluate(expression))
         except ExpressionError as error:
-            return Turn(observation=f"error: {error}\n", detail=f"{expression:.40} is wrong")
-        return Turn(observation=f"{value}\n", reward=1.0, detail=f"{expression:.40}={value:.40}")
+            return Turn(observation=f"error: {error}\n", role="tool", detail=f"{expression:.40} is wrong")
+        return Turn(observation=f"{value}\n", role="tool", reward=1.0, detail=f"{expression:.40}={value:.40}")
 
     async def close(self) -> None:
         """There is nothing to let go of."""

@@ -12,9 +12,10 @@ import attrs
 import numpy as np
 
 from cosmos_core.protocols import FinishReason, Generated
-from cosmos_core.types import Array, Payload, SampleStatus
+from cosmos_core.types import Array, Message, Payload, SampleStatus
 
 _RECORDED: Final = {"logprobs": np.float32, "versions": np.int32}
+"""What an engine says of each unit that it generated."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -26,12 +27,14 @@ class Played:
         status: OK or truncated, or what became of its environment.
         reward: The environment's own; None where it gives none.
         detail: What there is to say of its turns, or why it failed.
+        said: Who said what, where others than the model did.
     """
 
     generated: Generated
     status: SampleStatus
     reward: float | None = None
     detail: str = ""
+    said: tuple[Message, ...] = ()
 
     @staticmethod
     def single(generated: Generated) -> Played:
@@ -49,12 +52,14 @@ class Dialogue:
         tokens: Token ids after it, [C].
         decided: Which of them the model generated, [C].
         turns: What the engine made, turn by turn.
+        said: The same in words, and what was said in between.
     """
 
     opening: Payload
     tokens: list[int] = attrs.field(factory=list)
     decided: list[bool] = attrs.field(factory=list)
     turns: list[Generated] = attrs.field(factory=list)
+    said: list[Message] = attrs.field(factory=list)
 
     @property
     def num_units(self) -> int:
@@ -66,36 +71,36 @@ class Dialogue:
         """N."""
         return sum(self.decided)
 
-    def add_turn(self, generated: Generated) -> list[int]:
-        """Take in a turn of the model; its token ids."""
+    def add_turn(self, generated: Generated, text: str) -> list[int]:
+        """Take in a turn of the model, as ids and as text; its token ids."""
         ids = _ids(generated.payload.arrays["completion"])
         self.tokens += ids
         self.decided += [True] * len(ids)
         self.turns.append(generated)
+        self.said.append(Message(role="assistant", content=text))
         return ids
 
-    def add_observation(self, ids: Sequence[int]) -> None:
-        """Take in what the model is shown next."""
+    def add_observation(self, ids: Sequence[int], said: Message) -> None:
+        """Take in what the model is shown next, as ids and in words."""
+        self.said.append(said)
         self.tokens += ids
         self.decided += [False] * len(ids)
 
     def so_far(self) -> Payload:
         """The prompt of the next turn: everything, as it stands."""
-        if not self.tokens:
-            return self.opening
-        prompt = _array([*_ids(self.opening.arrays["prompt"]), *self.tokens], np.int32)
-        return attrs.evolve(self.opening, arrays={**self.opening.arrays, "prompt": prompt})
+        return extended(self.opening, self.tokens)
 
     def generated(self, reason: FinishReason, version: int) -> Generated:
         """All of it as one completion.
 
-        What else the last turn's payload holds covers all units before it, too: a model's records of forwards do.
+        What a model's forwards recorded of a unit is that of the first turn in which it went through one: the forward
+        that priced the unit after it, if that is the model's own. Later turns recorded it anew, perhaps under other
+        weights.
 
         Args:
             reason: Why it ended.
             version: Of the weights, where nothing was generated.
         """
-        last = self.turns[-1].payload.arrays if self.turns else {}
         recorded = {
             name: Array(
                 dtype=np.dtype(dtype).name,
@@ -106,7 +111,7 @@ class Dialogue:
         }
         arrays = {
             **self.opening.arrays,
-            **last,
+            **self._records(),
             "prompt": self.opening.arrays["prompt"],
             "completion": _array(self.tokens, np.int32),
             "decided": _array(self.decided, np.bool_),
@@ -119,6 +124,31 @@ class Dialogue:
             newest_version=max((turn.newest_version for turn in self.turns), default=version),
             num_units=self.num_decided,
         )
+
+    def _records(self) -> dict[str, Array]:
+        """What forwards recorded, by name: rows of all units but the last."""
+        turns = [turn.payload.arrays for turn in self.turns]
+        known = {*self.opening.arrays, "prompt", "completion", *_RECORDED}
+        names = [name for name in turns[-1] if name not in known] if turns else []
+        return {name: _rows([each[name] for each in turns]) for name in names}
+
+
+def extended(prompt: Payload, ids: Sequence[int]) -> Payload:
+    """A prompt that goes on with these token ids."""
+    if not ids:
+        return prompt
+    whole = _array([*_ids(prompt.arrays["prompt"]), *ids], np.int32)
+    return attrs.evolve(prompt, arrays={**prompt.arrays, "prompt": whole})
+
+
+def _rows(arrays: Sequence[Array]) -> Array:
+    """Rows of a growing sequence, each from the first array that has it."""
+    last, data, num_rows = arrays[-1], bytearray(), 0
+    for array in arrays:
+        row_size = array.nbytes // max(array.shape[0], 1)
+        data += memoryview(array.data).cast("B")[num_rows * row_size :]
+        num_rows = array.shape[0]
+    return attrs.evolve(last, data=bytes(data))
 
 
 def _ids(array: Array) -> list[int]:

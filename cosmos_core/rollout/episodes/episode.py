@@ -25,7 +25,7 @@ from cosmos_core.protocols import (
     Request,
     RolloutEngine,
 )
-from cosmos_core.rollout.episodes.dialogue import Dialogue, Played
+from cosmos_core.rollout.episodes.dialogue import Dialogue, Played, extended
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.episodes.wire import Answered, Failed, Opened, Reply
 from cosmos_core.types import Message, Payload, Prompt, SampleStatus
@@ -62,7 +62,8 @@ class _Sample:
 
     Attributes:
         index: Place in the group.
-        prompt: The row, with the environment's first words.
+        prompt: The row; of a chat, with the environment's first words.
+        words: The environment's first words.
         dialogue: What was said; None before it begins.
         episode: Its number in the pool.
         request_id: Its newest request.
@@ -73,6 +74,7 @@ class _Sample:
 
     index: int
     prompt: Prompt
+    words: str | None = None
     dialogue: Dialogue | None = None
     episode: int = -1
     request_id: str = ""
@@ -154,22 +156,23 @@ class Episodes:
         if isinstance(reply, Failed):
             self._fail(group, sample, reply)
         elif isinstance(reply, Opened) and reply.words is not None:
-            sample.prompt = _with_words(sample.prompt, reply.words)
+            sample.words, sample.prompt = reply.words, _with_words(sample.prompt, reply.words)
         if not group.waits:
             self._first_turns(group)
 
     def _first_turns(self, group: _Group) -> None:
         going = [sample for sample in group.samples if sample.played is None]
-        openings: dict[str, Payload | str] = {}
+        openings: dict[str | None, Payload | str] = {}
         for sample in going:
-            key = repr(sample.prompt.text)
-            if key not in openings:
-                openings[key] = self._opening(group, sample)
-            opening = openings[key]
+            if sample.words not in openings:
+                openings[sample.words] = self._opening(group, sample)
+            opening = openings[sample.words]
             if isinstance(opening, str):
                 self._end(group, sample, SampleStatus.ENVIRONMENT_FAILED, opening)
             else:
                 sample.dialogue = Dialogue(opening=opening)
+                if sample.words is not None:
+                    sample.dialogue.said.append(Message(role="user", content=sample.words))
         if len(openings) == 1 and len(going) == len(group.samples) and not group.is_over:
             self._ask_all(group, going)
         else:
@@ -179,10 +182,15 @@ class Episodes:
     def _opening(self, group: _Group, sample: _Sample) -> Payload | str:
         """What the dialogue begins with, or why it cannot."""
         row = group.request.prompt
-        if sample.prompt is group.prompt:
+        if sample.words is None:
             return row
         try:
-            opening = self._parts.model.encode(sample.prompt)
+            if sample.prompt is group.prompt:
+                # Plain text may hold special tokens, which words may not.
+                words = self._conversing.encode_observation(sample.prompt, (), sample.words)
+                opening = extended(row, words)
+            else:
+                opening = self._parts.model.encode(sample.prompt)
         except DataError as error:
             return f"the environment's first words cannot be encoded: {error}"
         size, most = opening.arrays["prompt"].shape[0], group.longest
@@ -250,12 +258,13 @@ class Episodes:
         if group.is_over:
             return
         assert sample.dialogue is not None
-        written = sample.dialogue.add_turn(made)
+        text = self._parts.model.decode(made.payload)
+        written = sample.dialogue.add_turn(made, text)
         if made.reason is not FinishReason.STOP:
             self._cut(group, sample, f"a turn was cut: {self._met(group, sample.dialogue)}")
             return
         answer = self._posting(functools.partial(self._on_answered, group, sample, written))
-        self._parts.pool.act(sample.episode, self._parts.model.decode(made.payload), answer)
+        self._parts.pool.act(sample.episode, text, answer)
 
     def _on_answered(self, group: _Group, sample: _Sample, written: Sequence[int], reply: Reply) -> None:
         if group.is_over:
@@ -272,13 +281,13 @@ class Episodes:
         elif len(sample.dialogue.turns) == self._parts.environment.max_turns:
             self._cut(group, sample, f"not done after {self._parts.environment.max_turns} turns")
         else:
-            self._observe(group, sample, written, reply.observation or "")
+            self._observe(group, sample, written, Message(role=reply.role, content=reply.observation or ""))
 
-    def _observe(self, group: _Group, sample: _Sample, written: Sequence[int], observation: str) -> None:
+    def _observe(self, group: _Group, sample: _Sample, written: Sequence[int], said: Message) -> None:
         """Show the model what was answered, if there is room for it and for one more unit."""
         assert sample.dialogue is not None
         try:
-            ids = self._conversing.encode_observation(sample.prompt, written, observation)
+            ids = self._conversing.encode_observation(sample.prompt, written, said.content, role=said.role)
         except DataError as error:
             self._end(group, sample, SampleStatus.ENVIRONMENT_FAILED, f"the observation cannot be encoded: {error}")
             return
@@ -286,14 +295,14 @@ class Episodes:
             met = self._met(group, sample.dialogue)
             self._cut(group, sample, f"no room for an observation of {len(ids)} units and a turn: {met}")
             return
-        sample.dialogue.add_observation(ids)
+        sample.dialogue.add_observation(ids, said)
         self._ask(group, sample)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def _fail(self, group: _Group, sample: _Sample, failed: Failed) -> None:
-        late = failed.timed_out
-        status = SampleStatus.ENVIRONMENT_TIMEOUT if late else SampleStatus.ENVIRONMENT_FAILED
+        late = SampleStatus.ENVIRONMENT_TIMEOUT if failed.timed_out else SampleStatus.ENVIRONMENT_FAILED
+        status = SampleStatus.ENVIRONMENT_LOST if failed.is_lost else late
         self._end(group, sample, status, failed.detail)
 
     def _cut(self, group: _Group, sample: _Sample, why: str) -> None:
@@ -310,6 +319,7 @@ class Episodes:
             status=status,
             reward=sample.reward if self._parts.capabilities.rewards else None,
             detail=f"{name}: {'; '.join(told)}"[:_DETAIL] if told else "",
+            said=tuple(dialogue.said),
         )
         played = [each.played for each in group.samples if each.played is not None]
         if len(played) == len(group.samples):
@@ -319,7 +329,7 @@ class Episodes:
 
 
 def _with_words(prompt: Prompt, words: str) -> Prompt:
-    """A prompt that goes on with an environment's words: one more turn of the user, in a chat."""
+    """A chat that goes on with an environment's words, one more turn of the user; plain text stays as it is."""
     if isinstance(prompt.text, str):
-        return attrs.evolve(prompt, text=prompt.text + words)
+        return prompt
     return attrs.evolve(prompt, text=(*prompt.text, Message(role="user", content=words)))

@@ -1,7 +1,8 @@
 """Runs the environments of a replica in worker processes, beside generation, each answer under its time limit.
 
 One thread serves all workers. A worker that hangs or dies is replaced. Its episodes are lost with it, for what they
-were in the middle of is known to nobody else: each ends as failed, and says why.
+were in the middle of is known to nobody else. Those that had their turn may be to blame: they have failed. The others
+are told apart, as lost.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.errors import PluginError, TransportError
 from cosmos_core.rollout.episodes.process import Answer, EnvironmentProcess
-from cosmos_core.rollout.episodes.wire import END_S, TO_WORKER, Act, Broken, Failed, Open, Setup
+from cosmos_core.rollout.episodes.wire import END_S, STUCK_EXIT, TO_WORKER, Act, Broken, Failed, Open, Setup
 from cosmos_core.rollout.workers.frames import frame
 from cosmos_core.rollout.workers.pool import WorkerPool
 from cosmos_core.types import Prompt
@@ -88,19 +89,18 @@ class EnvironmentPool(WorkerPool[EnvironmentProcess]):
             raise self._not_started(how)
         _LOG.warning("an environment worker with %d episodes is replaced: %s", len(worker.episodes), how)
         self._spawn()
+        is_stuck = how == f"exit code {STUCK_EXIT}"
         begun = any(each is not None and each.has_begun for each in worker.episodes.values())
         for episode, asked in worker.episodes.items():
             if asked is None:
                 continue  # it is told when it is asked next
             # Where none has begun, what held the worker up was none of those that waited.
-            to_blame = asked.has_begun or not begun
-            asked.answer(self._lost(episode, how, is_late=is_late and to_blame))
+            is_suspect = not is_stuck and (asked.has_begun or (is_late and not begun))
+            asked.answer(self._failed(episode, how, is_late=is_late) if is_suspect else _lost(episode, how))
 
-    def _lost(self, episode: int, how: str, *, is_late: bool = False) -> Failed:
-        if is_late:
-            detail = f"no answer within {self._config.timeout_s:g} s"
-        else:
-            detail = f"the process of this episode and others ended{f' ({how})' if how else ''}"
+    def _failed(self, episode: int, how: str, *, is_late: bool) -> Failed:
+        late = f"no answer within {self._config.timeout_s:g} s"
+        detail = late if is_late else f"the process of this episode ended while it had its turn ({how})"
         return Failed(episode=episode, timed_out=is_late, detail=detail)
 
     def _open(self, episode: int, prompt: Prompt, seed: int, answer: Answer) -> None:
@@ -117,7 +117,7 @@ class EnvironmentPool(WorkerPool[EnvironmentProcess]):
     def _act(self, episode: int, text: str, answer: Answer) -> None:
         worker = self._homes.get(episode)
         if worker is None or worker not in self._workers:
-            answer(self._lost(episode, ""))
+            answer(_lost(episode))
             return
         # Lone surrogates, which a decoder may leave, have no place in a message.
         clean = text.encode(errors="replace").decode()
@@ -127,3 +127,10 @@ class EnvironmentPool(WorkerPool[EnvironmentProcess]):
         worker = self._homes.pop(episode, None)
         if worker is not None and worker in self._workers:
             worker.forget(episode)
+
+
+def _lost(episode: int, how: str = "") -> Failed:
+    if how == f"exit code {STUCK_EXIT}":
+        how = "too many others went on after they were closed"
+    detail = f"lost with its process, which ended because of other episodes{f' ({how})' if how else ''}"
+    return Failed(episode=episode, timed_out=False, detail=detail, is_lost=True)

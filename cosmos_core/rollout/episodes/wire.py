@@ -11,6 +11,8 @@ from cosmos_core.types import Prompt
 
 END_S: Final = 3.0
 """How long a worker that is to end may take to close its episodes."""
+STUCK_EXIT: Final = 86
+"""Exit code of a worker in which too many episodes that are over go on."""
 
 
 @attrs.frozen(kw_only=True)
@@ -80,6 +82,7 @@ class Answered:
 
     episode: int
     observation: str | None
+    role: str
     done: bool
     reward: float
     detail: str
@@ -87,11 +90,12 @@ class Answered:
 
 @attrs.frozen(kw_only=True)
 class Failed:
-    """An episode cannot go on."""
+    """An episode cannot go on: for a fault or a delay of its own, or because it is lost with its process."""
 
     episode: int
     timed_out: bool
     detail: str
+    is_lost: bool = False
 
 
 Reply: TypeAlias = Opened | Answered | Failed

@@ -23,6 +23,7 @@ from cosmos_core.rollout.episodes.calls import Calls, of_episode
 from cosmos_core.rollout.episodes.wire import (
     END_S,
     FROM_WORKER,
+    STUCK_EXIT,
     TO_WORKER,
     Act,
     Answered,
@@ -42,7 +43,6 @@ _LOG: Final = logging.getLogger(__name__)
 _CHUNK: Final = 1 << 16
 _MOST_STUCK: Final = 8
 """Episodes that are over and go on; each costs a thread, and perhaps a share of every other episode's time."""
-_STUCK_EXIT: Final = 4
 _LONGEST: Final = 1 << 20
 """Characters of an observation; no context takes more, and every one of them is held by three processes."""
 
@@ -117,7 +117,9 @@ class Worker:
             with of_episode(message.episode):
                 async with deadline:
                     reply = await (self._open(message) if isinstance(message, Open) else self._act(message))
-        except Exception as error:  # noqa: BLE001 - any plugin error is an answer: this episode cannot go on
+        except (Exception, asyncio.CancelledError) as error:  # any plugin error is an answer: it cannot go on
+            if _is_cancelled():
+                raise  # the episode is being closed
             late = deadline.expired()
             detail = f"no answer within {self._timeout_s:g} s" if late else described(error)
             reply = Failed(episode=message.episode, timed_out=late, detail=detail)
@@ -137,6 +139,7 @@ class Worker:
         return Answered(
             episode=message.episode,
             observation=turn.observation,
+            role=turn.role,
             done=bool(turn.done),
             reward=float(turn.reward),
             detail=shown(str(turn.detail)),
@@ -184,7 +187,7 @@ class Worker:
             )
             self._closing.discard(asyncio.current_task())  # it is the one that waits for the others
             await self._close_all()
-            _leave(_STUCK_EXIT)
+            _leave(STUCK_EXIT)
 
     async def _close_all(self) -> None:
         """Close what is open, but for no longer than a replica waits."""
@@ -192,6 +195,12 @@ class Worker:
             self._begin_close(episode)
         if self._closing:
             await asyncio.wait(self._closing, timeout=END_S)
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody asked for the end of this task; what a plugin awaits may be cancelled without that."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _quietly(environment: Environment) -> None:
@@ -227,6 +236,9 @@ def _wrong(turn: Any) -> str:
     reward: Any = turn.reward
     if isinstance(reward, bool) or not isinstance(reward, numbers.Real) or not math.isfinite(reward):
         return f"the reward is no finite number but {reward!r:.200}"
+    role: Any = turn.role
+    if not isinstance(role, str) or not role.isidentifier() or role == "assistant":
+        return f"the role is {role!r:.200}; name whose turn the observation is, such as 'user' or 'tool', not the model"
     return "" if turn.observation is None else _unusable(turn.observation)
 
 

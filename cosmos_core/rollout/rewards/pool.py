@@ -171,6 +171,7 @@ class RewardPool(WorkerPool[RewardProcess]):
             prompt=completion.prompt,
             text=completion.text,
             truncated=completion.truncated,
+            turns=completion.turns,
             payload=None if payload is None else WirePayload.of(payload),
         )
         self._open[task.ticket] = (job, index)

@@ -10,7 +10,7 @@ from cosmos_core.protocols import Completion
 from cosmos_core.rollout.episodes.dialogue import Played
 from cosmos_core.rollout.rewards.pool import Outcome
 from cosmos_core.transport.messages import SampleReport
-from cosmos_core.types import Prompt, Sample, SampleStatus
+from cosmos_core.types import Message, Prompt, Sample, SampleStatus
 
 TEXT_LENGTH: Final = 2000
 
@@ -23,6 +23,7 @@ def to_score(prompt: Prompt, played: Played, text: str) -> Completion:
         text=text,
         payload=None if payload.kind == "tokens" else payload,
         truncated=played.status is SampleStatus.TRUNCATED,
+        turns=played.said or (Message(role="assistant", content=text),),
     )
 
 

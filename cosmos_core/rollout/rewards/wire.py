@@ -7,7 +7,7 @@ from typing import Any, Final
 import attrs
 
 from cosmos_core.transport.codec import Codec
-from cosmos_core.types import Array, Payload, Prompt
+from cosmos_core.types import Array, Message, Payload, Prompt
 
 
 @attrs.frozen(kw_only=True)
@@ -81,6 +81,7 @@ class Task:
     prompt: Prompt
     text: str
     truncated: bool
+    turns: tuple[Message, ...]
     payload: WirePayload | None
 
 

@@ -91,7 +91,9 @@ class Worker:
 
     def _score(self, reward: Reward, task: Task, timeout_s: float) -> None:
         payload = None if task.payload is None else task.payload.payload()
-        completion = Completion(prompt=task.prompt, text=task.text, payload=payload, truncated=task.truncated)
+        completion = Completion(
+            prompt=task.prompt, text=task.text, payload=payload, truncated=task.truncated, turns=task.turns
+        )
         try:
             outcome = reward.score(completion)
         except Exception as error:  # noqa: BLE001 - any plugin error is an answer: this completion has no score

@@ -74,9 +74,8 @@ class ServedEngine(abc.ABC):
     falls between two units by construction.
     """
 
-    def __init__(self, context: EngineContext, *, name: str) -> None:
+    def __init__(self, context: EngineContext) -> None:
         self._context: Final = context
-        self._name: Final = name
         self._commands = Commands()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -115,6 +114,10 @@ class ServedEngine(abc.ABC):
     @abc.abstractmethod
     def _tensors_to_write(self) -> Mapping[str, torch.Tensor]:
         """What an update writes, by canonical name: shapes and dtypes count."""
+
+    def _new_update(self, version: int) -> Update:
+        """An update to a version, to be written."""
+        return Update(version, self._tensors_to_write())
 
     @abc.abstractmethod
     def _apply(self, update: Update, cache: CachePolicy) -> str:
@@ -351,13 +354,11 @@ class ServedEngine(abc.ABC):
             raise WeightSyncError(f"an update to version {self._update.version} is open; commit or abort it first")
         if version < self._queue.version:
             raise WeightSyncError(f"version {version} is older than {self._queue.version}, which is loaded")
-        self._update = Update(version, self._tensors_to_write())
+        self._update = self._new_update(version)
 
     def write(self, rank: int, piece: TensorSlice, data: torch.Tensor) -> None:
         """Give the content of one slice."""
-        if rank != 0:
-            raise WeightSyncError(f"rank {rank} does not exist: the {self._name} engine has rank 0 only")
-        self._open_update().write(piece, data)
+        self._open_update().write_to(rank, piece, data)
 
     def commit_update(self, cache: CachePolicy = "keep") -> str:
         """Copy everything between two units; what is in flight goes on with the new weights."""
@@ -365,11 +366,14 @@ class ServedEngine(abc.ABC):
         update.check()
         digest = self._commands.call(lambda: self._apply(update, cache))
         self._update = None
+        update.close()
         return digest
 
     def abort_update(self) -> None:
         """Forget an open update; what is loaded stays."""
-        self._update = None
+        update, self._update = self._update, None
+        if update is not None:
+            update.close()
 
     def _open_update(self) -> Update:
         if self._update is None:

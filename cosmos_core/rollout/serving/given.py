@@ -25,12 +25,14 @@ class Given:
     """A sequence to score.
 
     Attributes:
+        prompt: What it begins with, by itself.
         tokens: All of it.
         num_given: Leading tokens that are only conditioned on, at least 1: the prompt.
         decided_N: Which tokens after these are scored, rising.
         conditioning: How the prompt enters, where the tokens do not say it all.
     """
 
+    prompt: Payload
     tokens: Sequence[int]
     num_given: int
     decided_N: Sequence[int]
@@ -55,8 +57,10 @@ def _given(payload: Payload, index: int, model: Model, context_length: int) -> G
             f"cannot score a prompt of {len(prompt)} and a completion of {len(completion)} units: a prompt is needed, "
             f"and at most {context_length} units in all"
         )
-    conditioning = condition(_prompt_of(payload, model), model, f"payload {index}")
+    begins = _prompt_of(payload, model)
+    conditioning = condition(begins, model, f"payload {index}")
     return Given(
+        prompt=begins,
         tokens=prompt + completion,
         num_given=len(prompt),
         decided_N=_decided(payload, len(completion)),

@@ -28,12 +28,26 @@ class Update:
         self._tensors = tensors
         self._pieces: dict[str, list[tuple[TensorSlice, torch.Tensor]]] = {}
 
+    def write_to(self, rank: int, piece: TensorSlice, data: torch.Tensor) -> None:
+        """Take a slice for a rank.
+
+        Raises:
+            WeightSyncError: There is no such rank, or as `write` says.
+        """
+        if rank != 0:
+            raise WeightSyncError(f"rank {rank} does not exist: this engine has rank 0 only")
+        self.write(piece, data)
+
     def write(self, piece: TensorSlice, data: torch.Tensor) -> None:
         """Take a slice.
 
         Raises:
             WeightSyncError: It is not a slice of a tensor held here, or `data` has another shape.
         """
+        self._check_slice(piece, data)
+        self._pieces.setdefault(piece.name, []).append((piece, data))
+
+    def _check_slice(self, piece: TensorSlice, data: torch.Tensor) -> None:
         tensor = self._tensors.get(piece.name)
         if tensor is None:
             raise WeightSyncError(f"update to version {self.version}: {piece.name!r} is not a tensor of this model")
@@ -47,14 +61,13 @@ class Update:
             raise WeightSyncError(
                 f"{piece.name}: a slice of {piece.shape} at {piece.start} is not in a tensor of {tuple(tensor.shape)}"
             )
-        self._pieces.setdefault(piece.name, []).append((piece, data))
 
     def check(self) -> None:
         """Raise WeightSyncError unless every element of every tensor was written."""
         lacking = [
             name
             for name, tensor in self._tensors.items()
-            if not _covers([piece for piece, _ in self._pieces.get(name, ())], tuple(tensor.shape))
+            if not covers([piece for piece, _ in self._pieces.get(name, ())], tuple(tensor.shape))
         ]
         if lacking:
             raise WeightSyncError(
@@ -67,6 +80,10 @@ class Update:
         for pieces in self._pieces.values():
             yield from pieces
 
+    def close(self) -> None:
+        """Let go of what was written. Idempotent."""
+        self._pieces.clear()
+
     def apply(self) -> None:
         """Copy everything in."""
         with torch.no_grad():
@@ -78,7 +95,7 @@ class Update:
                     copy_exactly(self._tensors[name][box], data)
 
 
-def _covers(pieces: Sequence[TensorSlice], shape: tuple[int, ...]) -> bool:
+def covers(pieces: Sequence[TensorSlice], shape: tuple[int, ...]) -> bool:
     """Whether boxes cover a tensor: on the grid of their edges, every cell must be in one of them."""
     if any(piece.shape == shape for piece in pieces) or 0 in shape:
         return True

@@ -5,10 +5,10 @@ So nothing waits in there with a prompt that was keyed to weights of before an u
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
 
 from cosmos_core.rollout.serving.sequence import Sequence
+from cosmos_core.rollout.serving.waiting import Waiting
 from cosmos_core.rollout.vllm.backend import Backend
 
 _SEEDS = (1 << 63) - 1
@@ -20,7 +20,7 @@ class Admission:
     def __init__(self, backend: Backend, *, num_slots: int) -> None:
         self._backend = backend
         self._num_slots = num_slots
-        self._waiting: list[tuple[int, int, int, Sequence]] = []
+        self._waiting = Waiting()
         self._running: dict[str, Sequence] = {}
         self._epoch = 0
         self.version = 0
@@ -42,19 +42,23 @@ class Admission:
 
     def add(self, sequences: Iterable[Sequence]) -> None:
         """Let samples wait."""
-        for sequence in sequences:
-            flight = sequence.flight
-            heapq.heappush(self._waiting, (flight.request.priority, flight.number, sequence.index, sequence))
+        self._waiting.add(sequences)
 
     def admit(self) -> None:
         """Give vLLM as many as it has room for."""
         while self._waiting and len(self._running) < self._num_slots:
-            self._enter(heapq.heappop(self._waiting)[3])
+            self._enter(self._waiting.take())
 
     def _enter(self, sequence: Sequence) -> None:
         flight = sequence.flight
         sequence.mark(self.version)
-        name = self._backend.add(flight.prompt, flight.request.sampling, seed=sequence.key & _SEEDS, epoch=self._epoch)
+        name = self._backend.add(
+            flight.prompt,
+            flight.request.sampling,
+            seed=sequence.key & _SEEDS,
+            epoch=self._epoch,
+            shows=flight.conditioning,
+        )
         self._running[name] = sequence
 
     def of(self, name: str) -> Sequence | None:
@@ -68,8 +72,7 @@ class Admission:
         for name in names:
             del self._running[name]
         self._backend.drop(names)
-        self._waiting = [entry for entry in self._waiting if entry[3] not in gone]
-        heapq.heapify(self._waiting)
+        self._waiting.remove(gone)
 
     def mark(self, version: int) -> None:
         """What is generated from now on comes of `version`; what has generated nothing yet starts anew."""

@@ -1,4 +1,4 @@
-"""A vLLM of this process: what the engine asks of it, all on one thread."""
+"""A vLLM: what the engine asks of it, all on one thread."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ import itertools
 import math
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, cast
 
 import attrs
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from cosmos_core.errors import EngineError
-from cosmos_core.protocols import EngineContext, FinishReason, Sampling
-from cosmos_core.rollout.vllm import packed
+from cosmos_core.protocols import Conditioning, EngineContext, FinishReason, Sampling
+from cosmos_core.rollout.vllm.extension import EXTENSION, LOAD_FORMAT
+from cosmos_core.rollout.vllm.foresight import CPU_HEAD_SIZES, LEAST_TEMPERATURE
 from cosmos_core.rollout.vllm.installation import import_vllm
+from cosmos_core.rollout.vllm.media import Media, entry, taken_as_given
 from cosmos_core.rollout.vllm.options import VllmOptions
+from cosmos_core.rollout.vllm.workers import Workers, started_apart
 from cosmos_core.weights.shards import dtype_name
 
 _GIB: Final = 1 << 30
 _REFUSALS: Final = (ValueError, RuntimeError, NotImplementedError, AssertionError, LookupError, TypeError, ImportError)
 _REASONS: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
-_LEAST_TEMPERATURE: Final = 0.01
-"""Below it, vLLM draws at another temperature than was asked for."""
 
 _living: Final = threading.Lock()
 """vLLM keeps the state of its process groups in globals: one at a time."""
@@ -57,9 +58,9 @@ def check_sampling(sampling: Sampling, where: str) -> None:
     Raises:
         EngineError: The temperature is too low.
     """
-    if 0 < sampling.temperature < _LEAST_TEMPERATURE:
+    if 0 < sampling.temperature < LEAST_TEMPERATURE:
         raise EngineError(
-            f"{where}: vLLM draws at temperatures from {_LEAST_TEMPERATURE} on, or greedily at 0; "
+            f"{where}: vLLM draws at temperatures from {LEAST_TEMPERATURE} on, or greedily at 0; "
             f"{sampling.temperature} was asked for"
         )
 
@@ -67,8 +68,21 @@ def check_sampling(sampling: Sampling, where: str) -> None:
 class Backend:
     """An `LLMEngine` of vLLM with a model of this config, whose weights are still to be written."""
 
-    def __init__(self, module: PreTrainedModel, options: VllmOptions, context: EngineContext) -> None:
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        options: VllmOptions,
+        context: EngineContext,
+        *,
+        lost: Callable[[EngineError], None],
+    ) -> None:
         """Start it.
+
+        Args:
+            module: The model.
+            options: Of the engine.
+            context: Of the engine.
+            lost: Called when a process of it has ended by itself, on a thread of its own.
 
         Raises:
             EngineError: vLLM is not installed properly, or refuses the model; says why.
@@ -82,32 +96,40 @@ class Backend:
                 "CUDA_VISIBLE_DEVICES and rollout.device = 'cuda'"
             )
         self._vllm: Final = import_vllm(context.device)
-        if not _living.acquire(blocking=False):
-            raise EngineError("a vLLM lives in this process already; shut that engine down, or use a process for each")
-        self._folder: Final = tempfile.TemporaryDirectory(prefix="cosmos-vllm-")
         self._numbers: Final = itertools.count()
-        self._is_open = True
         self._llm: Any = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self.workers: Workers | None = None
+        self._is_open = _living.acquire(blocking=False)
+        if not self._is_open:
+            raise EngineError("a vLLM lives in this process already; shut that engine down, or use a process for each")
         try:
-            self._llm = self._start(module, options)
-            (self.model,) = self._llm.collective_rpc(lambda worker: worker.get_model())
+            self._folder = tempfile.TemporaryDirectory(prefix="cosmos-vllm-")
+            self._llm = self._start(module, options, self._folder.name)
+            self.workers = Workers(self._llm, lost=lost)
+            self.workers.call("cosmos_forget_names")
+            (self.name, *_) = self.workers.call("cosmos_name")
+            self._model = self._only_model()
         except BaseException as error:
             self.close()
-            if isinstance(error, _REFUSALS):
+            # A plain `Exception` is how vLLM tells that a process of its own could not start.
+            if isinstance(error, _REFUSALS) or type(error) is Exception:
                 raise self._refusal(error) from error
             raise
 
-    def _start(self, module: PreTrainedModel, options: VllmOptions) -> Any:
+    def _start(self, module: PreTrainedModel, options: VllmOptions, folder: str) -> Any:
         context = self._context
         config: PretrainedConfig = copy.deepcopy(module.config)
         config.architectures = [type(module).__name__]
-        config.save_pretrained(self._folder.name)
+        config.save_pretrained(folder)
         arguments: dict[str, Any] = {
-            "model": self._folder.name,
+            "model": folder,
             "dtype": dtype_name(context.dtype),
             "seed": context.seed % (1 << 32),
             # Weights are written later, in place; a tokenizer is not needed, prompts are token ids.
-            "load_format": "dummy",
+            "load_format": LOAD_FORMAT,
+            "worker_extension_cls": EXTENSION,
+            "tensor_parallel_size": context.tensor_parallel,
             "skip_tokenizer_init": True,
             "generation_config": "vllm",
             # One more than is ever asked for: a sequence that is scored draws a unit that nobody reads.
@@ -124,6 +146,9 @@ class Backend:
             "async_scheduling": False,
             "enforce_eager": self._is_cpu or not options.compile,
             "disable_log_stats": True,
+            # What is seen comes as the model plugin made it.
+            "skip_mm_profiling": True,
+            "mm_processor_cache_gb": 0,
             "block_size": options.block_size,
         }
         if self._is_cpu:
@@ -131,11 +156,25 @@ class Backend:
         else:
             arguments["gpu_memory_utilization"] = options.memory_share
         threads = torch.get_num_threads()
-        with packed.matrices_kept() if self._is_cpu else contextlib.nullcontext():
+        config = self._vllm.EngineArgs(**arguments).create_engine_config()
+        # A prompt goes whole on a CPU, so what is seen in a step must not be what parts it.
+        most_seen = context.context_length * (context.max_in_flight if self._is_cpu else 1)
+        apart: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if context.tensor_parallel > 1:
+            _check_split(config)
+            apart = started_apart(threads)
+        with apart, taken_as_given(config, most_units=most_seen):
             try:
-                return self._vllm.LLMEngine.from_engine_args(self._vllm.EngineArgs(**arguments))
+                return self._vllm.LLMEngine.from_vllm_config(config)
             finally:
                 torch.set_num_threads(threads)
+
+    def _only_model(self) -> torch.nn.Module | None:
+        """vLLM's model, where it is in this process."""
+        if self._context.tensor_parallel > 1:
+            return None
+        (model,) = self._llm.collective_rpc("get_model")
+        return cast("torch.nn.Module", model)
 
     def _cache_bytes(self, options: VllmOptions) -> int:
         context, facts = self._context, self._context.model.facts()
@@ -150,16 +189,25 @@ class Backend:
             return
         self._is_open = False
         try:
+            ending: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+            if self.workers is not None:
+                self.workers.close()
+                if self.workers.processes:
+                    ending = self.workers.ending()
             if self._llm is not None:
-                self._llm.engine_core.shutdown()
-            self._llm, self.model = None, torch.nn.Module()
-            self._folder.cleanup()
+                with ending:
+                    self._llm.engine_core.shutdown()
+            self._llm = self._model = None
+            if self._folder is not None:
+                self._folder.cleanup()
         finally:
             _living.release()
 
     # -- generation ---------------------------------------------------------------------------------------------------
 
-    def add(self, prompt: Sequence[int], sampling: Sampling, *, seed: int, epoch: int) -> str:
+    def add(
+        self, prompt: Sequence[int], sampling: Sampling, *, seed: int, epoch: int, shows: Conditioning | None = None
+    ) -> str:
         """Let a sequence enter; returns its name.
 
         Args:
@@ -167,6 +215,7 @@ class Backend:
             sampling: How to draw, one sample of it.
             seed: Of its draws, not negative.
             epoch: Of the weights: what was cached under others is not reused.
+            shows: What the prompt shows, from `media`; None for text.
         """
         params = self._vllm.SamplingParams(
             temperature=sampling.temperature,
@@ -181,11 +230,11 @@ class Backend:
             stop_token_ids=sorted(self._context.model.facts().stop_ids),
             output_kind=self._vllm.sampling_params.RequestOutputKind.DELTA,
         )
-        return self._enter(prompt, params, epoch)
+        return self._enter(prompt, params, epoch, shows)
 
-    def _enter(self, prompt: Sequence[int], params: Any, epoch: int) -> str:
+    def _enter(self, prompt: Sequence[int], params: Any, epoch: int, shows: Conditioning | None) -> str:
         name = str(next(self._numbers))
-        self._llm.add_request(name, {"prompt_token_ids": list(prompt), "cache_salt": f"epoch-{epoch}"}, params)
+        self._llm.add_request(name, entry(prompt, shows, epoch=epoch), params)
         return name
 
     def drop(self, names: Sequence[str]) -> None:
@@ -194,7 +243,9 @@ class Backend:
 
     def step(self) -> list[Drawn]:
         """One step of all that is in flight."""
-        return [_drawn(output) for output in self._llm.step()]
+        assert self.workers is not None
+        with self.workers.told():
+            return [_drawn(output) for output in self._llm.step()]
 
     def forget_caches(self) -> None:
         """What is in flight is computed anew, under the weights as they are."""
@@ -202,12 +253,22 @@ class Backend:
 
     def settle(self) -> None:
         """After weights were written."""
-        if self._is_cpu:
-            packed.pack_again(self.model)
+        # What towers made under the old weights.
+        self._llm.reset_encoder_cache()
+
+    def media(self) -> Media:
+        """Who turns what prompts show into what this vLLM takes."""
+        return Media(self._context.model, self._llm.renderer.mm_processor, self._model)
 
     # -- scoring ------------------------------------------------------------------------------------------------------
 
-    def score(self, sequences: Sequence[Sequence[int]], *, temperature: float) -> list[list[float]]:
+    def score(
+        self,
+        sequences: Sequence[Sequence[int]],
+        *,
+        temperature: float,
+        shows: Sequence[Conditioning | None] | None = None,
+    ) -> list[list[float]]:
         """Log-probs of every unit but the first, after the temperature; what is in flight stands still meanwhile.
 
         Raises:
@@ -215,31 +276,36 @@ class Backend:
         """
         params = self._vllm.SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False, ignore_eos=True)
         found: dict[str, list[float]] = {}
-        with self._others_set_aside(), _tempered(self.model, temperature):
+        with self._others_set_aside(), self._tempered(temperature):
             # One after another: there is room for one beside what is in flight.
-            names = [self._score_one(sequence, params, found) for sequence in sequences]
+            names = [
+                self._score_one(sequence, params, found, each)
+                for sequence, each in zip(sequences, shows or [None] * len(sequences), strict=True)
+            ]
         return [found[name] for name in names]
 
-    def probe(self, sequence: Sequence[int]) -> list[float]:
+    def probe(self, sequence: Sequence[int], shows: Conditioning | None = None) -> list[float]:
         """What `score` gives for one sequence at temperature 1, at start.
 
         Raises:
             EngineError: vLLM cannot compute this model; says why.
         """
         try:
-            return self.score([sequence], temperature=1.0)[0]
+            return self.score([sequence], temperature=1.0, shows=[shows])[0]
         except _REFUSALS as error:
             raise self._refusal(error) from error
 
     def _refusal(self, error: Exception) -> EngineError:
         return EngineError(
-            f"vLLM does not serve {self._architecture} of this config (on a CPU, heads have 32, 64, 80, 96, 112, 128, "
-            f"160, 192, 224 or 256 values): {type(error).__name__}: {error}"
+            f"vLLM does not serve {self._architecture} of this config (on a CPU, heads have "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))} values): {type(error).__name__}: {error}"
         )
 
-    def _score_one(self, sequence: Sequence[int], params: Any, found: dict[str, list[float]]) -> str:
+    def _score_one(
+        self, sequence: Sequence[int], params: Any, found: dict[str, list[float]], shows: Conditioning | None
+    ) -> str:
         # Nothing is reused: vLLM computes a prompt whole whose log-probs are asked for.
-        name = self._enter(sequence, params, epoch=-1)
+        name = self._enter(sequence, params, epoch=-1, shows=shows)
         scheduler = self._scheduler
         while name not in found:
             for output in self._llm.step():
@@ -258,6 +324,15 @@ class Backend:
         return self._llm.engine_core.engine_core.scheduler
 
     @contextlib.contextmanager
+    def _tempered(self, temperature: float) -> Iterator[None]:
+        assert self.workers is not None
+        self.workers.call("cosmos_temper", temperature)
+        try:
+            yield
+        finally:
+            self.workers.call("cosmos_untemper")
+
+    @contextlib.contextmanager
     def _others_set_aside(self) -> Iterator[None]:
         """vLLM steps all that it knows of; for a while it knows of nothing that is in flight."""
         scheduler = self._scheduler
@@ -269,21 +344,17 @@ class Backend:
             scheduler.running, scheduler.waiting = held
 
 
-@contextlib.contextmanager
-def _tempered(model: torch.nn.Module, temperature: float) -> Iterator[None]:
-    """vLLM gives log-probs of prompts before the temperature: divide the logits themselves."""
+def _check_split(config: Any) -> None:
+    """Refuse what several processes cannot do.
 
-    def divide(_module: torch.nn.Module, _inputs: object, logits: torch.Tensor) -> torch.Tensor:
-        return logits.float() / temperature
-
-    processors = [module for module in model.modules() if type(module).__name__ == "LogitsProcessor"]
-    if len(processors) != 1:
-        raise EngineError(f"{type(model).__name__} of vLLM makes logits in {len(processors)} places: it cannot score")
-    handle = processors[0].register_forward_hook(divide)
-    try:
-        yield
-    finally:
-        handle.remove()
+    Raises:
+        EngineError: The model sees images.
+    """
+    if config.model_config.is_multimodal_model:
+        raise EngineError(
+            "rollout.mesh.tp: the vllm engine serves models that see images in one process only; set it to 1, or use "
+            "the engine 'embedded'"
+        )
 
 
 def _drawn(output: Any) -> Drawn:

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from cosmos_core.errors import EngineError
-from cosmos_core.protocols import CachePolicy, Conditioning, EngineContext, Request, TensorSlice
+from cosmos_core.protocols import FORMATS, CachePolicy, Conditioning, EngineContext, Request, TensorSlice
+from cosmos_core.rollout.embedded.loaded import LoadedWeights
 from cosmos_core.rollout.serving.engine import ServedEngine
 from cosmos_core.rollout.serving.given import to_score
 from cosmos_core.rollout.serving.sequence import Sequence as Sample
-from cosmos_core.rollout.serving.updates import Update, whole_layout
+from cosmos_core.rollout.serving.updates import Update
 from cosmos_core.rollout.vllm.admission import Admission
 from cosmos_core.rollout.vllm.backend import Backend, Drawn, check_sampling
+from cosmos_core.rollout.vllm.comparison import check
 from cosmos_core.rollout.vllm.options import VllmOptions
-from cosmos_core.rollout.vllm.regions import LoadedWeights
-from cosmos_core.types import Array, Payload
-from cosmos_core.weights import slices
+from cosmos_core.rollout.vllm.shares import SharedUpdate
+from cosmos_core.rollout.vllm.weights import Weights
+from cosmos_core.types import Payload
 from cosmos_core.weights.shards import canonical_tensors
-
-_PROBE_UNITS: Final = 12
-_LIMITS: Final = {torch.float32: 1e-3}
-_LOW_PRECISION_LIMIT: Final = 0.1
-"""Mean difference of log-probs: rounding gives at most 0.02 in bfloat16."""
 
 
 class VllmEngine(ServedEngine):
-    """Generates with vLLM in this process, for prompts of text."""
+    """Generates with vLLM in this process."""
 
     def __init__(self, options: VllmOptions, context: EngineContext) -> None:
-        super().__init__(context, name="vllm")
+        super().__init__(context)
         self._options: Final = options
         self._backend: Backend | None = None
 
@@ -48,39 +45,32 @@ class VllmEngine(ServedEngine):
                 f"{type(module).__name__} is no model of Hugging Face transformers, whose config vLLM needs; use "
                 "the engine 'embedded'"
             )
-        self._backend = backend = Backend(module, self._options, context)
-        tensors = canonical_tensors(module)
-        self._loaded = LoadedWeights(backend.model, tensors)
-        self._loaded.copy((slices.whole(name, tuple(tensor.shape)), tensor) for name, tensor in tensors.items())
-        backend.settle()
+        # Made of codes and scales, if matrices are quantised: it is what vLLM is compared with.
+        tensors, form = canonical_tensors(module), FORMATS.get(context.quantization)
+        with torch.no_grad():
+            published = LoadedWeights(tensors, form, context.model.facts().matrices).tensors
+        self._backend = backend = Backend(module, self._options, context, lost=self._lose)
+        assert backend.workers is not None
+        self._weights = Weights(backend.workers, backend.name, context, tensors=tensors, published=published)
+        self._weights.load_first(published)
+        self._media = backend.media()
         self._admission = Admission(backend, num_slots=context.max_in_flight)
         self._num_tokens = int(module.get_input_embeddings().num_embeddings)
-        self._probe(module, backend)
+        check(module, context, backend, self._media, num_tokens=self._num_tokens, verify=self._options.verify)
 
     def _unbuild(self) -> None:
         if self._backend is not None:
             self._backend.close()
             self._backend = None
 
-    @torch.no_grad()
-    def _probe(self, module: PreTrainedModel, backend: Backend) -> None:
-        """Let vLLM evaluate one sequence, and compare it with the model's own evaluation."""
-        size = min(_PROBE_UNITS, self._context.context_length)
-        ids = np.linspace(0, self._num_tokens - 1, size, dtype=np.int32)
-        found_N = torch.tensor(backend.probe(ids.tolist()))
-        if not self._options.verify:
-            return
-        payload = Payload(kind="tokens", arrays={"prompt": _ids(ids[:1]), "completion": _ids(ids[1:])})
-        (batch,) = self._context.model.pack([payload], budget=size)
-        expected_N = self._context.model.decide(module, batch, temperature=1.0).logprobs_N
-        difference = (found_N - expected_N).abs().mean().item()
-        limit = _LIMITS.get(self._context.dtype, _LOW_PRECISION_LIMIT)
-        if not difference <= limit:
-            raise EngineError(
-                f"vLLM's {type(backend.model).__name__} gives other log-probs than {type(module).__name__} with the "
-                f"same weights (mean difference {difference:.2g}, allowed {limit:g}): it computes otherwise, or holds "
-                "weights in a form of its own; use the engine 'embedded'"
-            )
+    def _lose(self, failure: EngineError) -> None:
+        """Let an engine that stands still hear that a process of vLLM has ended."""
+
+        def fail() -> None:
+            raise ChildProcessError(str(failure))
+
+        with contextlib.suppress(EngineError):
+            self._commands.post(fail)
 
     @property
     def _queue(self) -> Admission:
@@ -99,10 +89,9 @@ class VllmEngine(ServedEngine):
 
     def _check(self, request: Request) -> Conditioning | None:
         where = f"request {request.request_id!r}"
-        if super()._check(request) is not None:
-            raise EngineError(f"{where}: the vllm engine takes prompts of text only; use the engine 'embedded'")
+        conditioning = super()._check(request)
         check_sampling(request.sampling, where)
-        return None
+        return None if conditioning is None else self._media.enter(request.prompt, conditioning, where)
 
     def _advance(self) -> None:
         self._admission.admit()
@@ -131,20 +120,24 @@ class VllmEngine(ServedEngine):
     # -- weights ------------------------------------------------------------------------------------------------------
 
     def layout(self) -> Mapping[int, Sequence[tuple[TensorSlice, str]]]:
-        """Rank 0 holds every canonical tensor whole, in parts of vLLM's own parameters."""
-        return {0: whole_layout(self._loaded.facts)}
+        """For each rank of vLLM, what it holds of the canonical tensors, matrices as codes and scales if quantised."""
+        return self._weights.layout()
 
     def _tensors_to_write(self) -> Mapping[str, torch.Tensor]:
-        return self._loaded.facts
+        return self._weights.tensors
+
+    def _new_update(self, version: int) -> SharedUpdate:
+        return self._weights.update(version)
 
     def _apply(self, update: Update, cache: CachePolicy) -> str:
-        self._loaded.copy(update.pieces())
+        assert isinstance(update, SharedUpdate)
+        self._weights.load(update)
         self._vllm.settle()
         self._admission.mark(update.version)
         if cache == "recompute":
             self._vllm.forget_caches()
         # Read back here, before the next step: nothing is generated with weights that were not attested.
-        return self._loaded.digest()
+        return self._weights.digest()
 
     # -- scoring ------------------------------------------------------------------------------------------------------
 
@@ -158,15 +151,13 @@ class VllmEngine(ServedEngine):
         if not temperature > 0:
             raise EngineError(f"cannot score at temperature {temperature}: it must be above 0")
         given = to_score(payloads, self._context.model, context_length=self._context.context_length)
-        if any(each.conditioning is not None for each in given):
-            raise EngineError("the vllm engine scores text only; use the engine 'embedded'")
+        shows = [
+            None if each.conditioning is None else self._media.enter(each.prompt, each.conditioning, f"payload {index}")
+            for index, each in enumerate(given)
+        ]
         sequences = [each.tokens for each in given]
-        rows = self._commands.call(lambda: self._vllm.score(sequences, temperature=temperature))
+        rows = self._commands.call(lambda: self._vllm.score(sequences, temperature=temperature, shows=shows))
         return [
             torch.tensor([row[each.num_given - 1 + place] for place in each.decided_N], dtype=torch.float32)
             for row, each in zip(rows, given, strict=True)
         ]
-
-
-def _ids(values: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> Array:
-    return Array(dtype="int32", shape=values.shape, data=values.tobytes())

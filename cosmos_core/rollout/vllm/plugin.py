@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cosmos_core.protocols import EngineCapabilities, EngineContext, Provider, RolloutEngine, hookimpl
+from cosmos_core.protocols import FORMATS, EngineCapabilities, EngineContext, Provider, RolloutEngine, hookimpl
+from cosmos_core.rollout.vllm.foresight import foresee
 from cosmos_core.rollout.vllm.options import VllmOptions
 
 
@@ -19,4 +20,14 @@ def cosmos_engine() -> Provider[RolloutEngine]:
 
     Samples share whole blocks of a prompt, not all of it, so `prefix_sharing` is not declared.
     """
-    return Provider(create=_create, options=VllmOptions, capabilities=EngineCapabilities())
+    return Provider(
+        create=_create,
+        options=VllmOptions,
+        capabilities=EngineCapabilities(
+            media=True,
+            quantizations=frozenset(FORMATS.keys()),
+            mesh_axes=frozenset({"tp"}),
+            only_alone=frozenset({"media"}),
+        ),
+        foresee=foresee,
+    )

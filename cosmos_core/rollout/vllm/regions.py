@@ -17,12 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cosmos_core.errors import EngineError
 from cosmos_core.protocols import TensorSlice
+from cosmos_core.rollout.vllm.census import is_default
 from cosmos_core.weights import slices
-from cosmos_core.weights.digest import add_digests, combine, tensor_digest
 
 LoadWeights: TypeAlias = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
 
 _COPY: Final = torch.ops.aten.copy_.default
+_PADDED: Final = "VocabParallelEmbedding"
+"""vLLM's class of embeddings, and of heads of language models."""
 
 
 @attrs.frozen(kw_only=True)
@@ -46,53 +48,55 @@ class Region:
         return torch.as_strided(parameters[self.parameter].data, self.piece.shape, self.stride, self.offset)
 
 
-class LoadedWeights:
-    """Canonical tensors as they lie in a model of vLLM."""
+def find_regions(model: torch.nn.Module, facts: Mapping[str, torch.Tensor]) -> dict[str, list[Region]]:
+    """Where a model of vLLM keeps each canonical tensor, or this rank's part of it.
 
-    def __init__(self, model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Find the regions.
+    Args:
+        model: Loaded by vLLM.
+        facts: Every canonical tensor, on the meta device: its shape and dtype.
 
-        Args:
-            model: Loaded by vLLM.
-            tensors: Every canonical tensor; only their shapes and dtypes count.
-
-        Raises:
-            EngineError: A tensor is not copied into parameters as it is, or not all of it.
-        """
-        self._model: Final = model
-        self._facts: Final = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
-        self._regions: Final = {name: _trace(model, name, meta) for name, meta in self._facts.items()}
-
-    @property
-    def facts(self) -> Mapping[str, torch.Tensor]:
-        """Shape and dtype of each tensor."""
-        return self._facts
-
-    def copy(self, pieces: Iterable[tuple[TensorSlice, torch.Tensor]]) -> None:
-        """Write slices into the live parameters."""
-        parameters = dict(self._model.named_parameters())
-        for piece, data in pieces:
-            for region in self._regions[piece.name]:
-                part = slices.overlap(piece, region.piece)
-                if part is not None:
-                    view = region.view(parameters)
-                    view[slices.within(part, region.piece)].copy_(data[slices.within(part, piece)])
-
-    def digest(self) -> str:
-        """The digest of what the live parameters hold."""
-        parameters = dict(self._model.named_parameters())
-        parts = (
-            {name: self._part_digest(region, meta, parameters)}
-            for name, meta in self._facts.items()
-            for region in self._regions[name]
+    Raises:
+        EngineError: A tensor is not copied into parameters as it is, or a parameter is none of these tensors.
+    """
+    regions = {name: _trace(model, name, meta) for name, meta in facts.items()}
+    parameters = dict(model.named_parameters())
+    if more := unmapped(model, parameters, regions):
+        raise EngineError(
+            f"vLLM's {type(model).__name__} has {len(more)} parameters that no tensor of the model goes into, the "
+            f"first are {', '.join(more[:3])}: they could not be written or attested; use the engine 'embedded'"
         )
-        return combine(add_digests(parts))
+    return regions
 
-    @staticmethod
-    def _part_digest(region: Region, meta: torch.Tensor, parameters: Mapping[str, torch.Tensor]) -> int:
-        # vLLM may hold a bias in more bits than it was given: what was given comes back exactly.
-        values = region.view(parameters).to(meta.dtype)
-        return tensor_digest(region.piece.name, values, start=region.piece.start, shape=tuple(meta.shape))
+
+def unmapped(
+    model: torch.nn.Module, parameters: Mapping[str, torch.Tensor], regions: Mapping[str, Sequence[Region]]
+) -> list[str]:
+    """Names of floating-point parameters, and of buffers that a checkpoint holds, with elements in no region.
+
+    The rows that pad a vocabulary are in none: vLLM cuts their logits off.
+    """
+    covered: dict[str, int] = {}
+    for held in regions.values():
+        for region in held:
+            covered[region.parameter] = covered.get(region.parameter, 0) + slices.size(region.piece)
+    padded = {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if any(kind.__name__ == _PADDED for kind in type(module).__mro__)
+    }
+    saved = model.state_dict().keys()
+    held_besides = [
+        name
+        for name, buffer in model.named_buffers()
+        if name in saved and buffer.is_floating_point() and not is_default(buffer)
+    ]
+    return held_besides + [
+        name
+        for name, parameter in parameters.items()
+        if parameter.is_floating_point()
+        and covered.get(name, 0) < parameter.numel()
+        and not (name in padded and name in covered)
+    ]
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -128,16 +132,12 @@ def _trace(model: torch.nn.Module, name: str, meta: torch.Tensor) -> list[Region
             f"vLLM's {type(model).__name__} cannot be given {name!r} alone ({type(error).__name__}: {error}): its "
             "weights cannot be changed while it generates; use the engine 'embedded'"
         ) from error
-    regions = [_region(name, meta, owner, target, source) for owner, target, source in watch.copies]
-    found = sum(slices.size(region.piece) for region in regions)
-    is_disjoint = not any(
-        slices.overlap(one.piece, other.piece) for index, one in enumerate(regions) for other in regions[:index]
-    )
-    if found != meta.numel() or not is_disjoint:
+    found = [_region(name, meta, owner, target, source) for owner, target, source in watch.copies]
+    regions = [region for region in found if slices.size(region.piece)]
+    if any(slices.overlap(one.piece, other.piece) for index, one in enumerate(regions) for other in regions[:index]):
         raise EngineError(
-            f"vLLM's {type(model).__name__} copies {found} of the {meta.numel()} values of {name!r} into its "
-            "parameters: it holds that tensor in a form of its own, which cannot be written or attested; use the "
-            "engine 'embedded'"
+            f"vLLM's {type(model).__name__} copies values of {name!r} into its parameters more than once: it holds "
+            "that tensor in a form of its own, which cannot be written or attested; use the engine 'embedded'"
         )
     return regions
 

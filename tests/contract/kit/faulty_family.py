@@ -114,11 +114,13 @@ LAYOUT_TESTS = {
 FORWARD_TESTS = {
     "test_a_prompt_that_lacks_an_array_is_refused",
     "test_an_array_that_it_does_not_know_is_refused",
+    "test_each_image_or_video_is_shown_once_and_where_it_stands",
     "test_each_unit_has_a_record_of_what_is_declared",
     "test_every_unit_of_a_prompt_has_a_position_and_features",
     "test_text_needs_no_conditioning",
     "test_training_on_its_own_records_changes_nothing",
     "test_what_enters_follows_the_weights",
+    "test_what_is_shown_lacks_no_array",
 }
 """Those of what engines run themselves; likewise."""
 

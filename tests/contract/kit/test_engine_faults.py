@@ -14,7 +14,7 @@ import attrs
 import threading
 import torch
 import cosmos_core.rollout.embedded.engine as built_in
-from cosmos_core.protocols import EngineCapabilities, Provider, hookimpl
+from cosmos_core.protocols import EngineCapabilities, Foresight, Provider, hookimpl
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
 from cosmos_core.rollout.embedded.options import EmbeddedOptions
 
@@ -31,7 +31,7 @@ class Engine(EmbeddedEngine):
 
 @hookimpl
 def cosmos_engine():
-    return Provider(create=Engine, options=EmbeddedOptions, capabilities=EngineCapabilities({capabilities}))
+    return Provider(create=Engine, options=EmbeddedOptions, capabilities=EngineCapabilities({capabilities}){more})
 """
 
 
@@ -44,6 +44,7 @@ class Fault:
     body: str = "pass"
     capabilities: str = ""
     settings: str = ""
+    more: str = ""
 
 
 PLANTED = {
@@ -79,6 +80,35 @@ PLANTED = {
         """
         def _apply(self, update, cache):
             return super()._apply(update, "keep")
+        """,
+    ),
+    "forgets-to-recompute-some-of-many": Fault(
+        "test_an_update_under_64_sequences_in_flight[recompute]",
+        "in flight over an update: log-probs of version 5 are",
+        """
+        def _apply(self, update, cache):
+            scheduler, all_back = self._scheduler, self._scheduler.requeue
+            def some_back():
+                kept = scheduler._running[:8]
+                if len(scheduler._running) < 32:
+                    return all_back()
+                for sample in scheduler._running[8:]:
+                    sample.slot, sample.cached = -1, 0
+                scheduler.add(scheduler._running[8:])
+                scheduler._running, scheduler._traits = kept, None
+            scheduler.requeue = some_back
+            return super()._apply(update, cache)
+        """,
+    ),
+    "makes-some-of-many-again": Fault(
+        "test_an_update_under_64_sequences_in_flight[keep]",
+        "an update made some of them again",
+        """
+        def _apply(self, update, cache):
+            again = self._scheduler._running[32:]
+            for sample in again:
+                del sample.tokens[sample.flight.num_prompt :], sample.logprobs[:], sample.spans[:]
+            return super()._apply(update, "recompute" if again else cache)
         """,
     ),
     "shares-an-old-prompt": Fault(
@@ -135,16 +165,16 @@ PLANTED = {
         """
         def start(self):
             super().start()
-            self.first = {name: tensor.clone() for name, tensor in self._tensors.items()}
+            self.first = {name: tensor.clone() for name, tensor in self._loaded.tensors.items()}
 
         @torch.inference_mode()
         def score(self, payloads, *, temperature):
-            loaded = {name: tensor.clone() for name, tensor in self._tensors.items()}
+            loaded = {name: tensor.clone() for name, tensor in self._loaded.tensors.items()}
             for name, tensor in self.first.items():
-                self._tensors[name].copy_(tensor)
+                self._loaded.tensors[name].copy_(tensor)
             scores = super().score(payloads, temperature=temperature)
             for name, tensor in loaded.items():
-                self._tensors[name].copy_(tensor)
+                self._loaded.tensors[name].copy_(tensor)
             return scores
         """,
     ),
@@ -163,7 +193,7 @@ PLANTED = {
         """
         def commit_update(self, cache="keep"):
             written = sum(data.numel() for pieces in self._update._pieces.values() for _, data in pieces)
-            if written == sum(tensor.numel() for tensor in self._tensors.values()):
+            if written == sum(tensor.numel() for tensor in self._loaded.tensors.values()):
                 self._update.check = lambda: None
             return super().commit_update(cache)
         """,
@@ -428,10 +458,52 @@ PLANTED = {
         """,
         capabilities="records=True, prefix_sharing=True",
     ),
+    "foresees-in-a-form-of-its-own": Fault(
+        "test_it_foresees_nothing_against_what_it_does_here",
+        "foresee() returned []; return a Foresight",
+        more=", foresee=lambda options, outlook: []",
+    ),
+    "refuses-what-it-does": Fault(
+        "test_it_foresees_nothing_against_what_it_does_here",
+        "foresee() refuses a run such as these tests generate for: too hot",
+        more=", foresee=lambda options, outlook: Foresight(problems=('too hot',))",
+    ),
+    "says-now-this-now-that": Fault(
+        "test_it_foresees_nothing_against_what_it_does_here",
+        "it must depend on what it is given alone",
+        more=", foresee=lambda options, outlook, said=[]: Foresight(absent='x' * (said.append(1) or len(said) > 1))",
+    ),
     "declares-what-nobody-can-prove": Fault(
         "test_declarations_hold_together",
-        "mesh_axes declares tp",
+        "mesh_axes declares pp",
+        capabilities="mesh_axes=frozenset({'pp', 'tp'})",
+    ),
+    "one-process-for-two": Fault(
+        "test_as_many_processes_as_asked_for_hold_the_model",
+        "the layout names ranks [0]; tensor_parallel asks for 2",
+        """
+        def __init__(self, options, context):
+            super().__init__(options, attrs.evolve(context, tensor_parallel=1))
+        """,
         capabilities="mesh_axes=frozenset({'tp'})",
+        settings="tensor_parallel = 2",
+    ),
+    "two-that-hold-all": Fault(
+        "test_as_many_processes_as_asked_for_hold_the_model",
+        "split it, so that none holds all of it",
+        """
+        def __init__(self, options, context):
+            super().__init__(options, attrs.evolve(context, tensor_parallel=1))
+        def layout(self):
+            return dict.fromkeys((0, 1), super().layout()[0])
+        """,
+        capabilities="mesh_axes=frozenset({'tp'})",
+        settings="tensor_parallel = 2",
+    ),
+    "several-undeclared": Fault(
+        "test_as_many_processes_as_asked_for_hold_the_model",
+        "mesh_axes does not declare tp: declare it",
+        settings="tensor_parallel = 2",
     ),
 }
 
@@ -445,13 +517,17 @@ def only(tests):
 
 def module(fault):
     body = textwrap.indent(textwrap.dedent(fault.body).strip(), "    ")
-    return MODULE.format(body=body, capabilities=fault.capabilities)
+    return MODULE.format(body=body, capabilities=fault.capabilities, more=fault.more)
 
 
 @pytest.fixture(scope="module")
 def outcomes(run_kit):
     declared = "records=True, prefix_sharing=True, quantizations=frozenset({'fp8', 'mxfp8', 'mxfp4', 'nvfp4'})"
-    modules = {"good": MODULE.format(body="    pass", capabilities=declared)}
+    modules = {
+        "good": MODULE.format(
+            body="    pass", capabilities=declared, more=", foresee=lambda options, outlook: Foresight()"
+        )
+    }
     bodies = {"good": only(fault.test for fault in PLANTED.values())}
     for name, fault in PLANTED.items():
         modules[name] = module(fault)

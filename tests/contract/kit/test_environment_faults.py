@@ -49,6 +49,7 @@ GOOD = {
         reset=("self.child = subprocess.Popen(['sleep', '64'])",),
         close=("self.child.terminate()", "await asyncio.to_thread(self.child.wait)"),
     ),
+    "is-a-tool": environment("return Turn(observation='.', role='tool')"),
     "waits": environment("await asyncio.to_thread(time.sleep, 0.02)", "return Turn(observation='.')"),
 }
 PLANTED = {
@@ -74,10 +75,25 @@ PLANTED = {
         "test_every_ordinary_dialogue_goes_its_way",
         "step: the observation is no text but 7",
     ),
+    "speaks-for-the-model": (
+        environment("return Turn(observation='#### 8', role='assistant')"),
+        "test_every_ordinary_dialogue_goes_its_way",
+        "step: the role is 'assistant'; name whose turn the observation is, such as 'user' or 'tool', not the model",
+    ),
+    "pays-with-nan": (
+        environment("return Turn(observation='.', reward=float('nan'))", capabilities="rewards=True"),
+        "test_every_ordinary_dialogue_goes_its_way",
+        "step: the reward is no finite number but nan",
+    ),
+    "awaits-what-was-cancelled": (
+        environment("task = asyncio.ensure_future(asyncio.sleep(9))", "task.cancel()", "await task"),
+        "test_every_ordinary_dialogue_goes_its_way",
+        "the dialogue of '#### 1904': CancelledError: ",
+    ),
     "ends-the-process": (
         environment("return Turn(done=True) if text else os._exit(3)"),
         "test_every_ordinary_dialogue_goes_its_way",
-        "the process of this episode and others ended (exit code 3)",
+        "the process of this episode ended while it had its turn (exit code 3)",
     ),
     "hangs": (
         environment("while not text:", "    time.sleep(0.01)", "return Turn(done=True)"),

@@ -56,6 +56,20 @@ def enter(self, module, conditioning):
 def evaluate(self, module, entering):
     raise NotImplementedError("engines are tested by their own kit")
 """
+SHOWS = (
+    ENTERS
+    + """
+def shown(self, prompt):
+    if prompt.arrays.keys() == {"prompt"}:
+        return []
+    if prompt.arrays.keys() != {"prompt", "shades", "sizes"}:
+        raise DataError("it has shades and sizes")
+    units = prompt.arrays["prompt"].shape[0]
+    shades = torch.from_numpy(values(prompt, "shades").copy())
+    seen = torch.ones(units - 1, dtype=torch.bool)
+    return [Shown(modality="image", start=1, is_seen_U=seen, inputs={"pixel_values": shades[None]})]
+"""
+)
 OWN_ENTER = "super().enter(module, conditioning)"
 
 
@@ -65,11 +79,17 @@ def spoiled(base, method):
     imports = """
 import numpy as np
 from cosmos_core.errors import DataError
-from cosmos_core.protocols import Conditioning, MicroBatch, Record
+from cosmos_core.protocols import Conditioning, MicroBatch, Record, Shown
 from cosmos_core.types import Array
 """
     wrong = f"class Family(Working):\n{textwrap.indent(textwrap.dedent(method), '    ')}\n\n@hookimpl"
     return imports + source.replace("@hookimpl", wrong)
+
+
+def shows(expression):
+    """A `shown` that gives something else; `own` is what it should give."""
+    method = f"def shown(self, prompt):\n    own = super().shown(prompt)\n    return {expression} if own else own"
+    return spoiled(SHOWS, method)
 
 
 def enters(expression):
@@ -177,6 +197,32 @@ PLANTED = {
         "test_an_array_that_it_does_not_know_is_refused",
         "condition() took a prompt with an array that no model knows",
     ),
+    "shown-twice": (
+        shows("own * 2"),
+        "test_each_image_or_video_is_shown_once_and_where_it_stands",
+        "shown() of a prompt with 1 media gave 2; give one for each",
+    ),
+    "shown-behind-the-prompt": (
+        shows("[attrs.evolve(own[0], start=2)]"),
+        "test_each_image_or_video_is_shown_once_and_where_it_stands",
+        "they lie in it",
+    ),
+    "shown-words": (
+        shows("[attrs.evolve(own[0], is_seen_U=~own[0].is_seen_U)]"),
+        "test_each_image_or_video_is_shown_once_and_where_it_stands",
+        "none, or not the last, is seen",
+    ),
+    "shown-without-an-array": (
+        spoiled(
+            SHOWS,
+            """
+            def shown(self, prompt):
+                return super().shown(attrs.evolve(prompt, arrays={"sizes": prompt.arrays["prompt"], **prompt.arrays}))
+            """,
+        ),
+        "test_what_is_shown_lacks_no_array",
+        "without its array 'sizes'",
+    ),
 }
 BODY = """
 config = TINY
@@ -191,7 +237,11 @@ HEADER = f"""
 from cosmos_core.types import Prompt
 """
 SHOWN = "SHOWN = [Prompt(text='Which shade is it?', media=('shade.png',))]"
-GOOD = {"recording": spoiled(RECORDS, "pass"), "conditioned": spoiled(ENTERS, "pass")}
+GOOD = {
+    "recording": spoiled(RECORDS, "pass"),
+    "conditioned": spoiled(ENTERS, "pass"),
+    "showing": spoiled(SHOWS, "pass"),
+}
 
 
 @pytest.fixture(scope="module")

@@ -382,12 +382,14 @@ ENCODING = {
         "another process makes other encodings",
     ),
 }
-OWN_OBSERVATION = "super().encode_observation(prompt, written, observation)"
+OWN_OBSERVATION = "super().encode_observation(prompt, written, observation, role=role)"
 
 
 def observation(expression):
     """An `encode_observation` that gives something else than the family's own."""
-    return family(f"def encode_observation(self, prompt, written, observation):\n    return {expression}")
+    return family(
+        f"def encode_observation(self, prompt, written, observation, *, role='user'):\n    return {expression}"
+    )
 
 
 CONVERSING = {
@@ -409,6 +411,30 @@ CONVERSING = {
         observation("[]"),
         "test_an_observation_is_encoded_to_what_it_says",
         "encode_observation() of 'How many apples now? 7+5=12' after 'How many?' decodes to ''",
+    ),
+    "lets-observations-steer": (
+        observation('self.tokenizer(observation, add_special_tokens=False)["input_ids"]'),
+        "test_an_observation_never_becomes_tokens_that_steer",
+        "what an environment answers steers the model; encode its words as text",
+    ),
+    "drops-what-would-steer": (
+        observation('super().encode_observation(prompt, written, observation.replace("<eos>", ""))'),
+        "test_an_observation_never_becomes_tokens_that_steer",
+        "encode_observation() of '7 and <eos>7 and ' after 'How many?' decodes to '7 and 7 and '",
+    ),
+    "lets-users-steer": (
+        family(
+            """
+            turn_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<eos>{% endfor %}"
+
+            def prompt_ids(self, prompt):
+                if isinstance(prompt.text, str):
+                    return super().prompt_ids(prompt)
+                return self.tokenizer(self.chat_text(prompt), add_special_tokens=False)["input_ids"]
+            """
+        ),
+        "test_what_a_user_says_never_becomes_tokens_that_steer",
+        "encode() of a chat whose user says '<pad>' has the token 0 of that name",
     ),
     "ends-its-turn-twice": (
         observation(f"[written[-1], *{OWN_OBSERVATION}]"),
@@ -457,6 +483,7 @@ NOT_PADDED = "not declared: none of cp, tp and pp, for which micro-batches are p
 NOT_COUNTED = "not declared: with these options the model counts nothing (`AfterStep`)"
 NOT_RECORDED = "not declared: with these options the model records nothing (`Recording`)"
 NOT_CONDITIONED = "not declared: prompts are token ids alone (`Conditioned`)"
+NOT_SHOWN = "not declared: no other implementation takes what its prompts show (`Showing`)"
 NOT_DECLARED = {
     "test_padded_micro_batches_have_the_sizes_asked_for": NOT_PADDED,
     "test_padding_decides_nothing": NOT_PADDED,
@@ -464,6 +491,7 @@ NOT_DECLARED = {
     "test_acting_on_counts_leaves_trained_parameters_alone": NOT_COUNTED,
     "test_declared_mesh_axes_equal_one_process": "not declared: no axis that this model can be spread over",
     **{test: NOT_RECORDED if "record" in test else NOT_CONDITIONED for test in FORWARD_TESTS},
+    **{test: NOT_SHOWN for test in FORWARD_TESTS if "shown" in test},
 }
 
 
@@ -478,7 +506,10 @@ def outcomes(run_kit):
 
 
 def test_a_good_language_model_passes(outcomes):
-    assert {each.test: each.message for each in outcomes["good"] if each.result != "passed"} == NOT_DECLARED
+    assert {each.test: each.message for each in outcomes["good"] if each.result != "passed"} == {
+        **NOT_DECLARED,
+        "test_what_a_user_says_never_becomes_tokens_that_steer": "not declared: the model takes no chats",
+    }
 
 
 def test_a_good_model_without_tokens_passes(outcomes):

@@ -71,19 +71,25 @@ PLANTED = {
     "raises": (
         reward("int(completion.text)", "return value"),
         "test_every_ordinary_completion_gets_a_score",
-        "12 of 12 ordinary completions got no score",
+        "13 of 13 ordinary completions got no score",
         "the completion 'The answer is 8.' (reference '8'): ValueError: invalid literal for int()",
     ),
     "nan": (
         reward("return value / len(completion.text) if completion.text else math.nan"),
         "test_every_ordinary_completion_gets_a_score",
-        "1 of 12 ordinary completions got no score",
+        "1 of 13 ordinary completions got no score",
         "the completion '' (reference '8'): the score is not finite: nan",
+    ),
+    "fails-where-others-speak": (
+        reward("(only,) = completion.turns", "return value"),
+        "test_every_ordinary_completion_gets_a_score",
+        "1 of 13 ordinary completions got no score",
+        "the completion 'calc: 7+5-4=8\\n#### 9' (reference '8'): ValueError: too many values",
     ),
     "none": (
         reward("if completion.truncated:", "    return None", "return value"),
         "test_every_ordinary_completion_gets_a_score",
-        "3 of 12 ordinary completions got no score",
+        "3 of 13 ordinary completions got no score",
         "the score is no number but None",
     ),
     "ends-the-process": (
@@ -137,7 +143,7 @@ PLANTED = {
     "remembers": (
         reward("self.seen += 1", "return float(self.seen)", exact="\n"),
         "test_the_same_completion_gets_the_same_score",
-        "scored 1.0, 1.0, 24.0: by one instance, by another, and by that one again in another order",
+        "scored 1.0, 1.0, 26.0: by one instance, by another, and by that one again in another order",
     ),
     "hash": (
         reward("return float(hash(completion.text) % 1000)", exact="\n"),

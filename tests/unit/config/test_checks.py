@@ -32,6 +32,10 @@ def load(*overrides: str):
         (["environment={plugin='a', max_turns=0}"], "environment.max_turns: must be >= 1, got 0"),
         (["sync.mode=sync", "sync.interval=2"], "sync.interval: .*lag up to 1, more than the 0"),
         (["sync.interval=4", "sync.max_staleness=2"], "lag up to 3, more than the 2"),
+        (["sync.transport=disk"], "sync.directory: not given, and sync.transport 'disk'"),
+        (["sync.transport=zmq", "sync.directory=d"], r"sync.directory: given \(d\), but sync.transport 'zmq' never"),
+        (["sync.transport=nccl", "rollout.device=cpu"], "'nccl' sends from GPU to GPU, and rollout.device is 'cpu'"),
+        (["sync.transport=tcp"], 'sync.transport: expected one of .*"disk", got "tcp"'),
         (["policy.parallel.cpu_offload=true", "policy.mesh.dp_shard=2", "policy.device=cpu"], "CPU memory already"),
         (["policy.parallel.cpu_offload=true"], "cpu_offload: .* a replica of one process"),
         (["rollout.mesh.dp_shard=4"], "rollout.mesh.dp_shard: must be 1, got 4; .*rollout.replicas"),
@@ -56,7 +60,7 @@ def test_contradictions_are_refused(overrides, message):
 
 def test_all_contradictions_are_listed():
     with pytest.raises(ConfigError) as caught:
-        load("policy.parallel.cpu_offload=true", "rollout.mesh.tp=2", "rollout.mesh.pp=2", "sync.interval=9")
+        load("policy.parallel.cpu_offload=true", "rollout.mesh.cp=2", "rollout.mesh.pp=2", "sync.interval=9")
     assert len(str(caught.value).splitlines()) == 4
 
 

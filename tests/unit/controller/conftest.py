@@ -91,7 +91,7 @@ class Run:
         core.step(self.state, self.events[-1])
         check(self.state)
 
-    def join(self, name: str, *, step: int = 0) -> None:
+    def join(self, name: str, *, step: int = 0, host: str = "host", rack: str = "") -> None:
         """A replica joins; a second time, as another process."""
         incarnation = f"{name}#{sum(isinstance(event, ReplicaJoined) for event in self.events)}"
         role = "policy" if name.startswith("p") else "rollout"
@@ -106,7 +106,8 @@ class Run:
                 name=name,
                 role=role,
                 incarnation=incarnation,
-                host="host",
+                host=host,
+                rack=rack,
                 pid=1,
                 step=step,
                 endpoints=fake.endpoints,

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import copy
 
+import pytest
+
 from cosmos_core.controller.directives import directive_for
+from cosmos_core.transport.messages import WeightsLoaded, WeightsRejected
 
 
 def test_deriving_a_directive_changes_nothing(run):
@@ -14,15 +17,43 @@ def test_deriving_a_directive_changes_nothing(run):
     assert it.state == before
 
 
-def test_every_change_of_a_directive_is_announced(run):
+def load_again(it):
+    version = it.fakes["r0"].version = it.state.replicas["r1"].version
+    digest = it.state.published[version].digest
+    it.report("r0", WeightsLoaded(version=version, digest=digest, transfer_s=0.0, paused_s=0.0, nbytes=1))
+
+
+EVENTS = {
+    12: [lambda it: it.lose("r1")],
+    20: [lambda it: it.join("r1")],
+    22: [lambda it: it.report("r0", WeightsRejected(version=it.state.target, digest="x", expected="y"))],
+    23: [load_again],
+    24: [lambda it: it.lose("p0")],
+    30: [lambda it: it.join("p0")],
+}
+
+
+@pytest.mark.parametrize("fan_out", [1, 8])
+def test_every_change_of_a_directive_is_announced(run, fan_out):
     """The server only derives directives of touched replicas, so none may change without that."""
-    it = run(warmup=2, steps=5, num_policies=2, num_rollouts=2, evaluation_prompts=3, checkpoint_interval=2)
+    it = run(
+        warmup=2,
+        steps=5,
+        num_policies=2,
+        num_rollouts=3,
+        evaluation_prompts=3,
+        checkpoint_interval=2,
+        fan_out=fan_out,
+        shares_memory=False,
+    )
     known = {}
     apply = it.apply
 
     def checked(event):
         it.state.touched.clear()
         apply(event)
+        for name in set(known) - set(it.state.replicas):
+            del known[name]
         for name in it.state.replicas:
             new = it.directive(name)
             if name in known and known[name] != new:
@@ -30,20 +61,12 @@ def test_every_change_of_a_directive_is_announced(run):
             known[name] = new
 
     it.apply = checked
-    for name in ("p0", "p1", "r0", "r1"):
+    for name in ("p0", "p1", "r0", "r1", "r2"):
         it.join(name)
     for turn in range(200):
         it.follow()
-        if turn == 12:
-            it.lose("r1")
-            known.pop("r1")
-        if turn == 20:
-            it.join("r1")
-        if turn == 24:
-            it.lose("p0")
-            known.pop("p0")
-        if turn == 30:
-            it.join("p0")
+        for happens in EVENTS.get(turn, ()):
+            happens(it)
     assert it.state.outcome == "finished"
 
 

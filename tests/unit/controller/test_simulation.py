@@ -14,13 +14,13 @@ import pytest
 from cosmos_core.config.schema import ControlConfig
 from cosmos_core.controller import core
 from cosmos_core.controller.desk import Desk
-from cosmos_core.controller.events import EVENTS, ControllerStarted, Event, RunOpened
+from cosmos_core.controller.events import EVENTS, ControllerStarted, Event, Reported, RunOpened
 from cosmos_core.controller.invariants import check
 from cosmos_core.controller.settings import StageSettings
 from cosmos_core.controller.state import State
 from cosmos_core.replica.session import Session
 from cosmos_core.testing.replicas import FakePolicy, FakeRollout, World
-from cosmos_core.transport.messages import WIRE_VERSION, Directive, Hello
+from cosmos_core.transport.messages import WIRE_VERSION, Directive, Hello, WeightsLoaded, WeightsRejected
 from cosmos_core.transport.outbox import Outbox
 from cosmos_core.transport.wire import DOWN, REPORT, UP
 
@@ -61,6 +61,11 @@ class MemoryJournal:
         self.committed += self.pending
         self.pending = []
         return len(self.committed)
+
+    def reports(self, kind: type) -> list:
+        events = (EVENTS.decode(data) for data in self.committed)
+        reports = (REPORT.decode(event.report) for event in events if isinstance(event, Reported))
+        return [report for report in reports if isinstance(report, kind)]
 
     def fold(self) -> State:
         return core.fold(EVENTS.decode(data) for data in self.committed)
@@ -137,7 +142,9 @@ class Simulation:
             name=name,
             role="policy" if name.startswith("p") else "rollout",
             incarnation=incarnation,
-            host="host",
+            # Few hosts, and fewer racks: some replicas share them.
+            host=f"host-{name[-1]}" if name.startswith("p") else f"host-{self.count % 3}",
+            rack=f"rack-{self.count % 2}",
             pid=self.count,
             step=0,
             endpoints=fake.endpoints,
@@ -221,13 +228,15 @@ def options(seed: int) -> dict:
         "steps": 6,
         "prompts": rng.choice((2, 4)),
         "num_policies": rng.choice((1, 2, 3)),
-        "num_rollouts": rng.choice((1, 2, 3)),
+        "num_rollouts": rng.choice((1, 2, 3, 6)),
         "synchronous": synchronous,
         "max_staleness": 0 if synchronous else rng.choice((interval - 1, 1, 3)),
         "sync_interval": interval,
         "evaluation_prompts": rng.choice((0, 5)),
         "evaluation_interval": rng.choice((0, 2, 3)),
         "checkpoint_interval": rng.choice((0, 2)),
+        "fan_out": rng.choice((1, 1, 2, 8)),
+        "shares_memory": rng.random() < 0.3,
     }
 
 
@@ -308,16 +317,29 @@ def test_held_out_losses_are_measured_whatever_happens(seed, settings):
 
 def test_a_simulation_is_the_same_again(settings):
     def outcome() -> State:
-        chosen = options(3)
+        chosen = options(3) | {"num_rollouts": 3}
         faults = Faults(crash=0.004, controller_crash=0.01)
         return Simulation(3, settings(**chosen), faults, policies=3, rollouts=3).run()
 
     assert outcome() == outcome()
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_replicas_pass_weights_on_whatever_happens(seed, settings):
+    chosen = options(seed) | {"num_rollouts": 6, "fan_out": 1 + seed % 2, "shares_memory": False}
+    faults = Faults(crash=0.004 if seed % 3 else 0.0, controller_crash=0.01 if seed % 2 else 0.0)
+    simulation = Simulation(seed, settings(**chosen), faults, policies=chosen["num_policies"], rollouts=6)
+    state = simulation.run()
+    assert state.outcome == "finished", (state.reason, chosen, simulation.now)
+    assert simulation.journal.fold() == state
+    loads = simulation.journal.reports(WeightsLoaded)
+    assert sum(load.relayed for load in loads) > len(loads) / 4
+    assert seed or simulation.journal.reports(WeightsRejected)
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_without_faults_nothing_is_lost(seed, settings):
-    chosen = options(seed) | {"synchronous": False, "max_staleness": 1, "sync_interval": 1}
+    chosen = options(seed) | {"synchronous": False, "max_staleness": 1, "sync_interval": 1, "num_rollouts": 3}
     state = Simulation(seed, settings(**chosen), Faults(loss=0.0, repeat=0.0), policies=3, rollouts=3).run()
     assert state.outcome == "finished"
     assert not state.fenced

@@ -211,6 +211,10 @@ def test_a_deprecated_protocol_version_is_accepted_with_a_warning(make_reward, m
         (REWARD.replace("length: int", "length: complex"), "options class is unusable: .*complex"),
         (REWARD.replace("length: int", "length: 'Gone'"), "options class is unusable: .*Gone"),
         (REWARD.replace("create=Short", "create=3"), "not callable"),
+        (
+            REWARD.replace("create=Short", "foresee=print, create=Short"),
+            r"foresee is <.*>; it is a function of an engine's",
+        ),
         (REWARD.replace("cosmos_reward()", "cosmos_reward(options)"), "implements a hook wrongly"),
         (f"{REWARD}\n@hookimpl\ndef cosmos_step_finnished(): ...", "did you mean cosmos_step_finished"),
     ],

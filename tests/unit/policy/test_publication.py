@@ -7,7 +7,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from cosmos_core.errors import WeightSyncError
-from cosmos_core.policy.processes.channel import open_channel
+from cosmos_core.policy.mesh.frames import all_gathered
+from cosmos_core.policy.processes.channel import gathered, open_channel
 from cosmos_core.policy.publication import Publications
 from cosmos_core.protocols import FORMATS
 from cosmos_core.testing.worlds import run_world
@@ -152,3 +153,34 @@ def test_what_cannot_be_quantised_is_refused_and_leaves_no_file(tmp_path):
             publications.publish(1, {"w": torch.full((2, 3), torch.inf)})
         assert list(tmp_path.iterdir()) == []
         publications.close()
+
+
+def publish_spoilt(size, spoilt):
+    """Publish weights of which one process has what no format holds; what each process says of it."""
+    module = weights()
+    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("fsdp",))
+    fully_shard(module, mesh=mesh)
+    tensors = canonical_tensors(module)
+    if dist.get_rank() == spoilt:
+        with torch.no_grad():
+            tensors["0.weight"].to_local()[-1, -1] = torch.nan
+    with WeightPublisher("run") as publisher:
+        publications = Publications(
+            publisher,
+            torch.bfloat16,
+            print,
+            open_channel(),
+            form=FORMATS["fp8"],
+            matrices=matrices(),
+            exchange=lambda said: all_gathered(said, lambda buffer: gathered(buffer, size)),
+        )
+        with pytest.raises(WeightSyncError) as error:
+            publications.publish(0, tensors)
+        publications.close()
+    return str(error.value)
+
+
+def test_what_one_process_cannot_quantise_ends_all_of_them_with_one_message():
+    said = run_world(2, publish_spoilt, 2, 1)
+    assert said[0] == said[1]
+    assert said[0].startswith("process 1: 0.weight: it has elements that are not finite, which fp8 cannot hold")

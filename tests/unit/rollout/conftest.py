@@ -111,13 +111,13 @@ def reference(model=None, *, seed=1):
     return (model or FakeModel()).build(seed=seed, dtype=torch.float32, device=torch.device("cpu"))
 
 
-def load(engine, module, *, version):
-    """Load a module's weights, keeping what is cached."""
+def load(engine, module, *, version, cache="keep"):
+    """Load a module's weights."""
     tensors = canonical_tensors(module)
     engine.begin_update(version)
     for piece, _ in engine.layout()[0]:
         engine.write(0, piece, tensors[piece.name])
-    engine.commit_update("keep")
+    engine.commit_update(cache)
 
 
 @torch.no_grad()

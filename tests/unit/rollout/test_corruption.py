@@ -16,6 +16,7 @@ from cosmos_core.rollout.embedded.engine import EmbeddedEngine
 from cosmos_core.rollout.embedded.loaded import LoadedWeights
 from cosmos_core.rollout.embedded.options import EmbeddedOptions
 from cosmos_core.rollout.gate import VersionGate
+from cosmos_core.rollout.relay import Relay
 from cosmos_core.rollout.serving.updates import Update
 from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.transport.messages import WeightsLoaded, WeightsRejected, WeightTarget
@@ -62,7 +63,14 @@ class Run:
         )
         self.receiver, self.gate = WeightReceiver(transport, run_id="run", host="here"), VersionGate()
         self.sync = WeightSync(
-            self.engine, self.receiver, self.gate, cache="keep", in_flight_update=True, report=self.report
+            self.engine,
+            self.receiver,
+            self.gate,
+            cache="keep",
+            in_flight_update=True,
+            report=self.report,
+            relay=Relay("run"),
+            relay_timeout_s=0.2,
         )
         self.sync.start()
 
@@ -152,7 +160,7 @@ def in_what_is_loaded(run, patch):
 def in_what_is_computed_with(run, patch):
     def settled(self):
         settle(self)
-        flip(run.engine._tensors[NAME])
+        flip(run.engine._loaded._parameters[NAME])
 
     settle = LoadedWeights.settle
     patch.setattr(LoadedWeights, "settle", settled)

@@ -313,7 +313,7 @@ class Environments:
         self.closed.append(episode)
 
     def end(self, episode, **fields):
-        whole = {"observation": None, "done": True, "reward": 0.0, "detail": "", **fields}
+        whole = {"observation": None, "role": "user", "done": True, "reward": 0.0, "detail": "", **fields}
         self.asked[episode](Answered(episode=episode, **whole))
 
 
@@ -344,7 +344,7 @@ def talk(monkeypatch):
     environments = Environments()
     recipe = SimpleNamespace(**{**vars(made.generation._parts.recipe), "environment": GAME})
     model = SimpleNamespace(
-        encode=made.encode, decode=lambda payload: "answer", encode_observation=lambda *given: [1, 2, 3]
+        encode=made.encode, decode=lambda payload: "answer", encode_observation=lambda *given, role: [1, 2, 3]
     )
     made.generation = Generation(
         attrs.evolve(

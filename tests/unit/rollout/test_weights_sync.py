@@ -12,19 +12,23 @@ import torch
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.rollout import weights_sync
 from cosmos_core.rollout.gate import VersionGate
+from cosmos_core.rollout.relay import Relay
 from cosmos_core.rollout.weights_sync import WeightSync
-from cosmos_core.transport.messages import WeightsLoaded, WeightsRejected, WeightTarget
+from cosmos_core.transport.messages import Relaying, WeightsLoaded, WeightsRejected, WeightTarget
+from cosmos_core.weights import slices
 from cosmos_core.weights.digest import digest_of, tensor_digests
+from cosmos_core.weights.receiver import WeightReceiver
 
 
 class Receiver:
     """Hands out the slices of given modules; can fail or corrupt the next fetches."""
 
     def __init__(self, modules):
-        self.modules, self.faults, self.always = modules, [], None
+        self.modules, self.faults, self.always, self.asked = modules, [], None, []
 
     @contextlib.contextmanager
     def fetch(self, target, layout, timeout_s):
+        self.asked.append(target.sources)
         fault = self.faults.pop(0) if self.faults else self.always
         if fault == "fail":
             raise WeightSyncError("the source is gone")
@@ -54,6 +58,7 @@ class Rig:
         self.engine, self.gate, self.reports = engine, VersionGate(), []
         self.modules = {version: kit.reference(seed=version + 1) for version in range(4)}
         self.receiver, self.arrived = Receiver(self.modules), threading.Condition()
+        self.relay = Relay("run")
         self.sync = WeightSync(
             engine,
             self.receiver,
@@ -61,6 +66,8 @@ class Rig:
             cache="keep",
             in_flight_update=in_flight_update,
             report=self.report,
+            relay=self.relay,
+            relay_timeout_s=0.2,
             patience_s=0.2,
         )
 
@@ -74,9 +81,9 @@ class Rig:
             assert self.arrived.wait_for(lambda: len(self.reports) >= number, 10)
         return self.reports[-1]
 
-    def target(self, version):
+    def target(self, version, source="policy"):
         digest = digest_of(dict(self.modules[version].named_parameters()))
-        return WeightTarget(version=version, digest=digest, sources=("tcp://x:1",), hosts=("here",))
+        return WeightTarget(version=version, digest=digest, sources=(source,), hosts=("here",))
 
 
 @pytest.fixture
@@ -85,6 +92,7 @@ def rig(kit, engine):
     made.sync.start()
     yield made
     made.sync.close()
+    made.relay.close()
 
 
 @pytest.fixture(autouse=True)
@@ -241,3 +249,76 @@ def test_an_engine_without_updates_in_flight_finishes_first(kit, engine, in_flig
         assert generates(kit, rig, 1)
     finally:
         rig.sync.close()
+
+
+def test_a_replica_waits_for_its_parent_and_then_reads_from_it(kit, rig):
+    below = Relaying(level=2, reserve=rig.target(1))
+    rig.sync.aim(None, below)
+    time.sleep(0.2)  # less than the 0.2 s for each of two replicas above it
+    assert rig.receiver.asked == []
+    rig.sync.aim(rig.target(1, "parent"), below)
+    loaded = rig.wait(1)
+    assert rig.receiver.asked == [("parent",)]
+    assert loaded.relayed == loaded.nbytes > 0
+    assert loaded.endpoint == ""
+    assert generates(kit, rig, 1)
+
+
+def test_a_replica_whose_parent_is_too_slow_reads_from_the_policy(rig, caplog):
+    began = time.monotonic()
+    rig.sync.aim(None, Relaying(level=2, reserve=rig.target(1)))
+    loaded = rig.wait(1)
+    assert time.monotonic() - began > 0.4
+    assert (loaded.version, loaded.relayed, rig.receiver.asked) == (1, 0, [("policy",)])
+    assert "version 1 are read from the policy itself: no replica passed them on in time" in caplog.text
+    # With the next version it waits anew.
+    rig.sync.aim(rig.target(2, "parent"), Relaying(level=2, reserve=rig.target(3)))
+    assert rig.wait(2).version == 2
+    assert rig.receiver.asked[1:] == [("parent",)]
+
+
+@pytest.mark.parametrize("fault", ["fail", "stop", "corrupt"])
+def test_a_replica_whose_parent_fails_reads_from_the_policy(rig, fault):
+    rig.receiver.faults = [fault]
+    rig.sync.aim(rig.target(1, "parent"), Relaying(level=1, reserve=rig.target(1)))
+    wait_until(lambda: any(isinstance(report, WeightsLoaded) for report in rig.reports))
+    assert rig.receiver.asked == [("parent",), ("policy",)]
+    assert rig.reports[-1].relayed == 0
+    # One failure is no reason to stay away from the next version.
+    rig.sync.aim(rig.target(2, "parent"), Relaying(level=1, reserve=rig.target(2)))
+    wait_until(lambda: rig.gate.loaded == 2)
+    assert rig.receiver.asked[2:] == [("parent",)]
+
+
+def test_a_parent_that_was_passed_over_is_no_relay(rig):
+    rig.sync.aim(rig.target(1), Relaying(level=1, reserve=rig.target(1)))
+    assert rig.wait(1).relayed == 0
+
+
+def test_what_is_passed_on_when_the_policy_has_it_no_more_counts_as_relayed(rig):
+    rig.sync.aim(rig.target(1, "parent"), Relaying(level=1))
+    assert rig.wait(1).relayed == rig.reports[0].nbytes
+
+
+def test_a_relay_keeps_what_it_loaded_and_says_where(rig):
+    rig.sync.aim(rig.target(1), Relaying(keep=True, retain=1))
+    endpoint = rig.wait(1).endpoint
+    assert endpoint.startswith("tcp://")
+    passed = attrs.evolve(rig.target(1), sources=(endpoint,))
+    with (
+        WeightReceiver("zmq", run_id="run", host="here") as receiver,
+        receiver.fetch(passed, rig.engine.layout(), 5.0) as pieces,
+    ):
+        weights = dict(rig.modules[1].named_parameters())
+        assert all(
+            torch.equal(data, weights[piece.name][slices.within(piece, whole)])
+            for _, piece, data in pieces
+            for whole in [slices.whole(piece.name, tuple(weights[piece.name].shape))]
+        )
+    rig.receiver.faults = ["corrupt"]
+    rig.sync.aim(rig.target(2), Relaying(keep=True, retain=2))
+    rejected = rig.wait(2)
+    assert isinstance(rejected, WeightsRejected)
+    assert rig.wait(3).endpoint == endpoint
+    rig.sync.aim(rig.target(2), Relaying(retain=3))
+    assert rig.relay._publisher is None

@@ -9,13 +9,15 @@ from cosmos_core.protocols import (
     DatasetCapabilities,
     EngineCapabilities,
     EnvironmentCapabilities,
+    Extent,
+    Foresight,
     ModelCapabilities,
     ModelFacts,
     Record,
     RewardCapabilities,
 )
 from cosmos_core.run.checks import Measured, Parts, problems
-from cosmos_core.run.plan import check_gpus
+from cosmos_core.run.plan import check_gpus, check_present
 
 RECIPE = {
     "run": {"name": "demo", "steps": 6},
@@ -39,7 +41,7 @@ FACTS = ModelFacts(
 )
 
 
-def check(changes=None, *, warmup=None, main=None, **parts):
+def parts_of(changes=None, *, warmup=None, main=None, **parts):
     recipe = recipe_from({**RECIPE, **(changes or {})})
     capabilities = [
         warmup or AlgorithmCapabilities(source="demonstrations"),
@@ -56,7 +58,11 @@ def check(changes=None, *, warmup=None, main=None, **parts):
         num_heldout_rows=10,
         measured=Measured(num_rows=10, num_demonstrations=4, shortest_prompt=9, longest_prompt=20),
     )
-    return problems(recipe, attrs.evolve(whole, **parts))
+    return attrs.evolve(whole, **parts)
+
+
+def check(changes=None, **parts):
+    return problems(recipe_from({**RECIPE, **(changes or {})}), parts_of(changes, **parts))
 
 
 def rollout(**changes):
@@ -215,6 +221,9 @@ def test_processes_of_a_replica_do_not_share_a_gpu(monkeypatch):
         check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 4}}}))
     check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 2}}}))
     check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 4}, "device": "cpu"}}))
+    with pytest.raises(ConfigError, match=r"rollout.mesh: 4 processes .*or rollout.device = 'cpu'"):
+        check_gpus(recipe_from({**RECIPE, **rollout(mesh={"tp": 4})}))
+    check_gpus(recipe_from({**RECIPE, **rollout(mesh={"tp": 4}, device="cpu")}))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 4}}}))
 
@@ -261,7 +270,7 @@ def test_a_model_that_talks_with_an_environment_is_fine():
                     num_rows=9, num_demonstrations=9, shortest_prompt=1, longest_prompt=2, num_with_media=4
                 )
             },
-            "dialogues are of text, and 4 of 9 train rows",
+            "dialogues are of text, and 4 of 9 train rows of dataset 'numbers' show images or videos: what a model",
         ),
         (
             {"reward": []},
@@ -273,3 +282,99 @@ def test_a_model_that_talks_with_an_environment_is_fine():
 def test_what_cannot_talk_with_an_environment_is_refused(changes, parts, expected):
     found = check({**GAME, **changes}, **{"environment": EnvironmentCapabilities(), **parts})
     assert [problem for problem in found if problem.startswith("environment.") and expected in problem], found
+
+
+def test_a_layout_that_cuts_a_byte_of_codes_is_refused_with_what_would_do():
+    """As the first publication would refuse it (`cosmos_core.weights.quantisation.shares`)."""
+    extents = (Extent(axis="tp", name="columns of a feed-forward layer", size=12),)
+    facts = attrs.evolve(
+        FACTS,
+        matrices={"layers.0.up": (12, 8), "layers.0.down": (8, 12), "layers.10.down": (8, 12)},
+        column_split=frozenset({"layers.0.down", "layers.10.down", "lm_head"}),
+        extents=extents,
+    )
+    engine = EngineCapabilities(quantizations=frozenset({"mxfp4", "nvfp4", "fp8"}))
+    model = ModelCapabilities(mesh_axes=frozenset({"tp"}))
+
+    def found(tp, quantization, facts=facts):
+        changes = {
+            "policy": {"mesh": {"tp": tp}, "micro_batch_units": 12},
+            "rollout": {**RECIPE["rollout"], "quantization": quantization},
+        }
+        return [each for each in check(changes, engine=engine, facts=facts, model=model) if "in a byte" in each]
+
+    (problem,) = found(4, "mxfp4")
+    assert problem == (
+        "rollout.quantization: 'mxfp4' has 2 columns in a byte, and policy.mesh.tp = 4 gives a process 3 of the 12 "
+        "columns of layers.0.down, and so of 1 more; tp can be 1, 2, 3 or 6, or take 'fp8' or 'mxfp8', whose codes are "
+        "a byte each"
+    )
+    assert found(4, "nvfp4")
+    assert not [each for tp in (1, 2, 3, 6) for each in found(tp, "mxfp4")]
+    assert not found(4, "fp8")
+    # Where columns are whole on each process, rows may be split as they like.
+    assert not found(4, "mxfp4", attrs.evolve(facts, column_split=frozenset()))
+
+
+def test_what_the_engine_foresees_is_told_with_the_rest():
+    foresight = Foresight(problems=("rollout.precision: no",))
+    found = check({"reward": []}, foresight=foresight)
+    assert found[-1] == "rollout.precision: no"
+    assert len(found) > 1
+
+
+def test_what_is_absent_can_be_planned_and_not_started():
+    facts = attrs.evolve(FACTS, absent_weights="no weights in folder")
+    parts = parts_of(facts=facts, foresight=Foresight(absent="pip install the-engine"))
+    assert problems(recipe_from(RECIPE), parts) == []
+    with pytest.raises(ConfigError, match=r"^no weights in folder\npip install the-engine$"):
+        check_present(parts)
+    check_present(parts_of())
+
+
+TENSOR = {
+    "model": ModelCapabilities(mesh_axes=frozenset({"tp"})),
+    "facts": attrs.evolve(FACTS, extents=(Extent(axis="tp", name="attention heads", size=4),)),
+}
+SPREAD = EngineCapabilities(
+    mesh_axes=frozenset({"tp"}),
+    media=True,
+    records=True,
+    quantizations=frozenset({"fp8"}),
+    only_alone=frozenset({"media", "records", "quantizations"}),
+)
+
+
+def test_processes_of_a_rollout_replica_need_an_engine_and_a_model_that_share_layers():
+    two = rollout(mesh={"tp": 2})
+    (found,) = check(two, **TENSOR)
+    assert found.startswith("rollout.mesh.tp: 2, but engine 'embedded' generates in one process")
+    assert check(two, engine=SPREAD, **TENSOR) == []
+    (found,) = check(two, engine=SPREAD)
+    assert found.startswith("rollout.mesh.tp: 2, but the model's plugin does not declare the axis tp")
+    assert found.endswith("rollout.replicas spreads the work besides")
+    (found,) = check(rollout(mesh={"tp": 3}), engine=SPREAD, **TENSOR)
+    assert found == "rollout.mesh.tp: 3 does not divide 4 attention heads; tp can be 1, 2 or 4"
+    (found,) = check(
+        rollout(mesh={"tp": 4}),
+        engine=SPREAD,
+        **{**TENSOR, "facts": attrs.evolve(FACTS, vocab_size=5, tokenizer_size=5)},
+    )
+    assert found.startswith("rollout.mesh.tp: 4 leaves processes without a token of a vocabulary of 5")
+
+
+def test_what_an_engine_only_does_in_one_process_is_refused_for_several():
+    facts = attrs.evolve(TENSOR["facts"], matrices={"a": (2, 2)})
+    measured = Measured(num_rows=64, num_demonstrations=64, shortest_prompt=9, longest_prompt=20, num_with_media=3)
+    records = (Record(name="paths", dtype="int16", shape=(2,), option="model.options.replay"),)
+    wanted = {"measured": measured, "records": records, "engine": SPREAD, **TENSOR, "facts": facts}
+    assert check(rollout(quantization="fp8"), **wanted) == []
+    found = check(rollout(quantization="fp8", mesh={"tp": 2}), **wanted)
+    assert found == [
+        f"rollout.mesh.tp: 2, but engine 'embedded' is for {what}, in one process only; set tp = 1"
+        for what in (
+            "rollout.quantization = 'fp8'",
+            "prompts that show images or videos",
+            "model.options.replay, which records what forwards do",
+        )
+    ]

@@ -78,7 +78,7 @@ class Model:
     def decode(self, payload):
         return ""
 
-    def encode_observation(self, prompt, written, observation):
+    def encode_observation(self, prompt, written, observation, *, role="user"):
         return [ord(letter) for letter in observation]
 
 

@@ -2,8 +2,8 @@ import attrs
 import pytest
 
 from cosmos_core.config.loading import recipe_from
-from cosmos_core.protocols import ModelFacts
-from cosmos_core.run.estimate import gpus, processes, rollout_memory, sync_bytes
+from cosmos_core.protocols import ModelFacts, ModelPart
+from cosmos_core.run.estimate import gpus, longest_sample, processes, rollout_memory, sync_bytes
 from cosmos_core.run.footprint import size
 from cosmos_core.run.memory import policy_memory
 
@@ -37,6 +37,17 @@ def test_memory_of_a_rollout_replica_by_hand():
     assert parts["KV cache (at most)"] == 2 * 2 * 8 * 2 * 30 * 3
     longer = rollout_memory(made, attrs.evolve(FACTS, context_length=15), longest_prompt=20)
     assert longer["KV cache (at most)"] == 2 * 2 * 8 * 2 * 15 * 3
+
+
+def test_a_dialogue_may_fill_what_is_trained_on():
+    """Observations are bounded by the micro-batch and the context, not by what the model may say."""
+    settings = {"rollout": {"precision": "bf16", "max_in_flight": 3, "sampling": {"max_units": 10}}}
+    plain, talks = (
+        recipe(**settings),
+        recipe(**settings, environment={"plugin": "game"}, policy={"micro_batch_units": 50}),
+    )
+    assert (longest_sample(plain, 64, 20), longest_sample(talks, 64, 20), longest_sample(talks, 40, 20)) == (30, 50, 40)
+    assert rollout_memory(talks, FACTS, longest_prompt=20)["KV cache (at most)"] == 2 * 2 * 8 * 2 * 50 * 3
 
 
 @pytest.mark.parametrize(("precision", "expected"), [("fp32", 4000), ("bf16", 2000)])
@@ -91,3 +102,25 @@ def test_sizes_are_for_people():
         "3.0 GiB",
         "5120.0 TiB",
     ]
+
+
+def test_processes_of_a_rollout_replica_share_weights_and_heads():
+    part = ModelPart(
+        name="layers",
+        num_parameters=450,
+        count=2,
+        num_expert_parameters=100,
+        num_whole_parameters=10,
+        head_parameters={2: 40},
+    )
+    facts = attrs.evolve(FACTS, parts=(part,))
+    sizes = {}
+    for tp in (1, 2, 4):
+        made = recipe(rollout={"precision": "bf16", "max_in_flight": 3, "mesh": {"tp": tp}})
+        sizes[tp] = rollout_memory(made, facts, longest_prompt=20)
+    # Split are 2 · (450 - 100 experts - 10 whole) of 1000; with 4 processes, 2 · 40 of the 2 heads are whole, too.
+    assert [sizes[tp]["parameters"] for tp in (1, 2, 4)] == [2000, 2 * (1000 - 340), 2 * (1000 - 600 * 3 // 4)]
+    whole = sizes[1]["KV cache (at most)"]
+    assert [sizes[tp]["KV cache (at most)"] for tp in (2, 4)] == [whole / 2, whole / 2]
+    assert gpus(made, uses_rollouts=True) == 5
+    assert processes(made, uses_rollouts=True)[-1] == ("rollout-0", "cosmos_core.rollout", "auto", 4)

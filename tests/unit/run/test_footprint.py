@@ -78,6 +78,20 @@ def test_replicas_share_a_row_and_places_a_table(plan):
     assert any("sft repeats the dataset" in line for line in lines)
 
 
+def test_dialogues_are_counted_in_turns_and_units(tmp_path):
+    path = RECIPES / "grpo-calculator.toml"
+    recipe = load_recipe(path)
+    text = " ".join(" ".join(printed(make_plan(recipe, path, tmp_path), 200)).split())
+    # 16 prompts x 8 samples x 4 turns; of a context of 128, a micro-batch has more.
+    assert recipe.policy.micro_batch_units > 128
+    assert (
+        "dialogues of up to 4 turns and 3 observations; the model's own units are at most 32 a sample, with prompt and "
+        "observations 128 (in evaluations 128); each turn is a request with all units before it as its prompt, up to "
+        "512 a step" in text
+    )
+    assert f"{16 * 8 * 128:,}" in text
+
+
 def test_a_narrow_terminal_gets_more_tables(plan):
     lines = printed(plan, 45)
     assert len([line for line in lines if line.startswith("parameters ")]) == 2

@@ -48,3 +48,15 @@ def test_every_process_of_a_replica_has_a_name_a_rank_and_a_gpu(specs):
 def test_a_session_is_of_one_start(specs):
     first, second = (argument(specs(cp=2)[0], "--session") for _ in range(2))
     assert first != second
+
+
+def test_a_rollout_replica_sees_a_gpu_for_each_of_its_engines_processes(job, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
+    rollout = attrs.evolve(job.recipe.rollout, replicas=2, mesh=MeshConfig(tp=2), device="auto")
+    recipe = attrs.evolve(job.recipe, rollout=rollout, policy=attrs.evolve(job.recipe.policy, device="auto"))
+    found = replica_specs(attrs.evolve(job, recipe=recipe), "tcp://a:1", None)
+    assert {spec.name: spec.environment["CUDA_VISIBLE_DEVICES"] for spec in found} == {
+        "policy-0": "0",
+        "rollout-0": "1,2",
+        "rollout-1": "3,4",
+    }

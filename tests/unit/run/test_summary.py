@@ -54,6 +54,14 @@ def test_what_happened_is_told(summary, finished):
     assert json.loads(json.dumps(summary)) == summary
 
 
+def test_what_replicas_loaded_from_one_another_is_counted(job, follower):
+    alone = summarise(job, follower, Ending(outcome="finished"), GAUGES, wall_s=1.0)["weights"]
+    assert alone == {"loads": len(follower.loads), "bytes": len(follower.loads), "relayed_bytes": 0}
+    follower.loads.append(attrs.evolve(follower.loads[-1], nbytes=70, relayed=50))
+    more = summarise(job, follower, Ending(outcome="finished"), GAUGES, wall_s=1.0)["weights"]
+    assert more == {"loads": alone["loads"] + 1, "bytes": alone["bytes"] + 70, "relayed_bytes": 50}
+
+
 def test_planes_are_the_mean_over_replicas(summary):
     rollout = summary["planes"]["rollout"]
     assert rollout["generation"] == 3.0

@@ -8,7 +8,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.testing.worlds import WorldFailedError, run_world
 from cosmos_core.weights.digest import add_digests, tensor_digest
-from cosmos_core.weights.held import all_held, held, owned
+from cosmos_core.weights.held import all_held, held, owned, spreads
 from cosmos_core.weights.shards import canonical_tensors
 
 torch.set_num_threads(1)
@@ -54,9 +54,26 @@ def test_shares_are_boxes_and_each_element_has_one_owner():
     parts = run_world(4, shares_of_two_axes)
     whole = {**whole_tensors(), "plain": torch.arange(3.0)}
     assert add_digests(digests for _, digests in parts) == {n: tensor_digest(n, t) for n, t in whole.items()}
-    assert [name for name in ("plain", "empty") if name in parts[0][0]] == ["plain", "empty"]
-    # Rank 1 is the second of tp, which holds the same bias as the first.
-    assert ["bias" in mine for mine, _ in parts] == [True, False, True, False]
+    # Both of tp hold the same half of the bias.
+    assert sorted(["bias" in mine for mine, _ in parts[:2]]) == [False, True]
+    assert sum("plain" in mine for mine, _ in parts) == 1
+
+
+def equal_shares():
+    """Both processes hold every one of 9 tensors whole, and rank 1 another one alone."""
+    rank = dist.get_rank()
+    sizes = {f"w{number}": 100 + 10 * number for number in range(9)} | ({"alone": 300} if rank else {})
+    shares = all_held({name: torch.zeros(size) for name, size in sizes.items()})
+    first = {name: spread.boxes[0].rank for name, spread in spreads(shares, exchange).items()}
+    return sum(sizes[name] for name in owned(shares, rank, exchange)), first
+
+
+def test_processes_with_equal_shares_divide_them():
+    (zero, first), (one, again) = run_world(2, equal_shares)
+    assert zero + one == sum(100 + 10 * number for number in range(9)) + 300
+    assert abs(zero - one) <= 100
+    # Where nothing is sent, the lowest rank speaks: it has them at hand.
+    assert first == again == {"alone": 1} | dict.fromkeys([f"w{number}" for number in range(9)], 0)
 
 
 def test_a_plain_tensor_is_held_whole():

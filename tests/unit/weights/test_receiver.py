@@ -2,6 +2,7 @@ import contextlib
 import threading
 import time
 
+import attrs
 import pytest
 import torch
 import zmq
@@ -68,8 +69,8 @@ def publishers(tmp_path):
 def receiver():
     with contextlib.ExitStack() as stack:
 
-        def make(transport="auto", stall_s=0.3, run_id="run"):
-            made = WeightReceiver(transport, run_id=run_id, host="here", stall_s=stall_s)
+        def make(transport="auto", stall_s=0.3, run_id="run", rack=""):
+            made = WeightReceiver(transport, run_id=run_id, host="here", stall_s=stall_s, rack=rack)
             return stack.enter_context(made)
 
         yield make
@@ -84,7 +85,7 @@ def silent():
     context.destroy(linger=0)
 
 
-@pytest.mark.parametrize("transport", ["auto", "shared-memory", "zmq"])
+@pytest.mark.parametrize("transport", ["auto", "shared-memory", "zmq", "gloo"])
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_every_rank_gets_its_slices(publishers, receiver, transport, ranks):
     published = publishers[0].publish(5, TENSORS, None)
@@ -162,7 +163,7 @@ def test_publishers_that_hold_halves_make_a_whole(publishers, receiver):
     total = add_digests(snapshot.digests() for snapshot in staged)
     published, _ = [p.seal(s, digests=total) for p, s in zip(publishers, staged, strict=True)]
     assert published.digest == digest_of(tensors)
-    for transport in ("zmq", "auto"):
+    for transport in ("zmq", "gloo", "auto"):
         with receiver(transport).fetch(target_of(published, *publishers), layout_of(tensors, 3), 10) as pieces:
             assert digest_of(load(pieces, tensors)) == published.digest
     with (
@@ -203,13 +204,14 @@ def test_a_version_that_is_gone_is_said_to_be(publishers, receiver):
         pass
 
 
-def test_a_version_dropped_in_the_middle_comes_from_another(publishers, receiver, monkeypatch):
+@pytest.mark.parametrize("transport", ["zmq", "gloo"])
+def test_a_version_dropped_in_the_middle_comes_from_another(publishers, receiver, monkeypatch, transport):
     monkeypatch.setattr(wire, "REQUEST_BYTES", 1 << 16)
     monkeypatch.setattr(wire, "SLICE_BYTES", 1 << 14)
     published, _ = [publisher.publish(5, TENSORS, None) for publisher in publishers]
     for survivors in (publishers, publishers[1:]):
         target = target_of(published, *survivors)
-        with receiver("zmq").fetch(target, layout_of(TENSORS), 10) as pieces:
+        with receiver(transport).fetch(target, layout_of(TENSORS), 10) as pieces:
             got = iter(pieces)
             first = next(got)
             survivors[0].retain(6)
@@ -231,7 +233,7 @@ def test_a_stalled_publisher_is_named_when_it_is_the_only_one(receiver, silent):
     assert time.monotonic() - began < 10  # not the 30 s that a transfer may take
 
 
-@pytest.mark.parametrize("transport", ["zmq", "auto"])
+@pytest.mark.parametrize("transport", ["zmq", "gloo", "auto"])
 def test_a_stalled_publisher_does_not_stop_the_others(publishers, receiver, silent, transport):
     published = publishers[0].publish(5, TENSORS, None)
     target = target_of(published, silent, publishers[0])
@@ -248,8 +250,11 @@ def test_nobody_waits_for_another_host_when_this_one_has_everything(publishers, 
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.parametrize("transport", ["zmq", "gloo"])
 @pytest.mark.parametrize("rescue", [True, False])
-def test_a_publisher_that_stalls_in_the_middle_is_replaced_or_named(publishers, receiver, monkeypatch, rescue):
+def test_a_publisher_that_stalls_in_the_middle_is_replaced_or_named(
+    publishers, receiver, monkeypatch, rescue, transport
+):
     published, _ = [publisher.publish(5, TENSORS, None) for publisher in publishers]
     original = snapshots.Snapshot.read
     stalled, release = [], threading.Event()
@@ -264,7 +269,7 @@ def test_a_publisher_that_stalls_in_the_middle_is_replaced_or_named(publishers, 
     monkeypatch.setattr(snapshots.Snapshot, "read", stalling)
     sources = publishers if rescue else publishers[:1]
     try:
-        with receiver("zmq").fetch(target_of(published, *sources), layout_of(TENSORS), 5) as pieces:
+        with receiver(transport).fetch(target_of(published, *sources), layout_of(TENSORS), 5) as pieces:
             if rescue:
                 assert digest_of(load(pieces)) == published.digest
             else:
@@ -368,3 +373,13 @@ def test_an_unmapped_file_falls_back_to_the_network_only_if_it_may(publishers, r
         receiver("shared-memory").fetch(target, layout_of(TENSORS), 5),
     ):
         pass
+
+
+@pytest.mark.parametrize(("rack", "senders"), [("2", [False, True]), ("3", [True, True]), ("", [True, True])])
+def test_publishers_of_the_same_rack_send_alone(publishers, receiver, rack, senders):
+    published = [publisher.publish(1, TENSORS, torch.float32) for publisher in publishers]
+    target = attrs.evolve(target_of(published[0], *publishers, hosts=["there", "yonder"]), racks=("1", "2"))
+    with receiver("zmq", rack=rack).fetch(target, layout_of(TENSORS), 5.0) as pieces:
+        loaded = load(pieces)
+    assert digest_of(loaded) == published[0].digest
+    assert [publisher._server._published[1].is_sent for publisher in publishers] == senders

@@ -58,7 +58,7 @@ class DatasetContents(DatasetSubject):
     def test_a_row_reaches_a_reward_unchanged(self, rows: Rows) -> None:
         """What cannot be sent to a worker cannot be scored."""
         for (split, index), row in rows.items():
-            task = Task(ticket=0, reward=0, prompt=row, text="", truncated=False, payload=None)
+            task = Task(ticket=0, reward=0, prompt=row, text="", truncated=False, turns=(), payload=None)
             try:
                 received = TO_WORKER.decode(TO_WORKER.encode(task)).prompt
             except (TypeError, ValueError, OverflowError, TransportError) as error:

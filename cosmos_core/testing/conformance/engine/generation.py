@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -15,6 +16,8 @@ from cosmos_core.testing.conformance.engine.pricing import Pricer, stopping_at
 from cosmos_core.testing.conformance.engine.setting import TEMPERATURE, EngineSetting, Start, needs_tokens, tokens_of
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload
+from cosmos_core.weights import slices
+from cosmos_core.weights.shards import ShardMap
 
 _IMPOSSIBLE: Final[Mapping[str, Mapping[str, Any]]] = {
     "longer than the context": {"max_units": 1_000_000},
@@ -227,11 +230,26 @@ class GenerationTests(EngineSetting):
             fault(f"logprob_semantics is {capabilities.logprob_semantics!r}; it must be 'processed' or 'raw'")
         if not capabilities.payload_kinds:
             fault("payload_kinds is empty; declare what the engine generates, such as frozenset({'tokens'})")
-        if capabilities.mesh_axes:
+        if unproven := capabilities.mesh_axes - {"tp"}:
             fault(
-                f"mesh_axes declares {', '.join(sorted(capabilities.mesh_axes))}; in this release a replica is one "
-                "process and every axis is 1, so nothing can prove it: leave mesh_axes out"
+                f"mesh_axes declares {', '.join(sorted(unproven))}; an engine is told of tp alone "
+                "(EngineContext.tensor_parallel), so nothing can prove it: leave it out"
             )
+
+    def test_as_many_processes_as_asked_for_hold_the_model(
+        self, start: Start, capabilities: EngineCapabilities
+    ) -> None:
+        """A model that needs the memory of several would not fit one."""
+        if self.tensor_parallel > 1 and "tp" not in capabilities.mesh_axes:
+            fault(f"tensor_parallel is {self.tensor_parallel}, and mesh_axes does not declare tp: declare it")
+        layout = start().layout()
+        if sorted(layout) != list(range(self.tensor_parallel)):
+            fault(f"the layout names ranks {sorted(layout)}; tensor_parallel asks for {self.tensor_parallel}")
+        sizes = {rank: sum(slices.size(piece) for piece, _ in held) for rank, held in layout.items()}
+        tensors = ShardMap.of_layout(layout).tensors
+        whole = sum(math.prod(facts.shape) for facts in tensors.values())
+        if self.tensor_parallel > 1 and max(sizes.values()) >= whole:
+            fault(f"ranks hold {sizes} elements of a model of {whole}; split it, so that none holds all of it")
 
 
 def _needs_seeds(capabilities: EngineCapabilities) -> None:

@@ -20,8 +20,11 @@ from cosmos_core.protocols import (
     Kind,
     Model,
     ModelContext,
+    ModelSource,
+    Provider,
     Record,
     Request,
+    RolloutEngine,
     Sampling,
 )
 from cosmos_core.testing.conformance.engine.driver import EngineDriver
@@ -60,6 +63,7 @@ class EngineSetting(OneThread):
     start_timeout_s: ClassVar[float] = 120.0
     tolerance: ClassVar[float] = 1e-4
     long_units: ClassVar[int] = 160
+    tensor_parallel: ClassVar[int] = 1
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -71,7 +75,26 @@ class EngineSetting(OneThread):
         return made
 
     @pytest.fixture
-    def context(self, tmp_path: Path, model: Model) -> EngineContext:  # noqa: ARG002 - a folder is not needed here
+    def capabilities(self, provider: Provider[RolloutEngine]) -> EngineCapabilities:
+        """What the plugin declares of as many processes as these tests use."""
+        declared: EngineCapabilities = provider.capabilities
+        return declared.over(self.tensor_parallel)
+
+    @pytest.fixture
+    def source(self, model: Model) -> ModelSource | None:
+        """How another process makes `model`, for engines of several; that of the tiny `hf` model, else None."""
+        context = getattr(model, "context", None)
+        if isinstance(context, ModelContext) and context.config is TINY:
+            return ModelSource(plugin="hf", options={}, context=context)
+        return None
+
+    @pytest.fixture
+    def context(
+        self,
+        tmp_path: Path,  # noqa: ARG002 - a folder is not needed here
+        model: Model,
+        source: ModelSource | None,
+    ) -> EngineContext:
         """An engine's context; the model has no stop tokens, so that lengths are known."""
         return EngineContext(
             model=stopping_at(model, frozenset()),
@@ -80,6 +103,8 @@ class EngineSetting(OneThread):
             max_in_flight=4,
             context_length=min(model.facts().context_length, 256),
             seed=1,
+            tensor_parallel=self.tensor_parallel,
+            source=source,
         )
 
     @pytest.fixture

@@ -37,7 +37,7 @@ class Transcript:
     @property
     def said(self) -> tuple[object, ...]:
         """All of it, to be compared with another's."""
-        return (self.words, *((each.observation, each.done, each.reward) for each in self.answers))
+        return (self.words, *((each.observation, each.role, each.done, each.reward) for each in self.answers))
 
 
 @attrs.frozen(kw_only=True)

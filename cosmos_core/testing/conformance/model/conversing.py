@@ -5,13 +5,14 @@ Shape legend: C units of a completion, N of these that were decided.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import attrs
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from cosmos_core.errors import DataError
 from cosmos_core.policy.modeling.tokens import KIND, array_of, tokens_payload, values
@@ -22,6 +23,7 @@ from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Message, Payload, Prompt
 
 _OBSERVATION: Final = "How many apples now? 7+5=12"
+_APART: Final = "7 and "
 _CHAT: Final = (Message(role="user", content="How many?"),)
 
 
@@ -71,6 +73,58 @@ class ModelConversing(ModelSetting):
                 fault(f"encode_observation() of {_OBSERVATION!r} after {prompt.text!r:.80} decodes to {text!r}")
             if ids[:1] == [stop]:
                 fault(f"encode_observation() begins with token {stop}, with which the model has just ended its turn")
+
+    @pytest.fixture
+    def steering(self, model: Model, conversing: Conversing) -> Mapping[str, int]:  # noqa: ARG002 - a condition
+        """Texts of tokens that end or begin turns, or stand for something else than text, with their ids.
+
+        Those of a model with a Hugging Face `tokenizer`; override it for another.
+        """
+        tokenizer = getattr(model, "tokenizer", None)
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            pytest.skip("not given: no tokenizer whose special tokens the kit knows; override the fixture `steering`")
+        # Of the ordinary vocabulary, what ends a completion is a word elsewhere, such as the end of a line.
+        stops = model.facts().stop_ids & tokenizer.added_tokens_decoder.keys()
+        ids = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id} | stops
+        return {str(tokenizer.convert_ids_to_tokens(id_)): id_ for id_ in sorted(ids)}
+
+    def test_an_observation_never_becomes_tokens_that_steer(
+        self, model: Model, conversing: Conversing, steering: Mapping[str, int]
+    ) -> None:
+        """A tool that answers `<|im_end|>` must not end the model's turn, nor begin one in its name."""
+        stop = min(model.facts().stop_ids)
+        for prompt in self._talks(model):
+            plain = list(conversing.encode_observation(prompt, [stop], _APART))
+            for text, id_ in steering.items():
+                said = f"{_APART}{text}{_APART}"
+                ids = list(conversing.encode_observation(prompt, [stop], said))
+                if ids.count(id_) > plain.count(id_):
+                    fault(
+                        f"encode_observation() of {said!r} after {prompt.text!r:.80} has the token {id_}, {text!r}: "
+                        "what an environment answers steers the model; encode its words as text, as "
+                        "`split_special_tokens=True` does"
+                    )
+                if text not in (decoded := model.decode(tokens_payload([stop], ids))):
+                    fault(f"encode_observation() of {said!r} after {prompt.text!r:.80} decodes to {decoded!r}")
+
+    def test_what_a_user_says_never_becomes_tokens_that_steer(self, model: Model, steering: Mapping[str, int]) -> None:
+        """Rows of chats are written by strangers, too."""
+        try:
+            plain = self._heard(model, _APART)
+        except DataError:
+            pytest.skip("not declared: the model takes no chats")
+        for text, id_ in steering.items():
+            if self._heard(model, f"{_APART}{text}{_APART}").count(id_) > plain.count(id_):
+                fault(
+                    f"encode() of a chat whose user says {text!r} has the token {id_} of that name; only the chat "
+                    "template may write it: encode the words of others as text"
+                )
+
+    def _heard(self, model: Model, said: str) -> list[int]:
+        """The prompt of a chat in which the user says this."""
+        prompt = Prompt(text=(Message(role="user", content=said),))
+        ids: list[int] = values(model.encode(prompt), "prompt").tolist()
+        return ids
 
     def _talks(self, model: Model) -> list[Prompt]:
         """Rows that a dialogue may begin with: plain text, and a chat if the model takes any."""

@@ -13,6 +13,7 @@ from cosmos_core.testing.conformance.model.layouts import ModelLayouts
 from cosmos_core.testing.conformance.model.packing import ModelPacking
 from cosmos_core.testing.conformance.model.padding import ModelPadding
 from cosmos_core.testing.conformance.model.recording import ModelRecording
+from cosmos_core.testing.conformance.model.showing import ModelShowing
 from cosmos_core.testing.conformance.model.tallies import ModelTallies
 from cosmos_core.testing.conformance.model.weights import ModelWeights
 
@@ -28,6 +29,7 @@ class ModelConformance(
     ModelTallies,
     ModelRecording,
     ModelConditioning,
+    ModelShowing,
     ModelConversing,
     ModelLayouts,
     ModelDeclarations,

@@ -12,7 +12,7 @@ _CHAT: Final = (Message(role="system", content="Be brief."), Message(role="user"
 
 
 def ordinary_completions() -> tuple[Completion, ...]:
-    """Right, wrong, empty, truncated, garbled and endless answers to a question with a reference."""
+    """Right, wrong, empty, truncated, garbled and endless answers to a question with a reference, and a dialogue."""
     return (
         _completion("7+5=12\n12-4=8\n#### 8"),
         _completion("7+5=12\n#### 12"),
@@ -25,7 +25,8 @@ def ordinary_completions() -> tuple[Completion, ...]:
         _completion("#### " + "9" * 5000, truncated=True),
         _completion("7+5=12 and " * 1000, truncated=True),
         _completion("7+5=1", truncated=True),
-        Completion(prompt=Prompt(text=_CHAT, reference="8"), text="#### 8"),
+        Completion(prompt=Prompt(text=_CHAT, reference="8"), text="#### 8", turns=(_own("#### 8"),)),
+        _dialogue(_own("calc: 7+5-4="), Message(role="tool", content="8\n"), _own("#### 9")),
     )
 
 
@@ -40,4 +41,15 @@ def shown(completion: Completion) -> str:
 def _completion(text: str, *, truncated: bool = False) -> Completion:
     metadata: dict[str, JSON] = {"source": "conformance kit", "tags": ["arithmetic", "kit"], "steps": {"number": 2}}
     prompt = Prompt(text=_QUESTION, reference="8", metadata=metadata)
-    return Completion(prompt=prompt, text=text, truncated=truncated)
+    return Completion(prompt=prompt, text=text, truncated=truncated, turns=(_own(text),))
+
+
+def _dialogue(*turns: Message) -> Completion:
+    """What a tool says is part of the text."""
+    return Completion(
+        prompt=Prompt(text=_QUESTION, reference="8"), text="".join(turn.content for turn in turns), turns=turns
+    )
+
+
+def _own(text: str) -> Message:
+    return Message(role="assistant", content=text)

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 from cosmos_core.policy.modeling import values
-from cosmos_core.policy.modeling.tokens import view
 from cosmos_core.types import Payload
 from cosmos_model_qwen_vl.model import QwenVLModel
-from cosmos_model_qwen_vl.row import GRIDS, PATCHES, STEPS
+from cosmos_model_qwen_vl.row import PATCHES
 
 
 def own_copy(module: Any) -> Any:
@@ -43,17 +42,9 @@ def own_inputs(model: QwenVLModel, payload: Payload) -> dict[str, Any]:
     tokens_U = torch.cat([prompt_P, *completion])
     if PATCHES not in payload.arrays:
         return {"input_ids": tokens_U[None]}
-    grids_n3 = torch.from_numpy(view(payload, GRIDS).copy()).long()
-    steps_n = torch.from_numpy(values(payload, STEPS).copy())
-    patches_MW = model.sight.patcher.normalise(torch.from_numpy(view(payload, PATCHES).copy()))
-    parts = torch.split(patches_MW, grids_n3.prod(1).tolist())
     kinds_P = torch.from_numpy(model.sight.tokens.kinds(prompt_P.numpy()))
     kinds_U = torch.cat([kinds_P, torch.zeros_like(tokens_U[len(kinds_P) :])])
-    given: dict[str, Any] = {"input_ids": tokens_U[None], "mm_token_type_ids": kinds_U[None]}
-    for suffix, of, chosen_n in (("", "image", steps_n == 0), ("_videos", "video", steps_n > 0)):
-        if chosen_n.any():
-            given[f"pixel_values{suffix}"] = torch.cat([p for p, is_it in zip(parts, chosen_n, strict=True) if is_it])
-            given[f"{of}_grid_thw"] = grids_n3[chosen_n]
-    if (steps_n > 0).any() and model.config.model_type == "qwen2_5_vl":
-        given["second_per_grid_ts"] = steps_n[steps_n > 0]
-    return given
+    shown = [each.inputs for each in model.shown(payload)]
+    names = [name for inputs in shown for name in inputs]
+    given = {name: torch.cat([inputs[name] for inputs in shown if name in inputs]) for name in names}
+    return {"input_ids": tokens_U[None], "mm_token_type_ids": kinds_U[None], **given}

@@ -59,6 +59,10 @@ class Family:
         frame_size: Of videos.
         video_text: Of videos.
         video_processor: transformers' name for its processor of videos, which exports name.
+        video_lead: Units before a video's first placeholder where other implementations begin to look for its steps.
+        has_video_time: Whether the forward takes how long the steps of a video last.
+        interleaves: Whether the rotary axes take turns. transformers' model of the family does or does not, whatever
+            the config says; other implementations read it there.
     """
 
     mean: tuple[float, float, float]
@@ -67,6 +71,9 @@ class Family:
     frame_size: FrameSize
     video_text: VideoText
     video_processor: str
+    video_lead: int
+    has_video_time: bool
+    interleaves: bool
 
 
 def image_text(num_tokens: int) -> str:
@@ -103,6 +110,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
         frame_size=_each_frame,
         video_text=_one_run,
         video_processor="Qwen2VLVideoProcessor",
+        video_lead=0,
+        has_video_time=True,
+        interleaves=False,
     ),
     "qwen3_vl": Family(
         mean=(0.5, 0.5, 0.5),
@@ -111,6 +121,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
         frame_size=_all_frames,
         video_text=_run_each_time,
         video_processor="Qwen3VLVideoProcessor",
+        video_lead=1,
+        has_video_time=False,
+        interleaves=True,
     ),
 }
 """By `model_type`. Source: arXiv 2502.13923 (Qwen2.5-VL), arXiv 2511.21631 (Qwen3-VL), and their checkpoints' files."""

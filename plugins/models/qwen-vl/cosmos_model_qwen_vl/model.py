@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from transformers import PretrainedConfig
 
 from cosmos_core.errors import DataError
 from cosmos_core.policy.mesh.rooted import layout_of
 from cosmos_core.policy.modeling import VisionLanguageModel
 from cosmos_core.policy.modeling.row import Row
-from cosmos_core.protocols import MicroBatch
+from cosmos_core.protocols import MicroBatch, Shown
 from cosmos_core.types import Payload, Prompt
 from cosmos_model_qwen_vl.family import FAMILIES, IMAGE, VIDEO, VISION_END, VISION_START
 from cosmos_model_qwen_vl.options import QwenVLOptions
+from cosmos_model_qwen_vl.patches import Seen
 from cosmos_model_qwen_vl.placing import place
 from cosmos_model_qwen_vl.row import ARRAYS, lay_out, with_seen
+from cosmos_model_qwen_vl.showing import show
 from cosmos_model_qwen_vl.sight import Sight
 from cosmos_model_qwen_vl.tower import look
 
@@ -67,7 +70,7 @@ class QwenVLModel(VisionLanguageModel):
         Raises:
             DataError: The prompt cannot be encoded, or its media cannot be read.
         """
-        seen = self.sight.see(prompt.media)
+        seen = self._see(prompt)
         return with_seen(super().encode(place(prompt, seen)), seen, self.sight.tokens)
 
     def encode_demonstration(self, prompt: Prompt) -> Payload:
@@ -78,8 +81,13 @@ class QwenVLModel(VisionLanguageModel):
         """
         if prompt.demonstration is None:
             raise DataError("the row has no demonstration, and the algorithm learns from demonstrations")
-        seen = self.sight.see(prompt.media)
+        seen = self._see(prompt)
         return with_seen(super().encode_demonstration(place(prompt, seen)), seen, self.sight.tokens)
+
+    def _see(self, prompt: Prompt) -> list[Seen]:
+        if prompt.media:
+            self.refuse_spelt(prompt)
+        return self.sight.see(prompt.media)
 
     def pack(
         self, payloads: Sequence[Payload], *, budget: int, multiple: int = 1, is_uniform: bool = False
@@ -91,6 +99,14 @@ class QwenVLModel(VisionLanguageModel):
     def text_positions(self, lengths: Sequence[int]) -> torch.Tensor:
         """int64 [3, U], the positions of documents of text of these lengths."""
         return super().text_positions(lengths).expand(3, -1)
+
+    def shown(self, prompt: Payload) -> Sequence[Shown]:
+        """Images and videos of a prompt, one by one (see `cosmos_core.protocols.Showing`).
+
+        Raises:
+            DataError: The payload has other patches than its grids and placeholders say.
+        """
+        return show(prompt, self.sight)
 
     def is_media(self, name: str) -> bool:
         """Whether an array of a payload is of what its prompt shows (see `cosmos_model_qwen_vl.row`)."""
@@ -111,3 +127,11 @@ class QwenVLModel(VisionLanguageModel):
         """Write safetensors, config, tokenizer and image processor: `AutoModelForImageTextToText` reads them."""
         super().export(module, directory)
         self.sight.save(directory)
+
+    def _find_config(self) -> PretrainedConfig:
+        """The config, which says to others what transformers does unsaid."""
+        config = super()._find_config()
+        family = FAMILIES.get(config.model_type)
+        if family is not None and family.interleaves:
+            config.text_config.rope_parameters["mrope_interleaved"] = True
+        return config

@@ -94,7 +94,7 @@ def lay_out(batch: MicroBatch, payloads: Sequence[Payload], tokens: MediaTokens,
         tokens_U = batch.inputs["tokens"][start : start + length]
         kinds_U = torch.zeros_like(tokens_U)
         if payload is not None and not ARRAYS.isdisjoint(payload.arrays):
-            _check_seen(payload, batch.sequences[number], tokens)
+            check_seen(payload, batch.sequences[number], tokens)
             prompt = tokens.kinds(values(payload, "prompt"))[:length]
             kinds_U[: len(prompt)] = torch.from_numpy(prompt)
         positions.append(_positions(tokens_U, kinds_U, payload, rope))
@@ -113,8 +113,12 @@ def lay_out(batch: MicroBatch, payloads: Sequence[Payload], tokens: MediaTokens,
     return attrs.evolve(batch, inputs={**batch.inputs, **inputs})
 
 
-def _check_seen(payload: Payload, index: int, tokens: MediaTokens) -> None:
-    """Refuse arrays that do not belong together: they may come from anywhere."""
+def check_seen(payload: Payload, index: int, tokens: MediaTokens) -> None:
+    """Refuse arrays that do not belong together: they may come from anywhere.
+
+    Raises:
+        DataError: A payload has other patches than its grids and placeholders say.
+    """
     shapes = {name: payload.arrays[name].shape if name in payload.arrays else None for name in sorted(ARRAYS)}
     grids, number = shapes[GRIDS], shapes[STEPS]
     num_patches = int(view(payload, GRIDS).prod(1).sum()) if grids is not None and grids[1:] == (3,) else None

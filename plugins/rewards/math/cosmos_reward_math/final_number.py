@@ -21,7 +21,7 @@ class FinalNumber:
             DataError: The reference is no number.
         """
         expected = _reference_number(completion.prompt.reference)
-        answer = after_marker(completion.text)
+        answer = after_marker(completion.own)
         if answer is None:
             return Score(value=0.0, details={"answer": None})
         return Score(value=float(read_number(answer) == expected), details={"answer": answer})

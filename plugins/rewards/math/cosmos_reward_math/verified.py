@@ -33,7 +33,7 @@ class MathVerify:
             DataError: The reference cannot be read as mathematics.
         """
         expected = _parse_reference(completion.prompt.reference)
-        answer = answer_part(completion.text)
+        answer = answer_part(completion.own)
         equal = verify(expected, _parse(answer), timeout_seconds=None, raise_on_error=True)
         return Score(value=float(equal), details={"answer": answer[-SHOWN_CHARACTERS:]})
 

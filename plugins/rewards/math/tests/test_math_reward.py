@@ -9,7 +9,7 @@ import pytest
 
 from cosmos_core.errors import DataError
 from cosmos_core.protocols import Completion, RewardContext
-from cosmos_core.types import Prompt
+from cosmos_core.types import Message, Prompt
 from cosmos_reward_math import MathOptions, MathReward
 
 
@@ -57,3 +57,16 @@ def test_selecting_the_strict_mode_imports_neither_sympy_nor_torch():
         "MathReward(MathOptions(mode='final-number'), None); sys.exit(bool({'torch', 'sympy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("mode", ["final-number", "math-verify"])
+def test_what_a_tool_said_is_no_answer(mode):
+    turns = tuple(
+        Message(role=role, content=text)
+        for role, text in (("assistant", "#### 9"), ("tool", "#### 8"), ("assistant", "As the tool says."))
+    )
+    dialogue = Completion(
+        prompt=Prompt(text="?", reference="8"), text="".join(turn.content for turn in turns), turns=turns
+    )
+    reward = MathReward(MathOptions(mode=mode), RewardContext(name="math", seed=0))
+    assert reward.score(dialogue).value == 0.0

@@ -3,10 +3,10 @@
 import attrs
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GptOssConfig, Qwen2MoeConfig
+from transformers import AutoModelForCausalLM, DeepseekV3Config, GptOssConfig, Qwen2Config, Qwen2MoeConfig, Qwen3Config
 
 from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions
-from cosmos_core.policy.modeling.facts import extents_of, make_shell, matrices_of
+from cosmos_core.policy.modeling.facts import extents_of, head_size, make_shell, matrices_of
 from cosmos_core.protocols import ModelContext
 from tests.unit.policy.modeling.parallel import layouts
 
@@ -90,3 +90,16 @@ def test_experts_that_lie_transposed_stay():
     found = matrices_of(shell_of(config))
     assert "model.layers.0.self_attn.q_proj.weight" in found
     assert not any("experts" in name for name in found)
+
+
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [
+        (Qwen3Config(hidden_size=96, num_attention_heads=4, head_dim=24), 24),
+        (Qwen2Config(hidden_size=128, num_attention_heads=4), 32),
+        # Keys and values of latent attention differ.
+        (DeepseekV3Config(qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16), 0),
+    ],
+)
+def test_heads_have_one_size_or_none_is_told(config, size):
+    assert head_size(config) == size

@@ -20,7 +20,7 @@ def answer(text, **options):
 
 def test_the_last_line_asks_for_a_value():
     turn = answer("Let me see.\n calc: 12*(3+4)= \n\n")
-    assert turn == Turn(observation="84\n", reward=1.0, detail="12*(3+4)=84")
+    assert turn == Turn(observation="84\n", role="tool", reward=1.0, detail="12*(3+4)=84")
     assert answer("calc: 1+1").observation == "2\n"
 
 

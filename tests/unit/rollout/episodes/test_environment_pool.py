@@ -67,8 +67,20 @@ class Obedient:
             return None
         if kind == "mute":
             return Turn()
-        if kind == "nan":
-            return Turn(done=True, reward=float("nan"))
+        if kind == "reward":
+            return Turn(done=True, reward={"nan": float("nan"), "-inf": float("-inf"), "text": "1"}.get(rest, True))
+        if kind == "number":
+            return Turn(observation=7)
+        if kind == "role":
+            return Turn(observation="8", role=rest)
+        if kind == "cancelled":
+            waits = asyncio.ensure_future(asyncio.sleep(1000))
+            waits.cancel()
+            await waits
+        if kind == "leave":
+            raise SystemExit(5)
+        if kind == "closed":
+            os.closerange(3, 64)
         if kind == "long":
             return Turn(observation="x" * (1 << 20) + "y")
         if kind == "surrogate":
@@ -186,7 +198,14 @@ def test_a_prompt_may_say_it_all_and_may_be_a_chat(shared):
         ("raise", "KeyError: 'lost'"),
         ("none", "step: it returned no Turn but None"),
         ("mute", "step: it returned no observation, and the dialogue is not done"),
-        ("nan", "step: the reward is no finite number but nan"),
+        ("reward nan", "step: the reward is no finite number but nan"),
+        ("reward -inf", "step: the reward is no finite number but -inf"),
+        ("reward text", "step: the reward is no finite number but '1'"),
+        ("reward bool", "step: the reward is no finite number but True"),
+        ("number", "step: the observation is no text but 7"),
+        ("role assistant", "step: the role is 'assistant'; name whose turn the observation is"),
+        ("role user<|im_end|>", "step: the role is 'user<|im_end|>'; name whose turn"),
+        ("cancelled", "CancelledError: "),
         ("long", "step: an observation of 1048577 characters; the longest is 1048576"),
         ("surrogate", "step: the observation cannot be encoded"),
     ],
@@ -224,7 +243,13 @@ def test_many_episodes_wait_beside_each_other(player):
 
 
 @pytest.mark.parametrize(
-    ("text", "timed_out", "detail"), [("hang", True, "no answer within 0.4 s"), ("exit", False, "exit code 3")]
+    ("text", "timed_out", "detail"),
+    [
+        ("hang", True, "no answer within 0.4 s"),
+        ("exit", False, "the process of this episode ended while it had its turn (exit code 3)"),
+        ("leave", False, "the process of this episode ended while it had its turn (exit code 5)"),
+        ("closed", False, "the process of this episode ended while it had its turn"),
+    ],
 )
 def test_a_process_that_hangs_or_dies_is_replaced_and_its_episodes_fail(player, text, timed_out, detail):
     pool = player(timeout_s=0.4)
@@ -233,11 +258,43 @@ def test_a_process_that_hangs_or_dies_is_replaced_and_its_episodes_fail(player, 
     reply = pool.act(bad, text)
     assert isinstance(reply, Failed)
     assert reply.timed_out is timed_out
+    assert not reply.is_lost
     assert detail in reply.detail
     lost = pool.act(other, "turns")
     assert isinstance(lost, Failed)
-    assert "the process of this episode and others ended" in lost.detail
+    assert lost.is_lost
+    assert lost.detail == "lost with its process, which ended because of other episodes"
     assert pool.act(pool.begin(), "pid").observation not in (before, str(os.getpid()))
+
+
+def test_who_waits_where_others_hang_is_lost_and_not_late(player):
+    """Of two that wait when a worker is ended, the one that had its turn has failed."""
+    pool = player(timeout_s=0.4)
+    first, second = pool.begin(), pool.begin()
+    replies = {}
+    pool.pool.act(first, "hang", lambda reply: replies.setdefault("first", reply))
+    pool.pool.act(second, "turns", lambda reply: replies.setdefault("second", reply))
+    end = time.monotonic() + 20
+    while len(replies) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert (replies["first"].timed_out, replies["first"].is_lost) == (True, False)
+    assert (replies["second"].timed_out, replies["second"].is_lost) == (False, True)
+
+
+def test_an_answer_that_waits_when_too_many_threads_hang_is_lost(player):
+    pool = player(timeout_s=0.3)
+    good = pool.begin()
+    hang(pool, 9)
+    end = time.monotonic() + 10
+    while isinstance(lost := pool.act(good, "short"), Answered):
+        assert time.monotonic() < end
+    assert lost.is_lost
+
+
+def test_an_observation_tells_whose_turn_it_is(shared):
+    assert shared.act(shared.begin(), "role tool").role == "tool"
+    assert shared.act(shared.begin(), "turns").role == "user"
 
 
 def test_another_worker_goes_on(player):
@@ -296,7 +353,7 @@ def test_a_worker_in_which_too_many_threads_hang_is_replaced(player, capfd):
     while isinstance(lost := pool.act(good, "turns"), Answered):
         assert time.monotonic() < end
         time.sleep(0.05)
-    assert "the process of this episode and others ended" in lost.detail
+    assert lost.is_lost
     assert pool.act(pool.begin(), "pid").observation != process
     assert "9 episodes go on 0.3 s after they were closed" in capfd.readouterr().err
 

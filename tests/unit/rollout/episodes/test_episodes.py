@@ -48,7 +48,8 @@ class Engine:
             "completion": token_array(ids),
             "logprobs": Array(dtype="float32", shape=(len(ids),), data=np.float32([-token for token in ids]).tobytes()),
             "versions": token_array([version] * len(ids)),
-            "routing": token_array([request.prompt.arrays["prompt"].shape[0] + len(ids) - 1]),
+            # Of each unit but the last, which turn it was recorded in.
+            "routing": token_array([len(self.requests)] * (request.prompt.arrays["prompt"].shape[0] + len(ids) - 1)),
         }
         return Generated(
             payload=Payload(kind="tokens", arrays=arrays),
@@ -80,7 +81,7 @@ class Pool:
     def act(self, episode, text, answer):
         self.turns[episode] += 1
         reply = self.script(self.turns[episode], text)
-        fields = {"observation": None, "done": False, "reward": 0.0, "detail": "", **(reply or {})}
+        fields = {"observation": None, "role": "user", "done": False, "reward": 0.0, "detail": "", **(reply or {})}
         made = (
             Failed(episode=episode, timed_out=True, detail="slow")
             if reply is None
@@ -96,7 +97,10 @@ class Pool:
 
 
 class Model:
-    """A letter is a token; observations are encoded as three digits less."""
+    """A letter is a token."""
+
+    def __init__(self):
+        self.roles = []
 
     def encode(self, prompt):
         text = prompt.text if isinstance(prompt.text, str) else "".join(each.content for each in prompt.text)
@@ -107,20 +111,22 @@ class Model:
     def decode(self, payload):
         return " ".join(str(token) for token in values(payload, "completion").tolist() if token != STOP)
 
-    def encode_observation(self, prompt, written, observation):
+    def encode_observation(self, prompt, written, observation, *, role="user"):
         if observation == "?":
             raise DataError("no such letter")
+        self.roles.append(role)
         return [ord(letter) for letter in observation]
 
 
 class Rig:
     def __init__(self, pool=None, *, max_turns=4, rewards=True):
         self.engine, self.pool, self.events, self.played = Engine(), pool or Pool(), collections.deque(), None
+        self.model = Model()
         self.episodes = Episodes(
             EpisodeParts(
                 environment=EnvironmentConfig(plugin="game", max_turns=max_turns),
                 capabilities=EnvironmentCapabilities(rewards=rewards),
-                model=Model(),
+                model=self.model,
                 engine=self.engine,
                 pool=self.pool,
                 version=lambda: 8,
@@ -164,8 +170,8 @@ def test_a_dialogue_is_one_sequence_whose_prompts_are_all_that_came_before():
     assert decided(payload).tolist() == [True, True, True, False, False, True, True, False, True, True]
     assert values(payload, "logprobs").tolist() == [-1, -2, -STOP, -4, -STOP, -6, -STOP]
     assert values(payload, "versions").tolist() == [3, 3, 3, 5, 5, 5, 5]
-    # What the last forward recorded covers every unit but the last.
-    assert values(payload, "routing").tolist() == [11]
+    # Each unit but the last has the record of its first forward: that of the turn which went on from it.
+    assert values(payload, "routing").tolist() == [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3]
     assert (played.generated.oldest_version, played.generated.newest_version, played.generated.num_units) == (3, 5, 7)
     prompts = [values(each.prompt, "prompt").tolist() for each in rig.engine.requests]
     assert prompts == [[97, 98], [97, 98, 1, 2, STOP, 120, 121], [97, 98, 1, 2, STOP, 120, 121, 4, STOP, 122]]
@@ -199,6 +205,26 @@ def test_samples_that_begin_otherwise_are_asked_alone():
 def test_first_words_are_a_turn_of_the_user_in_a_chat():
     rig = Rig(Pool(opens=["c"])).begin(Prompt(text=(Message(role="system", content="ab"),)))
     assert values(rig.engine.requests[0].prompt, "prompt").tolist() == [97, 98, 99]
+
+
+def test_who_said_what_is_told_apart():
+    script = [{"observation": "x", "role": "tool"}, {"observation": "y"}, {"done": True, "observation": "unseen"}]
+    rig = Rig(Pool(opens=["c"], script=lambda turn, text: script[turn - 1]))
+    rig.engine.turns += [([1, 2, STOP],), ([3, STOP],), ([4, STOP],)]
+    (played,) = rig.begin().played
+    assert [(each.role, each.content) for each in played.said] == [
+        *(("user", "c"), ("assistant", "1 2"), ("tool", "x"), ("assistant", "3"), ("user", "y"), ("assistant", "4")),
+    ]
+    assert rig.model.roles == ["user", "tool", "user"]
+
+
+def test_what_was_lost_with_others_is_told_apart():
+    lost = Failed(episode=0, timed_out=False, detail="lost with its process", is_lost=True)
+    rig = Rig(Pool(script=say("x")))
+    rig.pool.act = lambda episode, text, answer: answer(lost)
+    (played,) = rig.begin().played
+    assert (played.status, played.detail) == (SampleStatus.ENVIRONMENT_LOST, "game: lost with its process")
+    assert not played.status.is_scored
 
 
 def test_rewards_and_details_add_up():

@@ -15,9 +15,11 @@ class Noting:
     def __init__(self):
         self.entered = []
         self.dropped = []
+        self.shown = []
         self._numbers = itertools.count()
 
-    def add(self, prompt, sampling, *, seed, epoch):
+    def add(self, prompt, sampling, *, seed, epoch, shows):
+        self.shown.append(shows)
         name = str(next(self._numbers))
         self.entered.append((name, tuple(prompt), seed, epoch))
         return name
@@ -86,3 +88,16 @@ def test_the_same_version_loaded_twice_shares_nothing(backend):
         admission.admit()
         admission.remove([admission.of(str(number))])
     assert len({epoch for _, _, _, epoch in backend.entered}) == 3
+
+
+def test_what_a_prompt_shows_goes_in_with_each_sample_and_again_after_an_update(backend):
+    admission = Admission(backend, num_slots=3)
+    one, other = flight(1, num_samples=2), flight(2)
+    shown = object()
+    one.conditioning = shown
+    admission.add([*one.sequences, *other.sequences])
+    admission.admit()
+    assert backend.shown == [shown, shown, None]
+    admission.mark(1)
+    assert backend.shown[3:] == [shown, shown, None]
+    assert [epoch for *_, epoch in backend.entered] == [0, 0, 0, 1, 1, 1]

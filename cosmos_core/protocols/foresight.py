@@ -1,0 +1,51 @@
+"""What planning asks an engine before any process starts (`Provider.foresee`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+import attrs
+
+from cosmos_core.protocols.facts import ModelFacts
+
+if TYPE_CHECKING:
+    from cosmos_core.protocols.model import Model
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class EngineOutlook:
+    """What is known of an engine's part in a run when that is planned.
+
+    Attributes:
+        model: The model plugin's instance.
+        facts: Of the model, found without weights.
+        device: Where it will generate, as the recipe says.
+        has_gpu: Whether this machine, where `auto` may be decided, has a GPU.
+        precision: Name of the torch dtype of its weights.
+        temperatures: Each temperature at which it will draw, by the recipe's key.
+        shows_media: Whether prompts show images or videos.
+        num_ranks: Processes of a replica.
+    """
+
+    model: Model
+    facts: ModelFacts
+    device: Literal["auto", "cpu", "cuda"]
+    has_gpu: bool
+    precision: str
+    temperatures: Mapping[str, float]
+    shows_media: bool
+    num_ranks: int = 1
+
+
+@attrs.frozen(kw_only=True)
+class Foresight:
+    """What an engine says of that.
+
+    Attributes:
+        problems: What it cannot do, wherever it runs: `key: what, value seen; what to do`.
+        absent: What it lacks on this machine, and what to do: such a run can be planned, not started.
+    """
+
+    problems: tuple[str, ...] = ()
+    absent: str = ""

@@ -1,0 +1,86 @@
+"""Matrices packed for a CPU's bfloat16 kernels.
+
+The product of a matrix with the few rows of a step takes about as long as bringing the matrix into the order that the
+kernel reads it in. So linear layers compute with copies in that order, made once for each version. The parameters stay
+as they are: they are what updates write to and digests are read from. Products of inputs that lie in order are the same
+to the last bit; of others, a bias is added before rounding instead of after.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from cosmos_core.errors import AttestationError
+
+_KERNELS: Final = torch.ops.mkldnn
+_ROWS: Final = 64
+"""A hint for the packing: the rows that a step has, about."""
+
+
+class PackedMatrices:
+    """The packed matrices of a module's linear layers, which compute with them from now on.
+
+    They take the memory of these matrices a second time.
+
+    Args:
+        layers: The linear layers, by name.
+    """
+
+    def __init__(self, layers: Mapping[str, torch.nn.Linear]) -> None:
+        self._layers: Final = layers
+        self._packed: Final[dict[str, torch.Tensor]] = {}
+        self.pack()
+
+    @staticmethod
+    def of(module: torch.nn.Module) -> PackedMatrices | None:
+        """Pack what gains by it; None where nothing does: other devices and dtypes, CPUs without such kernels."""
+        layers = {
+            name: layer
+            for name, layer in module.named_modules()
+            if isinstance(layer, torch.nn.Linear) and _gains(layer)
+        }
+        return PackedMatrices(layers) if layers and _has_kernels() else None
+
+    def pack(self) -> None:
+        """Take over the parameters as they are now."""
+        for name, layer in self._layers.items():
+            packed = _KERNELS._reorder_linear_weight(layer.weight.detach(), _ROWS)  # noqa: SLF001 - as below
+            self._packed[name] = packed
+            layer.forward = functools.partial(_product, packed, layer.bias)  # type: ignore[method-assign]
+
+    def check(self) -> None:
+        """Read the packed matrices back.
+
+        Raises:
+            AttestationError: One is not, bit by bit, its parameter.
+        """
+        for name, layer in self._layers.items():
+            held = self._packed[name].to_dense()
+            if not torch.equal(held.view(torch.int16), layer.weight.detach().view(torch.int16)):
+                raise AttestationError(
+                    f"{name}.weight: the packed copy that products are computed with is not what is loaded"
+                )
+
+
+def _product(packed: torch.Tensor, bias: torch.Tensor | None, inputs: torch.Tensor) -> torch.Tensor:
+    # torch has packed products for its compiler only: there is no public way to them.
+    product: torch.Tensor = _KERNELS._linear_pointwise(inputs, packed, bias, "none", [], "")  # noqa: SLF001
+    return product
+
+
+def _gains(layer: torch.nn.Linear) -> bool:
+    # Subclasses may compute otherwise.
+    if type(layer) is not torch.nn.Linear or type(layer.weight) is not torch.nn.Parameter:
+        return False
+    return layer.weight.device.type == "cpu" and layer.weight.dtype is torch.bfloat16
+
+
+def _has_kernels() -> bool:
+    needed = ("_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise")
+    return bool(torch.backends.mkldnn.is_available()) and (  # type: ignore[no-untyped-call]
+        all(hasattr(_KERNELS, name) for name in needed) and bool(_KERNELS._is_mkldnn_bf16_supported())  # noqa: SLF001
+    )

@@ -1,0 +1,215 @@
+"""The ranks after the first, as the first one leads them: started, told what to do, watched, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import selectors
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from cosmos_core.errors import EngineError, TransportError
+from cosmos_core.protocols import EngineContext
+from cosmos_core.rollout.embedded.options import EmbeddedOptions
+from cosmos_core.rollout.embedded.ranks import mesh as ranks_mesh
+from cosmos_core.rollout.embedded.ranks.messages import Built, Failed, Join, Ready, Setup, Share
+from cosmos_core.rollout.embedded.ranks.process import RankProcess
+from cosmos_core.weights.shards import dtype_name
+
+T = TypeVar("T")
+
+_START_S: Final = 300.0
+"""Time to import torch and make the model plugin."""
+_BUILD_S: Final = 1800.0
+"""Time to read a rank's part of a checkpoint, after the first rank has read its own."""
+_ANSWER_S: Final = 300.0
+_JOIN_S: Final = 5.0
+_DEATH_S: Final = 5.0
+"""How long the end of a rank may take to be seen, once a collective with it has failed."""
+
+
+class RankLostError(RuntimeError):
+    """A rank ended. No CosmosError: that would fail a command, and it is the engine's thread that has to fail."""
+
+
+class Team:
+    """Ranks 1 and up of one engine.
+
+    Methods are called on the engine's thread; `lost` is called on a thread of its own.
+
+    Args:
+        context: The engine's.
+        options: The engine's.
+        lost: Told once, when a rank ends before `close`.
+
+    Raises:
+        EngineError: The context does not let other processes make the model.
+    """
+
+    def __init__(self, context: EngineContext, options: EmbeddedOptions, lost: Callable[[EngineError], None]) -> None:
+        self._context: Final = context
+        self._options: Final = options
+        self._lost: Final = lost
+        self._size: Final = context.tensor_parallel
+        self._processes: Final[list[RankProcess]] = []
+        self._answers: Final[dict[int, queue.SimpleQueue[object]]] = {}
+        self._closing = False
+        self._failure: EngineError | None = None
+        self._failed: Final = threading.Event()
+        self._watcher: threading.Thread | None = None
+        if context.source is None:
+            raise EngineError(
+                f"rollout.mesh.tp: {self._size} ranks, but nothing says how another process makes the model "
+                "(EngineContext.source); set tp = 1"
+            )
+
+    def form(self) -> ranks_mesh.TensorMesh:
+        """Start the ranks and become the first of them.
+
+        Raises:
+            EngineError: One did not start, or ended, or this process cannot be a rank.
+        """
+        ranks_mesh.check_devices(self._context.device.type, self._size)
+        store = ranks_mesh.host_store()
+        for rank in range(1, self._size):
+            self._answers[rank] = queue.SimpleQueue()
+            self._processes.append(RankProcess(rank))
+        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        self._watcher.start()
+        for process in self._processes:
+            process.send(self._setup(process.rank))
+        self.collect(Ready, _START_S)
+        self.tell(Join(port=int(store.port)))
+        device = ranks_mesh.device_of(self._context.device.type, 0)
+        return ranks_mesh.join(store, rank=0, size=self._size, device=device)
+
+    def places(self) -> dict[int, Mapping[str, Share]]:
+        """Where the parts of each rank lie, once they have built them.
+
+        Raises:
+            EngineError: One ended.
+        """
+        return {rank: built.shares for rank, built in self.collect(Built, _BUILD_S).items()}
+
+    def tell(self, message: object) -> None:
+        """Tell all ranks the same.
+
+        Raises:
+            EngineError: One has ended.
+        """
+        for process in self._processes:
+            self.tell_one(process.rank, message)
+
+    def tell_one(self, rank: int, message: object, descriptor: int | None = None) -> None:
+        """Tell a rank something, with a descriptor if there is one.
+
+        Raises:
+            EngineError: It has ended.
+        """
+        try:
+            self._processes[rank - 1].send(message, descriptor)
+        except EngineError as error:
+            raise self.reason(error) from error
+
+    def collect(self, kind: type[T], timeout_s: float = _ANSWER_S) -> dict[int, T]:
+        """The next answer of each rank.
+
+        Raises:
+            EngineError: One ended, or did not answer in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        found: dict[int, T] = {}
+        for rank, answers in self._answers.items():
+            try:
+                answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise EngineError(f"rank {rank} of the engine did not answer within {timeout_s:g} s") from None
+            if isinstance(answer, EngineError):
+                raise answer
+            assert isinstance(answer, kind), f"rank {rank} answered {answer!r} where a {kind.__name__} was due"
+            found[rank] = answer
+        return found
+
+    def reason(self, error: Exception) -> Exception:
+        """Why something that all ranks do together failed: a rank's end, if one did, else the error itself."""
+        return self._failure if self._failed.wait(_DEATH_S) and self._failure is not None else error
+
+    def close(self) -> None:
+        """End all ranks, and be one no more. Idempotent."""
+        self._closing = True
+        for process in self._processes:
+            process.hang_up()
+        with contextlib.suppress(RuntimeError):  # a rank may have gone before it had joined
+            ranks_mesh.leave()
+        for process in self._processes:
+            # At once: it has nothing to save, and an interpreter takes its time to leave.
+            process.end(0.0)
+        if self._watcher is not None:
+            self._watcher.join(_JOIN_S)
+        for process in self._processes:
+            process.socket.close()
+        self._processes.clear()
+
+    def _setup(self, rank: int) -> Setup:
+        context, source = self._context, self._context.source
+        assert source is not None
+        return Setup(
+            rank=rank,
+            size=self._size,
+            plugin=source.plugin,
+            model_options=dict(source.options),
+            path=source.context.path,
+            config=None if source.context.config is None else dict(source.context.config),
+            assets=str(source.context.assets),
+            trust_remote_code=source.context.trust_remote_code,
+            seed=context.seed,
+            dtype=dtype_name(context.dtype),
+            device=context.device.type,
+            max_in_flight=context.max_in_flight,
+            context_length=context.context_length,
+            threads=torch.get_num_threads(),
+            options=self._options,
+        )
+
+    def _watch(self) -> None:
+        """Take answers until every rank has ended or one has failed."""
+        with selectors.DefaultSelector() as selector:
+            for process in self._processes:
+                selector.register(process.socket, selectors.EVENT_READ, process)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    spoken: RankProcess = key.data
+                    how = self._take(spoken)
+                    if how is not None:
+                        selector.unregister(spoken.socket)
+                        self._note(spoken, how)
+
+    def _take(self, process: RankProcess) -> str | None:
+        """Pass on what a rank says; why it is of no use any more, if it is not."""
+        try:
+            for message in process.receive():
+                if isinstance(message, Failed):
+                    return message.reason
+                self._answers[process.rank].put(message)
+        except EOFError:
+            return "" if self._closing else process.end(_DEATH_S)
+        except (TransportError, OSError) as error:
+            return f"what it says cannot be read: {error}"
+        return None
+
+    def _note(self, process: RankProcess, how: str) -> None:
+        if self._closing or self._failure is not None:
+            return
+        self._failure = EngineError(f"rank {process.rank} of the {self._size} ranks of the engine ended: {how}")
+        self._failed.set()
+        for answers in self._answers.values():
+            answers.put(self._failure)
+        if self._context.device.type == "cuda" and dist.is_initialized():
+            # A collective that waits on a GPU for a rank that is gone would wait until its own time limit.
+            dist.distributed_c10d._abort_process_group()  # noqa: SLF001 - the only way
+        self._lost(self._failure)

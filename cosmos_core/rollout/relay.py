@@ -1,0 +1,139 @@
+"""Passes weights on: keeps copies of what the engine loads, for other rollout replicas to read.
+
+A copy is made of the slices as they arrive, and is served once the engine has loaded and attested them. A replica that
+nobody reads from keeps none and listens to nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TypeAlias
+
+import torch
+
+from cosmos_core.errors import TransportError, WeightSyncError
+from cosmos_core.protocols import TensorSlice
+from cosmos_core.weights.publisher import WeightPublisher
+from cosmos_core.weights.snapshot import Snapshot
+
+_LOG: Final = logging.getLogger(__name__)
+
+Layout: TypeAlias = Mapping[int, Sequence[tuple[TensorSlice, str]]]
+
+
+class Copy:
+    """A copy of one version in the making, or of none: then nothing is kept and nothing served."""
+
+    def __init__(self, publisher: WeightPublisher | None = None, snapshot: Snapshot | None = None) -> None:
+        self._publisher: Final = publisher
+        self._snapshot: Final = snapshot
+
+    def write(self, piece: TensorSlice, data: torch.Tensor) -> None:
+        """Keep a slice that arrived."""
+        if self._snapshot is not None:
+            self._snapshot.write(piece, data)
+
+    def serve(self, digests: Mapping[str, int]) -> str:
+        """Let others read it, now that it is loaded and attested; where, or empty.
+
+        Args:
+            digests: Digest of each tensor as published.
+        """
+        if self._publisher is None or self._snapshot is None:
+            return ""
+        try:
+            self._publisher.seal(self._snapshot, digests=digests)
+        except WeightSyncError as error:
+            _tell(self._snapshot.version, error)
+            return ""
+        return self._publisher.endpoint
+
+    def drop(self) -> None:
+        """Forget it, unless it is served."""
+        if self._publisher is not None and self._snapshot is not None:
+            self._publisher.discard(self._snapshot)
+
+
+class Relay:
+    """The copies of one replica. Methods may be called from any thread."""
+
+    def __init__(self, run_id: str, bind_host: str = "127.0.0.1", *, directory: Path | None = None) -> None:
+        """Nothing is kept or served before the first copy.
+
+        Args:
+            run_id: Receivers of another run are refused.
+            bind_host: IP address of this machine to listen on; 0.0.0.0 for all.
+            directory: Where copies lie; shared memory if absent.
+        """
+        self._run_id: Final = run_id
+        self._bind_host: Final = bind_host
+        self._directory: Final = directory
+        self._lock: Final = threading.Lock()
+        self._publisher: WeightPublisher | None = None
+        self._is_closed = False
+
+    @contextlib.contextmanager
+    def copying(self, version: int, layout: Layout, *, keep: bool) -> Iterator[Copy]:
+        """Make a copy of a version while it is loaded; what is not served by the end is dropped.
+
+        Args:
+            version: Weight version.
+            layout: What each rank of the engine holds.
+            keep: Whether a copy is wanted. Where it cannot be made, the log says why, and others read elsewhere.
+        """
+        copy = self._copy(version, layout) if keep else Copy()
+        try:
+            yield copy
+        finally:
+            copy.drop()
+
+    def retain(self, oldest: int, *, keep: bool) -> None:
+        """Drop the copies of versions before `oldest`, and the server with the last of them if none is wanted."""
+        with self._lock:
+            publisher = self._publisher
+            if publisher is None:
+                return
+            publisher.retain(oldest)
+            if keep or publisher.held:
+                return
+            self._publisher = None
+        publisher.close()
+
+    def close(self) -> None:
+        """Drop all copies and stop serving. Idempotent."""
+        with self._lock:
+            publisher, self._publisher, self._is_closed = self._publisher, None, True
+        if publisher is not None:
+            publisher.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _copy(self, version: int, layout: Layout) -> Copy:
+        try:
+            with self._lock:
+                if self._is_closed:
+                    return Copy()
+                if self._publisher is None:
+                    self._publisher = WeightPublisher(self._run_id, self._bind_host, directory=self._directory)
+                publisher = self._publisher
+            return Copy(publisher, publisher.reserve(version, layout))
+        except (WeightSyncError, TransportError) as error:
+            _tell(version, error)
+            return Copy()
+
+
+def _tell(version: int, error: WeightSyncError | TransportError) -> None:
+    _LOG.warning(
+        "weights version %d are not passed on to other replicas, which read them elsewhere: %s", version, error
+    )

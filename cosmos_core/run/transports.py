@@ -1,0 +1,65 @@
+"""How weights will travel from the policy to the rollout replicas: what was chosen, why, and what cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fsspec.core import url_to_fs
+from fsspec.implementations.memory import MemoryFileSystem
+
+from cosmos_core.config.schema import Recipe
+from cosmos_core.run.estimate import gpus
+
+
+def transport(recipe: Recipe) -> str:
+    """The way of the weights, and why, for people."""
+    sync = recipe.sync
+    chosen = f"sync.transport = {sync.transport!r}"
+    if sync.transport == "auto":
+        here = f"launch.launcher {recipe.launch.launcher!r} starts every process on this machine"
+        otherwise = f"; from {sync.directory} where nobody answers" if sync.directory else ""
+        return f"shared memory: {here}{otherwise}"
+    ways = {
+        "shared-memory": "shared memory",
+        "zmq": "ZeroMQ, on this machine, too",
+        "gloo": "a gloo process group of each rollout replica with each policy process, in CPU memory",
+        "nccl": "an NCCL process group of each rollout replica with each policy process, between GPUs",
+        "disk": f"stored in {sync.directory} before they are announced",
+    }
+    return f"{ways[sync.transport]}: {chosen}{_passed_on(recipe)}"
+
+
+def _passed_on(recipe: Recipe) -> str:
+    """Who reads from whom, where not all rollout replicas read what the policy published."""
+    if recipe.sync.transport not in ("zmq", "gloo", "nccl") or recipe.rollout.replicas <= recipe.sync.fan_out:
+        return ""
+    return f"; rollout replicas pass them on, each to at most {recipe.sync.fan_out} (sync.fan_out)"
+
+
+def misfits(recipe: Recipe, num_gpus: int) -> Iterator[str]:
+    """What keeps weights from travelling as the recipe says, on a machine with so many GPUs."""
+    sync = recipe.sync
+    if sync.transport == "nccl":
+        needed = gpus(recipe, uses_rollouts=True)
+        if num_gpus < needed:
+            yield (
+                f"sync.transport: 'nccl' needs a GPU for each of the {needed} processes of policy and rollout "
+                f"replicas, and this machine has {num_gpus}; set it to 'gloo' or 'auto', or use fewer processes"
+            )
+    if sync.directory is not None:
+        yield from _unusable(sync.directory)
+
+
+def _unusable(directory: str) -> Iterator[str]:
+    try:
+        files, _ = url_to_fs(directory)
+    except ImportError as error:
+        yield (
+            f"sync.directory: {directory!r} needs a library that is not installed ({error}); "
+            "for s3:// install cosmos-core[s3]"
+        )
+    except (OSError, ValueError) as error:
+        yield f"sync.directory: {directory!r} cannot be used: {error}; give a path or an fsspec URL"
+    else:
+        if isinstance(files, MemoryFileSystem):
+            yield f"sync.directory: {directory!r} is in the memory of one process; give a path that all of them see"

@@ -1,0 +1,202 @@
+"""A process group of a publisher and a receiver, outside torch's default group; it lasts for one fetch.
+
+gloo passes tensors in CPU memory over TCP. NCCL passes tensors in GPU memory; it has no tags, so both sides name their
+transfers in the same order, and it needs a GPU for each of the two processes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import socket
+import time
+from datetime import timedelta
+from typing import Any, Final, Literal, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+
+from cosmos_core.errors import TransportError
+
+PairKind: TypeAlias = Literal["gloo", "nccl"]
+
+PUBLISHER: Final = 0
+RECEIVER: Final = 1
+
+_GIVE_UP: Final = timedelta(milliseconds=1)
+_PAUSE_S: Final = 0.0005
+_PLACE: Final = re.compile(r"^\[[^\]]+:\d+\] ")
+
+
+class Rendezvous:
+    """Where the two meet, on the publisher's side: a store of torch's, on a free port of one address.
+
+    Args:
+        host: IP address or name of this machine at which receivers reach it.
+        timeout_s: Longest wait for the other one.
+
+    Raises:
+        TransportError: The address cannot be listened on.
+    """
+
+    def __init__(self, host: str, timeout_s: float) -> None:
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            # Left to itself, torch listens on every address of the machine.
+            listening = socket.create_server((host, 0), family=family)
+            self.port: Final = int(listening.getsockname()[1])
+            self.store: Final = TCPStore(
+                host,
+                self.port,
+                None,
+                is_master=True,
+                timeout=timedelta(seconds=timeout_s),
+                wait_for_workers=False,
+                master_listen_fd=listening.detach(),
+            )
+        except (OSError, RuntimeError) as error:
+            raise TransportError(f"nobody can be met at {host}: {_first_line(error)}") from error
+
+
+def meet(host: str, port: int, timeout_s: float) -> TCPStore:
+    """The store of a publisher's `Rendezvous`.
+
+    Raises:
+        TransportError: It cannot be reached.
+    """
+    try:
+        timeout = timedelta(seconds=timeout_s)
+        return TCPStore(host, port, None, is_master=False, timeout=timeout, wait_for_workers=False)
+    except (RuntimeError, ValueError) as error:  # what torch's stores raise on every kind of failure
+        raise TransportError(f"{host}:{port} cannot be met: {_first_line(error)}") from error
+
+
+def address_towards(host: str) -> str:
+    """The address of this machine from which another one is reached; sends nothing."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))
+        except OSError:
+            return socket.gethostname()
+        return str(probe.getsockname()[0])
+
+
+class Pair:
+    """Passes tensors of bytes to the other one; used by one thread.
+
+    Args:
+        kind: The backend.
+        store: Where the two meet.
+        rank: `PUBLISHER` or `RECEIVER`.
+        host: Address of this machine for the connection.
+        timeout_s: Longest wait for the other one to appear.
+
+    Attributes:
+        device: Where tensors must be.
+
+    Raises:
+        TransportError: The other one does not appear, or this machine lacks what the backend needs.
+    """
+
+    def __init__(self, kind: PairKind, store: TCPStore, rank: int, *, host: str, timeout_s: float) -> None:
+        self.kind: Final = kind
+        self.device: Final = torch.device("cpu") if kind == "gloo" else _gpu()
+        self._peer: Final = 1 - rank
+        self._group: Any = None
+        try:
+            self._group = _gloo(store, rank, host, timeout_s) if kind == "gloo" else _nccl(store, rank)
+        except (RuntimeError, ValueError) as error:
+            raise TransportError(f"no {kind} connection: {_first_line(error)}") from error
+
+    def send(self, data: torch.Tensor, tag: int) -> dist.Work:
+        """Begin to send bytes, which must stay as they are until it is finished.
+
+        Raises:
+            TransportError: The connection is broken.
+        """
+        return self._begin(lambda: self._group.send([data], self._peer, tag))
+
+    def receive(self, data: torch.Tensor, tag: int) -> dist.Work:
+        """Begin to write what comes under a tag into `data`.
+
+        Raises:
+            TransportError: The connection is broken.
+        """
+        return self._begin(lambda: self._group.recv([data], self._peer, tag))
+
+    def finish(self, work: dist.Work, timeout_s: float) -> None:
+        """Wait for one transfer. If it fails the pair is of no use any more, and the other one hears of it.
+
+        Raises:
+            TransportError: It is not complete in time, or the other one is gone.
+        """
+        try:
+            if self.kind == "gloo":
+                # Transfers of two cannot be polled; one that is waited for in vain closes the connection (measured).
+                work.wait(timedelta(seconds=timeout_s))
+            else:
+                self._poll(work, timeout_s)
+        except RuntimeError as error:
+            raise TransportError(f"a transfer over {self.kind} failed: {_first_line(error)}") from error
+
+    def drop(self, pending: list[dist.Work]) -> None:
+        """Leave, whatever is under way; the pair is of no use any more."""
+        group, self._group = self._group, None
+        if not pending or group is None:
+            return
+        if self.kind == "nccl":
+            # A kernel that waits for a lost peer never ends; a group with one must not be destroyed either.
+            group.abort()
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+            return
+        for work in pending:
+            # The first one closes the connection, which ends the others.
+            try:
+                work.wait(_GIVE_UP)
+            except RuntimeError:
+                continue
+
+    def _begin(self, start: Any) -> dist.Work:
+        try:
+            work: dist.Work = start()
+        except RuntimeError as error:
+            raise TransportError(f"a transfer over {self.kind} failed: {_first_line(error)}") from error
+        return work
+
+    def _poll(self, work: dist.Work, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not work.is_completed():
+            if time.monotonic() > deadline:
+                raise TransportError(f"a transfer over {self.kind} was not complete after {timeout_s:g} s")
+            time.sleep(_PAUSE_S)
+        work.wait()
+
+
+def _gloo(store: TCPStore, rank: int, host: str, timeout_s: float) -> Any:
+    options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001 - as torch itself makes them
+    options._devices = [ProcessGroupGloo.create_device(hostname=host)]  # noqa: SLF001
+    options._timeout = timedelta(seconds=timeout_s)  # noqa: SLF001
+    return ProcessGroupGloo(store, rank, 2, options)
+
+
+def _nccl(store: TCPStore, rank: int) -> Any:
+    # The watchdog's own limit stays far off: it would end the process. `Pair.finish` gives up much earlier.
+    return dist.ProcessGroupNCCL(store, rank, 2, dist.ProcessGroupNCCL.Options())
+
+
+def _gpu() -> torch.device:
+    """This thread's GPU: the first that the process sees, of which `cosmos run` shows each its own."""
+    if not torch.cuda.is_available() or not dist.is_nccl_available():
+        raise TransportError(
+            "nccl needs a CUDA device and torch's NCCL in both processes, and this one lacks them; "
+            "set sync.transport to 'gloo' or 'auto'"
+        )
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _first_line(error: BaseException) -> str:
+    line = str(error).strip().partition("\n")[0]
+    # gloo says where in its sources first, and what users of its own should do last.
+    return _PLACE.sub("", line).partition(". This is")[0] or type(error).__name__

@@ -1,0 +1,94 @@
+"""A publisher's side of a lane through a process group: a thread for each receiver that asked for one."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from cosmos_core.errors import TransportError
+from cosmos_core.weights.lanes.pair import PUBLISHER, Pair, PairKind, Rendezvous
+from cosmos_core.weights.lanes.tags import tag_of
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+FORM_S: Final = 30.0
+"""Longest wait for a receiver to appear."""
+SEND_S: Final = 30.0
+"""Longest time for one answer; a receiver that takes longer is given up."""
+IDLE_S: Final = 60.0
+"""How long a receiver may ask for nothing before it counts as gone without a word."""
+_JOIN_S: Final = 1.0
+
+
+class Sender:
+    """Sends answers to one receiver. The server that feeds it never waits for it.
+
+    Args:
+        kind: The process group's backend.
+        host: Address at which receivers reach this machine.
+
+    Attributes:
+        port: Where the receiver is met.
+
+    Raises:
+        TransportError: Nobody can be met at that address.
+    """
+
+    def __init__(self, kind: PairKind, host: str) -> None:
+        self._kind: Final[PairKind] = kind
+        self._host: Final = host
+        self._meeting: Rendezvous | None = Rendezvous(host, FORM_S)
+        self.port: Final = self._meeting.port
+        self._answers: Final[queue.SimpleQueue[tuple[int, Sequence[memoryview]] | None]] = queue.SimpleQueue()
+        self._thread: Final = threading.Thread(target=self._run, name=f"weights-{kind}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it sends nothing any more."""
+        return not self._thread.is_alive()
+
+    def send(self, request: int, slices: Sequence[memoryview]) -> None:
+        """Queue the slices that answer a request; their memory must stay as it is until they are sent."""
+        self._answers.put((request, slices))
+
+    def close(self) -> None:
+        """End once what is queued is sent; returns at once. Idempotent."""
+        self._answers.put(None)
+
+    def join(self) -> None:
+        """Wait a moment for the end; a receiver that does not take what it asked for cannot hold it up."""
+        self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        meeting, self._meeting = self._meeting, None
+        assert meeting is not None
+        try:
+            pair = Pair(self._kind, meeting.store, PUBLISHER, host=self._host, timeout_s=FORM_S)
+            while (answer := self._answers.get(timeout=IDLE_S)) is not None:
+                _send(pair, *answer)
+        except queue.Empty:
+            _LOGGER.info("a receiver of weights over %s asked for nothing for %g s", self._kind, IDLE_S)
+        except TransportError as error:
+            _LOGGER.warning("a receiver of weights over %s was given up: %s", self._kind, error)
+
+
+def _send(pair: Pair, request: int, slices: Sequence[memoryview]) -> None:
+    works = []
+    for index, data in enumerate(slices):
+        if len(data):
+            content = torch.frombuffer(data, dtype=torch.uint8).to(pair.device)
+            # Held until it is sent.
+            works.append((pair.send(content, tag_of(request, index)), content))
+    try:
+        while works:
+            pair.finish(works[0][0], SEND_S)
+            works.pop(0)
+    except TransportError:
+        pair.drop([work for work, _ in works])
+        raise

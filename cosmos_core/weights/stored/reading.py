@@ -1,0 +1,203 @@
+"""Reads slices of stored versions by ranges of bytes, each block checked."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import attrs
+import msgspec
+import torch
+
+from cosmos_core.errors import WeightSyncError
+from cosmos_core.protocols import TensorSlice
+from cosmos_core.transport.messages import WeightTarget
+from cosmos_core.weights import digest, slices, wire
+from cosmos_core.weights.fetch import Ready
+from cosmos_core.weights.shards import torch_dtype
+from cosmos_core.weights.source import Arrived, Wanted
+from cosmos_core.weights.stored.parts import FORMAT, StoredPart, access, checksum, told, version_folder
+
+_ALIGNMENT: Final = 64
+_READ_BYTES: Final = 32 << 20
+"""Most bytes to read at once, unless a single slice has more."""
+
+
+def stored_parts(directory: str, run_id: str, target: WeightTarget) -> tuple[list[Ready], list[str]]:
+    """The parts of a version that are there, and what is wrong with those that cannot be used.
+
+    Args:
+        directory: Where versions are stored.
+        run_id: The run; others' parts are refused.
+        target: The version.
+
+    Raises:
+        WeightSyncError: The directory cannot be read.
+    """
+    url = version_folder(directory, run_id, target.version, target.digest)
+    ready: list[Ready] = []
+    problems: list[str] = []
+    with access(url) as (files, folder):
+        paths = sorted(files.ls(folder, detail=False)) if files.exists(folder) else []
+        for path in paths:
+            if not path.endswith(".json"):
+                continue
+            try:
+                part = _described(files, path, run_id, target)
+            except WeightSyncError as error:
+                problems.append(str(error))
+                continue
+            shelf = StoredShelf(files, posixpath.join(folder, part.manifest.path), part)
+            shards = part.manifest.shard_map()
+            ready.append(Ready(source=None, manifest=part.manifest, shards=shards, shelf=shelf, host=""))
+    if not ready and not problems:
+        problems.append(f"{url}: nothing is stored there")
+    return ready, problems
+
+
+def _described(files: Any, path: str, run_id: str, target: WeightTarget) -> StoredPart:
+    """The description of a part that can be used.
+
+    Raises:
+        WeightSyncError: It is damaged, or not of this run and version; or its bytes are not all there.
+    """
+    try:
+        part = msgspec.json.decode(files.cat_file(path), type=StoredPart)
+    except msgspec.MsgspecError as error:
+        raise WeightSyncError(f"{path}: the description is damaged: {error}") from error
+    manifest = part.manifest
+    if part.format != FORMAT:
+        raise WeightSyncError(f"{path}: format {part.format}, and this release reads {FORMAT}; run one release")
+    if part.run_id != run_id:
+        raise WeightSyncError(f"{path}: it is of the run {part.run_id!r}, not {run_id!r}")
+    if (manifest.version, manifest.digest) != (target.version, target.digest):
+        raise WeightSyncError(
+            f"{path}: it is of version {manifest.version} with the digest {manifest.digest}, not of version "
+            f"{target.version} with {target.digest}"
+        )
+    if digest.combine(manifest.digests) != target.digest or not _is_sound(part):
+        raise WeightSyncError(f"{path}: the description is damaged: it contradicts itself")
+    content = posixpath.join(posixpath.dirname(path), manifest.path)
+    size = files.size(content) if files.exists(content) else None
+    if size != manifest.file_bytes or len(part.checksums) != -(-manifest.file_bytes // part.block_bytes):
+        found = "is not there" if size is None else f"has {size:,} bytes"
+        raise WeightSyncError(
+            f"{content} {found}, and {manifest.file_bytes:,} were written: it is truncated or foreign"
+        )
+    return part
+
+
+def _is_sound(part: StoredPart) -> bool:
+    """Whether what is described can lie in the file."""
+    manifest = part.manifest
+    if part.block_bytes < 1 or part.block_bytes % _ALIGNMENT or posixpath.basename(manifest.path) != manifest.path:
+        return False
+    return all(
+        0 <= entry.offset <= manifest.file_bytes - entry.nbytes and not entry.offset % _ALIGNMENT
+        for entry in manifest.entries
+    )
+
+
+@attrs.frozen(kw_only=True)
+class _Range:
+    """Where a slice lies in the file: from its first to its last element."""
+
+    rank: int
+    piece: TensorSlice
+    entry: wire.Entry
+    first: int
+    last: int
+
+
+class StoredShelf:
+    """A stored part.
+
+    What is read is the span from the first to the last element of each slice, in whole blocks; slices that are near
+    each other are read at once.
+
+    Args:
+        files: File system.
+        path: The file with the bytes.
+        part: Its description.
+    """
+
+    def __init__(self, files: Any, path: str, part: StoredPart) -> None:
+        self._files: Final = files
+        self._path: Final = path
+        self._part: Final = part
+        self._entries: Final[dict[str, list[wire.Entry]]] = {}
+        for entry in part.manifest.entries:
+            self._entries.setdefault(entry.name, []).append(entry)
+
+    def read(self, pieces: Sequence[Wanted]) -> Iterator[Arrived]:
+        """Yield slices in the order in which they lie in the file.
+
+        Raises:
+            WeightSyncError: The file is damaged or gone.
+        """
+        ranges = [self._range(rank, chunk) for rank, piece in pieces for chunk in self._chunks(piece)]
+        for run in _runs(sorted(ranges, key=lambda each: (each.first, each.last)), self._part.block_bytes):
+            first = run[0].first // self._part.block_bytes * self._part.block_bytes
+            data = self._checked(first, max(each.last for each in run))
+            yield from ((each.rank, each.piece, _cut(data, first, each)) for each in run)
+
+    def _chunks(self, piece: TensorSlice) -> list[TensorSlice]:
+        """Slices of bounded size."""
+        itemsize = self._entries[piece.name][0].facts.itemsize
+        return slices.chunks(piece, _READ_BYTES // itemsize) if slices.size(piece) else [piece]
+
+    def _range(self, rank: int, piece: TensorSlice) -> _Range:
+        entry = next(each for each in self._entries[piece.name] if slices.contains(each.piece, piece))
+        itemsize, strides = entry.facts.itemsize, _strides(entry.size)
+        places = list(zip(piece.start, entry.start, piece.shape, strides, strict=True))
+        first = entry.offset + itemsize * sum((start - base) * stride for start, base, _, stride in places)
+        span = 1 + sum((count - 1) * stride for _, _, count, stride in places) if slices.size(piece) else 0
+        return _Range(rank=rank, piece=piece, entry=entry, first=first, last=first + itemsize * span)
+
+    def _checked(self, first: int, last: int) -> bytearray:
+        """Whole blocks from the one that begins at `first` to the one that `last` lies in."""
+        block_bytes = self._part.block_bytes
+        end = min(-(-last // block_bytes) * block_bytes, self._part.manifest.file_bytes)
+        with told(self._path):
+            data = bytearray(self._files.cat_file(self._path, start=first, end=end))
+        view = memoryview(data)
+        for place in range(0, end - first, block_bytes):
+            begin = first + place
+            if checksum(view[place : place + block_bytes]) != self._part.checksums[begin // block_bytes]:
+                raise WeightSyncError(
+                    f"{self._path}: bytes {begin:,} to {min(begin + block_bytes, end):,} are not what was written "
+                    "(CRC-32): the file is damaged; remove its folder, the next version is stored anew"
+                )
+        return data
+
+
+def _runs(ranges: Sequence[_Range], gap: int) -> Iterator[list[_Range]]:
+    """Ranges to be read at once: near each other, and of bounded size."""
+    run: list[_Range] = []
+    end = 0
+    for each in ranges:
+        if run and (each.first - end > gap or max(end, each.last) - run[0].first > _READ_BYTES):
+            yield run
+            run = []
+        end = max(end, each.last) if run else each.last
+        run.append(each)
+    if run:
+        yield run
+
+
+def _cut(data: bytearray, first: int, each: _Range) -> torch.Tensor:
+    dtype = torch_dtype(each.entry.dtype)
+    count = (each.last - each.first) // dtype.itemsize
+    if not count:
+        return torch.empty(each.piece.shape, dtype=dtype)
+    # Blocks and entries begin where any dtype may.
+    span = torch.frombuffer(data, dtype=dtype, count=count, offset=each.first - first)
+    return span.as_strided(each.piece.shape, _strides(each.entry.size))
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * shape[dim + 1]
+    return strides

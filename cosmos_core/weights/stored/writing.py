@@ -1,0 +1,156 @@
+"""Writes a process's part of each version beside training, and removes versions that nobody needs any more."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import posixpath
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import attrs
+import msgspec
+from fsspec.implementations.local import LocalFileSystem
+
+from cosmos_core.errors import WeightSyncError
+from cosmos_core.weights import wire
+from cosmos_core.weights.shared_memory import map_shared
+from cosmos_core.weights.stored.parts import (
+    BLOCK_BYTES,
+    FORMAT,
+    StoredPart,
+    access,
+    checksum,
+    run_folder,
+    share_of,
+    version_folder,
+    version_of,
+)
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Snapshot:
+    """What is to be written; None in place of a file that is not there any more."""
+
+    manifest: wire.Manifest
+    mapped: mmap.mmap | None
+
+
+class VersionWriter:
+    """Writes on a thread of its own.
+
+    Args:
+        directory: Path or fsspec URL that receivers can read.
+        run_id: The run.
+        is_only: Whether receivers have no other source: versions are then written before they are announced, and a
+            failure is raised. Else they are written beside, the newest only if writing cannot keep up, and a failure
+            is logged.
+        removes: Whether this process removes old versions; one of a replica is enough.
+    """
+
+    def __init__(self, directory: str, run_id: str, *, is_only: bool, removes: bool) -> None:
+        self._directory: Final = directory
+        self._run_id: Final = run_id
+        self._is_only: Final = is_only
+        self._removes: Final = removes
+        self._lock: Final = threading.Lock()
+        self._waiting: _Snapshot | None = None
+        self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="stored-weights")
+
+    def put(self, manifest: wire.Manifest) -> None:
+        """Write what a snapshot of this process holds, or have it written.
+
+        Raises:
+            WeightSyncError: It is the only source, and cannot be written.
+        """
+        # Who maps the file keeps it from being written over.
+        mapped = map_shared(manifest.path, token=manifest.token, size=manifest.file_bytes)
+        snapshot = _Snapshot(manifest=manifest, mapped=mapped)
+        if self._is_only:
+            self._thread.submit(self._write, snapshot).result()
+            return
+        with self._lock:
+            # One waits at most: each keeps a whole snapshot in memory.
+            late, self._waiting = self._waiting, snapshot
+        if late is not None:
+            _LOG.info("weights version %d was not stored: writing cannot keep up", late.manifest.version)
+        self._thread.submit(self._write_waiting)
+
+    def remove_before(self, oldest: int) -> None:
+        """Have versions before `oldest` removed, complete or not; returns at once."""
+        if self._removes:
+            self._thread.submit(self._remove_before, oldest)
+
+    def close(self) -> None:
+        """Wait until what is under way is written. Idempotent."""
+        self._thread.shutdown(wait=True)
+
+    def _write_waiting(self) -> None:
+        with self._lock:
+            snapshot, self._waiting = self._waiting, None
+        if snapshot is None:
+            return
+        try:
+            self._write(snapshot)
+        except WeightSyncError as error:
+            _LOG.warning("weights version %d was not stored, training goes on: %s", snapshot.manifest.version, error)
+
+    def _write(self, snapshot: _Snapshot) -> None:
+        manifest, mapped = snapshot.manifest, snapshot.mapped
+        if mapped is None:
+            raise WeightSyncError(f"the snapshot of version {manifest.version} at {manifest.path} is gone")
+        url = version_folder(self._directory, self._run_id, manifest.version, manifest.digest)
+        with access(url) as (files, folder):
+            description = f"{folder}/{share_of(manifest)}.json"
+            if files.exists(description):
+                # Another replica has written the same.
+                return
+            files.makedirs(folder, exist_ok=True)
+            name = f"{manifest.token}.bin"
+            checksums = []
+            with files.open(f"{folder}/{name}", "wb") as file:
+                for block in _blocks(mapped):
+                    file.write(block)
+                    checksums.append(checksum(block))
+            part = StoredPart(
+                format=FORMAT,
+                run_id=self._run_id,
+                manifest=attrs.evolve(manifest, path=name),
+                block_bytes=BLOCK_BYTES,
+                checksums=tuple(checksums),
+            )
+            _write_at_once(files, description, msgspec.json.encode(part))
+
+    def _remove_before(self, oldest: int) -> None:
+        url = run_folder(self._directory, self._run_id)
+        try:
+            with access(url) as (files, root):
+                found = files.ls(root, detail=False) if files.exists(root) else []
+                for path in found:
+                    version = version_of(posixpath.basename(path.rstrip("/")))
+                    if version is not None and version < oldest:
+                        # Other replicas remove the same.
+                        with contextlib.suppress(FileNotFoundError):
+                            files.rm(path, recursive=True)
+        except WeightSyncError as error:
+            _LOG.warning("old versions were not removed: %s", error)
+
+
+def _blocks(mapped: mmap.mmap) -> Iterator[memoryview]:
+    whole = memoryview(mapped)
+    for first in range(0, len(whole), BLOCK_BYTES):
+        yield whole[first : first + BLOCK_BYTES]
+
+
+def _write_at_once(files: Any, path: str, content: bytes) -> None:
+    """Write a file so that nobody sees a part of it; stores of objects do so by themselves."""
+    if not isinstance(files, LocalFileSystem):
+        files.pipe_file(path, content)
+        return
+    files.pipe_file(f"{path}.partial", content)
+    files.mv(f"{path}.partial", path)

@@ -1,0 +1,57 @@
+"""What a prompt shows, one by one, as transformers' own forward takes it.
+
+Shape legend: P units of the prompt, U of these that stand for one image or video, M its patches, W values of one.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from cosmos_core.policy.modeling import values
+from cosmos_core.policy.modeling.tokens import view
+from cosmos_core.protocols import Shown
+from cosmos_core.types import Payload
+from cosmos_model_qwen_vl.rope import TEXT
+from cosmos_model_qwen_vl.row import ARRAYS, GRIDS, PATCHES, STEPS, check_seen
+from cosmos_model_qwen_vl.sight import Sight
+
+
+def show(payload: Payload, sight: Sight) -> list[Shown]:
+    """Images and videos of a prompt, in the order of their placeholders (see `cosmos_core.protocols.Showing`).
+
+    Raises:
+        DataError: The payload has other patches than its grids and placeholders say.
+    """
+    if ARRAYS.isdisjoint(payload.arrays):
+        return []
+    check_seen(payload, 0, sight.tokens)
+    grids_n3 = torch.from_numpy(view(payload, GRIDS).copy()).long()
+    steps_n = torch.from_numpy(values(payload, STEPS).copy())
+    sizes = grids_n3.prod(1).tolist()
+    patches = torch.split(torch.from_numpy(view(payload, PATCHES).copy()), sizes)
+    is_seen_P = torch.from_numpy(sight.tokens.kinds(values(payload, "prompt")) != TEXT)
+    places = torch.split(is_seen_P.nonzero()[:, 0], [size // sight.tokens.merged for size in sizes])
+    found = []
+    for number, patches_MW in enumerate(patches):
+        is_video = bool(steps_n[number] > 0)
+        start = int(places[number][0]) - (sight.patcher.family.video_lead if is_video else 0)
+        inputs = _inputs(sight, is_video, patches_MW, grids_n3[number : number + 1], steps_n[number : number + 1])
+        found.append(
+            Shown(
+                modality="video" if is_video else "image",
+                start=start,
+                is_seen_U=is_seen_P[start : int(places[number][-1]) + 1],
+                inputs=inputs,
+            )
+        )
+    return found
+
+
+def _inputs(
+    sight: Sight, is_video: bool, patches_MW: torch.Tensor, grid_13: torch.Tensor, step_1: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    suffix, of = ("_videos", "video") if is_video else ("", "image")
+    given = {f"pixel_values{suffix}": sight.patcher.normalise(patches_MW), f"{of}_grid_thw": grid_13}
+    if is_video and sight.patcher.family.has_video_time:
+        given["second_per_grid_ts"] = step_1
+    return given
