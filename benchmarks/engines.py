@@ -6,7 +6,8 @@ Every engine has a process of its own with one thread, and they take turns, roun
 meets each of them alike. A round is 64 ragged requests (prompts of 8 to 64 units, 16 to 128 new ones), then 16 samples
 of 64 units on one prompt of 400. All give log-probs. On a CPU, what counts is CPU time; on a GPU, the wall's.
 
-test-vllm` makes it in .venv-vllm; `--vllm-python` names another); without it they are listed as not installed.
+vLLM, and the plugin that runs it, need an environment with vLLM (`make test-vllm` makes it in .venv-vllm;
+`--vllm-python` names another); without it they are listed as not installed.
 """
 
 from __future__ import annotations

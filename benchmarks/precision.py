@@ -85,6 +85,8 @@ def mismatch(folder: Path, settings: tuple[str, ...], *, warmup: int, steps: int
     follower = Follower()
     follower.fold(entries(folder / name / "journal.sqlite"))
     measured = [timed.record.metrics for timed in follower.steps if "mismatch_kl" in timed.record.metrics]
+    if not measured:
+        sys.exit(f"{settings}: none of {steps} steps had a group to train on; raise --warmup or --steps")
     kls = [metrics["mismatch_kl"] for metrics in measured]
     ratio = max(metrics["mismatch_max_ratio"] for metrics in measured)
     return Mismatch(kl=fmean(kls), largest_kl=max(kls), largest_ratio=ratio)

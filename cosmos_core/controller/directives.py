@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from cosmos_core.controller import publication, relays
+from cosmos_core.controller import publication
+from cosmos_core.controller.offers import Offers
 from cosmos_core.controller.state import Replica, State
 from cosmos_core.transport.messages import PolicyDirective, RolloutDirective
 
 
-def directive_for(state: State, name: str) -> PolicyDirective | RolloutDirective:
-    """The desired state of a replica that is in the run."""
+def directive_for(state: State, name: str, offers: Offers | None = None) -> PolicyDirective | RolloutDirective:
+    """The desired state of a replica that is in the run.
+
+    Args:
+        state: The run's.
+        name: The replica's.
+        offers: Of this state, to be shared by those of a pass over many replicas.
+    """
     replica = state.replicas[name]
-    return _rollout(state, replica) if replica.role == "rollout" else _policy(state, replica)
+    if replica.role == "rollout":
+        return _rollout(state, replica, Offers(state) if offers is None else offers)
+    return _policy(state, replica)
 
 
-def _rollout(state: State, replica: Replica) -> RolloutDirective:
+def _rollout(state: State, replica: Replica, offers: Offers) -> RolloutDirective:
     return RolloutDirective(
-        weights=relays.target_of(state, replica),
+        weights=offers.target(replica),
         leases=tuple(replica.leases.values()),
         hold=tuple(sorted(replica.held)),
         stop=bool(state.outcome),
-        relaying=relays.relaying_of(state, replica, publication.retained(state)),
+        relaying=offers.relaying(replica, publication.retained(state)),
     )
 
 

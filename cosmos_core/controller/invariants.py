@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from cosmos_core.controller import relays
 from cosmos_core.controller.claim import is_stale
 from cosmos_core.controller.ledger import Ledger
+from cosmos_core.controller.offers import Offers
 from cosmos_core.controller.publication import retained
 from cosmos_core.controller.state import State
 
@@ -117,8 +118,9 @@ def _relays(state: State) -> Iterator[str]:
     served = {(version, endpoint) for each in rollouts for version, endpoint in each.kept.items()}
     for name, place in relays.policy_places(state):
         served |= {(version, place.process) for version, known in state.published.items() if name in known.sources}
+    offers = Offers(state)
     for replica in rollouts:
-        target, relaying = relays.target_of(state, replica), relays.relaying_of(state, replica, retained(state))
+        target, relaying = offers.target(replica), offers.relaying(replica, retained(state))
         for each in filter(None, (target, relaying.reserve)):
             lacking = [source for source in each.sources if (each.version, source) not in served]
             if lacking or not each.sources:

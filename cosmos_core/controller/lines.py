@@ -7,6 +7,7 @@ from typing import Final
 import attrs
 
 from cosmos_core.controller.directives import directive_for
+from cosmos_core.controller.offers import Offers
 from cosmos_core.controller.state import State
 from cosmos_core.transport.messages import Acknowledged, Beat, Directive, Down, PolicyDirective, RolloutDirective
 
@@ -105,9 +106,10 @@ class Lines:
         """What has to be said to replicas: changed or overdue directives, and acknowledgements."""
         state, messages = self._state, list[tuple[bytes, Down]]()
         changed, state.touched = state.touched, set()
+        offers = Offers(state)
         for name, replica in state.replicas.items():
             line = self._lines[name]
-            is_news = name in changed and line.revise(directive_for(state, name))
+            is_news = name in changed and line.revise(directive_for(state, name, offers))
             if not line.identity:
                 continue
             if is_news or line.is_overdue(now):

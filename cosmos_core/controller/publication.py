@@ -33,14 +33,19 @@ def on_published(state: State, replica: Replica, report: WeightsPublished) -> No
 def on_loaded(state: State, replica: Replica, report: WeightsLoaded) -> None:
     """A rollout replica generates with a version, if its digest is the published one."""
     known = state.published.get(report.version)
-    if known is None or known.digest != report.digest:
+    if known is None:
+        # It took so long that the version is forgotten. Nothing is wrong with it, and nothing can be generated with it.
+        replica.version = -1
+        relays.touch_below(state, replica.name)
+        return
+    if known.digest != report.digest:
         _refuse(state, replica)
         return
     replica.version = report.version
     if replica.is_doubted:
         replica.is_doubted = False
         relays.arrange(state)
-    if report.endpoint and relays.passes_on(state, replica):
+    if report.endpoint and replica.name in relays.passing(state):
         replica.kept[report.version] = report.endpoint
     relays.touch_below(state, replica.name)
     _forget(state)

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cosmos_core.controller.state import Replica, State
-from cosmos_core.transport.messages import Relaying, WeightTarget
 from cosmos_core.transport.places import parted
 from cosmos_core.weights.planning import tree
-from cosmos_core.weights.planning.topology import Place, distances
+from cosmos_core.weights.planning.topology import Place
 
 
 def arrange(state: State) -> None:
@@ -21,7 +20,7 @@ def arrange(state: State) -> None:
     if not state.settings.fan_out:
         return
     policies = policy_places(state)
-    replicas = [each for each in state.named("rollout") if not each.is_doubted and not _maps(state, each, policies)]
+    replicas = _reading_afar(state, policies)
     places = [Place(host=each.host, rack=each.rack) for each in replicas]
     found = tree.parents(places, _shared([place for _, place in policies]), state.settings.fan_out)
     parents = {
@@ -32,15 +31,18 @@ def arrange(state: State) -> None:
     if parents != state.parents:
         state.parents = parents
         state.touch("rollout")
+    keeping = passing(state)
     for replica in state.named("rollout"):
-        if not passes_on(state, replica):
+        if replica.name not in keeping:
             replica.kept.clear()
 
 
-def passes_on(state: State, replica: Replica) -> bool:
-    """Whether others read from this replica, or may soon: until all have joined, nobody knows who will."""
-    is_filling = not state.has_rollouts and state.settings.num_rollouts > state.settings.fan_out > 0
-    return (is_filling and not replica.is_doubted) or replica.name in state.parents.values()
+def passing(state: State) -> set[str]:
+    """Names of those from which others read, or may soon: until all have joined, nobody knows who will."""
+    found = set(state.parents.values())
+    if not state.has_rollouts and state.settings.num_rollouts > state.settings.fan_out > 0:
+        found |= {each.name for each in _reading_afar(state, policy_places(state))}
+    return found
 
 
 def touch_below(state: State, name: str) -> None:
@@ -52,59 +54,7 @@ def touch_below(state: State, name: str) -> None:
     state.touched |= below
 
 
-def target_of(state: State, replica: Replica) -> WeightTarget | None:
-    """What a rollout replica shall load, nearest source first; None while nobody can serve it."""
-    newest = state.target
-    for parent in _above(state, replica):
-        if newest in parent.kept:
-            return _relayed(state, newest, parent)
-        if parent.version < newest:
-            # It is behind, and will have the newest; what it has is better than nothing new meanwhile.
-            version = max(parent.kept, default=-1)
-            return _relayed(state, version, parent) if version > replica.version else None
-    return published_target(state, replica)
-
-
-def published_target(state: State, replica: Replica) -> WeightTarget | None:
-    """The newest target, from the policy; None while no policy replica can serve it."""
-    known = state.published.get(state.target)
-    if known is None or not known.sources:
-        return None
-    found = [each for each in policy_places(state) if each[0] in known.sources]
-    far = distances([place for _, place in found], [Place(host=replica.host, rack=replica.rack)])[:, 0].tolist()
-    order = sorted(range(len(found)), key=lambda index: far[index])
-    return WeightTarget(
-        version=state.target,
-        digest=known.digest,
-        sources=tuple(found[index][1].process for index in order),
-        hosts=tuple(found[index][1].host for index in order),
-        racks=tuple(found[index][1].rack for index in order),
-    )
-
-
-def relaying_of(state: State, replica: Replica, retained: int) -> Relaying:
-    """A rollout replica's place in the tree; policy replicas retain versions from `retained` on."""
-    level = sum(1 for _ in _above(state, replica))
-    keep = passes_on(state, replica)
-    return Relaying(
-        level=level,
-        reserve=published_target(state, replica) if level else None,
-        keep=keep,
-        retain=retained if keep else state.target + 1,
-    )
-
-
-def _relayed(state: State, version: int, source: Replica) -> WeightTarget:
-    return WeightTarget(
-        version=version,
-        digest=state.published[version].digest,
-        sources=(source.kept[version],),
-        hosts=(source.host,),
-        racks=(source.rack,),
-    )
-
-
-def _above(state: State, replica: Replica) -> Iterator[Replica]:
+def above(state: State, replica: Replica) -> Iterator[Replica]:
     """Those between a replica and the policy, the nearest first."""
     name = state.parents.get(replica.name)
     while name is not None:
@@ -121,12 +71,16 @@ def policy_places(state: State) -> list[tuple[str, Place]]:
     ]
 
 
-def _maps(state: State, replica: Replica, policies: list[tuple[str, Place]]) -> bool:
-    """Whether a whole policy replica is on this one's host, so that it maps its copy."""
+def _reading_afar(state: State, policies: list[tuple[str, Place]]) -> list[Replica]:
+    """Rollout replicas that take part in the tree: trusted ones that do not map a copy of the policy's.
+
+    One is mapped where a whole policy replica is on the host.
+    """
     hosts: dict[str, set[str]] = {}
     for name, place in policies:
         hosts.setdefault(name, set()).add(place.host)
-    return state.settings.shares_memory and {replica.host} in hosts.values()
+    mapped = {next(iter(each)) for each in hosts.values() if len(each) == 1} if state.settings.shares_memory else set()
+    return [each for each in state.named("rollout") if not each.is_doubted and each.host not in mapped]
 
 
 def _shared(places: list[Place]) -> Place:

@@ -218,7 +218,7 @@ def cosmos_hook() -> Provider[object]:
     missing = [name for name in ("mlflow", "sqlalchemy") if importlib.util.find_spec(name) is None]
     if missing:
         raise PluginError(
-            f"tracking.hooks: the hook 'mlflow' needs {' and '.join(missing)}, which is not installed; "
+            f"tracking.hooks: the hook 'mlflow' needs {' and '.join(missing)}, which cannot be found here; "
             'run: pip install "cosmos-core[mlflow]"'
         )
     return Provider(create=MlflowTracker, options=MlflowOptions)

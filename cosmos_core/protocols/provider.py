@@ -30,7 +30,8 @@ class Provider(Generic[T_co]):
             on. None takes that record's defaults.
         protocol: The protocol version it was written for (`cosmos_core.protocols.PROTOCOL_VERSIONS`).
         foresee: Of engines: looks at a planned run, `foresee(options, outlook)` with an `EngineOutlook`, and returns a
-            `Foresight`. It takes milliseconds and imports nothing heavy. None foresees nothing.
+            `Foresight`. Planning waits for it: it starts nothing, needs no GPU, and imports no more of the engine
+            than the answer takes. None foresees nothing.
     """
 
     create: Callable[..., T_co]

@@ -9,21 +9,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeAlias
+from typing import Final, Self
 
 import torch
 
 from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.weights.publisher import WeightPublisher
+from cosmos_core.weights.shards import EngineLayout
 from cosmos_core.weights.snapshot import Snapshot
 
 _LOG: Final = logging.getLogger(__name__)
-
-Layout: TypeAlias = Mapping[int, Sequence[tuple[TensorSlice, str]]]
 
 
 class Copy:
@@ -78,7 +77,7 @@ class Relay:
         self._is_closed = False
 
     @contextlib.contextmanager
-    def copying(self, version: int, layout: Layout, *, keep: bool) -> Iterator[Copy]:
+    def copying(self, version: int, layout: EngineLayout, *, keep: bool) -> Iterator[Copy]:
         """Make a copy of a version while it is loaded; what is not served by the end is dropped.
 
         Args:
@@ -119,7 +118,7 @@ class Relay:
     ) -> None:
         self.close()
 
-    def _copy(self, version: int, layout: Layout) -> Copy:
+    def _copy(self, version: int, layout: EngineLayout) -> Copy:
         try:
             with self._lock:
                 if self._is_closed:

@@ -60,7 +60,7 @@ class WeightSync:
     take weights while sequences are in flight finishes them first.
 
     A replica that reads from another one waits for that to have the version, `relay_timeout_s` for each replica between
-    it and the policy, and reads from the policy itself after that, and after any failure.
+    it and the policy, and reads from the policy itself after that, and after any failure. What is stored comes last.
     """
 
     def __init__(
@@ -188,8 +188,11 @@ class WeightSync:
             cleanup.callback(self._engine.abort_update)
             layout = self._engine.layout()
             copy = cleanup.enter_context(self._relay.copying(target.version, layout, keep=self._relaying.keep))
-            pieces = cleanup.enter_context(self._receiver.fetch(target, layout, _TIMEOUT_S))
+            # What the policy has comes before what is stored: that it has failed to give it is not known yet.
+            is_last = not is_relayed or self._newer(self._relaying.reserve) is None
+            pieces = cleanup.enter_context(self._receiver.fetch(target, layout, _TIMEOUT_S, falls_back=is_last))
             arrivals = Arrivals(pieces.digests, layout) if self._doubted == target.version else None
+            is_relayed = is_relayed and not pieces.is_stored
             load = _Load(target=target, is_relayed=is_relayed, pieces=pieces, copy=copy, arrivals=arrivals)
             for rank, piece, data in pieces:
                 if self._closed:

@@ -20,12 +20,16 @@ from cosmos_core.errors import ConfigError
 LAYOUT: Final = ("policy.mesh", "policy.parallel", "policy.micro_batch_units")
 """How a replica spreads its work; whether the model can be spread so is to be asked again."""
 
+TRAVEL: Final = ("sync.transport", "sync.directory", "sync.fan_out", "sync.relay_timeout_s")
+"""How weights reach rollout replicas; whether they can is to be asked again, too."""
+
 CHANGEABLE: Final = (
     "run.steps",
     "evaluation.interval",
     *LAYOUT,
     "policy.checkpoint.interval",
     "policy.checkpoint.keep",
+    *TRAVEL,
     "tracking",
     "control",
     "launch",
@@ -42,9 +46,9 @@ class Change:
     after: Any
 
     @property
-    def is_of_layout(self) -> bool:
-        """Whether it is one of `LAYOUT`."""
-        return _is_in(self.key, LAYOUT)
+    def is_to_be_checked(self) -> bool:
+        """Whether the recipe may not be able to run with it."""
+        return _is_in(self.key, (*LAYOUT, *TRAVEL))
 
     def __str__(self) -> str:
         return f"{self.key} was {show(self.before)}, is {show(self.after)}"

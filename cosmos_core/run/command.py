@@ -124,7 +124,7 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str]) -> _Se
         return None
     job = attrs.evolve(job, recipe=recipe)
     check_gpus(recipe)
-    if any(change.is_of_layout for change in changes):
+    if any(change.is_to_be_checked for change in changes):
         check_changed(job)
     installed = discover()
     plugins = PluginSet.load(selections(recipe, ("dataset", "hook")), records=installed)

@@ -107,7 +107,7 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
 
 
 def check_changed(job: Job) -> None:
-    """Refuse to go on with a run whose layout has been changed into one that cannot run.
+    """Refuse to go on with a run that has been changed into one that cannot run.
 
     Raises:
         CosmosError: See `make_plan`; its weights are to be there, too.

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from cosmos_core.config.schema import Recipe
+from cosmos_core.errors import ReplicaError
+from cosmos_core.replica.host import rack_id
 from cosmos_core.run.estimate import gpus
 
 
@@ -39,6 +44,10 @@ def _passed_on(recipe: Recipe) -> str:
 def misfits(recipe: Recipe, num_gpus: int) -> Iterator[str]:
     """What keeps weights from travelling as the recipe says, on a machine with so many GPUs."""
     sync = recipe.sync
+    try:
+        rack_id()
+    except ReplicaError as error:
+        yield str(error)
     if sync.transport == "nccl":
         needed = gpus(recipe, uses_rollouts=True)
         if num_gpus < needed:
@@ -52,7 +61,7 @@ def misfits(recipe: Recipe, num_gpus: int) -> Iterator[str]:
 
 def _unusable(directory: str) -> Iterator[str]:
     try:
-        files, _ = url_to_fs(directory)
+        files, path = url_to_fs(directory)
     except ImportError as error:
         yield (
             f"sync.directory: {directory!r} needs a library that is not installed ({error}); "
@@ -63,3 +72,17 @@ def _unusable(directory: str) -> Iterator[str]:
     else:
         if isinstance(files, MemoryFileSystem):
             yield f"sync.directory: {directory!r} is in the memory of one process; give a path that all of them see"
+        elif isinstance(files, LocalFileSystem):
+            yield from _unwritable(directory, Path(path))
+
+
+def _unwritable(directory: str, path: Path) -> Iterator[str]:
+    """Why versions cannot be written to a folder, which need not be there yet; of a bucket the first version tells."""
+    there = path
+    try:
+        there = next(each for each in (path, *path.parents) if each.exists())
+        # What a user may do says little of disks that are mounted for reading, or of the superuser.
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        yield f"sync.directory: {directory!r} cannot be written: {there}: {error.strerror}; give a folder that can be"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Final, TypeAlias
 
 import attrs
@@ -14,7 +14,7 @@ from cosmos_core.protocols import TensorSlice
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import MODULUS, tensor_digest
 from cosmos_core.weights.planning.tables import disjoint
-from cosmos_core.weights.shards import ShardMap
+from cosmos_core.weights.shards import EngineLayout, ShardMap
 
 _Boxes: TypeAlias = tuple[TensorSlice, ...]
 
@@ -34,7 +34,7 @@ class Arrivals:
     up to what was published.
     """
 
-    def __init__(self, published: Mapping[str, int], layout: Mapping[int, Sequence[tuple[TensorSlice, str]]]) -> None:
+    def __init__(self, published: Mapping[str, int], layout: EngineLayout) -> None:
         """Begin with nothing.
 
         Args:

@@ -78,9 +78,15 @@ def add_digests(partials: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def combine(digests: Mapping[str, int]) -> str:
-    """One hex digest of a model from the digests of all its tensors, whatever their order."""
+    """One hex digest of a model from the digests of all its tensors, whatever their order.
+
+    Raises:
+        ValueError: One of them is none.
+    """
     state = hashlib.blake2b(digest_size=16)
     for name in sorted(digests):
+        if not 0 <= digests[name] < MODULUS:
+            raise ValueError(f"{name}: {digests[name]} is no digest, which is a number from 0 up to 2^64")
         encoded = name.encode()
         state.update(len(encoded).to_bytes(4, "little") + encoded + digests[name].to_bytes(8, "little"))
     return state.hexdigest()

@@ -60,6 +60,7 @@ class Fetch:
     Attributes:
         version: The version.
         digests: Digest of each tensor as published; see `first_difference`.
+        is_stored: Whether it is read from where versions are stored, and from no process.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Fetch:
     ) -> None:
         self.version: Final = version
         self.digests: Final[Mapping[str, int]] = ready[0].manifest.digests
+        self.is_stored: Final = all(each.source is None for each in ready)
         self._wanted: Final = wanted
         self._ready: Final = tuple(ready)
         self._plan: Final = plan
@@ -128,14 +130,15 @@ class Fetch:
         owed = source.fail(reason)
         _LOGGER.warning("weights version %d: %s failed: %s", self.version, source.endpoint, reason)
         sources = [ready.source for ready in self._ready if ready.source is not None]
-        if all(each.failure for each in sources):
+        alive = [each for each in sources if not each.failure]
+        if not alive:
             raise WeightSyncError(problems(self.version, sources))
         ranks: dict[int, list[TensorSlice]] = {}
         for rank, piece in owed:
             ranks.setdefault(rank, []).append(piece)
         tensors = {piece.name: self._wanted.tensors[piece.name] for _, piece in owed}
         rest = ShardMap(tensors=tensors, ranks={rank: tuple(pieces) for rank, pieces in ranks.items()})
-        usable = [ready for ready in self._ready if ready.source is None or not ready.source.failure]
+        usable = [ready for ready in self._ready if ready.source in alive]
         try:
             yield from self._assign(usable, plan_of(usable, rest, self._place))
         except WeightSyncError as error:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 import torch
 
-from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport.messages import WeightsPublished
 from cosmos_core.weights import digest, wire
 from cosmos_core.weights.held import Placement
 from cosmos_core.weights.quantisation.shares import MatrixShare
 from cosmos_core.weights.server import Published, SliceServer
+from cosmos_core.weights.shards import EngineLayout
 from cosmos_core.weights.shared_memory import SharedFile, directories_for_files, sweep
 from cosmos_core.weights.snapshot import Snapshot, blank_snapshot, take_snapshot
 from cosmos_core.weights.stored.writing import VersionWriter
@@ -98,7 +98,7 @@ class WeightPublisher:
             self._staged[snapshot.token] = snapshot
         return snapshot
 
-    def reserve(self, version: int, layout: Mapping[int, Sequence[tuple[TensorSlice, str]]]) -> Snapshot:
+    def reserve(self, version: int, layout: EngineLayout) -> Snapshot:
         """A snapshot to be written slice by slice (`Snapshot.write`); not served before `seal`, dropped by `discard`.
 
         Args:
@@ -143,13 +143,14 @@ class WeightPublisher:
             file_bytes=snapshot.file.size,
             entries=snapshot.entries,
         )
+        if self._writer is not None:
+            # Once it is served, `retain` may drop its file at any time.
+            self._writer.put(manifest)
         with self._lock:
             self._staged.pop(snapshot.token, None)
         replaced = self._server.add(Published(snapshot=snapshot, manifest=manifest))
         if replaced is not None:
             replaced.snapshot.file.close()
-        if self._writer is not None:
-            self._writer.put(manifest)
         return WeightsPublished(version=snapshot.version, digest=manifest.digest, nbytes=snapshot.nbytes)
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None) -> WeightsPublished:

@@ -5,30 +5,28 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias
 
 import zmq
 
 from cosmos_core.errors import TransportError, WeightSyncError
-from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
 from cosmos_core.transport.messages import WeightTarget
-from cosmos_core.weights import digest
+from cosmos_core.weights import digest, wire
 from cosmos_core.weights.fetch import Fetch, Patience, Ready, plan_of, problems, wait
 from cosmos_core.weights.planning.planner import Plan, check_agreement
 from cosmos_core.weights.planning.topology import Place
-from cosmos_core.weights.shards import ShardMap
+from cosmos_core.weights.shards import EngineLayout, ShardMap
 from cosmos_core.weights.shared_memory import map_shared
 from cosmos_core.weights.shelf import MappedShelf
-from cosmos_core.weights.source import LaneKind, Source
+from cosmos_core.weights.source import Source
 from cosmos_core.weights.stored.reading import stored_parts
 
 _LOGGER: Final = logging.getLogger(__name__)
 
-Transport: TypeAlias = Literal["auto", "shared-memory", "zmq", "gloo", "nccl", "disk"]
-Layout: TypeAlias = Mapping[int, Sequence[tuple[TensorSlice, str]]]
+Transport: TypeAlias = Literal["auto", "shared-memory", "disk"] | wire.LaneKind
 
 
 class WeightReceiver:
@@ -56,6 +54,7 @@ class WeightReceiver:
             directory: Where versions are stored, if they are.
         """
         self._transport: Final = transport
+        self._lane: Final[wire.LaneKind] = transport if transport in {"gloo", "nccl"} else "zmq"
         self._run_id: Final = run_id
         self._host: Final = host
         self._place: Final = Place(host=host, rack=rack)
@@ -65,7 +64,13 @@ class WeightReceiver:
 
     @contextlib.contextmanager
     def fetch(
-        self, target: WeightTarget, layout: Layout, timeout_s: float, *, ranks: Collection[int] | None = None
+        self,
+        target: WeightTarget,
+        layout: EngineLayout,
+        timeout_s: float,
+        *,
+        ranks: Collection[int] | None = None,
+        falls_back: bool = True,
     ) -> Iterator[Fetch]:
         """Connect to the target's sources and yield the slices of `layout` as a `Fetch`.
 
@@ -76,6 +81,7 @@ class WeightReceiver:
             layout: What each rank holds (`RolloutEngine.layout`).
             timeout_s: Most seconds from here to the last slice.
             ranks: Those for which to fetch; all of the layout if absent.
+            falls_back: Whether to read what is stored, if there is any, where the target's sources cannot give it.
 
         Raises:
             WeightSyncError: The version is gone, no source answers, what they hold does not fit the layout (the
@@ -86,7 +92,7 @@ class WeightReceiver:
         wanted = ShardMap.of_layout(layout)
         found: list[Source] = []
         try:
-            ready, plan = self._find(target, found, wanted, patience)
+            ready, plan = self._find(target, found, wanted, patience, falls_back=falls_back)
             _LOGGER.info("weights version %d comes %s", target.version, self._how(ready))
             chosen = frozenset(layout if ranks is None else ranks)
             yield Fetch(target.version, wanted, ready, plan, place=self._place, patience=patience, ranks=chosen)
@@ -107,7 +113,7 @@ class WeightReceiver:
         self.close()
 
     def _find(
-        self, target: WeightTarget, found: list[Source], wanted: ShardMap, patience: Patience
+        self, target: WeightTarget, found: list[Source], wanted: ShardMap, patience: Patience, *, falls_back: bool
     ) -> tuple[list[Ready], Plan]:
         """Who gives what; connections that are made are put into `found`."""
         if self._transport == "disk":
@@ -116,7 +122,7 @@ class WeightReceiver:
             self._connect(target, found, patience.stall_s)
             return self._gather(target, found, wanted, patience)
         except WeightSyncError as error:
-            if self._directory is None:
+            if self._directory is None or not falls_back:
                 raise
             try:
                 ready, plan = self._stored(target, wanted)
@@ -147,9 +153,8 @@ class WeightReceiver:
         read = sum(each.shelf is not None for each in ready)
         if ready[0].source is None:
             return f"from {read} part(s) in {self._directory}"
-        lane = self._transport if self._transport in {"gloo", "nccl"} else "zmq"
         ways = [f"through {read} mapped file(s)"] if read else []
-        ways += [f"over {lane} from {len(ready) - read} process(es)"] if len(ready) > read else []
+        ways += [f"over {self._lane} from {len(ready) - read} process(es)"] if len(ready) > read else []
         return " and ".join(ways)
 
     def _connect(self, target: WeightTarget, found: list[Source], stall_s: float) -> None:
@@ -163,8 +168,7 @@ class WeightReceiver:
                 f"sync.transport {self._transport!r} on host {self._host!r} (theirs: {', '.join(target.hosts)})"
             )
         for endpoint, host, rack in places:
-            lane: LaneKind = self._transport if self._transport in {"gloo", "nccl"} else "zmq"
-            source = Source(self._context, endpoint, host, self._run_id, lane=lane, stall_s=stall_s, rack=rack)
+            source = Source(self._context, endpoint, host, self._run_id, lane=self._lane, stall_s=stall_s, rack=rack)
             found.append(source)
             source.describe(target.version)
 
@@ -226,7 +230,11 @@ class WeightReceiver:
         manifest = source.manifest
         if manifest is None:
             return
-        found = digest.combine(manifest.digests)
+        try:
+            found = digest.combine(manifest.digests)
+        except ValueError as error:
+            source.fail(f"what it says of version {target.version} is malformed: {error}")
+            return
         if found != target.digest:
             source.fail(f"its version {target.version} has the digest {found}, not {target.digest}")
             return

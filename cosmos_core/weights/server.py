@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
@@ -22,6 +23,8 @@ from cosmos_core.weights.snapshot import Snapshot
 
 _LOGGER: Final = logging.getLogger(__name__)
 _POLL_MS: Final = 100
+_JOIN_S: Final = 1.0
+"""How long `close` waits for what is still being sent."""
 
 Answer: TypeAlias = "wire.Described | wire.Opened | wire.Slices | wire.Gone | wire.Denied"
 
@@ -97,8 +100,9 @@ class SliceServer:
         self._context.destroy(linger=0)
         for sender in self._senders.values():
             sender.close()
+        deadline = time.monotonic() + _JOIN_S
         for sender in self._senders.values():
-            sender.join()
+            sender.join(max(0.0, deadline - time.monotonic()))
 
     def _serve(self) -> None:
         while not self._stop.is_set():
@@ -119,7 +123,10 @@ class SliceServer:
         answer, frames = self._answer(peer, request)
         sender = self._senders.get(peer)
         if sender is not None and isinstance(answer, wire.Slices):
-            sender.send(answer.request, frames)
+            try:
+                sender.send(answer.request, frames)
+            except TransportError as error:
+                answer = wire.Denied(request=answer.request, reason=str(error))
             frames = ()
         sockets.offer(self._socket, [peer, wire.CODEC.encode(answer), *frames], copy=False)
 

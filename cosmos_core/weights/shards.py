@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import attrs
 import torch
@@ -10,6 +11,9 @@ import torch
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.weights import slices
+
+EngineLayout: TypeAlias = Mapping[int, Sequence[tuple[TensorSlice, str]]]
+"""What each rank of an engine holds, with its dtype (`RolloutEngine.layout`)."""
 
 
 @attrs.frozen(kw_only=True)
@@ -51,7 +55,7 @@ class ShardMap:
         return cls(tensors=facts, ranks={0: tuple(slices.whole(name, fact.shape) for name, fact in facts.items())})
 
     @classmethod
-    def of_layout(cls, layout: Mapping[int, Sequence[tuple[TensorSlice, str]]]) -> ShardMap:
+    def of_layout(cls, layout: EngineLayout) -> ShardMap:
         """The slices that an engine's ranks hold (`RolloutEngine.layout`); together they reach each tensor's end.
 
         Raises:

@@ -20,7 +20,7 @@ from cosmos_core.weights.held import Placement
 from cosmos_core.weights.planning.tables import disjoint
 from cosmos_core.weights.quantisation.codec import copy_exactly
 from cosmos_core.weights.quantisation.shares import MatrixShare, Part
-from cosmos_core.weights.shards import ShardMap, cast, dtype_name, torch_dtype
+from cosmos_core.weights.shards import EngineLayout, ShardMap, cast, dtype_name, torch_dtype
 from cosmos_core.weights.shared_memory import HEADER_BYTES, SharedFile
 from cosmos_core.weights.wire import Entry
 
@@ -140,7 +140,7 @@ def take_snapshot(
 
 def blank_snapshot(
     version: int,
-    layout: Mapping[int, Sequence[tuple[TensorSlice, str]]],
+    layout: EngineLayout,
     *,
     directory: Path | None = None,
     spare: SharedFile | None = None,

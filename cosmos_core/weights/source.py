@@ -10,7 +10,7 @@ import math
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 import zmq
@@ -25,7 +25,6 @@ from cosmos_core.weights.shards import TensorFacts, torch_dtype
 Wanted: TypeAlias = tuple[int, TensorSlice]
 """A target rank and a slice for it."""
 Arrived: TypeAlias = tuple[int, TensorSlice, torch.Tensor]
-LaneKind: TypeAlias = Literal["zmq", "gloo", "nccl"]
 
 _LINGER_MS: Final = 200
 """How long a last word may take to leave this process."""
@@ -50,7 +49,7 @@ class Source:
         host: str,
         run_id: str,
         *,
-        lane: LaneKind,
+        lane: wire.LaneKind,
         stall_s: float,
         rack: str = "",
     ) -> None:
@@ -81,7 +80,7 @@ class Source:
         self._next_request = 0
         self._progress = time.monotonic()
         self._run_id: Final = run_id
-        self._kind: Final[LaneKind] = lane
+        self._kind: Final[wire.LaneKind] = lane
         self._stall_s: Final = stall_s
         self._lane: Lane | None = FrameLane() if lane == "zmq" else None
         self._opening = -1

@@ -9,13 +9,18 @@ answer asks another publisher.
 from __future__ import annotations
 
 import math
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import attrs
 
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport.codec import Codec
 from cosmos_core.weights.shards import ShardMap, TensorFacts
+
+PairKind: TypeAlias = Literal["gloo", "nccl"]
+"""Backends of a process group of publisher and receiver."""
+LaneKind: TypeAlias = Literal["zmq"] | PairKind
+"""How slices come to a receiver that cannot read them itself."""
 
 SLICE_BYTES: Final = 4 << 20
 """Largest slice that a receiver asks for, hence largest frame (a single row may be larger)."""
@@ -116,7 +121,7 @@ class Open:
 
     request: int
     run_id: str
-    lane: Literal["gloo", "nccl"]
+    lane: PairKind
 
 
 @attrs.frozen(kw_only=True)

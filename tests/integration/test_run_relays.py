@@ -219,8 +219,8 @@ def test_a_chain_of_replicas_trains_as_replicas_that_all_read_from_the_policy(
         assert len(loads) == 4, version
         (size,) = {load.nbytes for load in loads.values()}
         # The policy sends each version once, and all replicas but the last of the chain pass it on.
-        assert sum(load.nbytes - load.relayed for load in loads.values()) == size
-        # Before all have joined, nobody knows who will be the last.
+        # Before all have joined, nobody knows who will be the first or the last.
+        assert sum(load.nbytes - load.relayed for load in loads.values()) == size or version == min(chain)
         assert sum(bool(load.endpoint) for load in loads.values()) == 3 or version == min(chain)
 
     star = loads_of(runs / "star")

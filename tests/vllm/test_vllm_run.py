@@ -12,13 +12,14 @@ from cosmos_core.testing import CommandLine
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "arithmetic.toml"
+STEPS = 5
 SETTINGS = (
     "rollout.engine.plugin=vllm",
     "model.config.head_dim=32",
-    "warmup.steps=12",
-    "run.steps=8",
-    "evaluation.prompts=16",
-    "evaluation.interval=4",
+    "warmup.steps=8",
+    f"run.steps={STEPS}",
+    "evaluation.prompts=8",
+    "evaluation.interval=3",
     "tracking.hooks=[]",
     "rollout.max_in_flight=64",
 )
@@ -32,7 +33,7 @@ def test_a_run_generates_with_vllm_and_trains_on_it(tmp_path):
     summary = json.loads((run / "summary.json").read_text())
     assert summary["outcome"] == "finished"
     samples = summary["samples"]
-    assert samples["consumed"] == 8 * 16 * 8
+    assert samples["consumed"] == STEPS * 16 * 8
     assert samples["generated"] == samples["consumed"] + sum(samples["dropped"].values())
     assert summary["staleness"]["max"] <= 3
     for log in (run / "logs").glob("*.jsonl"):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import attrs
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -208,32 +209,61 @@ if __name__ == "__main__":
 """
 
 
-def test_nothing_is_left_of_a_replica_that_is_killed(tmp_path):
+@pytest.fixture
+def replica(tmp_path):
+    """A replica that starts, in a session of its own as a launcher starts it."""
     script = tmp_path / "engine_alone.py"
     script.write_text(ENGINE)
-    before = set(Path("/dev/shm").iterdir())
     root = Path(__file__).parents[2]
-    replica = subprocess.Popen(
+    started = subprocess.Popen(
         [sys.executable, str(script), str(tmp_path)],
         env={**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(tmp_path)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
-    try:
-        line = next(line for line in replica.stdout if line.split() and all(part.isdigit() for part in line.split()))
-        workers = [int(part) for part in line.split()]
-        assert all(map(is_alive, workers))
-    finally:
-        replica.kill()
-        replica.communicate()
-    end = time.monotonic() + 10.0
-    while (any(map(is_alive, workers)) or _ours(before)) and time.monotonic() < end:
+    yield started
+    if started.poll() is None:
+        os.killpg(started.pid, signal.SIGKILL)
+    started.communicate()
+
+
+def shared_memory_of(processes):
+    """Files of shared memory that these have mapped, of vLLM or of what it uses."""
+    lines = [line for pid in processes for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    found = {Path(line.split(maxsplit=5)[-1]) for line in lines if "/dev/shm/" in line}
+    return {path for path in found if path.exists() and path.name.startswith(("vllm", "psm_"))}
+
+
+def check_nothing_left(processes, files):
+    end = time.monotonic() + 20.0
+    while (any(map(is_alive, processes)) or any(map(Path.exists, files))) and time.monotonic() < end:
         time.sleep(0.05)
-    assert not any(map(is_alive, workers))
-    assert not _ours(before)
+    assert not [pid for pid in processes if is_alive(pid)]
+    assert not [path for path in files if path.exists()]
 
 
-def _ours(before):
-    """Shared memory that was not there before, of vLLM or of what it uses."""
-    return {path for path in set(Path("/dev/shm").iterdir()) - before if path.name.startswith(("vllm", "psm_"))}
+def test_nothing_is_left_of_a_replica_that_is_killed(replica):
+    line = next(line for line in replica.stdout if line.split() and all(part.isdigit() for part in line.split()))
+    workers = [int(part) for part in line.split()]
+    assert all(map(is_alive, workers))
+    files = shared_memory_of([replica.pid, *workers])
+    assert len(files) >= 3
+    assert not [path for path in files if path.name.startswith("vllm")]
+    replica.kill()
+    replica.communicate()
+    check_nothing_left(workers, files)
+
+
+def test_nothing_is_left_of_a_session_that_is_killed_while_it_starts(replica):
+    end, files = time.monotonic() + 120.0, set()
+    while not files and time.monotonic() < end:
+        time.sleep(0.01)
+        files = shared_memory_of([replica.pid])
+    # The queue to its workers, which are being started.
+    assert [path.name[:4] for path in files] == ["psm_"]
+    children = [child.pid for child in psutil.Process(replica.pid).children(recursive=True)]
+    os.killpg(replica.pid, signal.SIGKILL)
+    replica.communicate()
+    check_nothing_left(children, files)

@@ -47,11 +47,17 @@ class SlotCache:
         }
         self._lay_out(0, 0, grows=True)
 
-    def fit(self, num_units: int, num_used: int) -> None:
-        """Make room for `num_units` in each slot, keeping what the first `num_used` slots hold.
+    def fit(self, num_units: int, num_used: int, *, longest: int) -> None:
+        """Make room in each slot.
 
         With nothing to keep, the capacity is what `num_units` needs and nothing else: it may decide how a product
         rounds, and a batch must not come out differently for what an earlier one was like.
+
+        Args:
+            num_units: In the longest slot.
+            num_used: The first slots, what these hold is kept.
+            longest: Units that the longest slot may come to have: memory is asked for up to these, rounded up to a
+                step, and no more.
         """
         capacity = -(-num_units // self._step) * self._step
         if capacity <= self.capacity <= (2 * capacity if num_used else capacity):
@@ -59,8 +65,9 @@ class SlotCache:
         num_kept = min(capacity, self.capacity)
         grows = capacity > self._room
         if grows:
-            # By half at least, so that a sequence which grows to its end does not ask for memory all the way.
-            self._room = max(capacity, (self._room + self._room // 2) // self._step * self._step)
+            # By half, if it may come to need that, so that a sequence does not ask for memory all the way to its end.
+            most = -(-longest // self._step) * self._step
+            self._room = max(capacity, min(most, (self._room + self._room // 2) // self._step * self._step))
         self.capacity = capacity
         self._lay_out(num_used, num_kept, grows=grows)
 

@@ -28,13 +28,13 @@ from cosmos_core.rollout.embedded.packed import PackedMatrices
 from cosmos_core.rollout.embedded.prompts import Prompts
 from cosmos_core.rollout.embedded.ranks.lead import Lead, LedCache
 from cosmos_core.rollout.embedded.ranks.staging import RanksUpdate
-from cosmos_core.rollout.embedded.ranks.team import RankLostError
 from cosmos_core.rollout.embedded.records import Recorder
 from cosmos_core.rollout.embedded.runner import Runner
 from cosmos_core.rollout.embedded.sampler import draw
 from cosmos_core.rollout.embedded.scheduler import Plan, Scheduler
 from cosmos_core.rollout.embedded.slots import SlotNumbers
 from cosmos_core.rollout.embedded.support import adopt
+from cosmos_core.rollout.serving.commands import LostProcessError
 from cosmos_core.rollout.serving.engine import ServedEngine
 from cosmos_core.rollout.serving.given import to_score
 from cosmos_core.rollout.serving.updates import Update, whole_layout
@@ -77,12 +77,15 @@ class EmbeddedEngine(ServedEngine):
     def _build_first_rank(self) -> None:
         context = self._context
         lead = self._lead = Lead(context, self._options, self._lose)
-        with lead.together():
-            lead.build()
-            self._loaded = LoadedWeights(lead.shares.tensors)
-            self._runner = Runner(lead.module, lead.device, vocabulary=lead.vocabulary)
-            self._serve_with(lead.module, functools.partial(LedCache, lead))
-            lead.meet()
+        try:
+            with lead.together():
+                lead.build()
+                lead.meet()
+                self._loaded = LoadedWeights(lead.shares.tensors)
+                self._runner = Runner(lead.module, lead.device, vocabulary=lead.vocabulary)
+                self._serve_with(lead.module, functools.partial(LedCache, lead))
+        except LostProcessError as error:
+            raise EngineError(str(error)) from error
 
     def _serve_with(self, module: torch.nn.Module, make_cache: Callable[..., SlotCache]) -> None:
         context, options = self._context, self._options
@@ -102,15 +105,6 @@ class EmbeddedEngine(ServedEngine):
         if self._lead is not None:
             self._lead.close()
 
-    def _lose(self, error: EngineError) -> None:
-        """Let the engine's thread fail of the end of a rank, even if it has nothing to do."""
-
-        def fail() -> None:
-            raise RankLostError(str(error)) from error
-
-        with contextlib.suppress(EngineError):  # it has failed already
-            self._commands.post(fail)
-
     @property
     def _queue(self) -> Scheduler:
         return self._scheduler
@@ -128,7 +122,7 @@ class EmbeddedEngine(ServedEngine):
         with self._led() as lead:
             if lead is not None:
                 lead.step(plan, num_kept)
-            self._cache.fit(plan.num_units, num_kept)
+            self._cache.fit(plan.num_units, num_kept, longest=plan.longest)
             logits_RV = self._runner.step(plan, self._cache, self._numbers)
         if self._recorder is not None:
             self._recorder.keep(plan)
@@ -189,9 +183,11 @@ class EmbeddedEngine(ServedEngine):
         return super()._new_update(version) if self._lead is None else self._lead.new_update(version)
 
     def _apply(self, update: Update, cache: CachePolicy) -> str:
-        if isinstance(update, RanksUpdate) and self._lead is not None:
+        if self._lead is None:
+            update.apply()
+        else:
+            assert isinstance(update, RanksUpdate)
             self._lead.load(update)
-        update.apply()
         self._loaded.settle()
         if self._packed is not None:
             self._packed.pack()
@@ -203,7 +199,10 @@ class EmbeddedEngine(ServedEngine):
         # Hashed here, before the next step: nothing is generated with weights that were not attested.
         if self._packed is not None:
             self._packed.check()
-        return self._loaded.digest() if self._lead is None else self._lead.attest()
+        if self._lead is None:
+            return self._loaded.digest()
+        assert isinstance(update, RanksUpdate)
+        return self._lead.attest(update)
 
     # -- scoring ------------------------------------------------------------------------------------------------------
 
@@ -211,12 +210,17 @@ class EmbeddedEngine(ServedEngine):
         """float32 log-probs [N] of each payload's completion under the loaded weights, on the CPU.
 
         Raises:
-            EngineError: `temperature` is not above 0, or a payload has no prompt, is too long, or shows what cannot be
-                entered.
+            EngineError: `temperature` is not above 0, or a payload has no prompt, is too long, has ids outside the
+                vocabulary, or shows what cannot be entered.
         """
         if not temperature > 0:
             raise EngineError(f"cannot score at temperature {temperature}: it must be above 0")
-        sequences = to_score(payloads, self._context.model, context_length=self._context.context_length)
+        sequences = to_score(
+            payloads,
+            self._context.model,
+            context_length=self._context.context_length,
+            vocabulary=self._vocabulary,
+        )
         if self._lead is not None and any(each.conditioning is not None for each in sequences):
             raise EngineError(f"a payload to score shows {_ALONE}")
         budget = self._options.prefill_units

@@ -9,10 +9,9 @@ import torch
 
 from cosmos_core.errors import AttestationError, EngineError
 from cosmos_core.protocols import Format
-from cosmos_core.weights.digest import digest_of, tensor_digests
+from cosmos_core.rollout.serving.comparing import same_bits
+from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.quantisation import dequantised_rows, quantise_tensors
-
-_BITS: Final = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class LoadedWeights:
@@ -70,16 +69,11 @@ class LoadedWeights:
             self._check_parameter(name)
         return digest_of(self.tensors)
 
-    def digests(self) -> dict[str, int]:
-        """Digest of each tensor, read back."""
-        return tensor_digests(self.tensors)
-
     def _check_parameter(self, name: str) -> None:
         assert self._form is not None
         parameter = self._parameters[name]
-        bits = _BITS[parameter.element_size()]
         for rows, values in dequantised_rows(self._form, name, self.tensors, parameter.shape[-1]):
-            if not torch.equal(values.to(parameter.dtype).view(bits), parameter[rows].contiguous().view(bits)):
+            if not same_bits(parameter[rows], values.to(parameter.dtype)):
                 raise AttestationError(
                     f"{name}: the parameter that products are computed with is not what its {self._form.name} codes "
                     "and scales stand for"

@@ -34,6 +34,7 @@ class Plan:
         logit_rows: For each of `drawn` its row among the logits kept; None where row i is that of `drawn[i]`.
         kept: Token of the step whose logits are kept, for each piece that draws.
         num_units: Units in the longest slot.
+        longest: Units that a slot may come to have, before what is in it ends.
     """
 
     sequences: list[Sequence]
@@ -46,6 +47,7 @@ class Plan:
     logit_rows: list[int] | None
     kept: list[int]
     num_units: int
+    longest: int
 
     @property
     def uses_cache(self) -> bool:
@@ -212,6 +214,7 @@ class Scheduler:
             logit_rows=rows if draft.shares else None,
             kept=kept,
             num_units=max(len(sequence.tokens) for sequence in self._running),
+            longest=max(sequence.flight.longest for sequence in self._running),
         )
 
 

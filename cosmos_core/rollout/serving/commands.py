@@ -13,6 +13,13 @@ from cosmos_core.errors import CosmosError, EngineError
 T = TypeVar("T")
 
 
+class LostProcessError(RuntimeError):
+    """A process that the engine needs is gone, or does not answer.
+
+    No `CosmosError`: that would fail a command, and it is the engine's thread that has to fail.
+    """
+
+
 class Commands:
     """Commands for one thread; closed for good when that thread ends."""
 
@@ -43,6 +50,8 @@ class Commands:
     def post(self, command: Callable[[], T]) -> Future[T]:
         """Queue a command; its future holds the result or the `CosmosError` that it raised.
 
+        Any other error ends the thread, and the future holds it in an EngineError.
+
         On the thread itself it runs at once, so that callbacks may use the engine.
 
         Raises:
@@ -70,6 +79,13 @@ class Commands:
             _run(*self._queue.get())
 
 
+def broken(error: BaseException) -> EngineError:
+    """What others are told of an error that ended the engine's thread."""
+    failure = EngineError(f"the engine's thread failed: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
 def _run(command: Callable[[], Any], future: Future[Any]) -> None:
     try:
         result = command()
@@ -77,7 +93,7 @@ def _run(command: Callable[[], Any], future: Future[Any]) -> None:
         future.set_exception(error)
     except BaseException as error:
         # It is the engine that broke: the caller hears of it, and so does the thread.
-        future.set_exception(error)
+        future.set_exception(broken(error))
         raise
     else:
         future.set_result(result)

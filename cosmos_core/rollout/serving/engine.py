@@ -28,7 +28,7 @@ from cosmos_core.protocols import (
     Request,
     TensorSlice,
 )
-from cosmos_core.rollout.serving.commands import Commands
+from cosmos_core.rollout.serving.commands import Commands, LostProcessError, broken
 from cosmos_core.rollout.serving.requests import check_request, condition
 from cosmos_core.rollout.serving.sequence import EmbeddedHandle, Flight, prompt_ids
 from cosmos_core.rollout.serving.sequence import Sequence as Sample
@@ -84,6 +84,7 @@ class ServedEngine(abc.ABC):
         self._held: list[Flight] = []
         self._update: Update | None = None
         self._stopping = False
+        self._loss: EngineError | None = None
         self._paused_since: float | None = None
         self._draining: tuple[int, list[Future[None]]] | None = None
         self._generated = 0
@@ -163,17 +164,24 @@ class ServedEngine(abc.ABC):
     def _serve(self, started: Future[None]) -> None:
         try:
             self._build()
+            self._open()
         except BaseException as error:  # noqa: BLE001 - `start` raises it
             self._unbuild()
             started.set_exception(error)
             return
         try:
-            self._commands.open()
             started.set_result(None)
             with torch.inference_mode():
                 self._run()
         finally:
             self._unbuild()
+
+    def _open(self) -> None:
+        """Take commands, unless what was built is broken already, of which no command could tell before."""
+        self._commands.open()
+        if self._loss is not None:
+            self._commands.close(self._loss)
+            raise self._loss
 
     def _run(self) -> None:
         try:
@@ -183,13 +191,23 @@ class ServedEngine(abc.ABC):
                     self._step()
             self._end_all()
         except Exception as error:  # noqa: BLE001 - the supervised boundary of this thread: every waiter hears of it
-            failure = EngineError(f"the engine's thread failed: {type(error).__name__}: {error}")
-            failure.__cause__ = error
+            failure = broken(error)
             self._close(failure)
             for flight in self._in_flight():
                 flight.handle.finish(failure)
         else:
             self._close(EngineError("the engine is shut down"))
+
+    def _lose(self, error: EngineError) -> None:
+        """Let the engine fail of the end of a process that it needs, even if it has nothing to do; from any thread."""
+
+        def fail() -> None:
+            raise LostProcessError(str(error)) from error
+
+        # Before the command: while there are none yet, this is looked at as soon as there are.
+        self._loss = error
+        with contextlib.suppress(EngineError):
+            self._commands.post(fail)
 
     def _close(self, reason: EngineError) -> None:
         self._commands.close(reason)

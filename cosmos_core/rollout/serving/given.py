@@ -13,8 +13,7 @@ import numpy as np
 
 from cosmos_core.errors import EngineError
 from cosmos_core.protocols import Conditioning, Model, Recording
-from cosmos_core.rollout.serving.requests import condition
-from cosmos_core.rollout.serving.sequence import prompt_ids
+from cosmos_core.rollout.serving.requests import check_ids, condition
 from cosmos_core.types import Payload
 
 _GENERATED: Final = frozenset({"completion", "decided", "logprobs", "versions"})
@@ -39,44 +38,51 @@ class Given:
     conditioning: Conditioning | None = None
 
 
-def to_score(payloads: Sequence[Payload], model: Model, *, context_length: int) -> list[Given]:
+def to_score(payloads: Sequence[Payload], model: Model, *, context_length: int, vocabulary: int) -> list[Given]:
     """What is scored of payloads.
 
+    Args:
+        payloads: Prompts with completions.
+        model: The model plugin.
+        context_length: Units of a sequence, at most.
+        vocabulary: Token ids are below it.
+
     Raises:
-        EngineError: One has no prompt, is too long, shows what the model cannot enter, or does not say of each unit
-            whether it was decided.
+        EngineError: One has no prompt or no completion, is too long, has ids outside the vocabulary, shows what the
+            model cannot enter, or does not say of each unit whether it was decided.
     """
-    return [_given(payload, index, model, context_length) for index, payload in enumerate(payloads)]
+    return [_given(payload, index, model, context_length, vocabulary) for index, payload in enumerate(payloads)]
 
 
-def _given(payload: Payload, index: int, model: Model, context_length: int) -> Given:
-    prompt = prompt_ids(payload).tolist()
-    completion = np.frombuffer(payload.arrays["completion"].data, np.int32).tolist()
+def _given(payload: Payload, index: int, model: Model, context_length: int, vocabulary: int) -> Given:
+    where = f"payload {index} to score"
+    prompt = check_ids(payload, "prompt", where, vocabulary).tolist()
+    completion = check_ids(payload, "completion", where, vocabulary).tolist()
     if not prompt or len(prompt) + len(completion) > context_length:
         raise EngineError(
-            f"cannot score a prompt of {len(prompt)} and a completion of {len(completion)} units: a prompt is needed, "
+            f"{where}: a prompt of {len(prompt)} and a completion of {len(completion)} units: a prompt is needed, "
             f"and at most {context_length} units in all"
         )
     begins = _prompt_of(payload, model)
-    conditioning = condition(begins, model, f"payload {index}")
+    conditioning = condition(begins, model, where)
     return Given(
         prompt=begins,
         tokens=prompt + completion,
         num_given=len(prompt),
-        decided_N=_decided(payload, len(completion)),
+        decided_N=_decided(payload, len(completion), where),
         conditioning=conditioning,
     )
 
 
-def _decided(payload: Payload, size: int) -> Sequence[int]:
+def _decided(payload: Payload, size: int, where: str) -> Sequence[int]:
     """Places of the completion that the model decided: all, unless the payload says otherwise."""
     told = payload.arrays.get("decided")
     if told is None:
         return range(size)
     if told.dtype != "bool" or told.shape != (size,):
         raise EngineError(
-            f"cannot score: `decided` is {told.dtype} {list(told.shape)} of a completion of {size} units; it is one "
-            "bool a unit"
+            f"{where}: `decided` is {told.dtype} {list(told.shape)} of a completion of {size} units; it is one bool a "
+            "unit"
         )
     return [int(place) for place in np.flatnonzero(np.frombuffer(told.data, np.bool_))]
 

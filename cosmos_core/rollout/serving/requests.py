@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from cosmos_core.errors import DataError, EngineError
 from cosmos_core.protocols import Conditioned, Conditioning, Model, Request
-from cosmos_core.rollout.serving.sequence import prompt_ids
 from cosmos_core.types import Payload
 
 
@@ -15,14 +16,9 @@ def check_request(request: Request, *, context_length: int, vocabulary: int) -> 
         EngineError: Names the request, the value seen and what is allowed.
     """
     where = f"request {request.request_id!r}"
-    array = request.prompt.arrays.get("prompt")
-    if request.prompt.kind != "tokens" or array is None or array.dtype != "int32":
-        raise EngineError(f"{where}: the embedded engine takes payloads of kind 'tokens' with an int32 'prompt'")
-    ids = prompt_ids(request.prompt)
+    ids = check_ids(request.prompt, "prompt", where, vocabulary)
     if len(ids) == 0:
         raise EngineError(f"{where}: the prompt is empty; it needs one token at least")
-    if ids.min() < 0 or ids.max() >= vocabulary:
-        raise EngineError(f"{where}: token ids {ids.min()} to {ids.max()} do not fit a vocabulary of {vocabulary}")
     sampling = request.sampling
     if sampling.max_units < 1 or len(ids) + sampling.max_units > context_length:
         raise EngineError(
@@ -37,6 +33,33 @@ def check_request(request: Request, *, context_length: int, vocabulary: int) -> 
             f"{where}: temperature {sampling.temperature}, top_p {sampling.top_p}, top_k {sampling.top_k} are not a "
             "way to draw (temperature >= 0, 0 < top_p <= 1, top_k >= 0)"
         )
+
+
+def check_ids(payload: Payload, name: str, where: str, vocabulary: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """Token ids of a payload, int32 [N].
+
+    Args:
+        payload: Of kind `tokens`.
+        name: Of the array.
+        where: What the payload is of, for errors.
+        vocabulary: Ids are below it.
+
+    Raises:
+        EngineError: There is no such array of int32, or an id is outside the vocabulary.
+    """
+    array = payload.arrays.get(name)
+    if payload.kind != "tokens" or array is None or array.dtype != "int32" or len(array.shape) != 1:
+        found = "none" if array is None else f"{array.dtype} {list(array.shape)}"
+        raise EngineError(
+            f"{where}: this engine takes payloads of kind 'tokens' with an int32 {name!r} of one dim; the kind is "
+            f"{payload.kind!r}, the array {found}"
+        )
+    ids = np.frombuffer(array.data, np.int32)
+    if len(ids) and (ids.min() < 0 or ids.max() >= vocabulary):
+        raise EngineError(
+            f"{where}: token ids {ids.min()} to {ids.max()} of its {name} do not fit a vocabulary of {vocabulary}"
+        )
+    return ids
 
 
 def condition(prompt: Payload, model: Model, where: str) -> Conditioning | None:

@@ -180,6 +180,11 @@ class Flight:
         return len(self.prompt)
 
     @property
+    def longest(self) -> int:
+        """Units of the prompt and of a completion, at most."""
+        return self.num_prompt + self.request.sampling.max_units
+
+    @property
     def offset(self) -> int:
         """What is added to the place of a unit behind the prompt to make its position; 0 where both are the same."""
         return offset_of(self.conditioning)

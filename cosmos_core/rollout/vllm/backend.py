@@ -161,7 +161,6 @@ class Backend:
         most_seen = context.context_length * (context.max_in_flight if self._is_cpu else 1)
         apart: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if context.tensor_parallel > 1:
-            _check_split(config)
             apart = started_apart(threads)
         with apart, taken_as_given(config, most_units=most_seen):
             try:
@@ -342,19 +341,6 @@ class Backend:
             yield
         finally:
             scheduler.running, scheduler.waiting = held
-
-
-def _check_split(config: Any) -> None:
-    """Refuse what several processes cannot do.
-
-    Raises:
-        EngineError: The model sees images.
-    """
-    if config.model_config.is_multimodal_model:
-        raise EngineError(
-            "rollout.mesh.tp: the vllm engine serves models that see images in one process only; set it to 1, or use "
-            "the engine 'embedded'"
-        )
 
 
 def _drawn(output: Any) -> Drawn:

@@ -47,7 +47,7 @@ def check(
     for what, payload in _samples(context.model, min(_UNITS, context.context_length), num_tokens):
         if payload.arrays["prompt"].shape[0] + payload.arrays["completion"].shape[0] > context.context_length:
             continue
-        (given,) = to_score([payload], context.model, context_length=context.context_length)
+        (given,) = to_score([payload], context.model, context_length=context.context_length, vocabulary=num_tokens)
         shows = None if given.conditioning is None else media.enter(given.prompt, given.conditioning, f"{what}, tried")
         found = torch.tensor(backend.probe(given.tokens, shows)[given.num_given - 1 :])
         if not verify:

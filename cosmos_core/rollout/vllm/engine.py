@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -62,15 +61,6 @@ class VllmEngine(ServedEngine):
         if self._backend is not None:
             self._backend.close()
             self._backend = None
-
-    def _lose(self, failure: EngineError) -> None:
-        """Let an engine that stands still hear that a process of vLLM has ended."""
-
-        def fail() -> None:
-            raise ChildProcessError(str(failure))
-
-        with contextlib.suppress(EngineError):
-            self._commands.post(fail)
 
     @property
     def _queue(self) -> Admission:
@@ -145,12 +135,17 @@ class VllmEngine(ServedEngine):
         """float32 log-probs [N] of each payload's completion under the loaded weights, on the CPU.
 
         Raises:
-            EngineError: `temperature` is not above 0, or a payload has no prompt, is too long, or shows what cannot be
-                entered, or there is no room for it beside what is in flight.
+            EngineError: `temperature` is not above 0, or a payload has no prompt, is too long, has ids outside the
+                vocabulary, or shows what cannot be entered, or there is no room for it beside what is in flight.
         """
         if not temperature > 0:
             raise EngineError(f"cannot score at temperature {temperature}: it must be above 0")
-        given = to_score(payloads, self._context.model, context_length=self._context.context_length)
+        given = to_score(
+            payloads,
+            self._context.model,
+            context_length=self._context.context_length,
+            vocabulary=self._vocabulary,
+        )
         shows = [
             None if each.conditioning is None else self._media.enter(each.prompt, each.conditioning, f"payload {index}")
             for index, each in enumerate(given)

@@ -109,12 +109,21 @@ class WorkerExtension:
         self._cosmos_cells = cells[self.rank]
 
     @_answering
-    def cosmos_load(self, pieces: Mapping[int, Sequence[tuple[TensorSlice, torch.Tensor | Place]]]) -> None:
-        """Write what was sent to this rank; nothing is generated meanwhile."""
+    def cosmos_read(self, pieces: Mapping[int, Sequence[tuple[TensorSlice, torch.Tensor | Place]]]) -> None:
+        """Find what was sent to this rank; nothing is written yet."""
         reading = Reading()
         self._cosmos_written = [
             (piece, reading.get(data) if isinstance(data, Place) else data) for piece, data in pieces[self.rank]
         ]
+
+    @_answering
+    def cosmos_forget_sent(self) -> None:
+        """Let go of what `cosmos_read` found."""
+        self._cosmos_written = ()
+
+    @_answering
+    def cosmos_load(self) -> None:
+        """Write what `cosmos_read` found, every rank its own; nothing is generated meanwhile."""
         self._cosmos_held.copy(self._cosmos_written)
         packed.pack_again(self._cosmos_model())
 

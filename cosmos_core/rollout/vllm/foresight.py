@@ -32,6 +32,14 @@ def foresee(_options: VllmOptions, outlook: EngineOutlook) -> Foresight:
     return Foresight(problems=tuple(problems), absent="\n".join(absent))
 
 
+def needs_one_process(num_ranks: int, architecture: str) -> str:
+    """Why several processes do not serve a model that sees images."""
+    return (
+        f"rollout.mesh: {num_ranks} processes of vLLM, and {architecture} sees images: it is served by a vLLM of one "
+        "process only; set tp = 1, or use the engine 'embedded'"
+    )
+
+
 def _sampling(outlook: EngineOutlook) -> Iterator[str]:
     for key, temperature in outlook.temperatures.items():
         if 0 < temperature < LEAST_TEMPERATURE:
@@ -43,10 +51,7 @@ def _sampling(outlook: EngineOutlook) -> Iterator[str]:
 
 def _media(outlook: EngineOutlook) -> Iterator[str]:
     if outlook.num_ranks > 1 and isinstance(outlook.model, Showing):
-        yield (
-            f"rollout.mesh: {outlook.num_ranks} processes of vLLM, and {outlook.facts.architecture} sees images: it is "
-            "served by a vLLM of one process only; set tp = 1, or use the engine 'embedded'"
-        )
+        yield needs_one_process(outlook.num_ranks, outlook.facts.architecture)
     if outlook.shows_media and not isinstance(outlook.model, Showing):
         yield (
             f"rollout.engine.plugin: 'vllm' has a vision tower of its own, and {type(outlook.model).__name__} does not "

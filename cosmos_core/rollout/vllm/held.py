@@ -15,13 +15,12 @@ import torch
 from cosmos_core.errors import AttestationError, EngineError
 from cosmos_core.protocols import Format, TensorSlice
 from cosmos_core.protocols.quantization import MATRIX_SCALE, SCALE
+from cosmos_core.rollout.serving.comparing import same_bits
 from cosmos_core.rollout.vllm.regions import Region
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import add_digests, tensor_digest
 from cosmos_core.weights.quantisation import copy_exactly, dequantised_rows
 from cosmos_core.weights.shards import torch_dtype
-
-_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Written = Sequence[tuple[TensorSlice, torch.Tensor]]
 
@@ -141,7 +140,7 @@ class HeldWeights:
                 if part is not None:
                     found, sent = view[slices.within(part, box)], data[slices.within(part, piece)]
                     # vLLM may hold a bias in more bits than it was given: what was given comes back exactly.
-                    if not _same_bits(found.to(sent.dtype), sent.to(view.device)):
+                    if not same_bits(found.to(sent.dtype), sent.to(view.device)):
                         raise AttestationError(
                             f"{piece.name}: vLLM's rank {rank} does not hold, of the slice of {part.shape} at "
                             f"{part.start}, what was written there"
@@ -153,7 +152,7 @@ class HeldWeights:
 
     def _check_made(self, form: Format, each: Quantised, view: torch.Tensor, rank: int) -> None:
         for rows, values in self._dequantised(form, each):
-            if not _same_bits(view[rows], values.to(view.dtype)):
+            if not same_bits(view[rows], values.to(view.dtype)):
                 raise AttestationError(
                     f"{each.region.piece.name}: the parameter {each.region.parameter} of vLLM's rank {rank} is not "
                     f"what its {form.name} codes and scales stand for"
@@ -212,8 +211,3 @@ class HeldWeights:
 def meta_tensors(facts: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, torch.Tensor]:
     """Tensors that hold nothing, of shapes and names of dtypes."""
     return {name: torch.empty(shape, dtype=torch_dtype(dtype), device="meta") for name, (shape, dtype) in facts.items()}
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    bits = _BITS[one.element_size()]
-    return torch.equal(one.contiguous().view(bits), other.contiguous().view(bits))

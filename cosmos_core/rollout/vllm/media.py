@@ -19,6 +19,7 @@ from transformers import BatchFeature
 
 from cosmos_core.errors import DataError, EngineError
 from cosmos_core.protocols import Conditioning, Model, Showing, Shown
+from cosmos_core.rollout.vllm.foresight import needs_one_process
 from cosmos_core.types import Payload
 
 _LOADER: Final = "vllm.model_executor.model_loader"
@@ -176,10 +177,7 @@ def taken_as_given(config: Any, *, most_units: int) -> Iterator[None]:
         yield
         return
     if config.parallel_config.world_size > 1:
-        raise EngineError(
-            f"rollout.mesh: {config.parallel_config.world_size} processes of vLLM, and {model.__name__} sees images: "
-            "what is seen is given to a vLLM of one process only; use one"
-        )
+        raise EngineError(needs_one_process(config.parallel_config.world_size, model.__name__))
 
     def most(_info: object, *, seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, int]:  # noqa: ARG001 - so it is asked
         return dict.fromkeys(mm_counts, most_units)

@@ -8,16 +8,14 @@ from typing import Final, TypeAlias
 
 import torch
 
-from cosmos_core.errors import AttestationError, EngineError, WeightSyncError
+from cosmos_core.errors import EngineError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
+from cosmos_core.rollout.serving.ranks import Boxes, RankCells
 from cosmos_core.rollout.serving.updates import Update, covers
 from cosmos_core.rollout.vllm.staging import Place, Staging
 from cosmos_core.weights import slices
-from cosmos_core.weights.digest import add_digests, combine
 from cosmos_core.weights.shards import dtype_name
 
-Cell: TypeAlias = tuple[TensorSlice, frozenset[int]]
-Boxes: TypeAlias = Mapping[str, Sequence[TensorSlice]]
 Sent: TypeAlias = list[tuple[TensorSlice, torch.Tensor | Place]]
 
 
@@ -45,32 +43,15 @@ class Shares:
             rank: {name: _joined(held, tuple(tensors[name].shape)) for name, held in each.items() if held}
             for rank, each in enumerate(found)
         }
-        self._cells: Final = {name: self._divide(name) for name in tensors}
+        self._cells: Final = RankCells(tensors, self.boxes)
         for name, tensor in tensors.items():
-            size = sum(slices.size(cell) for cell, _ in self._cells[name])
+            size = self._cells.num_held(name)
             if size != tensor.numel():
                 raise EngineError(
                     f"vLLM's {owner} copies {size} of the {tensor.numel()} values of {name!r} into its parameters: it "
                     "holds that tensor in a form of its own, which cannot be written or attested; use the engine "
                     "'embedded'"
                 )
-
-    def _divide(self, name: str) -> list[Cell]:
-        """Disjoint slices of a tensor, each with those that hold all of it."""
-        cells: list[Cell] = []
-        for rank, held in self.boxes.items():
-            for box in held.get(name, ()):
-                rest, divided = [box], []
-                for cell, ranks in cells:
-                    common = slices.overlap(cell, box)
-                    if common is None:
-                        divided.append((cell, ranks))
-                        continue
-                    divided += [(part, ranks) for part in slices.subtract(cell, common)]
-                    divided.append((common, ranks | {rank}))
-                    rest = [part for each in rest for part in slices.without(each, common)]
-                cells = divided + [(part, frozenset({rank})) for part in rest]
-        return cells
 
     def layout(self) -> dict[int, list[tuple[TensorSlice, str]]]:
         """The slices of each rank, with the names of their dtypes."""
@@ -81,10 +62,7 @@ class Shares:
 
     def cells(self) -> dict[int, dict[str, list[TensorSlice]]]:
         """The slices whose digests each rank is asked for."""
-        return {
-            rank: {name: [cell for cell, ranks in cells if rank in ranks] for name, cells in self._cells.items()}
-            for rank in self.boxes
-        }
+        return {rank: self._cells.of(rank) for rank in self.boxes}
 
     def combine(self, found: Sequence[Mapping[str, Sequence[int]]]) -> str:
         """The digest of all tensors, from those of each rank's `cells`.
@@ -92,23 +70,7 @@ class Shares:
         Raises:
             AttestationError: Ranks that hold the same slice hold other values.
         """
-        return combine(add_digests({name: digest} for name, digest in self._agreed(found)))
-
-    def _agreed(self, found: Sequence[Mapping[str, Sequence[int]]]) -> Iterator[tuple[str, int]]:
-        for name, cells in self._cells.items():
-            given = [iter(each[name]) for each in found]
-            if not cells:
-                yield name, 0
-            for cell, ranks in cells:
-                digests = {rank: next(given[rank]) for rank in sorted(ranks)}
-                first, *others = digests
-                for rank in others:
-                    if digests[rank] != digests[first]:
-                        raise AttestationError(
-                            f"{name}: vLLM's ranks {first} and {rank} hold other values in the slice of {cell.shape} "
-                            f"at {cell.start}, which both were given"
-                        )
-                yield name, digests[first]
+        return self._cells.combine(dict(enumerate(found)), "vLLM")
 
 
 class SharedUpdate(Update):

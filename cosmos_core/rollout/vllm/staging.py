@@ -1,15 +1,11 @@
 """Slices on their way to vLLM's processes: put once into memory that these map.
 
-The memory has no name in a file system (`memfd_create`), so that nothing is left of it whatever ends the processes. It
-is found by the descriptor of the process that made it.
+They find it by the descriptor of the process that made it.
 """
 
 from __future__ import annotations
 
-import math
-import mmap
 import os
-import weakref
 from pathlib import Path
 from typing import Final
 
@@ -17,9 +13,10 @@ import attrs
 import torch
 
 from cosmos_core.errors import WeightSyncError
+from cosmos_core.rollout.serving.staging import StagedMemory, aligned, map_staged, region
+from cosmos_core.weights.quantisation import copy_exactly
 from cosmos_core.weights.shards import dtype_name, torch_dtype
 
-_ALIGNMENT: Final = 64
 _LEAST_BYTES: Final = 1 << 20
 
 
@@ -60,7 +57,7 @@ class Staging:
         """
         place = self._segments[-1].put(data) if self._segments else None
         if place is None:
-            size = _aligned(data.nbytes)
+            size = aligned(data.nbytes)
             self._segments.append(_Segment(max(size, self._expected if not self._segments else _LEAST_BYTES)))
             place = self._segments[-1].put(data)
         assert place is not None
@@ -74,34 +71,21 @@ class Staging:
 
 class _Segment:
     def __init__(self, size_bytes: int) -> None:
-        self._fd: Final = os.memfd_create("cosmos-vllm-weights", os.MFD_CLOEXEC)
-        try:
-            # Reserves the memory: without it, a write that finds none would kill the process.
-            os.posix_fallocate(self._fd, 0, size_bytes)
-            self._buffer: Final = mmap.mmap(self._fd, size_bytes)
-        except OSError as error:
-            os.close(self._fd)
-            raise WeightSyncError(
-                f"no memory for {size_bytes:,} bytes of weights on their way to vLLM's processes ({error.strerror}); "
-                "free some, or split the model over more ranks"
-            ) from error
-        self._finalizer: Final = weakref.finalize(self, os.close, self._fd)
-        self._bytes: Final = torch.frombuffer(self._buffer, dtype=torch.uint8)
-        self._path: Final = f"/proc/{os.getpid()}/fd/{self._fd}"
+        self._memory: Final = StagedMemory(size_bytes, "vLLM's processes")
+        self._path: Final = f"/proc/{os.getpid()}/fd/{self._memory.descriptor}"
         self._used = 0
 
     def put(self, data: torch.Tensor) -> Place | None:
         """A place in here; None if there is no room."""
-        first, size = self._used, data.nbytes
-        if first + size > len(self._bytes):
+        first = self._used
+        if first + data.nbytes > self._memory.size:
             return None
-        if size:
-            self._bytes[first : first + size].copy_(data.contiguous().view(-1).view(torch.uint8))
-        self._used = first + _aligned(size)
+        copy_exactly(region(self._memory.bytes, first, data.dtype, tuple(data.shape)), data)
+        self._used = first + aligned(data.nbytes)
         return Place(self._path, first, dtype_name(data.dtype), tuple(data.shape))
 
     def close(self) -> None:
-        self._finalizer()
+        self._memory.close()
 
 
 class Reading:
@@ -119,17 +103,10 @@ class Reading:
         if place.path not in self._mapped:
             try:
                 with Path(place.path).open("rb") as file:
-                    buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                    self._mapped[place.path] = map_staged(file.fileno())
             except OSError as error:
                 raise WeightSyncError(
                     f"the weights that were put at {place.path} cannot be read ({error.strerror}): the process that "
                     "put them must live, be this user's, and be visible in /proc"
                 ) from error
-            self._mapped[place.path] = torch.frombuffer(buffer, dtype=torch.uint8)
-        dtype = torch_dtype(place.dtype)
-        size = math.prod(place.shape) * dtype.itemsize
-        return self._mapped[place.path][place.offset : place.offset + size].view(dtype).view(place.shape)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+        return region(self._mapped[place.path], place.offset, torch_dtype(place.dtype), place.shape)

@@ -7,6 +7,7 @@ from typing import Final
 
 import torch
 
+from cosmos_core.errors import AttestationError, WeightSyncError
 from cosmos_core.protocols import EngineContext, TensorSlice
 from cosmos_core.rollout.vllm.extension import Facts
 from cosmos_core.rollout.vllm.held import meta_tensors
@@ -63,8 +64,23 @@ class Weights:
         return SharedUpdate(version, self._shares, is_staged=self._is_staged)
 
     def load(self, update: SharedUpdate) -> None:
-        """Let each rank copy what was written to it."""
-        self._workers.call("cosmos_load", update.sent())
+        """Let each rank copy what was written to it, once all of them have found it.
+
+        Raises:
+            WeightSyncError: A rank cannot read its slices; none has copied any.
+            AttestationError: A rank could not copy all of its slices, and others may have: no version is loaded.
+        """
+        try:
+            self._workers.call("cosmos_read", update.sent())
+        except WeightSyncError:
+            self._workers.call("cosmos_forget_sent")
+            raise
+        try:
+            self._workers.call("cosmos_load")
+        except WeightSyncError as error:
+            raise AttestationError(
+                f"vLLM holds parts of version {update.version} beside what was loaded before: {error}"
+            ) from error
 
     def digest(self) -> str:
         """The digest of what all ranks hold, read back.

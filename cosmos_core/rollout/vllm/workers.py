@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing.connection
+import multiprocessing.util
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, TypeVar
 
@@ -33,6 +35,7 @@ def started_apart(num_threads: int) -> Iterator[None]:
     before = {key: os.environ.get(key) for key in settings}
     os.environ.update(settings)
     try:
+        track_apart()
         yield
     finally:
         for key, value in before.items():
@@ -40,6 +43,30 @@ def started_apart(num_threads: int) -> Iterator[None]:
                 del os.environ[key]
             else:
                 os.environ[key] = value
+
+
+def track_apart() -> None:
+    """Start Python's tracker of shared memory in a session of its own, unless one runs.
+
+    vLLM's queues lie in files of `/dev/shm`, which it unlinks when it ends by itself. Else that tracker does, once all
+    that use them are gone; who kills a replica kills its session, and would kill the tracker with it.
+    """
+    spawn = multiprocessing.util.spawnv_passfds
+    multiprocessing.util.spawnv_passfds = _spawn_apart
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        multiprocessing.util.spawnv_passfds = spawn
+
+
+def _spawn_apart(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
+    """As `multiprocessing.util.spawnv_passfds`, in a session of its own, which keeps nobody's pipes open."""
+    actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
+        (os.POSIX_SPAWN_OPEN, each, os.devnull, os.O_RDWR, 0) for each in (0, 1)
+    ]
+    # To itself: it is inherited then.
+    actions += [(os.POSIX_SPAWN_DUP2, each, each) for each in passfds]
+    return os.posix_spawn(path, list(args), os.environ, file_actions=actions, setsid=True)
 
 
 class Workers:

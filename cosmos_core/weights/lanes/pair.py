@@ -1,7 +1,9 @@
 """A process group of a publisher and a receiver, outside torch's default group; it lasts for one fetch.
 
 gloo passes tensors in CPU memory over TCP. NCCL passes tensors in GPU memory; it has no tags, so both sides name their
-transfers in the same order, and it needs a GPU for each of the two processes.
+transfers in the same order, and it needs a GPU for each of the two processes. Its communicator is built in the first
+transfer, in which the lower rank of the two names it to the other: a receive waits until the other one sends. So a pair
+begins with a byte from the publisher, while both are there.
 """
 
 from __future__ import annotations
@@ -11,21 +13,22 @@ import re
 import socket
 import time
 from datetime import timedelta
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from cosmos_core.errors import TransportError
-
-PairKind: TypeAlias = Literal["gloo", "nccl"]
+from cosmos_core.weights.wire import PairKind
 
 PUBLISHER: Final = 0
 RECEIVER: Final = 1
 
 _GIVE_UP: Final = timedelta(milliseconds=1)
 _PAUSE_S: Final = 0.0005
+_GREETING: Final = 0
+"""Tag of the byte that a pair begins with; requests count from 1."""
 _PLACE: Final = re.compile(r"^\[[^\]]+:\d+\] ")
 
 
@@ -106,9 +109,35 @@ class Pair:
         self._peer: Final = 1 - rank
         self._group: Any = None
         try:
-            self._group = _gloo(store, rank, host, timeout_s) if kind == "gloo" else _nccl(store, rank)
+            self._group = _gloo(store, rank, host, timeout_s) if kind == "gloo" else _nccl(store, rank, timeout_s)
         except (RuntimeError, ValueError) as error:
             raise TransportError(f"no {kind} connection: {_first_line(error)}") from error
+        if kind == "nccl":
+            self._greet(rank, timeout_s)
+
+    def placed(self, data: torch.Tensor) -> torch.Tensor:
+        """Bytes of this process where they can be sent from.
+
+        Raises:
+            TransportError: The GPU has no room for them.
+        """
+        try:
+            return data.to(self.device)
+        except RuntimeError as error:
+            raise TransportError(
+                f"{data.numel():,} bytes cannot be put on {self.device}: {_first_line(error)}"
+            ) from error
+
+    def room(self, size: int) -> torch.Tensor:
+        """Memory for bytes that come.
+
+        Raises:
+            TransportError: The GPU has none.
+        """
+        try:
+            return torch.empty(size, dtype=torch.uint8, device=self.device)
+        except RuntimeError as error:
+            raise TransportError(f"no room for {size:,} bytes on {self.device}: {_first_line(error)}") from error
 
     def send(self, data: torch.Tensor, tag: int) -> dist.Work:
         """Begin to send bytes, which must stay as they are until it is finished.
@@ -158,6 +187,16 @@ class Pair:
             except RuntimeError:
                 continue
 
+    def _greet(self, rank: int, timeout_s: float) -> None:
+        """Have the communicator built, from both sides at the same time."""
+        byte = self.room(1)
+        work = self.send(byte, _GREETING) if rank == PUBLISHER else self.receive(byte, _GREETING)
+        try:
+            self.finish(work, timeout_s)
+        except TransportError:
+            self.drop([work])
+            raise
+
     def _begin(self, start: Any) -> dist.Work:
         try:
             work: dist.Work = start()
@@ -181,7 +220,10 @@ def _gloo(store: TCPStore, rank: int, host: str, timeout_s: float) -> Any:
     return ProcessGroupGloo(store, rank, 2, options)
 
 
-def _nccl(store: TCPStore, rank: int) -> Any:
+def _nccl(store: TCPStore, rank: int, timeout_s: float) -> Any:
+    # Who builds a communicator waits for the other one without a limit: neither shall begin before both are there.
+    store.set(f"here-{rank}", "")
+    store.wait([f"here-{1 - rank}"], timedelta(seconds=timeout_s))
     # The watchdog's own limit stays far off: it would end the process. `Pair.finish` gives up much earlier.
     return dist.ProcessGroupNCCL(store, rank, 2, dist.ProcessGroupNCCL.Options())
 

@@ -10,8 +10,9 @@ import torch.distributed as dist
 import zmq
 
 from cosmos_core.errors import TransportError
-from cosmos_core.weights.lanes.pair import RECEIVER, Pair, PairKind, address_towards, meet
+from cosmos_core.weights.lanes.pair import RECEIVER, Pair, address_towards, meet
 from cosmos_core.weights.lanes.tags import tag_of
+from cosmos_core.weights.wire import PairKind
 
 
 class Lane(Protocol):
@@ -71,11 +72,11 @@ class PairLane:
         self._failure: TransportError | None = None
 
     def expect(self, request: int, sizes: Sequence[int]) -> None:
-        """Begin to receive; if the connection is broken, `take` tells."""
+        """Begin to receive; if the connection is broken, or the GPU is full, `take` tells."""
         expected = self._expected.setdefault(request, [])
         try:
             for index, size in enumerate(sizes):
-                data = torch.empty(size, dtype=torch.uint8, device=self._pair.device)
+                data = self._pair.room(size)
                 expected.append((data, self._pair.receive(data, tag_of(request, index)) if size else None))
         except TransportError as error:
             self._failure = error

@@ -6,23 +6,25 @@ import logging
 import queue
 import threading
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 
 from cosmos_core.errors import TransportError
-from cosmos_core.weights.lanes.pair import PUBLISHER, Pair, PairKind, Rendezvous
+from cosmos_core.weights.lanes.pair import PUBLISHER, Pair, Rendezvous
 from cosmos_core.weights.lanes.tags import tag_of
+from cosmos_core.weights.wire import PairKind
 
 _LOGGER: Final = logging.getLogger(__name__)
 
 FORM_S: Final = 30.0
 """Longest wait for a receiver to appear."""
 SEND_S: Final = 30.0
-"""Longest time for one answer; a receiver that takes longer is given up."""
-IDLE_S: Final = 60.0
-"""How long a receiver may ask for nothing before it counts as gone without a word."""
-_JOIN_S: Final = 1.0
+"""Longest wait for a receiver to take a slice; one that takes longer is given up."""
+IDLE_S: Final = 330.0
+"""How long a receiver may ask for nothing before it counts as gone without a word: longer than a fetch may take."""
+
+_Answer: TypeAlias = tuple[int, Sequence[memoryview]]
 
 
 class Sender:
@@ -44,7 +46,9 @@ class Sender:
         self._host: Final = host
         self._meeting: Rendezvous | None = Rendezvous(host, FORM_S)
         self.port: Final = self._meeting.port
-        self._answers: Final[queue.SimpleQueue[tuple[int, Sequence[memoryview]] | None]] = queue.SimpleQueue()
+        self._answers: Final[queue.SimpleQueue[_Answer | None]] = queue.SimpleQueue()
+        self._lock: Final = threading.Lock()
+        self._why_ended = ""
         self._thread: Final = threading.Thread(target=self._run, name=f"weights-{kind}", daemon=True)
         self._thread.start()
 
@@ -54,38 +58,62 @@ class Sender:
         return not self._thread.is_alive()
 
     def send(self, request: int, slices: Sequence[memoryview]) -> None:
-        """Queue the slices that answer a request; their memory must stay as it is until they are sent."""
-        self._answers.put((request, slices))
+        """Queue the slices that answer a request; their memory must stay as it is until they are sent.
+
+        Raises:
+            TransportError: It has given this receiver up.
+        """
+        with self._lock:
+            if self._why_ended:
+                raise TransportError(self._why_ended)
+            self._answers.put((request, slices))
 
     def close(self) -> None:
         """End once what is queued is sent; returns at once. Idempotent."""
         self._answers.put(None)
 
-    def join(self) -> None:
-        """Wait a moment for the end; a receiver that does not take what it asked for cannot hold it up."""
-        self._thread.join(_JOIN_S)
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end; a receiver that does not take what it asked for cannot hold it up for longer."""
+        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         meeting, self._meeting = self._meeting, None
         assert meeting is not None
         try:
             pair = Pair(self._kind, meeting.store, PUBLISHER, host=self._host, timeout_s=FORM_S)
-            while (answer := self._answers.get(timeout=IDLE_S)) is not None:
+            while (answer := self._next()) is not None:
                 _send(pair, *answer)
-        except queue.Empty:
-            _LOGGER.info("a receiver of weights over %s asked for nothing for %g s", self._kind, IDLE_S)
         except TransportError as error:
             _LOGGER.warning("a receiver of weights over %s was given up: %s", self._kind, error)
+            with self._lock:
+                self._why_ended = f"the connection over {self._kind} was given up: {error}"
+
+    def _next(self) -> _Answer | None:
+        """What to send next; None at the end."""
+        try:
+            return self._answers.get(timeout=IDLE_S)
+        except queue.Empty:
+            with self._lock:
+                if not self._answers.empty():
+                    return self._answers.get()
+                self._why_ended = f"it was asked for nothing over {self._kind} for {IDLE_S:g} s"
+        _LOGGER.info("a receiver of weights over %s asked for nothing for %g s", self._kind, IDLE_S)
+        return None
 
 
 def _send(pair: Pair, request: int, slices: Sequence[memoryview]) -> None:
+    """Send an answer.
+
+    Raises:
+        TransportError: It is not taken in time, the connection is broken, or the GPU lacks memory.
+    """
     works = []
-    for index, data in enumerate(slices):
-        if len(data):
-            content = torch.frombuffer(data, dtype=torch.uint8).to(pair.device)
-            # Held until it is sent.
-            works.append((pair.send(content, tag_of(request, index)), content))
     try:
+        for index, data in enumerate(slices):
+            if len(data):
+                content = pair.placed(torch.frombuffer(data, dtype=torch.uint8))
+                # Held until it is sent.
+                works.append((pair.send(content, tag_of(request, index)), content))
         while works:
             pair.finish(works[0][0], SEND_S)
             works.pop(0)

@@ -25,9 +25,6 @@ FORMAT: Final = 1
 BLOCK_BYTES: Final = 1 << 20
 """Unit of checksums, hence of reading."""
 
-ACCESS_ERRORS: Final = (OSError, ValueError, ImportError, RuntimeError)
-"""What file systems raise."""
-
 _VERSION: Final = re.compile(r"v(\d+)-\w+")
 
 
@@ -86,9 +83,13 @@ def told(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except ACCESS_ERRORS as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise WeightSyncError(f"{what}: {reason}") from error
+    except WeightSyncError:
+        raise
+    except Exception as error:
+        # Libraries of file systems raise errors of their own: botocore's, for one, are no OSError.
+        reason = str(error).strip().partition("\n")[0]
+        kind = "" if reason and isinstance(error, OSError) else f"{type(error).__name__}: "
+        raise WeightSyncError(f"{what}: {kind}{reason}".removesuffix(": ")) from error
 
 
 @contextmanager

@@ -76,7 +76,11 @@ def _described(files: Any, path: str, run_id: str, target: WeightTarget) -> Stor
             f"{path}: it is of version {manifest.version} with the digest {manifest.digest}, not of version "
             f"{target.version} with {target.digest}"
         )
-    if digest.combine(manifest.digests) != target.digest or not _is_sound(part):
+    try:
+        is_consistent = digest.combine(manifest.digests) == target.digest and _is_sound(part)
+    except ValueError as error:
+        raise WeightSyncError(f"{path}: the description is damaged: {error}") from error
+    if not is_consistent:
         raise WeightSyncError(f"{path}: the description is damaged: it contradicts itself")
     content = posixpath.join(posixpath.dirname(path), manifest.path)
     size = files.size(content) if files.exists(content) else None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import logging
 import mmap
 import posixpath
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 import attrs
@@ -31,6 +33,9 @@ from cosmos_core.weights.stored.parts import (
 )
 
 _LOG: Final = logging.getLogger(__name__)
+
+_VANISHED: Final = (errno.ENOENT, errno.ESTALE)
+"""What a file system answers to who writes into a folder that is removed meanwhile."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -60,13 +65,15 @@ class VersionWriter:
         self._removes: Final = removes
         self._lock: Final = threading.Lock()
         self._waiting: _Snapshot | None = None
+        self._oldest = 0
+        """Versions before this one are not needed any more."""
         self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="stored-weights")
 
     def put(self, manifest: wire.Manifest) -> None:
         """Write what a snapshot of this process holds, or have it written.
 
         Raises:
-            WeightSyncError: It is the only source, and cannot be written.
+            WeightSyncError: It is the only source, and cannot be written, and it is needed still.
         """
         # Who maps the file keeps it from being written over.
         mapped = map_shared(manifest.path, token=manifest.token, size=manifest.file_bytes)
@@ -79,16 +86,24 @@ class VersionWriter:
             late, self._waiting = self._waiting, snapshot
         if late is not None:
             _LOG.info("weights version %d was not stored: writing cannot keep up", late.manifest.version)
-        self._thread.submit(self._write_waiting)
+        self._begin(self._write_waiting)
 
     def remove_before(self, oldest: int) -> None:
         """Have versions before `oldest` removed, complete or not; returns at once."""
+        with self._lock:
+            if oldest <= self._oldest:
+                return
+            self._oldest = oldest
         if self._removes:
-            self._thread.submit(self._remove_before, oldest)
+            self._begin(functools.partial(self._remove_before, oldest))
 
     def close(self) -> None:
         """Wait until what is under way is written. Idempotent."""
         self._thread.shutdown(wait=True)
+
+    def _begin(self, work: Callable[[], None]) -> None:
+        """Have something done that nobody waits for."""
+        self._thread.submit(work).add_done_callback(_tell)
 
     def _write_waiting(self) -> None:
         with self._lock:
@@ -101,7 +116,33 @@ class VersionWriter:
             _LOG.warning("weights version %d was not stored, training goes on: %s", snapshot.manifest.version, error)
 
     def _write(self, snapshot: _Snapshot) -> None:
-        manifest, mapped = snapshot.manifest, snapshot.mapped
+        """Store a snapshot.
+
+        Raises:
+            WeightSyncError: It cannot be stored, and is needed still.
+        """
+        manifest = snapshot.manifest
+        try:
+            self._store(manifest, snapshot.mapped)
+        except WeightSyncError as error:
+            # Another replica, which was faster, removes a version while this one writes it.
+            if not (manifest.version < self._oldest or self._is_removed(manifest, error)):
+                raise
+            _LOG.info("weights version %d was not stored, as nobody needs it any more: %s", manifest.version, error)
+
+    def _is_removed(self, manifest: wire.Manifest, error: WeightSyncError) -> bool:
+        """Whether writing a version failed because others removed it, having gone on to a newer one."""
+        cause = error.__cause__
+        if not isinstance(cause, OSError) or cause.errno not in _VANISHED:
+            return False
+        try:
+            with access(run_folder(self._directory, self._run_id)) as (files, root):
+                versions = [version for version, _ in _versions(files, root)]
+        except WeightSyncError:
+            return False
+        return manifest.version not in versions and max(versions, default=-1) > manifest.version
+
+    def _store(self, manifest: wire.Manifest, mapped: mmap.mmap | None) -> None:
         if mapped is None:
             raise WeightSyncError(f"the snapshot of version {manifest.version} at {manifest.path} is gone")
         url = version_folder(self._directory, self._run_id, manifest.version, manifest.digest)
@@ -130,15 +171,27 @@ class VersionWriter:
         url = run_folder(self._directory, self._run_id)
         try:
             with access(url) as (files, root):
-                found = files.ls(root, detail=False) if files.exists(root) else []
-                for path in found:
-                    version = version_of(posixpath.basename(path.rstrip("/")))
-                    if version is not None and version < oldest:
+                for version, path in _versions(files, root):
+                    if version < oldest:
                         # Other replicas remove the same.
                         with contextlib.suppress(FileNotFoundError):
                             files.rm(path, recursive=True)
         except WeightSyncError as error:
             _LOG.warning("old versions were not removed: %s", error)
+
+
+def _versions(files: Any, root: str) -> list[tuple[int, str]]:
+    """The versions in a run's folder, each with its own."""
+    paths = files.ls(root, detail=False) if files.exists(root) else []
+    found = [(version_of(posixpath.basename(path.rstrip("/"))), path) for path in paths]
+    return [(version, path) for version, path in found if version is not None]
+
+
+def _tell(done: Future[None]) -> None:
+    """Log why something that nobody waits for failed."""
+    error = done.exception()
+    if error is not None:
+        _LOG.error("weights are not stored as they should be, training goes on: %r", error, exc_info=error)
 
 
 def _blocks(mapped: mmap.mmap) -> Iterator[memoryview]:

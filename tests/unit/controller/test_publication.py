@@ -46,6 +46,25 @@ def test_a_wrong_digest_is_no_weights(run):
     assert replica.version == 0
 
 
+def test_who_loads_a_version_that_is_forgotten_has_no_weights_and_no_blame(run):
+    it = run(num_rollouts=2, prompts=1, max_staleness=1, steps=9)
+    it.start(rollouts=2)
+    it.join("r2")
+    slow = it.directive("r2").weights
+    for _step in range(4):
+        it.finish("r0", it.leases("r0")[0])
+        it.train()
+        for name in ("r0", "r1"):
+            it.report(name, *it.fakes[name]._load(it.directive(name)))
+    assert slow.version not in it.state.published
+    it.report("r2", loaded(slow.version, slow.digest))
+    replica = it.state.replicas["r2"]
+    assert (replica.version, replica.rejections, replica.is_doubted) == (-1, 0, False)
+    assert it.leases("r2") == []
+    it.report("r2", *it.fakes["r2"]._load(it.directive("r2")))
+    assert replica.version == it.state.target
+
+
 def test_policy_replicas_that_publish_different_weights_fail_the_run(run):
     it = run(num_policies=2)
     it.start(policies=2)

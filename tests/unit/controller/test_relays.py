@@ -164,6 +164,18 @@ def test_who_maps_the_policys_copy_needs_no_tree(run):
     assert it.state.parents == {"r3": "r1"}
 
 
+def test_who_maps_the_policys_copy_keeps_none_while_others_join(run):
+    it = run(num_rollouts=3, fan_out=1)
+    it.join("p0", host="a")
+    it.join("r0", host="a")
+    it.join("r1", host="b")
+    it.settle("p0")
+    load(it, "r0", "r1")
+    assert not it.state.has_rollouts
+    assert [it.directive(name).relaying.keep for name in ("r0", "r1")] == [False, True]
+    assert [sorted(it.state.replicas[name].kept) for name in ("r0", "r1")] == [[], [0]]
+
+
 def test_one_replica_of_each_rack_reads_from_afar(run):
     it = run(num_rollouts=4, fan_out=2, shares_memory=False)
     it.join("p0", host="a", rack="1")

@@ -17,18 +17,20 @@ from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.transport.messages import Relaying, WeightsLoaded, WeightsRejected, WeightTarget
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import digest_of, tensor_digests
+from cosmos_core.weights.lanes import sending
 from cosmos_core.weights.receiver import WeightReceiver
 
 
 class Receiver:
-    """Hands out the slices of given modules; can fail or corrupt the next fetches."""
+    """Hands out the slices of given modules; can fail or corrupt the next fetches, or find them stored."""
 
     def __init__(self, modules):
-        self.modules, self.faults, self.always, self.asked = modules, [], None, []
+        self.modules, self.faults, self.always, self.asked, self.falls_back = modules, [], None, [], []
 
     @contextlib.contextmanager
-    def fetch(self, target, layout, timeout_s):
+    def fetch(self, target, layout, timeout_s, *, falls_back):
         self.asked.append(target.sources)
+        self.falls_back.append(falls_back)
         fault = self.faults.pop(0) if self.faults else self.always
         if fault == "fail":
             raise WeightSyncError("the source is gone")
@@ -42,12 +44,12 @@ class Receiver:
                 if fault == "stop":
                     raise WeightSyncError("the source ended half-way")
 
-        yield Pieces(tensor_digests(tensors), pieces())
+        yield Pieces(tensor_digests(tensors), pieces(), is_stored=fault == "stored")
 
 
 class Pieces:
-    def __init__(self, digests, pieces):
-        self.digests, self.pieces = digests, pieces
+    def __init__(self, digests, pieces, *, is_stored):
+        self.digests, self.pieces, self.is_stored = digests, pieces, is_stored
 
     def __iter__(self):
         return self.pieces
@@ -298,6 +300,23 @@ def test_a_parent_that_was_passed_over_is_no_relay(rig):
 def test_what_is_passed_on_when_the_policy_has_it_no_more_counts_as_relayed(rig):
     rig.sync.aim(rig.target(1, "parent"), Relaying(level=1))
     assert rig.wait(1).relayed == rig.reports[0].nbytes
+
+
+def test_the_policy_is_asked_before_what_is_stored_and_that_does_not_count_as_relayed(rig):
+    rig.receiver.faults = ["fail", "stored"]
+    rig.sync.aim(rig.target(1, "parent"), Relaying(level=1, reserve=rig.target(1)))
+    assert rig.wait(1).relayed == 0
+    assert rig.receiver.asked == [("parent",), ("policy",)]
+    assert rig.receiver.falls_back == [False, True]
+    # The policy has it no more: what is stored is all there is besides the parent.
+    rig.receiver.faults = ["stored"]
+    rig.sync.aim(rig.target(2, "parent"), Relaying(level=1))
+    assert rig.wait(2).relayed == 0
+    assert rig.receiver.falls_back[2:] == [True]
+
+
+def test_no_pause_within_a_fetch_makes_a_receiver_count_as_gone():
+    assert sending.IDLE_S > weights_sync._TIMEOUT_S
 
 
 def test_a_relay_keeps_what_it_loaded_and_says_where(rig):

@@ -28,6 +28,16 @@ def test_the_layout_may_change(recipe):
     assert len(changes) == 2
 
 
+def test_how_weights_travel_may_change_and_is_checked_again(recipe):
+    new, changes = changed(recipe, ["sync.transport='disk'", "sync.directory='/elsewhere'", "run.steps=9"])
+    assert (new.sync.transport, new.sync.directory) == ("disk", "/elsewhere")
+    assert {change.key: change.is_to_be_checked for change in changes} == {
+        "run.steps": False,
+        "sync.transport": True,
+        "sync.directory": True,
+    }
+
+
 def test_nothing_changes_without_overrides_or_by_the_same_value(recipe):
     assert changed(recipe, []) == (recipe, [])
     assert changed(recipe, ["policy.prompts_per_step=2", "run.steps=6"]) == (recipe, [])

@@ -7,14 +7,15 @@ import pytest
 import torch
 import zmq
 
-from cosmos_core.errors import WeightSyncError
+from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
 from cosmos_core.transport.messages import WeightTarget
+from cosmos_core.weights import server, wire
 from cosmos_core.weights import snapshot as snapshots
-from cosmos_core.weights import wire
 from cosmos_core.weights.digest import add_digests, digest_of
 from cosmos_core.weights.held import Placement
+from cosmos_core.weights.lanes import sending
 from cosmos_core.weights.planning import planner
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import WeightReceiver
@@ -280,6 +281,39 @@ def test_a_publisher_that_stalls_in_the_middle_is_replaced_or_named(
         release.set()
 
 
+def test_a_sender_that_has_ended_is_an_answer(publishers, receiver, monkeypatch):
+    def ended(self, request, slices):
+        raise TransportError("it was asked for nothing")
+
+    monkeypatch.setattr(sending.Sender, "send", ended)
+    published = publishers[0].publish(5, TENSORS, None)
+    began = time.monotonic()
+    with (
+        receiver("gloo", stall_s=20.0).fetch(target_of(published, publishers[0]), layout_of(TENSORS), 60) as pieces,
+        pytest.raises(WeightSyncError, match=f"{publishers[0].endpoint}: it was asked for nothing"),
+    ):
+        list(pieces)
+    assert time.monotonic() - began < 10
+    assert publishers[0].held == (5,)
+
+
+def test_closing_waits_for_all_senders_together(publishers, monkeypatch):
+    class Stuck:
+        waited = 0.0
+
+        def close(self):
+            pass
+
+        def join(self, timeout_s):
+            Stuck.waited += timeout_s
+            time.sleep(timeout_s)
+
+    monkeypatch.setattr(server, "_JOIN_S", 0.2)
+    publishers[0]._server._senders.update({bytes([index]): Stuck() for index in range(5)})
+    publishers[0].close()
+    assert 0.1 < Stuck.waited < 0.3
+
+
 def test_a_malformed_answer_counts_as_a_failure_of_its_publisher(publishers, receiver, monkeypatch):
     published = publishers[0].publish(5, TENSORS, None)
     original = snapshots.Snapshot.read
@@ -315,6 +349,16 @@ def test_another_state_of_the_same_version_is_refused(publishers, receiver):
     with (
         pytest.raises(WeightSyncError, match=f"its version 5 has the digest .*, not {published.digest}"),
         receiver().fetch(target_of(published, publishers[1]), layout_of(TENSORS), 5),
+    ):
+        pass
+
+
+def test_a_digest_that_is_none_counts_as_a_failure_of_its_publisher(publishers, receiver):
+    published = publishers[0].publish(5, TENSORS, None)
+    publishers[0]._server._published[5].manifest.digests["w"] = -1
+    with (
+        pytest.raises(WeightSyncError, match="what it says of version 5 is malformed: w: -1 is no digest"),
+        receiver().fetch(target_of(published, publishers[0]), layout_of(TENSORS), 5),
     ):
         pass
 

@@ -37,13 +37,15 @@ from cosmos_core.rollout.embedded.ranks.messages import (
     Step,
 )
 from cosmos_core.rollout.embedded.ranks.shares import Shares, build
-from cosmos_core.rollout.embedded.ranks.staging import mapped
+from cosmos_core.rollout.embedded.ranks.staging import parts_in
 from cosmos_core.rollout.embedded.ranks.vocabulary import Vocabulary
 from cosmos_core.rollout.embedded.runner import Runner
 from cosmos_core.rollout.embedded.scheduler import Plan
 from cosmos_core.rollout.embedded.slots import SlotNumbers
 from cosmos_core.rollout.embedded.support import adopt
+from cosmos_core.rollout.serving.comparing import same_bits
 from cosmos_core.rollout.serving.given import Given
+from cosmos_core.rollout.serving.staging import map_staged
 from cosmos_core.rollout.workers.frames import Unframer, frame
 from cosmos_core.rollout.workers.life import described
 from cosmos_core.types import Payload
@@ -53,7 +55,6 @@ from cosmos_core.weights.shards import torch_dtype
 _CHUNK: Final = 1 << 16
 _TEXT: Final = Payload(kind="tokens", arrays={})
 """A prompt that its token ids say all of."""
-_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Line:
@@ -105,12 +106,14 @@ class Follower:
         self._model: Final = cast("Model", plugins.create("model", setup.plugin, setup.model_options, context))
 
     def join(self, join: Join) -> None:
-        """Find the other ranks, and build this one's part of the model."""
+        """Find the other ranks, build this one's part of the model, and check it with them."""
         setup = self._setup
         device, dtype = ranks_mesh.device_of(setup.device, setup.rank), torch_dtype(setup.dtype)
         store = ranks_mesh.reach_store(join.port)
         mesh = ranks_mesh.join(store, rank=setup.rank, size=setup.size, device=device)
         module, self._shares = build(self._model, seed=setup.seed, dtype=dtype, device=device, mesh=mesh)
+        # Said before the first collective, which would not wait as long for a rank as the first one waits for this.
+        self._line.say(Built(shares=self._shares.places))
         num_tokens = int(module.get_input_embeddings().num_embeddings)  # type: ignore[operator]
         self._runner = Runner(module, device, vocabulary=Vocabulary(num_tokens, mesh.group("tp")))
         options = setup.options
@@ -127,7 +130,6 @@ class Follower:
         Raises:
             EOFError: It is gone, or has no more to say.
         """
-        self._line.say(Built(shares=self._shares.places))
         with torch.inference_mode():
             while True:
                 self._obey(self._line.take())
@@ -141,12 +143,12 @@ class Follower:
             case Score():
                 self._score(message)
             case Load():
-                self._line.say(self._load(message))
+                self._line.say(self._load())
             case _:
                 raise AssertionError(f"{message!r} is nothing that a rank is told once it serves")
 
     def _step(self, told: Step) -> None:
-        self._cache.fit(told.num_units, told.num_kept)
+        self._cache.fit(told.num_units, told.num_kept, longest=told.longest)
         self._numbers.follow(told.tokens, told.places)
         plan = Plan(
             sequences=[],
@@ -159,6 +161,7 @@ class Follower:
             logit_rows=None,
             kept=told.kept,
             num_units=told.num_units,
+            longest=told.longest,
         )
         self._runner.step(plan, self._cache, self._numbers)
 
@@ -169,10 +172,10 @@ class Follower:
         ]
         self._runner.score(sequences, temperature=told.temperature, budget=told.budget)
 
-    def _load(self, told: Load) -> Loaded:
+    def _load(self) -> Loaded:
         descriptor = self._line.take_descriptor()
         try:
-            written = mapped(descriptor, told.size, self._shares.places)
+            written = parts_in(map_staged(descriptor), self._shares.places)
         finally:
             os.close(descriptor)
         return load(self._shares, written)
@@ -182,14 +185,8 @@ def load(shares: Shares, written: Mapping[str, torch.Tensor]) -> Loaded:
     """Copy new weights in, and read back what is held then."""
     for name, source in written.items():
         copy_exactly(shares.tensors[name], source)
-    wrong = next((name for name, source in written.items() if not _equals(shares.tensors[name], source)), "")
+    wrong = next((name for name, source in written.items() if not same_bits(shares.tensors[name], source)), "")
     return Loaded(digests=shares.digests(), wrong=wrong)
-
-
-def _equals(held: torch.Tensor, written: torch.Tensor) -> bool:
-    """Whether two tensors are the same bit by bit."""
-    bits = _BITS[written.element_size()]
-    return torch.equal(held.cpu().contiguous().view(bits), written.view(bits))
 
 
 def follow(connection: socket.socket) -> None:

@@ -16,12 +16,14 @@ from cosmos_core.rollout.embedded.options import EmbeddedOptions
 from cosmos_core.rollout.embedded.ranks import messages
 from cosmos_core.rollout.embedded.ranks.mesh import device_of
 from cosmos_core.rollout.embedded.ranks.messages import Share
-from cosmos_core.rollout.embedded.ranks.shares import Shares, attested, build, check_places, layout_of
+from cosmos_core.rollout.embedded.ranks.shares import Shares, build, joined, layout_of
 from cosmos_core.rollout.embedded.ranks.staging import RanksUpdate
 from cosmos_core.rollout.embedded.ranks.team import Team
 from cosmos_core.rollout.embedded.ranks.vocabulary import Vocabulary
 from cosmos_core.rollout.embedded.scheduler import Plan
+from cosmos_core.rollout.serving.commands import LostProcessError
 from cosmos_core.rollout.serving.given import Given
+from cosmos_core.rollout.serving.ranks import RankCells
 
 
 class Lead:
@@ -51,6 +53,7 @@ class Lead:
         self._context: Final = context
         self._team: Final = Team(context, options, lost)
         self._places: dict[int, Mapping[str, Share]] = {}
+        self._cells: RankCells | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -58,7 +61,8 @@ class Lead:
         """Start the others, and build this rank's part while they build theirs.
 
         Raises:
-            CosmosError: The model cannot be built or split, or a rank did not start.
+            CosmosError: The model cannot be built or split, or this process cannot be a rank.
+            LostProcessError: Another rank did not start.
         """
         context = self._context
         mesh, self.device = self._team.form(), device_of(context.device.type, 0)
@@ -69,13 +73,14 @@ class Lead:
         self.vocabulary = Vocabulary(num_tokens, mesh.group("tp"))
 
     def meet(self) -> None:
-        """Wait until the others have built theirs.
+        """Wait until the others have built theirs: the time for that is longer than a collective's.
 
         Raises:
             EngineError: The parts do not make up the model.
+            LostProcessError: Another rank ended, or takes too long.
         """
         self._places = {0: self.shares.places, **self._team.places()}
-        check_places(self._places)
+        self._cells = joined(self._places)
 
     def close(self) -> None:
         """End the others. Idempotent."""
@@ -86,12 +91,17 @@ class Lead:
         """What all ranks do at once: if it fails because one ended, that is what is told.
 
         Raises:
-            EngineError: One ended.
+            LostProcessError: One ended.
         """
         try:
             yield
+        except LostProcessError:
+            raise
         except RuntimeError as error:  # what torch raises of every fault, a closed connection among them
-            raise self._team.reason(error) from error
+            reason = self._team.reason(error)
+            if reason is error:
+                raise
+            raise LostProcessError(str(reason)) from error
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -101,6 +111,7 @@ class Lead:
         self._team.tell(
             messages.Step(
                 num_units=plan.num_units,
+                longest=plan.longest,
                 num_kept=num_kept,
                 tokens=[each.tokens[-1] for each in decoding],
                 places=[len(each.tokens) - 1 for each in decoding],
@@ -134,28 +145,36 @@ class Lead:
         return RanksUpdate(version, self.shares.tensors, self._places)
 
     def load(self, update: RanksUpdate) -> None:
-        """Tell the others to load what was written for them.
+        """Load what was written, here and in the others.
 
         Raises:
-            EngineError: One has ended.
+            LostProcessError: Another rank has ended.
         """
         for rank, staging in update.stagings.items():
-            self._team.tell_one(rank, messages.Load(size=staging.size), staging.descriptor)
+            self._team.tell_one(rank, messages.Load(), staging.memory.descriptor)
+        update.apply()
 
-    def attest(self) -> str:
+    def attest(self, update: RanksUpdate) -> str:
         """The digest of what all ranks have loaded.
 
         Raises:
             AttestationError: A rank holds something else than was written for it; names it and the tensor.
+            LostProcessError: Another rank has ended, or did not load in time.
         """
-        loaded = self._team.collect(messages.Loaded)
+        assert self._cells is not None, "nothing is loaded before the ranks have met"
+        mine = messages.Loaded(digests=self.shares.digests(), wrong=update.first_wrong())
+        loaded = {0: mine, **self._team.loaded()}
         for rank, answer in loaded.items():
             if answer.wrong:
                 raise AttestationError(
                     f"{answer.wrong}: rank {rank} of the engine holds something else than was written"
                 )
-        digests = {0: self.shares.digests(), **{rank: answer.digests for rank, answer in loaded.items()}}
-        return attested(self._places, digests)
+        # A rank has one part of a tensor, which is a cell; nothing is asked of what it has no element of.
+        digests = {
+            rank: {name: [loaded[rank].digests[name]] if cells else [] for name, cells in self._cells.of(rank).items()}
+            for rank in loaded
+        }
+        return self._cells.combine(digests, "the engine")
 
 
 class LedCache(SlotCache):

@@ -90,11 +90,7 @@ def host_store() -> TCPStore:
     Raises:
         EngineError: This process has a process group already.
     """
-    if dist.is_initialized():
-        raise EngineError(
-            "rollout.mesh.tp: another engine of this process, or something else, has a torch.distributed process "
-            "group; an engine of several ranks needs a process of its own"
-        )
+    _check_free()
     # Left to itself, torch listens on every address of the machine.
     listening = socket.create_server((HOST, 0))
     return TCPStore(
@@ -116,10 +112,17 @@ def reach_store(port: int) -> TCPStore:
 
 
 def join(store: TCPStore, *, rank: int, size: int, device: torch.device) -> TensorMesh:
-    """Become a rank; all of them call it."""
+    """Become a rank; all of them call it.
+
+    Raises:
+        EngineError: This process has a process group already, which stays as it is.
+        RuntimeError: Another rank did not come; this process has no group then.
+    """
+    _check_free()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    with _on_this_machine():
+    with contextlib.ExitStack() as undo, _on_this_machine():
+        undo.callback(leave)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             store=store,
@@ -127,13 +130,23 @@ def join(store: TCPStore, *, rank: int, size: int, device: torch.device) -> Tens
             world_size=size,
             timeout=timedelta(seconds=_COLLECTIVE_TIMEOUT_S),
         )
-        return TensorMesh(rank, init_device_mesh(device.type, (1, size), mesh_dim_names=("fsdp", "tp")))
+        mesh = TensorMesh(rank, init_device_mesh(device.type, (1, size), mesh_dim_names=("fsdp", "tp")))
+        undo.pop_all()
+        return mesh
 
 
 def leave() -> None:
-    """Be a rank no more. Idempotent."""
+    """Be a rank no more, for who has joined. Idempotent."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _check_free() -> None:
+    if dist.is_initialized():
+        raise EngineError(
+            "rollout.mesh.tp: another engine of this process, or something else, has a torch.distributed process "
+            "group; an engine of several ranks needs a process of its own"
+        )
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ class Setup:
 
 @attrs.frozen(kw_only=True)
 class Ready:
-    """The rank has made its model plugin; nothing that is slow to fail is left before it joins the others."""
+    """The rank has made its model plugin, and waits to join the others."""
 
 
 @attrs.frozen(kw_only=True)
@@ -85,7 +85,7 @@ class Share:
 
 @attrs.frozen(kw_only=True)
 class Built:
-    """The rank is ready to be told steps; what it holds, by canonical name."""
+    """The rank has its part of the model, and goes on with what all ranks do at once; what it holds, by name."""
 
     shares: dict[str, Share]
 
@@ -96,6 +96,7 @@ class Step:
 
     Attributes:
         num_units: Units in the longest slot.
+        longest: Units that a slot may come to have.
         num_kept: Slots whose cache is needed.
         tokens: Newest unit of each slot that decodes.
         places: Its place in the sequence.
@@ -106,6 +107,7 @@ class Step:
     """
 
     num_units: int
+    longest: int
     num_kept: int
     tokens: list[int]
     places: list[int]
@@ -145,8 +147,6 @@ class Score:
 @attrs.frozen(kw_only=True)
 class Load:
     """Load the weights that are in the memory whose descriptor comes with this."""
-
-    size: int
 
 
 @attrs.frozen(kw_only=True)

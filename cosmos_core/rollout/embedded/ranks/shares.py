@@ -10,11 +10,12 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from cosmos_core.errors import AttestationError, EngineError, WeightSyncError
+from cosmos_core.errors import EngineError, WeightSyncError
 from cosmos_core.protocols import Layout, Mesh, Model, TensorSlice
 from cosmos_core.rollout.embedded.ranks.messages import Share
+from cosmos_core.rollout.serving.ranks import RankCells
 from cosmos_core.weights import slices
-from cosmos_core.weights.digest import MODULUS, combine, tensor_digest
+from cosmos_core.weights.digest import tensor_digest
 from cosmos_core.weights.held import all_held
 from cosmos_core.weights.shards import canonical_tensors, dtype_name
 
@@ -65,7 +66,7 @@ def build(model: Model, *, seed: int, dtype: torch.dtype, device: torch.device, 
 def layout_of(places: Mapping[str, Share]) -> list[tuple[TensorSlice, str]]:
     """A rank's slices and their dtype names; nothing of a tensor of which it has no element."""
     return [
-        (TensorSlice(name=name, start=place.start, shape=place.size), place.dtype)
+        (_box(name, place), place.dtype)
         for name, place in places.items()
         if math.prod(place.size) or not math.prod(place.shape)
     ]
@@ -80,8 +81,7 @@ def local(piece: TensorSlice, places: Mapping[str, Share], rank: int) -> TensorS
     place = places.get(piece.name)
     if place is None:
         raise WeightSyncError(f"rank {rank}: {piece.name!r} is not a tensor of this model")
-    own = TensorSlice(name=piece.name, start=place.start, shape=place.size)
-    if not slices.contains(own, piece):
+    if not slices.contains(_box(piece.name, place), piece):
         raise WeightSyncError(
             f"{piece.name}: a slice of {piece.shape} at {piece.start} is not in the part of rank {rank}, of "
             f"{place.size} at {place.start}"
@@ -90,44 +90,34 @@ def local(piece: TensorSlice, places: Mapping[str, Share], rank: int) -> TensorS
     return TensorSlice(name=piece.name, start=start, shape=piece.shape)
 
 
-def check_places(ranks: Mapping[int, Mapping[str, Share]]) -> None:
-    """Check that the parts of all ranks make up each tensor, parts that several hold counted once.
+def joined(ranks: Mapping[int, Mapping[str, Share]]) -> RankCells:
+    """What the ranks hold together: each tensor, in parts that one or several hold whole.
 
     Raises:
-        EngineError: They do not; names the tensor.
+        EngineError: Their parts do not make it up; names the tensor.
     """
-    for name in sorted({name for places in ranks.values() for name in places}):
+    shapes = {name: (part.shape, part.dtype) for places in ranks.values() for name, part in places.items()}
+    cells = RankCells(
+        shapes, {rank: {name: [_box(name, part)] for name, part in places.items()} for rank, places in ranks.items()}
+    )
+    for name, whole in shapes.items():
         parts = {places[name] for places in ranks.values() if name in places}
-        kinds = {(part.shape, part.dtype) for part in parts}
-        shape, _ = next(iter(kinds))
-        count = sum(math.prod(part.size) for part in parts)
-        if len(kinds) != 1 or count != math.prod(shape):
-            raise EngineError(
-                f"{name}: the {len(ranks)} ranks of the engine hold {count:,} of its {math.prod(shape):,} elements, "
-                "each counted once; the model is split over tp in a way that cannot be put together"
+        count, size = cells.num_held(name), math.prod(whole[0])
+        boxes = {_box(name, part) for part in parts if math.prod(part.size)}
+        is_split_up = any(box not in boxes for rank in ranks for box in cells.of(rank)[name])
+        if count != size or is_split_up or any((part.shape, part.dtype) != whole for part in parts):
+            found = ", ".join(
+                f"{part.size} at {part.start} of {part.shape} {part.dtype}" for part in sorted(parts, key=str)
             )
+            raise EngineError(
+                f"{name}: the {len(ranks)} ranks of the engine hold {count:,} of its {size:,} elements, each counted "
+                f"once, in the parts {found}; the model is split over tp in a way that cannot be put together"
+            )
+    return cells
 
 
-def attested(ranks: Mapping[int, Mapping[str, Share]], digests: Mapping[int, Mapping[str, int]]) -> str:
-    """The digest of the model that the ranks hold together.
-
-    Args:
-        ranks: Where the parts of each lie.
-        digests: What each read back of them.
-
-    Raises:
-        AttestationError: Ranks that hold the same part hold something else; names both.
-    """
-    found: dict[str, dict[Share, tuple[int, int]]] = {}
-    for rank, places in ranks.items():
-        for name, place in places.items():
-            mine = digests[rank][name]
-            other, theirs = found.setdefault(name, {}).setdefault(place, (rank, mine))
-            if mine != theirs:
-                raise AttestationError(
-                    f"{name}: ranks {other} and {rank} of the engine hold the same part of it, and not the same values"
-                )
-    return combine({name: sum(value for _, value in parts.values()) % MODULUS for name, parts in found.items()})
+def _box(name: str, part: Share) -> TensorSlice:
+    return TensorSlice(name=name, start=part.start, shape=part.size)
 
 
 def _localize(module: nn.Module) -> None:

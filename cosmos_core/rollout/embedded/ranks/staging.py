@@ -6,10 +6,7 @@ What is for another rank is copied there as it comes, so that only the rank's ow
 from __future__ import annotations
 
 import math
-import mmap
-import os
-import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
@@ -18,20 +15,25 @@ from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.rollout.embedded.ranks.messages import Share
 from cosmos_core.rollout.embedded.ranks.shares import local
+from cosmos_core.rollout.serving.comparing import same_bits
+from cosmos_core.rollout.serving.staging import StagedMemory, aligned, region
 from cosmos_core.rollout.serving.updates import Update
+from cosmos_core.weights import slices
 from cosmos_core.weights.quantisation import copy_exactly
 from cosmos_core.weights.shards import torch_dtype
 
-_ALIGNMENT: Final = 64
-
 
 class Staging:
-    """What is written for one rank after the first. The memory has no name anywhere, and goes with this.
+    """What is written for one rank after the first.
 
     Args:
         version: Of the weights.
         rank: Whose they are.
         places: Where its parts lie.
+
+    Attributes:
+        memory: Where they are, for the rank to map.
+        tensors: The parts in it, by name.
 
     Raises:
         WeightSyncError: There is no memory for it.
@@ -40,16 +42,9 @@ class Staging:
     def __init__(self, version: int, rank: int, places: Mapping[str, Share]) -> None:
         self._rank: Final = rank
         self._places: Final = places
-        self.size: Final = size_of(places)
-        self.descriptor: Final = os.memfd_create(f"cosmos-rank-{rank}")
-        self.close: Final = weakref.finalize(self, os.close, self.descriptor)
-        try:
-            os.posix_fallocate(self.descriptor, 0, self.size)
-            self.tensors: Final = mapped(self.descriptor, self.size, places)
-        except OSError as error:
-            raise WeightSyncError(
-                f"update to version {version}: no memory for the {self.size:,} bytes of rank {rank}: {error}"
-            ) from error
+        size = sum(aligned(_nbytes(place)) for place in places.values())
+        self.memory: Final = StagedMemory(size, f"rank {rank} (update to version {version})")
+        self.tensors: Final = parts_in(self.memory.bytes, places)
         self._update: Final = Update(version, self.tensors)
 
     def write(self, piece: TensorSlice, data: torch.Tensor) -> None:
@@ -114,36 +109,50 @@ class RanksUpdate(Update):
                 raise WeightSyncError(f"update to version {self.version}: nothing was written for rank {rank}")
             self.stagings[rank].check()
 
+    def first_wrong(self) -> str:
+        """A tensor of which the first rank does not hold, bit by bit, what was written for it; empty if there is none.
+
+        Where a place was written twice, what was written last counts.
+        """
+        for name, pieces in self._pieces.items():
+            for index, (piece, data) in enumerate(pieces):
+                later = [each for each, _ in pieces[index + 1 :]]
+                if not self._holds(piece, data) and any(
+                    not self._holds(part, data[slices.within(part, piece)]) for part in _left(piece, later)
+                ):
+                    return name
+        return ""
+
+    def _holds(self, piece: TensorSlice, data: torch.Tensor) -> bool:
+        held = self._tensors[piece.name]
+        found = held[slices.within(piece, slices.whole(piece.name, tuple(held.shape)))]
+        return same_bits(found, data.to(held.dtype))
+
     def close(self) -> None:
         """Let go of what was written. Idempotent."""
         super().close()
         for staging in self.stagings.values():
-            staging.close()
+            staging.memory.close()
         self.stagings.clear()
 
 
-def size_of(places: Mapping[str, Share]) -> int:
-    """Bytes of a rank's parts, one after another."""
-    return max(1, sum(_padded(place) for place in places.values()))
+def _left(piece: TensorSlice, others: Sequence[TensorSlice]) -> list[TensorSlice]:
+    """What a slice has, and none of the others."""
+    left = [piece]
+    for other in others:
+        left = [part for each in left for part in slices.without(each, other)]
+    return left
 
 
-def mapped(descriptor: int, size: int, places: Mapping[str, Share]) -> dict[str, torch.Tensor]:
-    """The parts that lie in a memory file, by name; mapped as long as one of them is referenced."""
-    memory = mmap.mmap(descriptor, size)
+def parts_in(memory: torch.Tensor, places: Mapping[str, Share]) -> dict[str, torch.Tensor]:
+    """A rank's parts, by name, one after another in memory, uint8 [size]."""
     found: dict[str, torch.Tensor] = {}
     offset = 0
     for name in sorted(places):
-        place, dtype = places[name], torch_dtype(places[name].dtype)
-        count = math.prod(place.size)
-        if count:
-            flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
-        else:
-            flat = torch.empty(0, dtype=dtype)
-        found[name] = flat.view(place.size)
-        offset += _padded(place)
+        found[name] = region(memory, offset, torch_dtype(places[name].dtype), places[name].size)
+        offset += aligned(_nbytes(places[name]))
     return found
 
 
-def _padded(place: Share) -> int:
-    nbytes = math.prod(place.size) * torch_dtype(place.dtype).itemsize
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+def _nbytes(place: Share) -> int:
+    return math.prod(place.size) * torch_dtype(place.dtype).itemsize

@@ -17,8 +17,9 @@ from cosmos_core.errors import EngineError, TransportError
 from cosmos_core.protocols import EngineContext
 from cosmos_core.rollout.embedded.options import EmbeddedOptions
 from cosmos_core.rollout.embedded.ranks import mesh as ranks_mesh
-from cosmos_core.rollout.embedded.ranks.messages import Built, Failed, Join, Ready, Setup, Share
+from cosmos_core.rollout.embedded.ranks.messages import Built, Failed, Join, Loaded, Ready, Setup, Share
 from cosmos_core.rollout.embedded.ranks.process import RankProcess
+from cosmos_core.rollout.serving.commands import LostProcessError
 from cosmos_core.weights.shards import dtype_name
 
 T = TypeVar("T")
@@ -31,10 +32,6 @@ _ANSWER_S: Final = 300.0
 _JOIN_S: Final = 5.0
 _DEATH_S: Final = 5.0
 """How long the end of a rank may take to be seen, once a collective with it has failed."""
-
-
-class RankLostError(RuntimeError):
-    """A rank ended. No CosmosError: that would fail a command, and it is the engine's thread that has to fail."""
 
 
 class Team:
@@ -58,6 +55,7 @@ class Team:
         self._size: Final = context.tensor_parallel
         self._processes: Final[list[RankProcess]] = []
         self._answers: Final[dict[int, queue.SimpleQueue[object]]] = {}
+        self._may_join = self._has_joined = False
         self._closing = False
         self._failure: EngineError | None = None
         self._failed: Final = threading.Event()
@@ -72,7 +70,8 @@ class Team:
         """Start the ranks and become the first of them.
 
         Raises:
-            EngineError: One did not start, or ended, or this process cannot be a rank.
+            EngineError: This process cannot be a rank.
+            LostProcessError: One did not start, or ended.
         """
         ranks_mesh.check_devices(self._context.device.type, self._size)
         store = ranks_mesh.host_store()
@@ -86,21 +85,32 @@ class Team:
         self.collect(Ready, _START_S)
         self.tell(Join(port=int(store.port)))
         device = ranks_mesh.device_of(self._context.device.type, 0)
-        return ranks_mesh.join(store, rank=0, size=self._size, device=device)
+        self._may_join = True
+        mesh = ranks_mesh.join(store, rank=0, size=self._size, device=device)
+        self._has_joined = True
+        return mesh
 
     def places(self) -> dict[int, Mapping[str, Share]]:
         """Where the parts of each rank lie, once they have built them.
 
         Raises:
-            EngineError: One ended.
+            LostProcessError: One ended, or did not build its part in time.
         """
         return {rank: built.shares for rank, built in self.collect(Built, _BUILD_S).items()}
+
+    def loaded(self) -> dict[int, Loaded]:
+        """What each rank holds, once it has loaded what it was told to.
+
+        Raises:
+            LostProcessError: One ended, or did not answer in time.
+        """
+        return self.collect(Loaded, _ANSWER_S)
 
     def tell(self, message: object) -> None:
         """Tell all ranks the same.
 
         Raises:
-            EngineError: One has ended.
+            LostProcessError: One has ended, or does not listen.
         """
         for process in self._processes:
             self.tell_one(process.rank, message)
@@ -109,18 +119,19 @@ class Team:
         """Tell a rank something, with a descriptor if there is one.
 
         Raises:
-            EngineError: It has ended.
+            LostProcessError: It has ended, or does not listen.
         """
         try:
             self._processes[rank - 1].send(message, descriptor)
         except EngineError as error:
-            raise self.reason(error) from error
+            raise LostProcessError(str(self.reason(error))) from error
 
-    def collect(self, kind: type[T], timeout_s: float = _ANSWER_S) -> dict[int, T]:
+    def collect(self, kind: type[T], timeout_s: float) -> dict[int, T]:
         """The next answer of each rank.
 
         Raises:
-            EngineError: One ended, or did not answer in time.
+            LostProcessError: One ended, or did not answer in time: its answer, if it came later, would be taken for
+                that to another question.
         """
         deadline = time.monotonic() + timeout_s
         found: dict[int, T] = {}
@@ -128,9 +139,9 @@ class Team:
             try:
                 answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                raise EngineError(f"rank {rank} of the engine did not answer within {timeout_s:g} s") from None
+                raise LostProcessError(f"rank {rank} of the engine did not answer within {timeout_s:g} s") from None
             if isinstance(answer, EngineError):
-                raise answer
+                raise LostProcessError(str(answer)) from answer
             assert isinstance(answer, kind), f"rank {rank} answered {answer!r} where a {kind.__name__} was due"
             found[rank] = answer
         return found
@@ -144,8 +155,10 @@ class Team:
         self._closing = True
         for process in self._processes:
             process.hang_up()
-        with contextlib.suppress(RuntimeError):  # a rank may have gone before it had joined
-            ranks_mesh.leave()
+        if self._has_joined:
+            self._has_joined = False
+            with contextlib.suppress(RuntimeError):  # the others may be gone
+                ranks_mesh.leave()
         for process in self._processes:
             # At once: it has nothing to save, and an interpreter takes its time to leave.
             process.end(0.0)
@@ -209,7 +222,7 @@ class Team:
         self._failed.set()
         for answers in self._answers.values():
             answers.put(self._failure)
-        if self._context.device.type == "cuda" and dist.is_initialized():
+        if self._context.device.type == "cuda" and self._may_join and dist.is_initialized():
             # A collective that waits on a GPU for a rank that is gone would wait until its own time limit.
             dist.distributed_c10d._abort_process_group()  # noqa: SLF001 - the only way
         self._lost(self._failure)

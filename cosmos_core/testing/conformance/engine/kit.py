@@ -25,7 +25,8 @@ class EngineConformance(
         start_timeout_s: Longest time that `start` may take.
         tolerance: Largest difference of log-probs, in float32.
         tensor_parallel: Processes that share the model's layers; an engine that declares `tp` has a second class,
-            with 2.
+            with 2, of all of this or, where each start takes many seconds, of those of `UpdateTests` that depend on who
+            holds which slice.
         long_units: Units of the requests that are paused, aborted or updated in flight; raise it for an engine that
             is done with them too soon.
 

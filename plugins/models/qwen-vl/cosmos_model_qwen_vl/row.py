@@ -9,6 +9,7 @@ Shape legend: U units of a packed row, K places of visual tokens in it, M patche
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import attrs
@@ -20,7 +21,7 @@ from cosmos_core.errors import DataError
 from cosmos_core.policy.modeling import values
 from cosmos_core.policy.modeling.tokens import array_of, view
 from cosmos_core.protocols import MicroBatch
-from cosmos_core.types import Payload
+from cosmos_core.types import Array, Payload
 from cosmos_model_qwen_vl.patches import Seen
 from cosmos_model_qwen_vl.rope import IMAGE, TEXT, VIDEO, RopePositions
 
@@ -117,18 +118,49 @@ def check_seen(payload: Payload, index: int, tokens: MediaTokens) -> None:
     """Refuse arrays that do not belong together: they may come from anywhere.
 
     Raises:
-        DataError: A payload has other patches than its grids and placeholders say.
+        DataError: A payload has other patches than its grids and placeholders say, or a grid, a time or a kind that no
+            image and no video has.
     """
-    shapes = {name: payload.arrays[name].shape if name in payload.arrays else None for name in sorted(ARRAYS)}
-    grids, number = shapes[GRIDS], shapes[STEPS]
-    num_patches = int(view(payload, GRIDS).prod(1).sum()) if grids is not None and grids[1:] == (3,) else None
-    places = int((tokens.kinds(values(payload, "prompt")) != TEXT).sum())
-    fits = num_patches == places * tokens.merged and number == (grids or ())[:1]
-    if not fits or shapes[PATCHES] != (num_patches, tokens.patch_width):
+    found = {name: _form(payload.arrays.get(name)) for name in sorted(ARRAYS)}
+    kinds_P = tokens.kinds(values(payload, "prompt"))
+    seen_K = kinds_P[kinds_P != TEXT]
+    num_patches = len(seen_K) * tokens.merged
+    _, number, *_ = *found[STEPS], 0
+    expected = {
+        PATCHES: ("uint8", num_patches, tokens.patch_width),
+        GRIDS: ("int32", number, 3),
+        STEPS: ("float32", number),
+    }
+    grids = view(payload, GRIDS).tolist() if found == expected else []
+    # Python's own integers: what was made up overflows others.
+    sizes = [math.prod(grid) for grid in grids]
+    if found != expected or sum(sizes) != num_patches:
         raise DataError(
-            f"payload {index}: its prompt has {places} placeholders, of {tokens.merged} patches of "
-            f"{tokens.patch_width} values each, and the arrays {shapes} do not fit them; encode the prompt anew"
+            f"payload {index}: its prompt has {len(seen_K)} placeholders, of {tokens.merged} patches of "
+            f"{tokens.patch_width} values each, and the arrays {found} with grids {grids} do not fit them; encode the "
+            "prompt anew"
         )
+    side, first = math.isqrt(tokens.merged), 0
+    for place, (grid, step_s) in enumerate(zip(grids, values(payload, STEPS).tolist(), strict=True)):
+        where = f"payload {index}: grid {grid} and {step_s:g} s a step of its media {place}"
+        if min(grid) < 1 or grid[1] % side or grid[2] % side or not 0 <= step_s < math.inf:
+            raise DataError(
+                f"{where} are no image's and no video's: patches are counted from 1 on, over height and width in "
+                f"multiples of {side}, and seconds from 0 (an image) on; encode the prompt anew"
+            )
+        last = first + sizes[place] // tokens.merged
+        kind, name = (VIDEO, "a video") if step_s else (IMAGE, "an image")
+        if (seen_K[first:last] != kind).any():
+            raise DataError(
+                f"{where} are {name}'s, and of its placeholders {first} to {last - 1} "
+                f"{int((seen_K[first:last] != kind).sum())} are of the other kind; encode the prompt anew"
+            )
+        first = last
+
+
+def _form(array: Array | None) -> tuple[str | int, ...]:
+    """Name of the dtype, and sizes."""
+    return ("missing",) if array is None else (array.dtype, *array.shape)
 
 
 def _positions(

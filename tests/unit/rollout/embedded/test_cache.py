@@ -43,7 +43,7 @@ def test_what_is_kept_stays_over_every_change_of_capacity():
     written = fill(cache, 8)
     # It grows beyond what it has ever had, within it, and shrinks; two slots are in use.
     for num_units, capacity in ((9, 16), (40, 40), (17, 40), (9, 16), (33, 40), (8, 8), (39, 40), (50, 56)):
-        cache.fit(num_units, 2)
+        cache.fit(num_units, 2, longest=1000)
         assert cache.capacity == capacity
         check(cache, written, 2, 8)
         for keys, values in cache.layers.values():
@@ -55,7 +55,7 @@ def test_what_is_kept_stays_over_every_change_of_capacity():
 def test_blocks_of_layers_never_overlap():
     cache = make()
     for num_units in (20, 40, 9, 40, 8, 33):
-        cache.fit(num_units, SLOTS)
+        cache.fit(num_units, SLOTS, longest=1000)
         written = fill(cache, num_units, seed=num_units)
         check(cache, written, SLOTS, num_units)
 
@@ -64,7 +64,7 @@ def test_nothing_in_it_is_ever_not_a_number():
     cache = make()
     fill(cache, 8)
     for num_units, num_used in ((30, 1), (16, 0), (64, 2), (8, 0)):
-        cache.fit(num_units, num_used)
+        cache.fit(num_units, num_used, longest=1000)
         assert all(block.isfinite().all() for blocks in cache.layers.values() for block in blocks)
 
 
@@ -72,13 +72,13 @@ def test_memory_is_asked_for_only_when_it_has_never_been_so_large(monkeypatch):
     cache = make()
     sizes = []
     monkeypatch.setattr(torch, "zeros_like", lambda each: sizes.append(each.numel()) or each.new_zeros(each.shape))
-    cache.fit(64, 0)
+    cache.fit(64, 0, longest=1000)
     addresses = {block.data_ptr() for blocks in cache.layers.values() for block in blocks}
     for num_units in (8, 40, 16, 64):
-        cache.fit(num_units, 0)
+        cache.fit(num_units, 0, longest=1000)
         assert {block.data_ptr() for blocks in cache.layers.values() for block in blocks} == addresses
-    cache.fit(8, 0)
-    cache.fit(40, 1)
+    cache.fit(8, 0, longest=1000)
+    cache.fit(40, 1, longest=1000)
     # One spare block of each size, whatever the number of layers.
     assert len(sizes) == len(set(sizes)) == 3
 
@@ -86,6 +86,20 @@ def test_memory_is_asked_for_only_when_it_has_never_been_so_large(monkeypatch):
 @pytest.mark.parametrize("num_units", [1, 8])
 def test_with_nothing_to_keep_the_capacity_is_what_is_needed(num_units):
     cache = make()
-    cache.fit(100, 0)
-    cache.fit(num_units, 0)
+    cache.fit(100, 0, longest=1000)
+    cache.fit(num_units, 0, longest=1000)
     assert cache.capacity == 8
+
+
+def test_it_holds_no_more_than_the_longest_slot_may_come_to_need():
+    held = []
+    cache = make()
+    for num_units in range(1, 91):
+        cache.fit(num_units, 2, longest=90)
+        held.append(sum(block.untyped_storage().nbytes() for blocks in cache.layers.values() for block in blocks))
+    a_unit = held[0] // 8
+    # 90 units, rounded up to a step of 8; asked for a few times, and not at each step.
+    assert held[-1] == max(held) == 96 * a_unit
+    assert len(set(held)) < 8
+    cache.fit(110, 2, longest=90)
+    assert cache.capacity == 112

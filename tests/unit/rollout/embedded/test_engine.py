@@ -146,7 +146,7 @@ def test_a_paused_engine_sleeps(kit, make, monkeypatch):
     ("prompt", "sampling", "message"),
     [
         ([], {}, "the prompt is empty"),
-        ([4, 97], {}, "token ids 4 to 97 do not fit a vocabulary of 97"),
+        ([4, 97], {}, "token ids 4 to 97 of its prompt do not fit a vocabulary of 97"),
         ([4] * 100, {"max_units": 29}, "a prompt of 100 and a completion of up to 29 units do not fit .* 128"),
         ([4], {"top_p": 0.0}, "top_p 0.0"),
     ],
@@ -159,6 +159,13 @@ def test_a_refusal_names_the_request_and_what_is_wrong(kit, engine, prompt, samp
 def test_a_score_needs_a_temperature(kit, engine):
     with pytest.raises(EngineError, match="temperature 0"):
         engine.score([kit.payload_of([4, 5], [6])], temperature=0)
+
+
+@pytest.mark.parametrize(("prompt", "completion"), [([4, 97], [6]), ([4], [6, -1])])
+def test_units_that_the_model_does_not_know_are_not_scored(kit, engine, prompt, completion):
+    with pytest.raises(EngineError, match=r"payload 1 to score: token ids .* do not fit a vocabulary of 97"):
+        engine.score([kit.payload_of([4], [5]), kit.payload_of(prompt, completion)], temperature=1.0)
+    engine.health()
 
 
 def dialogue_of(kit, prompt, completion, decided):

@@ -250,7 +250,7 @@ def test_columns_that_are_cut_within_a_block_have_the_whole_blocks_codes(quantiz
     # The scales of a row are the same on both; of one that has another they are not attested.
     digests[1]["w::scale"][-1 if form.block is None else 0] += 1
     if form.block is None:
-        with pytest.raises(AttestationError, match="w::scale: vLLM's ranks 0 and 1 hold other values"):
+        with pytest.raises(AttestationError, match="w::scale: ranks 0 and 1 of vLLM hold other values"):
             shares.combine(digests)
     else:
         with pytest.raises(AttestationError, match="ranks 0 and 1"):

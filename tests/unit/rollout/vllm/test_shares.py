@@ -53,7 +53,7 @@ def test_a_rank_that_holds_another_copy_is_named(shares, name):
     found = digests(shares)
     shared = next(index for index, cell in enumerate(shares.cells()[1][name]) if cell in shares.cells()[0][name])
     found[1][name][shared] += 1
-    with pytest.raises(AttestationError, match=f"{name}: vLLM's ranks 0 and 1 hold other values"):
+    with pytest.raises(AttestationError, match=f"{name}: ranks 0 and 1 of vLLM hold other values"):
         shares.combine(found)
 
 

@@ -116,6 +116,8 @@ def test_a_sender_ends_when_its_receiver_leaves_or_never_comes_or_asks_for_nothi
     sender = Sender("gloo", HOST)
     lane = PairLane("gloo", HOST, sender.port, 5)
     assert ended(sender)
+    with pytest.raises(TransportError, match=r"it was asked for nothing over gloo for 0\.2 s"):
+        sender.send(1, [memoryview(bytearray(SIZE))])
     lane.expect(1, [SIZE])
     with pytest.raises(TransportError, match="over gloo failed"):
         lane.take(1, [])
@@ -131,6 +133,35 @@ def test_a_receiver_that_takes_nothing_is_given_up(monkeypatch, caplog):
     assert "a receiver of weights over gloo was given up: a transfer over gloo failed" in caplog.text
     lane.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "weights-gloo"]
+
+
+def test_a_gpu_without_room_ends_the_sender_with_a_word(monkeypatch, caplog):
+    def full(self, data):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    sender = Sender("gloo", HOST)
+    lane = PairLane("gloo", HOST, sender.port, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "to", full)
+        sender.send(1, [memoryview(bytearray(b"abc"))])
+        assert ended(sender)
+    assert "was given up: 3 bytes cannot be put on cpu: CUDA out of memory" in caplog.text
+    with pytest.raises(TransportError, match="the connection over gloo was given up: 3 bytes cannot be put on cpu"):
+        sender.send(2, [])
+    lane.close()
+
+
+def test_a_receiver_without_room_fails_when_it_takes(monkeypatch):
+    sender = Sender("gloo", HOST)
+    lane = PairLane("gloo", HOST, sender.port, 5)
+    lane._pair.device = torch.device("cuda", 99)
+    monkeypatch.setattr(torch, "empty", lambda *size, **of: torch.zeros(-1))
+    lane.expect(1, [SIZE])
+    with pytest.raises(TransportError, match=r"no room for 3,000,000 bytes on cuda:99: "):
+        lane.take(1, [])
+    sender.close()
+    lane.close()
+    assert ended(sender)
 
 
 def test_tags_of_different_slices_differ_and_fit():

@@ -1,5 +1,7 @@
 """Versions in a bucket, of a server on this machine."""
 
+import re
+
 import fsspec
 import pytest
 import torch
@@ -40,6 +42,55 @@ def bucket(monkeypatch):
     # The next test's server has another port.
     type(files).clear_instance_cache()
     server.stop()
+
+
+@pytest.fixture
+def no_server(monkeypatch, tmp_path):
+    """Credentials, and an endpoint at which nobody listens."""
+    s3fs = pytest.importorskip("s3fs", reason="needs cosmos-core[s3], which `make` installs")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
+    s3fs.S3FileSystem.clear_instance_cache()
+    yield
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.mark.parametrize(
+    ("lacks", "reason"),
+    [((), "Could not connect to the endpoint URL"), (("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "credentials")],
+)
+@pytest.mark.usefixtures("no_server")
+def test_a_bucket_out_of_reach_is_told_on_both_sides(monkeypatch, tmp_path, caplog, lacks, reason):
+    for name in lacks:
+        monkeypatch.delenv(name)
+    where = "s3://weights/of/this/run"
+    beside = VersionWriter(where, "run", is_only=False, removes=True)
+    with WeightPublisher("run", directory=tmp_path, writer=beside) as publisher:
+        published = publisher.publish(1, TENSORS, None)
+        publisher.retain(1)
+    assert re.search(
+        rf"version 1 was not stored, training goes on: weights at {where}/run/v1-\w+: .*{reason}", caplog.text
+    )
+    assert re.search(rf"old versions were not removed: weights at {where}/run: .*{reason}", caplog.text)
+    only = VersionWriter(where, "run", is_only=True, removes=False)
+    with (
+        WeightPublisher("run", directory=tmp_path, writer=only) as publisher,
+        pytest.raises(WeightSyncError, match=rf"weights at {where}/run/v1-\w+: .*{reason}"),
+    ):
+        publisher.publish(1, TENSORS, None)
+    target = WeightTarget(version=1, digest=published.digest, sources=(), hosts=())
+    with (
+        WeightReceiver("disk", run_id="run", host="here", directory=where) as receiver,
+        pytest.raises(WeightSyncError, match=rf"weights at {where}/run/v1-{published.digest}: .*{reason}"),
+        receiver.fetch(target, LAYOUT, 20),
+    ):
+        pass
 
 
 @pytest.mark.slow

@@ -3,9 +3,12 @@
 import contextlib
 import json
 import logging
+import re
+import shutil
 import threading
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 
@@ -178,6 +181,11 @@ def edited(path: Path, **changes) -> None:
         (lambda folder: edited(only(folder, "*.json"), manifest={"version": 4}), r"\.json: it is of version 4 with"),
         (lambda folder: edited(only(folder, "*.json"), manifest={"digest": "f0"}), r"with the digest f0, not of"),
         (lambda folder: edited(only(folder, "*.json"), manifest={"digests": {"w": 1}}), r"it contradicts itself"),
+        (
+            lambda folder: edited(only(folder, "*.json"), manifest={"digests": {"w": -1}}),
+            r"damaged: w: -1 is no digest",
+        ),
+        (lambda folder: edited(only(folder, "*.json"), manifest={"digests": {"w": 2**64}}), r"w: 18\d+16 is no digest"),
         (lambda folder: edited(only(folder, "*.json"), manifest={"path": "../x"}), r"it contradicts itself"),
         (lambda folder: edited(only(folder, "*.json"), block_bytes=0), r"it contradicts itself"),
         (lambda folder: only(folder, "*.json").unlink(), r"v5-\w+: nothing is stored there"),
@@ -209,6 +217,23 @@ def test_auto_reads_what_is_stored_if_no_source_answers(publish, stored, caplog)
     damage(only(stored, "*.json"), 0)
     with pytest.raises(WeightSyncError, match=rf"{publisher.endpoint}: no answer .*; .*the description is damaged"):
         fetch(published, stored, transport="auto", sources=[publisher.endpoint])
+
+
+@pytest.mark.parametrize("falls_back", [True, False])
+def test_a_fetch_says_whether_it_reads_what_is_stored_which_may_be_forbidden(publish, stored, falls_back):
+    publisher = publish()
+    published = publisher.publish(5, TENSORS, None)
+    publisher.close()
+    target = attrs.evolve(target_of(published), sources=(publisher.endpoint,), hosts=("here",))
+    receiver = WeightReceiver("auto", run_id="run", host="here", stall_s=0.3, directory=str(stored))
+    fetching = receiver.fetch(target, halves(TENSORS, 1), 10, falls_back=falls_back)
+    with receiver:
+        if falls_back:
+            with fetching as pieces:
+                assert pieces.is_stored
+        else:
+            with pytest.raises(WeightSyncError, match=f"{publisher.endpoint}: no answer for 0.3 s$"), fetching:
+                pass
 
 
 def test_sources_come_before_what_is_stored(publish, stored):
@@ -271,6 +296,105 @@ def test_a_part_that_was_not_written_to_its_end_is_not_there(publish, stored, mo
         fetch(published, stored)
     assert publish().publish(1, TENSORS, None) == published
     assert digest_of(fetch(published, stored)[0]) == published.digest
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_version_that_others_removed_while_it_was_written_stops_nobody(
+    publish, stored, monkeypatch, caplog, is_known
+):
+    """The slower of two replicas writes version 5; the faster one has gone on to 6, and nobody needs 5 any more."""
+    slow, fast = publish(), publish()
+    tensors, original, may_interfere = {"w": TENSORS["w"]}, writing.checksum, [True]
+
+    def interrupted(block):
+        if may_interfere.pop() if may_interfere else False:
+            fast.publish(6, {"w": TENSORS["w"] + 1}, None)
+            if is_known:
+                slow.retain(6)
+            fast.retain(6)
+            fast._writer.close()
+        return original(block)
+
+    monkeypatch.setattr(writing, "checksum", interrupted)
+    with caplog.at_level(logging.INFO, "cosmos_core.weights"):
+        slow.publish(5, tensors, None)
+    assert re.search(r"version 5 was not stored, as nobody needs it any more: .*v5-\w+: .*No such file", caplog.text)
+    assert [path.name.partition("-")[0] for path in (stored / "run").iterdir()] == ["v6"]
+
+
+def test_a_folder_that_vanished_before_anything_newer_stands_is_an_error(publish, stored, monkeypatch):
+    original = writing.checksum
+
+    def interrupted(block):
+        shutil.rmtree(stored)
+        return original(block)
+
+    monkeypatch.setattr(writing, "checksum", interrupted)
+    with pytest.raises(WeightSyncError, match=r"v5-\w+: .*No such file"):
+        publish().publish(5, {"w": TENSORS["w"]}, None)
+
+
+def test_a_version_is_in_the_writers_hands_before_it_may_be_dropped(publish, monkeypatch, caplog):
+    publisher = publish()
+    add = publisher._server.add
+
+    def dropped_at_once(published):
+        replaced = add(published)
+        publisher.retain(published.manifest.version + 1)
+        return replaced
+
+    staged = publisher.stage(5, TENSORS, None)
+    publisher.publish(4, TENSORS, None)
+    # The file of version 4 waits for the next version, so that of version 5 goes for good.
+    publisher.retain(5)
+    monkeypatch.setattr(publisher._server, "add", dropped_at_once)
+    with caplog.at_level(logging.INFO, "cosmos_core.weights"):
+        publisher.seal(staged)
+    assert publisher.held == ()
+    assert "was not stored" not in caplog.text
+
+
+def test_nothing_is_looked_for_twice(publish, stored, monkeypatch):
+    looked, original = [], writing.VersionWriter._remove_before
+    monkeypatch.setattr(writing.VersionWriter, "_remove_before", lambda self, v: looked.append(v) or original(self, v))
+    publisher = publish()
+    for oldest in (0, 0, 3, 3, 2, 4):
+        publisher.retain(oldest)
+    publisher.close()
+    assert looked == [3, 4]
+
+
+class LibraryError(Exception):
+    """As botocore's, which are no OSError."""
+
+
+def test_errors_of_a_file_systems_own_library_are_told(publish, stored, monkeypatch, caplog):
+    def unreachable(url):
+        raise LibraryError("Unable to locate credentials")
+
+    published = publish().publish(5, TENSORS, None)
+    monkeypatch.setattr(parts, "url_to_fs", unreachable)
+    with pytest.raises(WeightSyncError, match=r"weights at .*v5-\w+: LibraryError: Unable to locate credentials"):
+        fetch(published, stored)
+    with pytest.raises(WeightSyncError, match=r"weights at .*v6-\w+: LibraryError: Unable to locate credentials"):
+        publish().publish(6, TENSORS, None)
+    beside = publish(is_only=False)
+    beside.publish(6, TENSORS, None)
+    beside.retain(6)
+    beside.close()
+    assert "weights version 6 was not stored, training goes on: weights at" in caplog.text
+    assert "old versions were not removed: weights at" in caplog.text
+
+
+def test_what_ends_a_job_that_nobody_waits_for_is_told(publish, stored, monkeypatch, caplog):
+    def broken(self, oldest):
+        raise KeyError("a fault of our own")
+
+    monkeypatch.setattr(writing.VersionWriter, "_remove_before", broken)
+    publisher = publish()
+    publisher.retain(6)
+    publisher.close()
+    assert "weights are not stored as they should be, training goes on: KeyError('a fault of our own')" in caplog.text
 
 
 def test_disk_without_a_directory_is_refused():

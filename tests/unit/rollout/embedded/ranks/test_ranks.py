@@ -10,12 +10,18 @@ import attrs
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from cosmos_core.errors import AttestationError, CosmosError, EngineError
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import EngineContext, ModelContext, ModelSource, Record, Request, Sampling
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
 from cosmos_core.rollout.embedded.options import EmbeddedOptions
+from cosmos_core.rollout.embedded.ranks import team
+from cosmos_core.rollout.embedded.ranks.lead import Lead
+from cosmos_core.rollout.embedded.ranks.process import RankProcess
+from cosmos_core.rollout.embedded.ranks.team import Team
+from cosmos_core.rollout.serving.updates import Update
 from cosmos_core.testing.conformance.engine.pricing import Pricer, stopping_at, twin
 from cosmos_core.testing.ranks import forked_ranks
 from cosmos_core.types import Prompt
@@ -193,9 +199,27 @@ def test_a_wrong_bit_where_ranks_should_be_equal_is_named(start, model):
     engine, tensors = start(2), Pricer(model, seed=1).tensors(1)
     write(engine, tensors)
     corrupt(engine, "model.norm.weight")
-    with pytest.raises(AttestationError, match=r"model.norm.weight: ranks 0 and 1 of the engine hold the same part"):
+    with pytest.raises(AttestationError, match=r"model.norm.weight: ranks 0 and 1 of the engine hold other values"):
         engine.commit_update()
     engine.abort_update()
+    write(engine, tensors)
+    assert engine.commit_update() == digest_of(tensors)
+
+
+def test_a_wrong_bit_in_the_first_rank_is_named_as_in_the_others(start, model, monkeypatch):
+    engine, tensors = start(2), Pricer(model, seed=1).tensors(1)
+    name, real = "model.layers.1.mlp.down_proj.weight", Update.apply
+
+    def spoil(update):
+        real(update)
+        update._tensors[name].view(torch.int32)[0, 0].bitwise_xor_(1)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Update, "apply", spoil)
+        write(engine, tensors)
+        with pytest.raises(AttestationError, match=rf"{name}: rank 0 of the engine holds something else than was"):
+            engine.commit_update()
+        engine.abort_update()
     write(engine, tensors)
     assert engine.commit_update() == digest_of(tensors)
 
@@ -216,6 +240,59 @@ def test_the_end_of_a_rank_ends_the_engine_promptly(start, model, is_busy):
         assert time.monotonic() < killed + 10
         with pytest.raises(EngineError, match="rank 1 of the 2 ranks"):
             engine.abort(["0"])
+
+
+def test_a_rank_that_answers_too_late_ends_the_engine(start, model, monkeypatch):
+    with forked_ranks() as ranks:
+        engine, tensors = start(2), Pricer(model, seed=1).tensors(1)
+        write(engine, tensors)
+        # Its answer would be taken for that to the next update.
+        monkeypatch.setattr(team, "_ANSWER_S", 0.2)
+        os.kill(ranks[0].pid, signal.SIGSTOP)
+        with pytest.raises(EngineError, match=r"rank 1 of the engine did not answer within 0\.2 s"):
+            engine.commit_update()
+        assert "rank 1 of the engine did not answer" in failure_of(engine)
+
+
+def test_a_rank_that_cannot_be_told_ends_the_engine(start, model, monkeypatch):
+    def send(process, message, descriptor=None):
+        raise EngineError("rank 1 of the engine cannot be told what to do: timed out")
+
+    engine = start(2)
+    write(engine, Pricer(model, seed=1).tensors(1))
+    monkeypatch.setattr(team, "_DEATH_S", 0.01)
+    monkeypatch.setattr(RankProcess, "send", send)
+    with pytest.raises(EngineError, match="rank 1 of the engine cannot be told what to do: timed out"):
+        engine.commit_update()
+    assert "cannot be told what to do" in failure_of(engine)
+
+
+def test_the_first_rank_waits_for_the_others_before_the_first_collective(start, monkeypatch):
+    # A rank may take longer to build its part than a collective may take.
+    order = []
+    for owner, name in ((Lead, "meet"), (EmbeddedEngine, "_serve_with")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(
+            owner, name, lambda *args, real=real, name=name: (order.append(name), real(*args), order.append(name))
+        )
+    start(2)
+    assert order == ["meet", "meet", "_serve_with", "_serve_with"]
+
+
+def test_the_end_of_a_rank_while_the_engine_starts_is_not_missed(start, monkeypatch):
+    real = EmbeddedEngine._serve_with
+
+    def serve(engine, *args):
+        real(engine, *args)
+        os.kill(ranks[0].pid, signal.SIGKILL)
+        # Until the engine was told, which takes no commands yet.
+        while engine._loss is None:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(EmbeddedEngine, "_serve_with", serve)
+    with forked_ranks() as ranks, pytest.raises(EngineError, match="rank 1 of the 2 ranks of the engine ended: signal"):
+        start(2)
+    assert not dist.is_initialized()
 
 
 def failure_of(engine):
@@ -241,10 +318,32 @@ def test_an_engine_that_could_not_start_leaves_room_for_another(start, model):
     generate(start(2), requests(model)[:1])
 
 
-def test_a_second_engine_of_several_ranks_is_refused(start):
-    start(2)
+def test_a_second_engine_of_several_ranks_is_refused_and_the_first_goes_on(start, model):
+    first = start(2)
     with pytest.raises(EngineError, match=r"has a torch\.distributed process group"):
         start(2)
+    generate(first, requests(model))
+    write(first, Pricer(model, seed=1).tensors(1))
+    first.commit_update()
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_process_group_of_somebody_else_stays(start, monkeypatch, is_late):
+    def found():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    if is_late:
+        # It comes while the ranks start.
+        send = Team.tell
+        monkeypatch.setattr(Team, "tell", lambda team, message: (found(), send(team, message)))
+    else:
+        found()
+    try:
+        with pytest.raises(EngineError, match=r"has a torch\.distributed process group"):
+            start(2)
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
 
 
 def test_what_it_only_does_in_one_process_is_refused(start, model):

@@ -4,47 +4,31 @@ import attrs
 import pytest
 import torch
 
-from cosmos_core.errors import AttestationError, EngineError, WeightSyncError
+from cosmos_core.errors import EngineError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.rollout.embedded.ranks import follower
 from cosmos_core.rollout.embedded.ranks.messages import Share
-from cosmos_core.rollout.embedded.ranks.shares import Shares, attested, check_places, layout_of, local
-from cosmos_core.weights.digest import digest_of, tensor_digest
+from cosmos_core.rollout.embedded.ranks.shares import Shares, joined, layout_of, local
+from cosmos_core.weights.digest import tensor_digest
 
 UPPER = Share(start=(0, 0), size=(2, 3), shape=(3, 3), dtype="float32")
 LOWER = Share(start=(2, 0), size=(1, 3), shape=(3, 3), dtype="float32")
 WHOLE = Share(start=(0,), size=(2,), shape=(2,), dtype="float32")
 PLACES = {0: {"w": UPPER, "n": WHOLE}, 1: {"w": LOWER, "n": WHOLE}}
-TENSORS = {"w": torch.arange(9.0).view(3, 3), "n": torch.tensor([1.0, 2.0])}
 
 
-def digests(tensors=TENSORS):
-    """What each of the two ranks reads back, if these are the whole tensors."""
-    return {
-        rank: {
-            name: tensor_digest(
-                name,
-                tensors[name][tuple(slice(s, s + n) for s, n in zip(place.start, place.size, strict=True))],
-                start=place.start,
-                shape=place.shape,
-            )
-            for name, place in places.items()
-        }
-        for rank, places in PLACES.items()
-    }
+def test_parts_that_make_up_each_tensor_are_its_cells():
+    cells = joined(PLACES)
+    assert cells.of(0) == {"w": [box("w", UPPER)], "n": [box("n", WHOLE)]}
+    assert cells.of(1) == {"w": [box("w", LOWER)], "n": [box("n", WHOLE)]}
+    # Nothing is asked of what a rank has no element of.
+    empty = attrs.evolve(LOWER, start=(3, 0), size=(0, 3))
+    whole = attrs.evolve(UPPER, size=(3, 3))
+    assert joined({0: {"w": whole}, 1: {"w": empty}}).of(1) == {"w": []}
 
 
-def test_the_digest_of_all_ranks_is_that_of_the_whole_tensors():
-    check_places(PLACES)
-    assert attested(PLACES, digests()) == digest_of(TENSORS)
-    assert attested(PLACES, digests({**TENSORS, "w": TENSORS["w"] + 1})) != digest_of(TENSORS)
-
-
-def test_ranks_that_hold_the_same_part_must_hold_the_same_values():
-    found = digests()
-    found[1]["n"] += 1
-    with pytest.raises(AttestationError, match=r"n: ranks 0 and 1 of the engine hold the same part of it, and not"):
-        attested(PLACES, found)
+def box(name, place):
+    return TensorSlice(name=name, start=place.start, shape=place.size)
 
 
 @pytest.mark.parametrize(
@@ -54,11 +38,13 @@ def test_ranks_that_hold_the_same_part_must_hold_the_same_values():
         attrs.evolve(LOWER, shape=(4, 3)),
         attrs.evolve(LOWER, dtype="bfloat16"),
         UPPER,
+        # All is there, but what both hold is not what either reads back.
+        attrs.evolve(LOWER, start=(1, 0), size=(2, 3)),
     ],
 )
 def test_parts_that_do_not_make_up_a_tensor_are_refused(changed):
     with pytest.raises(EngineError, match=r"w: the 2 ranks of the engine hold \d+ of its \d+ elements"):
-        check_places({**PLACES, 1: {"w": changed, "n": WHOLE}})
+        joined({**PLACES, 1: {"w": changed, "n": WHOLE}})
 
 
 def test_a_slice_is_found_in_the_part_of_its_rank():

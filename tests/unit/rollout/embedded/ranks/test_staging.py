@@ -8,7 +8,8 @@ import torch
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.rollout.embedded.ranks.messages import Share
-from cosmos_core.rollout.embedded.ranks.staging import RanksUpdate, mapped
+from cosmos_core.rollout.embedded.ranks.staging import RanksUpdate, parts_in
+from cosmos_core.rollout.serving.staging import map_staged
 
 LEFT = Share(start=(0, 0), size=(2, 2), shape=(2, 3), dtype="float32")
 RIGHT = Share(start=(0, 2), size=(2, 1), shape=(2, 3), dtype="float32")
@@ -39,8 +40,7 @@ def write_all(update):
 def test_another_process_finds_what_was_written_for_its_rank(update):
     write_all(update)
     update.check()
-    staging = update.stagings[1]
-    found = mapped(os.dup(staging.descriptor), staging.size, PLACES[1])
+    found = parts_in(map_staged(update.stagings[1].memory.descriptor), PLACES[1])
     assert found["w"].tolist() == [[3.0], [6.0]]
     assert found["s"].tolist() == [1, 2, 3]
 
@@ -54,7 +54,7 @@ def test_what_is_for_another_rank_belongs_to_the_caller_again_at_once(update):
 
 def test_the_memory_is_gone_with_the_update(update):
     write_all(update)
-    descriptor = update.stagings[1].descriptor
+    descriptor = update.stagings[1].memory.descriptor
     os.fstat(descriptor)
     update.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -84,3 +84,18 @@ def test_a_hole_in_what_is_for_a_rank_is_found(update):
     update.write_to(1, piece("s", (0,), (3,)), torch.zeros(3, dtype=torch.bfloat16))
     with pytest.raises(WeightSyncError, match=r"rank 1: update to version 4: 1 of 2 tensors .* the first is 'w'"):
         update.check()
+
+
+def test_what_the_first_rank_holds_is_compared_with_what_was_written_for_it(update):
+    # The first column is written twice: what was written last counts.
+    update.write_to(0, piece("w", (0, 0), (2, 1)), torch.full((2, 1), 9.0))
+    write_all(update)
+    update.apply()
+    assert update.first_wrong() == ""
+    update.write_to(0, piece("w", (1, 0), (1, 1)), torch.tensor([[-0.0]]))
+    assert update.first_wrong() == "w"
+    update.apply()
+    assert update.first_wrong() == ""
+    # A zero of the other sign is equal as a number, and is another weight all the same.
+    update._tensors["w"].abs_()
+    assert update.first_wrong() == "w"
