@@ -21,7 +21,7 @@ from cosmos_core.transport.messages import WeightsPublished
 from cosmos_core.weights.digest import add_digests
 from cosmos_core.weights.held import all_held, owned
 from cosmos_core.weights.publisher import WeightPublisher
-from cosmos_core.weights.quantisation.shares import matrix_shares
+from cosmos_core.weights.quantization.shares import matrix_shares
 from cosmos_core.weights.snapshot import Snapshot
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16}

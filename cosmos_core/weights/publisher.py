@@ -13,7 +13,7 @@ import torch
 from cosmos_core.transport.messages import WeightsPublished
 from cosmos_core.weights import digest, wire
 from cosmos_core.weights.held import Placement
-from cosmos_core.weights.quantisation.shares import MatrixShare
+from cosmos_core.weights.quantization.shares import MatrixShare
 from cosmos_core.weights.server import Published, SliceServer
 from cosmos_core.weights.shards import EngineLayout
 from cosmos_core.weights.shared_memory import SharedFile, directories_for_files, sweep

@@ -18,8 +18,8 @@ from cosmos_core.weights import slices
 from cosmos_core.weights.digest import add_digests, tensor_digest
 from cosmos_core.weights.held import Placement
 from cosmos_core.weights.planning.tables import disjoint
-from cosmos_core.weights.quantisation.codec import copy_exactly
-from cosmos_core.weights.quantisation.shares import MatrixShare, Part
+from cosmos_core.weights.quantization.codec import copy_exactly
+from cosmos_core.weights.quantization.shares import MatrixShare, Part
 from cosmos_core.weights.shards import EngineLayout, ShardMap, cast, dtype_name, torch_dtype
 from cosmos_core.weights.shared_memory import HEADER_BYTES, SharedFile
 from cosmos_core.weights.wire import Entry

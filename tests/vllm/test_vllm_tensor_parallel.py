@@ -22,7 +22,7 @@ from cosmos_core.testing.conformance.engine.driver import EngineDriver
 from cosmos_core.testing.conformance.engine.pricing import Pricer, stopping_at
 from cosmos_core.testing.conformance.engine.setting import tokens_of
 from cosmos_core.weights.digest import digest_of
-from cosmos_core.weights.quantisation import quantise_tensors
+from cosmos_core.weights.quantization import quantise_tensors
 
 from . import plants
 from .test_vllm_in_flight import TOLERANCE, logprobs, requests, versions

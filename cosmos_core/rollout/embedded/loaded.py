@@ -11,7 +11,7 @@ from cosmos_core.errors import AttestationError, EngineError
 from cosmos_core.protocols import Format
 from cosmos_core.rollout.serving.comparing import same_bits
 from cosmos_core.weights.digest import digest_of
-from cosmos_core.weights.quantisation import dequantised_rows, quantise_tensors
+from cosmos_core.weights.quantization import dequantised_rows, quantise_tensors
 
 
 class LoadedWeights:

@@ -11,7 +11,7 @@ import torch
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.weights import slices
-from cosmos_core.weights.quantisation import copy_exactly
+from cosmos_core.weights.quantization import copy_exactly
 from cosmos_core.weights.shards import dtype_name
 
 

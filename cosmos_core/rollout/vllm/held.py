@@ -19,7 +19,7 @@ from cosmos_core.rollout.serving.comparing import same_bits
 from cosmos_core.rollout.vllm.regions import Region
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import add_digests, tensor_digest
-from cosmos_core.weights.quantisation import copy_exactly, dequantised_rows
+from cosmos_core.weights.quantization import copy_exactly, dequantised_rows
 from cosmos_core.weights.shards import torch_dtype
 
 Written = Sequence[tuple[TensorSlice, torch.Tensor]]

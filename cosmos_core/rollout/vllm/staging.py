@@ -14,7 +14,7 @@ import torch
 
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.rollout.serving.staging import StagedMemory, aligned, map_staged, region
-from cosmos_core.weights.quantisation import copy_exactly
+from cosmos_core.weights.quantization import copy_exactly
 from cosmos_core.weights.shards import dtype_name, torch_dtype
 
 _LEAST_BYTES: Final = 1 << 20

@@ -16,7 +16,7 @@ from cosmos_core.transport.messages import WeightsPublished, WeightTarget
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import combine, digest_of
 from cosmos_core.weights.publisher import WeightPublisher
-from cosmos_core.weights.quantisation import quantise_tensors
+from cosmos_core.weights.quantization import quantise_tensors
 from cosmos_core.weights.receiver import WeightReceiver
 from cosmos_core.weights.shards import canonical_tensors, dtype_name
 from cosmos_core.weights.snapshot import take_snapshot, view

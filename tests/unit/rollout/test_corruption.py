@@ -21,7 +21,7 @@ from cosmos_core.rollout.serving.updates import Update
 from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.transport.messages import WeightsLoaded, WeightsRejected, WeightTarget
 from cosmos_core.weights.publisher import WeightPublisher
-from cosmos_core.weights.quantisation import dequantise, quantise
+from cosmos_core.weights.quantization import dequantise, quantise
 from cosmos_core.weights.receiver import WeightReceiver
 from cosmos_core.weights.shards import canonical_tensors
 from cosmos_core.weights.snapshot import Snapshot, view

@@ -285,7 +285,7 @@ def test_what_cannot_talk_with_an_environment_is_refused(changes, parts, expecte
 
 
 def test_a_layout_that_cuts_a_byte_of_codes_is_refused_with_what_would_do():
-    """As the first publication would refuse it (`cosmos_core.weights.quantisation.shares`)."""
+    """As the first publication would refuse it (`cosmos_core.weights.quantization.shares`)."""
     extents = (Extent(axis="tp", name="columns of a feed-forward layer", size=12),)
     facts = attrs.evolve(
         FACTS,

@@ -49,7 +49,7 @@ from cosmos_core.rollout.serving.staging import map_staged
 from cosmos_core.rollout.workers.frames import Unframer, frame
 from cosmos_core.rollout.workers.life import described
 from cosmos_core.types import Payload
-from cosmos_core.weights.quantisation import copy_exactly
+from cosmos_core.weights.quantization import copy_exactly
 from cosmos_core.weights.shards import torch_dtype
 
 _CHUNK: Final = 1 << 16

@@ -19,7 +19,7 @@ from cosmos_core.rollout.serving.comparing import same_bits
 from cosmos_core.rollout.serving.staging import StagedMemory, aligned, region
 from cosmos_core.rollout.serving.updates import Update
 from cosmos_core.weights import slices
-from cosmos_core.weights.quantisation import copy_exactly
+from cosmos_core.weights.quantization import copy_exactly
 from cosmos_core.weights.shards import torch_dtype
 
 

@@ -15,7 +15,7 @@ import torch
 from cosmos_core.policy.modeling.tokens import token_array
 from cosmos_core.protocols import Format, Model
 from cosmos_core.types import Payload
-from cosmos_core.weights.quantisation import dequantise, quantise
+from cosmos_core.weights.quantization import dequantise, quantise
 from cosmos_core.weights.shards import canonical_tensors
 
 _BUDGET: Final = 1 << 14

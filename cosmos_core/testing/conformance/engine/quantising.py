@@ -14,7 +14,7 @@ from cosmos_core.testing.conformance.engine.setting import EngineSetting, Start
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload
 from cosmos_core.weights.digest import digest_of
-from cosmos_core.weights.quantisation import quantise_tensors
+from cosmos_core.weights.quantization import quantise_tensors
 from cosmos_core.weights.shards import ShardMap, TensorFacts, dtype_name
 
 

@@ -11,7 +11,7 @@ from cosmos_core.rollout.vllm.regions import find_regions
 from cosmos_core.rollout.vllm.shares import Shares
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import digest_of
-from cosmos_core.weights.quantisation import dequantise, quantise_tensors
+from cosmos_core.weights.quantization import dequantise, quantise_tensors
 
 TENSORS = {
     "embed": torch.randn(5, 4),

@@ -9,7 +9,7 @@ import torch
 
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import FORMATS
-from cosmos_core.weights.quantisation import codec, dequantise, dequantised_rows, quantise, quantise_tensors
+from cosmos_core.weights.quantization import codec, dequantise, dequantised_rows, quantise, quantise_tensors
 
 torch.set_num_threads(1)
 

@@ -14,7 +14,7 @@ from cosmos_core.protocols import FORMATS
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.weights.digest import add_digests, tensor_digests
 from cosmos_core.weights.held import all_held, owned
-from cosmos_core.weights.quantisation import MatrixShare, matrix_shares, quantise_tensors
+from cosmos_core.weights.quantization import MatrixShare, matrix_shares, quantise_tensors
 from cosmos_core.weights.snapshot import take_snapshot
 
 torch.set_num_threads(1)

@@ -3,14 +3,14 @@
 The formats are those of `cosmos_core.protocols.quantization`.
 """
 
-from cosmos_core.weights.quantisation.codec import (
+from cosmos_core.weights.quantization.codec import (
     copy_exactly,
     dequantise,
     dequantised_rows,
     quantise,
     quantise_tensors,
 )
-from cosmos_core.weights.quantisation.shares import MatrixShare, Part, matrix_shares
+from cosmos_core.weights.quantization.shares import MatrixShare, Part, matrix_shares
 
 __all__ = [
     "MatrixShare",

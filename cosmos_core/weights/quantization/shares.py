@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols.quantization import MATRIX_SCALE, SCALE, Format
 from cosmos_core.weights.held import held
-from cosmos_core.weights.quantisation.codec import block_maxima, encode, matrix_maxima
+from cosmos_core.weights.quantization.codec import block_maxima, encode, matrix_maxima
 
 
 @attrs.frozen(kw_only=True)
