@@ -39,7 +39,7 @@ from rich.table import Table
 
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.testing.worlds import run_world
-from cosmos_core.transport.messages import WeightTarget
+from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import add_digests, combine, tensor_digest
 from cosmos_core.weights.held import Placement

@@ -12,7 +12,8 @@ from cosmos_core.config.order import row_of
 from cosmos_core.controller import evaluation
 from cosmos_core.controller.ledger import Finished, is_scored
 from cosmos_core.controller.state import Replica, RunningStep, State
-from cosmos_core.transport.messages import GroupFailed, GroupFinished, GroupRef, Lease, StepFailed, TrainOrder
+from cosmos_core.transport.directives import GroupRef, Lease, TrainOrder
+from cosmos_core.transport.reports import GroupFailed, GroupFinished, StepFailed
 
 MAX_ATTEMPTS: Final = 20
 LEAST_USELESS: Final = 64

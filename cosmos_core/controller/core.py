@@ -24,7 +24,7 @@ from cosmos_core.controller.events import (
 )
 from cosmos_core.controller.state import Replica, State, opened
 from cosmos_core.errors import JournalError
-from cosmos_core.transport.messages import (
+from cosmos_core.transport.reports import (
     CheckpointFailed,
     CheckpointSaved,
     Failed,

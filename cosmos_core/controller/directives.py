@@ -5,7 +5,7 @@ from __future__ import annotations
 from cosmos_core.controller import publication
 from cosmos_core.controller.offers import Offers
 from cosmos_core.controller.state import Replica, State
-from cosmos_core.transport.messages import PolicyDirective, RolloutDirective
+from cosmos_core.transport.directives import PolicyDirective, RolloutDirective
 
 
 def directive_for(state: State, name: str, offers: Offers | None = None) -> PolicyDirective | RolloutDirective:

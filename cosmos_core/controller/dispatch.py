@@ -8,7 +8,7 @@ from cosmos_core.config.order import row_of
 from cosmos_core.controller import evaluation
 from cosmos_core.controller.settings import Settings, StageSettings
 from cosmos_core.controller.state import Replica, State
-from cosmos_core.transport.messages import Lease
+from cosmos_core.transport.directives import Lease
 
 
 def dispatch(state: State) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 import attrs
 
 from cosmos_core.controller.records import SampleCounts
-from cosmos_core.transport.messages import SampleReport
+from cosmos_core.transport.reports import SampleReport
 from cosmos_core.types import SampleStatus
 
 _SCORED: Final = frozenset(status.value for status in SampleStatus if status.is_scored)

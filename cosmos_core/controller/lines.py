@@ -9,7 +9,8 @@ import attrs
 from cosmos_core.controller.directives import directive_for
 from cosmos_core.controller.offers import Offers
 from cosmos_core.controller.state import State
-from cosmos_core.transport.messages import Acknowledged, Beat, Directive, Down, PolicyDirective, RolloutDirective
+from cosmos_core.transport.directives import PolicyDirective, RolloutDirective
+from cosmos_core.transport.messages import Acknowledged, Beat, Directive, Down
 
 RESEND_S: Final = 1.0
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from cosmos_core.controller import claim, dispatch, evaluation, publication, relays
 from cosmos_core.controller.events import ReplicaJoined
 from cosmos_core.controller.state import Generation, Replica, State
-from cosmos_core.transport.messages import GenerationFailed, GenerationFormed, GenerationOrder, StepFailed
+from cosmos_core.transport.directives import GenerationOrder
+from cosmos_core.transport.reports import GenerationFailed, GenerationFormed, StepFailed
 
 
 def join(state: State, event: ReplicaJoined) -> None:

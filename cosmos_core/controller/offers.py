@@ -7,7 +7,7 @@ from typing import Final
 
 from cosmos_core.controller import relays
 from cosmos_core.controller.state import Replica, State
-from cosmos_core.transport.messages import Relaying, WeightTarget
+from cosmos_core.transport.directives import Relaying, WeightTarget
 from cosmos_core.weights.planning.topology import Place, distances
 
 

@@ -8,7 +8,7 @@ from cosmos_core.controller.ledger import Finished, Ledger, is_scored
 from cosmos_core.controller.records import StepRecord
 from cosmos_core.controller.state import Checkpoints, Replica, RunningStep, State
 from cosmos_core.errors import JournalError
-from cosmos_core.transport.messages import CheckpointFailed, CheckpointSaved, StepDone
+from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved, StepDone
 from cosmos_core.types import SampleStatus
 
 

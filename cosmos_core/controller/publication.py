@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cosmos_core.controller import relays
 from cosmos_core.controller.state import Published, Replica, State
-from cosmos_core.transport.messages import WeightsLoaded, WeightsPublished, WeightsRejected
+from cosmos_core.transport.reports import WeightsLoaded, WeightsPublished, WeightsRejected
 
 
 def due_at_start(state: State) -> int:

@@ -7,7 +7,9 @@ import attrs
 from cosmos_core.controller.ledger import Finished, Ledger, LedgerMark
 from cosmos_core.controller.records import EvaluationRecord, HeldOutCompletion, StepRecord
 from cosmos_core.controller.settings import Settings, StageSettings
-from cosmos_core.transport.messages import GenerationOrder, HeldOutLoss, Lease, Role, TrainOrder
+from cosmos_core.transport.directives import GenerationOrder, Lease, TrainOrder
+from cosmos_core.transport.messages import Role
+from cosmos_core.transport.reports import HeldOutLoss
 
 
 @attrs.define(kw_only=True)

@@ -12,7 +12,9 @@ from typing import Final, Protocol
 from cosmos_core.policy.processes.world import World
 from cosmos_core.replica.lifeline import Lifeline
 from cosmos_core.transport.codec import Codec
-from cosmos_core.transport.messages import Directive, PolicyDirective, Report
+from cosmos_core.transport.directives import PolicyDirective
+from cosmos_core.transport.messages import Directive
+from cosmos_core.transport.reports import Report
 
 _CODEC: Final = Codec((PolicyDirective,))
 

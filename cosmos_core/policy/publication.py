@@ -17,7 +17,7 @@ import torch
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.policy.processes.channel import Channel
 from cosmos_core.protocols.quantization import Format
-from cosmos_core.transport.messages import WeightsPublished
+from cosmos_core.transport.reports import WeightsPublished
 from cosmos_core.weights.digest import add_digests
 from cosmos_core.weights.held import all_held, owned
 from cosmos_core.weights.publisher import WeightPublisher

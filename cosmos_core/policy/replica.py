@@ -21,14 +21,8 @@ from cosmos_core.policy.publication import Publications
 from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.policy.training.transfer import transfer_state
-from cosmos_core.transport.messages import (
-    GenerationFailed,
-    GenerationFormed,
-    GenerationOrder,
-    PolicyDirective,
-    StepDone,
-    TrainOrder,
-)
+from cosmos_core.transport.directives import GenerationOrder, PolicyDirective, TrainOrder
+from cosmos_core.transport.reports import GenerationFailed, GenerationFormed, StepDone
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -16,8 +16,9 @@ import zmq
 
 from cosmos_core.errors import ReplicaError, TransportError
 from cosmos_core.replica.session import Session
-from cosmos_core.transport.messages import Directive, Hello, Report
+from cosmos_core.transport.messages import Directive, Hello
 from cosmos_core.transport.outbox import Outbox
+from cosmos_core.transport.reports import Report
 from cosmos_core.transport.sockets import Socket, dealer, offer, receive
 from cosmos_core.transport.wire import DOWN, REPORT, UP
 

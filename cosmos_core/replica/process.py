@@ -23,7 +23,8 @@ from cosmos_core.replica.client import ControlClient
 from cosmos_core.replica.host import host_id, rack_id
 from cosmos_core.replica.lifeline import words_of
 from cosmos_core.replica.lifetime import bounded_life
-from cosmos_core.transport.messages import WIRE_VERSION, Failed, Hello, Role
+from cosmos_core.transport.messages import WIRE_VERSION, Hello, Role
+from cosmos_core.transport.reports import Failed
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -30,8 +30,9 @@ from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.rewards import scoring
 from cosmos_core.rollout.rewards.pool import Outcomes, RewardPool
 from cosmos_core.rollout.workers.supervised import SupervisedThread
-from cosmos_core.transport.messages import GroupFailed, GroupFinished, Lease, Report
+from cosmos_core.transport.directives import Lease
 from cosmos_core.transport.payloads import PayloadServer
+from cosmos_core.transport.reports import GroupFailed, GroupFinished, Report
 from cosmos_core.types import Group, Payload, Prompt
 
 

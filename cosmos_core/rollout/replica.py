@@ -10,6 +10,7 @@ from typing import Final, cast
 import torch
 
 from cosmos_core.config.job import Job
+from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import stages
 from cosmos_core.plugin.roles import load_algorithm, load_dataset, load_model, model_source, selections
 from cosmos_core.plugin.selection import PluginSet
@@ -24,8 +25,9 @@ from cosmos_core.rollout.generation import Generation, Parts
 from cosmos_core.rollout.relay import Relay
 from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.rollout.weights_sync import WeightSync
-from cosmos_core.transport.messages import Report, RolloutDirective
+from cosmos_core.transport.directives import RolloutDirective
 from cosmos_core.transport.payloads import PayloadServer
+from cosmos_core.transport.reports import Report
 from cosmos_core.weights.receiver import WeightReceiver
 
 _LOG: Final = logging.getLogger(__name__)
@@ -71,48 +73,39 @@ def make_engine(job: Job, plugins: PluginSet, model: Model) -> RolloutEngine:
     return cast("RolloutEngine", engine)
 
 
+def _started_pools(recipe: Recipe, stack: contextlib.ExitStack) -> tuple[RewardPool, EnvironmentPool | None]:
+    """The processes of rewards, and those of the environment if the recipe has one; `stack` ends them."""
+    rewards = RewardPool(recipe.reward, num_workers=recipe.rollout.reward_workers, seed=recipe.run.seed)
+    stack.callback(rewards.close)
+    rewards.start()
+    if recipe.environment is None:
+        return rewards, None
+    environments = EnvironmentPool(recipe.environment, seed=recipe.run.seed)
+    stack.callback(environments.close)
+    environments.start()
+    return rewards, environments
+
+
 class Replica:
     """The parts of one replica; `stack` ends them in reverse order."""
 
     def __init__(self, args: RoleArgs, stack: contextlib.ExitStack) -> None:
         job, recipe = args.job, args.job.recipe
         self._stop = args.stop
-        pool = RewardPool(recipe.reward, num_workers=recipe.rollout.reward_workers, seed=recipe.run.seed)
-        stack.callback(pool.close)
         # The workers import their plugins while the model is built.
-        pool.start()
-        environments = None
-        if recipe.environment is not None:
-            environments = EnvironmentPool(recipe.environment, seed=recipe.run.seed)
-            stack.callback(environments.close)
-            environments.start()
+        pool, environments = _started_pools(recipe, stack)
         plugins = PluginSet.load(selections(recipe, ("model", "algorithm", "dataset", "engine", "environment")))
         model, stage = load_model(job, plugins), stages(recipe)[-1]
         self._engine = make_engine(job, plugins, model)
         self._engine.start()
         stack.callback(self._engine.shutdown)
         payloads = stack.enter_context(PayloadServer(recipe.control.bind))
-        receiver = stack.enter_context(
-            WeightReceiver(
-                recipe.sync.transport,
-                run_id=job.run_id,
-                host=host_id(),
-                rack=rack_id(),
-                directory=recipe.sync.directory,
-            )
-        )
         gate = VersionGate()
         engine: EngineCapabilities = plugins.provider("engine", recipe.rollout.engine.plugin).capabilities
-        self._sync = WeightSync(
-            self._engine,
-            receiver,
-            gate,
-            cache=recipe.sync.cache,
-            in_flight_update=engine.in_flight_update,
-            report=self._report,
-            relay=stack.enter_context(Relay(job.run_id, recipe.control.bind)),
-            relay_timeout_s=recipe.sync.relay_timeout_s,
-        )
+        self._sync = self._weight_sync(job, engine, gate, stack)
+        environment = EnvironmentCapabilities()
+        if recipe.environment is not None:
+            environment = plugins.provider("environment", recipe.environment.plugin).capabilities
         self._generation = Generation(
             Parts(
                 recipe=recipe,
@@ -128,11 +121,7 @@ class Replica:
                 report=self._report,
                 takes_media=engine.media,
                 environments=environments,
-                environment=(
-                    EnvironmentCapabilities()
-                    if recipe.environment is None
-                    else plugins.provider("environment", recipe.environment.plugin).capabilities
-                ),
+                environment=environment,
             )
         )
         self._checks: tuple[Callable[[], None], ...] = (
@@ -149,6 +138,24 @@ class Replica:
         for part in (self._sync, self._generation):
             part.start()
             stack.callback(part.close)
+
+    def _weight_sync(
+        self, job: Job, engine: EngineCapabilities, gate: VersionGate, stack: contextlib.ExitStack
+    ) -> WeightSync:
+        sync, bind = job.recipe.sync, job.recipe.control.bind
+        receiver = WeightReceiver(
+            sync.transport, run_id=job.run_id, host=host_id(), rack=rack_id(), directory=sync.directory
+        )
+        return WeightSync(
+            self._engine,
+            stack.enter_context(receiver),
+            gate,
+            cache=sync.cache,
+            in_flight_update=engine.in_flight_update,
+            report=self._report,
+            relay=stack.enter_context(Relay(job.run_id, bind)),
+            relay_timeout_s=sync.relay_timeout_s,
+        )
 
     def _report(self, report: Report) -> None:
         self._client.report(report)

@@ -16,7 +16,8 @@ from cosmos_core.protocols import CachePolicy, PauseMode, RolloutEngine
 from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.relay import Copy, Relay
 from cosmos_core.rollout.workers.supervised import SupervisedThread
-from cosmos_core.transport.messages import Relaying, Report, WeightsLoaded, WeightsRejected, WeightTarget
+from cosmos_core.transport.directives import Relaying, WeightTarget
+from cosmos_core.transport.reports import Report, WeightsLoaded, WeightsRejected
 from cosmos_core.weights.arrivals import Arrivals
 from cosmos_core.weights.fetch import Fetch
 from cosmos_core.weights.receiver import WeightReceiver

@@ -26,7 +26,7 @@ from cosmos_core.controller.events import (
 from cosmos_core.controller.records import EvaluationRecord, StepRecord
 from cosmos_core.controller.state import State
 from cosmos_core.errors import JournalError
-from cosmos_core.transport.messages import CheckpointSaved, GroupFinished, WeightsLoaded, WeightsPublished
+from cosmos_core.transport.reports import CheckpointSaved, GroupFinished, WeightsLoaded, WeightsPublished
 from cosmos_core.transport.wire import REPORT
 
 WINDOW_S: Final = 10.0

@@ -11,21 +11,17 @@ import random
 from collections.abc import Iterable
 from typing import Final
 
-from cosmos_core.transport.messages import (
+from cosmos_core.transport.directives import GenerationOrder, Lease, PolicyDirective, RolloutDirective, TrainOrder
+from cosmos_core.transport.reports import (
     CheckpointSaved,
     GenerationFormed,
-    GenerationOrder,
     GroupFailed,
     GroupFinished,
     HeldOutLoss,
-    Lease,
-    PolicyDirective,
     Report,
-    RolloutDirective,
     SampleReport,
     StepDone,
     StepFailed,
-    TrainOrder,
     WeightsLoaded,
     WeightsPublished,
     WeightsRejected,

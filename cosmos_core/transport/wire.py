@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final, get_args
 
 from cosmos_core.transport.codec import Codec
-from cosmos_core.transport.messages import Down, Report, Up
+from cosmos_core.transport.messages import Down, Up
+from cosmos_core.transport.reports import Report
 
 UP: Final = Codec(get_args(Up))
 """What replicas and observers send to the controller."""

@@ -10,7 +10,7 @@ from typing import Final, Self
 
 import torch
 
-from cosmos_core.transport.messages import WeightsPublished
+from cosmos_core.transport.reports import WeightsPublished
 from cosmos_core.weights import digest, wire
 from cosmos_core.weights.held import Placement
 from cosmos_core.weights.quantization.shares import MatrixShare

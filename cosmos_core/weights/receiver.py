@@ -13,7 +13,7 @@ import zmq
 
 from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.transport import sockets
-from cosmos_core.transport.messages import WeightTarget
+from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.weights import digest, wire
 from cosmos_core.weights.fetch import Fetch, Patience, Ready, plan_of, problems, wait
 from cosmos_core.weights.planning.planner import Plan, check_agreement

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.testing.worlds import run_world
-from cosmos_core.transport.messages import WeightTarget
+from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import WeightReceiver

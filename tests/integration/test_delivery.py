@@ -13,17 +13,9 @@ import zmq
 
 from cosmos_core.errors import ReplicaError, TransportError
 from cosmos_core.replica.client import ControlClient
-from cosmos_core.transport.messages import (
-    Acknowledged,
-    Beat,
-    CheckpointSaved,
-    Directive,
-    Hello,
-    Refused,
-    Reports,
-    Welcome,
-)
+from cosmos_core.transport.messages import Acknowledged, Beat, Directive, Hello, Refused, Reports, Welcome
 from cosmos_core.transport.outbox import Outbox
+from cosmos_core.transport.reports import CheckpointSaved
 from cosmos_core.transport.sockets import Socket, address_of, dealer, offer, receive, router
 from cosmos_core.transport.wire import DOWN, REPORT, UP
 

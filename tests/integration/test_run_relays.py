@@ -17,7 +17,7 @@ import pytest
 from cosmos_core.controller.events import Reported
 from cosmos_core.controller.journal import entries
 from cosmos_core.testing import CommandLine
-from cosmos_core.transport.messages import WeightsLoaded, WeightsRejected
+from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
 from cosmos_core.transport.wire import REPORT
 
 SETTINGS = (
@@ -39,7 +39,8 @@ from cosmos_core.rollout import weights_sync
 from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.relay import Relay
 from cosmos_core.rollout.weights_sync import WeightSync
-from cosmos_core.transport.messages import Relaying, WeightsLoaded, WeightTarget
+from cosmos_core.transport.directives import Relaying, WeightTarget
+from cosmos_core.transport.reports import WeightsLoaded
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import WeightReceiver

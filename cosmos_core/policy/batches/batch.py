@@ -12,7 +12,8 @@ import attrs
 
 from cosmos_core.errors import TransportError
 from cosmos_core.protocols import Algorithm
-from cosmos_core.transport.messages import GroupRef, SampleReport
+from cosmos_core.transport.directives import GroupRef
+from cosmos_core.transport.reports import SampleReport
 from cosmos_core.types import Group, Payload, Sample, SampleStatus
 
 

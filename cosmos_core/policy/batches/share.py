@@ -32,7 +32,7 @@ from cosmos_core.policy.batches.batch import (
 from cosmos_core.policy.processes.group import GradientGroup
 from cosmos_core.policy.processes.world import World
 from cosmos_core.protocols import Algorithm, Dataset, Mesh, Model, Split
-from cosmos_core.transport.messages import TrainOrder
+from cosmos_core.transport.directives import TrainOrder
 from cosmos_core.transport.payloads import PayloadClient
 from cosmos_core.types import Payload
 

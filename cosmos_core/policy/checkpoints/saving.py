@@ -29,7 +29,7 @@ from cosmos_core.errors import CheckpointError
 from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Place, marker, path_of, prune
 from cosmos_core.policy.checkpoints.planners import SharesToSave
 from cosmos_core.policy.processes.channel import Channel
-from cosmos_core.transport.messages import CheckpointFailed, CheckpointSaved
+from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved
 from cosmos_core.weights.held import Held, all_held, held
 
 _LOG: Final = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from cosmos_core.policy.batches.share import ShareReader
 from cosmos_core.policy.processes.group import GradientGroup
 from cosmos_core.policy.training.meter import Meter
 from cosmos_core.policy.training.trainer import Trainer
-from cosmos_core.transport.messages import HeldOutLoss
+from cosmos_core.transport.reports import HeldOutLoss
 
 
 @attrs.frozen(kw_only=True, eq=False)

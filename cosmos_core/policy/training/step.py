@@ -16,7 +16,8 @@ from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.training.heldout import HeldOut
 from cosmos_core.policy.training.meter import Meter, Stopwatch
 from cosmos_core.policy.training.trainer import Trainer
-from cosmos_core.transport.messages import HeldOutLoss, StepDone, StepFailed, TrainOrder
+from cosmos_core.transport.directives import TrainOrder
+from cosmos_core.transport.reports import HeldOutLoss, StepDone, StepFailed
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from cosmos_core.config.schema import EnvironmentConfig, RewardConfig
 from cosmos_core.protocols import Completion
 from cosmos_core.rollout.episodes.dialogue import Played
 from cosmos_core.rollout.rewards.pool import Outcome
-from cosmos_core.transport.messages import SampleReport
+from cosmos_core.transport.reports import SampleReport
 from cosmos_core.types import Message, Prompt, Sample, SampleStatus
 
 TEXT_LENGTH: Final = 2000

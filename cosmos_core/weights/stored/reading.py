@@ -12,7 +12,7 @@ import torch
 
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
-from cosmos_core.transport.messages import WeightTarget
+from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.weights import digest, slices, wire
 from cosmos_core.weights.fetch import Ready
 from cosmos_core.weights.shards import torch_dtype

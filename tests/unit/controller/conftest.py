@@ -21,14 +21,8 @@ from cosmos_core.controller.events import (
 from cosmos_core.controller.invariants import check
 from cosmos_core.controller.settings import Settings, StageSettings
 from cosmos_core.testing.replicas import FakePolicy, FakeRollout, World
-from cosmos_core.transport.messages import (
-    GroupFinished,
-    Lease,
-    PolicyDirective,
-    Report,
-    RolloutDirective,
-    SampleReport,
-)
+from cosmos_core.transport.directives import Lease, PolicyDirective, RolloutDirective
+from cosmos_core.transport.reports import GroupFinished, Report, SampleReport
 from cosmos_core.transport.wire import REPORT
 
 

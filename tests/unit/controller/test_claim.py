@@ -6,7 +6,7 @@ from hypothesis import strategies as some
 
 from cosmos_core.controller.claim import LEAST_USELESS, MAX_ATTEMPTS, balanced
 from cosmos_core.controller.events import RegroupDue
-from cosmos_core.transport.messages import GroupFailed, StepDone, StepFailed
+from cosmos_core.transport.reports import GroupFailed, StepDone, StepFailed
 
 
 def fail(it, name="p0", missing=(), reason="a peer left"):

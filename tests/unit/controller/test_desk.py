@@ -22,14 +22,13 @@ from cosmos_core.transport.messages import (
     Beat,
     Command,
     Directive,
-    GenerationFailed,
-    GenerationFormed,
     Hello,
     Refused,
     Reports,
     Watch,
     Welcome,
 )
+from cosmos_core.transport.reports import GenerationFailed, GenerationFormed
 from cosmos_core.transport.wire import REPORT
 
 CONTROL = ControlConfig(heartbeat_s=1.0, lost_after_s=10.0, join_timeout_s=100.0)

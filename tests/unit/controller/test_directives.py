@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from cosmos_core.controller.directives import directive_for
-from cosmos_core.transport.messages import WeightsLoaded, WeightsRejected
+from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
 
 
 def test_deriving_a_directive_changes_nothing(run):

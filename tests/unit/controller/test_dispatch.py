@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from cosmos_core.transport.messages import GroupFailed
+from cosmos_core.transport.reports import GroupFailed
 
 
 def positions(it, name="r0"):

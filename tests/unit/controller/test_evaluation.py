@@ -7,7 +7,7 @@ import pytest
 
 from cosmos_core.controller.progress import best_checkpoint
 from cosmos_core.controller.settings import StageSettings
-from cosmos_core.transport.messages import GroupFailed, HeldOutLoss, StepDone
+from cosmos_core.transport.reports import GroupFailed, HeldOutLoss, StepDone
 
 
 def test_held_out_rows_come_before_training_and_are_pinned(run):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cosmos_core.controller.events import RegroupDue
-from cosmos_core.transport.messages import GenerationFailed, GenerationFormed, StepDone
+from cosmos_core.transport.reports import GenerationFailed, GenerationFormed, StepDone
 
 
 def train_orders(it):

@@ -4,7 +4,7 @@ from cosmos_core.controller import offers, relays
 from cosmos_core.controller.directives import directive_for
 from cosmos_core.controller.lines import Lines
 from cosmos_core.controller.offers import Offers
-from cosmos_core.transport.messages import RolloutDirective
+from cosmos_core.transport.directives import RolloutDirective
 
 
 def crowd(run):

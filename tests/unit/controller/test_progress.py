@@ -7,7 +7,7 @@ from cosmos_core.controller import core
 from cosmos_core.controller.events import Resumed
 from cosmos_core.controller.progress import best_checkpoint
 from cosmos_core.errors import JournalError
-from cosmos_core.transport.messages import CheckpointFailed
+from cosmos_core.transport.reports import CheckpointFailed
 
 
 def until(it, step):

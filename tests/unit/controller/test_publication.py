@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from cosmos_core.transport.messages import WeightsLoaded, WeightsPublished, WeightsRejected
+from cosmos_core.transport.reports import WeightsLoaded, WeightsPublished, WeightsRejected
 
 
 def loaded(version, digest):

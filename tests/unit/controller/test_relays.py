@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cosmos_core.transport.messages import WeightsLoaded, WeightsRejected
+from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
 
 
 def loaded(version, digest="initial", endpoint=""):

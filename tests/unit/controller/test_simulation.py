@@ -20,8 +20,9 @@ from cosmos_core.controller.settings import StageSettings
 from cosmos_core.controller.state import State
 from cosmos_core.replica.session import Session
 from cosmos_core.testing.replicas import FakePolicy, FakeRollout, World
-from cosmos_core.transport.messages import WIRE_VERSION, Directive, Hello, WeightsLoaded, WeightsRejected
+from cosmos_core.transport.messages import WIRE_VERSION, Directive, Hello
 from cosmos_core.transport.outbox import Outbox
+from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
 from cosmos_core.transport.wire import DOWN, REPORT, UP
 
 TICK_S = 0.05

@@ -10,14 +10,9 @@ import pytest
 
 from cosmos_core.policy.orders import STOP, FollowerOrders, LeaderOrders
 from cosmos_core.replica.lifeline import Lifeline
-from cosmos_core.transport.messages import (
-    Directive,
-    GenerationOrder,
-    GroupRef,
-    PolicyDirective,
-    SampleReport,
-    TrainOrder,
-)
+from cosmos_core.transport.directives import GenerationOrder, GroupRef, PolicyDirective, TrainOrder
+from cosmos_core.transport.messages import Directive
+from cosmos_core.transport.reports import SampleReport
 
 
 class Pair:

@@ -12,7 +12,8 @@ from cosmos_core.policy.processes.channel import gathered, open_channel
 from cosmos_core.policy.publication import Publications
 from cosmos_core.protocols import FORMATS
 from cosmos_core.testing.worlds import run_world
-from cosmos_core.transport.messages import WeightsPublished, WeightTarget
+from cosmos_core.transport.directives import WeightTarget
+from cosmos_core.transport.reports import WeightsPublished
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import combine, digest_of
 from cosmos_core.weights.publisher import WeightPublisher

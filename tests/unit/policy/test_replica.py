@@ -16,17 +16,14 @@ from cosmos_core.policy.replica import Parts, PolicyReplica, UnitRate
 from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.policy.training.transfer import UNKNOWN_STEP, transfer_state
 from cosmos_core.replica.lifeline import Lifeline
-from cosmos_core.transport.messages import (
+from cosmos_core.transport.directives import GenerationOrder, GroupRef, PolicyDirective, TrainOrder
+from cosmos_core.transport.messages import Directive
+from cosmos_core.transport.reports import (
     CheckpointSaved,
-    Directive,
     GenerationFailed,
     GenerationFormed,
-    GenerationOrder,
-    GroupRef,
-    PolicyDirective,
     SampleReport,
     StepDone,
-    TrainOrder,
     WeightsPublished,
 )
 from cosmos_core.weights.publisher import WeightPublisher

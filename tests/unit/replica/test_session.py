@@ -6,16 +6,7 @@ import pytest
 
 from cosmos_core.errors import ReplicaError, TransportError
 from cosmos_core.replica.session import HELLO_S, RESEND_S, SILENCE_S, Session
-from cosmos_core.transport.messages import (
-    Acknowledged,
-    Beat,
-    Directive,
-    Hello,
-    Notices,
-    Refused,
-    Reports,
-    Welcome,
-)
+from cosmos_core.transport.messages import Acknowledged, Beat, Directive, Hello, Notices, Refused, Reports, Welcome
 from cosmos_core.transport.outbox import Outbox
 
 

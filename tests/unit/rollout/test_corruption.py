@@ -19,7 +19,8 @@ from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.relay import Relay
 from cosmos_core.rollout.serving.updates import Update
 from cosmos_core.rollout.weights_sync import WeightSync
-from cosmos_core.transport.messages import WeightsLoaded, WeightsRejected, WeightTarget
+from cosmos_core.transport.directives import WeightTarget
+from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.quantization import dequantise, quantise
 from cosmos_core.weights.receiver import WeightReceiver

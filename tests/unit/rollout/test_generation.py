@@ -24,7 +24,8 @@ from cosmos_core.rollout.episodes.wire import Answered, Failed, Opened
 from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.generation import Generation, Parts
 from cosmos_core.rollout.rewards.pool import Outcome
-from cosmos_core.transport.messages import GroupFailed, GroupFinished, Lease
+from cosmos_core.transport.directives import Lease
+from cosmos_core.transport.reports import GroupFailed, GroupFinished
 from cosmos_core.types import Array, Payload, Prompt, SampleStatus
 
 

@@ -7,7 +7,7 @@ from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.rollout import relay as module
 from cosmos_core.rollout.relay import Relay
-from cosmos_core.transport.messages import WeightTarget
+from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.weights.digest import combine, tensor_digests
 from cosmos_core.weights.receiver import WeightReceiver
 from cosmos_core.weights.shards import dtype_name

@@ -14,7 +14,8 @@ from cosmos_core.rollout import weights_sync
 from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.relay import Relay
 from cosmos_core.rollout.weights_sync import WeightSync
-from cosmos_core.transport.messages import Relaying, WeightsLoaded, WeightsRejected, WeightTarget
+from cosmos_core.transport.directives import Relaying, WeightTarget
+from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import digest_of, tensor_digests
 from cosmos_core.weights.lanes import sending

@@ -23,7 +23,7 @@ from cosmos_core.rollout.generation import Generation, Parts
 from cosmos_core.rollout.rewards.pool import Outcome
 from cosmos_core.run.dialogues import play
 from cosmos_core.run.generate import Served
-from cosmos_core.transport.messages import Lease
+from cosmos_core.transport.directives import Lease
 from cosmos_core.types import Array, Payload, Prompt, SampleStatus
 
 PLUGIN = """

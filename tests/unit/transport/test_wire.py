@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from cosmos_core.errors import TransportError
-from cosmos_core.transport import messages
+from cosmos_core.transport import directives, messages, reports
 from cosmos_core.transport.codec import Codec
 from cosmos_core.transport.wire import DOWN, REPORT, UP
 
-SAMPLE = messages.SampleReport(
+SAMPLE = reports.SampleReport(
     index=0,
     status="ok",
     reward=0.5,
@@ -22,20 +22,20 @@ SAMPLE = messages.SampleReport(
     num_units=7,
     num_prompt_units=3,
 )
-GROUP = messages.GroupRef(position=4, row=2, lease=9, endpoint="tcp://a:1/t", samples=(SAMPLE,))
-POLICY = messages.PolicyDirective(
-    generation=messages.GenerationOrder(
+GROUP = directives.GroupRef(position=4, row=2, lease=9, endpoint="tcp://a:1/t", samples=(SAMPLE,))
+POLICY = directives.PolicyDirective(
+    generation=directives.GenerationOrder(
         generation=1, members=("policy-0",), store="tcp://a:2", source=0, transfer=False
     ),
-    train=messages.TrainOrder(step=1, attempt=1, stage=0, groups=(GROUP,), shares=((0,),), publish=True),
+    train=directives.TrainOrder(step=1, attempt=1, stage=0, groups=(GROUP,), shares=((0,),), publish=True),
     publish=0,
     retain=0,
     checkpoint=-1,
     stop=False,
 )
-ROLLOUT = messages.RolloutDirective(
-    weights=messages.WeightTarget(version=1, digest="d", sources=("tcp://a:3",), hosts=("h",)),
-    leases=(messages.Lease(lease=1, purpose="train", position=1, row=1, version=-1),),
+ROLLOUT = directives.RolloutDirective(
+    weights=directives.WeightTarget(version=1, digest="d", sources=("tcp://a:3",), hosts=("h",)),
+    leases=(directives.Lease(lease=1, purpose="train", position=1, row=1, version=-1),),
     hold=(3, 4),
     stop=False,
 )
@@ -59,10 +59,10 @@ MESSAGES = [
     (DOWN, messages.Directive(term=1, revision=2, acknowledged=3, policy=POLICY)),
     (DOWN, messages.Directive(term=1, revision=2, acknowledged=3, rollout=ROLLOUT)),
     (DOWN, messages.Notices(entries=((1, 2.5, b"x"),), gauges={"controller": {"queue": 1.0}})),
-    (REPORT, messages.GroupFinished(lease=1, samples=(SAMPLE,), drop="no spread")),
+    (REPORT, reports.GroupFinished(lease=1, samples=(SAMPLE,), drop="no spread")),
     (
         REPORT,
-        messages.StepDone(step=1, attempt=1, generation=1, skipped=False, metrics={"loss": 1.0}, dropped=((4, "bad"),)),
+        reports.StepDone(step=1, attempt=1, generation=1, skipped=False, metrics={"loss": 1.0}, dropped=((4, "bad"),)),
     ),
 ]
 
@@ -72,7 +72,7 @@ def test_a_message_survives_the_wire(codec, message):
     assert codec.decode(codec.encode(message)) == message
 
 
-@pytest.mark.parametrize(("codec", "union"), [(UP, messages.Up), (DOWN, messages.Down), (REPORT, messages.Report)])
+@pytest.mark.parametrize(("codec", "union"), [(UP, messages.Up), (DOWN, messages.Down), (REPORT, reports.Report)])
 def test_a_codec_knows_exactly_its_direction(codec, union):
     known = {cls.__name__ for cls in get_args(union)}
     with pytest.raises(TransportError) as caught:
@@ -120,8 +120,8 @@ def test_deep_nesting_is_refused():
 
 
 def test_a_codec_takes_memoryviews():
-    codec = Codec((messages.Failed,))
-    assert codec.decode(memoryview(codec.encode(messages.Failed(reason="x")))) == messages.Failed(reason="x")
+    codec = Codec((reports.Failed,))
+    assert codec.decode(memoryview(codec.encode(reports.Failed(reason="x")))) == reports.Failed(reason="x")
 
 
 def _mutate(data: bytes, rng: random.Random) -> bytes:

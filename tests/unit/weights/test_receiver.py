@@ -10,7 +10,7 @@ import zmq
 from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
-from cosmos_core.transport.messages import WeightTarget
+from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.weights import server, wire
 from cosmos_core.weights import snapshot as snapshots
 from cosmos_core.weights.digest import add_digests, digest_of

@@ -12,7 +12,8 @@ from cosmos_core.policy.batches.batch import (
     rollout_sequences,
     wanted_samples,
 )
-from cosmos_core.transport.messages import GroupRef, SampleReport
+from cosmos_core.transport.directives import GroupRef
+from cosmos_core.transport.reports import SampleReport
 from cosmos_core.types import Array, Payload
 
 

@@ -21,7 +21,7 @@ from cosmos_core.policy.checkpoints.saving import CheckpointSaver, copy_state, w
 from cosmos_core.policy.processes.channel import Channel, open_channel
 from cosmos_core.policy.training.optimizer import AdamW
 from cosmos_core.testing.worlds import run_world
-from cosmos_core.transport.messages import CheckpointFailed, CheckpointSaved
+from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved
 from cosmos_core.weights.held import all_held
 from cosmos_core.weights.shards import canonical_tensors
 

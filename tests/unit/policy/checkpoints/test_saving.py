@@ -16,7 +16,7 @@ from cosmos_core.policy.checkpoints.restoring import restore
 from cosmos_core.policy.checkpoints.saving import CheckpointSaver, Copied, copy_state, write_checkpoint
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.training.meter import Stopwatch
-from cosmos_core.transport.messages import CheckpointFailed, CheckpointSaved
+from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved
 from cosmos_core.weights.held import all_held
 
 

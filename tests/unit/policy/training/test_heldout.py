@@ -24,7 +24,8 @@ from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import ModelContext
 from cosmos_core.testing.worlds import run_world
-from cosmos_core.transport.messages import GroupRef, HeldOutLoss, StepDone, TrainOrder
+from cosmos_core.transport.directives import GroupRef, TrainOrder
+from cosmos_core.transport.reports import HeldOutLoss, StepDone
 
 CPU = torch.device("cpu")
 LONGEST = 40

@@ -13,7 +13,8 @@ from cosmos_core.policy.processes.group import GroupStore, form_group, solo
 from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.policy.training.transfer import transfer_state
 from cosmos_core.protocols import Aggregation
-from cosmos_core.transport.messages import GroupRef, SampleReport, StepDone, StepFailed, TrainOrder
+from cosmos_core.transport.directives import GroupRef, TrainOrder
+from cosmos_core.transport.reports import SampleReport, StepDone, StepFailed
 
 CPU = torch.device("cpu")
 

@@ -22,7 +22,8 @@ from cosmos_core.rollout.vllm.staging import Reading
 from cosmos_core.rollout.vllm.weights import Weights
 from cosmos_core.rollout.vllm.workers import Workers
 from cosmos_core.rollout.weights_sync import WeightSync
-from cosmos_core.transport.messages import WeightsLoaded, WeightsRejected, WeightTarget
+from cosmos_core.transport.directives import WeightTarget
+from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import digest_of, tensor_digests
 

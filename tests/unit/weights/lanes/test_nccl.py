@@ -10,7 +10,7 @@ import torch
 
 from cosmos_core.errors import TransportError
 from cosmos_core.protocols import TensorSlice
-from cosmos_core.transport.messages import WeightTarget
+from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.lanes import pair, sending
 from cosmos_core.weights.lanes.pair import PUBLISHER, RECEIVER, Rendezvous

@@ -14,7 +14,7 @@ import torch
 
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
-from cosmos_core.transport.messages import WeightTarget
+from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.weights.digest import add_digests, digest_of
 from cosmos_core.weights.held import Placement
 from cosmos_core.weights.publisher import WeightPublisher

@@ -1,0 +1,126 @@
+"""What the controller wants of a replica: its whole desired state, re-sent until it holds; none needs to arrive."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import attrs
+
+from cosmos_core.transport.reports import SampleReport
+
+Purpose: TypeAlias = Literal["train", "evaluation"]
+
+
+@attrs.frozen(kw_only=True)
+class Lease:
+    """One attempt at one prompt."""
+
+    lease: int
+    purpose: Purpose
+    position: int
+    """Place in the prompt stream; for evaluations, the row's index."""
+    row: int
+    """Row of the split (`train` or `heldout`)."""
+    version: int
+    """Evaluations: the weight version to use. Training: -1, whatever is loaded."""
+
+
+@attrs.frozen(kw_only=True)
+class WeightTarget:
+    """A version that a rollout replica shall load, and where it is, nearest first."""
+
+    version: int
+    digest: str
+    sources: tuple[str, ...]
+    """`weights` endpoints of policy replicas, one for each process, or that of a rollout replica which passes it on."""
+    hosts: tuple[str, ...]
+    """Host of each source: an equal host may use shared memory."""
+    racks: tuple[str, ...] = ()
+    """Rack of each source, empty where it is not known; none at all: of no source."""
+
+
+@attrs.frozen(kw_only=True)
+class Relaying:
+    """A rollout replica's place in the tree of those that pass weights on."""
+
+    level: int = 0
+    """Rollout replicas between it and the policy."""
+    reserve: WeightTarget | None = None
+    """What to load from the policy itself if those above fail or do not have it in time; None: there is nothing."""
+    keep: bool = False
+    """Whether others read from this replica, so that it keeps a copy of what it loads."""
+    retain: int = 0
+    """Copies older than this version are no longer needed."""
+
+
+@attrs.frozen(kw_only=True)
+class RolloutDirective:
+    """What a rollout replica shall be doing.
+
+    Payloads under a lease that is neither in `leases` nor in `hold` are released.
+    """
+
+    weights: WeightTarget | None
+    """None while there is none, or until those who pass it on to this replica have it (`relaying.reserve`)."""
+    leases: tuple[Lease, ...]
+    hold: tuple[int, ...]
+    stop: bool
+    relaying: Relaying = Relaying()
+
+
+@attrs.frozen(kw_only=True)
+class GroupRef:
+    """A group of the batch: where its payloads are (empty endpoint: a demonstration, read `row`) and how it ended."""
+
+    position: int
+    row: int
+    lease: int
+    endpoint: str
+    samples: tuple[SampleReport, ...]
+
+
+@attrs.frozen(kw_only=True)
+class TrainOrder:
+    """Train one step. All members get the same `groups`; `shares[i]` are indices of the groups of member i.
+
+    Members share demonstrations by their lengths, which nobody knows before they are read.
+    """
+
+    step: int
+    """The step that results: weights of `step - 1` become those of `step`."""
+    attempt: int
+    stage: int
+    """0: warm-up (if the recipe has one), then the main stage."""
+    groups: tuple[GroupRef, ...]
+    shares: tuple[tuple[int, ...], ...]
+    publish: bool
+    """Whether to publish the resulting weights."""
+    measures: tuple[int, ...] = ()
+    """Weight versions, of `step - 1` and `step`, whose held-out loss is wanted."""
+
+
+@attrs.frozen(kw_only=True)
+class GenerationOrder:
+    """Form the gradient group: members in rank order. `source` sends its state to the others if `transfer`."""
+
+    generation: int
+    members: tuple[str, ...]
+    store: str
+    """`store` endpoint of member 0."""
+    source: int
+    transfer: bool
+
+
+@attrs.frozen(kw_only=True)
+class PolicyDirective:
+    """What a policy replica shall be doing."""
+
+    generation: GenerationOrder | None
+    train: TrainOrder | None
+    publish: int
+    """Publish at least this version (the initial weights are 0); -1: nothing to publish."""
+    retain: int
+    """Snapshots older than this version are no longer needed."""
+    checkpoint: int
+    """Save a checkpoint of this step if it is the current one and not saved; -1: none."""
+    stop: bool
