@@ -18,10 +18,8 @@ import argparse
 import ctypes
 import os
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -31,6 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import attrs
 import numpy as np
 import torch
+from memory import Memory
 from rich.console import Console
 from rich.table import Table
 from torch.distributed.tensor import DTensor
@@ -97,37 +96,6 @@ class Measured:
     cpu_s: tuple[float, ...]
 
 
-class Memory:
-    """The most private memory of this process since the start, above that of the start."""
-
-    def __init__(self) -> None:
-        self.peak = 0
-
-    @staticmethod
-    def private() -> int:
-        """Bytes of this process that no file backs."""
-        resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
-        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Sample while a body runs."""
-        start, over = self.private(), threading.Event()
-
-        def sample() -> None:
-            while not over.wait(0.002):
-                self.peak = max(self.peak, self.private() - start)
-
-        thread = threading.Thread(target=sample)
-        thread.start()
-        try:
-            yield
-        finally:
-            self.peak = max(self.peak, self.private() - start)
-            over.set()
-            thread.join()
-
-
 def recipe_with(policy: Mapping[str, Any]) -> Recipe:
     """A recipe of which only the policy matters."""
     return recipe_from(
@@ -160,7 +128,7 @@ def train(assets: Path, policy: Mapping[str, Any], steps: int) -> Measured:
     payloads = [payload(LENGTH, seed) for seed in range(SEQUENCES)]
     memory, wall_s, cpu_s = Memory(), [], []
     return_freed_blocks(of_bytes=1 << 16)
-    with memory.watched():
+    with memory.watched(trimmed=False):
         trainer = make_trainer(model_of(assets), config, World(form_mesh(config.mesh, "cpu")))
         train_step(trainer, payloads, config)
     return_freed_blocks(of_bytes=1 << 25)
@@ -219,7 +187,7 @@ def load_streamed(assets: Path, checkpoint: str, policy: Mapping[str, Any]) -> t
     model = model_of(assets, checkpoint)
     layout = layout_of(config, form_mesh(config.mesh, "cpu"), "cpu")
     memory, start = Memory(), time.perf_counter()
-    with memory.watched():
+    with memory.watched(trimmed=False):
         model.build(seed=0, dtype=torch.float32, device=torch.device("cpu"), layout=layout)
     return memory.peak, time.perf_counter() - start
 
@@ -227,7 +195,7 @@ def load_streamed(assets: Path, checkpoint: str, policy: Mapping[str, Any]) -> t
 def load_whole(checkpoint: str) -> tuple[int, float]:
     """All of a checkpoint, by transformers: peak bytes and seconds."""
     memory, start = Memory(), time.perf_counter()
-    with memory.watched():
+    with memory.watched(trimmed=False):
         module = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
         for parameter in module.parameters():
             # Weights of a float32 file are mapped until they are written, as the first step does.

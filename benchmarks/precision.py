@@ -13,16 +13,13 @@ most private memory that it takes meanwhile; the published copy itself lies in s
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean, median
 from typing import Final
@@ -31,6 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import attrs
 import torch
+from memory import Memory
 from rich.console import Console
 from rich.table import Table
 
@@ -49,7 +47,6 @@ CASES: Final[Mapping[str, tuple[str, ...]]] = {
 WIDTH: Final = 1024
 ROUNDS: Final = 5
 MB: Final = 1e6
-_TICK_S: Final = 0.001
 
 
 @attrs.frozen(kw_only=True)
@@ -107,43 +104,19 @@ def published(matrices: Mapping[str, torch.Tensor], form: Format | None) -> Publ
     spare: Snapshot | None = None
     seconds, scratch = [], 0
     for version in range(ROUNDS + 1):
-        with peak() as taken:
+        memory = Memory()
+        with memory.watched():
             began = time.process_time()
             shares = {} if form is None else matrix_shares(form, matrices, shapes)
             spare = take_snapshot(
                 version, matrices, torch.bfloat16, quantised=shares, spare=None if spare is None else spare.file
             )
             seconds.append(time.process_time() - began)
-        scratch = max(scratch, taken[0])
+        scratch = max(scratch, memory.peak)
     assert spare is not None
     spare.file.close()
     # The first one makes the file.
     return Published(cpu_s=median(seconds[1:]), scratch=scratch, nbytes=spare.nbytes)
-
-
-@contextmanager
-def peak() -> Iterator[list[int]]:
-    """The most private memory that is taken within, in bytes, once it is left."""
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    before, found, done = _private(), [0], threading.Event()
-
-    def watch() -> None:
-        while not done.wait(_TICK_S):
-            found[0] = max(found[0], _private() - before)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield found
-    finally:
-        done.set()
-        watcher.join()
-
-
-def _private() -> int:
-    """Bytes of this process that no file backs."""
-    resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
-    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
 def mismatch_table(arguments: argparse.Namespace) -> Table:

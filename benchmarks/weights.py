@@ -18,14 +18,10 @@ still. Digests are part of slices' times (verified: reading them back); the othe
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any, Final, TypeAlias
 
@@ -34,6 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import attrs
 import torch
 import torch.distributed as dist
+from memory import Memory
 from rich.console import Console
 from rich.table import Table
 
@@ -65,38 +62,6 @@ class Measured:
     update_s: float
     still_s: float
     verified_s: float
-
-
-class Memory:
-    """The most private memory that this process took while `watched`."""
-
-    def __init__(self) -> None:
-        self.extra = 0
-
-    @staticmethod
-    def private() -> int:
-        """Bytes of this process that no file backs."""
-        resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
-        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Sample while a body runs."""
-        ctypes.CDLL(None).malloc_trim(0)  # what an earlier round gave back is not there to be had for nothing
-        start, over = self.private(), threading.Event()
-
-        def sample() -> None:
-            while not over.wait(0.002):
-                self.extra = max(self.extra, self.private() - start)
-
-        thread = threading.Thread(target=sample)
-        thread.start()
-        try:
-            yield
-        finally:
-            self.extra = max(self.extra, self.private() - start)
-            over.set()
-            thread.join()
 
 
 def shapes(megabytes: int) -> dict[str, tuple[int, ...]]:
@@ -191,7 +156,7 @@ def at_once(rank: Rank) -> Measured:
             rank.take(name, data)
     seconds = time.perf_counter() - start
     del whole
-    return Measured(moved=rank.received(), extra=memory.extra, update_s=seconds, still_s=seconds, verified_s=0.0)
+    return Measured(moved=rank.received(), extra=memory.peak, update_s=seconds, still_s=seconds, verified_s=0.0)
 
 
 def by_tensor(rank: Rank) -> Measured:
@@ -201,7 +166,7 @@ def by_tensor(rank: Rank) -> Measured:
         for name in rank.shapes:
             rank.take(name, rank.broadcast(name, rank.gathered(name) if rank.is_policy else None))
     seconds = time.perf_counter() - start
-    return Measured(moved=rank.received(), extra=memory.extra, update_s=seconds, still_s=seconds, verified_s=0.0)
+    return Measured(moved=rank.received(), extra=memory.peak, update_s=seconds, still_s=seconds, verified_s=0.0)
 
 
 class Slices:
@@ -237,7 +202,7 @@ class Slices:
             publisher.retain(self.version + 1)
             return Measured(
                 moved=0,
-                extra=memory.extra + snapshot.file.size,
+                extra=memory.peak + snapshot.file.size,
                 update_s=time.perf_counter() - start,
                 still_s=still_s,
                 verified_s=0.0,
@@ -273,7 +238,7 @@ class Slices:
         del arrived, pieces, data
         _exchanged(digests)
         return Measured(
-            moved=moved, extra=memory.extra, update_s=end - start, still_s=end - paused, verified_s=end - written
+            moved=moved, extra=memory.peak, update_s=end - start, still_s=end - paused, verified_s=end - written
         )
 
 
