@@ -25,6 +25,8 @@ from cosmos_core.weights.source import Source
 from cosmos_core.weights.stored.reading import stored_parts
 
 _LOGGER: Final = logging.getLogger(__name__)
+_NAMED: Final = 4
+"""Most sources that a line of the log names."""
 
 Transport: TypeAlias = Literal["auto", "shared-memory", "disk"] | wire.LaneKind
 
@@ -149,12 +151,13 @@ class WeightReceiver:
         raise WeightSyncError(f"weights version {target.version} cannot be read: {'; '.join(damaged)}{more}")
 
     def _how(self, ready: Sequence[Ready]) -> str:
-        """For the log: over what, and from how many."""
-        read = sum(each.shelf is not None for each in ready)
+        """For the log: over what, and from where."""
+        read = [each for each in ready if each.shelf is not None]
         if ready[0].source is None:
-            return f"from {read} part(s) in {self._directory}"
-        ways = [f"through {read} mapped file(s)"] if read else []
-        ways += [f"over {self._lane} from {len(ready) - read} process(es)"] if len(ready) > read else []
+            return f"from {len(read)} part(s) in {self._directory}"
+        sent = [each for each in ready if each.shelf is None]
+        ways = [f"through {len(read)} mapped file(s) of {_endpoints(read)}"] if read else []
+        ways += [f"over {self._lane} from {len(sent)} process(es), {_endpoints(sent)}"] if sent else []
         return " and ".join(ways)
 
     def _connect(self, target: WeightTarget, found: list[Source], stall_s: float) -> None:
@@ -249,3 +252,9 @@ class WeightReceiver:
         ready.append(
             Ready(source=source, manifest=manifest, shards=shards, shelf=shelf, host=source.host, rack=source.rack)
         )
+
+
+def _endpoints(ready: Sequence[Ready]) -> str:
+    """Where some sources are, the first few of them."""
+    named = [each.source.endpoint for each in ready if each.source is not None]
+    return ", ".join(named[:_NAMED]) + (", …" if len(named) > _NAMED else "")
