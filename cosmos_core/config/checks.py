@@ -80,6 +80,11 @@ def _transport(recipe: Recipe) -> Iterator[str]:
             f"sync.directory: given ({sync.directory}), but sync.transport {sync.transport!r} never reads it; "
             "remove it, or set sync.transport to 'auto' or 'disk'"
         )
+    if sync.delta and sync.transport not in {"auto", "zmq"}:
+        yield (
+            f"sync.delta: true, but with sync.transport {sync.transport!r} weights come whole; "
+            "set sync.transport to 'zmq' or 'auto', or remove sync.delta"
+        )
     for pool, device in (("policy", recipe.policy.device), ("rollout", recipe.rollout.device)):
         if sync.transport == "nccl" and device == "cpu":
             yield (

@@ -295,6 +295,10 @@ class SyncConfig:
         help="Seconds for each replica above it that one waits for weights, before it reads from the policy.",
         validator=ABOVE_ZERO,
     )
+    delta: bool = option(
+        False,
+        help="Over ZeroMQ, send only values that changed; rollout replicas keep a copy of the weights in host memory.",
+    )
     cache: Literal["keep", "recompute"] = option(
         "keep", help="What becomes of the KV cache of sequences in flight at an update."
     )

@@ -112,8 +112,9 @@ def _forget(state: State) -> None:
     oldest = min((r.version for r in state.replicas.values() if r.role == "rollout"), default=state.target)
     # Policy replicas keep a copy of the weights for each target: one replica that never loads must not fill the host.
     num_old = max(0, len(state.targets) - settings.max_staleness // settings.sync_interval - 2)
-    # A replica may be loading the first target after the version it has, or any later one.
-    while num_old < len(state.targets) - 1 and state.targets[num_old] <= oldest:
+    # A replica may be loading the first target after the version it has, or any later one; by changes of what it has.
+    needed = oldest if settings.keeps_base else oldest + 1
+    while num_old < len(state.targets) - 1 and state.targets[num_old] < needed:
         num_old += 1
     if num_old:
         del state.targets[:num_old]

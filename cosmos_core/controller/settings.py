@@ -70,6 +70,7 @@ class Settings:
         fan_out: Most rollout replicas that read weights from the policy, or from one that passes them on; 0: all read
             what the policy published.
         shares_memory: Whether replicas map the weights of those on their host, which costs these nothing.
+        keeps_base: Whether versions that replicas have loaded are retained, for changes of them to be sent.
     """
 
     run_id: str
@@ -90,6 +91,7 @@ class Settings:
     heldout_rows: int = 0
     fan_out: int = 8
     shares_memory: bool = True
+    keeps_base: bool = False
 
     @property
     def last_step(self) -> int:
@@ -164,6 +166,7 @@ def settings_of(job: Job) -> Settings:
         heldout_rows=job.num_measured_prompts,
         fan_out=0 if recipe.sync.transport == "disk" else recipe.sync.fan_out,
         shares_memory=recipe.sync.transport in ("auto", "shared-memory"),
+        keeps_base=recipe.sync.delta,
     )
     _validate(settings)
     return settings

@@ -28,6 +28,7 @@ from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.transport.directives import RolloutDirective
 from cosmos_core.transport.payloads import PayloadServer
 from cosmos_core.transport.reports import Report
+from cosmos_core.weights.base import Base
 from cosmos_core.weights.receiver import WeightReceiver
 
 _LOG: Final = logging.getLogger(__name__)
@@ -155,6 +156,7 @@ class Replica:
             report=self._report,
             relay=stack.enter_context(Relay(job.run_id, bind)),
             relay_timeout_s=sync.relay_timeout_s,
+            base=stack.enter_context(Base()) if sync.delta else None,
         )
 
     def _report(self, report: Report) -> None:

@@ -19,8 +19,10 @@ from cosmos_core.rollout.workers.supervised import SupervisedThread
 from cosmos_core.transport.directives import Relaying, WeightTarget
 from cosmos_core.transport.reports import Report, WeightsLoaded, WeightsRejected
 from cosmos_core.weights.arrivals import Arrivals
+from cosmos_core.weights.base import Base
 from cosmos_core.weights.fetch import Fetch
 from cosmos_core.weights.receiver import WeightReceiver
+from cosmos_core.weights.shards import EngineLayout
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ class _Load:
         pieces: What is fetched.
         copy: What is kept of it for others.
         arrivals: What arrived, where it is to be checked tensor by tensor.
+        base: Where what arrives is kept for the next version to be made of.
         nbytes: What arrived so far.
     """
 
@@ -49,6 +52,7 @@ class _Load:
     pieces: Fetch
     copy: Copy
     arrivals: Arrivals | None
+    base: Base | None
     nbytes: int = 0
 
 
@@ -62,6 +66,9 @@ class WeightSync:
 
     A replica that reads from another one waits for that to have the version, `relay_timeout_s` for each replica between
     it and the policy, and reads from the policy itself after that, and after any failure. What is stored comes last.
+
+    With `base`, a copy of what is loaded is kept there, and only changes of it are fetched; all after an attempt
+    that failed.
     """
 
     def __init__(
@@ -76,6 +83,7 @@ class WeightSync:
         relay: Relay,
         relay_timeout_s: float,
         patience_s: float = _PATIENCE_S,
+        base: Base | None = None,
     ) -> None:
         self._engine: Final = engine
         self._receiver: Final = receiver
@@ -86,6 +94,7 @@ class WeightSync:
         self._relay: Final = relay
         self._relay_timeout_s: Final = relay_timeout_s
         self._patience_s: Final = patience_s
+        self._base: Final = base
         self._changed: Final = threading.Condition()
         self._target: WeightTarget | None = None
         self._relaying = Relaying()
@@ -191,15 +200,20 @@ class WeightSync:
             copy = cleanup.enter_context(self._relay.copying(target.version, layout, keep=self._relaying.keep))
             # What the policy has comes before what is stored: that it has failed to give it is not known yet.
             is_last = not is_relayed or self._newer(self._relaying.reserve) is None
-            pieces = cleanup.enter_context(self._receiver.fetch(target, layout, _TIMEOUT_S, falls_back=is_last))
+            pieces = cleanup.enter_context(
+                self._receiver.fetch(target, layout, _TIMEOUT_S, falls_back=is_last, base=self._base)
+            )
+            base = self._base_for(target, pieces, layout)
             arrivals = Arrivals(pieces.digests, layout) if self._doubted == target.version else None
             is_relayed = is_relayed and not pieces.is_stored
-            load = _Load(target=target, is_relayed=is_relayed, pieces=pieces, copy=copy, arrivals=arrivals)
+            load = _Load(target=target, is_relayed=is_relayed, pieces=pieces, copy=copy, arrivals=arrivals, base=base)
             for rank, piece, data in pieces:
                 if self._closed:
                     return
                 self._engine.write(rank, piece, data)
                 copy.write(piece, data)
+                if base is not None:
+                    base.write(piece, data)
                 load.nbytes += data.nbytes
                 if arrivals is not None:
                     arrivals.add(rank, piece, data)
@@ -209,6 +223,16 @@ class WeightSync:
             with self._gate.changing() as may_change:
                 if may_change:
                     self._commit(load)
+
+    def _base_for(self, target: WeightTarget, pieces: Fetch, layout: EngineLayout) -> Base | None:
+        """Where to keep what arrives, for the next version to be made of; None if that will not be sent by anybody."""
+        if self._base is None:
+            return None
+        if not pieces.is_asked:
+            self._base.close()
+            return None
+        self._base.begin(target.version, layout)
+        return self._base
 
     def _check_arrivals(self, target: WeightTarget, arrivals: Arrivals) -> None:
         if wrong := arrivals.first_wrong():
@@ -242,8 +266,16 @@ class WeightSync:
             self._refuse(target, digest, reason, arrivals)
             raise WeightSyncError(reason)
         self._gate.confirm(target.version)
+        if load.base is not None:
+            load.base.confirm(target.version, digest)
         self._engine.resume()
         paused_s = time.monotonic() - paused_at
+        if load.pieces.num_whole:
+            _LOG.warning(
+                "weights version %d: %d answers came whole, as their sources have no more what was loaded before",
+                target.version,
+                load.pieces.num_whole,
+            )
         self._report(
             WeightsLoaded(
                 version=target.version,
@@ -252,6 +284,7 @@ class WeightSync:
                 paused_s=paused_s,
                 nbytes=load.nbytes,
                 relayed=load.nbytes if load.is_relayed else 0,
+                spared=load.pieces.spared,
                 endpoint=load.copy.serve(load.pieces.digests),
             )
         )

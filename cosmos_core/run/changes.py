@@ -20,7 +20,7 @@ from cosmos_core.errors import ConfigError
 LAYOUT: Final = ("policy.mesh", "policy.parallel", "policy.micro_batch_units")
 """How a replica spreads its work; whether the model can be spread so is to be asked again."""
 
-TRAVEL: Final = ("sync.transport", "sync.directory", "sync.fan_out", "sync.relay_timeout_s")
+TRAVEL: Final = ("sync.transport", "sync.directory", "sync.fan_out", "sync.relay_timeout_s", "sync.delta")
 """How weights reach rollout replicas; whether they can is to be asked again, too."""
 
 CHANGEABLE: Final = (

@@ -147,11 +147,16 @@ def _tokens_per_s(follower: Follower) -> dict[str, float | None]:
 
 
 def _weights(follower: Follower) -> dict[str, int]:
-    """What rollout replicas loaded, and how much of it they got from one another."""
+    """What rollout replicas loaded, how much of it they got from one another, and how much was not sent.
+
+    With `sync.delta`, loads without any of the last came whole (or were mapped).
+    """
     return {
         "loads": len(follower.loads),
         "bytes": sum(load.nbytes for load in follower.loads),
         "relayed_bytes": sum(load.relayed for load in follower.loads),
+        "spared_bytes": sum(load.spared for load in follower.loads),
+        "delta_loads": sum(load.spared > 0 for load in follower.loads),
     }
 
 

@@ -23,7 +23,8 @@ def transport(recipe: Recipe) -> str:
     if sync.transport == "auto":
         here = f"launch.launcher {recipe.launch.launcher!r} starts every process on this machine"
         otherwise = f"; from {sync.directory} where nobody answers" if sync.directory else ""
-        return f"shared memory: {here}{otherwise}"
+        unused = "; nothing is sent, so that sync.delta spares nothing" if sync.delta else ""
+        return f"shared memory: {here}{otherwise}{unused}"
     ways = {
         "shared-memory": "shared memory",
         "zmq": "ZeroMQ, on this machine, too",
@@ -31,7 +32,8 @@ def transport(recipe: Recipe) -> str:
         "nccl": "an NCCL process group of each rollout replica with each policy process, between GPUs",
         "disk": f"stored in {sync.directory} before they are announced",
     }
-    return f"{ways[sync.transport]}: {chosen}{_passed_on(recipe)}"
+    changes = "; only values that changed (sync.delta)" if sync.delta else ""
+    return f"{ways[sync.transport]}: {chosen}{changes}{_passed_on(recipe)}"
 
 
 def _passed_on(recipe: Recipe) -> str:

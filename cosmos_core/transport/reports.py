@@ -56,6 +56,8 @@ class WeightsLoaded:
     nbytes: int
     relayed: int = 0
     """Of these bytes, those that came from other rollout replicas."""
+    spared: int = 0
+    """Of these bytes, those that were not sent, as they follow from the version before and what changed."""
     endpoint: str = ""
     """Where other rollout replicas can read the version from this one; empty: it keeps no copy of it."""
 

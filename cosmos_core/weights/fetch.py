@@ -61,6 +61,7 @@ class Fetch:
         version: The version.
         digests: Digest of each tensor as published; see `first_difference`.
         is_stored: Whether it is read from where versions are stored, and from no process.
+        is_asked: Whether processes send some of it.
     """
 
     def __init__(
@@ -77,12 +78,23 @@ class Fetch:
         self.version: Final = version
         self.digests: Final[Mapping[str, int]] = ready[0].manifest.digests
         self.is_stored: Final = all(each.source is None for each in ready)
+        self.is_asked: Final = any(each.shelf is None for each in ready)
         self._wanted: Final = wanted
         self._ready: Final = tuple(ready)
         self._plan: Final = plan
         self._place: Final = place
         self._patience: Final = patience
         self._ranks: Final = ranks
+
+    @property
+    def spared(self) -> int:
+        """Bytes that did not come so far, as only what changed did."""
+        return sum(ready.source.spared for ready in self._ready if ready.source is not None)
+
+    @property
+    def num_whole(self) -> int:
+        """Answers so far that came whole, as their sources did not have the base."""
+        return sum(ready.source.num_whole for ready in self._ready if ready.source is not None)
 
     def first_difference(self, loaded: Mapping[str, torch.Tensor]) -> str | None:
         """The first tensor, by name, that is not loaded as it was published; None if all are."""

@@ -15,6 +15,7 @@ from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.transport import sockets
 from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.weights import digest, wire
+from cosmos_core.weights.base import Base
 from cosmos_core.weights.fetch import Fetch, Patience, Ready, plan_of, problems, wait
 from cosmos_core.weights.planning.planner import Plan, check_agreement
 from cosmos_core.weights.planning.topology import Place
@@ -73,6 +74,7 @@ class WeightReceiver:
         *,
         ranks: Collection[int] | None = None,
         falls_back: bool = True,
+        base: Base | None = None,
     ) -> Iterator[Fetch]:
         """Connect to the target's sources and yield the slices of `layout` as a `Fetch`.
 
@@ -84,6 +86,8 @@ class WeightReceiver:
             timeout_s: Most seconds from here to the last slice.
             ranks: Those for which to fetch; all of the layout if absent.
             falls_back: Whether to read what is stored, if there is any, where the target's sources cannot give it.
+            base: What the replica has loaded; over ZeroMQ only what changed since then is sent, where the source can.
+                It may be written while slices arrive, with these.
 
         Raises:
             WeightSyncError: The version is gone, no source answers, what they hold does not fit the layout (the
@@ -94,7 +98,7 @@ class WeightReceiver:
         wanted = ShardMap.of_layout(layout)
         found: list[Source] = []
         try:
-            ready, plan = self._find(target, found, wanted, patience, falls_back=falls_back)
+            ready, plan = self._find(target, found, wanted, patience, falls_back=falls_back, base=base)
             _LOGGER.info("weights version %d comes %s", target.version, self._how(ready))
             chosen = frozenset(layout if ranks is None else ranks)
             yield Fetch(target.version, wanted, ready, plan, place=self._place, patience=patience, ranks=chosen)
@@ -115,13 +119,20 @@ class WeightReceiver:
         self.close()
 
     def _find(
-        self, target: WeightTarget, found: list[Source], wanted: ShardMap, patience: Patience, *, falls_back: bool
+        self,
+        target: WeightTarget,
+        found: list[Source],
+        wanted: ShardMap,
+        patience: Patience,
+        *,
+        falls_back: bool,
+        base: Base | None,
     ) -> tuple[list[Ready], Plan]:
         """Who gives what; connections that are made are put into `found`."""
         if self._transport == "disk":
             return self._stored(target, wanted)
         try:
-            self._connect(target, found, patience.stall_s)
+            self._connect(target, found, patience.stall_s, base)
             return self._gather(target, found, wanted, patience)
         except WeightSyncError as error:
             if self._directory is None or not falls_back:
@@ -160,7 +171,7 @@ class WeightReceiver:
         ways += [f"over {self._lane} from {len(sent)} process(es), {_endpoints(sent)}"] if sent else []
         return " and ".join(ways)
 
-    def _connect(self, target: WeightTarget, found: list[Source], stall_s: float) -> None:
+    def _connect(self, target: WeightTarget, found: list[Source], stall_s: float, base: Base | None) -> None:
         racks = target.racks or ("",) * len(target.sources)
         places = list(zip(target.sources, target.hosts, racks, strict=True))
         if self._transport == "shared-memory":
@@ -171,7 +182,9 @@ class WeightReceiver:
                 f"sync.transport {self._transport!r} on host {self._host!r} (theirs: {', '.join(target.hosts)})"
             )
         for endpoint, host, rack in places:
-            source = Source(self._context, endpoint, host, self._run_id, lane=self._lane, stall_s=stall_s, rack=rack)
+            source = Source(
+                self._context, endpoint, host, self._run_id, lane=self._lane, stall_s=stall_s, rack=rack, base=base
+            )
             found.append(source)
             source.describe(target.version)
 

@@ -18,6 +18,7 @@ from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
 from cosmos_core.weights import slices, wire
+from cosmos_core.weights.changes import Encoded, encode
 from cosmos_core.weights.lanes.sending import Sender
 from cosmos_core.weights.snapshot import Snapshot
 
@@ -36,7 +37,8 @@ class Published:
     Attributes:
         snapshot: The snapshot.
         manifest: What receivers are told of it.
-        is_sent: Whether slices of it may have been sent, straight from its memory: sockets may then still need it.
+        is_sent: Whether slices of it may have been sent, straight from its memory, or are compared with others:
+            sockets or the server may then still need it.
     """
 
     snapshot: Snapshot
@@ -136,7 +138,8 @@ class SliceServer:
         if isinstance(request, wire.Open):
             return self._open(peer, request), ()
         if isinstance(request, wire.Read):
-            return self._read(request)
+            # What comes on a lane of its own has the size that was announced.
+            return self._read(request if peer not in self._senders else attrs.evolve(request, base=None))
         return wire.Denied(request=-1, reason=f"{type(request).__name__} is not a request"), ()
 
     def _describe(self, request: wire.Describe) -> Answer:
@@ -169,8 +172,12 @@ class SliceServer:
     def _read(self, request: wire.Read) -> tuple[Answer, Sequence[memoryview]]:
         with self._lock:
             published = next((p for p in self._published.values() if p.snapshot.token == request.token), None)
-            if published is not None:
-                published.is_sent = True
+            base = None if request.base is None else self._published.get(request.base.version)
+            if base is not None and (request.base is None or base.manifest.digest != request.base.digest):
+                base = None
+            for used in (published, base):
+                if used is not None:
+                    used.is_sent = True
         if published is None:
             return wire.Gone(request=request.request, held=self.held), ()
         reason = _excess(published.snapshot, request.pieces)
@@ -181,7 +188,21 @@ class SliceServer:
         if len(found) < len(frames):
             missing = request.pieces[frames.index(None)]
             return wire.Denied(request=request.request, reason=f"it does not hold {missing}"), ()
-        return wire.Slices(request=request.request), found
+        if base is None:
+            return wire.Slices(request=request.request), found
+        pairs = zip(request.pieces, found, strict=True)
+        made = [_changed(base.snapshot, published.snapshot, piece, new) for piece, new in pairs]
+        encodings = tuple(each.encoding for each in made)
+        return wire.Slices(request=request.request, encodings=encodings), [each.data for each in made]
+
+
+def _changed(base: Snapshot, snapshot: Snapshot, piece: TensorSlice, new: memoryview) -> Encoded:
+    """A slice for a receiver that has it as in `base`; whole, if that has it not, or as another dtype or shape."""
+    old, entry = base.finds(piece), snapshot.finds(piece)
+    data = base.read(piece) if old is not None and entry is not None and old.facts == entry.facts else None
+    if data is None:
+        return Encoded(encoding="whole", data=new)
+    return encode(data, new, snapshot.itemsizes[piece.name])
 
 
 def _excess(snapshot: Snapshot, pieces: Sequence[TensorSlice]) -> str:

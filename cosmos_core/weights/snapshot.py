@@ -78,10 +78,14 @@ class Snapshot:
                 part = view(self.file.buffer, entry)[slices.within(common, entry.piece)]
                 copy_exactly(part, data[slices.within(common, piece)])
 
+    def finds(self, piece: TensorSlice) -> Entry | None:
+        """The entry that a slice lies within; None if the snapshot does not hold it."""
+        held = self._by_name.get(piece.name, ())
+        return next((entry for entry in held if slices.contains(entry.piece, piece)), None)
+
     def read(self, piece: TensorSlice) -> memoryview | None:
         """Bytes of a slice, C-contiguous, as they lie if they lie so; None if the snapshot does not hold it."""
-        held = self._by_name.get(piece.name, ())
-        entry = next((entry for entry in held if slices.contains(entry.piece, piece)), None)
+        entry = self.finds(piece)
         if entry is None:
             return None
         part = view(self.file.buffer, entry)[slices.within(piece, entry.piece)]

@@ -19,6 +19,8 @@ from cosmos_core.errors import TransportError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
 from cosmos_core.weights import slices, wire
+from cosmos_core.weights.base import Base
+from cosmos_core.weights.changes import Encoding, decode
 from cosmos_core.weights.lanes.receiving import FrameLane, Lane, PairLane
 from cosmos_core.weights.shards import TensorFacts, torch_dtype
 
@@ -40,6 +42,8 @@ class Source:
         manifest: What it said of the version; None until it answered.
         held: Versions it holds, if it answered that the wanted one is gone.
         failure: Why it is not used any more; empty while it is.
+        spared: Bytes of slices that did not come, as only changes did.
+        num_whole: Answers that came whole, as the publisher did not have the base.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Source:
         lane: wire.LaneKind,
         stall_s: float,
         rack: str = "",
+        base: Base | None = None,
     ) -> None:
         """Connect.
 
@@ -63,6 +68,7 @@ class Source:
             run_id: The run.
             lane: How slices come.
             stall_s: Silence after which the publisher counts as stalled.
+            base: What the receiver has already, if changes of it are enough.
 
         Raises:
             TransportError: `endpoint` is not an address.
@@ -84,6 +90,12 @@ class Source:
         self._stall_s: Final = stall_s
         self._lane: Lane | None = FrameLane() if lane == "zmq" else None
         self._opening = -1
+        self._base: Final = base if lane == "zmq" else None
+        # As it is now: what arrives is written into the same copy.
+        self._origin: Final = None if self._base is None else self._base.origin
+        self._told: Final[set[int]] = set()
+        self.spared = 0
+        self.num_whole = 0
 
     def describe(self, version: int) -> None:
         """Ask for the manifest of a version."""
@@ -165,7 +177,7 @@ class Source:
         if not isinstance(answer, wire.Slices) or self._lane is None or answer.request not in self._asked:
             raise TransportError(f"an answer to nothing that was asked: {answer}")
         batch = self._asked[answer.request]
-        arrived = self._tensors(batch, self._lane.take(answer.request, frames[1:]))
+        arrived = self._tensors(batch, self._lane.take(answer.request, frames[1:]), answer)
         self._progress = time.monotonic()
         del self._asked[answer.request]
         self._ask()
@@ -179,13 +191,30 @@ class Source:
         self._progress = time.monotonic()
         self._ask()
 
-    def _tensors(self, batch: Sequence[Wanted], came: Sequence[torch.Tensor]) -> list[Arrived]:
+    def _tensors(self, batch: Sequence[Wanted], came: Sequence[torch.Tensor], answer: wire.Slices) -> list[Arrived]:
         if len(came) != len(batch):
             raise TransportError(f"{len(came)} slices instead of {len(batch)}")
-        return [
-            (rank, piece, _tensor(piece, self._facts[piece.name], flat))
-            for (rank, piece), flat in zip(batch, came, strict=True)
-        ]
+        encodings: Sequence[Encoding] = answer.encodings or ["whole"] * len(batch)
+        if len(encodings) != len(batch):
+            raise TransportError(f"{len(encodings)} encodings of {len(batch)} slices")
+        has_base = answer.request in self._told
+        self._told.discard(answer.request)
+        self.num_whole += has_base and not answer.encodings
+        arrived = []
+        for (rank, piece), flat, encoding in zip(batch, came, encodings, strict=True):
+            if encoding != "whole" and not has_base:
+                raise TransportError(f"{piece.name}: changes as {encoding!r}, and no base was named")
+            whole = flat if encoding == "whole" else self._made(piece, encoding, flat)
+            arrived.append((rank, piece, _tensor(piece, self._facts[piece.name], whole)))
+        return arrived
+
+    def _made(self, piece: TensorSlice, encoding: Encoding, changes: torch.Tensor) -> torch.Tensor:
+        """The bytes of a slice, of what is here and what changed."""
+        assert self._base is not None
+        itemsize = self._facts[piece.name].itemsize
+        made = decode(piece.name, encoding, changes.numpy(), self._base.read(piece), itemsize)
+        self.spared += len(made) - changes.numel()
+        return torch.from_numpy(made)
 
     def _ask(self) -> None:
         assert self.manifest is not None
@@ -196,7 +225,17 @@ class Source:
             self._asked[number] = batch
             pieces = tuple(piece for _, piece in batch)
             self._lane.expect(number, [slices.size(piece) * self._facts[piece.name].itemsize for piece in pieces])
-            self._send(wire.Read(request=number, token=self.manifest.token, pieces=pieces))
+            base = self._origin_of(pieces)
+            if base is not None:
+                self._told.add(number)
+            self._send(wire.Read(request=number, token=self.manifest.token, pieces=pieces, base=base))
+
+    def _origin_of(self, pieces: Sequence[TensorSlice]) -> wire.Origin | None:
+        """The version of which these slices are here; None if not all are, as they are published now."""
+        base = self._base
+        if base is None or not all(base.holds(piece, self._facts[piece.name]) for piece in pieces):
+            return None
+        return self._origin
 
     def _number(self) -> int:
         self._next_request += 1

@@ -15,6 +15,7 @@ import attrs
 
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport.codec import Codec
+from cosmos_core.weights.changes import Encoding
 from cosmos_core.weights.shards import ShardMap, TensorFacts
 
 PairKind: TypeAlias = Literal["gloo", "nccl"]
@@ -107,12 +108,21 @@ class Describe:
 
 
 @attrs.frozen(kw_only=True)
+class Origin:
+    """A version that a receiver has, with the digest of the whole model, by which its content is known."""
+
+    version: int
+    digest: str
+
+
+@attrs.frozen(kw_only=True)
 class Read:
-    """Ask for slices of a snapshot."""
+    """Ask for slices of a snapshot; with `base`, what changed since that version is enough."""
 
     request: int
     token: str
     pieces: tuple[TensorSlice, ...]
+    base: Origin | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -149,9 +159,14 @@ class Described:
 
 @attrs.frozen(kw_only=True)
 class Slices:
-    """The slices asked for follow, one frame each, C-contiguous, in the order of the request; or come on their lane."""
+    """The slices asked for follow, one frame each, C-contiguous, in the order of the request; or come on their lane.
+
+    `encodings` says for each how it follows from the base that was named; it is empty where the publisher does not
+    have that base, and all are whole.
+    """
 
     request: int
+    encodings: tuple[Encoding, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

@@ -35,6 +35,10 @@ def load(*overrides: str):
         (["sync.transport=disk"], "sync.directory: not given, and sync.transport 'disk'"),
         (["sync.transport=zmq", "sync.directory=d"], r"sync.directory: given \(d\), but sync.transport 'zmq' never"),
         (["sync.transport=nccl", "rollout.device=cpu"], "'nccl' sends from GPU to GPU, and rollout.device is 'cpu'"),
+        (
+            ["sync.transport=gloo", "sync.delta=true"],
+            "sync.delta: true, but with sync.transport 'gloo' weights come whole",
+        ),
         (["sync.transport=tcp"], 'sync.transport: expected one of .*"disk", got "tcp"'),
         (["policy.parallel.cpu_offload=true", "policy.mesh.dp_shard=2", "policy.device=cpu"], "CPU memory already"),
         (["policy.parallel.cpu_offload=true"], "cpu_offload: .* a replica of one process"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from cosmos_core.transport.reports import WeightsLoaded, WeightsPublished, WeightsRejected
 
 
@@ -95,6 +97,25 @@ def test_versions_are_kept_while_a_replica_may_be_loading_them(run):
     it.report("r1", loaded(2, digest))
     assert it.directive("p0").retain == 3
     assert list(it.state.published) == [3]
+
+
+@pytest.mark.parametrize(("keeps_base", "kept"), [(False, [[1], [2], [2, 3]]), (True, [[0, 1], [1, 2], [1, 2, 3]])])
+def test_what_replicas_have_is_kept_while_changes_of_it_may_be_sent(run, keeps_base, kept):
+    it = run(num_rollouts=2, prompts=1, max_staleness=9, steps=9, keeps_base=keeps_base)
+    it.start(rollouts=2)
+    found = []
+    for step, names in ((1, ("r0", "r1")), (2, ("r0",)), (3, ("r0",))):
+        it.finish("r0", it.leases("r0")[0])
+        it.train()
+        assert it.state.target == step
+        found.append(list(it.state.targets))
+        assert it.directive("p0").retain == it.state.targets[0]
+        for name in names:
+            it.report(name, *it.fakes[name]._load(it.directive(name)))
+    assert found == kept
+    it.report("r1", loaded(3, it.state.published[3].digest))
+    # Nobody needs what no replica has any more.
+    assert it.state.targets == [3]
 
 
 def test_the_nearest_source_comes_first(run):

@@ -29,7 +29,8 @@ class Receiver:
         self.modules, self.faults, self.always, self.asked, self.falls_back = modules, [], None, [], []
 
     @contextlib.contextmanager
-    def fetch(self, target, layout, timeout_s, *, falls_back):
+    def fetch(self, target, layout, timeout_s, *, falls_back, base=None):
+        assert base is None
         self.asked.append(target.sources)
         self.falls_back.append(falls_back)
         fault = self.faults.pop(0) if self.faults else self.always
@@ -50,7 +51,7 @@ class Receiver:
 
 class Pieces:
     def __init__(self, digests, pieces, *, is_stored):
-        self.digests, self.pieces, self.is_stored = digests, pieces, is_stored
+        self.digests, self.pieces, self.is_stored, self.spared, self.num_whole = digests, pieces, is_stored, 0, 0
 
     def __iter__(self):
         return self.pieces

@@ -55,11 +55,12 @@ def test_what_happened_is_told(summary, finished):
 
 
 def test_what_replicas_loaded_from_one_another_is_counted(job, follower):
+    nothing, rest = {"spared_bytes": 0, "delta_loads": 0}, {"relayed_bytes": 50, "spared_bytes": 60, "delta_loads": 1}
     alone = summarise(job, follower, Ending(outcome="finished"), GAUGES, wall_s=1.0)["weights"]
-    assert alone == {"loads": len(follower.loads), "bytes": len(follower.loads), "relayed_bytes": 0}
-    follower.loads.append(attrs.evolve(follower.loads[-1], nbytes=70, relayed=50))
+    assert alone == {"loads": len(follower.loads), "bytes": len(follower.loads), "relayed_bytes": 0, **nothing}
+    follower.loads.append(attrs.evolve(follower.loads[-1], nbytes=70, relayed=50, spared=60))
     more = summarise(job, follower, Ending(outcome="finished"), GAUGES, wall_s=1.0)["weights"]
-    assert more == {"loads": alone["loads"] + 1, "bytes": alone["bytes"] + 70, "relayed_bytes": 50}
+    assert more == {"loads": alone["loads"] + 1, "bytes": alone["bytes"] + 70, **rest}
 
 
 def test_planes_are_the_mean_over_replicas(summary):

@@ -28,6 +28,8 @@ def recipe(*overrides):
         (["sync.transport=shared-memory"], "shared memory: sync.transport = 'shared-memory'"),
         (["sync.transport=zmq"], "ZeroMQ, on this machine, too: sync.transport = 'zmq'"),
         (["sync.transport=zmq", "rollout.replicas=9"], "; rollout replicas pass them on, each to at most 8"),
+        (["sync.transport=zmq", "sync.delta=true"], r"= 'zmq'; only values that changed \(sync.delta\)$"),
+        (["sync.delta=true"], "on this machine; nothing is sent, so that sync.delta spares nothing"),
         (["sync.transport=gloo"], "a gloo process group of each rollout replica with each policy process"),
         (["sync.transport=nccl"], "an NCCL process group .* between GPUs: sync.transport = 'nccl'"),
         (["sync.transport=disk", "sync.directory=s3://b/p"], "stored in s3://b/p before they are announced: sync.tran"),

@@ -191,6 +191,8 @@ class Fetched:
     digests: dict
     pieces: list
     is_stored: bool = False
+    spared: int = 0
+    num_whole: int = 0
 
     def __iter__(self):
         return iter(self.pieces)
