@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -83,20 +83,17 @@ class WeightPublisher:
         Raises:
             WeightSyncError: There is no room for the snapshot, or something cannot be quantised.
         """
-        with self._lock:
-            spare, self._spare = self._spare, None
-        snapshot = take_snapshot(
-            version,
-            tensors,
-            dtype,
-            placements=placements,
-            quantised=quantised,
-            directory=self._directory,
-            spare=spare,
+        return self._stage(
+            lambda spare: take_snapshot(
+                version,
+                tensors,
+                dtype,
+                placements=placements,
+                quantised=quantised,
+                directory=self._directory,
+                spare=spare,
+            )
         )
-        with self._lock:
-            self._staged[snapshot.token] = snapshot
-        return snapshot
 
     def reserve(self, version: int, layout: EngineLayout) -> Snapshot:
         """A snapshot to be written slice by slice (`Snapshot.write`); not served before `seal`, dropped by `discard`.
@@ -108,9 +105,13 @@ class WeightPublisher:
         Raises:
             WeightSyncError: There is no room for the snapshot.
         """
+        return self._stage(lambda spare: blank_snapshot(version, layout, directory=self._directory, spare=spare))
+
+    def _stage(self, make: Callable[[SharedFile | None], Snapshot]) -> Snapshot:
+        """Make a snapshot, in the file of one that was dropped if there is any; kept until `seal` or `discard`."""
         with self._lock:
             spare, self._spare = self._spare, None
-        snapshot = blank_snapshot(version, layout, directory=self._directory, spare=spare)
+        snapshot = make(spare)
         with self._lock:
             self._staged[snapshot.token] = snapshot
         return snapshot

@@ -172,9 +172,7 @@ class SliceServer:
     def _read(self, request: wire.Read) -> tuple[Answer, Sequence[memoryview]]:
         with self._lock:
             published = next((p for p in self._published.values() if p.snapshot.token == request.token), None)
-            base = None if request.base is None else self._published.get(request.base.version)
-            if base is not None and (request.base is None or base.manifest.digest != request.base.digest):
-                base = None
+            base = self._of_origin(request.base)
             for used in (published, base):
                 if used is not None:
                     used.is_sent = True
@@ -194,6 +192,13 @@ class SliceServer:
         made = [_changed(base.snapshot, published.snapshot, piece, new) for piece, new in pairs]
         encodings = tuple(each.encoding for each in made)
         return wire.Slices(request=request.request, encodings=encodings), [each.data for each in made]
+
+    def _of_origin(self, origin: wire.Origin | None) -> Published | None:
+        """The version that a receiver has, if it is held; its number alone may be that of other weights."""
+        if origin is None:
+            return None
+        published = self._published.get(origin.version)
+        return published if published is not None and published.manifest.digest == origin.digest else None
 
 
 def _changed(base: Snapshot, snapshot: Snapshot, piece: TensorSlice, new: memoryview) -> Encoded:

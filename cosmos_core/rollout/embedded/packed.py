@@ -15,6 +15,7 @@ from typing import Final
 import torch
 
 from cosmos_core.errors import AttestationError
+from cosmos_core.rollout.serving.comparing import same_bits
 
 _KERNELS: Final = torch.ops.mkldnn
 _ROWS: Final = 64
@@ -60,7 +61,7 @@ class PackedMatrices:
         """
         for name, layer in self._layers.items():
             held = self._packed[name].to_dense()
-            if not torch.equal(held.view(torch.int16), layer.weight.detach().view(torch.int16)):
+            if not same_bits(held, layer.weight.detach()):
                 raise AttestationError(
                     f"{name}.weight: the packed copy that products are computed with is not what is loaded"
                 )
