@@ -4,15 +4,18 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
+import attrs
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from cosmos_core.policy.modeling.facts import matrices_of
 from cosmos_core.protocols import EngineContext, ModelFacts, Request, Sampling
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
 from cosmos_core.rollout.embedded.options import EmbeddedOptions
 from cosmos_core.types import Array, Payload
+from cosmos_core.weights.quantization import dequantise, quantise
 from cosmos_core.weights.shards import canonical_tensors
 
 torch.set_num_threads(1)
@@ -105,6 +108,32 @@ def make_engine(model=None, *, max_in_flight=8, context_length=128, dtype=torch.
         seed=1,
     )
     return EmbeddedEngine(EmbeddedOptions(**options), context)
+
+
+def quantising_engine(trained, quantization) -> EmbeddedEngine:
+    """A started engine that holds the matrices of a model in a format."""
+    model = FakeModel()
+    facts = attrs.evolve(model.facts(), matrices=matrices_of(trained))
+    model.facts = lambda: facts
+    context = EngineContext(
+        model=model,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        max_in_flight=4,
+        context_length=64,
+        seed=1,
+        quantization=quantization,
+    )
+    engine = EmbeddedEngine(EmbeddedOptions(verify=False), context)
+    engine.start()
+    return engine
+
+
+def round_trip(trained, form) -> None:
+    """Give a model's matrices the values that an engine holds of them in a format."""
+    for name in matrices_of(trained) if form is not None else ():
+        weights = trained.get_parameter(name).detach()
+        weights.copy_(dequantise(form, name, quantise(form, name, weights), weights.shape[-1]))
 
 
 def reference(model=None, *, seed=1):

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import threading
 
-import attrs
 import pytest
 import torch
 
 from cosmos_core.policy.modeling.facts import matrices_of
 from cosmos_core.policy.publication import Publications
-from cosmos_core.protocols import FORMATS, EngineContext
+from cosmos_core.protocols import FORMATS
 from cosmos_core.rollout import weights_sync
-from cosmos_core.rollout.embedded.engine import EmbeddedEngine
 from cosmos_core.rollout.embedded.loaded import LoadedWeights
-from cosmos_core.rollout.embedded.options import EmbeddedOptions
 from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.relay import Relay
 from cosmos_core.rollout.serving.updates import Update
@@ -22,7 +19,6 @@ from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
 from cosmos_core.weights.publisher import WeightPublisher
-from cosmos_core.weights.quantization import dequantise, quantise
 from cosmos_core.weights.receiver import WeightReceiver
 from cosmos_core.weights.shards import canonical_tensors
 from cosmos_core.weights.snapshot import Snapshot, view
@@ -43,20 +39,7 @@ class Run:
         self.trained = kit.reference(seed=7)
         matrices = matrices_of(self.trained)
         assert NAME in matrices
-        model = kit.FakeModel()
-        facts = attrs.evolve(model.facts(), matrices=matrices)
-        model.facts = lambda: facts
-        context = EngineContext(
-            model=model,
-            dtype=torch.float32,
-            device=torch.device("cpu"),
-            max_in_flight=4,
-            context_length=64,
-            seed=1,
-            quantization=quantization,
-        )
-        self.engine = EmbeddedEngine(EmbeddedOptions(verify=False), context)
-        self.engine.start()
+        self.engine = kit.quantising_engine(self.trained, quantization)
         self.reports, self.arrived, self.published = [], threading.Condition(), []
         self.publisher = WeightPublisher("run")
         self.publications = Publications(
@@ -95,10 +78,7 @@ class Run:
 
     def expected_logprobs(self, generated):
         """Of the trainer's weights as the replica holds them."""
-        if self.form is not None:
-            for name in matrices_of(self.trained):
-                weights = self.trained.get_parameter(name).detach()
-                weights.copy_(dequantise(self.form, name, quantise(self.form, name, weights), weights.shape[-1]))
+        self.kit.round_trip(self.trained, self.form)
         return self.kit.plain_logprobs(self.trained, [4, 5], self.kit.completion(generated))
 
     def close(self):

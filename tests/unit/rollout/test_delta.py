@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import threading
 
-import attrs
 import pytest
 import torch
 
 from cosmos_core.policy.modeling.facts import matrices_of
 from cosmos_core.policy.publication import Publications
-from cosmos_core.protocols import FORMATS, EngineContext
+from cosmos_core.protocols import FORMATS
 from cosmos_core.rollout import weights_sync
-from cosmos_core.rollout.embedded.engine import EmbeddedEngine
-from cosmos_core.rollout.embedded.options import EmbeddedOptions
 from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.relay import Relay
 from cosmos_core.rollout.weights_sync import WeightSync
@@ -23,7 +20,6 @@ from cosmos_core.weights import server
 from cosmos_core.weights.base import Base
 from cosmos_core.weights.changes import Encoded
 from cosmos_core.weights.publisher import WeightPublisher
-from cosmos_core.weights.quantization import dequantise, quantise
 from cosmos_core.weights.receiver import WeightReceiver
 from cosmos_core.weights.shards import canonical_tensors
 from cosmos_core.weights.snapshot import view
@@ -36,20 +32,8 @@ class Pair:
 
     def __init__(self, kit, quantization="none", transport="zmq"):
         self.kit, self.form, self.trained = kit, FORMATS.get(quantization), kit.reference(seed=7)
-        matrices, model = matrices_of(self.trained), kit.FakeModel()
-        facts = attrs.evolve(model.facts(), matrices=matrices)
-        model.facts = lambda: facts
-        context = EngineContext(
-            model=model,
-            dtype=torch.float32,
-            device=torch.device("cpu"),
-            max_in_flight=4,
-            context_length=64,
-            seed=1,
-            quantization=quantization,
-        )
-        self.engine = EmbeddedEngine(EmbeddedOptions(verify=False), context)
-        self.engine.start()
+        matrices = matrices_of(self.trained)
+        self.engine = kit.quantising_engine(self.trained, quantization)
         self.reports, self.arrived, self.published = [], threading.Condition(), []
         self.publisher, self.relay, self.base = WeightPublisher("run"), Relay("run"), Base()
         self.publications = Publications(self.publisher, torch.float32, self.report, form=self.form, matrices=matrices)
@@ -103,10 +87,7 @@ class Pair:
 
     def generates_as_trained(self):
         generated = self.engine.submit([self.kit.request("probe", [4, 5], max_units=3)])[0].result(5)[0]
-        if self.form is not None:
-            for name in matrices_of(self.trained):
-                weights = self.trained.get_parameter(name).detach()
-                weights.copy_(dequantise(self.form, name, quantise(self.form, name, weights), weights.shape[-1]))
+        self.kit.round_trip(self.trained, self.form)
         expected = self.kit.plain_logprobs(self.trained, [4, 5], self.kit.completion(generated))
         found = torch.tensor(self.kit.logprobs(generated))
         return torch.allclose(found, torch.tensor(expected), atol=1e-4, rtol=0)
