@@ -117,6 +117,7 @@ def test_weights_reach_another_process_whatever_becomes_of_a_publisher(publisher
 
 @pytest.mark.slow
 def test_a_process_group_with_a_publisher_that_stalls_or_dies_is_left_for_another(publishers):
+    before = set(threading.enumerate())
     expected = publishers[0].digest
     frozen = publishers[0].process
     # Longer than a group takes to form on a busy machine.
@@ -132,4 +133,4 @@ def test_a_process_group_with_a_publisher_that_stalls_or_dies_is_left_for_anothe
     assert fetch_by_gloo(publishers, during=frozen.kill) == expected
     with pytest.raises(WeightSyncError, match=f"cannot be fetched: {publishers[1].endpoint}: "):
         fetch_by_gloo(publishers[1:], during=publishers[1].process.kill)
-    assert threading.active_count() == 1
+    assert set(threading.enumerate()) <= before
