@@ -19,12 +19,12 @@ import zmq
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
-from cosmos_core.controller import core
-from cosmos_core.controller.events import ControllerStarted, Event, Resumed, RunOpened
 from cosmos_core.controller.journal import Journal
+from cosmos_core.controller.machine import core
+from cosmos_core.controller.machine.events import ControllerStarted, Event, Resumed, RunOpened
+from cosmos_core.controller.machine.settings import settings_of
+from cosmos_core.controller.machine.state import State
 from cosmos_core.controller.server import Server
-from cosmos_core.controller.settings import settings_of
-from cosmos_core.controller.state import State
 from cosmos_core.errors import CosmosError, JournalError
 from cosmos_core.observe import logs
 from cosmos_core.replica.lifetime import bounded_life

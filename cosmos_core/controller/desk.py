@@ -11,9 +11,10 @@ from typing import Final, Protocol
 import attrs
 
 from cosmos_core.config.schema import ControlConfig
-from cosmos_core.controller import core, membership
-from cosmos_core.controller.events import (
-    CommandGiven,
+from cosmos_core.controller.lines import Line, Lines
+from cosmos_core.controller.machine import core, membership, requests
+from cosmos_core.controller.machine.events import (
+    Commanded,
     Event,
     JoinTimedOut,
     RegroupDue,
@@ -22,13 +23,13 @@ from cosmos_core.controller.events import (
     Reported,
     RunEnded,
 )
-from cosmos_core.controller.invariants import check
-from cosmos_core.controller.lines import Line, Lines
-from cosmos_core.controller.state import State
+from cosmos_core.controller.machine.invariants import check
+from cosmos_core.controller.machine.state import State
 from cosmos_core.errors import TransportError
 from cosmos_core.transport.messages import (
     WIRE_VERSION,
     Acknowledged,
+    Answer,
     Beat,
     Command,
     Down,
@@ -39,6 +40,7 @@ from cosmos_core.transport.messages import (
     Watch,
     Welcome,
 )
+from cosmos_core.transport.wire import REQUEST
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -116,8 +118,19 @@ class Desk:
                 if self._is_ours(identity, message.run_id):
                     self.watches.append((identity, message.after))
             case Command():
-                if self._is_ours(identity, message.run_id) and not (self.state.is_stopping or self.state.outcome):
-                    self._record(CommandGiven(command=message.command))
+                if self._is_ours(identity, message.run_id):
+                    self._on_command(identity, message)
+
+    def _on_command(self, identity: bytes, command: Command) -> None:
+        refusal = ""
+        if command.ident not in self.state.commands:
+            try:
+                refusal = requests.refusal(self.state, REQUEST.decode(command.request))
+            except TransportError as error:
+                refusal = str(error)
+            if not refusal:
+                self._record(Commanded(ident=command.ident, request=command.request))
+        self._answers.append((identity, Answer(ident=command.ident, refusal=refusal)))
 
     def _on_hello(self, identity: bytes, hello: Hello, now: float) -> None:
         state = self.state

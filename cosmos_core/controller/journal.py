@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from cosmos_core.controller import core
-from cosmos_core.controller.events import EVENTS, Event
-from cosmos_core.controller.state import State
+from cosmos_core.controller.machine import core
+from cosmos_core.controller.machine.events import EVENTS, Event
+from cosmos_core.controller.machine.state import State
 from cosmos_core.errors import JournalError, TransportError
 
 _APPLICATION_ID: Final = 0x636F736D  # "cosm"

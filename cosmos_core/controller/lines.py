@@ -6,9 +6,9 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.controller.directives import directive_for
-from cosmos_core.controller.offers import Offers
-from cosmos_core.controller.state import State
+from cosmos_core.controller.machine.directives import directive_for
+from cosmos_core.controller.machine.offers import Offers
+from cosmos_core.controller.machine.state import State
 from cosmos_core.transport.directives import PolicyDirective, RolloutDirective
 from cosmos_core.transport.messages import Acknowledged, Beat, Directive, Down
 

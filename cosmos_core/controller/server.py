@@ -16,8 +16,8 @@ from cosmos_core.config.schema import ControlConfig
 from cosmos_core.controller.desk import Desk
 from cosmos_core.controller.journal import Journal
 from cosmos_core.controller.lines import Line
+from cosmos_core.controller.machine.state import State
 from cosmos_core.controller.observers import Observers
-from cosmos_core.controller.state import State
 from cosmos_core.errors import TransportError
 from cosmos_core.transport import sockets
 from cosmos_core.transport.messages import Acknowledged, Down

@@ -14,7 +14,7 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.schema import PolicyConfig
 from cosmos_core.controller.journal import replay
-from cosmos_core.controller.progress import best_checkpoint
+from cosmos_core.controller.machine.progress import best_checkpoint
 from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.plugin.roles import load_model
 from cosmos_core.plugin.selection import PluginSet

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import attrs
 
-from cosmos_core.controller import core
-from cosmos_core.controller.events import (
+from cosmos_core.controller.machine import core
+from cosmos_core.controller.machine.events import (
     ControllerStarted,
     Event,
     ReplicaJoined,
@@ -23,8 +23,8 @@ from cosmos_core.controller.events import (
     RunEnded,
     RunOpened,
 )
-from cosmos_core.controller.records import EvaluationRecord, StepRecord
-from cosmos_core.controller.state import State
+from cosmos_core.controller.machine.records import EvaluationRecord, StepRecord
+from cosmos_core.controller.machine.state import State
 from cosmos_core.errors import JournalError
 from cosmos_core.transport.reports import CheckpointSaved, GroupFinished, WeightsLoaded, WeightsPublished
 from cosmos_core.transport.wire import REPORT

@@ -10,7 +10,7 @@ from typing import Final
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.stages import stages
 from cosmos_core.controller.journal import entries
-from cosmos_core.controller.progress import best_checkpoint
+from cosmos_core.controller.machine.progress import best_checkpoint
 from cosmos_core.observe.live import line
 from cosmos_core.run import folder
 from cosmos_core.run.follow import Follower

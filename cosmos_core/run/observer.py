@@ -12,11 +12,12 @@ from typing import Final
 
 import zmq
 
-from cosmos_core.controller.events import EVENTS, Event
+from cosmos_core.controller.machine.events import EVENTS, Event
 from cosmos_core.errors import TransportError
 from cosmos_core.transport import sockets
-from cosmos_core.transport.messages import Command, Notices, Watch
-from cosmos_core.transport.wire import DOWN, UP
+from cosmos_core.transport.messages import Answer, Command, Notices, Watch
+from cosmos_core.transport.requests import Request
+from cosmos_core.transport.wire import DOWN, REQUEST, UP
 
 _SILENCE_S: Final = 1.0
 _RENEW_S: Final = 10.0  # the controller forgets observers that do not say that they are still there
@@ -29,6 +30,7 @@ class Observer:
         last_sequence: Newest entry that was received.
         gauges: The newest gauges of each process.
         num_gauges: How often gauges came.
+        answers: Why each request that was answered was refused, by its `ident`; empty where it was taken in.
     """
 
     def __init__(self, address: str, run_id: str) -> None:
@@ -42,6 +44,7 @@ class Observer:
         self.last_sequence = 0
         self.gauges: dict[str, dict[str, float]] = {}
         self.num_gauges = 0
+        self.answers: Final[dict[str, str]] = {}
 
     def poll(self, timeout_s: float) -> list[tuple[int, float, Event]]:
         """New journal entries (sequence, unix time, event), in order; waits at most `timeout_s` for some.
@@ -56,9 +59,10 @@ class Observer:
                 fresh = self._accept(notices)
         return fresh
 
-    def request_stop(self) -> None:
-        """Ask for a stop at the next step boundary; to be repeated until the run's state shows it."""
-        sockets.offer(self._socket, [UP.encode(Command(run_id=self._run_id, command="stop"))])
+    def ask(self, request: Request, ident: str) -> None:
+        """Ask the run for something; to be repeated until `answers` has `ident`, or the run's state shows it."""
+        command = Command(run_id=self._run_id, ident=ident, request=REQUEST.encode(request))
+        sockets.offer(self._socket, [UP.encode(command)])
 
     def close(self) -> None:
         """Close the connection."""
@@ -74,13 +78,17 @@ class Observer:
         sockets.offer(self._socket, [UP.encode(Watch(run_id=self._run_id, after=self.last_sequence))])
 
     def _receive(self) -> Notices | None:
-        try:
-            message = DOWN.decode(sockets.receive(self._socket, parts=1)[0])
-        except zmq.Again:
-            return None
-        if not isinstance(message, Notices):
-            raise TransportError(f"the controller sent an observer {type(message).__name__}, not Notices")
-        return message
+        """The next notices; None if nothing more has come. Answers are noted on the way."""
+        while True:
+            try:
+                message = DOWN.decode(sockets.receive(self._socket, parts=1)[0])
+            except zmq.Again:
+                return None
+            if isinstance(message, Notices):
+                return message
+            if not isinstance(message, Answer):
+                raise TransportError(f"the controller sent an observer {type(message).__name__}, not Notices")
+            self.answers[message.ident] = message.refusal
 
     def _accept(self, notices: Notices) -> list[tuple[int, float, Event]]:
         self._heard_at = time.monotonic()

@@ -14,7 +14,7 @@ import jinja2
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import dump_recipe
 from cosmos_core.config.stages import stages
-from cosmos_core.controller.records import EvaluationRecord
+from cosmos_core.controller.machine.records import EvaluationRecord
 from cosmos_core.errors import DataError
 from cosmos_core.observe.live import clock
 from cosmos_core.protocols import Dataset

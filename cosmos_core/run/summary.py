@@ -14,8 +14,8 @@ from rich.text import Text
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.stages import stages
-from cosmos_core.controller.records import EvaluationRecord
-from cosmos_core.controller.state import State
+from cosmos_core.controller.machine.records import EvaluationRecord
+from cosmos_core.controller.machine.state import State
 from cosmos_core.observe.live import clock
 from cosmos_core.run.folder import REPORT, SUMMARY
 from cosmos_core.run.follow import Follower, TimedStep

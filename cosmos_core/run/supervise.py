@@ -6,6 +6,7 @@ the processes, passes Ctrl-C on as a request to stop, and leaves nothing running
 
 from __future__ import annotations
 
+import secrets
 import signal
 import time
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ import attrs
 from cosmos_core.config.job import Job
 from cosmos_core.config.stages import stages
 from cosmos_core.controller.journal import entries
-from cosmos_core.controller.progress import best_checkpoint
+from cosmos_core.controller.machine.progress import best_checkpoint
 from cosmos_core.errors import CheckpointError, ReplicaError
 from cosmos_core.observe.live import Progress, View
 from cosmos_core.policy.checkpoints.checkpoint import mark_best
@@ -27,6 +28,7 @@ from cosmos_core.run.launch import Exit, Launcher
 from cosmos_core.run.observer import Observer
 from cosmos_core.run.roster import CONTROLLER, address_file, controller_spec, read_address, replica_specs
 from cosmos_core.run.view import progress_of, starting, waits_for
+from cosmos_core.transport.requests import Stop
 
 _POLL_S: Final = 0.1
 _KILL: Final = 2  # interrupts that end a run at once
@@ -82,6 +84,7 @@ class Supervisor:
         self._first_step = 0
         self._has_answered = False
         self._asked_at = float("-inf")
+        self._stop: Final = secrets.token_hex(8)
         self._gauges: dict[str, dict[str, float]] = {}
         self._failure: Exit | None = None
         self._ended: set[str] = set()
@@ -185,7 +188,7 @@ class Supervisor:
             return
         if now - self._asked_at > _ASK_AGAIN_S:
             self._asked_at = now
-            observer.request_stop()
+            observer.ask(Stop(), self._stop)
         if not self._has_answered:
             self._has_answered = True
             self._view.say(f"Stopping: waiting for {waits_for(self._follower.state)}. Ctrl-C again to kill the run.")

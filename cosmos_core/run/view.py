@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from cosmos_core.config.stages import Stage
-from cosmos_core.controller.records import EvaluationRecord
-from cosmos_core.controller.state import State
+from cosmos_core.controller.machine.records import EvaluationRecord
+from cosmos_core.controller.machine.state import State
 from cosmos_core.observe.live import Progress
 from cosmos_core.run.follow import WINDOW_S, Follower, TimedStep
 

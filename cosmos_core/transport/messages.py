@@ -16,7 +16,7 @@ import attrs
 
 from cosmos_core.transport.directives import PolicyDirective, RolloutDirective
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 
 Role: TypeAlias = Literal["policy", "rollout"]
 
@@ -79,10 +79,13 @@ class Watch:
 
 @attrs.frozen(kw_only=True)
 class Command:
-    """A person's request: `stop` ends the run with a checkpoint at the next step boundary."""
+    """A person's request, to be repeated until it is answered: it is carried out once, however often it comes."""
 
     run_id: str
-    command: Literal["stop"]
+    ident: str
+    """Random, of this request."""
+    request: bytes
+    """An encoded `requests.Request`, so that the journal keeps it as it came."""
 
 
 Up: TypeAlias = Hello | Beat | Reports | Watch | Command
@@ -134,4 +137,13 @@ class Notices:
     """Newest gauges of each replica, and of the controller under `controller`."""
 
 
-Down: TypeAlias = Welcome | Refused | Directive | Acknowledged | Notices
+@attrs.frozen(kw_only=True)
+class Answer:
+    """A person's request was taken in and is durable, or was refused and changed nothing."""
+
+    ident: str
+    refusal: str = ""
+    """Why it cannot be; empty: it was taken in."""
+
+
+Down: TypeAlias = Welcome | Refused | Directive | Acknowledged | Notices | Answer

@@ -32,15 +32,16 @@ from cosmos_core.config.schema import (
     SyncConfig,
     WarmupConfig,
 )
-from cosmos_core.controller import core
-from cosmos_core.controller.events import EVENTS, RunEnded
 from cosmos_core.controller.journal import entries, replay
+from cosmos_core.controller.machine import core
+from cosmos_core.controller.machine.events import EVENTS, RunEnded
 from cosmos_core.errors import JournalError, ReplicaError
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.testing.replicas import FakePolicy, FakeRollout, World
 from cosmos_core.transport import sockets
 from cosmos_core.transport.messages import WIRE_VERSION, Command, Hello, Notices, Refused, Watch
-from cosmos_core.transport.wire import DOWN, UP
+from cosmos_core.transport.requests import Stop
+from cosmos_core.transport.wire import DOWN, REQUEST, UP
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -200,7 +201,7 @@ class Watcher(threading.Thread):
         while not self.done.is_set():
             if self.wants_stop:
                 self.wants_stop = False
-                self.say(Command(run_id=self.run_id, command="stop"))
+                self.say(Command(run_id=self.run_id, ident="stop", request=REQUEST.encode(Stop())))
             if not self.socket.poll(50):
                 continue
             message = DOWN.decode(self.socket.recv())

@@ -5,11 +5,11 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from cosmos_core.controller import core
-from cosmos_core.controller.directives import directive_for
-from cosmos_core.controller.events import (
+from cosmos_core.controller.machine import core
+from cosmos_core.controller.machine.directives import directive_for
+from cosmos_core.controller.machine.events import (
     EVENTS,
-    CommandGiven,
+    Commanded,
     Event,
     RegroupDue,
     ReplicaJoined,
@@ -18,12 +18,13 @@ from cosmos_core.controller.events import (
     Resumed,
     RunOpened,
 )
-from cosmos_core.controller.invariants import check
-from cosmos_core.controller.settings import Settings, StageSettings
+from cosmos_core.controller.machine.invariants import check
+from cosmos_core.controller.machine.settings import Settings, StageSettings
 from cosmos_core.testing.replicas import FakePolicy, FakeRollout, World
 from cosmos_core.transport.directives import Lease, PolicyDirective, RolloutDirective
 from cosmos_core.transport.reports import GroupFinished, Report, SampleReport
-from cosmos_core.transport.wire import REPORT
+from cosmos_core.transport.requests import Stop
+from cosmos_core.transport.wire import REPORT, REQUEST
 
 
 def make_settings(*, warmup: int = 0, steps: int = 3, prompts: int = 2, **changes) -> Settings:
@@ -162,7 +163,7 @@ class Run:
         self.report(name, GroupFinished(lease=lease.lease, samples=samples, drop=drop))
 
     def stop(self) -> None:
-        self.apply(CommandGiven(command="stop"))
+        self.apply(Commanded(ident="stop", request=REQUEST.encode(Stop())))
 
     def resume(self, step: int, settings: Settings | None = None) -> None:
         """All processes end; the run goes on from a checkpoint, maybe with other settings."""

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from cosmos_core.controller.claim import LEAST_USELESS, MAX_ATTEMPTS, balanced
-from cosmos_core.controller.events import RegroupDue
+from cosmos_core.controller.machine.claim import LEAST_USELESS, MAX_ATTEMPTS, balanced
+from cosmos_core.controller.machine.events import RegroupDue
 from cosmos_core.transport.reports import GroupFailed, StepDone, StepFailed
 
 

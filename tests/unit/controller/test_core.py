@@ -4,8 +4,8 @@ import copy
 
 import pytest
 
-from cosmos_core.controller import core
-from cosmos_core.controller.events import ControllerStarted, JoinTimedOut, ReplicaLost, Reported, RunOpened
+from cosmos_core.controller.machine import core
+from cosmos_core.controller.machine.events import ControllerStarted, JoinTimedOut, ReplicaLost, Reported, RunOpened
 from cosmos_core.errors import JournalError, TransportError
 from cosmos_core.transport.reports import CheckpointSaved, Failed, GroupFinished, StepDone
 from cosmos_core.transport.wire import REPORT

@@ -4,10 +4,10 @@ import attrs
 import pytest
 
 from cosmos_core.config.schema import ControlConfig
-from cosmos_core.controller import core
 from cosmos_core.controller.desk import Desk
-from cosmos_core.controller.events import (
-    CommandGiven,
+from cosmos_core.controller.machine import core
+from cosmos_core.controller.machine.events import (
+    Commanded,
     JoinTimedOut,
     RegroupDue,
     ReplicaJoined,
@@ -19,6 +19,7 @@ from cosmos_core.errors import JournalError
 from cosmos_core.transport.messages import (
     WIRE_VERSION,
     Acknowledged,
+    Answer,
     Beat,
     Command,
     Directive,
@@ -29,7 +30,8 @@ from cosmos_core.transport.messages import (
     Welcome,
 )
 from cosmos_core.transport.reports import GenerationFailed, GenerationFormed
-from cosmos_core.transport.wire import REPORT
+from cosmos_core.transport.requests import Stop
+from cosmos_core.transport.wire import REPORT, REQUEST
 
 CONTROL = ControlConfig(heartbeat_s=1.0, lost_after_s=10.0, join_timeout_s=100.0)
 HELLO = Hello(
@@ -246,11 +248,22 @@ def test_a_broken_group_is_tried_again_after_a_pause(office):
 
 def test_a_stop_is_taken_once_and_from_this_run_only(office):
     office.say(HELLO)
-    (answer,) = office.say(Command(run_id="other", command="stop"))
+    stop = REQUEST.encode(Stop())
+    (answer,) = office.say(Command(run_id="other", ident="one", request=stop))
     assert isinstance(answer, Refused)
-    office.say(Command(run_id="run", command="stop"))
-    office.say(Command(run_id="run", command="stop"))
-    assert office.journal.kinds().count(CommandGiven) == 1
+    for _ in range(2):
+        answers = office.say(Command(run_id="run", ident="one", request=stop))
+        assert Answer(ident="one") in answers
+    assert office.journal.kinds().count(Commanded) == 1
+    assert office.desk.state.is_stopping
+
+
+def test_what_is_no_request_is_refused_and_not_kept(office):
+    for request in (b"", b"nonsense", REPORT.encode(GenerationFailed(generation=1, reason="x"))):
+        (answer,) = office.say(Command(run_id="run", ident="one", request=request))
+        assert isinstance(answer, Answer)
+        assert answer.refusal
+    assert Commanded not in office.journal.kinds()
 
 
 def test_watchers_are_noted(office):

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from cosmos_core.controller.directives import directive_for
+from cosmos_core.controller.machine.directives import directive_for
 from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
 
 

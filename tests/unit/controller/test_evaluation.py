@@ -5,8 +5,8 @@ import math
 import attrs
 import pytest
 
-from cosmos_core.controller.progress import best_checkpoint
-from cosmos_core.controller.settings import StageSettings
+from cosmos_core.controller.machine.progress import best_checkpoint
+from cosmos_core.controller.machine.settings import StageSettings
 from cosmos_core.transport.reports import GroupFailed, HeldOutLoss, StepDone
 
 

@@ -5,7 +5,7 @@ import copy
 import attrs
 import pytest
 
-from cosmos_core.controller.invariants import check
+from cosmos_core.controller.machine.invariants import check
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import textwrap
 
 import pytest
 
-from cosmos_core.controller.events import EVENTS, ControllerStarted, RunOpened
 from cosmos_core.controller.journal import Journal, entries, replay
+from cosmos_core.controller.machine.events import EVENTS, ControllerStarted, RunOpened
 from cosmos_core.errors import JournalError
 
 
@@ -141,7 +141,7 @@ def test_a_full_disk_loses_nothing_that_was_committed(tmp_path, run):
 WRITER = """
     import os, sys
     from pathlib import Path
-    from cosmos_core.controller.events import EVENTS, ControllerStarted
+    from cosmos_core.controller.machine.events import EVENTS, ControllerStarted
     from cosmos_core.controller.journal import Journal
 
     journal = Journal(Path(sys.argv[1]))

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from cosmos_core.controller.ledger import Finished, Ledger
+from cosmos_core.controller.machine.ledger import Finished, Ledger
 
 
 def finished(position, samples=()):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cosmos_core.controller.events import RegroupDue
+from cosmos_core.controller.machine.events import RegroupDue
 from cosmos_core.transport.reports import GenerationFailed, GenerationFormed, StepDone
 
 

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from cosmos_core.controller import observers as observers_module
-from cosmos_core.controller.events import EVENTS, ControllerStarted
 from cosmos_core.controller.journal import Journal
+from cosmos_core.controller.machine.events import EVENTS, ControllerStarted
 from cosmos_core.controller.observers import Observers
 
 

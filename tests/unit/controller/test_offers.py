@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from cosmos_core.controller import offers, relays
-from cosmos_core.controller.directives import directive_for
 from cosmos_core.controller.lines import Lines
-from cosmos_core.controller.offers import Offers
+from cosmos_core.controller.machine import offers, relays
+from cosmos_core.controller.machine.directives import directive_for
+from cosmos_core.controller.machine.offers import Offers
 from cosmos_core.transport.directives import RolloutDirective
 
 

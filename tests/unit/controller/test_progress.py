@@ -3,9 +3,9 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from cosmos_core.controller import core
-from cosmos_core.controller.events import Resumed
-from cosmos_core.controller.progress import best_checkpoint
+from cosmos_core.controller.machine import core
+from cosmos_core.controller.machine.events import Resumed
+from cosmos_core.controller.machine.progress import best_checkpoint
 from cosmos_core.errors import JournalError
 from cosmos_core.transport.reports import CheckpointFailed
 

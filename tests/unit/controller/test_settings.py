@@ -18,8 +18,8 @@ from cosmos_core.config.schema import (
     SyncConfig,
     WarmupConfig,
 )
-from cosmos_core.controller.events import EVENTS, RunOpened
-from cosmos_core.controller.settings import StageSettings, settings_of
+from cosmos_core.controller.machine.events import EVENTS, RunOpened
+from cosmos_core.controller.machine.settings import StageSettings, settings_of
 from cosmos_core.errors import ConfigError
 
 DEMONSTRATIONS = StageFacts(source="demonstrations")

@@ -12,12 +12,12 @@ import attrs
 import pytest
 
 from cosmos_core.config.schema import ControlConfig
-from cosmos_core.controller import core
 from cosmos_core.controller.desk import Desk
-from cosmos_core.controller.events import EVENTS, ControllerStarted, Event, Reported, RunOpened
-from cosmos_core.controller.invariants import check
-from cosmos_core.controller.settings import StageSettings
-from cosmos_core.controller.state import State
+from cosmos_core.controller.machine import core
+from cosmos_core.controller.machine.events import EVENTS, ControllerStarted, Event, Reported, RunOpened
+from cosmos_core.controller.machine.invariants import check
+from cosmos_core.controller.machine.settings import StageSettings
+from cosmos_core.controller.machine.state import State
 from cosmos_core.replica.session import Session
 from cosmos_core.testing.replicas import FakePolicy, FakeRollout, World
 from cosmos_core.transport.messages import WIRE_VERSION, Directive, Hello

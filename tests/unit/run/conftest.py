@@ -6,10 +6,10 @@ import pytest
 
 from cosmos_core.config.job import Job, StageFacts
 from cosmos_core.config.loading import recipe_from
-from cosmos_core.controller import core
-from cosmos_core.controller.directives import directive_for
-from cosmos_core.controller.events import (
-    CommandGiven,
+from cosmos_core.controller.machine import core
+from cosmos_core.controller.machine.directives import directive_for
+from cosmos_core.controller.machine.events import (
+    Commanded,
     ControllerStarted,
     ReplicaJoined,
     ReplicaLost,
@@ -18,9 +18,10 @@ from cosmos_core.controller.events import (
     RunEnded,
     RunOpened,
 )
-from cosmos_core.controller.settings import settings_of
+from cosmos_core.controller.machine.settings import settings_of
 from cosmos_core.testing.replicas import FakePolicy, FakeRollout, World
-from cosmos_core.transport.wire import REPORT
+from cosmos_core.transport.requests import Stop
+from cosmos_core.transport.wire import REPORT, REQUEST
 
 RECIPE = {
     "run": {"name": "demo", "steps": 6},
@@ -117,7 +118,7 @@ class History:
                     )
 
     def stop(self):
-        self.append(CommandGiven(command="stop"))
+        self.append(Commanded(ident="stop", request=REQUEST.encode(Stop())))
 
     def end(self):
         self.append(RunEnded(outcome=self.state.outcome, reason=self.state.reason))

@@ -3,11 +3,12 @@ import time
 import pytest
 import zmq
 
-from cosmos_core.controller.events import EVENTS
+from cosmos_core.controller.machine.events import EVENTS
 from cosmos_core.run.observer import Observer
 from cosmos_core.transport import sockets
-from cosmos_core.transport.messages import Acknowledged, Command, Notices, Watch
-from cosmos_core.transport.wire import DOWN, UP
+from cosmos_core.transport.messages import Acknowledged, Answer, Command, Notices, Watch
+from cosmos_core.transport.requests import Stop
+from cosmos_core.transport.wire import DOWN, REQUEST, UP
 
 
 @pytest.fixture
@@ -87,9 +88,19 @@ def test_gauges_are_the_newest(server, observer):
 
 def test_a_stop_is_asked_for(server, observer):
     hear(server, observer, Watch)
-    observer.request_stop()
+    observer.ask(Stop(), "one")
     _, command = hear(server, observer, Command)
-    assert command == Command(run_id="demo-1", command="stop")
+    assert command == Command(run_id="demo-1", ident="one", request=REQUEST.encode(Stop()))
+
+
+def test_answers_are_kept_beside_notices(server, observer):
+    identity, _ = hear(server, observer, Watch)
+    for answer in (Answer(ident="one"), Answer(ident="two", refusal="no such key")):
+        server.send_multipart([identity, DOWN.encode(answer)])
+    deadline = time.monotonic() + 5
+    while len(observer.answers) < 2 and time.monotonic() < deadline:
+        assert observer.poll(0.02) == []
+    assert observer.answers == {"one": "", "two": "no such key"}
 
 
 def test_what_is_not_for_observers_is_an_error(server, observer):

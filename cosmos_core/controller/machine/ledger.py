@@ -12,7 +12,7 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.controller.records import SampleCounts
+from cosmos_core.controller.machine.records import SampleCounts
 from cosmos_core.transport.reports import SampleReport
 from cosmos_core.types import SampleStatus
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import attrs
 
-from cosmos_core.controller.ledger import Finished, Ledger, LedgerMark
-from cosmos_core.controller.records import EvaluationRecord, HeldOutCompletion, StepRecord
-from cosmos_core.controller.settings import Settings, StageSettings
+from cosmos_core.controller.machine.ledger import Finished, Ledger, LedgerMark
+from cosmos_core.controller.machine.records import EvaluationRecord, HeldOutCompletion, StepRecord
+from cosmos_core.controller.machine.settings import Settings, StageSettings
 from cosmos_core.transport.directives import GenerationOrder, Lease, TrainOrder
 from cosmos_core.transport.messages import Role
 from cosmos_core.transport.reports import HeldOutLoss
@@ -121,6 +121,7 @@ class State:
         reason: Why it failed.
         has_ended: Whether the controller has told everyone.
         is_stopping: Whether a person asked for a stop.
+        commands: Requests of people that were taken in.
         replicas: By name.
         fenced: Incarnations that were lost, and why; they may not come back.
         has_started: Whether the policy replicas of the recipe have joined.
@@ -154,6 +155,7 @@ class State:
     reason: str = ""
     has_ended: bool = False
     is_stopping: bool = False
+    commands: set[str] = attrs.field(factory=set)
     replicas: dict[str, Replica] = attrs.field(factory=dict)
     fenced: dict[str, str] = attrs.field(factory=dict)
     has_started: bool = False

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cosmos_core.controller import relays
-from cosmos_core.controller.claim import is_stale
-from cosmos_core.controller.ledger import Ledger
-from cosmos_core.controller.offers import Offers
-from cosmos_core.controller.publication import retained
-from cosmos_core.controller.state import State
+from cosmos_core.controller.machine import relays
+from cosmos_core.controller.machine.claim import is_stale
+from cosmos_core.controller.machine.ledger import Ledger
+from cosmos_core.controller.machine.offers import Offers
+from cosmos_core.controller.machine.publication import retained
+from cosmos_core.controller.machine.state import State
 
 
 def check(state: State) -> None:

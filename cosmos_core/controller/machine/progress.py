@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cosmos_core.controller import claim, evaluation, publication
-from cosmos_core.controller.events import Resumed
-from cosmos_core.controller.ledger import Finished, Ledger, is_scored
-from cosmos_core.controller.records import StepRecord
-from cosmos_core.controller.state import Checkpoints, Replica, RunningStep, State
+from cosmos_core.controller.machine import claim, evaluation, publication
+from cosmos_core.controller.machine.events import Resumed
+from cosmos_core.controller.machine.ledger import Finished, Ledger, is_scored
+from cosmos_core.controller.machine.records import StepRecord
+from cosmos_core.controller.machine.state import Checkpoints, Replica, RunningStep, State
 from cosmos_core.errors import JournalError
 from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved, StepDone
 from cosmos_core.types import SampleStatus

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Final
 
-from cosmos_core.controller import relays
-from cosmos_core.controller.state import Replica, State
+from cosmos_core.controller.machine import relays
+from cosmos_core.controller.machine.state import Replica, State
 from cosmos_core.transport.directives import Relaying, WeightTarget
 from cosmos_core.weights.planning.topology import Place, distances
 

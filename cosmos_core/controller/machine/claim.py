@@ -9,9 +9,9 @@ from typing import Final
 import attrs
 
 from cosmos_core.config.order import row_of
-from cosmos_core.controller import evaluation
-from cosmos_core.controller.ledger import Finished, is_scored
-from cosmos_core.controller.state import Replica, RunningStep, State
+from cosmos_core.controller.machine import evaluation
+from cosmos_core.controller.machine.ledger import Finished, is_scored
+from cosmos_core.controller.machine.state import Replica, RunningStep, State
 from cosmos_core.transport.directives import GroupRef, Lease, TrainOrder
 from cosmos_core.transport.reports import GroupFailed, GroupFinished, StepFailed
 

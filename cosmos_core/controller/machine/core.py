@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cosmos_core.controller import claim, dispatch, evaluation, membership, progress, publication
-from cosmos_core.controller.events import (
-    CommandGiven,
+from cosmos_core.controller.machine import claim, dispatch, evaluation, membership, progress, publication, requests
+from cosmos_core.controller.machine.events import (
+    Commanded,
     ControllerStarted,
     Event,
     JoinTimedOut,
@@ -22,7 +22,7 @@ from cosmos_core.controller.events import (
     RunEnded,
     RunOpened,
 )
-from cosmos_core.controller.state import Replica, State, opened
+from cosmos_core.controller.machine.state import Replica, State, opened
 from cosmos_core.errors import JournalError
 from cosmos_core.transport.reports import (
     CheckpointFailed,
@@ -81,9 +81,8 @@ def step(state: State, event: Event) -> None:
             membership.join(state, event)
         case ReplicaLost():
             _lost(state, event)
-        case CommandGiven(command="stop"):
-            state.is_stopping = True
-            state.touch()
+        case Commanded():
+            requests.take(state, event)
         case RegroupDue():
             state.is_regrouping = False
         case ControllerStarted():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cosmos_core.controller import claim, dispatch, evaluation, publication, relays
-from cosmos_core.controller.events import ReplicaJoined
-from cosmos_core.controller.state import Generation, Replica, State
+from cosmos_core.controller.machine import claim, dispatch, evaluation, publication, relays
+from cosmos_core.controller.machine.events import ReplicaJoined
+from cosmos_core.controller.machine.state import Generation, Replica, State
 from cosmos_core.transport.directives import GenerationOrder
 from cosmos_core.transport.reports import GenerationFailed, GenerationFormed, StepFailed
 

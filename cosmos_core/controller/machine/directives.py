@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cosmos_core.controller import publication
-from cosmos_core.controller.offers import Offers
-from cosmos_core.controller.state import Replica, State
+from cosmos_core.controller.machine import publication
+from cosmos_core.controller.machine.offers import Offers
+from cosmos_core.controller.machine.state import Replica, State
 from cosmos_core.transport.directives import PolicyDirective, RolloutDirective
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 
 from cosmos_core.config.order import row_of
-from cosmos_core.controller import evaluation
-from cosmos_core.controller.settings import Settings, StageSettings
-from cosmos_core.controller.state import Replica, State
+from cosmos_core.controller.machine import evaluation
+from cosmos_core.controller.machine.settings import Settings, StageSettings
+from cosmos_core.controller.machine.state import Replica, State
 from cosmos_core.transport.directives import Lease
 
 

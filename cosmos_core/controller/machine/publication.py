@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cosmos_core.controller import relays
-from cosmos_core.controller.state import Published, Replica, State
+from cosmos_core.controller.machine import relays
+from cosmos_core.controller.machine.state import Published, Replica, State
 from cosmos_core.transport.reports import WeightsLoaded, WeightsPublished, WeightsRejected
 
 

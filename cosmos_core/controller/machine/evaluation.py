@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from cosmos_core.controller.ledger import is_scored
-from cosmos_core.controller.records import EvaluationRecord, HeldOutCompletion
-from cosmos_core.controller.state import Evaluation, HeldOutResult, Replica, RunningStep, State
+from cosmos_core.controller.machine.ledger import is_scored
+from cosmos_core.controller.machine.records import EvaluationRecord, HeldOutCompletion
+from cosmos_core.controller.machine.state import Evaluation, HeldOutResult, Replica, RunningStep, State
 from cosmos_core.transport.directives import Lease
 from cosmos_core.transport.reports import GroupFinished, HeldOutLoss, SampleReport
 from cosmos_core.types import SampleStatus

@@ -6,7 +6,7 @@ from typing import Final, TypeAlias, get_args
 
 import attrs
 
-from cosmos_core.controller.settings import Settings
+from cosmos_core.controller.machine.settings import Settings
 from cosmos_core.transport.codec import Codec
 from cosmos_core.transport.messages import Role
 
@@ -67,10 +67,11 @@ class Reported:
 
 
 @attrs.frozen(kw_only=True)
-class CommandGiven:
-    """A person asked for something: `stop`."""
+class Commanded:
+    """A person asked for something; `request` is the message as it came (`transport.wire.REQUEST`)."""
 
-    command: str
+    ident: str
+    request: bytes
 
 
 @attrs.frozen(kw_only=True)
@@ -100,7 +101,7 @@ Event: TypeAlias = (
     | ReplicaJoined
     | ReplicaLost
     | Reported
-    | CommandGiven
+    | Commanded
     | RegroupDue
     | JoinTimedOut
     | RunEnded

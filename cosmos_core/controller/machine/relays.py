@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cosmos_core.controller.state import Replica, State
+from cosmos_core.controller.machine.state import Replica, State
 from cosmos_core.transport.places import parted
 from cosmos_core.weights.planning import tree
 from cosmos_core.weights.planning.topology import Place

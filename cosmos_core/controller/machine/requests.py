@@ -1,0 +1,42 @@
+"""What people ask of a run: whether it can be, and what it makes of the state."""
+
+from __future__ import annotations
+
+from cosmos_core.controller.machine.events import Commanded
+from cosmos_core.controller.machine.state import State
+from cosmos_core.transport.requests import Request, Stop
+from cosmos_core.transport.wire import REQUEST
+
+
+def refusal(state: State, request: Request) -> str:
+    """Why the run cannot do what is asked; empty if it can.
+
+    Args:
+        state: The run's; not changed.
+        request: What a person asks.
+    """
+    if state.outcome and not isinstance(request, Stop):
+        return f"the run is over ({state.outcome})"
+    match request:
+        case Stop():
+            return ""
+        case _:
+            return f"{type(request).__name__} is not something that a run can do"
+
+
+def take(state: State, event: Commanded) -> None:
+    """Do what was asked; once, however often it was.
+
+    Raises:
+        TransportError: It is no request; nothing was changed.
+    """
+    request = REQUEST.decode(event.request)
+    if event.ident in state.commands:
+        return
+    state.commands.add(event.ident)
+    match request:
+        case Stop():
+            state.is_stopping = True
+            state.touch()
+        case _:
+            pass
