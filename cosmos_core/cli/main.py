@@ -13,7 +13,7 @@ os.environ.setdefault("TYPER_USE_RICH", "0")
 
 import typer
 
-from cosmos_core.cli import artifacts, plugins, status
+from cosmos_core.cli import artifacts, plugins, status, steering
 from cosmos_core.cli.options import Debug, is_debugging, set_debugging
 from cosmos_core.errors import ConfigError, CosmosError, PluginError
 
@@ -36,6 +36,8 @@ app.command("export")(artifacts.export)
 app.command("generate")(artifacts.generate)
 app.command("eval")(artifacts.evaluate)
 app.command("status")(status.status)
+app.command("set")(steering.change)
+app.command("drain")(steering.drain)
 
 RecipeFile = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A recipe, as a TOML file.")]
 ModelName = Annotated[str | None, typer.Option("--model", metavar="NAME", help="Model plugin.")]

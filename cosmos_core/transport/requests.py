@@ -21,11 +21,10 @@ class Drain:
 
 @attrs.frozen(kw_only=True)
 class Set:
-    """Change a dynamic key of the recipe from the next step that has not been ordered on."""
+    """Change dynamic keys of the recipe, all at one step boundary: the next step that has not been ordered."""
 
-    key: str
-    value: str
-    """As JSON."""
+    overrides: tuple[str, ...]
+    """Each `KEY=VALUE`, as of `--set`."""
 
 
 Request: TypeAlias = Stop | Drain | Set

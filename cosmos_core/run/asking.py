@@ -1,0 +1,64 @@
+"""Asking a run that goes on for something, and hearing whether it was taken in."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+from typing import Final
+
+from cosmos_core.config.loading import load_job
+from cosmos_core.errors import ReplicaError
+from cosmos_core.run.observer import Observer
+from cosmos_core.run.roster import read_address
+from cosmos_core.transport.requests import Request
+
+RUNS: Final = Path("runs")
+_ANSWER_S: Final = 10.0
+_REPEAT_S: Final = 1.0
+_POLL_S: Final = 0.1
+
+
+def only_run(folder: Path = RUNS) -> Path:
+    """The folder of the one run that goes on in `folder`.
+
+    Raises:
+        ReplicaError: There is none, or several.
+    """
+    found = [each.parent for each in sorted(folder.glob("*/job.json")) if read_address(load_job(each.parent))]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ReplicaError(f"no run goes on in {folder}/; name its folder with --run RUN")
+    raise ReplicaError(f"several runs go on ({', '.join(map(str, found))}); name one with --run RUN")
+
+
+def ask(directory: Path, request: Request) -> None:
+    """Ask a run, and return once the request is in its journal.
+
+    Raises:
+        CosmosError: It is no run.
+        ReplicaError: It does not go on, does not answer, or refuses; the message says why.
+    """
+    job = load_job(directory)
+    address = read_address(job)
+    if address is None:
+        raise ReplicaError(
+            f"{directory}: the run does not go on (its controller is gone), so that nothing can be asked"
+        )
+    observer = Observer(address, job.run_id)
+    ident = secrets.token_hex(8)
+    deadline, asked_at = time.monotonic() + _ANSWER_S, float("-inf")
+    try:
+        while ident not in observer.answers:
+            now = time.monotonic()
+            if now > deadline:
+                raise ReplicaError(f"{directory}: the controller at {address} has not answered within {_ANSWER_S:g} s")
+            if now - asked_at > _REPEAT_S:
+                observer.ask(request, ident)
+                asked_at = now
+            observer.poll(_POLL_S)
+    finally:
+        observer.close()
+    if refusal := observer.answers[ident]:
+        raise ReplicaError(f"{directory}: refused: {refusal}")
