@@ -115,7 +115,16 @@ contracts: $(VENV)/.developing ## The layers of the packages, by import-linter.
 # Runs of many processes, which keep the machine busy and have time limits: one after another.
 WHOLE_MACHINE := tests/integration tests/ecosystem
 
-pytest: $(VENV)/.developing ## The test suite.
+# The live page is tested in a real browser; where none can be had, these tests are skipped, and say so.
+.PHONY: browser
+browser: ## Install Chromium for the tests of the live page (Debian, as root).
+	@command -v chromium chromium-browser google-chrome google-chrome-stable >/dev/null || { \
+		printf '\033[1m==> %s\033[0m\n' "Installing Chromium"; \
+		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update && \
+			DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends chromium >/dev/null; } || \
+		echo "No Chromium, and none can be installed: the tests of the live page will be skipped"; }
+
+pytest: $(VENV)/.developing browser ## The test suite.
 	$(call say,Tests)
 	@$(BIN)/python -m pytest --durations=20 --numprocesses 2 --dist loadfile $(addprefix --ignore=,$(WHOLE_MACHINE))
 	@$(BIN)/python -m pytest --durations=10 $(WHOLE_MACHINE)

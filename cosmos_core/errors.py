@@ -47,6 +47,10 @@ class JournalError(CosmosError):
     """The controller's journal could not be written or read."""
 
 
+class DamagedJournalError(JournalError):
+    """The content of a journal is not what a controller wrote."""
+
+
 class WeightSyncError(CosmosError):
     """A weight transfer failed, or what was loaded does not match its digest."""
 
@@ -69,3 +73,7 @@ class TrainingError(CosmosError):
 
 class ReplicaError(CosmosError):
     """A replica failed, was fenced, or did not appear in time."""
+
+
+class ProcessLostError(ReplicaError):
+    """A process of this replica ended without a word: nothing is wrong with the run, another can take its place."""

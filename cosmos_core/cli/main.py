@@ -13,7 +13,7 @@ os.environ.setdefault("TYPER_USE_RICH", "0")
 
 import typer
 
-from cosmos_core.cli import artifacts, plugins, status, steering
+from cosmos_core.cli import artifacts, audit, keys, launch, plugins, replica, status, steering
 from cosmos_core.cli.options import Debug, is_debugging, set_debugging
 from cosmos_core.errors import ConfigError, CosmosError, PluginError
 
@@ -32,10 +32,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 app.add_typer(plugins.app, name="plugins")
+app.add_typer(replica.app, name="replica")
+app.add_typer(keys.app, name="keys")
 app.command("export")(artifacts.export)
 app.command("generate")(artifacts.generate)
 app.command("eval")(artifacts.evaluate)
 app.command("status")(status.status)
+app.command("audit")(audit.audit)
+app.command("recover")(audit.recover)
+app.command("launch", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch.launch)
 app.command("set")(steering.change)
 app.command("drain")(steering.drain)
 

@@ -48,12 +48,17 @@ def change(
     Examples:
       cosmos set policy.optimizer.lr=5e-7 --run runs/arithmetic
       cosmos set rollout.sampling.temperature=0.8 sync.max_staleness=4
+      cosmos set algorithm.options.clip_high=0.28
     """  # noqa: D301 - the escape keeps the lines after it apart
     set_debugging(debug)
-    from cosmos_core.transport.requests import Set  # noqa: PLC0415
+    from cosmos_core.run.asking import only_run  # noqa: PLC0415
+    from cosmos_core.run.setting import change_settings  # noqa: PLC0415
 
-    _ask(run, Set(overrides=tuple(settings)))
-    typer.echo(f"{', '.join(settings)} from the next step on.")
+    changes = change_settings(only_run() if run is None else run, settings)
+    for each in changes:
+        typer.echo(f"{each.key}: {each.before} until now, {each.after} from step {each.step} on")
+    if not changes:
+        typer.echo("Nothing to change: it is so already.")
 
 
 def _ask(run: Path | None, request: Request) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -35,9 +36,27 @@ def check_recipe(recipe: Recipe) -> None:
         raise ConfigError("\n".join(problems))
 
 
+def is_loopback(bind: str) -> bool:
+    """Whether only this machine reaches what listens at an address."""
+    try:
+        return ipaddress.ip_address(bind.strip("[]")).is_loopback
+    except ValueError:
+        return bind == "localhost"
+
+
 def staleness_bound(sync: SyncConfig) -> int:
     """Steps that a sample may lag the weights it trains: `max_staleness`, and 0 in sync mode."""
     return 0 if sync.mode == "sync" else sync.max_staleness
+
+
+def pace_problem(interval: int, bound: int) -> str:
+    """Why weights cannot be published every `interval` steps where samples may lag `bound`; empty if they can."""
+    if interval - 1 <= bound:
+        return ""
+    return (
+        f"sync.interval: weights published every {interval} steps lag up to {interval - 1}, more than "
+        f"the {bound} that sync.max_staleness and sync.mode allow; lower sync.interval or allow more staleness"
+    )
 
 
 def _model(recipe: Recipe) -> Iterator[str]:
@@ -63,12 +82,8 @@ def _rewards(recipe: Recipe) -> Iterator[str]:
 
 
 def _pace(sync: SyncConfig) -> Iterator[str]:
-    bound = staleness_bound(sync)
-    if sync.interval - 1 > bound:
-        yield (
-            f"sync.interval: weights published every {sync.interval} steps lag up to {sync.interval - 1}, more than "
-            f"the {bound} that sync.max_staleness and sync.mode allow; lower sync.interval or allow more staleness"
-        )
+    if problem := pace_problem(sync.interval, staleness_bound(sync)):
+        yield problem
 
 
 def _transport(recipe: Recipe) -> Iterator[str]:
@@ -142,6 +157,11 @@ def _rest(recipe: Recipe) -> Iterator[str]:
     if longest is not None and longest < 1:
         yield f"evaluation.max_units: must be >= 1, got {longest}"
     control = recipe.control
+    if control.keys is None and recipe.launch.launcher == "local" and not is_loopback(control.bind):
+        yield (
+            f"control.bind: other machines can reach {control.bind}, and control.keys names no keys; make some with "
+            '`cosmos keys new keys`, then --set control.keys="keys", or leave control.bind at 127.0.0.1'
+        )
     if control.lost_after_s <= control.heartbeat_s:
         yield (
             f"control.lost_after_s: {control.lost_after_s} s is not longer than control.heartbeat_s = "

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 import attrs
 
+from cosmos_core.config.dynamic import DynamicKey
 from cosmos_core.config.schema import Recipe
 
 
@@ -20,10 +22,12 @@ class StageFacts:
     Attributes:
         source: Where its batches come from (`AlgorithmCapabilities.source`).
         min_group_size: Fewest scored samples of a prompt that it can train on (`AlgorithmCapabilities.min_group_size`).
+        dynamic: Its options that may change while the run goes on.
     """
 
     source: Literal["rollouts", "demonstrations"]
     min_group_size: int = 1
+    dynamic: tuple[DynamicKey, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -41,6 +45,7 @@ class Job:
         num_measured_prompts: Of these, from the first on, those of whose demonstrations the loss is measured (0: none).
         uses_rollouts: Whether a stage or an evaluation needs rollout replicas.
         stages: Facts of each stage, in order: the warm-up's first, if the recipe has one.
+        fixed: Keys of the recipe that declare themselves dynamic and cannot change in this run, and why.
     """
 
     run_id: str
@@ -53,6 +58,7 @@ class Job:
     uses_rollouts: bool
     stages: tuple[StageFacts, ...]
     num_measured_prompts: int = attrs.field()
+    fixed: Mapping[str, str] = attrs.field(factory=dict)
 
     @num_measured_prompts.default
     def _before_it_was_written(self) -> int:
@@ -68,6 +74,17 @@ class Job:
     def journal(self) -> Path:
         """The controller's journal."""
         return self.directory / "journal.sqlite"
+
+    @property
+    def accounts(self) -> Path:
+        """Where the controller keeps what a new journal could go on from."""
+        return self.directory / "accounts"
+
+    @property
+    def keys(self) -> Path:
+        """Folder of the keys with which its processes speak to one another."""
+        named = self.recipe.control.keys
+        return self.directory / "keys" if named is None else self.recipe_directory / Path(named).expanduser()
 
     @property
     def logs(self) -> Path:

@@ -31,7 +31,7 @@ def apply_override(data: MutableMapping[str, Any], override: str) -> None:
     if not separator:
         raise ConfigError(f"--set {override}: expected KEY=VALUE, for example --set policy.replicas=2")
     path = _parse_key(key.strip(), override)
-    _assign(data, path, _parse_value(text.strip(), override), override)
+    _assign(data, path, parse_value(text.strip(), override), override)
 
 
 def apply_selections(data: MutableMapping[str, Any], selections: Mapping[str, str]) -> None:
@@ -82,7 +82,16 @@ def _parse_key(key: str, override: str) -> list[str]:
     return path
 
 
-def _parse_value(text: str, override: str) -> Any:
+def parse_value(text: str, override: str) -> Any:
+    """The value of `KEY=VALUE`: TOML, or a string.
+
+    Args:
+        text: The value.
+        override: The whole, for the error's message.
+
+    Raises:
+        ConfigError: It begins as TOML does, and is none.
+    """
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError as error:

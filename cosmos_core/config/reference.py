@@ -25,6 +25,7 @@ class Key:
         bounds: What its validator demands besides, such as `≥ 1`; empty if nothing that can be put so.
         default: As a recipe would write it; `required` if there is none.
         help: What it is for.
+        is_dynamic: Whether it may change while a run goes on.
     """
 
     name: str
@@ -32,6 +33,12 @@ class Key:
     bounds: str
     default: str
     help: str
+    is_dynamic: bool = False
+
+    @property
+    def meaning(self) -> str:
+        """What it is for, and whether it is dynamic."""
+        return f"{self.help} Dynamic." if self.is_dynamic else self.help
 
     @property
     def is_required(self) -> bool:
@@ -48,6 +55,7 @@ def keys(cls: type) -> list[Key]:
             bounds=", ".join(_bounds(field.validator)),
             default=_default(field),
             help=field.metadata.get("help", ""),
+            is_dynamic=bool(field.metadata.get("dynamic")),
         )
         for name, field in fields(cls)
     ]

@@ -16,17 +16,37 @@ from cosmos_core.protocols.quantization import Quantization
 from cosmos_core.types import JSON
 
 
-def option(default: Any = attrs.NOTHING, *, help: str, validator: Any = None, factory: Any = None) -> Any:  # noqa: A002
-    """An attrs field with its help text."""
+def option(
+    default: Any = attrs.NOTHING,
+    *,
+    help: str,  # noqa: A002 - the users' word for it
+    validator: Any = None,
+    factory: Any = None,
+    dynamic: Any = False,
+) -> Any:
+    """An attrs field of a recipe, or of a plugin's options.
+
+    Args:
+        default: What it is where a recipe does not say.
+        help: What it is for, for users.
+        validator: What it must be.
+        factory: Makes the default, in place of it.
+        dynamic: Whether it may change while a run goes on (`cosmos set`): a truth value, a number or a string, absent
+            or not, whose validators are of `ge`, `gt`, `le`, `lt`, `in_`, `optional` and `and_`. A validator says what
+            it must be then, besides. Of plugins, options of algorithms may be.
+    """
+    metadata = {"help": help, "dynamic": dynamic}
     if factory is not None:
-        return attrs.field(factory=factory, validator=validator, metadata={"help": help})
-    return attrs.field(default=default, validator=validator, metadata={"help": help})
+        return attrs.field(factory=factory, validator=validator, metadata=metadata)
+    return attrs.field(default=default, validator=validator, metadata=metadata)
 
 
 POSITIVE = check.ge(1)
 NOT_NEGATIVE = check.ge(0)
 ABOVE_ZERO = check.gt(0.0)
 FRACTION = check.and_(check.ge(0.0), check.le(1.0))
+LEAST_TEMPERATURE = 0.01
+"""A run goes on with at least this: below it, not every engine draws at the temperature that it is asked for."""
 NAME = check.matches_re(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -109,11 +129,13 @@ class EnvironmentConfig:
 class OptimizerConfig:
     """AdamW and its schedule."""
 
-    lr: float = option(1e-6, help="Peak learning rate.", validator=NOT_NEGATIVE)
+    lr: float = option(1e-6, help="Peak learning rate.", validator=NOT_NEGATIVE, dynamic=True)
     betas: tuple[float, float] = option((0.9, 0.95), help="AdamW's decay rates.")
     eps: float = option(1e-8, help="AdamW's epsilon.", validator=ABOVE_ZERO)
-    weight_decay: float = option(0.0, help="Decoupled weight decay.", validator=NOT_NEGATIVE)
-    clip_norm: float = option(1.0, help="Largest global gradient norm; 0 does not clip.", validator=NOT_NEGATIVE)
+    weight_decay: float = option(0.0, help="Decoupled weight decay.", validator=NOT_NEGATIVE, dynamic=True)
+    clip_norm: float = option(
+        1.0, help="Largest global gradient norm; 0 does not clip.", validator=NOT_NEGATIVE, dynamic=True
+    )
     schedule: Literal["constant", "linear", "cosine"] = option("constant", help="Shape after the warm-up steps.")
     warmup_steps: int = option(0, help="Steps of linear rise from 0 to `lr`.", validator=NOT_NEGATIVE)
     final_lr_ratio: float = option(0.1, help="Last learning rate over the peak (linear, cosine).", validator=FRACTION)
@@ -194,7 +216,10 @@ class CheckpointConfig:
     """When to save, and what to keep."""
 
     interval: int = option(
-        200, help="Steps between checkpoints; 0 saves only at the end and on Ctrl-C.", validator=NOT_NEGATIVE
+        200,
+        help="Steps between checkpoints; 0 saves only at the end and on Ctrl-C.",
+        validator=NOT_NEGATIVE,
+        dynamic=True,
     )
     keep: int = option(
         2, help="Newest checkpoints to keep; the best one by evaluation is kept besides.", validator=POSITIVE
@@ -230,7 +255,9 @@ class PolicyConfig:
 class SamplingConfig:
     """How training completions are drawn."""
 
-    temperature: float = option(1.0, help="Softmax temperature.", validator=ABOVE_ZERO)
+    temperature: float = option(
+        1.0, help="Softmax temperature.", validator=ABOVE_ZERO, dynamic=check.ge(LEAST_TEMPERATURE)
+    )
     top_p: float = option(
         1.0, help="Nucleus mass; 1 takes the whole vocabulary.", validator=check.and_(check.gt(0.0), check.le(1.0))
     )
@@ -276,8 +303,9 @@ class SyncConfig:
         2,
         help="Most steps that a sample's oldest weights may lag the weights it trains; sync mode lags none.",
         validator=NOT_NEGATIVE,
+        dynamic=True,
     )
-    interval: int = option(1, help="Steps between weight publications.", validator=POSITIVE)
+    interval: int = option(1, help="Steps between weight publications.", validator=POSITIVE, dynamic=True)
     transport: Literal["auto", "shared-memory", "zmq", "gloo", "nccl", "disk"] = option(
         "auto",
         help="How weights travel; `auto` uses shared memory on one host, else ZeroMQ, and falls back to `directory`.",
@@ -309,7 +337,10 @@ class EvaluationConfig:
     """Greedy completions of held-out prompts, scored by the same rewards; without rewards, the held-out loss."""
 
     interval: int = option(
-        0, help="Steps between evaluations; 0 evaluates only before and after training.", validator=NOT_NEGATIVE
+        0,
+        help="Steps between evaluations; 0 evaluates only before and after training.",
+        validator=NOT_NEGATIVE,
+        dynamic=True,
     )
     prompts: int = option(
         256,
@@ -335,11 +366,29 @@ class ControlConfig:
     port: int = option(
         0, help="Port of the controller; 0 takes a free one.", validator=check.and_(check.ge(0), check.le(65535))
     )
+    keys: str | None = option(
+        None,
+        help="Folder of keys (`cosmos keys new`), needed to listen beyond this machine; the run's own if absent.",
+    )
+    page_port: int = option(
+        0,
+        help="Port of the live web page; 0 takes a free one, -1 serves none.",
+        validator=check.and_(check.ge(-1), check.le(65535)),
+    )
+    page_bind: str = option(
+        "127.0.0.1",
+        help="Address that the page listens on; beyond this machine even looking needs the run's token.",
+    )
     join_timeout_s: float = option(
         120.0, help="Seconds within which the replicas of the recipe must have joined.", validator=ABOVE_ZERO
     )
     heartbeat_s: float = option(1.0, help="Seconds between heartbeats.", validator=ABOVE_ZERO)
     lost_after_s: float = option(15.0, help="Seconds of silence after which a replica is lost.", validator=ABOVE_ZERO)
+    progress_timeout_s: float = option(
+        300.0,
+        help="Seconds after which a replica that has work and makes no progress is given up, though it beats.",
+        validator=ABOVE_ZERO,
+    )
     durable: bool = option(False, help="Whether a journal commit survives a power cut (slower), not only a crash.")
 
 
@@ -347,8 +396,16 @@ class ControlConfig:
 class LaunchConfig:
     """How processes are started."""
 
-    launcher: Literal["local"] = option("local", help="`local` starts every process on this machine.")
+    launcher: str = option(
+        "local", help="Name of a launcher plugin; `local` starts every process on the machine of `cosmos run`."
+    )
     threads: int = option(1, help="OpenMP threads of each process on a CPU.", validator=POSITIVE)
+    options: Mapping[str, JSON] = option(factory=dict, help="The launcher's own options.")
+    restarts: int = option(
+        3,
+        help="Times in ten minutes that a replica, or the controller, is started again after it was killed; 0: never.",
+        validator=NOT_NEGATIVE,
+    )
 
 
 @attrs.frozen(kw_only=True)

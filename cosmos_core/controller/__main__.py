@@ -1,4 +1,6 @@
-"""`python -m cosmos_core.controller --run RUN_DIR [--resume-step N]`: the controller's process.
+"""`python -m cosmos_core.controller --run RUN_DIR [--resume-step N] [--port PORT]`: the controller's process.
+
+Started again, it goes on where its journal ends; at the port that it had, its replicas find it.
 
 Exit codes: 0 when the run finished or was stopped, and everyone was told; 1 when it failed; 143 after SIGTERM.
 """
@@ -11,27 +13,39 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import attrs
 import zmq
 
 from cosmos_core.config.job import Job
+from cosmos_core.config.kinship import facts_of
 from cosmos_core.config.loading import load_job
+from cosmos_core.controller.accounts import Accounts
 from cosmos_core.controller.journal import Journal
 from cosmos_core.controller.machine import core
 from cosmos_core.controller.machine.events import ControllerStarted, Event, Resumed, RunOpened
 from cosmos_core.controller.machine.settings import settings_of
 from cosmos_core.controller.machine.state import State
+from cosmos_core.controller.page.opening import opened
 from cosmos_core.controller.server import Server
 from cosmos_core.errors import CosmosError, JournalError
 from cosmos_core.observe import logs
+from cosmos_core.plugin.versions import plugin_versions
+from cosmos_core.protocols.versions import KINDS
 from cosmos_core.replica.lifetime import bounded_life
-from cosmos_core.transport import sockets
+from cosmos_core.transport import key_folder, sockets
+from cosmos_core.transport.allowed import AllowList
+from cosmos_core.transport.bounds import REPORT_BYTES
+from cosmos_core.transport.door import Guarded, listen
+from cosmos_core.transport.keys import ALLOWED, controller_key
 
 _LOG: Final = logging.getLogger(__name__)
 _LINGER_MS: Final = 2000
+_LIMITS: Final = attrs.evolve(sockets.CONTROL, part_bytes=2 * REPORT_BYTES)
+"""Of what it receives: reports in batches of 1 MiB, or one that is larger."""
 _TERMINATED: Final = 143
 
 
@@ -40,12 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cosmos_core.controller", allow_abbrev=False)
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
     parser.add_argument("--resume-step", type=int, help="go on from the checkpoint of this step")
+    parser.add_argument("--port", type=int, help="where to listen, instead of control.port")
     options = parser.parse_args(argv)
     logs.setup(options.run / "logs" / "controller.jsonl", "controller")
     stop = threading.Event()
     with bounded_life(stop):
         try:
-            return _serve(load_job(options.run), options.resume_step, stop)
+            return _serve(load_job(options.run), options.resume_step, options.port, stop)
         except CosmosError as error:
             _LOG.error("%s", error, exc_info=error if os.environ.get("COSMOS_DEBUG") == "1" else None)
         except Exception:  # noqa: BLE001 - the supervised boundary
@@ -53,22 +68,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _serve(job: Job, resume_step: int | None, stop: threading.Event) -> int:
+def _serve(job: Job, resume_step: int | None, port: int | None, stop: threading.Event) -> int:
     control = job.recipe.control
     with zmq.Context() as context:
-        socket = sockets.router(context, control.bind, control.port)
+        guarded = _listen(job, context, control.port if port is None else port)
         try:
-            with Journal(job.journal, durable=control.durable) as journal:
+            with Journal(job.journal, durable=control.durable) as journal, opened(job) as page:
                 state = restore(journal, job, resume_step)
-                _announce(job, sockets.address_of(socket), state.term)
-                server = Server(state, journal, socket, control)
+                _announce(job, sockets.address_of(guarded.socket), state.term, page.announcement)
+                accounts = Accounts(job.accounts, keep=job.recipe.policy.checkpoint.keep)
+                facts = facts_of(job.recipe, plugin_versions(job.recipe, KINDS))
+                server = Server(state, journal, guarded, control, accounts, window=page.window, facts=facts)
                 has_ended = server.run(stop)
         finally:
-            socket.close(linger=_LINGER_MS)
+            guarded.close(linger_ms=_LINGER_MS)
     if not has_ended:
         return _TERMINATED
     _LOG.log(logging.ERROR if state.outcome == "failed" else logging.INFO, "run %s %s", state.outcome, state.reason)
     return 0 if state.outcome in ("finished", "stopped") else 1
+
+
+def _listen(job: Job, context: sockets.Context, port: int) -> Guarded:
+    """Listen for those who have keys; a run that brings none makes its own."""
+    if job.recipe.control.keys is None:
+        key_folder.ensure(job.keys)
+    own, allowed = controller_key(job.keys).pair, AllowList(job.keys / ALLOWED)
+    return listen(context, job.recipe.control.bind, port, _LIMITS, own=own, allowed=allowed)
 
 
 def restore(journal: Journal, job: Job, resume_step: int | None) -> State:
@@ -103,10 +128,11 @@ def restore(journal: Journal, job: Job, resume_step: int | None) -> State:
     return state
 
 
-def _announce(job: Job, address: str, term: int) -> None:
+def _announce(job: Job, address: str, term: int, more: Mapping[str, str]) -> None:
     path = job.directory / "controller.json"
     draft = path.with_suffix(".json.tmp")
-    draft.write_text(json.dumps({"address": address, "pid": os.getpid(), "term": term}) + "\n", encoding="utf-8")
+    found = {"address": address, "pid": os.getpid(), "term": term, **more}
+    draft.write_text(json.dumps(found) + "\n", encoding="utf-8")
     draft.replace(path)
     _LOG.info("listening on %s, term %d", address, term)
 

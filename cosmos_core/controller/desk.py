@@ -6,21 +6,26 @@ Without sockets and without a clock of its own: time is handed in, in seconds of
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 import attrs
 
+from cosmos_core.config.kinship import difference
 from cosmos_core.config.schema import ControlConfig
-from cosmos_core.controller.lines import Line, Lines
-from cosmos_core.controller.machine import core, membership, requests
+from cosmos_core.controller.lines import IsThere, Line, Lines
+from cosmos_core.controller.machine import core, membership, requests, rewinding
 from cosmos_core.controller.machine.events import (
     Commanded,
     Event,
+    GroupStalled,
     JoinTimedOut,
     RegroupDue,
     ReplicaJoined,
     ReplicaLost,
     Reported,
+    Rewound,
     RunEnded,
 )
 from cosmos_core.controller.machine.invariants import check
@@ -40,11 +45,19 @@ from cosmos_core.transport.messages import (
     Watch,
     Welcome,
 )
+from cosmos_core.transport.requests import Lost
 from cosmos_core.transport.wire import REQUEST
 
 _LOG: Final = logging.getLogger(__name__)
 
 _REGROUP_S: Final = 0.5
+_LOOK_S: Final = 0.09
+"""Between two looks at everybody: what is only told by time can wait that long."""
+
+
+def _is_unknown(name: str, line: Line) -> bool:  # noqa: ARG001 - what it is asked of
+    """Take everybody for connected: where that cannot be asked, silence tells."""
+    return True
 
 
 class Durable(Protocol):
@@ -83,6 +96,7 @@ class Desk:
         journal: Where every event goes before anything that follows from it is said.
         control: Intervals and time limits.
         now: The present time.
+        facts: What replicas must have in common with the run (`config.kinship`); None compares nothing.
 
     Attributes:
         state: As given.
@@ -90,18 +104,30 @@ class Desk:
         watches: Observers that asked for the journal, and from where on; for the owner to take.
     """
 
-    def __init__(self, state: State, journal: Durable, control: ControlConfig, now: float) -> None:
+    def __init__(
+        self,
+        state: State,
+        journal: Durable,
+        control: ControlConfig,
+        now: float,
+        facts: Mapping[str, str] | None = None,
+    ) -> None:
         self.state: Final = state
         self.lines: Final = Lines(state, now)
         self.watches: list[tuple[bytes, int]] = []
         self._journal: Final = journal
         self._control: Final = control
+        self._facts: Final = facts or {}
         self._answers: list[tuple[bytes, Down]] = []
         self._ticked_at = now
+        self._looked_at = -math.inf
         self._missing: Final = _Since()
         self._regrouping: Final = _Since()
+        self._generation = 0
+        self._ordered_at = now
         self._checked_step = state.step
         self._num_events = 0
+        self._num_refused = 0
 
     def take(self, identity: bytes, message: Up, now: float) -> None:
         """Take a message in."""
@@ -111,7 +137,7 @@ class Desk:
             case Beat():
                 line = self._current_line(identity, message, now)
                 if line is not None:
-                    line.beat(message)
+                    line.beat(message, now)
             case Hello():
                 self._on_hello(identity, message, now)
             case Watch():
@@ -125,17 +151,25 @@ class Desk:
         refusal = ""
         if command.ident not in self.state.commands:
             try:
-                refusal = requests.refusal(self.state, REQUEST.decode(command.request))
+                request = REQUEST.decode(command.request)
+                refusal = requests.refusal(self.state, request)
             except TransportError as error:
                 refusal = str(error)
-            if not refusal:
+            if not refusal and isinstance(request, Lost):
+                # A fact, like silence: it is journaled as that, and once it is, nothing is left of the request.
+                if self.lines.find(request.name, request.incarnation) is not None:
+                    self._lose(request.name, request.incarnation, request.reason)
+            elif not refusal:
                 self._record(Commanded(ident=command.ident, request=command.request))
         self._answers.append((identity, Answer(ident=command.ident, refusal=refusal)))
 
     def _on_hello(self, identity: bytes, hello: Hello, now: float) -> None:
         state = self.state
         if refusal := self._refusal(hello):
-            _LOG.warning("refused %s (pid %d on %s): %s", hello.name, hello.pid, hello.host, refusal)
+            self._num_refused += 1
+            if self._num_refused.bit_count() == 1:  # ever less often: whoever repeats it must not fill the log
+                told = (hello.name, hello.pid, hello.host, self._num_refused, refusal)
+                _LOG.warning("refused %s (pid %d on %s; %d so far): %s", *told)
             self._answers.append((identity, Refused(reason=refusal)))
             return
         line = self.lines.find(hello.name, hello.incarnation)
@@ -147,7 +181,7 @@ class Desk:
             self._record(ReplicaJoined(**{field: getattr(hello, field) for field in fields}))
             line = self.lines.open(hello.name, hello.incarnation, now)
             _LOG.info("%s joined (pid %d on %s, incarnation %s)", hello.name, hello.pid, hello.host, hello.incarnation)
-        line.hear(identity, now)
+        self.lines.hear(hello.name, line, identity, now)
         line.acknowledged = state.replicas[hello.name].received
         self._answers.append((identity, Welcome(term=state.term, acknowledged=line.acknowledged)))
 
@@ -157,6 +191,8 @@ class Desk:
             return f"it speaks wire version {hello.wire}, this controller {WIRE_VERSION}; install the same cosmos-core"
         if hello.run_id != settings.run_id:
             return f"it belongs to run {hello.run_id}, this is {settings.run_id}"
+        if hello.facts and self._facts and (found := difference(self._facts, hello.facts)):
+            return f"{found}; give it this run's folder and the same packages"
         if hello.incarnation in self.state.fenced:
             return f"it was given up ({self.state.fenced[hello.incarnation]}); start it again"
         if self.state.outcome and hello.name not in self.state.replicas:
@@ -178,6 +214,10 @@ class Desk:
         for number, report in enumerate(message.reports[skip:], start=replica.received + 1):
             if not self._on_report(identity, message, number, report):
                 return
+        if message.name not in self.state.replicas:
+            # It has left, and has no line any more; its farewell is confirmed all the same.
+            _LOG.info("%s has left (incarnation %s)", message.name, message.incarnation)
+            self._answers.append((identity, Acknowledged(term=self.state.term, acknowledged=replica.received)))
 
     def _on_report(self, identity: bytes, message: Reports, number: int, report: bytes) -> bool:
         try:
@@ -195,7 +235,7 @@ class Desk:
             if fence := self.state.fenced.get(message.incarnation):
                 self._answers.append((identity, Refused(reason=f"it was given up ({fence}); start it again")))
             return None
-        line.hear(identity, now)
+        self.lines.hear(message.name, line, identity, now)
         if message.term != self.state.term:
             received = self.state.replicas[message.name].received
             self._answers.append((identity, Acknowledged(term=self.state.term, acknowledged=received)))
@@ -208,22 +248,50 @@ class Desk:
             return False
         return True
 
-    def tick(self, now: float) -> None:
-        """Let time pass: who is silent, or has not come, or may try again."""
+    def tick(self, now: float, is_there: IsThere = _is_unknown) -> None:
+        """Let time pass: who is gone, silent, or has not come, or may try again.
+
+        Args:
+            now: The present time.
+            is_there: Whether a replica is connected, as far as that is known.
+        """
         state, control = self.state, self._control
         paused = now - self._ticked_at - 2 * control.heartbeat_s
         self._ticked_at = now
         if paused > 0:
             # This process did not run: what was said meanwhile waits at the socket, nobody was silent.
             self.lines.excuse(paused)
-        if state.outcome:
+        if state.outcome or now - self._looked_at < _LOOK_S:
             return
-        for name, incarnation in self.lines.silent(now, control.lost_after_s):
-            self._lose(name, incarnation, f"silent for {control.lost_after_s:g} s (control.lost_after_s)")
+        self._looked_at = now
+        for name, incarnation, reason in self.lines.failing(now, control, is_there):
+            self._lose(name, incarnation, reason)
+        self._look_at_group(now)
+        if rewinding.is_headless(state):
+            _LOG.warning("all policy replicas were lost at step %d; going back to a checkpoint", state.step)
+            self._record(Rewound(step=rewinding.newest_kept(state)))
         if self._missing.lasts(now, holds=bool(membership.missing(state))) > control.join_timeout_s:
             self._record(JoinTimedOut(timeout_s=control.join_timeout_s))
         if self._regrouping.lasts(now, holds=state.is_regrouping) > _REGROUP_S:
             self._record(RegroupDue())
+
+    def shut_out(self, identity: bytes, reason: str) -> None:
+        """Lose the replica that speaks from an identity, if one does, and tell it why."""
+        for name, line in self.lines.items():
+            if line.identity == identity:
+                self._answers.append((identity, Refused(reason=reason)))
+                self._lose(name, line.incarnation, reason)
+
+    def _look_at_group(self, now: float) -> None:
+        """Whether the members of the gradient group wait for each other for ever."""
+        generation, timeout_s = self.state.generation, self._control.progress_timeout_s
+        number = 0 if generation is None else generation.order.generation
+        if number != self._generation:
+            self._generation, self._ordered_at = number, now
+        if generation is None or now - self._ordered_at <= timeout_s:
+            return
+        if self.lines.is_stalled(generation.order.members, now, timeout_s):
+            self._record(GroupStalled(generation=number, timeout_s=timeout_s))
 
     def end(self) -> None:
         """Note that everyone was told that the run is over."""
@@ -254,6 +322,7 @@ class Desk:
             "finished": len(ledger.finished),
             "claimed": len(ledger.claimed),
             "events": self._num_events,
+            "hellos_refused": self._num_refused,
         }
         return gauges
 

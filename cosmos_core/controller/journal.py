@@ -2,13 +2,17 @@
 
 Events are appended in memory and made durable together by `commit`; nothing that follows from an event may leave
 the process before that. In WAL mode a commit survives a crash of the process, with `durable` also a power cut.
+Each entry has a checksum of itself and all before it: SQLite has none, and a flipped bit may still decode.
 """
 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sqlite3
+import struct
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -17,13 +21,18 @@ from typing import Final, Self
 from cosmos_core.controller.machine import core
 from cosmos_core.controller.machine.events import EVENTS, Event
 from cosmos_core.controller.machine.state import State
-from cosmos_core.errors import JournalError, TransportError
+from cosmos_core.errors import DamagedJournalError, JournalError, TransportError
 
+_PLACE: Final = struct.Struct("<qd")
 _APPLICATION_ID: Final = 0x636F736D  # "cosm"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _SCHEMA: Final = (
-    "CREATE TABLE IF NOT EXISTS events (sequence INTEGER PRIMARY KEY, time REAL NOT NULL, event BLOB NOT NULL)"
+    "CREATE TABLE IF NOT EXISTS events "
+    "(sequence INTEGER PRIMARY KEY, time REAL NOT NULL, event BLOB NOT NULL, sum INTEGER NOT NULL)"
 )
+
+
+_RECOVER: Final = "cosmos recover {} keeps it aside and goes on from the newest checkpoint"
 
 
 class Journal:
@@ -39,12 +48,14 @@ class Journal:
 
     def __init__(self, path: Path, *, durable: bool = False) -> None:
         self._path: Final = path
-        self._pending: Final[list[tuple[int, float, bytes]]] = []
+        self._pending: Final[list[tuple[int, float, bytes, int]]] = []
+        self._sum: int
         with _explained(path):
             self._connection = sqlite3.connect(path, isolation_level=None, timeout=0.0)
             try:
                 self._prepare(durable=durable)
-                (last,) = self._connection.execute("SELECT coalesce(max(sequence), 0) FROM events").fetchone()
+                newest = self._connection.execute("SELECT sequence, sum FROM events ORDER BY sequence DESC LIMIT 1")
+                last, self._sum = newest.fetchone() or (0, 0)
             except BaseException:
                 self._connection.close()
                 raise
@@ -63,7 +74,9 @@ class Journal:
     def append(self, event: Event) -> int:
         """Add an event to what the next `commit` makes durable, and return its sequence number (from 1)."""
         self.last += 1
-        self._pending.append((self.last, time.time(), EVENTS.encode(event)))
+        when, data = time.time(), EVENTS.encode(event)
+        self._sum = _chained(self._sum, self.last, when, data)
+        self._pending.append((self.last, when, data, self._sum))
         return self.last
 
     def commit(self) -> int:
@@ -77,7 +90,7 @@ class Journal:
         with _explained(self._path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                self._connection.executemany("INSERT INTO events VALUES (?, ?, ?)", self._pending)
+                self._connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", self._pending)
                 self._connection.execute("COMMIT")
             except sqlite3.Error:
                 with contextlib.suppress(sqlite3.Error):
@@ -145,17 +158,28 @@ def replay(path: Path) -> State:
 
 def _read(connection: sqlite3.Connection, path: Path) -> Iterator[tuple[int, float, Event]]:
     with _explained(path):
-        rows = connection.execute("SELECT sequence, time, event FROM events ORDER BY sequence")
-        for expected, (sequence, when, data) in enumerate(rows, start=1):
+        rows = connection.execute("SELECT sequence, time, event, sum FROM events ORDER BY sequence")
+        before = 0
+        for expected, (sequence, when, data, written) in enumerate(rows, start=1):
             if sequence != expected:
-                raise JournalError(f"{path}: entry {expected} is missing; the journal was tampered with or is damaged")
+                raise DamagedJournalError(f"{path}: entry {expected} is missing; {_RECOVER.format(path.parent)}")
+            before = _chained(before, sequence, when, data)
+            if before != written:
+                raise DamagedJournalError(
+                    f"{path}: entry {sequence} is not what was written; {_RECOVER.format(path.parent)}"
+                )
             try:
                 yield sequence, when, EVENTS.decode(data)
             except TransportError as error:
-                raise JournalError(
-                    f"{path}: entry {sequence} cannot be read ({error}); it was written by another release of "
-                    "cosmos-core, or is damaged"
+                raise DamagedJournalError(
+                    f"{path}: entry {sequence} cannot be read ({error}): it was written by another release of "
+                    f"cosmos-core, or is damaged; in that case {_RECOVER.format(path.parent)}"
                 ) from error
+
+
+def _chained(before: int, sequence: int, when: float, data: bytes) -> int:
+    """The checksum of an entry and of all before it."""
+    return zlib.crc32(data, zlib.crc32(_PLACE.pack(sequence, when), before))
 
 
 def _require_journal(connection: sqlite3.Connection, path: Path) -> None:
@@ -167,23 +191,32 @@ def _require_journal(connection: sqlite3.Connection, path: Path) -> None:
         raise JournalError(f"{path}: the journal has format {version}, this release reads {_VERSION}; use its release")
 
 
+def _is_full(folder: Path) -> bool:
+    try:
+        return shutil.disk_usage(folder).free == 0
+    except OSError:
+        return False
+
+
 @contextlib.contextmanager
 def _explained(path: Path) -> Iterator[None]:
     """Turn SQLite's errors into ours."""
     try:
         yield
     except sqlite3.Error as error:
-        raise JournalError(f"{path}: {error}; {_remedy(error)}") from error
+        name = getattr(error, "sqlite_errorname", "")
+        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+            recovery = _RECOVER.format(path.parent)
+            raise DamagedJournalError(f"{path}: is damaged, or no journal ({error}); {recovery}") from error
+        raise JournalError(f"{path}: {error}; {_remedy(name, path.parent)}") from error
 
 
-def _remedy(error: sqlite3.Error) -> str:
-    name = getattr(error, "sqlite_errorname", "")
+def _remedy(name: str, folder: Path) -> str:
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return "another controller has it open; stop that run first, or choose another run.name"
-    if name.startswith("SQLITE_FULL"):
+    # A full disk shows as whatever it was full for: a page, or the index of the log, which is mapped.
+    if name.startswith("SQLITE_FULL") or (name.startswith("SQLITE_IOERR") and _is_full(folder)):
         return "free some space on this disk, then go on with --resume"
     if name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_IOERR", "SQLITE_PERM")):
         return "make sure that the run's folder exists and is writable, and that its disk works"
-    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-        return "the file is damaged; restore it from a backup, or start a new run"
     return "the journal cannot be used"

@@ -8,13 +8,15 @@ from typing import Final
 import attrs
 
 from cosmos_core.controller.journal import Journal
-from cosmos_core.transport.messages import Notices
+from cosmos_core.transport.messages import Notices, Refused
 
 _BATCH: Final = 500
 _MAX_BATCHES: Final = 20
 """Sent to one observer in a turn: whoever comes late to a long run must not keep the replicas waiting."""
 _GAUGES_S: Final = 0.5
 _FORGET_S: Final = 30.0
+_MOST: Final = 64
+"""Observers at once."""
 
 
 @attrs.define
@@ -32,13 +34,25 @@ class Observers:
         send: Offers a message to an identity; whether it was taken.
     """
 
-    def __init__(self, journal: Journal, send: Callable[[bytes, Notices], bool]) -> None:
+    def __init__(self, journal: Journal, send: Callable[[bytes, Notices | Refused], bool]) -> None:
         self._journal: Final = journal
         self._send: Final = send
         self._observers: Final[dict[bytes, _Observer]] = {}
 
+    @property
+    def identities(self) -> frozenset[bytes]:
+        """Who watches."""
+        return frozenset(self._observers)
+
+    def forget(self, identity: bytes) -> None:
+        """Show nothing more to an observer, if it is one."""
+        self._observers.pop(identity, None)
+
     def watch(self, identity: bytes, after: int, now: float) -> None:
         """Show the journal from `after` on; said again, it starts again there."""
+        if identity not in self._observers and len(self._observers) >= _MOST:
+            self._send(identity, Refused(reason=f"{_MOST} observers watch the run already; try again later"))
+            return
         observer = self._observers.setdefault(identity, _Observer(after, now))
         observer.after, observer.watched_at = after, now
 

@@ -8,20 +8,26 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from typing import Final
 
 import zmq
 
 from cosmos_core.config.schema import ControlConfig
+from cosmos_core.controller.accounts import Accounts
 from cosmos_core.controller.desk import Desk
 from cosmos_core.controller.journal import Journal
 from cosmos_core.controller.lines import Line
+from cosmos_core.controller.machine import progress
 from cosmos_core.controller.machine.state import State
+from cosmos_core.controller.noted import Noted
 from cosmos_core.controller.observers import Observers
-from cosmos_core.errors import TransportError
+from cosmos_core.controller.page.window import PAGE, Window
+from cosmos_core.controller.reception import Reception, Turned
 from cosmos_core.transport import sockets
+from cosmos_core.transport.door import Guarded
 from cosmos_core.transport.messages import Acknowledged, Down
-from cosmos_core.transport.wire import DOWN, UP
+from cosmos_core.transport.wire import DOWN
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -37,13 +43,30 @@ class Server:
     Args:
         state: The fold of `journal`.
         journal: Open; this server is its only writer.
-        socket: A bound ROUTER (`transport.sockets.router`).
+        guarded: Where it listens, and who may speak there (`transport.door.listen`).
         control: Intervals and time limits.
+        accounts: Where to keep what a new journal could go on from.
+        window: The controller's side of the web page; None without one.
+        facts: What replicas must have in common with the run (`config.kinship`); None compares nothing.
     """
 
-    def __init__(self, state: State, journal: Journal, socket: sockets.Socket, control: ControlConfig) -> None:
-        self._socket: Final = socket
-        self._desk: Final = Desk(state, journal, control, time.monotonic())
+    def __init__(
+        self,
+        state: State,
+        journal: Journal,
+        guarded: Guarded,
+        control: ControlConfig,
+        accounts: Accounts,
+        *,
+        window: Window | None = None,
+        facts: Mapping[str, str] | None = None,
+    ) -> None:
+        self._socket: Final = guarded.socket
+        self._reception: Final = Reception(guarded)
+        self._accounts: Final = accounts
+        self._window: Final = window
+        kept = journal if window is None else Noted(journal, window.note)
+        self._desk: Final = Desk(state, kept, control, time.monotonic(), facts)
         self._observers: Final = Observers(journal, self._offer)
         self._over_at: float | None = None
         self._probed_at = 0.0
@@ -64,28 +87,50 @@ class Server:
         """Take in what has arrived and answer; whether the run has ended and everyone was told."""
         now = time.monotonic()
         self._drain(now)
-        self._desk.tick(now)
+        for command in () if self._window is None else self._window.asked(self._desk.state.settings.run_id):
+            self._desk.take(PAGE, command, now)
+        self._desk.tick(now, self._is_there)
         is_over = bool(self._desk.state.outcome) and self._are_gone(now)
         if is_over:
             self._desk.end()
-        for identity, message in self._desk.commit(now):
-            self._offer(identity, message)
-        self._observers.show(now, self._desk.gauges, is_last=is_over)
+        messages = self._desk.commit(now)
+        self._accounts.note(self._desk.state, progress.best_checkpoint(self._desk.state))
+        for identity, message in messages:
+            if identity is PAGE and self._window is not None:
+                self._window.answer(message)
+            else:
+                self._offer(identity, message)
+        self._observers.show(now, self._gauges, is_last=is_over)
+        if self._window is not None:
+            self._window.show(self._desk.state, self._gauges, now, is_last=is_over)
         return is_over
 
     def _drain(self, now: float) -> None:
         for _ in range(_MAX_MESSAGES):
             try:
-                identity, *body = sockets.receive(self._socket, parts=2)
-                if len(body) == 1:
-                    self._desk.take(identity, UP.decode(body[0]), now)
+                taken = self._reception.take()
             except zmq.Again:
                 break
-            except TransportError as error:
-                _LOG.warning("ignored a message: %s", error)
+            if not isinstance(taken, Turned):
+                self._desk.take(*taken, now)
+            elif taken.answer is not None:
+                self._offer(taken.identity, taken.answer)
+        self._shut_out()
         for identity, after in self._desk.watches:
             self._observers.watch(identity, after, now)
         self._desk.watches.clear()
+
+    def _shut_out(self) -> None:
+        """Part with those whose keys were revoked: replicas are lost, observers see no more."""
+        speakers = {line.identity for _, line in self._desk.lines.items()} | self._observers.identities
+        for identity in self._reception.revoked(speakers):
+            self._observers.forget(identity)
+            self._desk.shut_out(identity, "its key was revoked")
+
+    def _gauges(self) -> dict[str, dict[str, float]]:
+        gauges = self._desk.gauges()
+        gauges["controller"] |= self._reception.gauges()
+        return gauges
 
     def _are_gone(self, now: float) -> bool:
         """Whether every replica has left, which it does once it has been told and has said all it had to say."""

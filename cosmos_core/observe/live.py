@@ -37,6 +37,7 @@ class Progress:
         dropped: Prompts dropped so far.
         queued: Finished groups that wait to be trained on.
         in_flight: Prompts being completed.
+        restarts: Processes that were started again.
         eta_s: Seconds to the end, if the run goes on like this.
         elapsed_s: Seconds since the start.
     """
@@ -57,6 +58,7 @@ class Progress:
     dropped: int = 0
     queued: int | None = None
     in_flight: int | None = None
+    restarts: int = 0
     eta_s: float | None = None
 
 
@@ -169,6 +171,8 @@ def facts(progress: Progress) -> list[tuple[str, str]]:
         found.append(("rollout", f"{progress.rollout_units_per_s:,.0f} tok/s"))
     if progress.queued is not None:
         found.append(("queue", f"{progress.queued} ready, {progress.in_flight or 0} in flight"))
+    if progress.restarts:
+        found.append(("started again", str(progress.restarts)))
     if progress.dropped:
         found.append(("dropped", f"{progress.dropped:,} prompts"))
     return found

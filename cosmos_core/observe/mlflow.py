@@ -20,6 +20,7 @@ import attrs
 
 from cosmos_core.errors import PluginError
 from cosmos_core.protocols import Provider, RunInfo, hookimpl
+from cosmos_core.types import Scalar
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -97,6 +98,13 @@ class MlflowTracker:
     def cosmos_evaluation_finished(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of an evaluation."""
         self._log(step, metrics)
+
+    @hookimpl
+    def cosmos_setting_changed(self, step: int, key: str, after: Scalar) -> None:
+        """Note the newest value of a key that was changed while the run goes on as a tag."""
+        if self._client is not None:
+            tag = f"cosmos.set.{_NOT_ALLOWED.sub('_', key)}"[:_LONGEST_NAME]
+            self._client.set_tag(self._run_id, tag, f"{after} from step {step} on"[:_LONGEST_PARAM])
 
     @hookimpl
     def cosmos_checkpoint_saved(self, step: int, path: str) -> None:

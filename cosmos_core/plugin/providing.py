@@ -20,6 +20,7 @@ from cosmos_core.protocols import (
     EngineCapabilities,
     EnvironmentCapabilities,
     Kind,
+    LauncherCapabilities,
     ModelCapabilities,
     Provider,
     RewardCapabilities,
@@ -33,6 +34,7 @@ _CAPABILITIES: Final[Mapping[Kind, type]] = {
     "dataset": DatasetCapabilities,
     "engine": EngineCapabilities,
     "environment": EnvironmentCapabilities,
+    "launcher": LauncherCapabilities,
 }
 """The record of each kind; hooks declare nothing."""
 

@@ -39,6 +39,7 @@ def selections(recipe: Recipe, kinds: Collection[Kind] = KINDS) -> tuple[tuple[K
         ("dataset", recipe.dataset.plugin),
         ("engine", recipe.rollout.engine.plugin),
         *(() if recipe.environment is None else (("environment", recipe.environment.plugin),)),
+        ("launcher", recipe.launch.launcher),
         *(("hook", name) for name in recipe.tracking.hooks),
     ]
     return tuple(dict.fromkeys(selection for selection in named if selection[0] in kinds))

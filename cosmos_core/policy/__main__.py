@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Final
 
 import torch
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.stages import stages
-from cosmos_core.errors import CheckpointError
-from cosmos_core.plugin.roles import load_algorithm, load_dataset, load_model, selections, source_of
+from cosmos_core.plugin.roles import load_dataset, load_model, selections, source_of
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.policy.adapters.below import DRAWN
 from cosmos_core.policy.batches.share import ShareReader
@@ -27,6 +25,7 @@ from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.publication import DTYPES, Publications
 from cosmos_core.policy.replica import Parts, PolicyReplica, UnitRate
 from cosmos_core.policy.training.step import StepRunner
+from cosmos_core.policy.training.terms import Terms
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import FORMATS, Model
 from cosmos_core.replica.host import host_id, rack_id
@@ -59,12 +58,20 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
     model = load_model(job, plugins)
     trainer = make_trainer(job, model, world)
     _LOG.info("place on the mesh: %s", place_of(world, trainer.module))
-    begin_stage = stage_starter(job, plugins, trainer)
+    terms = Terms(job, plugins, trainer)
+    begin_stage = terms.begin_stage
     begin_stage(0)
+
+    def go_on_from(checkpoint: str) -> None:
+        restore(trainer, checkpoint, begin_stage, run_id=job.run_id, name=recipe.model.path or DRAWN)
+
     if args.checkpoint is not None:
-        restore(trainer, args.checkpoint, begin_stage, run_id=job.run_id, name=recipe.model.path or DRAWN)
+        go_on_from(args.checkpoint)
     writer = make_writer(job, world)
-    with WeightPublisher(job.run_id, recipe.control.bind, writer=writer) as publisher, PayloadClient() as payloads:
+    with (
+        WeightPublisher(job.run_id, recipe.control.bind, ring=args.ring, writer=writer) as publisher,
+        PayloadClient(args.ring) as payloads,
+    ):
         weights = _weights_endpoint(publisher, world)
         orders: Orders
         if bound.store is not None:
@@ -72,6 +79,7 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
                 endpoints={"weights": weights, "store": bound.store.endpoint},
                 step=trainer.step,
                 gauges=UnitRate(trainer),
+                take_pulse=trainer.activity.pulse,
             )
             orders = LeaderOrders(client, world, bound.line, args.stop)
         else:
@@ -98,6 +106,8 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
             ),
             saver=CheckpointSaver(job.checkpoints, recipe.policy.checkpoint.keep, orders.report, open_channel()),
             begin_stage=begin_stage,
+            restore=go_on_from,
+            adopt=terms.adopt,
         )
         PolicyReplica(parts).run()
         if args.client is not None:
@@ -127,23 +137,6 @@ def make_trainer(job: Job, model: Model, world: World) -> Trainer:
     layout = layout_of(policy, world.mesh, device.type)
     module = model.build(seed=job.recipe.run.seed, dtype=torch.float32, device=device, layout=layout)
     return Trainer(model=model, module=module, policy=policy, device=device, world=world)
-
-
-def stage_starter(job: Job, plugins: PluginSet, trainer: Trainer) -> Callable[[int], None]:
-    """A function that makes the trainer take up a stage, by index."""
-
-    def begin(index: int) -> None:
-        known = stages(job.recipe)
-        if index >= len(known):
-            raise CheckpointError(
-                f"a checkpoint of stage {index}, and the recipe has {len(known)}: it is another run's"
-            )
-        stage = known[index]
-        is_rollouts = source_of(plugins, stage) == "rollouts"
-        temperature = job.recipe.rollout.sampling.temperature if is_rollouts else 1.0
-        trainer.begin_stage(stage, load_algorithm(job, plugins, stage), temperature)
-
-    return begin
 
 
 def make_reader(job: Job, plugins: PluginSet, trainer: Trainer, payloads: PayloadClient) -> ShareReader:

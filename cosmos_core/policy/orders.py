@@ -88,12 +88,14 @@ class LeaderOrders:
         return found
 
     def is_pointless(self, generation: int) -> bool:
-        """Whether a newer generation, or the end, is ordered."""
+        """Whether the generation is given up, or the end is ordered."""
         self._look(0.0)
         unread = self._unread
         newer = unread.generation if unread is not None else None
-        is_over = self._stop.is_set() or (unread is not None and unread.stop)
-        if is_over or (newer is not None and newer.generation > generation):
+        is_over = self._stop.is_set() or (unread is not None and (unread.stop or unread.leave))
+        # Without an order the generation is given up, and whether this replica is of the next one is not known yet.
+        is_given_up = unread is not None and (newer is None or newer.generation > generation)
+        if is_over or is_given_up:
             self._line.abandon(generation)
             return True
         return False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import attrs
@@ -22,7 +22,8 @@ from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.policy.training.transfer import transfer_state
 from cosmos_core.transport.directives import GenerationOrder, PolicyDirective, TrainOrder
-from cosmos_core.transport.reports import GenerationFailed, GenerationFormed, StepDone
+from cosmos_core.transport.reports import GenerationFailed, GenerationFormed, Left, StepDone
+from cosmos_core.types import Scalar
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ class Parts:
         publications: Publishes versions.
         saver: Writes checkpoints.
         begin_stage: Makes the trainer take up a stage, by index.
+        restore: Loads a checkpoint, by its path.
+        adopt: Makes it go by values of dynamic keys.
     """
 
     name: str
@@ -55,6 +58,8 @@ class Parts:
     publications: Publications
     saver: CheckpointSaver
     begin_stage: Callable[[int], None]
+    restore: Callable[[str], None]
+    adopt: Callable[[Mapping[str, Scalar]], None]
 
 
 class PolicyReplica:
@@ -71,7 +76,7 @@ class PolicyReplica:
         self._idle_since = time.perf_counter()
 
     def run(self) -> None:
-        """Work until the directive says stop.
+        """Work until the directive says stop or leave.
 
         Raises:
             CosmosError: The replica cannot go on.
@@ -82,11 +87,14 @@ class PolicyReplica:
             self._parts.saver.check()
             if directive is None:
                 continue
-            if directive.stop:
+            if directive.stop or directive.leave:
                 break
             self._reconcile(directive)
         self._parts.saver.wait()
         self._parts.publications.close()
+        if directive.leave and not directive.stop:
+            _LOG.info("leaving the run, as the controller says")
+            self._parts.orders.report(Left())
 
     def _reconcile(self, directive: PolicyDirective) -> None:
         self._parts.publications.retain(directive.retain)
@@ -100,7 +108,8 @@ class PolicyReplica:
     def _publish_and_save(self, directive: PolicyDirective) -> None:
         step = self._trainer.step
         if self._parts.publications.newest < directive.publish <= step:
-            self._publish()
+            with self._trainer.activity.doing(f"publishing version {step}"):
+                self._publish()
         # Every member holds the same state: the first one writes it.
         is_first = self._group is not None and self._group.rank == 0
         if is_first and 0 <= directive.checkpoint == step != self._saved:
@@ -112,7 +121,8 @@ class PolicyReplica:
                 nonfinite_steps=self._trainer.nonfinite_steps,
                 below=self._trainer.below,
             )
-            self._parts.saver.save(self._trainer.state(), place)
+            with self._trainer.activity.doing(f"copying the checkpoint of step {step}"):
+                self._parts.saver.save(self._trainer.state(), place)
 
     def _publish(self) -> None:
         self._parts.publications.publish(self._trainer.step, published_tensors(self._trainer.module))
@@ -127,6 +137,10 @@ class PolicyReplica:
             self._group = None
         if self._parts.name not in order.members:
             return
+        if order.checkpoint and self._trainer.step != order.step:
+            _LOG.info("going on from %s", order.checkpoint)
+            with self._trainer.activity.doing(f"loading the checkpoint of step {order.step}"):
+                self._parts.restore(order.checkpoint)
         try:
             group = form_group(
                 generation=order.generation,
@@ -137,9 +151,11 @@ class PolicyReplica:
                 device=self._trainer.state_device,
                 interrupted=lambda: self._parts.orders.is_pointless(order.generation),
                 world=self._trainer.world,
+                activity=self._trainer.activity,
             )
             if order.transfer and group.size > 1:
-                transfer_state(self._trainer, group, order.source, self._parts.begin_stage)
+                with self._trainer.activity.doing(f"taking over the weights of {order.members[order.source]}"):
+                    transfer_state(self._trainer, group, order.source, self._parts.begin_stage)
         except GradientGroupError as error:
             self._fail_generation(error)
             return
@@ -158,10 +174,12 @@ class PolicyReplica:
             return
         if order.stage != self._trainer.stage.index:
             self._parts.begin_stage(order.stage)
+        self._parts.adopt(order.settings)
         try:
             wait_s = time.perf_counter() - self._idle_since
             publish = self._publish if order.publish else _nothing
-            outcome = self._parts.runner.run(order, group, publish, wait_s)
+            with self._trainer.activity.doing(f"training step {order.step}, attempt {order.attempt}"):
+                outcome = self._parts.runner.run(order, group, publish, wait_s)
         except GradientGroupError as error:
             self._fail_generation(error)
             return

@@ -31,6 +31,16 @@ from cosmos_core.protocols.environment import Environment, EnvironmentCapabiliti
 from cosmos_core.protocols.facts import Compute, Extent, Kept, ModelFacts, ModelPart
 from cosmos_core.protocols.foresight import EngineOutlook, Foresight
 from cosmos_core.protocols.hooks import PROJECT, RunInfo, hookimpl, hookspec
+from cosmos_core.protocols.launcher import (
+    Exit,
+    Launcher,
+    LauncherCapabilities,
+    LauncherContext,
+    Pool,
+    ProcessSpec,
+    Submission,
+    Submitting,
+)
 from cosmos_core.protocols.layout import Axis, ContextMethod, Float8, Layout, Lora, Mesh, Recompute
 from cosmos_core.protocols.model import (
     AfterStep,
@@ -86,6 +96,7 @@ __all__ = [
     "Environment",
     "EnvironmentCapabilities",
     "EnvironmentContext",
+    "Exit",
     "Extent",
     "FinishReason",
     "Float8",
@@ -95,6 +106,9 @@ __all__ = [
     "Handle",
     "Kept",
     "Kind",
+    "Launcher",
+    "LauncherCapabilities",
+    "LauncherContext",
     "Layout",
     "Lora",
     "Loss",
@@ -110,6 +124,8 @@ __all__ = [
     "OldLogprobs",
     "PauseMode",
     "PipelinedModel",
+    "Pool",
+    "ProcessSpec",
     "Provider",
     "Quantization",
     "Recompute",
@@ -127,6 +143,8 @@ __all__ = [
     "Shown",
     "Source",
     "Split",
+    "Submission",
+    "Submitting",
     "TensorSlice",
     "Turn",
     "entry_point_group",

@@ -260,8 +260,8 @@ class RolloutEngine(Protocol):
         """Open an update to `version`.
 
         Raises:
-            WeightSyncError: An update is open already, or `version` is older than what is loaded (the same version
-                may be loaded again: over the initial weights, or over a copy whose digest was wrong).
+            WeightSyncError: An update is open already. Any version may be loaded over any: the same one over a copy
+                whose digest was wrong, an older one where the run was taken back to a checkpoint.
         """
         ...
 

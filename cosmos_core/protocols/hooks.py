@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import pluggy
 
-from cosmos_core.types import JSON
+from cosmos_core.types import JSON, Scalar
 
 if TYPE_CHECKING:
     from cosmos_core.protocols.algorithm import Algorithm
     from cosmos_core.protocols.dataset import Dataset
     from cosmos_core.protocols.engine import RolloutEngine
     from cosmos_core.protocols.environment import Environment
+    from cosmos_core.protocols.launcher import Launcher
     from cosmos_core.protocols.model import Model
     from cosmos_core.protocols.provider import Provider
     from cosmos_core.protocols.reward import Reward
@@ -86,6 +87,12 @@ def cosmos_environment() -> Provider[Environment]:
 
 
 @hookspec(firstresult=True)
+def cosmos_launcher() -> Provider[Launcher]:
+    """Provide a launcher."""
+    raise AssertionError
+
+
+@hookspec(firstresult=True)
 def cosmos_hook() -> Provider[object]:
     """Provide an object with lifecycle hooks; it is registered with the run's plugin manager."""
     raise AssertionError
@@ -114,6 +121,11 @@ def cosmos_checkpoint_saved(run: RunInfo, step: int, path: str) -> None:
 @hookspec
 def cosmos_weights_published(run: RunInfo, version: int, digest: str) -> None:
     """A weight version is ready for rollout replicas."""
+
+
+@hookspec
+def cosmos_setting_changed(run: RunInfo, step: int, key: str, before: Scalar, after: Scalar) -> None:
+    """A person changed a dynamic key of the recipe while the run goes on; it holds from `step` on."""
 
 
 @hookspec

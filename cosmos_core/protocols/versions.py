@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias
 
-Kind: TypeAlias = Literal["model", "algorithm", "reward", "dataset", "engine", "environment", "hook"]
+Kind: TypeAlias = Literal["model", "algorithm", "reward", "dataset", "engine", "environment", "launcher", "hook"]
 
 PROTOCOL_VERSIONS: Final[Mapping[Kind, int]] = {
     "model": 1,
@@ -18,6 +18,7 @@ PROTOCOL_VERSIONS: Final[Mapping[Kind, int]] = {
     "dataset": 1,
     "engine": 1,
     "environment": 1,
+    "launcher": 1,
     "hook": 1,
 }
 

@@ -14,12 +14,16 @@ from typing import Final, Self
 
 import zmq
 
-from cosmos_core.errors import ReplicaError, TransportError
+from cosmos_core.errors import CosmosError, ReplicaError, TransportError
+from cosmos_core.replica.activity import TakePulse, idle
 from cosmos_core.replica.session import Session
+from cosmos_core.transport.bounds import REPORT_BYTES, TEXT, fitted
+from cosmos_core.transport.handshakes import EVENTS, Handshakes
+from cosmos_core.transport.keys import Key
 from cosmos_core.transport.messages import Directive, Hello
 from cosmos_core.transport.outbox import Outbox
 from cosmos_core.transport.reports import Report
-from cosmos_core.transport.sockets import Socket, dealer, offer, receive
+from cosmos_core.transport.sockets import Curve, Socket, dealer, offer, receive
 from cosmos_core.transport.wire import DOWN, REPORT, UP
 
 _LOG: Final = logging.getLogger(__name__)
@@ -36,7 +40,10 @@ class ControlClient:
         hello: How the replica introduces itself.
         heartbeat_s: Seconds between beats.
         gauges: Numbers to show with each beat; called on the client's thread, quick, and must not raise.
+        key: With which it speaks; None only for a controller without keys, as tests have.
         outbox: Where reports wait; its bounds are for tests to choose.
+        take_pulse: What the replica is doing, for each beat; called as `gauges` is.
+        on_refused: Called once, on the client's thread, when the controller does not want this replica (any more).
     """
 
     def __init__(
@@ -46,11 +53,18 @@ class ControlClient:
         heartbeat_s: float,
         gauges: Callable[[], Mapping[str, float]] = dict,
         *,
+        key: Key | None = None,
         outbox: Outbox | None = None,
+        take_pulse: TakePulse = idle,
+        on_refused: Callable[[str], None] | None = None,
     ) -> None:
         self._address: Final = address
+        self._curve: Final = None if key is None else Curve(own=key.pair, server=key.server)
         outbox = Outbox() if outbox is None else outbox
-        self._session: Final = Session(hello, heartbeat_s=heartbeat_s, gauges=gauges, outbox=outbox)
+        self._session: Final = Session(
+            hello, heartbeat_s=heartbeat_s, gauges=gauges, outbox=outbox, take_pulse=take_pulse
+        )
+        self._on_refused = on_refused
         self._changed: Final = threading.Condition()
         self._thread: Final = threading.Thread(target=self._run, name="control", daemon=True)
         self._context: Final[zmq.Context[Socket]] = zmq.Context()
@@ -68,7 +82,9 @@ class ControlClient:
             TransportError: The address is malformed.
         """
         hello = self._session.hello
-        self._socket = dealer(self._context, self._address, f"{hello.name}/{hello.incarnation}".encode())
+        identity = f"{hello.name}/{hello.incarnation}".encode()
+        self._socket = dealer(self._context, self._address, identity, curve=self._curve, events=EVENTS)
+        self._handshakes = Handshakes(self._socket, self._address)
         self._thread.start()
 
     def close(self) -> None:
@@ -80,6 +96,7 @@ class ControlClient:
         if self._thread.ident is not None:
             os.eventfd_write(self._wake, 1)
             self._thread.join()
+            self._handshakes.close()
             self._socket.close()
         self._context.term()
         os.close(self._wake)
@@ -101,10 +118,18 @@ class ControlClient:
     def report(self, report: Report) -> None:
         """Tell the controller, reliably and in order; returns at once.
 
+        Texts that are too long for a message are cut.
+
         Raises:
-            TransportError: Too many reports wait for the controller.
+            TransportError: Too many reports wait for the controller, or this one is too large for it.
         """
         data = REPORT.encode(report)
+        if len(data) > TEXT:
+            data = REPORT.encode(fitted(report))
+        if len(data) > REPORT_BYTES:
+            raise TransportError(
+                f"a {type(report).__name__} of {len(data):,} bytes; the controller takes at most {REPORT_BYTES:,}"
+            )
         with self._changed:
             outbox = self._session.outbox
             was_sendable = outbox.is_sendable
@@ -159,7 +184,7 @@ class ControlClient:
         """Return if the line is fine (which does not mean that the controller answers).
 
         Raises:
-            ReplicaError: The controller refused this replica, or the client's thread failed.
+            ReplicaError: The controller refused this replica or its key, or the client's thread failed.
         """
         with self._changed:
             self._check()
@@ -172,7 +197,7 @@ class ControlClient:
         name = self._session.hello.name
         if self._session.refusal:
             raise ReplicaError(f"{name}: the controller refused this replica: {self._session.refusal}")
-        if isinstance(self._error, ReplicaError):
+        if isinstance(self._error, CosmosError):
             raise ReplicaError(str(self._error)) from self._error
         if self._ended and not self._closing:
             raise ReplicaError(f"{name}: the line to the controller failed: {self._error!r}") from self._error
@@ -180,7 +205,7 @@ class ControlClient:
     def _run(self) -> None:
         try:
             self._talk()
-        except ReplicaError as error:
+        except CosmosError as error:
             self._error = error
         finally:
             # Anything else goes on to threading.excepthook, and the owner learns of it from `check`.
@@ -193,6 +218,7 @@ class ControlClient:
         poller = zmq.Poller()
         poller.register(self._wake, zmq.POLLIN)
         poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._handshakes.monitor, zmq.POLLIN)
         was_blocked = False
         while True:
             with self._changed:
@@ -207,6 +233,7 @@ class ControlClient:
             wait_s = math.inf if is_blocked else deadline - time.monotonic()
             poller.poll(None if wait_s == math.inf else max(0, math.ceil(wait_s * 1000)))
             self._drain_wake()
+            self._handshakes.check()
             self._receive()
 
     def _send(self) -> bool:
@@ -217,6 +244,12 @@ class ControlClient:
                 return True
             self._session.sent(message, now)
         return False
+
+    def _tell_refusal(self) -> None:
+        """The owner's thread may be stuck, and never look."""
+        if self._session.refusal and self._on_refused is not None:
+            tell, self._on_refused = self._on_refused, None
+            tell(self._session.refusal)
 
     def _drain_wake(self) -> None:
         try:
@@ -231,6 +264,7 @@ class ControlClient:
                 with self._changed:
                     self._session.receive(message, time.monotonic())
                     self._changed.notify_all()
+                self._tell_refusal()
             except zmq.Again:
                 return
             except TransportError as error:

@@ -17,12 +17,14 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
-from cosmos_core.errors import CosmosError, ReplicaError, TransportError
-from cosmos_core.replica.wire import Abandon, End, Failure, Goodbye, Join, Message, Wire
+from cosmos_core.errors import CosmosError, ProcessLostError, ReplicaError, TransportError
+from cosmos_core.replica.wire import Abandon, End, Failure, Goodbye, Join, Message, Ping, Wire
 
 _LOG: Final = logging.getLogger(__name__)
 
 LEADER: Final = 0
+LOST: Final = os.EX_TEMPFAIL
+"""Exit code of a process that ends though nothing is wrong with the run: another one can take its place."""
 
 _SETTLE_S: Final = 0.2
 """How long news of other failures is awaited after the first: an echo may arrive before what it is the echo of."""
@@ -30,8 +32,12 @@ _ANSWER_S: Final = 1.0
 _GOODBYE_S: Final = 120.0
 _FAREWELL_S: Final = 1.5
 _POLL_S: Final = 0.1
+_PING_S: Final = 1.0
+_PAUSE_S: Final = 4.0
+"""Between two looks, this process did not run: it has no right to call others silent."""
+PATIENCE_S: Final = 15.0
 
-Ender = Callable[[str], None]
+Ender = Callable[[ReplicaError], None]
 """Ends this process because of an error; does not return."""
 
 
@@ -44,6 +50,7 @@ class Lifeline:
 
     def __init__(self) -> None:
         self.abandoned = -1
+        self._cause: End | None = None
 
     def abandon(self, generation: int) -> None:
         """Let the followers stop waiting for the gradient group of a generation."""
@@ -51,14 +58,23 @@ class Lifeline:
     def goodbye(self) -> None:
         """Return once every process has done its work."""
 
-    def fail(self, failure: Failure) -> str:
-        """Tell the others; the error that ends the replica: this one, or the one that it is the echo of."""
-        return failure.reason
+    def fail(self, failure: Failure) -> End:
+        """Tell the others; what ends the replica: this failure, or the one that it is the echo of."""
+        return End(reason=failure.reason)
 
     @property
     def rank(self) -> int:
         """This process's place in the replica."""
         return LEADER
+
+    def _end_soon(self) -> None:
+        """End the process even if what is left of it waits for others."""
+        timer = threading.Timer(_FAREWELL_S, self._leave)
+        timer.daemon = True
+        timer.start()
+
+    def _leave(self) -> None:
+        os._exit(LOST if self._cause is not None and self._cause.is_loss else 1)
 
     def __enter__(self) -> Self:
         return self
@@ -71,8 +87,8 @@ class Lifeline:
         elif isinstance(error, Exception):
             own = _failure_of(error, self.rank)
             cause = self.fail(own)
-            if cause != own.reason:
-                raise ReplicaError(cause) from error
+            if cause.reason != own.reason:
+                raise _error_of(cause) from error
 
 
 class LeaderLine(Lifeline):
@@ -84,13 +100,17 @@ class LeaderLine(Lifeline):
         token: What followers of this start of the run know.
         host: Address to listen on.
         end: Called on a thread of this object when a follower failed.
+        patience_s: Silence after which a follower is frozen, or its machine gone.
 
     Raises:
         TransportError: The address cannot be listened on.
     """
 
-    def __init__(self, *, name: str, size: int, token: str, host: str, end: Ender) -> None:
+    def __init__(
+        self, *, name: str, size: int, token: str, host: str, end: Ender, patience_s: float = PATIENCE_S
+    ) -> None:
         super().__init__()
+        self._patience_s: Final = patience_s
         self._name: Final = name
         self._size: Final = size
         self._token: Final = token
@@ -99,7 +119,6 @@ class LeaderLine(Lifeline):
         self._news: Final = threading.Condition()
         self._joined: Final[dict[int, Wire]] = {}
         self._failures: Final[list[Failure]] = []
-        self._cause = ""
         self._is_main_waiting = False
         self._is_ending = False
         self._is_over = False
@@ -154,20 +173,32 @@ class LeaderLine(Lifeline):
         self._tell(Goodbye())
         self._thread.join()
 
-    def fail(self, failure: Failure) -> str:
-        """Tell the followers; the error that ends the replica."""
-        _end_soon()
+    def fail(self, failure: Failure) -> End:
+        """Tell the followers; what ends the replica."""
+        self._end_soon()
         with self._news:
             self._failures.append(failure)
             self._is_main_waiting = True
             self._news.wait_for(lambda: self._cause)
             # Once the thread has begun to end this process, it alone does.
             self._news.wait_for(lambda: not self._is_ending)
-        return failure.reason if self._cause == self._words(failure) else self._cause
+            cause = self._cause
+        assert cause is not None, "it was waited for"
+        return End(reason=failure.reason) if cause.reason == self._words(failure) else cause
 
     def _run(self) -> None:
+        pinged_at = looked_at = time.monotonic()
         while not self._is_over:
             self._look()
+            now = time.monotonic()
+            if now - looked_at > _PAUSE_S:
+                for wire in self._joined.values():
+                    wire.heard_at += now - looked_at
+            looked_at = now
+            if now - pinged_at >= _PING_S:
+                pinged_at = now
+                self._tell(Ping())
+                self._miss(now)
             if self._failures:
                 self._finish()
                 return
@@ -175,6 +206,16 @@ class LeaderLine(Lifeline):
             self._selector.unregister(key.fileobj)
             (key.data or self._server).close()
         self._selector.close()
+
+    def _miss(self, now: float) -> None:
+        """Note followers that have not answered for too long."""
+        for wire in self._joined.values():
+            if not wire.has_left and now - wire.heard_at > self._patience_s:
+                self._note(
+                    f"its process (pid {wire.pid}) has been silent for {self._patience_s:g} s (control.lost_after_s): "
+                    "stopped, or its machine cannot be reached",
+                    wire.rank,
+                )
 
     def _look(self) -> None:
         """Take in what arrives within a moment."""
@@ -208,6 +249,8 @@ class LeaderLine(Lifeline):
                 with self._news:
                     wire.has_left = True
                     self._failures.append(message)
+            case Ping() if wire.rank > LEADER:
+                pass
             case Goodbye() if wire.rank > LEADER:
                 with self._news:
                     wire.has_left = True
@@ -223,7 +266,7 @@ class LeaderLine(Lifeline):
 
     def _note(self, reason: str, rank: int) -> None:
         with self._news:
-            self._failures.append(Failure(rank=rank, reason=reason, time=time.time(), is_echo=False))
+            self._failures.append(Failure(rank=rank, reason=reason, time=time.time(), is_echo=False, is_loss=True))
 
     def _finish(self) -> None:
         """Find the failure that came first, tell everybody, and end unless the main thread does."""
@@ -232,14 +275,14 @@ class LeaderLine(Lifeline):
             self._look()
         with self._news:
             first = min(self._failures, key=lambda failure: (failure.is_echo, failure.time))
-            cause = self._words(first)
-        self._tell(End(reason=cause))
+            cause = End(reason=self._words(first), is_loss=first.is_loss)
+        self._tell(cause)
         with self._news:
             self._cause = cause
             self._is_ending = not self._is_main_waiting
             self._news.notify_all()
         if self._is_ending:
-            self._end(cause)
+            self._end(_error_of(cause))
 
     def _words(self, failure: Failure) -> str:
         return f"{self._name} rank {failure.rank}: {failure.reason}"
@@ -259,13 +302,24 @@ class FollowerLine(Lifeline):
         token: What shows that it belongs to this start of the run.
         address: Host and port of the leader.
         end: Called on a thread of this object when the replica ends because of another process.
+        patience_s: Silence after which the leader is frozen, or its machine gone.
 
     Raises:
         ReplicaError: The leader cannot be reached.
     """
 
-    def __init__(self, *, name: str, rank: int, token: str, address: tuple[str, int], end: Ender) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        rank: int,
+        token: str,
+        address: tuple[str, int],
+        end: Ender,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         super().__init__()
+        self._patience_s: Final = patience_s
         self._name: Final = name
         self._rank: Final = rank
         self._end: Final = end
@@ -274,7 +328,6 @@ class FollowerLine(Lifeline):
         except OSError as error:
             raise ReplicaError(f"{name}: its leader at {address[0]}:{address[1]} cannot be reached: {error}") from error
         self._news: Final = threading.Condition()
-        self._cause = ""
         self._is_main_waiting = False
         self._wire.send(Join(rank=rank, token=token, pid=os.getpid()))
         self._thread: Final = threading.Thread(target=self._run, name="lifeline", daemon=True)
@@ -297,32 +350,45 @@ class FollowerLine(Lifeline):
             raise ReplicaError(f"{self._name}: the leader did not say goodbye within {_GOODBYE_S:g} s")
         self._wire.close()
 
-    def fail(self, failure: Failure) -> str:
-        """Tell the leader; the error that ends the replica."""
-        _end_soon()
+    def fail(self, failure: Failure) -> End:
+        """Tell the leader; what ends the replica."""
+        self._end_soon()
         with self._news:
             self._is_main_waiting = True
         self._wire.send(failure)
         with self._news:
             self._news.wait_for(lambda: self._cause, _ANSWER_S)
+            cause = self._cause
         own = f"{self._name} rank {failure.rank}: {failure.reason}"
-        return failure.reason if self._cause in {"", own} else self._cause
+        return End(reason=failure.reason) if cause is None or cause.reason == own else cause
 
     def _run(self) -> None:
+        looked_at = time.monotonic()
         while True:
             messages = self._receive()
+            now = time.monotonic()
+            if now - looked_at > _PAUSE_S:
+                self._wire.heard_at += now - looked_at
+            looked_at = now
+            if messages is not None and now - self._wire.heard_at > self._patience_s:
+                silent = f"its process, the leader, has been silent for {self._patience_s:g} s (control.lost_after_s)"
+                self._finish(End(reason=f"{self._name} rank {LEADER}: {silent}", is_loss=True))
+                return
             if messages is None:
-                self._finish(f"{self._name} rank {LEADER}: its process, the leader, is gone")
+                gone = f"{self._name} rank {LEADER}: its process, the leader, is gone"
+                self._finish(End(reason=gone, is_loss=True))
                 return
             for message in messages:
                 match message:
                     case Abandon():
                         self.abandoned = max(self.abandoned, message.generation)
                     case End():
-                        self._finish(message.reason)
+                        self._finish(message)
                         return
                     case Goodbye():
                         return
+                    case Ping():
+                        self._wire.send(Ping())
                     case _:
                         pass
 
@@ -332,14 +398,18 @@ class FollowerLine(Lifeline):
         except TransportError:
             return None
 
-    def _finish(self, cause: str) -> None:
+    def _finish(self, cause: End) -> None:
         self._wire.close()
         with self._news:
             self._cause = cause
             self._news.notify_all()
             is_main_waiting = self._is_main_waiting
         if not is_main_waiting:
-            self._end(cause)
+            self._end(_error_of(cause))
+
+
+def _error_of(cause: End) -> ReplicaError:
+    return ProcessLostError(cause.reason) if cause.is_loss else ReplicaError(cause.reason)
 
 
 def words_of(error: BaseException) -> str:
@@ -358,13 +428,6 @@ def _failure_of(error: Exception, rank: int) -> Failure:
         time=time.time(),
         is_echo=any(isinstance(each, RuntimeError) for each in chain),
     )
-
-
-def _end_soon() -> None:
-    """End the process even if what is left of it waits for others."""
-    timer = threading.Timer(_FAREWELL_S, os._exit, [1])
-    timer.daemon = True
-    timer.start()
 
 
 def _listen(host: str) -> socket.socket:

@@ -9,28 +9,42 @@ import os
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Final, NoReturn
 
 import attrs
 
 from cosmos_core.config.job import Job
+from cosmos_core.config.kinship import facts_of
 from cosmos_core.config.loading import load_job
-from cosmos_core.errors import CosmosError, ReplicaError
+from cosmos_core.errors import CosmosError, ProcessLostError, ReplicaError
 from cosmos_core.observe import logs
+from cosmos_core.plugin.versions import plugin_versions
+from cosmos_core.protocols.versions import Kind
+from cosmos_core.replica.activity import TakePulse, idle
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.replica.host import host_id, rack_id
-from cosmos_core.replica.lifeline import words_of
+from cosmos_core.replica.lifeline import LOST, words_of
 from cosmos_core.replica.lifetime import bounded_life
+from cosmos_core.transport.keys import replica_key
 from cosmos_core.transport.messages import WIRE_VERSION, Hello, Role
 from cosmos_core.transport.reports import Failed
+from cosmos_core.transport.ring import Ring
 
 _LOG: Final = logging.getLogger(__name__)
 
 _FLUSH_S: Final = 2.0
 _LAST_WORDS_S: Final = 1.0
 _EXIT_S: Final = 10.0
+_STUCK_S: Final = 5.0
+
+_KINDS: Final[Mapping[Role, Collection[Kind]]] = {
+    "policy": ("model", "algorithm", "dataset"),
+    "rollout": ("model", "algorithm", "dataset", "reward", "engine", "environment"),
+}
+"""The kinds of plugins that a role uses."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -68,6 +82,15 @@ class RoleArgs:
         """The replica's name."""
         return self.name.removesuffix(f".{self.rank}") if self.rank else self.name
 
+    @cached_property
+    def ring(self) -> Ring:
+        """The keys with which this process speaks to others.
+
+        Raises:
+            ConfigError: There are none for a replica of this name.
+        """
+        return Ring(self.job.keys, replica_key(self.job.keys, self.role, self.replica))
+
     def hello(self, *, endpoints: Mapping[str, str], step: int = 0) -> Hello:
         """How this replica introduces itself; `endpoints` are where it serves others, by purpose."""
         return Hello(
@@ -81,6 +104,7 @@ class RoleArgs:
             pid=os.getpid(),
             step=step,
             endpoints=dict(endpoints),
+            facts=facts_of(self.job.recipe, plugin_versions(self.job.recipe, _KINDS[self.role])),
         )
 
     def connect(
@@ -89,14 +113,25 @@ class RoleArgs:
         endpoints: Mapping[str, str],
         step: int = 0,
         gauges: Callable[[], Mapping[str, float]] = dict,
+        take_pulse: TakePulse = idle,
     ) -> ControlClient:
         """Make, register and start the line to the controller; `run_role` closes it.
 
         Raises:
             TransportError: The controller's address is malformed.
+            ConfigError: There is no key for a replica of this name.
         """
         heartbeat_s = self.job.recipe.control.heartbeat_s
-        client = ControlClient(self.controller, self.hello(endpoints=endpoints, step=step), heartbeat_s, gauges)
+        hello = self.hello(endpoints=endpoints, step=step)
+        client = ControlClient(
+            self.controller,
+            hello,
+            heartbeat_s,
+            gauges,
+            key=self.ring.own,
+            take_pulse=take_pulse,
+            on_refused=_end_if_stuck,
+        )
         self.register(client)
         client.start()
         return client
@@ -105,18 +140,21 @@ class RoleArgs:
         """Let `run_role` report a failure through `client`, and close it in the end."""
         self.client = client
 
-    def end(self, reason: str) -> NoReturn:
+    def end(self, error: ReplicaError) -> NoReturn:
         """End at once because of another process of this replica, whatever the main thread is stuck in."""
-        _LOG.error("%s", reason)
-        _tell(reason, self.client, _LAST_WORDS_S)
+        _LOG.error("%s", error)
+        if isinstance(error, ProcessLostError):
+            os._exit(LOST)
+        _tell(str(error), self.client, _LAST_WORDS_S)
         os._exit(1)
 
 
 def run_role(role: Role, main: Callable[[RoleArgs], None], argv: Sequence[str] | None = None) -> NoReturn:
     """Run a role's main function as this process, and exit.
 
-    Exit codes: 0 when `main` returned, or the controller refused this replica (it is not wanted; the log says why);
-    1 on any error, after telling the controller; 143 when the process did not stop in time after SIGTERM.
+    Exit codes: 0 when `main` returned; 75 when the controller refused this replica, or another of its processes is
+    gone (the log says which), so that it may be started again; 1 on any other error, after telling the controller; 143
+    when the process did not stop in time after SIGTERM.
 
     Args:
         role: Which role.
@@ -149,6 +187,7 @@ def _parser(role: Role) -> argparse.ArgumentParser:
     parser.add_argument("--checkpoint", help="checkpoint to start from")
     parser.add_argument("--rank", type=int, default=0, help="place of this process in its replica")
     parser.add_argument("--session", default="", help="random per start; shared by the processes of a replica")
+    parser.add_argument("--incarnation", default=uuid.uuid4().hex[:12], help="of this process, never used before")
     return parser
 
 
@@ -165,6 +204,7 @@ def _supervise(role: Role, main: Callable[[RoleArgs], None], options: argparse.N
             checkpoint=options.checkpoint,
             rank=options.rank,
             session=options.session,
+            incarnation=options.incarnation,
             stop=stop,
         )
         _LOG.info("%s %s started, incarnation %s, pid %d", role, args.name, args.incarnation, os.getpid())
@@ -180,9 +220,10 @@ def _supervise(role: Role, main: Callable[[RoleArgs], None], options: argparse.N
 
 
 def _on_error(error: Exception, client: ControlClient | None) -> int:
-    if isinstance(error, ReplicaError) and client is not None and client.refusal:
-        _LOG.warning("%s", error)
-        return 0
+    is_refused = isinstance(error, ReplicaError) and client is not None and client.refusal
+    if is_refused or isinstance(error, ProcessLostError):
+        _LOG.error("%s", error)
+        return LOST
     is_ours = isinstance(error, CosmosError)
     reason = words_of(error)
     _LOG.error("%s", reason, exc_info=error if not is_ours or os.environ.get("COSMOS_DEBUG") == "1" else None)
@@ -206,6 +247,18 @@ def _tell(reason: str, client: ControlClient | None, timeout_s: float) -> None:
 def _exit_soon(code: int) -> None:
     """End the process even if a thread that some library left behind does not."""
     timer = threading.Timer(_EXIT_S, os._exit, [code])
+    timer.daemon = True
+    timer.start()
+
+
+def _end_if_stuck(refusal: str) -> None:
+    """End the process a while after it was refused: whoever hangs is given up for that, and does not notice."""
+
+    def end() -> None:
+        _LOG.error("stuck after the controller refused this replica (%s); ending at once", refusal)
+        os._exit(LOST)
+
+    timer = threading.Timer(_STUCK_S, end)
     timer.daemon = True
     timer.start()
 

@@ -13,6 +13,7 @@ from typing import Final
 import attrs
 
 from cosmos_core.errors import ReplicaError, TransportError
+from cosmos_core.replica.activity import TakePulse, idle
 from cosmos_core.transport.messages import Acknowledged, Beat, Directive, Down, Hello, Refused, Reports, Welcome
 from cosmos_core.transport.outbox import Outbox
 
@@ -33,6 +34,7 @@ class Session:
         heartbeat_s: Seconds between beats.
         gauges: Called for each beat; must be quick and must not raise.
         outbox: Where reports wait until they are durable.
+        take_pulse: Called for each beat; must be quick and must not raise.
 
     Attributes:
         hello: As given, its `step` kept current by the owner.
@@ -48,6 +50,7 @@ class Session:
         "_heartbeat_s",
         "_hello_at",
         "_resend_at",
+        "_take_pulse",
         "_term",
         "_welcomed",
         "directive",
@@ -57,7 +60,13 @@ class Session:
     )
 
     def __init__(
-        self, hello: Hello, *, heartbeat_s: float, gauges: Callable[[], Mapping[str, float]], outbox: Outbox
+        self,
+        hello: Hello,
+        *,
+        heartbeat_s: float,
+        gauges: Callable[[], Mapping[str, float]],
+        outbox: Outbox,
+        take_pulse: TakePulse = idle,
     ) -> None:
         self.hello = hello
         self.outbox: Final = outbox
@@ -65,6 +74,7 @@ class Session:
         self.refusal = ""
         self._heartbeat_s: Final = heartbeat_s
         self._gauges: Final = gauges
+        self._take_pulse: Final = take_pulse
         # Invariant: welcomed <= term, the newest term heard of. Reports and beats are only said when they are equal.
         self._term = 0
         self._welcomed = 0
@@ -178,13 +188,16 @@ class Session:
             self._resend_at = now + RESEND_S if len(self.outbox) else math.inf
 
     def _beat(self) -> Beat:
-        newest = self.directive
+        newest, pulse = self.directive, self._take_pulse()
         return Beat(
             name=self.hello.name,
             incarnation=self.hello.incarnation,
             term=self._term,
             revision=newest.revision if newest is not None and newest.term == self._term else 0,
-            gauges=dict(self._gauges()),
+            gauges={name: value for name, value in self._gauges().items() if math.isfinite(value)},
+            progress=pulse.progress,
+            doing=pulse.doing,
+            waits=pulse.waits,
         )
 
     def _reports(self) -> Reports | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import threading
+import time
 from collections.abc import Iterator
 from typing import Final, TypeAlias
 
@@ -32,12 +34,14 @@ class Failure:
         reason: Its error.
         time: `time.time()` when it happened: processes may be on several machines.
         is_echo: Whether it may be no more than what another's failure looks like from here.
+        is_loss: Whether the process ended without a word, as one does that is killed.
     """
 
     rank: int
     reason: str
     time: float
     is_echo: bool
+    is_loss: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -49,9 +53,10 @@ class Abandon:
 
 @attrs.frozen(kw_only=True)
 class End:
-    """The replica ends because of this error."""
+    """The replica ends because of this error; `is_loss` as in `Failure`."""
 
     reason: str
+    is_loss: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -59,18 +64,23 @@ class Goodbye:
     """This process has done its work; up, it waits for the leader's goodbye, and down, it is free to go."""
 
 
-Message: TypeAlias = Join | Failure | Abandon | End | Goodbye
+@attrs.frozen(kw_only=True)
+class Ping:
+    """This process is there: the leader says it now and then, and each follower answers with the same."""
 
-_CODEC: Final = Codec((Join, Failure, Abandon, End, Goodbye))
+
+Message: TypeAlias = Join | Failure | Abandon | End | Goodbye | Ping
+
+_CODEC: Final = Codec((Join, Failure, Abandon, End, Goodbye, Ping))
 _LENGTH: Final = struct.Struct(">I")
 _MAX_BYTES: Final = 16 << 20
 _SEND_TIMEOUT_S: Final = 2.0
 _SILENCE: Final = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
-"""A machine that no longer answers is gone after half a minute: nothing else is sent while all is well."""
+"""A machine that no longer answers is gone after half a minute."""
 
 
 class Wire:
-    """A connection; one thread receives, any may send if they take turns.
+    """A connection; one thread receives, any may send.
 
     Args:
         connection: Taken over.
@@ -79,6 +89,7 @@ class Wire:
         rank: The process at the other end; negative before it has joined.
         pid: Its process id.
         has_left: Whether it said goodbye.
+        heard_at: When it was last heard (`time.monotonic()`).
     """
 
     def __init__(self, connection: socket.socket, rank: int = -1) -> None:
@@ -91,12 +102,14 @@ class Wire:
         self.rank = rank
         self.pid = 0
         self.has_left = False
+        self.heard_at = time.monotonic()
+        self._sending: Final = threading.Lock()
         self._received = bytearray()
 
     def send(self, message: Message) -> None:
         """Send; one who is gone is noticed by whoever receives."""
         data = _CODEC.encode(message)
-        with contextlib.suppress(OSError):
+        with self._sending, contextlib.suppress(OSError):
             self.connection.sendall(_LENGTH.pack(len(data)) + data)
 
     def receive(self) -> list[Message] | None:
@@ -113,6 +126,7 @@ class Wire:
             return None
         if not data:
             return None
+        self.heard_at = time.monotonic()
         self._received += data
         return list(self._whole())
 

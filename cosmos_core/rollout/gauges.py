@@ -1,4 +1,4 @@
-"""The numbers that a rollout replica shows with each beat."""
+"""What a rollout replica shows of itself with each beat."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections import deque
 from typing import Final
 
 from cosmos_core.protocols import RolloutEngine
+from cosmos_core.replica.activity import Pulse
 from cosmos_core.rollout.gate import VersionGate
+from cosmos_core.rollout.generation import Generation
 from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.transport.payloads import PayloadServer
@@ -53,3 +55,25 @@ class Gauges:
             self._recent.popleft()
         since, before = self._recent[0]
         return (generated - before) / (now - since) if now > since else 0.0
+
+
+class Vitals:
+    """What the replica is doing and whether it gets on, from all of its parts; called on the control line's thread."""
+
+    def __init__(self, engine: RolloutEngine, pool: RewardPool, sync: WeightSync, generation: Generation) -> None:
+        self._engine = engine
+        self._pool = pool
+        self._sync = sync
+        self._generation = generation
+
+    def __call__(self) -> Pulse:
+        """The pulse."""
+        stats, loading, active = self._engine.stats(), self._sync.loading, self._generation.num_active
+        doing = f"working on {active} prompts" if active else ""
+        if loading >= 0:
+            doing = f"loading weights version {loading}"
+        units = stats.generated_units + stats.prompt_units
+        return Pulse(
+            progress=units + self._sync.num_pieces + self._generation.num_ended + round(1000 * self._pool.scoring_s),
+            doing=doing,
+        )

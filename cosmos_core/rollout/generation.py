@@ -14,7 +14,6 @@ from cosmos_core.config.order import evaluation_seed, group_seed
 from cosmos_core.config.schema import Recipe
 from cosmos_core.errors import DataError, EngineError
 from cosmos_core.protocols import (
-    Algorithm,
     Dataset,
     EnvironmentCapabilities,
     Handle,
@@ -29,6 +28,7 @@ from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.rewards import scoring
 from cosmos_core.rollout.rewards.pool import Outcomes, RewardPool
+from cosmos_core.rollout.terms import LeaseTerms
 from cosmos_core.rollout.workers.supervised import SupervisedThread
 from cosmos_core.transport.directives import Lease
 from cosmos_core.transport.payloads import PayloadServer
@@ -54,7 +54,7 @@ class Parts:
         context_length: Units of the longest prompt and completion together.
         model: Encodes and decodes.
         dataset: Where rows come from.
-        algorithm: Admits groups.
+        terms: What each lease goes by.
         engine: Generates.
         pool: Scores.
         payloads: Holds what was generated.
@@ -70,7 +70,7 @@ class Parts:
     context_length: int
     model: Model
     dataset: Dataset
-    algorithm: Algorithm
+    terms: LeaseTerms
     engine: RolloutEngine
     pool: RewardPool
     payloads: PayloadServer
@@ -86,6 +86,9 @@ class Generation:
 
     `reconcile` is called on one thread; what follows a completion runs on a thread of its own, so that neither the
     engine nor the rewards wait for decoding and bookkeeping.
+
+    Attributes:
+        num_ended: Prompts that were finished.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -95,6 +98,7 @@ class Generation:
         self._reported: Final[set[int]] = set()
         self._events: Final[queue.SimpleQueue[Callable[[], None] | None]] = queue.SimpleQueue()
         self._thread: Final = SupervisedThread("groups", self._run)
+        self.num_ended = 0
         self._episodes: Final = self._make_episodes()
 
     def _make_episodes(self) -> Episodes | None:
@@ -196,7 +200,7 @@ class Generation:
         except (DataError, IndexError) as error:
             self._fail(lease, "bad_row", str(error))
             return None
-        sampling = self._sampling(is_evaluation=is_evaluation)
+        sampling = self._sampling(lease)
         size = encoded.arrays["prompt"].shape[0] if "prompt" in encoded.arrays else 0
         too_long = self._too_long(size + sampling.max_units, is_evaluation=is_evaluation)
         if too_long:
@@ -229,9 +233,9 @@ class Generation:
             raise DataError(f"row {row}: the prompt is empty; it needs one unit at least")
         return encoded
 
-    def _sampling(self, *, is_evaluation: bool) -> Sampling:
-        config = self._parts.recipe.rollout.sampling
-        if is_evaluation:
+    def _sampling(self, lease: Lease) -> Sampling:
+        config = self._parts.terms.of(lease.settings).recipe.rollout.sampling
+        if lease.purpose == "evaluation":
             return Sampling(temperature=0.0, max_units=self._parts.recipe.evaluation.max_units or config.max_units)
         return Sampling(
             temperature=config.temperature,
@@ -299,7 +303,7 @@ class Generation:
             for index, each in enumerate(played)
         )
         group = Group(position=lease.position, samples=samples)
-        drop = (self._parts.algorithm.admit(group) or "") if is_train else ""
+        drop = (self._parts.terms.of(lease.settings).algorithm.admit(group) or "") if is_train else ""
         reports = tuple(
             scoring.report(sample, None if is_train and sample.index else text)
             for sample, text in zip(samples, texts, strict=True)
@@ -307,6 +311,7 @@ class Generation:
         with self._lock:
             if self._active.pop(lease.lease, None) is None:
                 return
+            self.num_ended += 1
             self._reported.add(lease.lease)
             if is_train and not drop:
                 self._parts.payloads.put(lease.lease, [each.generated.payload for each in played])

@@ -18,6 +18,7 @@ import torch
 
 from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
+from cosmos_core.transport.ring import Ring
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.shards import EngineLayout
 from cosmos_core.weights.snapshot import Snapshot
@@ -61,14 +62,23 @@ class Copy:
 class Relay:
     """The copies of one replica. Methods may be called from any thread."""
 
-    def __init__(self, run_id: str, bind_host: str = "127.0.0.1", *, directory: Path | None = None) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        bind_host: str = "127.0.0.1",
+        *,
+        ring: Ring | None = None,
+        directory: Path | None = None,
+    ) -> None:
         """Nothing is kept or served before the first copy.
 
         Args:
             run_id: Receivers of another run are refused.
             bind_host: IP address of this machine to listen on; 0.0.0.0 for all.
+            ring: Keys of this process; None only in tests: anyone is served.
             directory: Where copies lie; shared memory if absent.
         """
+        self._ring: Final = ring
         self._run_id: Final = run_id
         self._bind_host: Final = bind_host
         self._directory: Final = directory
@@ -124,7 +134,9 @@ class Relay:
                 if self._is_closed:
                     return Copy()
                 if self._publisher is None:
-                    self._publisher = WeightPublisher(self._run_id, self._bind_host, directory=self._directory)
+                    self._publisher = WeightPublisher(
+                        self._run_id, self._bind_host, ring=self._ring, directory=self._directory
+                    )
                 publisher = self._publisher
             return Copy(publisher, publisher.reserve(version, layout))
         except (WeightSyncError, TransportError) as error:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable
 from typing import Final, cast
 
+import attrs
 import torch
 
 from cosmos_core.config.job import Job
@@ -14,20 +16,28 @@ from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import stages
 from cosmos_core.plugin.roles import load_algorithm, load_dataset, load_model, model_source, selections
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.protocols import EngineCapabilities, EngineContext, EnvironmentCapabilities, Model, RolloutEngine
+from cosmos_core.protocols import (
+    Algorithm,
+    EngineCapabilities,
+    EngineContext,
+    EnvironmentCapabilities,
+    Model,
+    RolloutEngine,
+)
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.replica.host import host_id, rack_id
 from cosmos_core.replica.process import RoleArgs
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.gate import VersionGate
-from cosmos_core.rollout.gauges import Gauges
+from cosmos_core.rollout.gauges import Gauges, Vitals
 from cosmos_core.rollout.generation import Generation, Parts
 from cosmos_core.rollout.relay import Relay
 from cosmos_core.rollout.rewards.pool import RewardPool
+from cosmos_core.rollout.terms import LeaseTerms
 from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.transport.directives import RolloutDirective
 from cosmos_core.transport.payloads import PayloadServer
-from cosmos_core.transport.reports import Report
+from cosmos_core.transport.reports import Left, Report
 from cosmos_core.weights.base import Base
 from cosmos_core.weights.receiver import WeightReceiver
 
@@ -87,6 +97,11 @@ def _started_pools(recipe: Recipe, stack: contextlib.ExitStack) -> tuple[RewardP
     return rewards, environments
 
 
+def _algorithm(job: Job, plugins: PluginSet, stage: int, recipe: Recipe) -> Algorithm:
+    """The algorithm of a stage, as a recipe has it that is the job's but for dynamic keys."""
+    return load_algorithm(attrs.evolve(job, recipe=recipe), plugins, stages(recipe)[stage])
+
+
 class Replica:
     """The parts of one replica; `stack` ends them in reverse order."""
 
@@ -100,10 +115,10 @@ class Replica:
         self._engine = make_engine(job, plugins, model)
         self._engine.start()
         stack.callback(self._engine.shutdown)
-        payloads = stack.enter_context(PayloadServer(recipe.control.bind))
+        payloads = stack.enter_context(PayloadServer(recipe.control.bind, args.ring))
         gate = VersionGate()
         engine: EngineCapabilities = plugins.provider("engine", recipe.rollout.engine.plugin).capabilities
-        self._sync = self._weight_sync(job, engine, gate, stack)
+        self._sync = self._weight_sync(args, engine, gate, stack)
         environment = EnvironmentCapabilities()
         if recipe.environment is not None:
             environment = plugins.provider("environment", recipe.environment.plugin).capabilities
@@ -114,7 +129,7 @@ class Replica:
                 context_length=model.facts().context_length,
                 model=model,
                 dataset=load_dataset(job, plugins),
-                algorithm=load_algorithm(job, plugins, stage),
+                terms=LeaseTerms(recipe, functools.partial(_algorithm, job, plugins, stage.index)),
                 engine=self._engine,
                 pool=pool,
                 payloads=payloads,
@@ -135,17 +150,24 @@ class Replica:
         self._client: ControlClient = args.connect(
             endpoints={"payloads": payloads.endpoint},
             gauges=Gauges(self._engine, pool, payloads, self._sync, gate),
+            take_pulse=Vitals(self._engine, pool, self._sync, self._generation),
         )
         for part in (self._sync, self._generation):
             part.start()
             stack.callback(part.close)
 
     def _weight_sync(
-        self, job: Job, engine: EngineCapabilities, gate: VersionGate, stack: contextlib.ExitStack
+        self, args: RoleArgs, engine: EngineCapabilities, gate: VersionGate, stack: contextlib.ExitStack
     ) -> WeightSync:
+        job = args.job
         sync, bind = job.recipe.sync, job.recipe.control.bind
         receiver = WeightReceiver(
-            sync.transport, run_id=job.run_id, host=host_id(), rack=rack_id(), directory=sync.directory
+            sync.transport,
+            run_id=job.run_id,
+            host=host_id(),
+            rack=rack_id(),
+            directory=sync.directory,
+            ring=args.ring,
         )
         return WeightSync(
             self._engine,
@@ -154,7 +176,7 @@ class Replica:
             cache=sync.cache,
             in_flight_update=engine.in_flight_update,
             report=self._report,
-            relay=stack.enter_context(Relay(job.run_id, bind)),
+            relay=stack.enter_context(Relay(job.run_id, bind, ring=args.ring)),
             relay_timeout_s=sync.relay_timeout_s,
             base=stack.enter_context(Base()) if sync.delta else None,
         )
@@ -163,7 +185,7 @@ class Replica:
         self._client.report(report)
 
     def serve(self) -> None:
-        """Follow directives until one says stop, or the process is told to end.
+        """Follow directives until one says stop or leave, or the process is told to end.
 
         Raises:
             CosmosError: A part failed, or the controller refused this replica.
@@ -178,9 +200,12 @@ class Replica:
                 revision, wanted = directive.revision, directive.rollout
             if wanted is None:
                 continue
-            if wanted.stop:
+            if wanted.stop or wanted.leave:
                 break
-            self._sync.aim(wanted.weights, wanted.relaying)
+            self._sync.aim(wanted.weights, wanted.relaying, wanted.rewinds)
             self._generation.reconcile(wanted.leases, wanted.hold)
+        if wanted is not None and wanted.leave and not wanted.stop:
+            _LOG.info("leaving the run, as the controller says")
+            self._report(Left())
         if not self._client.flush(_FLUSH_S):
             _LOG.warning("the controller did not confirm the last reports within %g s", _FLUSH_S)

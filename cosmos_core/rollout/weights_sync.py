@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
@@ -45,6 +45,7 @@ class _Load:
         arrivals: What arrived, where it is to be checked tensor by tensor.
         base: Where what arrives is kept for the next version to be made of.
         nbytes: What arrived so far.
+        num_rewinds: How often the run had been taken back when it was begun.
     """
 
     target: WeightTarget
@@ -53,6 +54,7 @@ class _Load:
     copy: Copy
     arrivals: Arrivals | None
     base: Base | None
+    num_rewinds: int
     nbytes: int = 0
 
 
@@ -69,6 +71,11 @@ class WeightSync:
 
     With `base`, a copy of what is loaded is kept there, and only changes of it are fetched; all after an attempt
     that failed.
+
+    Attributes:
+        transfer_s: How long it took to fetch the newest version.
+        loading: The version that is being loaded; -1: none.
+        num_pieces: Slices that arrived, and attempts that ended.
     """
 
     def __init__(
@@ -104,8 +111,12 @@ class WeightSync:
         self._closed = False
         self._doubted = -1
         """The version that was loaded with another digest than its own, last."""
+        self._swapping: Final = threading.Lock()
+        self._rewinds: tuple[int, ...] = ()
         self._thread: Final = SupervisedThread("weights", self._run)
         self.transfer_s = 0.0
+        self.loading = -1
+        self.num_pieces = 0
 
     def start(self) -> None:
         """Begin to wait for targets."""
@@ -123,8 +134,19 @@ class WeightSync:
         """Raise what ended the thread, if it failed or gave up."""
         self._thread.check()
 
-    def aim(self, target: WeightTarget | None, relaying: Relaying = _ALONE) -> None:
-        """Load this version next, unless it is loaded, and keep those that others read from here."""
+    def aim(self, target: WeightTarget | None, relaying: Relaying = _ALONE, rewinds: Sequence[int] = ()) -> None:
+        """Load this version next, unless it is loaded, and keep those that others read from here.
+
+        Args:
+            target: What to load; None: nothing yet.
+            relaying: This replica's place among those that pass weights on.
+            rewinds: Steps that the run was taken back to: what was loaded of later ones is given up. The engine is
+                paused then until it has loaded something else.
+        """
+        with self._swapping:
+            for step in rewinds[len(self._rewinds) :]:
+                self._give_up_after(step)
+            self._rewinds = tuple(rewinds)
         with self._changed:
             if (target, relaying) != (self._target, self._relaying):
                 self._target, self._relaying = target, relaying
@@ -135,6 +157,7 @@ class WeightSync:
         failures, version, since = 0, -1, 0.0
         while (found := self._next(0.0 if not failures else _RETRY_S[min(failures, len(_RETRY_S)) - 1])) is not None:
             target, is_relayed = found
+            self.loading = target.version
             try:
                 self._load(target, is_relayed=is_relayed)
             except (WeightSyncError, TransportError) as error:
@@ -150,6 +173,9 @@ class WeightSync:
                     ) from error
             else:
                 failures = 0
+            finally:
+                self.loading = -1
+                self.num_pieces += 1
             self._has_failed = failures > 0
 
     def _next(self, delay_s: float) -> tuple[WeightTarget, bool] | None:
@@ -192,7 +218,7 @@ class WeightSync:
         return target if target is not None and target.version > self._gate.loaded else None
 
     def _load(self, target: WeightTarget, *, is_relayed: bool) -> None:
-        begin = time.monotonic()
+        begin, num_rewinds = time.monotonic(), len(self._rewinds)
         self._engine.begin_update(target.version)
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self._engine.abort_update)
@@ -206,7 +232,15 @@ class WeightSync:
             base = self._base_for(target, pieces, layout)
             arrivals = Arrivals(pieces.digests, layout) if self._doubted == target.version else None
             is_relayed = is_relayed and not pieces.is_stored
-            load = _Load(target=target, is_relayed=is_relayed, pieces=pieces, copy=copy, arrivals=arrivals, base=base)
+            load = _Load(
+                target=target,
+                is_relayed=is_relayed,
+                pieces=pieces,
+                copy=copy,
+                arrivals=arrivals,
+                base=base,
+                num_rewinds=num_rewinds,
+            )
             for rank, piece, data in pieces:
                 if self._closed:
                     return
@@ -215,12 +249,13 @@ class WeightSync:
                 if base is not None:
                     base.write(piece, data)
                 load.nbytes += data.nbytes
+                self.num_pieces += 1
                 if arrivals is not None:
                     arrivals.add(rank, piece, data)
             if arrivals is not None:
                 self._check_arrivals(target, arrivals)
             self.transfer_s = time.monotonic() - begin
-            with self._gate.changing() as may_change:
+            with self._gate.changing() as may_change, self._swapping:
                 if may_change:
                     self._commit(load)
 
@@ -233,6 +268,14 @@ class WeightSync:
             return None
         self._base.begin(target.version, layout)
         return self._base
+
+    def _give_up_after(self, step: int) -> None:
+        """The run was taken back to a step: what is loaded of a later one was never part of it."""
+        if self._gate.loaded > step:
+            _LOG.warning("giving up weights version %d: the run was taken back to step %d", self._gate.loaded, step)
+            # What is in flight is not leased any more, and is ended before anything is generated again.
+            self._engine.pause("keep")
+            self._gate.revoke()
 
     def _check_arrivals(self, target: WeightTarget, arrivals: Arrivals) -> None:
         if wrong := arrivals.first_wrong():
@@ -250,6 +293,8 @@ class WeightSync:
 
     def _commit(self, load: _Load) -> None:
         target, arrivals = load.target, load.arrivals
+        if any(target.version > step for step in self._rewinds[load.num_rewinds :]):
+            raise WeightSyncError(f"the run was taken back to before version {target.version} while it was loaded")
         paused_at = time.monotonic()
         self._engine.pause(self._pause)
         try:

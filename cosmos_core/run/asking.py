@@ -7,10 +7,12 @@ import time
 from pathlib import Path
 from typing import Final
 
+from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
 from cosmos_core.errors import ReplicaError
 from cosmos_core.run.observer import Observer
 from cosmos_core.run.roster import read_address
+from cosmos_core.transport.keys import person_key
 from cosmos_core.transport.requests import Request
 
 RUNS: Final = Path("runs")
@@ -33,6 +35,20 @@ def only_run(folder: Path = RUNS) -> Path:
     raise ReplicaError(f"several runs go on ({', '.join(map(str, found))}); name one with --run RUN")
 
 
+def address_of(directory: Path, job: Job) -> str:
+    """Where the controller of a run listens.
+
+    Raises:
+        ReplicaError: The run does not go on.
+    """
+    address = read_address(job)
+    if address is None:
+        raise ReplicaError(
+            f"{directory}: the run does not go on (its controller is gone), so that nothing can be asked"
+        )
+    return address
+
+
 def ask(directory: Path, request: Request) -> None:
     """Ask a run, and return once the request is in its journal.
 
@@ -41,12 +57,8 @@ def ask(directory: Path, request: Request) -> None:
         ReplicaError: It does not go on, does not answer, or refuses; the message says why.
     """
     job = load_job(directory)
-    address = read_address(job)
-    if address is None:
-        raise ReplicaError(
-            f"{directory}: the run does not go on (its controller is gone), so that nothing can be asked"
-        )
-    observer = Observer(address, job.run_id)
+    address = address_of(directory, job)
+    observer = Observer(address, job.run_id, person_key(job.keys, may_ask=True))
     ident = secrets.token_hex(8)
     deadline, asked_at = time.monotonic() + _ANSWER_S, float("-inf")
     try:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import attrs
 
+from cosmos_core.config.dynamic import dynamic_keys
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.overrides import apply_override
 from cosmos_core.config.problems import show
@@ -69,10 +70,16 @@ def changed(recipe: Recipe, overrides: Sequence[str]) -> tuple[Recipe, list[Chan
     if fixed:
         raise ConfigError(
             f"--set {', '.join(fixed)}: a run that goes on keeps what its weights and samples come from; --resume can "
-            f"change {', '.join(CHANGEABLE)}. For the rest make another run, from this one's model if you like: "
-            "cosmos export RUN, then --set model.path=RUN/export"
+            f"change {', '.join(CHANGEABLE)}. {_hint(recipe, fixed)}For the rest make another run, from this one's "
+            "model if you like: cosmos export RUN, then --set model.path=RUN/export"
         )
     return new, differences
+
+
+def _hint(recipe: Recipe, fixed: Sequence[str]) -> str:
+    """What can change of these all the same, once the run goes on."""
+    dynamic = {each.key for each in dynamic_keys(Recipe, recipe, "")}.intersection(fixed)
+    return f"{', '.join(sorted(dynamic))}: resume, then `cosmos set`. " if dynamic else ""
 
 
 def _is_in(key: str, tables: Sequence[str]) -> bool:

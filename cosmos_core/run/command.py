@@ -29,8 +29,10 @@ from cosmos_core.run import folder, provenance
 from cosmos_core.run.changes import changed
 from cosmos_core.run.follow import Follower
 from cosmos_core.run.hookset import RunHooks
-from cosmos_core.run.launch import make_launcher
-from cosmos_core.run.plan import check_changed, check_gpus, check_hooks, check_present, make_plan
+from cosmos_core.run.launch import Launcher
+from cosmos_core.run.launch.making import capabilities_of, make_launcher, prepare
+from cosmos_core.run.plan import check_changed, check_gpus, check_hooks, check_keys, check_present, make_plan
+from cosmos_core.run.recovering import require_unbegun
 from cosmos_core.run.roster import read_address
 from cosmos_core.run.summary import print_summary, summarise
 from cosmos_core.run.supervise import Ending, Start, Supervisor
@@ -47,6 +49,7 @@ class _Session:
     job: Job
     plugins: PluginSet
     dataset: Dataset
+    launcher: Launcher
     start: Start
     earlier_s: float = 0.0
 
@@ -73,19 +76,20 @@ def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, ov
     began = time.monotonic()
     directory = Path(recipe.run.output_dir) / recipe.run.name
     folder.check_free(directory, overwrite=overwrite)
+    prepare(recipe)
     if folder.is_run(directory):
         with folder.held(directory):
             _check_not_running(directory)
     with tempfile.TemporaryDirectory(prefix="cosmos-plan-") as staging:
         plan = make_plan(recipe, recipe_path, Path(staging))
-        check_gpus(recipe)
+        launcher = _launcher(plan.job, plan.plugins)
         check_present(plan.parts)
         _check_port(recipe)
         if recipe.policy.checkpoint.url is not None:
             _check_own(recipe.policy.checkpoint.url)
         folder.create(plan.job, plan.assets, provenance.made_with(plan.plugins), overwrite=overwrite)
     with folder.held(directory):
-        session = _Session(job=plan.job, plugins=plan.plugins, dataset=plan.dataset, start=Start())
+        session = _Session(job=plan.job, plugins=plan.plugins, dataset=plan.dataset, launcher=launcher, start=Start())
         return _supervise(session, console, began)
 
 
@@ -122,12 +126,14 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str]) -> _Se
             highlight=False,
         )
         return None
+    prepare(recipe)
     job = attrs.evolve(job, recipe=recipe)
-    check_gpus(recipe)
+    check_keys(job)
     if any(change.is_to_be_checked for change in changes):
         check_changed(job)
     installed = discover()
-    plugins = PluginSet.load(selections(recipe, ("dataset", "hook")), records=installed)
+    plugins = PluginSet.load(selections(recipe, ("dataset", "launcher", "hook")), records=installed)
+    launcher = _launcher(job, plugins)
     check_hooks(recipe, plugins)
     dataset = load_dataset(job, plugins)
     start = _newest_start(job)
@@ -141,7 +147,16 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str]) -> _Se
     for difference in differences:
         console.print(f"Changed since the run's last session: {difference}", highlight=False, markup=False)
     earlier_s = 0.0 if summary is None else summary.wall_s
-    return _Session(job=job, plugins=plugins, dataset=dataset, start=start, earlier_s=earlier_s)
+    return _Session(job=job, plugins=plugins, dataset=dataset, launcher=launcher, start=start, earlier_s=earlier_s)
+
+
+def _launcher(job: Job, plugins: PluginSet) -> Launcher:
+    """What starts the run's processes, once it is known that it can do so from here."""
+    if not capabilities_of(job.recipe, plugins).submits:
+        check_gpus(job.recipe)
+    launcher = make_launcher(job.recipe, job.directory, plugins, uses_rollouts=job.uses_rollouts)
+    launcher.check()
+    return launcher
 
 
 def _check_own(url: str) -> None:
@@ -157,6 +172,7 @@ def _check_own(url: str) -> None:
 def _newest_start(job: Job) -> Start:
     found = latest(job.checkpoints)
     if not job.journal.exists():
+        require_unbegun(job)
         return Start()
     return Start(step=0) if found is None else Start(step=found[0], checkpoint=found[1])
 
@@ -199,8 +215,7 @@ def _supervise(session: _Session, console: Console, began: float) -> str:
     try:
         hooks = RunHooks(job, session.plugins, resumed_from=session.start.step, report=view.say)
         hooks.notify("cosmos_run_started")
-        launcher = make_launcher(job.recipe.launch, job.logs)
-        supervisor = Supervisor(job, launcher, view, hooks.notify, follower, began=began)
+        supervisor = Supervisor(job, session.launcher, view, hooks.notify, follower, began=began)
         try:
             ending = supervisor.run(session.start)
         except CosmosError as error:

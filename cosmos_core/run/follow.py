@@ -6,7 +6,7 @@ The live view, the hooks, the summary and the report are all derived from this, 
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -16,10 +16,12 @@ from cosmos_core.controller.machine import core
 from cosmos_core.controller.machine.events import (
     ControllerStarted,
     Event,
+    Recovered,
     ReplicaJoined,
     ReplicaLost,
     Reported,
     Resumed,
+    Rewound,
     RunEnded,
     RunOpened,
 )
@@ -31,6 +33,7 @@ from cosmos_core.transport.wire import REPORT
 
 WINDOW_S: Final = 10.0
 _NEWEST: Final = 20
+_CONTROLLER: Final = "controller"
 
 Notify = Callable[..., None]
 """Called as `notify(hook, **arguments)` for each thing that happened."""
@@ -75,7 +78,8 @@ class Follower:
         marks: Cumulative units about once a second.
         loads: Weight loads of rollout replicas.
         sessions: (first, last) unix time of each term of the controller.
-        joined: Unix time at which each replica of the newest session joined.
+        joined: Unix time at which each replica joined first since the run was started or resumed last.
+        restarts: How often each replica, and the controller, came back since then in another process.
         has_ended: Whether the controller has ended the run.
         num_resumed: How often the run has been resumed.
         last_sequence: Sequence number of the newest entry; 0 before any.
@@ -89,9 +93,12 @@ class Follower:
         self.loads: list[WeightsLoaded] = []
         self.sessions: list[tuple[float, float]] = []
         self.joined: dict[str, float] = {}
+        self.restarts: Counter[str] = Counter()
         self.has_ended = False
         self.num_resumed = 0
         self.last_sequence = 0
+        self._is_begun = False
+        self._num_changes = 0
         self._told: Final[set[tuple[str, int]]] = set()
         self._received: Final[dict[str, int]] = {}
         self._generated = 0
@@ -141,34 +148,51 @@ class Follower:
         return any(begin <= first and last <= end for begin, end in self.sessions)
 
     def _apply(self, sequence: int, time: float, event: Event, notify: Notify) -> None:
-        if isinstance(event, RunOpened):
+        if isinstance(event, RunOpened | Recovered):
             self.state = core.begin(event)
+            # Trackers know them already; when they happened, only the journal that is lost did.
+            self.steps = [TimedStep(time=time, record=record) for record in self.state.steps]
+            self.evaluations = [TimedEvaluation(time=time, record=record) for record in self.state.evaluations]
+            self._num_changes = len(self.state.changes)
             return
         state = self.state
         if state is None:
             raise JournalError(
                 f"the journal's entry {sequence} is {type(event).__name__}, but no run was opened before"
             )
-        left = state.replicas.get(event.name) if isinstance(event, ReplicaLost) else None
+        left = state.replicas.get(event.name) if isinstance(event, ReplicaLost | Reported) else None
         core.step(state, event)
         if isinstance(event, ControllerStarted):
             self.sessions.append((time, time))
-            self.joined.clear()
+            self._restarted()
             self._recent.clear()
             self.has_ended = False
         elif self.sessions and not isinstance(event, Resumed):
             self.sessions[-1] = (self.sessions[-1][0], time)
         if isinstance(event, Resumed):
             self.num_resumed += 1
+            self._is_begun = False
+        if isinstance(event, Resumed | Rewound):
             self._truncate(state)
         self._count(time, event, notify)
+        self._settings(state, notify)
         self._records(time, state, notify)
         self._membership(time, event, left.role if left else "", notify)
+
+    def _restarted(self) -> None:
+        """A controller takes over: for a session that begins, or from another one that was killed."""
+        if self._is_begun:
+            self.restarts[_CONTROLLER] += 1
+            return
+        self._is_begun = True
+        self.joined.clear()
+        self.restarts.clear()
 
     def _truncate(self, state: State) -> None:
         """Forget what the resumed timeline does not hold."""
         del self.steps[len(state.steps) :]
         del self.evaluations[len(state.evaluations) :]
+        self._num_changes = len(state.changes)
         self._told.clear()
         self.has_ended = False
 
@@ -195,6 +219,11 @@ class Follower:
         self._told.add((what, number))
         return not known
 
+    def _settings(self, state: State, notify: Notify) -> None:
+        for change in state.changes[self._num_changes :]:
+            notify("cosmos_setting_changed", step=change.step, key=change.key, before=change.before, after=change.after)
+        self._num_changes = len(state.changes)
+
     def _records(self, time: float, state: State, notify: Notify) -> None:
         for step in state.steps[len(self.steps) :]:
             self.steps.append(TimedStep(time=time, record=step))
@@ -208,8 +237,11 @@ class Follower:
 
     def _membership(self, time: float, event: Event, role: str, notify: Notify) -> None:
         if isinstance(event, ReplicaJoined):
-            self.joined[event.name] = time
+            self.restarts[event.name] += event.name in self.joined
+            self.joined.setdefault(event.name, time)
             notify("cosmos_replica_joined", replica=event.name, role=event.role)
+        elif isinstance(event, Reported) and role and self.state is not None and event.name in self.state.departed:
+            notify("cosmos_replica_left", replica=event.name, role=role, reason="drained")
         elif isinstance(event, ReplicaLost):
             notify("cosmos_replica_left", replica=event.name, role=role, reason=event.reason)
 
@@ -238,6 +270,7 @@ def step_metrics(step: StepRecord) -> dict[str, float]:
         metrics["batch/truncated"] = step.truncated
         metrics["staleness/mean"] = step.staleness_mean
         metrics["staleness/max"] = step.staleness_max
+    metrics |= _prefixed("setting", {key: float(v) for key, v in step.settings.items() if isinstance(v, int | float)})
     metrics |= _prefixed("reward", step.rewards)
     metrics |= _prefixed("failed", step.failed)
     return metrics | _prefixed("dropped", step.dropped)

@@ -12,6 +12,7 @@ from cosmos_core.errors import CosmosError, PluginBrokenError
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import EngineOutlook, Foresight, Model, ModelFacts
 from cosmos_core.run.launch.local import visible_gpus
+from cosmos_core.run.launch.making import capabilities_of
 
 _DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16"}
 
@@ -39,7 +40,8 @@ def foresee(recipe: Recipe, plugins: PluginSet, model: Model, facts: ModelFacts,
         model=model,
         facts=facts,
         device=config.device,
-        has_gpu=bool(visible_gpus()),
+        # What another machine has is not known here; its launcher's own options say, and are checked there.
+        has_gpu=bool(visible_gpus()) or capabilities_of(recipe, plugins).submits,
         precision=_DTYPES[config.precision],
         temperatures={"rollout.sampling.temperature": config.sampling.temperature},
         shows_media=shows_media,

@@ -7,16 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.stages import stages
 from cosmos_core.controller.journal import entries
+from cosmos_core.controller.live.snapshot import standing_of
 from cosmos_core.controller.machine.progress import best_checkpoint
+from cosmos_core.controller.machine.state import State
 from cosmos_core.observe.live import line
 from cosmos_core.run import folder
 from cosmos_core.run.follow import Follower
 from cosmos_core.run.observer import Observer
-from cosmos_core.run.roster import read_address
+from cosmos_core.run.roster import page_words, read_address
 from cosmos_core.run.view import progress_of
+from cosmos_core.transport.keys import person_key
 
 _ANSWER_S: Final = 5.0
 _POLL_S: Final = 0.1
@@ -32,7 +36,7 @@ def look(directory: Path) -> Iterator[str]:
     follower = Follower()
     address = read_address(job)
     if address is not None:
-        _watch(follower, address, job.run_id)
+        _watch(follower, address, job)
     elif job.journal.exists():
         follower.fold(entries(job.journal))
     state = follower.state
@@ -45,9 +49,10 @@ def look(directory: Path) -> Iterator[str]:
         elapsed_s += now - follower.sessions[-1][1]
     yield f"{job.recipe.run.name}: {_verdict(state.outcome, is_running=address is not None)}"
     yield line(progress_of(follower, stages(job.recipe), now=now, elapsed_s=elapsed_s))
-    for replica in (*state.named("policy"), *state.named("rollout")):
-        held = replica.step if replica.role == "policy" else replica.version
-        yield f"  {replica.name}: weights of step {max(0, held)}, pid {replica.pid}"
+    yield from _replicas(state, is_running=address is not None)
+    if address is not None:
+        yield from (f"  {words}" for words in page_words(job))
+    yield from settings_lines(state)
     best = best_checkpoint(state)
     for step in sorted(state.checkpoints.saved):
         yield f"  checkpoint of step {step}{' (best)' if step == best else ''}: {state.checkpoints.saved[step]}"
@@ -57,15 +62,35 @@ def look(directory: Path) -> Iterator[str]:
         yield f"  report: {job.directory / folder.REPORT}"
 
 
+def _replicas(state: State, *, is_running: bool) -> Iterator[str]:
+    for replica in (*state.named("policy"), *state.named("rollout")):
+        held = replica.step if replica.role == "policy" else replica.version
+        standing = f"{standing_of(state, replica)}, " if is_running else ""
+        work = f", {len(replica.leases)} prompts in flight" if replica.role == "rollout" else ""
+        place = f"pid {replica.pid} on {replica.host}"
+        yield f"  {replica.name}: {standing}weights of step {max(0, held)}{work}, {place}"
+    for name in sorted(state.departed):
+        yield f"  {name}: has left, as it was asked to"
+
+
+def settings_lines(state: State) -> Iterator[str]:
+    """Dynamic keys that are not as in the recipe, or will not be from a step on."""
+    recipe = {each.key: each.value for each in state.settings.dynamic}
+    newest = {change.key: change for change in state.changes}
+    for key, change in sorted(newest.items()):
+        when = "since" if change.step <= state.step + 1 else "from"
+        yield f"  {key} = {change.after} {when} step {change.step} (recipe: {recipe.get(key)})"
+
+
 def _verdict(outcome: str, *, is_running: bool) -> str:
     if is_running:
         return f"running, {outcome} in a moment" if outcome else "running"
     return outcome or "interrupted: its controller is gone; cosmos run --resume goes on"
 
 
-def _watch(follower: Follower, address: str, run_id: str) -> None:
+def _watch(follower: Follower, address: str, job: Job) -> None:
     """Fold all that there is now: between two times that the controller sends gauges it sends the journal so far."""
-    observer = Observer(address, run_id)
+    observer = Observer(address, job.run_id, person_key(job.keys))
     deadline = time.monotonic() + _ANSWER_S
     try:
         while observer.num_gauges < 2 and time.monotonic() < deadline:

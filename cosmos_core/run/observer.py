@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Iterator
 from typing import Final
 
 import zmq
@@ -15,11 +16,17 @@ import zmq
 from cosmos_core.controller.machine.events import EVENTS, Event
 from cosmos_core.errors import TransportError
 from cosmos_core.transport import sockets
-from cosmos_core.transport.messages import Answer, Command, Notices, Watch
+from cosmos_core.transport.handshakes import EVENTS as HANDSHAKES
+from cosmos_core.transport.handshakes import Handshakes
+from cosmos_core.transport.keys import Key
+from cosmos_core.transport.messages import Answer, Command, Notices, Refused, Watch
 from cosmos_core.transport.requests import Request
 from cosmos_core.transport.wire import DOWN, REQUEST, UP
 
 _SILENCE_S: Final = 1.0
+_ANSWER_S: Final = 5.0
+_POLL_S: Final = 0.1
+_ROUNDS: Final = 2
 _RENEW_S: Final = 10.0  # the controller forgets observers that do not say that they are still there
 
 
@@ -33,11 +40,19 @@ class Observer:
         answers: Why each request that was answered was refused, by its `ident`; empty where it was taken in.
     """
 
-    def __init__(self, address: str, run_id: str) -> None:
-        """Connect; nothing needs to listen at `address` yet."""
+    def __init__(self, address: str, run_id: str, key: Key | None = None) -> None:
+        """Connect; nothing needs to listen at `address` yet.
+
+        Args:
+            address: `tcp://HOST:PORT` of the controller.
+            run_id: The run's id.
+            key: Of whoever watches; None only for a controller without keys, as tests have.
+        """
         self._context: Final = zmq.Context()
         identity = f"observer-{secrets.token_hex(8)}".encode()
-        self._socket: Final = sockets.dealer(self._context, address, identity)
+        curve = None if key is None else sockets.Curve(own=key.pair, server=key.server)
+        self._socket: Final = sockets.dealer(self._context, address, identity, curve=curve, events=HANDSHAKES)
+        self._handshakes: Final = Handshakes(self._socket, address)
         self._run_id: Final = run_id
         self._watched_at = float("-inf")
         self._heard_at = float("-inf")
@@ -50,14 +65,20 @@ class Observer:
         """New journal entries (sequence, unix time, event), in order; waits at most `timeout_s` for some.
 
         Raises:
-            TransportError: The controller sent something that is not a message.
+            TransportError: The controller refuses this observer, or sent something that is not a message.
         """
         self._watch()
         fresh: list[tuple[int, float, Event]] = []
         if self._socket.poll(int(timeout_s * 1000)):
             while not fresh and (notices := self._receive()) is not None:
                 fresh = self._accept(notices)
+        self._handshakes.check()
         return fresh
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the controller was heard last; infinite before that."""
+        return time.monotonic() - self._heard_at
 
     def ask(self, request: Request, ident: str) -> None:
         """Ask the run for something; to be repeated until `answers` has `ident`, or the run's state shows it."""
@@ -66,6 +87,7 @@ class Observer:
 
     def close(self) -> None:
         """Close the connection."""
+        self._handshakes.close()
         self._socket.close()
         self._context.term()
 
@@ -86,6 +108,8 @@ class Observer:
                 return None
             if isinstance(message, Notices):
                 return message
+            if isinstance(message, Refused):
+                raise TransportError(f"the controller refuses: {message.reason}")
             if not isinstance(message, Answer):
                 raise TransportError(f"the controller sent an observer {type(message).__name__}, not Notices")
             self.answers[message.ident] = message.refusal
@@ -104,3 +128,24 @@ class Observer:
                 fresh.append((sequence, when, EVENTS.decode(data)))
                 self.last_sequence = sequence
         return fresh
+
+
+def so_far(address: str, run_id: str, key: Key | None = None, *, after: int = 0) -> Iterator[tuple[int, float, Event]]:
+    """The journal of a run that goes on, from entry `after` up to now: (sequence, unix time, event), in order.
+
+    Raises:
+        TransportError: The controller does not answer, or sent something that is not a message.
+    """
+    observer = Observer(address, run_id, key)
+    observer.last_sequence = after
+    deadline = time.monotonic() + _ANSWER_S
+    try:
+        # Between two times that the controller sends gauges it sends the journal so far.
+        while observer.num_gauges < _ROUNDS:
+            if found := observer.poll(_POLL_S):
+                yield from found
+                deadline = time.monotonic() + _ANSWER_S
+            if time.monotonic() > deadline:
+                raise TransportError(f"the controller at {address} has not sent its journal within {_ANSWER_S:g} s")
+    finally:
+        observer.close()

@@ -9,12 +9,14 @@ from typing import Final
 
 import attrs
 
+from cosmos_core.config.dynamic import DynamicKey, dynamic_keys
 from cosmos_core.config.job import Job, StageFacts
 from cosmos_core.config.mesh import world_size
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import Stage, stages
 from cosmos_core.config.structure import structure, unstructure
-from cosmos_core.errors import ConfigError, DataError
+from cosmos_core.errors import ConfigError, DataError, PluginBrokenError
+from cosmos_core.plugin.providing import describe
 from cosmos_core.plugin.roles import (
     load_algorithm,
     load_dataset,
@@ -28,7 +30,9 @@ from cosmos_core.protocols import AlgorithmCapabilities, Conversing, Dataset, Fo
 from cosmos_core.run.checks import Measured, Parts, emptiness, problems
 from cosmos_core.run.foresight import foresee
 from cosmos_core.run.launch.local import visible_gpus
+from cosmos_core.run.launch.making import capabilities_of
 from cosmos_core.run.transports import misfits
+from cosmos_core.transport.key_folder import check_folder
 from cosmos_core.types import Prompt
 
 _MEASURED_PROMPTS: Final = 200
@@ -74,7 +78,8 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
     """
     plugins = PluginSet.load(selections(recipe))
     job = _job(recipe, recipe_path, staging)
-    _check_devices(recipe)
+    _check_devices(recipe, plugins)
+    check_keys(job)
     _check_unbuilt_options(recipe, plugins)
     dataset = load_dataset(job, plugins)
     sizes = _sizes(dataset)
@@ -88,7 +93,12 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
         model.prepare(corpus, unstructure(recipe.model.tokenizer))
     parts = _checked_parts(job, plugins, dataset, model, sizes)
     facts = tuple(
-        StageFacts(source=algorithm.source, min_group_size=algorithm.min_group_size) for _, algorithm in parts.stages
+        StageFacts(
+            source=algorithm.source,
+            min_group_size=algorithm.min_group_size,
+            dynamic=dynamic_options(plugins, stage),
+        )
+        for stage, algorithm in parts.stages
     )
     num_evaluated = min(recipe.evaluation.prompts, sizes["heldout"])
     scores = num_evaluated > 0 and bool(recipe.reward_names)
@@ -102,8 +112,36 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
         uses_rollouts=scores or any(stage.source == "rollouts" for stage in facts),
         stages=facts,
         num_measured_prompts=num_evaluated if measures else 0,
+        fixed=_fixed(recipe, parts),
     )
     return Plan(job=planned, plugins=plugins, dataset=dataset, parts=parts, assets=job.assets)
+
+
+def dynamic_options(plugins: PluginSet, stage: Stage) -> tuple[DynamicKey, ...]:
+    """The options of a stage's algorithm that may change while the run goes on.
+
+    Raises:
+        ConfigError: An option is wrong.
+        PluginBrokenError: An option declares itself dynamic, and what it may become cannot be told.
+    """
+    path = f"{stage.key}.options"
+    options = plugins.provider("algorithm", stage.plugin).options
+    try:
+        return dynamic_keys(options, structure(stage.options, options, path), path)
+    except TypeError as error:
+        raise PluginBrokenError(f"{describe(plugins.record('algorithm', stage.plugin))}: {error}") from None
+
+
+def _fixed(recipe: Recipe, parts: Parts) -> dict[str, str]:
+    """Keys that declare themselves dynamic and cannot change in this run, for what its plugins are, and why."""
+    engine, (_, algorithm) = parts.engine, parts.stages[-1]
+    if engine is None or engine.logprob_semantics in algorithm.logprob_semantics:
+        return {}
+    why = (
+        f"{recipe.rollout.engine.plugin!r} gives {engine.logprob_semantics} log-probs, which "
+        f"{recipe.algorithm.plugin!r} can use at temperature 1 only"
+    )
+    return {"rollout.sampling.temperature": why}
 
 
 def check_changed(job: Job) -> None:
@@ -113,7 +151,7 @@ def check_changed(job: Job) -> None:
         CosmosError: See `make_plan`; its weights are to be there, too.
     """
     plugins = PluginSet.load(selections(job.recipe))
-    _check_devices(job.recipe)
+    _check_devices(job.recipe, plugins)
     dataset = load_dataset(job, plugins)
     check_present(_checked_parts(job, plugins, dataset, load_model(job, plugins), _sizes(dataset)))
 
@@ -133,6 +171,20 @@ def _job(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Job:
     )
 
 
+def check_keys(job: Job) -> None:
+    """Refuse a run whose door would not open: its recipe names keys that are not there, damaged, or not secret.
+
+    Raises:
+        ConfigError: What is wrong with them.
+    """
+    if job.recipe.control.keys is None:
+        return
+    try:
+        check_folder(job.keys)
+    except ConfigError as error:
+        raise ConfigError(f"control.keys: {error}") from error
+
+
 def _lacks_tokenizer(job: Job) -> bool:
     """Whether the recipe's tokenizer is to be made: always, or where the checkpoint is a folder without one."""
     model = job.recipe.model
@@ -143,9 +195,9 @@ def _lacks_tokenizer(job: Job) -> bool:
     return folder.is_dir() and not any((folder / name).is_file() for name in _TOKENIZER_FILES)
 
 
-def _check_devices(recipe: Recipe) -> None:
+def _check_devices(recipe: Recipe, plugins: PluginSet) -> None:
     wanting = [f"{pool}.device" for pool in ("policy", "rollout") if getattr(recipe, pool).device == "cuda"]
-    if not wanting:
+    if not wanting or capabilities_of(recipe, plugins).submits:
         return
     import torch  # noqa: PLC0415 - the model plugin imports it anyway, later
 
@@ -192,9 +244,11 @@ def check_present(parts: Parts) -> None:
 
 
 def _check_unbuilt_options(recipe: Recipe, plugins: PluginSet) -> None:
-    """Structure the options of plugins that planning does not build (the engine, the hooks)."""
+    """Structure the options of plugins that planning does not build (the engine, the launcher, the hooks)."""
     engine = recipe.rollout.engine
     structure(engine.options, plugins.provider("engine", engine.plugin).options, "rollout.engine.options")
+    launch = recipe.launch
+    structure(launch.options, plugins.provider("launcher", launch.launcher).options, "launch.options")
     check_hooks(recipe, plugins)
 
 
@@ -217,7 +271,8 @@ def _sizes(dataset: Dataset) -> dict[Split, int]:
 
 def _checked_parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: dict[Split, int]) -> Parts:
     parts = _parts(job, plugins, dataset, model, sizes)
-    travels = misfits(job.recipe, len(visible_gpus())) if parts.engine is not None else ()
+    here = None if capabilities_of(job.recipe, plugins).submits else len(visible_gpus())
+    travels = misfits(job.recipe, here) if parts.engine is not None else ()
     if found := [*problems(job.recipe, parts), *travels]:
         raise ConfigError("\n".join(found))
     return parts

@@ -67,6 +67,7 @@ def plot(
     x_label: str,
     y_label: str,
     boundary: float | None = None,
+    changes: Sequence[float] = (),
     logarithmic: bool = False,
 ) -> str:
     """Draw lines into one SVG element.
@@ -77,6 +78,7 @@ def plot(
         x_label: Of the horizontal axis.
         y_label: Of the vertical axis, with its unit.
         boundary: Where to draw a vertical line (the end of the warm-up).
+        changes: Where to draw fainter ones (settings that were changed).
         logarithmic: Whether the vertical axis is (all values must be positive).
     """
     drawn = [line for line in series if line.points]
@@ -89,6 +91,8 @@ def plot(
             axes.plot(xs, ys, label=line.label, color=colour, **marker)
         if boundary is not None:
             axes.axvline(boundary, color=_INK, linewidth=0.8, linestyle=":", alpha=0.6)
+        for change in changes:
+            axes.axvline(change, color=_COLOURS[1], linewidth=0.8, linestyle="--", alpha=0.5)
         if logarithmic:
             axes.set_yscale("log")
         axes.set_xlabel(x_label)

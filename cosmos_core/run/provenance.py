@@ -59,6 +59,25 @@ def resumed_with(directory: Path, plugins: Iterable[PluginRecord], changes: Sequ
     return differences
 
 
+def joined_with(directory: Path, plugins: Iterable[PluginRecord]) -> list[str]:
+    """How this machine's installation differs from that of a run's newest session, in words; empty if it does not.
+
+    Args:
+        directory: The run's folder.
+        plugins: Of the run, as they are here.
+
+    Raises:
+        ConfigError: The manifest is missing or damaged.
+        PluginBrokenError: A plugin's files cannot be read.
+    """
+    path = directory / FILE
+    try:
+        recorded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return list(_differences([recorded, *recorded.get("resumed", [])][-1], made_with(plugins)))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path}: missing or damaged ({type(error).__name__}: {error}); a run needs it") from error
+
+
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     if before["cosmos_core"] != after["cosmos_core"]:
         yield f"cosmos-core was {before['cosmos_core']}, is {after['cosmos_core']}"

@@ -69,6 +69,7 @@ def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], datas
         tiles=list(_tiles(summary)),
         plots=[(title, svg) for title, svg in _plots(job, follower) if svg],
         planes=list(_planes(summary["planes"])),
+        settings=summary["settings"],
         dropped=sorted(summary["samples"]["dropped"].items()),
         comparisons=_comparisons(scored, dataset),
         first_version=scored[0].version if scored else None,
@@ -96,6 +97,8 @@ def _tiles(summary: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     for pool, rate in summary["tokens_per_s"].items():
         if rate is not None:
             yield tile(f"{rate:,.0f}", f"{pool} tokens/s")
+    if summary["restarts"]:
+        yield tile(f"{sum(summary['restarts'].values())}", "processes started again")
     if summary["staleness"]["mean"] is not None:
         yield tile(f"{summary['staleness']['mean']:.2f} / {summary['staleness']['max']}", "staleness mean / max")
 
@@ -104,22 +107,25 @@ def _plots(job: Job, follower: Follower) -> Iterator[tuple[str, str]]:
     all_stages = stages(job.recipe)
     boundary = float(all_stages[-1].first_step) if len(all_stages) > 1 and follower.steps else None
     steps = follower.steps
+    # A change shows at the step before the first one that it holds at.
+    changes = tuple({change.step - 0.5 for change in follower.state.changes}) if follower.state else ()
     rewarded = [timed for timed in steps if timed.record.reward is not None]
     reward = [(float(timed.record.step), timed.record.reward or 0.0) for timed in rewarded]
     accuracy = _heldout(follower, "accuracy")
     learning = [Series(label="reward", points=reward), Series(label="held-out accuracy", points=accuracy, marked=True)]
-    yield "Learning", plot("learning", learning, x_label="step", y_label="reward, accuracy")
+    yield "Learning", plot("learning", learning, x_label="step", y_label="reward, accuracy", changes=changes)
     mean = [(float(timed.record.step), timed.record.staleness_mean) for timed in rewarded]
     peak = [(float(timed.record.step), float(timed.record.staleness_max)) for timed in rewarded]
     staleness = [Series(label="mean", points=mean), Series(label="max", points=peak)]
-    yield "Staleness", plot("staleness", staleness, x_label="step", y_label="steps")
+    yield "Staleness", plot("staleness", staleness, x_label="step", y_label="steps", changes=changes)
     yield "Throughput", plot("throughput", _throughput(follower), x_label="seconds", y_label="tokens/s")
     heldout = Series(label="held-out loss", points=_heldout(follower, "loss"), marked=True)
     loss = [Series(label="loss", points=_metric(steps, "loss")), heldout]
-    yield "Loss", plot("loss", loss, x_label="step", y_label="loss", boundary=boundary)
+    yield "Loss", plot("loss", loss, x_label="step", y_label="loss", boundary=boundary, changes=changes)
     norm = [Series(label="gradient norm", points=_metric(steps, "grad_norm", positive=True))]
     title = "Gradient norm"
-    yield title, plot("norm", norm, x_label="step", y_label="norm", boundary=boundary, logarithmic=True)
+    drawn = plot("norm", norm, x_label="step", y_label="norm", boundary=boundary, changes=changes, logarithmic=True)
+    yield title, drawn
 
 
 def _heldout(follower: Follower, name: str) -> list[tuple[float, float]]:

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,17 +14,25 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.mesh import world_size
 from cosmos_core.run.launch import ProcessSpec
 from cosmos_core.run.launch.local import thread_environment, visible_gpus
+from cosmos_core.transport.messages import Role
 
 CONTROLLER: Final = "controller"
 
 
-def controller_spec(job: Job, *, resume_step: int | None) -> ProcessSpec:
-    """The controller; `resume_step` is the step of the checkpoint to go on from, None for a new run."""
+def controller_spec(job: Job, *, resume_step: int | None, port: int | None = None) -> ProcessSpec:
+    """The controller.
+
+    Args:
+        job: The run.
+        resume_step: Step of the checkpoint to go on from; None for a new run, and for one that its journal goes on.
+        port: Where to listen instead of `control.port`.
+    """
     resumed = () if resume_step is None else ("--resume-step", str(resume_step))
+    listening = () if port is None else ("--port", str(port))
     return ProcessSpec(
         name=CONTROLLER,
         module="cosmos_core.controller",
-        arguments=("--run", str(job.directory), *resumed),
+        arguments=("--run", str(job.directory), *resumed, *listening),
         environment=thread_environment(1),
     )
 
@@ -36,14 +45,22 @@ def replica_specs(job: Job, address: str, checkpoint: str | None) -> list[Proces
     other processes it has, sees one for each.
     """
     recipe = job.recipe
-    started = ("--checkpoint", checkpoint) if checkpoint else ()
-    names = [
-        ("policy", name, (*started, *extra))
-        for index in range(recipe.policy.replicas)
-        for name, extra in _processes(f"policy-{index}", world_size(recipe.policy.mesh))
-    ]
+    names: list[tuple[Role, str]] = [("policy", f"policy-{index}") for index in range(recipe.policy.replicas)]
     if job.uses_rollouts:
-        names += [("rollout", f"rollout-{index}", ()) for index in range(recipe.rollout.replicas)]
+        names += [("rollout", f"rollout-{index}") for index in range(recipe.rollout.replicas)]
+    return specs_of(job, address, names, checkpoint)
+
+
+def specs_of(job: Job, address: str, replicas: Sequence[tuple[Role, str]], checkpoint: str | None) -> list[ProcessSpec]:
+    """Every process of some replicas, each given by role and name; see `replica_specs`."""
+    recipe = job.recipe
+    started = ("--checkpoint", checkpoint) if checkpoint else ()
+    sizes = {"policy": world_size(recipe.policy.mesh), "rollout": 1}
+    names = [
+        (role, name, (*(started if role == "policy" else ()), *extra))
+        for role, replica in replicas
+        for name, extra in _processes(replica, sizes[role])
+    ]
     gpus = itertools.cycle(visible_gpus() or [""])
     on_cpu = {"policy": recipe.policy.device == "cpu", "rollout": recipe.rollout.device == "cpu"}
     num_gpus = {"policy": 1, "rollout": world_size(recipe.rollout.mesh)}
@@ -59,6 +76,16 @@ def replica_specs(job: Job, address: str, checkpoint: str | None) -> list[Proces
         )
         for role, name, extra in names
     ]
+
+
+def role_of(spec: ProcessSpec) -> str:
+    """`policy` or `rollout`."""
+    return spec.module.rpartition(".")[2]
+
+
+def replica_of(spec: ProcessSpec) -> str:
+    """Name of the replica that a process is of."""
+    return spec.name.partition(".")[0]
 
 
 def _processes(replica: str, size: int) -> list[tuple[str, tuple[str, ...]]]:
@@ -84,6 +111,17 @@ def read_address(job: Job) -> str | None:
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
     return address if _is_alive(pid) else None
+
+
+def page_words(job: Job) -> list[str]:
+    """Where the run's web page is, for people; why there is none if that was not asked for; else nothing."""
+    try:
+        found: dict[str, Any] = json.loads(address_file(job).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return []
+    if "page" in found:
+        return [f"live page: {found['page']} (to change things there: the token in {found['page_token']})"]
+    return [f"no live page: {found['page_problem']}"] if "page_problem" in found else []
 
 
 def _is_alive(pid: int) -> bool:

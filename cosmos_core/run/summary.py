@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import attrs
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -63,6 +64,8 @@ def summarise(
         "stages": _stages(job, follower),
         "skipped_steps": sum(timed.record.skipped for timed in follower.steps),
         "weights": _weights(follower),
+        "restarts": {name: number for name, number in sorted(follower.restarts.items()) if number},
+        "settings": [attrs.asdict(change) for change in state.changes] if state else [],
         "planes": planes_of(follower, gauges),
         "checkpoints": {str(step): path for step, path in sorted(state.checkpoints.saved.items())} if state else {},
         "failed_checkpoints": {str(step): why for step, why in sorted(state.checkpoints.failed.items())}
@@ -224,13 +227,24 @@ def _figures(summary: Mapping[str, Any]) -> Table:
     staleness = summary["staleness"]
     if staleness["mean"] is not None:
         table.add_row("staleness", f"mean {staleness['mean']:.2f}, max {staleness['max']}")
-    if summary["skipped_steps"]:
-        table.add_row("steps skipped", f"{summary['skipped_steps']} (gradient not finite)")
-    for step, why in summary["failed_checkpoints"].items():
-        table.add_row("checkpoint failed", f"step {step}: {why}")
-    for status, why in summary["problems"].items():
-        table.add_row(f"example of {status}", why)
+    if summary["restarts"]:
+        table.add_row("started again", ", ".join(f"{name} {n}x" for name, n in summary["restarts"].items()))
+    for label, what in _happenings(summary):
+        # What an error says may look like markup, such as a path in brackets.
+        table.add_row(label, Text(what))
     return table
+
+
+def _happenings(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What does not happen in every run."""
+    for change in summary["settings"]:
+        yield "set while it ran", "{key}: {before} → {after} from step {step} on".format_map(change)
+    if summary["skipped_steps"]:
+        yield "steps skipped", f"{summary['skipped_steps']} (gradient not finite)"
+    for step, why in summary["failed_checkpoints"].items():
+        yield "checkpoint failed", f"step {step}: {why}"
+    for status, why in summary["problems"].items():
+        yield f"example of {status}", why
 
 
 def _before_and_after(summary: Mapping[str, Any], name: str, *, digits: int) -> str:

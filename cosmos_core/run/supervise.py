@@ -1,12 +1,11 @@
 """Supervision: start the processes of a run, follow it, and see to it that it ends, whatever happens.
 
 The supervisor decides nothing about training. It watches the journal through the controller and the exit codes of
-the processes, passes Ctrl-C on as a request to stop, and leaves nothing running.
+the processes, starts those again that were killed, passes Ctrl-C on as a request to stop, and leaves nothing running.
 """
 
 from __future__ import annotations
 
-import secrets
 import signal
 import time
 from collections.abc import Iterator
@@ -20,22 +19,36 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.stages import stages
 from cosmos_core.controller.journal import entries
 from cosmos_core.controller.machine.progress import best_checkpoint
+from cosmos_core.controller.machine.state import State
 from cosmos_core.errors import CheckpointError, ReplicaError
 from cosmos_core.observe.live import Progress, View
 from cosmos_core.policy.checkpoints.checkpoint import mark_best
+from cosmos_core.replica.lifeline import LOST
+from cosmos_core.run.fleet import Fleet, Member
 from cosmos_core.run.follow import Follower, Notify
 from cosmos_core.run.launch import Exit, Launcher
 from cosmos_core.run.observer import Observer
-from cosmos_core.run.roster import CONTROLLER, address_file, controller_spec, read_address, replica_specs
+from cosmos_core.run.petitions import Petitions
+from cosmos_core.run.reservation import Reservation
+from cosmos_core.run.restarts import Restarts, cause_of, last_words
+from cosmos_core.run.roster import (
+    CONTROLLER,
+    address_file,
+    controller_spec,
+    page_words,
+    read_address,
+    replica_specs,
+    role_of,
+)
 from cosmos_core.run.view import progress_of, starting, waits_for
-from cosmos_core.transport.requests import Stop
+from cosmos_core.transport.keys import person_key
+from cosmos_core.transport.requests import Lost, Stop
 
 _POLL_S: Final = 0.1
 _KILL: Final = 2  # interrupts that end a run at once
 _LISTEN_TIMEOUT_S: Final = 60.0
 _VERDICT_S: Final = 3.0  # how long the controller may take to see a failure that we saw
 _END_S: Final = 5.0  # how long processes may take to end after the run has; all that matters is saved by then
-_ASK_AGAIN_S: Final = 1.0
 _GRACE_S: Final = 3.0  # between TERM and KILL
 
 
@@ -82,12 +95,14 @@ class Supervisor:
         self._told: set[str] = set()
         self._resumed = 0
         self._first_step = 0
-        self._has_answered = False
-        self._asked_at = float("-inf")
-        self._stop: Final = secrets.token_hex(8)
+        self._is_stopping = False
+        self._petitions: Final = Petitions()
+        self._restarts: Final = Restarts(job.recipe.launch.restarts)
+        self._fleet = Fleet(launcher, ())
+        self._port = 0
+        self._controller_since = float("-inf")
         self._gauges: dict[str, dict[str, float]] = {}
         self._failure: Exit | None = None
-        self._ended: set[str] = set()
         self._failed_at = 0.0
 
     @property
@@ -106,7 +121,9 @@ class Supervisor:
         """
         self._resumed = self._follower.num_resumed + (start.step is not None)
         self._first_step = start.step or 0
-        with self._signals():
+        control = self._job.recipe.control
+        with self._signals(), Reservation(control.bind, control.port) as reserved:
+            self._port = reserved.port
             try:
                 observer = self._launch(start)
                 observer.last_sequence = self._follower.last_sequence
@@ -122,11 +139,11 @@ class Supervisor:
     def _launch(self, start: Start) -> Observer:
         """Start the controller, and the replicas once it listens."""
         address_file(self._job).unlink(missing_ok=True)
-        self._launcher.start(controller_spec(self._job, resume_step=start.step))
+        self._launcher.start(controller_spec(self._job, resume_step=start.step, port=self._port))
         deadline = time.monotonic() + _LISTEN_TIMEOUT_S
         while (address := read_address(self._job)) is None:
             for ended in self._launcher.exits():
-                raise ReplicaError(f"the controller could not start: {_last_words(ended)}")
+                raise ReplicaError(f"the controller could not start: {last_words(ended)}")
             if self._interrupts >= _KILL:
                 raise ReplicaError("killed by a second Ctrl-C before the controller listened")
             if time.monotonic() > deadline:
@@ -134,9 +151,11 @@ class Supervisor:
                     f"the controller did not listen within {_LISTEN_TIMEOUT_S:g} s; see {self._job.logs}"
                 )
             time.sleep(_POLL_S / 5)
-        for spec in replica_specs(self._job, address, start.checkpoint):
-            self._launcher.start(spec)
-        return Observer(address, self._job.run_id)
+        for words in page_words(self._job):
+            self._view.say(words)
+        self._fleet = Fleet(self._launcher, replica_specs(self._job, address, start.checkpoint))
+        self._fleet.start_all()
+        return Observer(address, self._job.run_id, person_key(self._job.keys))
 
     def _follow(self, observer: Observer) -> None:
         """Fold, show and pass on until the run has ended and its processes with it."""
@@ -148,8 +167,10 @@ class Supervisor:
             self._tell_problems()
             elapsed_s = time.monotonic() - self._began
             self._view.show(self._progress(elapsed_s))
-            self._answer_interrupt(observer)
-            self._watch_exits()
+            self._answer_interrupt()
+            self._watch_silence(observer)
+            self._watch_exits(observer)
+            self._petitions.send(observer, time.monotonic())
             if self._is_current() and self._follower.has_ended and ended_at is None:
                 ended_at = time.monotonic()
             if not self._launcher.running() or (ended_at and time.monotonic() > ended_at + _END_S):
@@ -182,36 +203,92 @@ class Supervisor:
         except CheckpointError as error:
             self._view.say(f"the best checkpoint could not be marked: {error}")
 
-    def _answer_interrupt(self, observer: Observer) -> None:
-        now, state = time.monotonic(), self._follower.state
-        if not self._interrupts or (state is not None and self._is_current() and state.is_stopping):
-            return
-        if now - self._asked_at > _ASK_AGAIN_S:
-            self._asked_at = now
-            observer.ask(Stop(), self._stop)
-        if not self._has_answered:
-            self._has_answered = True
+    def _answer_interrupt(self) -> None:
+        if self._interrupts and not self._is_stopping:
+            self._is_stopping = True
+            self._petitions.add(Stop())
             self._view.say(f"Stopping: waiting for {waits_for(self._follower.state)}. Ctrl-C again to kill the run.")
 
-    def _watch_exits(self) -> None:
-        """Note the first process that ended although the run had not."""
-        exits = self._launcher.exits()
-        if any(ended.name == CONTROLLER for ended in exits):
-            # It ends after the run: what it did last may not have been told yet.
-            self._catch_up()
-        for ended in exits:
-            if self._has_outcome() or self._is_consequence(ended):
-                continue
-            self._view.say(f"{ended.name} ended: {_last_words(ended)}")
-            if self._failure is None:
-                self._failure, self._failed_at = ended, time.monotonic()
+    def _watch_exits(self, observer: Observer) -> None:
+        """See who has ended although the run had not, and whether another may take its place."""
+        now = time.monotonic()
+        for ended in self._launcher.exits():
+            if ended.name == CONTROLLER:
+                # It ends after the run: what it did last may not have been told yet.
+                self._catch_up()
+                observer.last_sequence = self._follower.last_sequence
+                self._on_controller(ended, now)
+            else:
+                self._fleet.note(ended, now)
+        state = self._follower.state
+        if state is None or not self._is_current():
+            return
+        for member in self._fleet.look(state):
+            self._fleet.give_up(member, state.fenced[member.incarnation])
+        for member in self._fleet.gone(now):
+            self._on_replica(member, state, now)
 
-    def _is_consequence(self, ended: Exit) -> bool:
-        """Whether another process of the same replica has ended before: it took this one with it."""
-        replica = ended.name.partition(".")[0]
-        is_known = replica in self._ended
-        self._ended.add(replica)
-        return is_known
+    def _watch_silence(self, observer: Observer) -> None:
+        """End a controller that lives and says nothing: as it gives replicas up, it is given up itself."""
+        limit_s = self._job.recipe.control.lost_after_s
+        heard_for_s = time.monotonic() - self._controller_since - observer.silence_s
+        if observer.silence_s > limit_s and heard_for_s > 0 and CONTROLLER in self._launcher.running():
+            self._view.say(f"{CONTROLLER} has said nothing for {limit_s:g} s (control.lost_after_s); it is ended")
+            self._controller_since = time.monotonic()
+            self._launcher.kill(CONTROLLER)
+
+    def _on_controller(self, ended: Exit, now: float) -> None:
+        if self._follower.has_ended and self._is_current():
+            return
+        if cause_of(ended) != "killed":
+            self._fail(ended, now)
+        elif self._restarts.take(CONTROLLER, now):
+            self._view.say(f"{CONTROLLER} ended: {last_words(ended)}; it is started again")
+            self._controller_since = now
+            self._launcher.start(controller_spec(self._job, resume_step=None, port=self._port))
+        else:
+            self._fail(ended, now)
+
+    def _on_replica(self, member: Member, state: State, now: float) -> None:
+        ended = member.first
+        assert ended is not None, "it is gone"
+        if self._has_outcome() or self._failure is not None:
+            return
+        if member.name in state.departed:
+            self._view.say(f"{member.name} has left")
+            self._fleet.forget(member)
+            return
+        cause = cause_of(ended)
+        if cause == "left" and now - member.ended_at < _VERDICT_S:
+            return  # told to, perhaps: the controller will say so
+        is_refused = ended.code == LOST and not member.has_joined
+        if cause == "failed" or is_refused:
+            self._fail(ended, now)
+            return
+        words = member.given_up or f"{ended.name} ended: {last_words(ended)}"
+        if member.has_joined and not member.given_up:
+            self._petitions.add(Lost(name=member.name, incarnation=member.incarnation, reason=last_words(ended)))
+        if self._restarts.take(member.name, now):
+            self._view.say(f"{words}; {member.name} is started again")
+            self._fleet.start(member)
+        elif self._is_spare(member, state):
+            self._view.say(f"{words}; the run goes on without it (launch.restarts)")
+            self._fleet.forget(member)
+        else:
+            self._fail(ended, now)
+
+    def _is_spare(self, member: Member, state: State) -> bool:
+        """Whether the run has others that do the work of a replica which has ended."""
+        role = role_of(member.specs[0])
+        return state.has_started and any(
+            replica.role == role for replica in state.replicas.values() if replica.name != member.name
+        )
+
+    def _fail(self, ended: Exit, now: float) -> None:
+        """A process has ended, and the run cannot go on."""
+        self._view.say(f"{ended.name} ended: {last_words(ended)}")
+        if self._failure is None:
+            self._failure, self._failed_at = ended, now
 
     def _is_current(self) -> bool:
         """Whether the state is of this session: a resumed run's journal begins with how it ended before."""
@@ -264,10 +341,5 @@ def with_cause(reason: str, failure: Exit) -> str:
     is_said = bool(failure.error) and failure.error in reason
     # A replica's leader tells the controller which of the others is gone.
     is_said = is_said or (bool(rank) and f"{replica} rank {rank}: " in reason)
-    words = "" if is_said else f"{failure.name}: {_last_words(failure)}"
+    words = "" if is_said else f"{failure.name}: {last_words(failure)}"
     return "\n".join(filter(None, (reason, words)))
-
-
-def _last_words(ended: Exit) -> str:
-    how = f"killed by signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
-    return f"{ended.error} ({how})" if ended.error else how

@@ -14,6 +14,7 @@ from cosmos_core.config.schema import EnvironmentConfig, MeshConfig
 from cosmos_core.config.structure import unstructure
 from cosmos_core.run.checks import Parts
 from cosmos_core.run.estimate import gpus, longest_sample, processes, sync_bytes
+from cosmos_core.run.exposure import exposure
 from cosmos_core.run.footprint import machine_memory, memory_by_pool, room, size, verdict
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.memory import RankMemory, whole_over_tp
@@ -112,6 +113,7 @@ def _processes(plan: Plan) -> Table:
             device,
             "" if mesh is None else _mesh(mesh),
         )
+    table.caption = exposure(plan.job) or None
     return table
 
 

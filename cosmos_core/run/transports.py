@@ -10,7 +10,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from cosmos_core.config.schema import Recipe
+from cosmos_core.config.schema import LaunchConfig, Recipe
 from cosmos_core.errors import ReplicaError
 from cosmos_core.replica.host import rack_id
 from cosmos_core.run.estimate import gpus
@@ -22,6 +22,8 @@ def transport(recipe: Recipe) -> str:
     chosen = f"sync.transport = {sync.transport!r}"
     if sync.transport == "auto":
         here = f"launch.launcher {recipe.launch.launcher!r} starts every process on this machine"
+        if recipe.launch.launcher != LaunchConfig().launcher:
+            here = "with replicas of the same machine; ZeroMQ with others"
         otherwise = f"; from {sync.directory} where nobody answers" if sync.directory else ""
         unused = "; nothing is sent, so that sync.delta spares nothing" if sync.delta else ""
         return f"shared memory: {here}{otherwise}{unused}"
@@ -43,8 +45,13 @@ def _passed_on(recipe: Recipe) -> str:
     return f"; rollout replicas pass them on, each to at most {recipe.sync.fan_out} (sync.fan_out)"
 
 
-def misfits(recipe: Recipe, num_gpus: int) -> Iterator[str]:
-    """What keeps weights from travelling as the recipe says, on a machine with so many GPUs."""
+def misfits(recipe: Recipe, num_gpus: int | None) -> Iterator[str]:
+    """What keeps weights from travelling as the recipe says.
+
+    Args:
+        recipe: The recipe.
+        num_gpus: GPUs of the machine that everything runs on; None where it runs elsewhere.
+    """
     sync = recipe.sync
     try:
         rack_id()
@@ -52,7 +59,7 @@ def misfits(recipe: Recipe, num_gpus: int) -> Iterator[str]:
         yield str(error)
     if sync.transport == "nccl":
         needed = gpus(recipe, uses_rollouts=True)
-        if num_gpus < needed:
+        if num_gpus is not None and num_gpus < needed:
             yield (
                 f"sync.transport: 'nccl' needs a GPU for each of the {needed} processes of policy and rollout "
                 f"replicas, and this machine has {num_gpus}; set it to 'gloo' or 'auto', or use fewer processes"

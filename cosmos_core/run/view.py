@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from cosmos_core.config.stages import Stage
+from cosmos_core.controller.live.phase import phase_of
 from cosmos_core.controller.machine.records import EvaluationRecord
 from cosmos_core.controller.machine.state import State
 from cosmos_core.observe.live import Progress
@@ -49,6 +50,7 @@ def progress_of(follower: Follower, stages: tuple[Stage, ...], *, now: float, el
         dropped=sum(sum(ledger.dropped.values()) for ledger in state.ledgers),
         queued=len(state.ledger.finished) + len(state.ledger.claimed) if uses_rollouts else None,
         in_flight=len(state.ledger.in_flight) if uses_rollouts else None,
+        restarts=follower.restarts.total(),
         eta_s=None if state.outcome or stage.index < len(stages) - 1 else _eta(timed_steps, stage),
     )
 
@@ -64,20 +66,6 @@ def starting(stages: tuple[Stage, ...], step: int, *, elapsed_s: float) -> Progr
     stage = next((stage for stage in stages if step < stage.last_step), stages[-1])
     last_step = stages[-1].last_step
     return Progress(phase="starting", step=step, num_steps=last_step, stage=stage.plugin, elapsed_s=elapsed_s)
-
-
-def phase_of(state: State, stage: Stage) -> str:
-    """What the run is doing, in a few words."""
-    evaluates_first = state.pending and state.running is None and not state.steps[stage.first_step :]
-    phases = (
-        (bool(state.outcome), state.outcome),
-        (state.is_stopping, "stopping"),
-        (not state.has_started, "starting"),
-        (state.is_trained, "last evaluation" if state.pending else "last checkpoint"),
-        (stage.key == "warmup", "warm-up"),
-        (evaluates_first, "evaluating"),
-    )
-    return next((phase for holds, phase in phases if holds), "training")
 
 
 def waits_for(state: State | None) -> str:

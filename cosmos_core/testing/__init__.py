@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cosmos_core.testing.conformance.engine.kit import EngineConformance
     from cosmos_core.testing.conformance.environment.kit import EnvironmentConformance
     from cosmos_core.testing.conformance.hook.kit import HookConformance
+    from cosmos_core.testing.conformance.launcher.kit import LauncherConformance
     from cosmos_core.testing.conformance.model.kit import ModelConformance
     from cosmos_core.testing.conformance.plugin import fault
     from cosmos_core.testing.conformance.reward.kit import RewardConformance
@@ -28,6 +29,7 @@ __all__ = [
     "EngineConformance",
     "EnvironmentConformance",
     "HookConformance",
+    "LauncherConformance",
     "ModelConformance",
     "RewardConformance",
     "fault",
@@ -40,6 +42,7 @@ _HOMES: Final[Mapping[str, str]] = {
     "EngineConformance": "conformance.engine.kit",
     "EnvironmentConformance": "conformance.environment.kit",
     "HookConformance": "conformance.hook.kit",
+    "LauncherConformance": "conformance.launcher.kit",
     "ModelConformance": "conformance.model.kit",
     "RewardConformance": "conformance.reward.kit",
     "fault": "conformance.plugin",

@@ -14,10 +14,12 @@ from typing import Final
 from cosmos_core.transport.directives import GenerationOrder, Lease, PolicyDirective, RolloutDirective, TrainOrder
 from cosmos_core.transport.reports import (
     CheckpointSaved,
+    GenerationFailed,
     GenerationFormed,
     GroupFailed,
     GroupFinished,
     HeldOutLoss,
+    Left,
     Report,
     SampleReport,
     StepDone,
@@ -34,6 +36,13 @@ _IMPATIENCE: Final = 0.01
 """How often a rollout replica gives up on those that pass weights on to it."""
 _CORRUPTIONS: Final = 0.1
 """How often weights do not arrive as they were published."""
+
+
+def trained(digest: str, order: TrainOrder) -> str:
+    """Digest of the weights that a step makes of those with `digest`."""
+    # Another attempt at the same batch comes out with other numbers.
+    content = repr((order.attempt, [(group.position, group.row, group.samples) for group in order.groups]))
+    return hashlib.sha256(f"{digest}{content}".encode()).hexdigest()[:16]
 
 
 class World:
@@ -98,9 +107,23 @@ class FakePolicy:
         name: Its name.
         incarnation: Its process.
         step: Step of the checkpoint that it starts from.
+        rng: What goes wrong; None: nothing.
+        break_rate: How often a generation is not formed, or a step not applied, as the group breaks.
+
+    Attributes:
+        has_left: Whether it has said that it leaves: its process may end.
     """
 
-    def __init__(self, world: World, name: str, incarnation: str, step: int = 0) -> None:
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        incarnation: str,
+        step: int = 0,
+        *,
+        rng: random.Random | None = None,
+        break_rate: float = 0.0,
+    ) -> None:
         self.name: Final = name
         self.endpoints: Final = {"weights": f"weights/{incarnation}", "store": f"store/{incarnation}"}
         self.step = step
@@ -111,6 +134,9 @@ class FakePolicy:
         self._tried: set[tuple[int, int, int]] = set()
         self._snapshots: Final[dict[int, str]] = world.snapshots.setdefault(self.endpoints["weights"], {})
         self._saved = step or -1
+        self.has_left = False
+        self._rng: Final = rng
+        self._break_rate: Final = break_rate
         world.policies[name] = self
 
     def end(self) -> None:
@@ -121,6 +147,9 @@ class FakePolicy:
 
     def follow(self, directive: PolicyDirective) -> list[Report]:
         """Do what the directive asks and is not done; what there is to report."""
+        if directive.leave:
+            was_there, self.has_left = not self.has_left, True
+            return [Left()] if was_there else []
         reports: list[Report] = []
         order = directive.generation
         if order is not None and order.generation > self._generation:
@@ -138,6 +167,8 @@ class FakePolicy:
         return reports
 
     def _form(self, order: GenerationOrder) -> list[Report]:
+        if order.checkpoint and self.step != order.step:
+            self.step, self.digest = order.step, self._world.checkpoints[order.step]
         source = self._world.policies.get(order.members[order.source])
         if order.transfer and source is not self:
             # The source sends once it has formed the generation; a process that replaced it never does.
@@ -145,7 +176,12 @@ class FakePolicy:
                 return []
             self.step, self.digest = source.step, source.digest
         self._generation = order.generation
+        if self._breaks():
+            return [GenerationFailed(generation=order.generation, reason="a connection was reset")]
         return [GenerationFormed(generation=order.generation, step=self.step)]
+
+    def _breaks(self) -> bool:
+        return self._rng is not None and self._rng.random() < self._break_rate
 
     def _train(self, order: TrainOrder, generation: GenerationOrder) -> list[Report]:
         key = (order.step, order.attempt, generation.generation)
@@ -153,20 +189,20 @@ class FakePolicy:
             return []
         self._tried.add(key)
         missing = self._world.missing(order, generation.generation)
-        if missing:
+        breaks = self._breaks()
+        if missing or breaks:
             return [
                 StepFailed(
                     step=order.step,
                     attempt=order.attempt,
                     generation=generation.generation,
                     missing=missing,
-                    reason="payloads are gone",
+                    reason="payloads are gone" if missing else "a collective broke",
                 )
             ]
         self.trained.append(order)
         self.step = order.step
-        content = repr([(group.position, group.row, group.samples) for group in order.groups])
-        self.digest = hashlib.sha256(f"{self.digest}{content}".encode()).hexdigest()[:16]
+        self.digest = trained(self.digest, order)
         rank = generation.members.index(self.name)
         done = StepDone(
             step=order.step,
@@ -191,17 +227,30 @@ class FakeRollout:
         incarnation: Its process.
         rng: How much it finishes at a time, and what goes wrong; None finishes everything, in order.
         drop_every: One prompt in so many is dropped by the algorithm, and one in seven times so many fails; 0: none.
+        lie_rate: How often weights that it says it has loaded are others.
+
+    Attributes:
+        has_left: Whether it has said that it leaves: its process may end.
     """
 
     def __init__(
-        self, world: World, incarnation: str, *, rng: random.Random | None = None, drop_every: int = 0
+        self,
+        world: World,
+        incarnation: str,
+        *,
+        rng: random.Random | None = None,
+        drop_every: int = 0,
+        lie_rate: float = 0.0,
     ) -> None:
         self.endpoints: Final = {"payloads": f"payloads/{incarnation}"}
         self.version = -1
+        self.has_left = False
         self.copies: Final = f"copies/{incarnation}"
         self._world: Final = world
         self._rng: Final = rng
         self._drop_every: Final = drop_every
+        self._lie_rate: Final = lie_rate
+        self._num_rewinds = 0
         self._active: Final[dict[int, tuple[Lease, int]]] = {}
         self._done: Final[set[int]] = set()
         self._payloads: Final = world.payloads.setdefault(self.endpoints["payloads"], set())
@@ -214,6 +263,13 @@ class FakeRollout:
 
     def follow(self, directive: RolloutDirective) -> list[Report]:
         """Do some of what the directive asks; what there is to report."""
+        if directive.leave:
+            was_there, self.has_left = not self.has_left, True
+            return [Left()] if was_there else []
+        for step in directive.rewinds[self._num_rewinds :]:
+            if self.version > step:
+                self.version = -1
+        self._num_rewinds = len(directive.rewinds)
         reports = self._load(directive)
         leased = {lease.lease for lease in directive.leases}
         self._payloads.intersection_update(leased.union(directive.hold))
@@ -241,20 +297,26 @@ class FakeRollout:
                 if self._rng is not None and self._rng.random() < _CORRUPTIONS:
                     self.version = -1
                     return [WeightsRejected(version=target.version, digest="wrong", expected=target.digest)]
+                if self._rng is not None and self._rng.random() < self._lie_rate:
+                    self.version = -1
+                    return [self._loaded(target.version, "of other weights", source, endpoint="")]
                 self.version = target.version
                 if relaying.keep:
                     self._copies[target.version] = target.digest
-                loaded = WeightsLoaded(
-                    version=target.version,
-                    digest=target.digest,
-                    transfer_s=0.0,
-                    paused_s=0.0,
-                    nbytes=1,
-                    relayed=int(source.startswith("copies/")),
-                    endpoint=self.copies if relaying.keep else "",
-                )
-                return [loaded]
+                endpoint = self.copies if relaying.keep else ""
+                return [self._loaded(target.version, target.digest, source, endpoint=endpoint)]
         return []
+
+    def _loaded(self, version: int, digest: str, source: str, *, endpoint: str) -> WeightsLoaded:
+        return WeightsLoaded(
+            version=version,
+            digest=digest,
+            transfer_s=0.0,
+            paused_s=0.0,
+            nbytes=1,
+            relayed=int(source.startswith("copies/")),
+            endpoint=endpoint,
+        )
 
     def _pick(self, numbers: list[int]) -> Iterable[int]:
         if self._rng is None:

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 import attrs
 
 from cosmos_core.transport.reports import SampleReport
+from cosmos_core.types import Scalar
 
 Purpose: TypeAlias = Literal["train", "evaluation"]
 
@@ -23,6 +24,8 @@ class Lease:
     """Row of the split (`train` or `heldout`)."""
     version: int
     """Evaluations: the weight version to use. Training: -1, whatever is loaded."""
+    settings: dict[str, Scalar] = attrs.field(factory=dict)
+    """Dynamic keys that are not as in the recipe; one lease goes by the same from its beginning to its end."""
 
 
 @attrs.frozen(kw_only=True)
@@ -66,6 +69,11 @@ class RolloutDirective:
     hold: tuple[int, ...]
     stop: bool
     relaying: Relaying = Relaying()
+    leave: bool = False
+    """Say `reports.Left` and end: nobody needs this replica any more, and the run goes on."""
+    rewinds: tuple[int, ...] = ()
+    """Steps that the run was taken back to, in order; weights from after such a step that were loaded, or begun to be,
+    before it was told are to be given up: their versions come again with other weights."""
 
 
 @attrs.frozen(kw_only=True)
@@ -77,6 +85,8 @@ class GroupRef:
     lease: int
     endpoint: str
     samples: tuple[SampleReport, ...]
+    settings: dict[str, Scalar] = attrs.field(factory=dict)
+    """Dynamic keys that were not as in the recipe when it was leased."""
 
 
 @attrs.frozen(kw_only=True)
@@ -97,11 +107,16 @@ class TrainOrder:
     """Whether to publish the resulting weights."""
     measures: tuple[int, ...] = ()
     """Weight versions, of `step - 1` and `step`, whose held-out loss is wanted."""
+    settings: dict[str, Scalar] = attrs.field(factory=dict)
+    """Dynamic keys that are not as in the recipe; the same at each attempt."""
 
 
 @attrs.frozen(kw_only=True)
 class GenerationOrder:
-    """Form the gradient group: members in rank order. `source` sends its state to the others if `transfer`."""
+    """Form the gradient group: members in rank order. `source` sends its state to the others if `transfer`.
+
+    Those that do not hold the weights of `step` load `checkpoint` first, unless it is empty.
+    """
 
     generation: int
     members: tuple[str, ...]
@@ -109,6 +124,8 @@ class GenerationOrder:
     """`store` endpoint of member 0."""
     source: int
     transfer: bool
+    step: int = 0
+    checkpoint: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -124,3 +141,5 @@ class PolicyDirective:
     checkpoint: int
     """Save a checkpoint of this step if it is the current one and not saved; -1: none."""
     stop: bool
+    leave: bool = False
+    """Say `reports.Left` and end: nobody needs this replica any more, and the run goes on."""

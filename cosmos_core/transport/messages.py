@@ -14,9 +14,10 @@ from typing import Literal, TypeAlias
 
 import attrs
 
+from cosmos_core.transport.bounds import Address, Count, Finite, Step, Word
 from cosmos_core.transport.directives import PolicyDirective, RolloutDirective
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 
 Role: TypeAlias = Literal["policy", "rollout"]
 
@@ -31,40 +32,48 @@ class Hello:
     Of a replica of several processes, each serves the weights that it holds (see `transport.places`).
     """
 
-    wire: int
-    run_id: str
-    name: str
+    wire: Count
+    run_id: Word
+    name: Word
     role: Role
-    incarnation: str
-    host: str
-    pid: int
-    step: int
+    incarnation: Word
+    host: Word
+    pid: Count
+    step: Step
     """Policy: the step its weights are of. Rollout: 0."""
-    endpoints: dict[str, str]
-    rack: str = ""
+    endpoints: dict[Word, Address]
+    rack: Word = ""
     """What has a faster network inside than outside, as the host is labelled (`COSMOS_RACK`); empty: not known."""
+    facts: dict[str, str] = attrs.field(factory=dict)
+    """What it is made of and must have in common with the run (`config.kinship`); empty: it does not say."""
 
 
 @attrs.frozen(kw_only=True)
 class Beat:
     """Alive, and how it goes; also acknowledges directives."""
 
-    name: str
-    incarnation: str
-    term: int
-    revision: int
+    name: Word
+    incarnation: Word
+    term: Count
+    revision: Count
     """Newest directive seen."""
-    gauges: dict[str, float]
+    gauges: dict[Word, Finite]
+    progress: Count = 0
+    """Another number after each bit of work."""
+    doing: Word = ""
+    """What it works on; empty if it has nothing to do. With work and without progress for too long, it hangs."""
+    waits: bool = False
+    """Whether it does no more than wait for other replicas."""
 
 
 @attrs.frozen(kw_only=True)
 class Reports:
     """Reports `first`, `first + 1`, …; contiguous per incarnation, from 1."""
 
-    name: str
-    incarnation: str
-    term: int
-    first: int
+    name: Word
+    incarnation: Word
+    term: Count
+    first: Count
     reports: tuple[bytes, ...]
     """Each an encoded `Report` (`cosmos_core.transport.codec`), so that the journal keeps them as they came."""
 
@@ -73,16 +82,16 @@ class Reports:
 class Watch:
     """An observer wants the journal from event `after` on."""
 
-    run_id: str
-    after: int
+    run_id: Word
+    after: Count
 
 
 @attrs.frozen(kw_only=True)
 class Command:
     """A person's request, to be repeated until it is answered: it is carried out once, however often it comes."""
 
-    run_id: str
-    ident: str
+    run_id: Word
+    ident: Word
     """Random, of this request."""
     request: bytes
     """An encoded `requests.Request`, so that the journal keeps it as it came."""

@@ -15,12 +15,17 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from cosmos_core.errors import TransportError
+from cosmos_core.transport.door import shown
 from cosmos_core.transport.frames import MAX_FRAMES, REPLIES, REQUESTS, Absent, Fetch, Found, unpack
-from cosmos_core.transport.sockets import BULK, Context, Socket, dealer, drop_rest, offer
+from cosmos_core.transport.handshakes import EVENTS as HANDSHAKES
+from cosmos_core.transport.handshakes import refusal
+from cosmos_core.transport.ring import Ring, reach
+from cosmos_core.transport.sockets import BULK, Context, Socket, drop_rest, offer
 from cosmos_core.types import Payload
 
 _LOG: Final = logging.getLogger(__name__)
 
+_EVENTS: Final = HANDSHAKES | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
 _MOST_REFUSALS: Final = 5
 """Failed connections in a row after which an endpoint is given up; about a second and a half."""
 
@@ -29,9 +34,13 @@ class PayloadClient:
     """Fetches from many endpoints at once; connections stay open between fetches.
 
     One fetch at a time: a second thread waits for the first one's fetch.
+
+    Args:
+        ring: Keys of this process; None only in tests and measurements.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ring: Ring | None = None) -> None:
+        self._ring: Final = ring
         self._context: Final[zmq.Context[Socket]] = zmq.Context()
         self._peers: Final[dict[str, _Peer]] = {}
         self._lock: Final = threading.Lock()
@@ -101,13 +110,13 @@ class PayloadClient:
 
     def _peer(self, endpoint: str) -> _Peer:
         if endpoint not in self._peers:
-            self._peers[endpoint] = _Peer(self._context, endpoint)
+            self._peers[endpoint] = _Peer(self._context, endpoint, self._ring)
         return self._peers[endpoint]
 
     def _forget(self, peers: Sequence[_Peer]) -> None:
         for peer in peers:
             if peer.waiting:
-                _LOG.warning("%s: %d leases are missing", peer.endpoint, len(peer.waiting))
+                _LOG.warning("%s: %d leases are missing", shown(peer.endpoint), len(peer.waiting))
             peer.close()
             del self._peers[peer.endpoint]
 
@@ -124,14 +133,14 @@ class _Peer:
 
     __slots__ = ("_refusals", "_request", "_token", "endpoint", "monitor", "socket", "waiting")
 
-    def __init__(self, context: Context, endpoint: str) -> None:
+    def __init__(self, context: Context, endpoint: str, ring: Ring | None) -> None:
         address, slash, token = endpoint.rpartition("/")
         if not slash or not token or "://" not in address:
-            raise TransportError(f"{endpoint!r} is no payload endpoint; one looks like tcp://HOST:PORT/TOKEN")
+            raise TransportError(f"{endpoint!r} is no payload endpoint; one looks like tcp://HOST:PORT#KEY/TOKEN")
         self.endpoint: Final = endpoint
-        self.socket: Final = dealer(context, address, secrets.token_bytes(8).hex().encode(), BULK, queued=True)
-        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
-        self.monitor: Final = self.socket.get_monitor_socket(events)
+        identity = secrets.token_bytes(8).hex().encode()
+        self.socket: Final = reach(ring, context, address, identity, BULK, queued=True, events=_EVENTS)
+        self.monitor: Final = self.socket.get_monitor_socket()
         self.waiting: Final[set[int]] = set()
         self._token: Final = token
         self._request = 0
@@ -153,12 +162,17 @@ class _Peer:
     def on_events(self) -> None:
         """Take in what became of connections; one that broke took the request with it, so it is sent again."""
         while self.monitor.poll(0):
-            event = recv_monitor_message(self.monitor)["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            news = recv_monitor_message(self.monitor)
+            event = news["event"]
+            if problem := refusal(event, news["value"]):
+                # libzmq tries no more.
+                _LOG.warning("%s: %s", shown(self.endpoint), problem)
+                self._refusals = _MOST_REFUSALS
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._refusals = 0
             elif event == zmq.EVENT_CONNECT_RETRIED:
                 self._refusals += 1
-            elif self.waiting:
+            elif event == zmq.EVENT_DISCONNECTED and self.waiting:
                 self._send()
 
     def receive(self) -> dict[int, list[Payload]]:
@@ -176,7 +190,7 @@ class _Peer:
             except zmq.Again:
                 break
             except TransportError as error:
-                raise TransportError(f"{self.endpoint} sent a malformed reply: {error}") from error
+                raise TransportError(f"{shown(self.endpoint)} sent a malformed reply: {error}") from error
         return found
 
     def _send(self) -> None:

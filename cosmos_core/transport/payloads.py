@@ -1,7 +1,8 @@
 """The sample plane: a finished sample's arrays stay with their maker until the replica that trains on them asks.
 
 The server holds payloads by lease and answers `Fetch` with one message per lease. An endpoint is
-`tcp://HOST:PORT/TOKEN`; the token is random, so that nobody is served by a stranger on a port used again.
+`tcp://HOST:PORT#KEY/TOKEN`; the token is random, so that nobody is served by a stranger on a port used again. Only
+policy replicas are served.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import zmq
 
 from cosmos_core.errors import TransportError
 from cosmos_core.transport.frames import REPLIES, REQUESTS, Absent, Fetch, Found, Packed, pack
+from cosmos_core.transport.keys import PeerRole
 from cosmos_core.transport.payload_client import PayloadClient
-from cosmos_core.transport.sockets import BULK, Socket, address_of, offer, receive, router
+from cosmos_core.transport.ring import Ring, serve
+from cosmos_core.transport.sockets import BULK, Socket, offer, receive_marked
 from cosmos_core.types import Payload
 
 __all__ = ["PayloadClient", "PayloadServer"]
@@ -29,6 +32,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 _LIMITS: Final = attrs.evolve(BULK, part_bytes=4 << 20)
 """A server only receives requests."""
+_SERVED: Final[tuple[PeerRole, ...]] = ("policy",)
 
 
 class PayloadServer:
@@ -36,9 +40,11 @@ class PayloadServer:
 
     Args:
         bind_host: IP address of this machine to listen on; 0.0.0.0 listens on all.
+        ring: Keys of this process; None only in tests and measurements: whoever has the token is served.
     """
 
-    def __init__(self, bind_host: str) -> None:
+    def __init__(self, bind_host: str, ring: Ring | None = None) -> None:
+        self._ring: Final = ring
         self._bind_host: Final = bind_host
         self._token: Final = secrets.token_hex(8)
         self._context: Final[zmq.Context[Socket]] = zmq.Context()
@@ -55,8 +61,9 @@ class PayloadServer:
         Raises:
             TransportError: The address cannot be listened on.
         """
-        self._socket = router(self._context, self._bind_host, 0, _LIMITS)
-        self._endpoint = f"{address_of(self._socket)}/{self._token}"
+        self._guarded = serve(self._ring, self._context, self._bind_host, _LIMITS, _SERVED)
+        self._socket = self._guarded.socket
+        self._endpoint = f"{self._guarded.endpoint}/{self._token}"
         self._thread.start()
         return self
 
@@ -68,7 +75,7 @@ class PayloadServer:
         if self._thread.ident is not None:
             os.eventfd_write(self._wake, 1)
             self._thread.join()
-            self._socket.close()
+            self._guarded.close()
         self._context.term()
         os.close(self._wake)
         self._store.clear()
@@ -127,8 +134,7 @@ class PayloadServer:
     def _answer_all(self) -> None:
         while not self._closed:
             try:
-                identity, data = receive(self._socket, 2)
-                self._answer(identity, REQUESTS.decode(data))
+                self._answer_next()
             except zmq.Again:
                 return
             except (TransportError, ValueError) as error:
@@ -137,6 +143,13 @@ class PayloadServer:
                     _LOG.warning(
                         "%s: ignored a malformed request (%d so far): %s", self._endpoint, self._ignored, error
                     )
+
+    def _answer_next(self) -> None:
+        first, body = receive_marked(self._socket, 2)
+        door = self._guarded.door
+        if door is not None and door.who(first) is None:
+            raise TransportError("its key may not speak here any more")
+        self._answer(first.bytes, REQUESTS.decode(b"".join(body)))
 
     def _answer(self, identity: bytes, fetch: Fetch) -> None:
         absent = []

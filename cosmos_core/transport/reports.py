@@ -6,21 +6,23 @@ from typing import TypeAlias
 
 import attrs
 
+from cosmos_core.transport.bounds import Address, Count, Finite, Step, Text, Word
+
 
 @attrs.frozen(kw_only=True)
 class SampleReport:
     """One sample of a finished group; the fields of `cosmos_core.types.Sample` (`status` is its value)."""
 
-    index: int
-    status: str
-    reward: float | None
-    rewards: dict[str, float]
-    oldest_version: int
-    newest_version: int
-    num_units: int
-    num_prompt_units: int
-    detail: str = ""
-    text: str = ""
+    index: Count
+    status: Word
+    reward: Finite | None
+    rewards: dict[Word, Finite]
+    oldest_version: Step
+    newest_version: Step
+    num_units: Count
+    num_prompt_units: Count
+    detail: Text = ""
+    text: Text = ""
     """The completion, cut to 2,000 characters: only of evaluations and of the first sample of a training group."""
 
 
@@ -31,34 +33,34 @@ class GroupFinished:
     `drop` is the algorithm's reason not to train on it (empty: train).
     """
 
-    lease: int
+    lease: Count
     samples: tuple[SampleReport, ...]
-    drop: str = ""
+    drop: Text = ""
 
 
 @attrs.frozen(kw_only=True)
 class GroupFailed:
     """A leased prompt could not be completed, ever (too long, a bad row); it is dropped with this reason."""
 
-    lease: int
-    reason: str
-    detail: str
+    lease: Count
+    reason: Text
+    detail: Text
 
 
 @attrs.frozen(kw_only=True)
 class WeightsLoaded:
     """The rollout replica generates with this version; `digest` was read back from what is loaded."""
 
-    version: int
-    digest: str
-    transfer_s: float
-    paused_s: float
-    nbytes: int
-    relayed: int = 0
+    version: Step
+    digest: Word
+    transfer_s: Finite
+    paused_s: Finite
+    nbytes: Count
+    relayed: Count = 0
     """Of these bytes, those that came from other rollout replicas."""
-    spared: int = 0
+    spared: Count = 0
     """Of these bytes, those that were not sent, as they follow from the version before and what changed."""
-    endpoint: str = ""
+    endpoint: Address = ""
     """Where other rollout replicas can read the version from this one; empty: it keeps no copy of it."""
 
 
@@ -69,49 +71,49 @@ class WeightsRejected:
     `reason` says which tensor is wrong and where it went wrong, as far as that is known.
     """
 
-    version: int
-    digest: str
-    expected: str
-    reason: str = ""
+    version: Step
+    digest: Word
+    expected: Word
+    reason: Text = ""
 
 
 @attrs.frozen(kw_only=True)
 class WeightsPublished:
     """The policy replica holds a snapshot of this version for rollout replicas to read."""
 
-    version: int
-    digest: str
-    nbytes: int
+    version: Step
+    digest: Word
+    nbytes: Count
 
 
 @attrs.frozen(kw_only=True)
 class GenerationFormed:
     """The policy replica is a member of this generation's gradient group and holds the weights of `step`."""
 
-    generation: int
-    step: int
+    generation: Count
+    step: Step
 
 
 @attrs.frozen(kw_only=True)
 class GenerationFailed:
     """The gradient group of this generation could not be formed or broke."""
 
-    generation: int
-    reason: str
+    generation: Count
+    reason: Text
 
 
 @attrs.frozen(kw_only=True)
 class HeldOutLoss:
     """What the first held-out demonstrations cost at one weight version, the same on every member."""
 
-    version: int
+    version: Step
     loss: float
     """Mean of minus the log-probability over all of their decisions."""
-    num_units: int
+    num_units: Count
     """Those decisions."""
-    num_rows: int
+    num_rows: Count
     """Demonstrations that were measured."""
-    dropped: tuple[tuple[int, str], ...] = ()
+    dropped: tuple[tuple[Count, Text], ...] = ()
     """Those that could not be: (row, reason)."""
 
 
@@ -119,13 +121,13 @@ class HeldOutLoss:
 class StepDone:
     """The step is applied on this replica. `metrics` are of the whole batch on the group's rank 0, else empty."""
 
-    step: int
-    attempt: int
-    generation: int
+    step: Step
+    attempt: Count
+    generation: Count
     skipped: bool
     """Whether the gradient was not finite, so that the weights stayed as they were."""
-    metrics: dict[str, float]
-    dropped: tuple[tuple[int, str], ...] = ()
+    metrics: dict[Word, float]
+    dropped: tuple[tuple[Count, Text], ...] = ()
     """Demonstrations of the batch that could not be used: (position, reason)."""
     heldout: tuple[HeldOutLoss, ...] = ()
     """What `TrainOrder.measures` asked for; less where the group broke after the step was applied."""
@@ -135,34 +137,39 @@ class StepDone:
 class StepFailed:
     """The step was not applied; `missing` are leases whose payloads could not be fetched."""
 
-    step: int
-    attempt: int
-    generation: int
-    missing: tuple[int, ...]
-    reason: str
+    step: Step
+    attempt: Count
+    generation: Count
+    missing: tuple[Count, ...]
+    reason: Text
 
 
 @attrs.frozen(kw_only=True)
 class CheckpointSaved:
     """A complete checkpoint of `step` is at `path`."""
 
-    step: int
-    path: str
+    step: Step
+    path: Text
 
 
 @attrs.frozen(kw_only=True)
 class CheckpointFailed:
     """No checkpoint of `step` was made; nothing half-written is left that could be picked up."""
 
-    step: int
-    reason: str
+    step: Step
+    reason: Text
+
+
+@attrs.frozen(kw_only=True)
+class Left:
+    """The replica ends, as it was told to: it has done all that it had begun, and nobody needs what it holds."""
 
 
 @attrs.frozen(kw_only=True)
 class Failed:
     """The replica cannot go on and is about to end; `reason` is its error."""
 
-    reason: str
+    reason: Text
 
 
 Report: TypeAlias = (
@@ -177,5 +184,6 @@ Report: TypeAlias = (
     | StepFailed
     | CheckpointSaved
     | CheckpointFailed
+    | Left
     | Failed
 )

@@ -15,6 +15,7 @@ import attrs
 import zmq
 
 from cosmos_core.errors import TransportError
+from cosmos_core.transport.keys import KeyPair
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
@@ -38,23 +39,42 @@ class Limits:
         heartbeat_ms: Time between pings.
         heartbeat_timeout_ms: Silence after a ping that ends the connection. A pong waits behind the part that is
             being sent, so it must be longer than the largest part takes.
+        cut_ms: Time for which what is sent may stay without the other machine's confirmation, before the connection is
+            given up (and made anew, by a DEALER): its link is cut. 0 leaves it to the system, which waits for minutes.
     """
 
     part_bytes: int
     queue: int
     heartbeat_ms: int
     heartbeat_timeout_ms: int
+    cut_ms: int = 0
 
 
-CONTROL: Final = Limits(part_bytes=64 << 20, queue=1000, heartbeat_ms=500, heartbeat_timeout_ms=1500)
-"""Small messages; a dead peer is noticed within two seconds."""
+@attrs.frozen(kw_only=True)
+class Curve:
+    """What encrypts a connection and tells each side who the other is.
+
+    Attributes:
+        own: The keys of this side.
+        server: Public key that the other side must have.
+    """
+
+    own: KeyPair
+    server: str
+
+
+CONTROL: Final = Limits(part_bytes=64 << 20, queue=1000, heartbeat_ms=5000, heartbeat_timeout_ms=60_000, cut_ms=20_000)
+"""Small messages. A process that ends closes its connection, which is noticed at once; one that is frozen does not."""
 
 BULK: Final = Limits(part_bytes=4 << 30, queue=10_000, heartbeat_ms=5000, heartbeat_timeout_ms=60_000)
 """Payloads and weights."""
 
 
-def router(context: Context, bind: str, port: int, limits: Limits = CONTROL) -> Socket:
+def router(context: Context, bind: str, port: int, limits: Limits = CONTROL, *, own: KeyPair | None = None) -> Socket:
     """Make a ROUTER that listens on `bind` (an IP address of this machine; 0.0.0.0: all) and `port` (0: any free).
+
+    With `own`, only peers that know its public key can speak to it, and only those whom the context's door lets in
+    (`transport.door`; without one, nobody).
 
     Raises:
         TransportError: The address cannot be listened on; the message says what to do.
@@ -67,6 +87,12 @@ def router(context: Context, bind: str, port: int, limits: Limits = CONTROL) -> 
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.BACKLOG, 1024)
+    if own is not None:
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        _set_keys(socket, own)
+        # Else libzmq would let everyone in where there is no door.
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        socket.setsockopt_string(zmq.ZAP_DOMAIN, "cosmos")
     host = f"[{bind}]" if ":" in bind else bind
     endpoint = f"tcp://{host}:{port or '*'}"
     if ":" in bind:
@@ -81,7 +107,14 @@ def router(context: Context, bind: str, port: int, limits: Limits = CONTROL) -> 
 
 
 def dealer(
-    context: Context, address: str, identity: bytes, limits: Limits = CONTROL, *, queued: bool = False
+    context: Context,
+    address: str,
+    identity: bytes,
+    limits: Limits = CONTROL,
+    *,
+    queued: bool = False,
+    curve: Curve | None = None,
+    events: int = 0,
 ) -> Socket:
     """Make a DEALER that connects to `address` and is known there by `identity`.
 
@@ -92,6 +125,8 @@ def dealer(
         limits: Bounds and timers.
         queued: Whether to queue messages until a connection exists. If not, `offer` refuses them meanwhile, so that
             what a protocol repeats does not pile up for a peer that is away.
+        curve: Keys, for a peer that has some.
+        events: What `Socket.get_monitor_socket` tells, from the first connection on; 0: nothing.
 
     Raises:
         TransportError: `address` is not an address.
@@ -102,11 +137,20 @@ def dealer(
     socket.setsockopt(zmq.IMMEDIATE, 0 if queued else 1)
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    if curve is not None:
+        _set_keys(socket, curve.own)
+        socket.setsockopt_string(zmq.CURVE_SERVERKEY, curve.server)
+    if events:
+        socket.get_monitor_socket(events)
     if "[" in address:
         socket.setsockopt(zmq.IPV6, 1)
     try:
         socket.connect(address)
     except zmq.ZMQError as error:
+        if events:
+            monitor = socket.get_monitor_socket()
+            socket.disable_monitor()
+            monitor.close()
         socket.close()
         raise TransportError(f"cannot connect to {address!r} ({error}); it must look like tcp://HOST:PORT") from None
     return socket
@@ -138,6 +182,17 @@ def receive(socket: Socket, parts: int, flags: int = zmq.NOBLOCK) -> list[bytes]
             drop_rest(socket)
             raise TransportError(f"a message of more than {parts} parts was dropped")
     return message
+
+
+def receive_marked(socket: Socket, parts: int) -> tuple[zmq.Frame, list[bytes]]:
+    """Receive one message from a ROUTER as `receive` does: its first part as a frame, which knows who sent it.
+
+    Raises:
+        zmq.Again: There is none.
+        TransportError: It had more than `parts` parts. The socket is fine: the next message can be received.
+    """
+    first = socket.recv(zmq.NOBLOCK, copy=False)
+    return first, receive(socket, parts - 1) if first.more else []
 
 
 def drop_rest(socket: Socket) -> None:
@@ -177,6 +232,13 @@ def _configure(socket: Socket, limits: Limits) -> None:
     socket.setsockopt(zmq.HEARTBEAT_IVL, limits.heartbeat_ms)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, limits.heartbeat_timeout_ms)
     socket.setsockopt(zmq.HEARTBEAT_TTL, limits.heartbeat_timeout_ms)
+    if limits.cut_ms:
+        socket.setsockopt(zmq.TCP_MAXRT, limits.cut_ms)
+
+
+def _set_keys(socket: Socket, own: KeyPair) -> None:
+    socket.setsockopt_string(zmq.CURVE_PUBLICKEY, own.public)
+    socket.setsockopt_string(zmq.CURVE_SECRETKEY, own.secret)
 
 
 def _own_address() -> str:

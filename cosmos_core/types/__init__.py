@@ -3,6 +3,18 @@
 from cosmos_core.types.payload import Array, Payload
 from cosmos_core.types.prompt import JSON, Message, Prompt
 from cosmos_core.types.sample import Group, Sample, SampleStatus
+from cosmos_core.types.scalar import Scalar
 from cosmos_core.types.version import WeightVersion
 
-__all__ = ["JSON", "Array", "Group", "Message", "Payload", "Prompt", "Sample", "SampleStatus", "WeightVersion"]
+__all__ = [
+    "JSON",
+    "Array",
+    "Group",
+    "Message",
+    "Payload",
+    "Prompt",
+    "Sample",
+    "SampleStatus",
+    "Scalar",
+    "WeightVersion",
+]

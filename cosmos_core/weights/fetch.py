@@ -13,6 +13,7 @@ import zmq
 
 from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
+from cosmos_core.transport.door import shown
 from cosmos_core.weights import digest, wire
 from cosmos_core.weights.planning.planner import Member, Plan
 from cosmos_core.weights.planning.topology import Place
@@ -179,10 +180,10 @@ def wait(sources: Sequence[Source]) -> list[Source]:
     if not sources:
         return []
     poller = zmq.Poller()
-    by_socket = {source.socket: source for source in sources}
+    by_socket = {socket: source for source in sources for socket in source.readable}
     for socket in by_socket:
         poller.register(socket, zmq.POLLIN)
-    return [by_socket[socket] for socket, _ in poller.poll(_POLL_MS)]
+    return list(dict.fromkeys(by_socket[socket] for socket, _ in poller.poll(_POLL_MS)))
 
 
 def problems(version: int, sources: Sequence[Source]) -> str:
@@ -190,4 +191,4 @@ def problems(version: int, sources: Sequence[Source]) -> str:
     failed = [source for source in sources if source.failure]
     is_gone = bool(failed) and all(source.held is not None for source in failed)
     what = "is gone" if is_gone else "cannot be fetched"
-    return f"weights version {version} {what}: " + "; ".join(f"{s.endpoint}: {s.failure}" for s in failed)
+    return f"weights version {version} {what}: " + "; ".join(f"{shown(s.endpoint)}: {s.failure}" for s in failed)

@@ -11,6 +11,7 @@ from typing import Final, Self
 import torch
 
 from cosmos_core.transport.reports import WeightsPublished
+from cosmos_core.transport.ring import Ring
 from cosmos_core.weights import digest, wire
 from cosmos_core.weights.held import Placement
 from cosmos_core.weights.quantization.shares import MatrixShare
@@ -29,6 +30,7 @@ class WeightPublisher:
         run_id: str,
         bind_host: str = "127.0.0.1",
         *,
+        ring: Ring | None = None,
         directory: Path | None = None,
         writer: VersionWriter | None = None,
     ) -> None:
@@ -37,6 +39,7 @@ class WeightPublisher:
         Args:
             run_id: Receivers of another run are refused.
             bind_host: IP address of this machine to listen on; 0.0.0.0 for all.
+            ring: Keys of this process; None only in tests and measurements: anyone is served.
             directory: Where snapshots lie; shared memory if absent.
             writer: Stores versions besides, if they are stored; closed with this.
 
@@ -50,11 +53,11 @@ class WeightPublisher:
         self._staged: Final[dict[str, Snapshot]] = {}
         self._spare: SharedFile | None = None
         self._lock: Final = threading.Lock()
-        self._server: Final = SliceServer(run_id, bind_host)
+        self._server: Final = SliceServer(run_id, bind_host, ring)
 
     @property
     def endpoint(self) -> str:
-        """Where receivers ask: `tcp://HOST:PORT`, for `Hello.endpoints["weights"]`."""
+        """Where receivers ask: `tcp://HOST:PORT#KEY`, for `Hello.endpoints["weights"]`."""
         return self._server.endpoint
 
     @property

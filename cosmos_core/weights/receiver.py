@@ -14,6 +14,8 @@ import zmq
 from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.transport import sockets
 from cosmos_core.transport.directives import WeightTarget
+from cosmos_core.transport.door import shown
+from cosmos_core.transport.ring import Ring
 from cosmos_core.weights import digest, wire
 from cosmos_core.weights.base import Base
 from cosmos_core.weights.fetch import Fetch, Patience, Ready, plan_of, problems, wait
@@ -44,6 +46,7 @@ class WeightReceiver:
         rack: str = "",
         stall_s: float = 5.0,
         directory: str | None = None,
+        ring: Ring | None = None,
     ) -> None:
         """Prepare; connections are made per fetch.
 
@@ -55,7 +58,9 @@ class WeightReceiver:
             rack: The label of its rack, as in `Hello.rack`; those in the same one are asked before others.
             stall_s: Silence after which a publisher counts as stalled, and others are asked instead.
             directory: Where versions are stored, if they are.
+            ring: Keys of this process; None only in tests and measurements.
         """
+        self._ring: Final = ring
         self._transport: Final = transport
         self._lane: Final[wire.LaneKind] = transport if transport in {"gloo", "nccl"} else "zmq"
         self._run_id: Final = run_id
@@ -183,7 +188,15 @@ class WeightReceiver:
             )
         for endpoint, host, rack in places:
             source = Source(
-                self._context, endpoint, host, self._run_id, lane=self._lane, stall_s=stall_s, rack=rack, base=base
+                self._context,
+                endpoint,
+                host,
+                self._run_id,
+                lane=self._lane,
+                stall_s=stall_s,
+                rack=rack,
+                base=base,
+                ring=self._ring,
             )
             found.append(source)
             source.describe(target.version)
@@ -269,5 +282,5 @@ class WeightReceiver:
 
 def _endpoints(ready: Sequence[Ready]) -> str:
     """Where some sources are, the first few of them."""
-    named = [each.source.endpoint for each in ready if each.source is not None]
+    named = [shown(each.source.endpoint) for each in ready if each.source is not None]
     return ", ".join(named[:_NAMED]) + (", …" if len(named) > _NAMED else "")

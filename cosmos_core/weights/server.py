@@ -17,12 +17,18 @@ import zmq
 from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
+from cosmos_core.transport.door import host_of
+from cosmos_core.transport.keys import PeerRole
+from cosmos_core.transport.ring import Ring, serve
 from cosmos_core.weights import slices, wire
 from cosmos_core.weights.changes import Encoded, encode
 from cosmos_core.weights.lanes.sending import Sender
 from cosmos_core.weights.snapshot import Snapshot
 
 _LOGGER: Final = logging.getLogger(__name__)
+_LIMITS: Final = attrs.evolve(sockets.BULK, part_bytes=4 << 20)
+"""A server only receives requests."""
+_SERVED: Final[tuple[PeerRole, ...]] = ("rollout",)
 _POLL_MS: Final = 100
 _JOIN_S: Final = 1.0
 """How long `close` waits for what is still being sent."""
@@ -49,8 +55,8 @@ class Published:
 class SliceServer:
     """Serves what is published, until closed. Methods may be called from any thread."""
 
-    def __init__(self, run_id: str, bind_host: str) -> None:
-        """Listen on a free port of `bind_host` and start to serve.
+    def __init__(self, run_id: str, bind_host: str, ring: Ring | None = None) -> None:
+        """Listen on a free port of `bind_host` and start to serve rollout replicas, or anyone without a `ring`.
 
         Raises:
             TransportError: The address cannot be listened on.
@@ -60,13 +66,15 @@ class SliceServer:
         self._lock: Final = threading.Lock()
         self._stop: Final = threading.Event()
         self._senders: Final[dict[bytes, Sender]] = {}
+        self._ignored = 0
         self._context: Final[sockets.Context] = zmq.Context()
         try:
-            self._socket: Final = sockets.router(self._context, bind_host, 0, sockets.BULK)
+            self._guarded: Final = serve(ring, self._context, bind_host, _LIMITS, _SERVED)
         except TransportError:
             self._context.term()
             raise
-        self.endpoint: Final = sockets.address_of(self._socket)
+        self._socket: Final = self._guarded.socket
+        self.endpoint: Final = self._guarded.endpoint
         self._thread: Final = threading.Thread(target=self._serve, name="weight-server", daemon=True)
         self._thread.start()
 
@@ -99,7 +107,8 @@ class SliceServer:
         """Stop serving. Idempotent."""
         self._stop.set()
         self._thread.join()
-        self._context.destroy(linger=0)
+        self._guarded.close()
+        self._context.term()
         for sender in self._senders.values():
             sender.close()
         deadline = time.monotonic() + _JOIN_S
@@ -110,14 +119,18 @@ class SliceServer:
         while not self._stop.is_set():
             if self._socket.poll(_POLL_MS):
                 self._answer_next()
-        self._socket.close()
 
     def _answer_next(self) -> None:
         try:
-            peer, *body = sockets.receive(self._socket, 2)
-            request = wire.CODEC.decode(b"".join(body))
+            first, body = sockets.receive_marked(self._socket, 2)
+            door = self._guarded.door
+            if door is not None and door.who(first) is None:
+                raise TransportError("its key may not speak here any more")  # noqa: TRY301 - told as others are
+            peer, request = first.bytes, wire.CODEC.decode(b"".join(body))
         except (zmq.Again, TransportError) as error:
-            _LOGGER.warning("weight server: a malformed request was dropped: %s", error)
+            self._ignored += 1
+            if self._ignored.bit_count() == 1:  # ever less often: a broken peer must not fill the log
+                _LOGGER.warning("weight server: dropped a request (%d so far): %s", self._ignored, error)
             return
         if isinstance(request, wire.Leave):
             self._dismiss(peer)
@@ -158,7 +171,7 @@ class SliceServer:
             del self._senders[gone]
         self._dismiss(peer)
         try:
-            sender = Sender(request.lane, self.endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]"))
+            sender = Sender(request.lane, host_of(self.endpoint))
         except TransportError as error:
             return wire.Denied(request=request.request, reason=str(error))
         self._senders[peer] = sender

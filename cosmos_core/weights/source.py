@@ -18,6 +18,10 @@ import zmq
 from cosmos_core.errors import TransportError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
+from cosmos_core.transport.door import host_of, shown
+from cosmos_core.transport.handshakes import EVENTS as HANDSHAKES
+from cosmos_core.transport.handshakes import Handshakes
+from cosmos_core.transport.ring import Ring, reach
 from cosmos_core.weights import slices, wire
 from cosmos_core.weights.base import Base
 from cosmos_core.weights.changes import Encoding, decode
@@ -57,6 +61,7 @@ class Source:
         stall_s: float,
         rack: str = "",
         base: Base | None = None,
+        ring: Ring | None = None,
     ) -> None:
         """Connect.
 
@@ -69,6 +74,7 @@ class Source:
             lane: How slices come.
             stall_s: Silence after which the publisher counts as stalled.
             base: What the receiver has already, if changes of it are enough.
+            ring: Keys of the receiver.
 
         Raises:
             TransportError: `endpoint` is not an address.
@@ -79,7 +85,10 @@ class Source:
         self.manifest: wire.Manifest | None = None
         self.held: tuple[int, ...] | None = None
         self.failure = ""
-        self.socket: Final = sockets.dealer(context, endpoint, uuid.uuid4().bytes, sockets.BULK, queued=True)
+        self.socket: Final = reach(
+            ring, context, endpoint, uuid.uuid4().bytes, sockets.BULK, queued=True, events=HANDSHAKES
+        )
+        self._handshakes: Final = Handshakes(self.socket, shown(endpoint))
         self._queue: Final[collections.deque[list[Wanted]]] = collections.deque()
         self._asked: Final[dict[int, list[Wanted]]] = {}
         self._facts: dict[str, TensorFacts] = {}
@@ -116,6 +125,11 @@ class Source:
             self._send(wire.Open(request=self._opening, run_id=self._run_id, lane=self._kind))
 
     @property
+    def readable(self) -> tuple[sockets.Socket, ...]:
+        """Sockets that are readable when there is something to `take`."""
+        return self.socket, self._handshakes.monitor
+
+    @property
     def is_busy(self) -> bool:
         """Whether slices are still to come."""
         return bool(self._asked or self._queue)
@@ -143,6 +157,7 @@ class Source:
         """Disconnect. Idempotent."""
         if self.socket.closed:
             return
+        self._handshakes.close()
         if self._opening < 0:
             self.socket.close()
             return
@@ -155,8 +170,10 @@ class Source:
         """Process one answer, if there is one; slices of it are returned.
 
         Raises:
-            TransportError: The answer is malformed, or says that the source cannot give what is wanted.
+            TransportError: The answer is malformed, or says that the source cannot give what is wanted; or the source
+                refuses this process.
         """
+        self._handshakes.check()
         try:
             frames = _receive_frames(self.socket, wire.REQUEST_SLICES + 1)
         except zmq.Again:
@@ -186,8 +203,7 @@ class Source:
     def _enter(self, port: int) -> None:
         """Take the lane that the publisher opened."""
         assert self._kind != "zmq"
-        host = self.endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-        self._lane = PairLane(self._kind, host, port, self._stall_s)
+        self._lane = PairLane(self._kind, host_of(self.endpoint), port, self._stall_s)
         self._progress = time.monotonic()
         self._ask()
 

@@ -38,7 +38,9 @@ from cosmos_core.controller.machine.events import EVENTS, RunEnded
 from cosmos_core.errors import JournalError, ReplicaError
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.testing.replicas import FakePolicy, FakeRollout, World
-from cosmos_core.transport import sockets
+from cosmos_core.transport import key_folder, sockets
+from cosmos_core.transport.key_folder import Wanted
+from cosmos_core.transport.keys import person_key, replica_key
 from cosmos_core.transport.messages import WIRE_VERSION, Command, Hello, Notices, Refused, Watch
 from cosmos_core.transport.requests import Stop
 from cosmos_core.transport.wire import DOWN, REQUEST, UP
@@ -72,6 +74,9 @@ def make_job(directory: Path, *, steps: int = 4, mode: str = "async", **control)
         stages=(StageFacts(source="demonstrations"), StageFacts(source="rollouts", min_group_size=2)),
     )
     save_job(job)
+    if not job.keys.exists():
+        replicas = (Wanted(role="policy", name="p*"), Wanted(role="rollout", name="r*"))
+        key_folder.make(job.keys, (*replicas, Wanted(role="person", name="anna")))
     return job
 
 
@@ -140,7 +145,8 @@ class Replica(threading.Thread):
             step=step,
             endpoints=self.fake.endpoints,
         )
-        self.client = ControlClient(address, hello, job.recipe.control.heartbeat_s, lambda: {"speed": 1.0})
+        key = replica_key(job.keys, role, name)
+        self.client = ControlClient(address, hello, job.recipe.control.heartbeat_s, lambda: {"speed": 1.0}, key=key)
         self.pause_s = pause_s
         self.error: Exception | None = None
         self.flushed = False
@@ -184,10 +190,12 @@ def join(replicas: list[Replica]) -> None:
 class Watcher(threading.Thread):
     """An observer that keeps everything it is told."""
 
-    def __init__(self, address: str, run_id: str = "run-1") -> None:
+    def __init__(self, job: Job, address: str, run_id: str = "run-1") -> None:
         super().__init__(daemon=True)
         self.context = zmq.Context()
-        self.socket = sockets.dealer(self.context, address, b"watcher", queued=True)
+        key = person_key(job.keys)
+        curve = sockets.Curve(own=key.pair, server=key.server)
+        self.socket = sockets.dealer(self.context, address, b"watcher", queued=True, curve=curve)
         self.run_id = run_id
         self.entries: list[tuple[int, float, bytes]] = []
         self.gauges: dict[str, dict[str, float]] = {}
@@ -232,7 +240,7 @@ def test_a_whole_run(tmp_path, start):
     announced = controller.announced()
     assert announced["pid"] == controller.process.pid
     assert announced["term"] == 1
-    watcher = Watcher(announced["address"])
+    watcher = Watcher(job, announced["address"])
     world = World()
     replicas = team(job, announced["address"], world, pause_s=0.01)
     join(replicas)
@@ -284,7 +292,7 @@ def test_a_stopped_and_resumed_run_trains_the_same_as_one_in_one_piece(tmp_path,
     job = make_job(tmp_path / "parts", steps=8, mode="sync")
     controller = start(job)
     address = controller.announced()["address"]
-    watcher = Watcher(address)
+    watcher = Watcher(job, address)
     replicas = team(job, address, parts, pause_s=0.02)
     deadline = time.monotonic() + 20
     while parts.policies["p0"].step < 5 and time.monotonic() < deadline:
@@ -352,7 +360,7 @@ def test_strangers_are_refused(tmp_path, start):
     job = make_job(tmp_path / "run")
     controller = start(job)
     address = controller.announced()["address"]
-    watcher = Watcher(address, run_id="run-2")
+    watcher = Watcher(job, address, run_id="run-2")
     watcher.end()
     assert "run-1" in watcher.refusal
     replica = Replica(attrs.evolve(job, run_id="run-2"), address, "p0", World())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -21,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 ENDLESS = ("warmup.steps=100000",)
 
 
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], timeout_s: float = 60.0) -> None:
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], timeout_s: float = 180.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert process.poll() is None, process.communicate()[0]
@@ -35,11 +36,9 @@ def is_training(run: Path) -> Callable[[], bool]:
 
 
 def pid_of(run: Path, name: str) -> int:
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or ()
-        if name in words and any(str(run) in word or word == f"runs/{run.name}" for word in words):
-            return process.pid
-    raise AssertionError(f"{name} does not run")
+    lines = (run / "logs" / f"{name}.jsonl").read_text().splitlines()
+    started = [found for line in lines if (found := re.search(r"started, incarnation \w+, pid (\d+)", line))]
+    return int(started[-1][1])
 
 
 def summary(run: Path) -> dict[str, object]:
@@ -48,7 +47,7 @@ def summary(run: Path) -> dict[str, object]:
 
 def test_a_killed_replica_ends_the_run_promptly(cosmos: CommandLine, arithmetic: Arguments) -> None:
     run = cosmos.folder / "runs" / "killed"
-    process = cosmos.start("run", *arithmetic("killed", *ENDLESS))
+    process = cosmos.start("run", *arithmetic("killed", *ENDLESS, "launch.restarts=0"))
     wait_until(is_training(run), process)
     os.kill(pid_of(run, "rollout-0"), signal.SIGKILL)
     killed_at = time.monotonic()
@@ -66,7 +65,7 @@ def test_a_killed_process_of_a_replica_ends_the_run_and_is_named_once(
     cosmos: CommandLine, arithmetic: Arguments
 ) -> None:
     run = cosmos.folder / "runs" / "broken"
-    process = cosmos.start("run", *arithmetic("broken", *ENDLESS, "policy.mesh.dp_shard=2"))
+    process = cosmos.start("run", *arithmetic("broken", *ENDLESS, "policy.mesh.dp_shard=2", "launch.restarts=0"))
     wait_until(is_training(run), process)
     os.kill(pid_of(run, "policy-0.1"), signal.SIGKILL)
     output, _ = process.communicate(timeout=60)
@@ -74,9 +73,7 @@ def test_a_killed_process_of_a_replica_ends_the_run_and_is_named_once(
     ended = [line for line in output.splitlines() if " ended: " in line]
     assert len(ended) == 1, output
     reason = str(summary(run)["reason"])
-    assert "policy-0 rank 1: its process" in reason
-    assert "ended without a word" in reason
-    assert "closed by peer" not in reason
+    assert reason == "policy-0.1: killed by signal 9"
 
 
 def test_a_second_ctrl_c_kills_the_run(cosmos: CommandLine, arithmetic: Arguments) -> None:

@@ -60,7 +60,7 @@ def _lines(card: Card) -> Iterator[str]:
     yield from ("", f"Options ({record.kind}.options)")
     yield from columns(
         [
-            (f"  {key.name}", f"{key.type}, {key.bounds}" if key.bounds else key.type, key.default, key.help)
+            (f"  {key.name}", f"{key.type}, {key.bounds}" if key.bounds else key.type, key.default, key.meaning)
             for key in card.options
         ]
         or [("  none",)]

@@ -9,7 +9,7 @@ from typing import Final
 import attrs
 
 from cosmos_core.config.order import row_of
-from cosmos_core.controller.machine import evaluation
+from cosmos_core.controller.machine import changes, evaluation
 from cosmos_core.controller.machine.ledger import Finished, is_scored
 from cosmos_core.controller.machine.state import Replica, RunningStep, State
 from cosmos_core.transport.directives import GroupRef, Lease, TrainOrder
@@ -41,6 +41,7 @@ def on_finished(state: State, replica: Replica, lease: Lease, report: GroupFinis
         samples=samples,
         oldest_version=min((sample.oldest_version for sample in samples), default=0),
         num_units=sum(sample.num_units + sample.num_prompt_units for sample in samples),
+        settings=lease.settings,
     )
     state.ledger.finish(group)
     replica.held.add(lease.lease)
@@ -180,6 +181,7 @@ def _order(state: State, groups: Sequence[Finished]) -> None:
         shares=balanced(weights, len(generation.order.members)),
         publish=state.settings.publishes(state.step + 1),
         measures=evaluation.unmeasured(state, state.step + 1),
+        settings=changes.values_at(state, state.step + 1),
     )
     state.running = RunningStep(order=order, generation=generation.order.generation)
     state.touch("policy")
@@ -187,5 +189,10 @@ def _order(state: State, groups: Sequence[Finished]) -> None:
 
 def _reference(group: Finished) -> GroupRef:
     return GroupRef(
-        position=group.position, row=group.row, lease=group.lease, endpoint=group.endpoint, samples=group.samples
+        position=group.position,
+        row=group.row,
+        lease=group.lease,
+        endpoint=group.endpoint,
+        samples=group.samples,
+        settings=group.settings,
     )

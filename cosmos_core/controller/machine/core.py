@@ -8,17 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cosmos_core.controller.machine import claim, dispatch, evaluation, membership, progress, publication, requests
+from cosmos_core.controller.machine import (
+    claim,
+    dispatch,
+    evaluation,
+    leaving,
+    membership,
+    progress,
+    publication,
+    requests,
+    rewinding,
+)
+from cosmos_core.controller.machine.account import ACCOUNT, restored
 from cosmos_core.controller.machine.events import (
     Commanded,
     ControllerStarted,
     Event,
+    GroupStalled,
     JoinTimedOut,
+    Recovered,
     RegroupDue,
     ReplicaJoined,
     ReplicaLost,
     Reported,
     Resumed,
+    Rewound,
     RunEnded,
     RunOpened,
 )
@@ -32,6 +46,7 @@ from cosmos_core.transport.reports import (
     GenerationFormed,
     GroupFailed,
     GroupFinished,
+    Left,
     Report,
     StepDone,
     StepFailed,
@@ -46,10 +61,11 @@ def fold(events: Iterable[Event], state: State | None = None) -> State:
     """The state that a history leads to, from its beginning or from `state`, which is changed in place.
 
     Raises:
-        JournalError: The history does not begin with `RunOpened`, or resumes from a step that it does not know.
+        JournalError: The history does not begin with `RunOpened` or `Recovered`, or resumes from a step that it
+            does not know.
     """
     for event in events:
-        if isinstance(event, RunOpened):
+        if isinstance(event, RunOpened | Recovered):
             state = begin(event)
         elif state is None:
             raise JournalError(f"the journal begins with {type(event).__name__}, not RunOpened: it is another file")
@@ -60,18 +76,22 @@ def fold(events: Iterable[Event], state: State | None = None) -> State:
     return state
 
 
-def begin(event: RunOpened) -> State:
-    """The state of a run that was just opened."""
-    state = opened(event.settings)
+def begin(event: RunOpened | Recovered) -> State:
+    """The state of a run that was just opened, or recovered."""
+    state = opened(event.settings) if isinstance(event, RunOpened) else _recovered(event)
     progress.begin(state)
     return state
+
+
+def _recovered(event: Recovered) -> State:
+    return restored(ACCOUNT.decode(event.account), event.checkpoint)
 
 
 def step(state: State, event: Event) -> None:
     """Take one event in. An event that is fenced, repeated or out of date changes nothing.
 
     Raises:
-        JournalError: A resume from a step that the journal does not know.
+        JournalError: A resume from a step, or a way back to one, that the journal does not know.
         TransportError: A report that is not one; nothing was changed.
     """
     match event:
@@ -83,15 +103,14 @@ def step(state: State, event: Event) -> None:
             _lost(state, event)
         case Commanded():
             requests.take(state, event)
-        case RegroupDue():
-            state.is_regrouping = False
+        case RegroupDue() | GroupStalled() | JoinTimedOut():
+            membership.on_time(state, event)
         case ControllerStarted():
             state.term = event.term
         case Resumed():
             progress.resume(state, event)
-        case JoinTimedOut():
-            wanted = " and ".join(membership.missing(state)) or "nothing any more"
-            state.fail(f"missing after {event.timeout_s:g} s (control.join_timeout_s): {wanted}; see their logs")
+        case Rewound():
+            rewinding.rewind(state, event)
         case RunEnded():
             state.has_ended = True
         case _:
@@ -109,6 +128,7 @@ def _advance(state: State) -> None:
     claim.form(state)
     publication.retarget(state)
     dispatch.dispatch(state)
+    leaving.release(state)
 
 
 def _report(state: State, event: Reported) -> None:
@@ -117,7 +137,9 @@ def _report(state: State, event: Reported) -> None:
         return
     report = REPORT.decode(event.report)
     replica.received = event.sequence
-    if replica.role == "rollout":
+    if isinstance(report, Left):
+        leaving.leave(state, replica)
+    elif replica.role == "rollout":
         _rollout_report(state, replica, report)
     else:
         _policy_report(state, replica, report)
@@ -179,6 +201,7 @@ def _settle_lease(state: State, replica: Replica, report: GroupFinished | GroupF
     if lease is None:
         return
     state.touched.add(replica.name)
+    state.spare.add(replica.name)
     if lease.purpose == "evaluation":
         if isinstance(report, GroupFinished):
             evaluation.on_finished(state, lease, report)

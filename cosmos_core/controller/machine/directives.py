@@ -29,6 +29,8 @@ def _rollout(state: State, replica: Replica, offers: Offers) -> RolloutDirective
         hold=tuple(sorted(replica.held)),
         stop=bool(state.outcome),
         relaying=offers.relaying(replica, publication.retained(state)),
+        leave=replica.is_leaving,
+        rewinds=tuple(state.rewinds),
     )
 
 
@@ -45,4 +47,5 @@ def _policy(state: State, replica: Replica) -> PolicyDirective:
         retain=publication.retained(state),
         checkpoint=state.checkpoints.ordered if is_ready else -1,
         stop=bool(state.outcome),
+        leave=replica.is_leaving,
     )

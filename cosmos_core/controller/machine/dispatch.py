@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 
 from cosmos_core.config.order import row_of
-from cosmos_core.controller.machine import evaluation
+from cosmos_core.controller.machine import changes, evaluation
 from cosmos_core.controller.machine.settings import Settings, StageSettings
 from cosmos_core.controller.machine.state import Replica, State
 from cosmos_core.transport.directives import Lease
@@ -37,7 +37,7 @@ def lost_with(state: State, replica: Replica) -> None:
         ledger.requeue(group.position)
 
 
-def _load(state: State, replica: Replica) -> int:
+def load(state: State, replica: Replica) -> int:
     """Sequences that a replica has in flight."""
     held_out = len(replica.leases) - replica.num_training
     return held_out + replica.num_training * state.settings.group_size
@@ -47,15 +47,15 @@ def _evaluate(state: State) -> None:
     """Spread held-out rows evenly, up to capacity; all at once where a run must not depend on timing."""
     settings = state.settings
     most = settings.capacity * settings.group_size
-    ready = [r for r in state.named("rollout") if r.version == state.pending[0].version]
+    ready = [r for r in state.staying("rollout") if r.version == state.pending[0].version]
     heap = [(len(r.leases) - r.num_training, r.name) for r in ready]
     heapq.heapify(heap)
     while heap and state.pending[0].queued:
-        load, name = heap[0]
-        if load >= most and not settings.synchronous:
+        held, name = heap[0]
+        if held >= most and not settings.synchronous:
             return
         evaluation.grant(state, state.replicas[name])
-        heapq.heapreplace(heap, (load + 1, name))
+        heapq.heapreplace(heap, (held + 1, name))
 
 
 def _stream(state: State) -> None:
@@ -70,22 +70,25 @@ def _stream(state: State) -> None:
         return
     most = (settings.capacity - 1) * settings.group_size
     heap: list[tuple[int, str, int]] = []
-    for replica in state.replicas.values():
-        if replica.role == "rollout" and replica.version >= stage.first_version:
-            load, limit = _load(state, replica), _limit(settings, stage, replica.version)
-            if load <= most and trained < limit:
-                heap.append((load, replica.name, limit))
+    for name in list(state.spare):
+        replica = state.replicas[name]
+        if (held := load(state, replica)) > most:
+            state.spare.remove(name)
+        elif replica.version >= stage.first_version and name not in state.draining:
+            limit = _limit(settings, stage, replica.version)
+            if trained < limit:
+                heap.append((held, name, limit))
     heapq.heapify(heap)
     while heap:
-        load, name, limit = heap[0]
-        if load > most:
+        held, name, limit = heap[0]
+        if held > most:
             return
         if trained >= limit:
             heapq.heappop(heap)
             continue
         _lease(state, state.replicas[name])
         trained += 1
-        heapq.heapreplace(heap, (load + settings.group_size, name, limit))
+        heapq.heapreplace(heap, (held + settings.group_size, name, limit))
 
 
 def _limit(settings: Settings, stage: StageSettings, version: int) -> int:
@@ -99,7 +102,7 @@ def _wave(state: State) -> None:
     ledger = state.ledger
     if ledger.in_flight or state.pending or state.running is not None or state.target != state.step:
         return
-    replicas = state.named("rollout")
+    replicas = state.staying("rollout")
     if any(replica.version != state.target for replica in replicas):
         return
     missing = state.stage.prompts_per_step - len(ledger.finished)
@@ -113,6 +116,13 @@ def _lease(state: State, replica: Replica) -> None:
     position = state.ledger.lease(number)
     settings = state.settings
     _, row = row_of(position, settings.num_rows, settings.seed, state.stage_index)
-    replica.leases[number] = Lease(lease=number, purpose="train", position=position, row=row, version=-1)
+    replica.leases[number] = Lease(
+        lease=number,
+        purpose="train",
+        position=position,
+        row=row,
+        version=-1,
+        settings=changes.values_at(state, changes.next_step(state)) if state.changes else {},
+    )
     replica.num_training += 1
     state.touched.add(replica.name)

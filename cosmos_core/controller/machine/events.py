@@ -19,6 +19,15 @@ class RunOpened:
 
 
 @attrs.frozen(kw_only=True)
+class Recovered:
+    """The journal begins in the place of one that could not be read any more; `account` is encoded (`account`)."""
+
+    account: bytes
+    checkpoint: str
+    """Of the account's step."""
+
+
+@attrs.frozen(kw_only=True)
 class ControllerStarted:
     """A controller took the journal over; whatever carries an older term comes from before."""
 
@@ -31,6 +40,16 @@ class Resumed:
 
     step: int
     settings: Settings
+
+
+@attrs.frozen(kw_only=True)
+class Rewound:
+    """All policy replicas are gone, and the run goes on from the checkpoint of `step`, or of 0 from its beginning.
+
+    What came after that step did not happen, and is no part of the run any more; rollout replicas are still there.
+    """
+
+    step: int
 
 
 @attrs.frozen(kw_only=True)
@@ -80,6 +99,14 @@ class RegroupDue:
 
 
 @attrs.frozen(kw_only=True)
+class GroupStalled:
+    """The members of a gradient group wait for each other, and none of them has got on for `timeout_s`."""
+
+    generation: int
+    timeout_s: float
+
+
+@attrs.frozen(kw_only=True)
 class JoinTimedOut:
     """Replicas without which the run cannot go on did not appear in time."""
 
@@ -96,13 +123,16 @@ class RunEnded:
 
 Event: TypeAlias = (
     RunOpened
+    | Recovered
     | ControllerStarted
     | Resumed
+    | Rewound
     | ReplicaJoined
     | ReplicaLost
     | Reported
     | Commanded
     | RegroupDue
+    | GroupStalled
     | JoinTimedOut
     | RunEnded
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from cosmos_core.controller.machine import relays
 from cosmos_core.controller.machine.claim import is_stale
+from cosmos_core.controller.machine.dispatch import load
 from cosmos_core.controller.machine.ledger import Ledger
 from cosmos_core.controller.machine.offers import Offers
 from cosmos_core.controller.machine.publication import retained
@@ -52,6 +53,9 @@ def _leases(state: State) -> Iterator[str]:
         leased.update({lease.position: lease.lease for lease in training})
         if len(training) != replica.num_training:
             yield f"{replica.name} has {len(training)} training leases, counted {replica.num_training}"
+        most = (state.settings.capacity - 1) * state.settings.group_size
+        if replica.role == "rollout" and replica.name not in state.spare and load(state, replica) <= most:
+            yield f"{replica.name} has room, and would not be given anything"
     if leased != state.ledger.in_flight:
         yield f"leases {leased} are not what is in flight, {state.ledger.in_flight}"
     groups = [*state.ledger.finished.values(), *state.ledger.claimed.values()]

@@ -14,7 +14,7 @@ import attrs
 
 from cosmos_core.controller.machine.records import SampleCounts
 from cosmos_core.transport.reports import SampleReport
-from cosmos_core.types import SampleStatus
+from cosmos_core.types import SampleStatus, Scalar
 
 _SCORED: Final = frozenset(status.value for status in SampleStatus if status.is_scored)
 
@@ -37,6 +37,8 @@ class Finished:
     oldest_version: int = 0
     num_units: int = 1
     """Units that training on it processes; what shares are balanced by."""
+    settings: dict[str, Scalar] = attrs.field(factory=dict)
+    """Dynamic keys that it was made with, as in its lease."""
 
 
 @attrs.frozen(kw_only=True)
@@ -148,11 +150,19 @@ class Ledger:
             samples=attrs.evolve(self.samples, dropped=dict(self.samples.dropped)),
         )
 
+    def rewound(self, mark: LedgerMark) -> Ledger:
+        """The ledger of a marked moment, whose samples since then are counted as dropped."""
+        fresh = Ledger.restore(mark, "rewound")
+        undone = self.samples.generated - fresh.samples.generated
+        fresh.samples.generated += undone
+        fresh.samples.drop("rewound", undone)
+        return fresh
+
     @classmethod
-    def restore(cls, mark: LedgerMark) -> Ledger:
-        """The ledger of a marked moment, with everything that was live queued again."""
+    def restore(cls, mark: LedgerMark, reason: str = "lost") -> Ledger:
+        """The ledger of a marked moment, with everything that was live queued again, its samples dropped."""
         samples = attrs.evolve(mark.samples, dropped=dict(mark.samples.dropped))
-        samples.drop("lost", mark.num_held)
+        samples.drop(reason, mark.num_held)
         return cls(
             next_position=mark.next_position,
             queued=list(mark.live),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cosmos_core.controller.machine import claim, dispatch, evaluation, publication, relays
-from cosmos_core.controller.machine.events import ReplicaJoined
+from cosmos_core.controller.machine.events import GroupStalled, JoinTimedOut, RegroupDue, ReplicaJoined
 from cosmos_core.controller.machine.state import Generation, Replica, State
 from cosmos_core.transport.directives import GenerationOrder
 from cosmos_core.transport.reports import GenerationFailed, GenerationFormed, StepFailed
@@ -16,6 +16,7 @@ def join(state: State, event: ReplicaJoined) -> None:
         return
     if present is not None:
         lose(state, present, "another process took its name")
+    state.departed.discard(event.name)
     state.replicas[event.name] = Replica(
         name=event.name,
         role=event.role,
@@ -26,15 +27,20 @@ def join(state: State, event: ReplicaJoined) -> None:
         step=event.step,
         rack=event.rack,
     )
+    state.members[event.role].add(event.name)
     if event.role == "rollout":
+        state.spare.add(event.name)
         state.has_rollouts = state.has_rollouts or len(state.named("rollout")) >= state.settings.num_rollouts
     relays.arrange(state)
     state.touch()
 
 
 def lose(state: State, replica: Replica, reason: str) -> None:
-    """Take a replica out, for good: its process may not come back."""
+    """Take a replica out, for good: its process may not come back. What it had is queued again, or lost."""
     del state.replicas[replica.name]
+    state.members[replica.role].remove(replica.name)
+    state.spare.discard(replica.name)
+    state.draining.discard(replica.name)
     state.fenced[replica.incarnation] = f"{replica.name}: {reason}"
     if replica.role == "rollout":
         dispatch.lost_with(state, replica)
@@ -43,8 +49,6 @@ def lose(state: State, replica: Replica, reason: str) -> None:
         generation = state.generation
         if generation is not None and replica.name in generation.order.members:
             state.generation = None
-        if state.has_started and not state.named("policy"):
-            state.fail(f"the last policy replica was lost ({replica.name}: {reason}); resume from the last checkpoint")
     relays.arrange(state)
     evaluation.abandon(state)
     state.touch()
@@ -52,11 +56,11 @@ def lose(state: State, replica: Replica, reason: str) -> None:
 
 def regroup(state: State) -> None:
     """Order a new generation where the membership has changed; a joiner waits for the step boundary."""
-    policies = state.named("policy")
     if not state.has_started:
-        if len(policies) < state.settings.num_policies:
+        if len(state.named("policy")) < state.settings.num_policies:
             return
         state.has_started = True
+    policies = _members(state)
     names = tuple(policy.name for policy in policies)
     generation = state.generation
     if generation is not None:
@@ -67,16 +71,32 @@ def regroup(state: State) -> None:
     if state.is_regrouping or not policies:
         return
     steps = [policy.step for policy in policies]
+    checkpoint = state.checkpoints.saved.get(state.step, "") if max(steps) < state.step else ""
+    if max(steps) < state.step and not checkpoint:
+        # Nobody has the newest weights: `rewinding`. The initial ones every new process has.
+        for policy in policies if state.step == 0 else ():
+            lose(state, policy, "it holds weights whose transfer broke off")
+        return
     state.generation_number += 1
     order = GenerationOrder(
         generation=state.generation_number,
         members=names,
         store=policies[0].endpoints.get("store", ""),
         source=steps.index(max(steps)),
-        transfer=len(set(steps)) > 1,
+        transfer=len(set(steps)) > 1 and not checkpoint,
+        step=state.step,
+        checkpoint=checkpoint,
     )
     state.generation = Generation(order=order)
     state.touch("policy")
+
+
+def _members(state: State) -> list[Replica]:
+    """The policy replicas that shall train: one that drains stays among them until another has what it has."""
+    present = [policy for policy in state.named("policy") if not policy.is_leaving]
+    staying = [policy for policy in present if policy.name not in state.draining]
+    newest = max((policy.step for policy in present), default=0)
+    return staying if any(policy.step == newest for policy in staying) else present
 
 
 def on_formed(state: State, replica: Replica, report: GenerationFormed) -> bool:
@@ -101,6 +121,20 @@ def on_broken(state: State, report: GenerationFailed | StepFailed) -> None:
         break_up(state, report.reason)
 
 
+def on_time(state: State, event: RegroupDue | GroupStalled | JoinTimedOut) -> None:
+    """Something has lasted for too long, or for long enough."""
+    match event:
+        case RegroupDue():
+            state.is_regrouping = False
+        case GroupStalled():
+            # Nobody in the gradient group gets on, and nobody in particular is to blame: it is formed anew.
+            if state.generation is not None and state.generation.order.generation == event.generation:
+                break_up(state, f"no member made progress for {event.timeout_s:g} s (control.progress_timeout_s)")
+        case JoinTimedOut():
+            wanted = " and ".join(missing(state)) or "nothing any more"
+            state.fail(f"missing after {event.timeout_s:g} s (control.join_timeout_s): {wanted}; see their logs")
+
+
 def break_up(state: State, reason: str) -> None:
     """Give the present generation up; the next one is formed after a pause, so that failures cannot spin."""
     state.status_details["generation"] = reason
@@ -116,11 +150,12 @@ def missing(state: State) -> list[str]:
     """Replicas without which the run cannot go on, for people."""
     wanted = []
     settings = state.settings
-    if not state.has_started:
-        joined = len(state.named("policy"))
-        wanted.append(f"{settings.num_policies - joined} of {settings.num_policies} policy replicas")
+    joined = len(state.named("policy"))
+    least = 1 if state.has_started else settings.num_policies
+    if joined < least:
+        wanted.append(f"{least - joined} of {settings.num_policies} policy replicas")
     if settings.num_rollouts:
-        joined = len(state.named("rollout"))
+        joined = len(state.staying("rollout"))
         least = 1 if state.has_rollouts else settings.num_rollouts
         if joined < least:
             wanted.append(f"{least - joined} of {settings.num_rollouts} rollout replicas")
@@ -138,18 +173,19 @@ def _settle(state: State, generation: Generation) -> bool:
         state.is_regrouping = False
         return False
     (step,) = steps
+    is_done = running is not None and step == running.order.step
+    if step < state.step:
+        break_up(state, f"the members hold the weights of step {step}, and the run is at step {state.step}")
+        return False
     generation.is_ready = True
     state.num_regroups = 0
     state.touch("policy")
-    if step == state.step:
-        if running is not None:
-            claim.repeat(state)
-        return False
-    if running is not None and step == running.order.step:
-        return True
-    held = f"the weights of step {step}" if step >= 0 else "weights whose transfer broke off"
+    if step == state.step and running is not None:
+        claim.repeat(state)
+    if step == state.step or is_done:
+        return is_done
     state.fail(
-        f"the policy replicas hold {held}, but the run is at step {state.step}; "
-        f"resume from a checkpoint with --resume (checkpoints: {sorted(state.checkpoints.saved) or 'none'})"
+        f"the policy replicas hold the weights of step {step}, but the run is at step {state.step}; resume from a "
+        f"checkpoint with --resume (checkpoints: {sorted(state.checkpoints.saved) or 'none'})"
     )
     return False

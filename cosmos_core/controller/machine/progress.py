@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from cosmos_core.controller.machine import claim, evaluation, publication
+from collections import Counter
+
+from cosmos_core.controller.machine import changes, claim, evaluation, publication
 from cosmos_core.controller.machine.events import Resumed
 from cosmos_core.controller.machine.ledger import Finished, Ledger, is_scored
 from cosmos_core.controller.machine.records import StepRecord
@@ -58,8 +60,15 @@ def finish_step(state: State) -> None:
     evaluation.record_losses(state, running)
     if state.settings.saves(state.step):
         state.checkpoints.ordered = state.step
+    enter_step(state)
     state.marks[state.step] = tuple(ledger.mark() for ledger in state.ledgers)
     state.touch()
+
+
+def enter_step(state: State) -> None:
+    """Go by the dynamic keys of the next step, which has not been ordered."""
+    if changes.settle(state):
+        claim.drop_stale(state)
 
 
 def close(state: State) -> None:
@@ -125,6 +134,8 @@ def resume(state: State, event: Resumed) -> None:
     for replica in state.replicas.values():
         state.fenced[replica.incarnation] = f"{replica.name}: the run was resumed without it"
     evaluation.tell_left_behind(state, event.step)
+    kept = changes.keep(state.changes, event.step, state.settings, event.settings)
+    changes.tell_undone(state, kept, event.step)
     fresh = State(
         settings=event.settings,
         term=state.term,
@@ -140,6 +151,7 @@ def resume(state: State, event: Resumed) -> None:
             failed={step: why for step, why in state.checkpoints.failed.items() if step < event.step},
         ),
         marks={step: mark for step, mark in state.marks.items() if step <= event.step},
+        changes=kept,
         status_details=state.status_details,
     )
     for name in State.__slots__:
@@ -150,6 +162,7 @@ def resume(state: State, event: Resumed) -> None:
 
 def begin(state: State) -> None:
     """What is due before the first step of a new or resumed run."""
+    changes.settle(state)
     state.publish = publication.due_at_start(state)
     evaluation.schedule(state)
     evaluation.tell_unmeasurable(state)
@@ -198,4 +211,7 @@ def _record(state: State, running: RunningStep, groups: list[Finished], stage: i
         staleness_max=max(ages, default=0),
         metrics=running.metrics,
         dropped=dict(state.ledger.dropped),
+        ages=dict(sorted(Counter(ages).items())),
+        settings=running.order.settings,
+        drawn=changes.drawn(group.settings for group in groups),
     )

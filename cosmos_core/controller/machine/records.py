@@ -7,6 +7,8 @@ from typing import Final
 
 import attrs
 
+from cosmos_core.types import Scalar
+
 _LARGEST_EXPONENT: Final = 700.0
 
 
@@ -30,6 +32,9 @@ class StepRecord:
         staleness_max: Largest of those.
         metrics: What the policy reported of the whole batch.
         dropped: Prompts of the stage dropped so far, by reason.
+        ages: Samples by (weights trained - oldest weights of the sample).
+        settings: Values of dynamic keys that held, of those that were not as in the recipe.
+        drawn: Groups by the sampling that they were drawn with, where it was not the recipe's, as `key=value`.
     """
 
     step: int
@@ -47,6 +52,20 @@ class StepRecord:
     staleness_max: int
     metrics: dict[str, float]
     dropped: dict[str, int]
+    ages: dict[int, int] = attrs.field(factory=dict)
+    settings: dict[str, Scalar] = attrs.field(factory=dict)
+    drawn: dict[str, int] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class SettingChange:
+    """A dynamic key that a person gave another value."""
+
+    step: int
+    """The first step at which it holds."""
+    key: str
+    before: Scalar
+    after: Scalar
 
 
 @attrs.frozen(kw_only=True)

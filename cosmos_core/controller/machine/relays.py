@@ -72,7 +72,7 @@ def policy_places(state: State) -> list[tuple[str, Place]]:
 
 
 def _reading_afar(state: State, policies: list[tuple[str, Place]]) -> list[Replica]:
-    """Rollout replicas that take part in the tree: trusted ones that do not map a copy of the policy's.
+    """Rollout replicas that take part in the tree: trusted ones that stay and do not map a copy of the policy's.
 
     One is mapped where a whole policy replica is on the host.
     """
@@ -80,7 +80,7 @@ def _reading_afar(state: State, policies: list[tuple[str, Place]]) -> list[Repli
     for name, place in policies:
         hosts.setdefault(name, set()).add(place.host)
     mapped = {next(iter(each)) for each in hosts.values() if len(each) == 1} if state.settings.shares_memory else set()
-    return [each for each in state.named("rollout") if not each.is_doubted and each.host not in mapped]
+    return [each for each in state.staying("rollout") if not each.is_doubted and each.host not in mapped]
 
 
 def _shared(places: list[Place]) -> Place:

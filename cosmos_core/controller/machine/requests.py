@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from cosmos_core.controller.machine import changes, leaving, progress
 from cosmos_core.controller.machine.events import Commanded
 from cosmos_core.controller.machine.state import State
-from cosmos_core.transport.requests import Request, Stop
+from cosmos_core.transport.requests import Drain, Lost, Request, Set, Stop
 from cosmos_core.transport.wire import REQUEST
 
 
@@ -18,10 +19,12 @@ def refusal(state: State, request: Request) -> str:
     if state.outcome and not isinstance(request, Stop):
         return f"the run is over ({state.outcome})"
     match request:
-        case Stop():
+        case Stop() | Lost():
             return ""
-        case _:
-            return f"{type(request).__name__} is not something that a run can do"
+        case Drain():
+            return leaving.refusal(state, request.name)
+        case Set():
+            return changes.refusal(state, request)
 
 
 def take(state: State, event: Commanded) -> None:
@@ -38,5 +41,11 @@ def take(state: State, event: Commanded) -> None:
         case Stop():
             state.is_stopping = True
             state.touch()
+        case Drain():
+            leaving.drain(state, request.name)
+        case Set():
+            changes.take(state, request)
+            if not state.attempts:
+                progress.enter_step(state)
         case _:
             pass

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import attrs
 
 from cosmos_core.config.checks import staleness_bound
+from cosmos_core.config.dynamic import DynamicKey, dynamic_keys
 from cosmos_core.config.job import Job
+from cosmos_core.config.schema import Recipe, WarmupConfig
 from cosmos_core.config.stages import stages
 from cosmos_core.errors import ConfigError
 
@@ -48,7 +51,7 @@ class StageSettings:
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """A run's constants.
+    """What a run goes by: constants, but for the values of dynamic keys, which `changes` gives for the next step.
 
     Attributes:
         run_id: The run's id.
@@ -71,6 +74,9 @@ class Settings:
             what the policy published.
         shares_memory: Whether replicas map the weights of those on their host, which costs these nothing.
         keeps_base: Whether versions that replicas have loaded are retained, for changes of them to be sent.
+        sync_from: Main steps after which publications are counted from; not 0 once their pace has changed.
+        dynamic: Keys that may change while the run goes on, with the recipe's values.
+        fixed: Keys that might, and cannot in this run, and why.
     """
 
     run_id: str
@@ -92,6 +98,9 @@ class Settings:
     fan_out: int = 8
     shares_memory: bool = True
     keeps_base: bool = False
+    sync_from: int = 0
+    dynamic: tuple[DynamicKey, ...] = ()
+    fixed: dict[str, str] = attrs.field(factory=dict)
 
     @property
     def last_step(self) -> int:
@@ -124,7 +133,7 @@ class Settings:
             return False
         if self.evaluates(version) or version == self.last_step:
             return True
-        done = version - self.main.first_version
+        done = version - self.main.first_version - self.sync_from
         return self.main.uses_rollouts and done >= 0 and done % self.sync_interval == 0
 
     def saves(self, step: int) -> bool:
@@ -146,7 +155,7 @@ def settings_of(job: Job) -> Settings:
     Raises:
         ConfigError: The job's parts do not fit each other, or its run could never finish.
     """
-    recipe = job.recipe
+    recipe, fixed = job.recipe, _fixed(job)
     settings = Settings(
         run_id=job.run_id,
         seed=recipe.run.seed,
@@ -167,6 +176,8 @@ def settings_of(job: Job) -> Settings:
         fan_out=0 if recipe.sync.transport == "disk" else recipe.sync.fan_out,
         shares_memory=recipe.sync.transport in ("auto", "shared-memory"),
         keeps_base=recipe.sync.delta,
+        dynamic=tuple(key for key in _dynamic(job) if key.key not in fixed),
+        fixed=fixed,
     )
     _validate(settings)
     return settings
@@ -188,6 +199,26 @@ def _stages(job: Job) -> tuple[StageSettings, ...]:
         )
         for stage, facts in zip(planned, job.stages, strict=True)
     )
+
+
+def _dynamic(job: Job) -> Iterator[DynamicKey]:
+    yield from dynamic_keys(Recipe, job.recipe, "")
+    if job.recipe.warmup is not None:
+        yield from dynamic_keys(WarmupConfig, job.recipe.warmup, "warmup")
+    for facts in job.stages:
+        yield from facts.dynamic
+
+
+def _fixed(job: Job) -> dict[str, str]:
+    """Keys that declare themselves dynamic and cannot change in this run, and why."""
+    fixed = dict(job.fixed)
+    if job.recipe.sync.mode == "sync":
+        why = "sync.mode is 'sync', which generates each batch with the weights it trains"
+        fixed |= {"sync.max_staleness": why, "sync.interval": why}
+    if job.stages[-1].source != "rollouts":
+        why = "nothing is generated to be trained on"
+        fixed |= dict.fromkeys(("sync.max_staleness", "sync.interval", "rollout.sampling.temperature"), why)
+    return fixed
 
 
 def _validate(settings: Settings) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from cosmos_core.controller.machine.ledger import Finished, Ledger, LedgerMark
-from cosmos_core.controller.machine.records import EvaluationRecord, HeldOutCompletion, StepRecord
+from cosmos_core.controller.machine.records import EvaluationRecord, HeldOutCompletion, SettingChange, StepRecord
 from cosmos_core.controller.machine.settings import Settings, StageSettings
 from cosmos_core.transport.directives import GenerationOrder, Lease, TrainOrder
 from cosmos_core.transport.messages import Role
@@ -27,6 +27,7 @@ class Replica:
         is_doubted: Whether the last weights that it loaded did not.
         rack: Label of where it runs; empty if it is not known.
         kept: Versions that it passes on to others, and the endpoint where.
+        is_leaving: Whether it was told to leave: it takes part in nothing any more.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Replica:
     is_doubted: bool = False
     rack: str = ""
     kept: dict[int, str] = attrs.field(factory=dict)
+    is_leaving: bool = False
 
 
 @attrs.define(kw_only=True)
@@ -114,7 +116,7 @@ class State:
     """Everything that scheduling, directives, the live view and the summary need.
 
     Attributes:
-        settings: Constants of the run.
+        settings: What the run goes by at its next step.
         term: Starts of the controller.
         step: The newest step that is done: the trainer's weight version.
         outcome: `finished`, `stopped` or `failed`; empty while the run goes on.
@@ -123,7 +125,9 @@ class State:
         is_stopping: Whether a person asked for a stop.
         commands: Requests of people that were taken in.
         replicas: By name.
-        fenced: Incarnations that were lost, and why; they may not come back.
+        fenced: Incarnations that were lost or have left, and why; they may not come back.
+        draining: Names of those that leave once they have finished what they have begun.
+        departed: Names of those that have left, unless another process of that name has joined since.
         has_started: Whether the policy replicas of the recipe have joined.
         has_rollouts: Whether the rollout replicas of the recipe have joined.
         generation_number: Of the newest generation, ever.
@@ -144,8 +148,12 @@ class State:
         evaluations: Finished ones, in the order of their ends; of completions and of demonstrations.
         checkpoints: Of this run.
         marks: Accounts at the moments from which a run can be resumed, by step.
+        rewinds: Steps that the run was taken back to since it was started or resumed, in order.
+        changes: Of dynamic keys, in the order in which they were asked for.
         status_details: The newest explanation of each status of unscored samples, and of each failed prompt's reason.
         touched: Names whose directive may have changed since this was last cleared.
+        members: Names of the replicas of each role, so that nobody has to look through all for a few.
+        spare: Names of rollout replicas that may have room for another prompt, and of all that have.
     """
 
     settings: Settings
@@ -158,6 +166,8 @@ class State:
     commands: set[str] = attrs.field(factory=set)
     replicas: dict[str, Replica] = attrs.field(factory=dict)
     fenced: dict[str, str] = attrs.field(factory=dict)
+    draining: set[str] = attrs.field(factory=set)
+    departed: set[str] = attrs.field(factory=set)
     has_started: bool = False
     has_rollouts: bool = False
     generation_number: int = 0
@@ -178,8 +188,12 @@ class State:
     evaluations: list[EvaluationRecord] = attrs.field(factory=list)
     checkpoints: Checkpoints = attrs.field(factory=Checkpoints)
     marks: dict[int, tuple[LedgerMark, ...]] = attrs.field(factory=dict)
+    rewinds: list[int] = attrs.field(factory=list)
+    changes: list[SettingChange] = attrs.field(factory=list)
     status_details: dict[str, str] = attrs.field(factory=dict)
     touched: set[str] = attrs.field(factory=set, eq=False)
+    members: dict[Role, set[str]] = attrs.field(factory=lambda: {"policy": set(), "rollout": set()}, eq=False)
+    spare: set[str] = attrs.field(factory=set, eq=False)
 
     @property
     def stage_index(self) -> int:
@@ -208,7 +222,11 @@ class State:
 
     def named(self, role: Role) -> list[Replica]:
         """The replicas of a role, by name."""
-        return [self.replicas[name] for name in sorted(self.replicas) if self.replicas[name].role == role]
+        return [self.replicas[name] for name in sorted(self.members[role])]
+
+    def staying(self, role: Role) -> list[Replica]:
+        """The replicas of a role that are not about to leave, by name."""
+        return [replica for replica in self.named(role) if replica.name not in self.draining]
 
     def touch(self, role: Role | None = None) -> None:
         """Note that the directives of every replica (of a role) may have changed."""

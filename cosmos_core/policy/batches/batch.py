@@ -61,6 +61,8 @@ class TrainSequence:
 
     payload: Payload
     advantage: float
+    temperature: float | None = None
+    """At which its decisions were taken; None: that of the stage."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -72,12 +74,14 @@ class Share:
         counts: Of the replica's share.
         filler: A sequence to keep step with, where this process has none and others of its replica have some.
         dropped: Demonstrations that cannot be used: (position, reason).
+        temperatures: Those of the whole batch, of all replicas, in an order that is the same in every process.
     """
 
     sequences: tuple[TrainSequence, ...]
     counts: Counts
     filler: TrainSequence | None = None
     dropped: tuple[tuple[int, str], ...] = ()
+    temperatures: tuple[float | None, ...] = (None,)
 
 
 @attrs.frozen(kw_only=True)
@@ -92,6 +96,19 @@ class Wanted:
     def sample(self) -> SampleReport:
         """The sample, as the control plane knows it."""
         return self.group.samples[self.place]
+
+
+def temperature_of(reference: GroupRef) -> float | None:
+    """The temperature that a group was drawn at; None where it is that of the recipe."""
+    value = reference.settings.get("rollout.sampling.temperature")
+    return None if value is None else float(value)
+
+
+def temperatures(groups: Iterable[GroupRef]) -> tuple[float | None, ...]:
+    """The temperatures of a batch, each once; the recipe's first."""
+    found = {temperature_of(group) for group in groups}
+    known = sorted(value for value in found if value is not None)
+    return (None, *known) if None in found or not known else tuple(known)
 
 
 def group_of(reference: GroupRef) -> Group:
@@ -163,7 +180,12 @@ def rollout_sequences(
     if missing:
         raise MissingPayloadsError(missing, f"the payloads of {len(missing)} leases are gone or not as reported")
     return tuple(
-        TrainSequence(payload=payloads[item.group.lease][item.place], advantage=item.advantage) for item in trained
+        TrainSequence(
+            payload=payloads[item.group.lease][item.place],
+            advantage=item.advantage,
+            temperature=temperature_of(item.group),
+        )
+        for item in trained
     )
 
 

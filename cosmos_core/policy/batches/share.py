@@ -27,6 +27,7 @@ from cosmos_core.policy.batches.batch import (
     needed,
     requests,
     rollout_sequences,
+    temperatures,
     wanted_samples,
 )
 from cosmos_core.policy.processes.group import GradientGroup
@@ -104,6 +105,7 @@ class ShareReader:
             sequences=sequences[: len(mine)],
             counts=counts_of(wanted, trained),
             filler=sequences[-1] if filler else None,
+            temperatures=temperatures(order.groups),
         )
 
     def heldout(self, number: int, group: GradientGroup) -> Share:

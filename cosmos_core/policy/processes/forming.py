@@ -72,6 +72,7 @@ def bond(args: RoleArgs) -> Bond:
         token=args.session,
         address=(meeting.host, meeting.lifeline),
         end=args.end,
+        patience_s=recipe.control.lost_after_s,
     )
     return Bond(
         line=follower,
@@ -112,7 +113,14 @@ def leave(world: World) -> None:
 
 
 def _lead(args: RoleArgs, size: int, store: GroupStore) -> LeaderLine:
-    line = LeaderLine(name=args.replica, size=size, token=args.session, host=store.host, end=args.end)
+    line = LeaderLine(
+        name=args.replica,
+        size=size,
+        token=args.session,
+        host=store.host,
+        end=args.end,
+        patience_s=args.job.recipe.control.lost_after_s,
+    )
     meeting = Meeting(session=args.session, host=store.host, lifeline=line.port, store=store.port)
     announce(meeting_file(args.run_dir, args.replica), meeting)
     return line

@@ -23,9 +23,11 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: i
 from cosmos_core.errors import TrainingError, TransportError
 from cosmos_core.policy.mesh.frames import all_gathered
 from cosmos_core.policy.processes.world import World, single_world
+from cosmos_core.replica.activity import Activity
 
 FORM_TIMEOUT_S: Final = 60.0
 """Time for all members to appear; the controller has seen each of them alive."""
+_REACH_S: Final = 1.0
 COLLECTIVE_TIMEOUT_S: Final = 1800.0
 """A last resort: a lost member is noticed by its closed sockets, or by a newer generation."""
 
@@ -93,6 +95,7 @@ class GradientGroup:
         backend: The process group; None for a group of one.
         device: Where the backend takes tensors.
         interrupted: Whether waiting has become pointless (a newer generation, the end of the process).
+        activity: Told when this replica waits for others.
     """
 
     def __init__(
@@ -105,11 +108,13 @@ class GradientGroup:
         device: torch.device,
         interrupted: Callable[[], bool],
         world: World | None = None,
+        activity: Activity | None = None,
     ) -> None:
         self.generation = generation
         self.rank = rank
         self.size = size
         self._world = single_world() if world is None else world
+        self._activity = Activity() if activity is None else activity
         self._backend = backend
         self._interrupted = interrupted
         self._device = device
@@ -170,12 +175,17 @@ class GradientGroup:
         if self.size == 1:
             return
         problem: GradientGroupError | None = None
-        try:
-            work()
-        except GradientGroupError as error:
-            problem = error
-        # The leader goes on looking out for newer generations: a rank that still waits needs to be told.
-        if not self._world.agree(problem is None, self._interrupted):
+        waiting = f"waiting for the other members of generation {self.generation}"
+        with self._activity.doing(waiting, waits=True):
+            try:
+                work()
+            except GradientGroupError as error:
+                problem = error
+        # The leader goes on looking out for newer generations: a rank that still waits needs to be told. Once it has
+        # been, it is this replica's own fault if it does not come back.
+        with self._activity.doing(waiting, waits=problem is None):
+            is_good = self._world.agree(problem is None, self._interrupted)
+        if not is_good:
             self._give_up()
             raise problem or GradientGroupError(
                 f"generation {self.generation}: a collective failed in another process of this replica"
@@ -235,6 +245,7 @@ def form_group(
     interrupted: Callable[[], bool],
     timeout_s: float = FORM_TIMEOUT_S,
     world: World | None = None,
+    activity: Activity | None = None,
 ) -> GradientGroup:
     """Meet the other members and build the process group; all processes of the replica call it.
 
@@ -248,6 +259,7 @@ def form_group(
         interrupted: Whether waiting has become pointless.
         timeout_s: Longest wait for the other members.
         world: The processes of this replica.
+        activity: Told when this replica waits for others.
 
     Raises:
         GradientGroupError: A member did not appear, or the process group could not be built, for any process.
@@ -257,10 +269,12 @@ def form_group(
         return solo(generation, world)
     backend: Collectives | None = None
     problem: GradientGroupError | None = None
-    try:
-        backend = _joined(generation, rank, size, store, host, device, interrupted, timeout_s, world.rank)
-    except GradientGroupError as error:
-        problem = error
+    activity = Activity() if activity is None else activity
+    with activity.doing(f"waiting for the members of generation {generation}", waits=True):
+        try:
+            backend = _joined(generation, rank, size, store, host, device, interrupted, timeout_s, world.rank)
+        except GradientGroupError as error:
+            problem = error
     if not world.agree(problem is None, interrupted):
         _keep_for_good(backend)
         raise problem or GradientGroupError(
@@ -274,6 +288,7 @@ def form_group(
         device=device,
         interrupted=interrupted,
         world=world,
+        activity=activity,
     )
 
 
@@ -290,6 +305,7 @@ def _joined(  # noqa: PLR0917
 ) -> Collectives:
     address, _, port = store.removeprefix("tcp://").rpartition(":")
     try:
+        _reach(address, int(port), generation, interrupted, timeout_s)
         # RuntimeError is what torch's stores and groups raise on every kind of failure.
         shared = PrefixStore(
             f"generation-{generation}/rank-{place}",
@@ -302,6 +318,26 @@ def _joined(  # noqa: PLR0917
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().split("\n", 1)[0]
         raise GradientGroupError(f"generation {generation}: cannot join at {store}: {reason}") from error
+
+
+def _reach(host: str, port: int, generation: int, interrupted: Callable[[], bool], timeout_s: float) -> None:
+    """Wait until a store listens: its member may be gone, and the store's own attempts cannot be interrupted."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            with socket.create_connection((host.strip("[]"), port), _REACH_S):
+                return
+        except OSError as error:
+            if interrupted():
+                raise GradientGroupError(
+                    f"generation {generation}: interrupted before {host}:{port} listened"
+                ) from error
+            if time.monotonic() > deadline:
+                raise GradientGroupError(
+                    f"generation {generation}: cannot join at tcp://{host}:{port}: nobody listens, after {timeout_s:g} "
+                    f"s ({error})"
+                ) from error
+        time.sleep(0.05)
 
 
 def _meet(  # noqa: PLR0917

@@ -17,7 +17,7 @@ class AdamW:
 
     Args:
         module: Its parameters are updated in place.
-        config: Betas, epsilon and weight decay; the learning rate is given at each step.
+        config: Betas and epsilon; learning rate and weight decay are given at each step.
     """
 
     def __init__(self, module: torch.nn.Module, config: OptimizerConfig) -> None:
@@ -37,10 +37,10 @@ class AdamW:
                 **{key: torch.zeros_like(parameter, memory_format=torch.preserve_format) for key in MOMENTS},
             }
 
-    def step(self, lr: float) -> None:
+    def step(self, lr: float, weight_decay: float) -> None:
         """Apply the gradients that the parameters hold."""
         for group in self._optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"], group["weight_decay"] = lr, weight_decay
         self._optimizer.step()
 
     def state(self) -> dict[str, torch.Tensor]:

@@ -18,7 +18,7 @@ from cosmos_core.config.stages import Stage
 from cosmos_core.errors import TrainingError
 from cosmos_core.policy.adapters.below import frozen_digest
 from cosmos_core.policy.adapters.beside import trained_tensors
-from cosmos_core.policy.batches.batch import Counts, Share
+from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence
 from cosmos_core.policy.processes.group import GradientGroup
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.training.execution import Executor, make_executor
@@ -30,7 +30,9 @@ from cosmos_core.policy.training.optimizer import AdamW
 from cosmos_core.policy.training.schedule import learning_rate
 from cosmos_core.policy.training.tallies import Tallies
 from cosmos_core.policy.training.ties import Ties
+from cosmos_core.policy.training.vitals import watch_layers
 from cosmos_core.protocols import Algorithm, Decided, MicroBatch, Model
+from cosmos_core.replica.activity import Activity
 
 
 @attrs.frozen(kw_only=True)
@@ -48,19 +50,21 @@ class Applied:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Prepared:
-    """The micro-batches of a step.
+    """Micro-batches of a step whose decisions were taken at one temperature.
 
     Attributes:
         batches: As many as every other process of the replica has; those after `num_real` only keep step.
         known: What is known of the real ones before their forward, on the training device.
         weights: Weights of the decisions of the real ones, on the CPU.
         num_real: Those that count.
+        temperature: At which their decisions were taken.
     """
 
     batches: Sequence[MicroBatch]
     known: Sequence[Known]
     weights: Sequence[torch.Tensor]
     num_real: int
+    temperature: float
 
 
 class Trainer:
@@ -78,6 +82,7 @@ class Trainer:
         stage: The stage whose optimizer this is.
         nonfinite_steps: Steps skipped in a row.
         num_units: Units that went forward and backward since the start of the process.
+        activity: What the replica is doing; each forward of a layer counts as progress.
     """
 
     def __init__(
@@ -90,6 +95,8 @@ class Trainer:
         self.step = 0
         self.nonfinite_steps = 0
         self.num_units = 0
+        self.activity = Activity()
+        watch_layers(module, self.activity)
         self.stage: Stage
         self._algorithm: Algorithm
         self._optimizer: AdamW
@@ -125,12 +132,23 @@ class Trainer:
         Args:
             stage: The stage.
             algorithm: Its algorithm.
-            temperature: At which its decisions were taken (1 for demonstrations).
+            temperature: At which its decisions were taken (1 for demonstrations), where a sequence does not say.
         """
         self.stage = stage
         self._temperature = temperature
         self._algorithm = algorithm
         self._optimizer = AdamW(self.module, stage.optimizer)
+
+    def change(self, stage: Stage, algorithm: Algorithm) -> None:
+        """Go by other values of dynamic keys from now on; weights and optimizer state stay.
+
+        Args:
+            stage: The present stage as it is now.
+            algorithm: Its algorithm, made anew.
+        """
+        assert stage.index == self.stage.index, "a stage is begun, not changed into"
+        self.stage = stage
+        self._algorithm = algorithm
 
     def state(self) -> dict[str, torch.Tensor]:
         """Every tensor that training goes on from, by flat name, in a fixed order; no copies."""
@@ -159,13 +177,13 @@ class Trainer:
             TrainingError: Too many steps in a row had a gradient that is not finite.
         """
         with watch("pack_s"):
-            prepared = self._prepare(share, totals)
+            parts = self._prepare(share, totals)
         # Whatever a step that broke off left behind is forgotten here.
         self._gradients.zero()
         self._tallies.zero()
         measures = Measures()
         with watch("forward_backward_s"), self._compute_precision():
-            self._accumulate(prepared, measures)
+            self._accumulate(parts, measures)
         with watch("reduce_s"):
             self._gradients.collect()
             self._ties.sum(self._gradients)
@@ -186,7 +204,7 @@ class Trainer:
         Returns:
             Minus the sum of their decisions' log-probabilities; 0 where another process of the replica has them, too.
         """
-        batches, num_real = self._pack(share)
+        batches, num_real = self._pack(share, share.sequences)
         if not batches:
             return 0.0
         with self._compute_precision():
@@ -195,31 +213,42 @@ class Trainer:
             return 0.0
         return -sum(float(each.logprobs_N.double().sum()) for each in decided[:num_real])
 
-    def _prepare(self, share: Share, totals: Counts) -> Prepared:
-        batches, num_real = self._pack(share)
-        known = [know(self._algorithm, batch, share.sequences, totals) for batch in batches[:num_real]]
+    def _prepare(self, share: Share, totals: Counts) -> list[Prepared]:
+        """What was drawn at one temperature goes through the model apart from the rest, on every process."""
+        assert {sequence.temperature for sequence in share.sequences} <= {*share.temperatures}, "one would be left out"
+        return [self._prepared(share, totals, temperature) for temperature in share.temperatures]
+
+    def _prepared(self, share: Share, totals: Counts, temperature: float | None) -> Prepared:
+        drawn = tuple(sequence for sequence in share.sequences if sequence.temperature == temperature)
+        batches, num_real = self._pack(share, drawn)
+        known = [know(self._algorithm, batch, drawn, totals) for batch in batches[:num_real]]
         return Prepared(
             batches=batches,
             known=[each.on(self.device) for each in known],
             weights=[each.weights_N for each in known],
             num_real=num_real,
+            temperature=self._temperature if temperature is None else temperature,
         )
 
-    def _pack(self, share: Share) -> tuple[list[MicroBatch], int]:
+    def _pack(self, share: Share, chosen: Sequence[TrainSequence]) -> tuple[list[MicroBatch], int]:
         """Pack, and bring every process to the same number of micro-batches: they meet in each forward.
+
+        Args:
+            share: Of this process; whatever it has can keep step.
+            chosen: The sequences of it to pack.
 
         Returns:
             The micro-batches, and how many of them, the first, are real.
         """
         mesh = self.world.mesh
-        sequences = share.sequences or tuple(filter(None, [share.filler]))
+        sequences = chosen or share.sequences[:1] or tuple(filter(None, [share.filler]))
         batches = self.model.pack(
             [sequence.payload for sequence in sequences],
             budget=self._policy.micro_batch_units,
             multiple=mesh.size("cp") * mesh.size("tp"),
             is_uniform=mesh.size("pp") > 1,
         )
-        num_real = len(batches) if share.sequences else 0
+        num_real = len(batches) if chosen else 0
         number = self.world.most(len(batches))
         if number > len(batches):
             batches += [min(batches, key=lambda batch: batch.num_units)] * (number - len(batches))
@@ -230,13 +259,17 @@ class Trainer:
         """Whether this process measures: of those that share sequences, and so their decisions, one does."""
         return self.world.mesh.place("cp") == 0 and self.world.mesh.place("tp") == 0
 
-    def _accumulate(self, prepared: Prepared, measures: Measures) -> None:
+    def _accumulate(self, parts: Sequence[Prepared], measures: Measures) -> None:
+        # Every old log-prob is taken before the first backward: they are of the step's starting weights.
+        olds = [self._old_logprobs(prepared) for prepared in parts]
+        for prepared, own in zip(parts, olds, strict=True):
+            self._accumulate_part(prepared, own, measures)
+
+    def _accumulate_part(self, prepared: Prepared, olds: Sequence[torch.Tensor | None], measures: Measures) -> None:
         weighed = [
             attrs.evolve(batch, weights_N=weights_N)
             for batch, weights_N in zip(prepared.batches, prepared.weights, strict=False)
         ]
-        # Every old log-prob is taken before the first backward: they are of the step's starting weights.
-        olds = self._old_logprobs(prepared)
 
         def loss(index: int, decided: Decided) -> torch.Tensor:
             if index >= prepared.num_real:
@@ -250,7 +283,7 @@ class Trainer:
 
         self._executor.train(
             [*weighed, *prepared.batches[prepared.num_real :]],
-            temperature=self._temperature,
+            temperature=prepared.temperature,
             with_entropy=self._algorithm.needs_entropy,
             loss=loss,
         )
@@ -263,7 +296,7 @@ class Trainer:
             case "behaviour":
                 return [known.behaviour_logprobs_N for known in prepared.known]
             case "recompute":
-                decided = self._executor.evaluate(prepared.batches, temperature=self._temperature)
+                decided = self._executor.evaluate(prepared.batches, temperature=prepared.temperature)
                 return [None] * prepared.num_real if decided is None else [each.logprobs_N for each in decided]
 
     def _apply(self, meter: Meter) -> Applied:
@@ -272,7 +305,7 @@ class Trainer:
         is_finite = math.isfinite(norm)
         if is_finite:
             self._gradients.clip(norm, self.stage.optimizer.clip_norm)
-            self._optimizer.step(lr)
+            self._optimizer.step(lr, self.stage.optimizer.weight_decay)
             for name, value in self._tallies.act().items():
                 meter.peak(name, value)
             self.nonfinite_steps = 0

@@ -366,12 +366,10 @@ class ServedEngine(abc.ABC):
         """Open an update to `version`.
 
         Raises:
-            WeightSyncError: An update is open already, or `version` is older than what is loaded.
+            WeightSyncError: An update is open already.
         """
         if self._update is not None:
             raise WeightSyncError(f"an update to version {self._update.version} is open; commit or abort it first")
-        if version < self._queue.version:
-            raise WeightSyncError(f"version {version} is older than {self._queue.version}, which is loaded")
         self._update = self._new_update(version)
 
     def write(self, rank: int, piece: TensorSlice, data: torch.Tensor) -> None:

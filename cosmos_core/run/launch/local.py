@@ -12,15 +12,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, TypeAlias
 
 from cosmos_core.errors import ReplicaError
-from cosmos_core.run.launch.launcher import Exit, ProcessSpec
+from cosmos_core.protocols import Exit, ProcessSpec
 
 _POLL_S: Final = 0.02
 _TAIL_BYTES: Final = 16_384
+_SUFFIXES: Final = (".jsonl", ".log")
+_SILENT: Final = frozenset({0, -signal.SIGKILL, -signal.SIGTERM})
 _THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -38,16 +40,71 @@ def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
     return sorted((number for number in numbers if number.isdecimal()), key=int)
 
 
-class LocalLauncher:
-    """Starts processes with `python -P -m`, which imports nothing from the folder it is started in.
+def python_command(spec: ProcessSpec) -> list[str]:
+    """The command line of a process: `python -P -m`, which imports nothing from the folder it is started in."""
+    return [sys.executable, "-P", "-m", spec.module, *spec.arguments]
 
-    Output goes to `<logs>/<name>.log`.
+
+class Process(Protocol):
+    """A process that was started here, the leader of a session of its own."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        ...
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        ...
+
+    def wait(self) -> int | None:
+        """Wait for its end."""
+        ...
+
+    def send_signal(self, number: int, /) -> None:
+        """Signal it, unless it has ended."""
+        ...
+
+
+Begin: TypeAlias = Callable[[ProcessSpec, Path], Process]
+"""Starts a process whose output is appended to a file; raises `ReplicaError`."""
+
+
+def by_command(command: Callable[[ProcessSpec], list[str]] = python_command) -> Begin:
+    """Start processes by a command line."""
+
+    def begin(spec: ProcessSpec, output: Path) -> Process:
+        words = command(spec)
+        try:
+            with output.open("ab") as file:
+                return subprocess.Popen(
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **spec.environment},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise ReplicaError(f"{spec.name} could not be started ({' '.join(words)}): {error}") from error
+
+    return begin
+
+
+class LocalLauncher:
+    """Starts processes on this machine.
+
+    Args:
+        logs: Output goes to `<logs>/<name>.log`.
+        begin: How a process is started.
     """
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, begin: Begin | None = None) -> None:
         self._logs: Final = logs
-        self._processes: Final[dict[str, subprocess.Popen[bytes]]] = {}
+        self._begin: Final = by_command() if begin is None else begin
+        self._processes: Final[dict[str, Process]] = {}
         self._ended: Final[set[str]] = set()
+        self._written: Final[dict[str, dict[str, int]]] = {}
 
     def start(self, spec: ProcessSpec) -> None:
         """Start a process.
@@ -56,19 +113,8 @@ class LocalLauncher:
             ReplicaError: The system refused.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-P", "-m", spec.module, *spec.arguments]
-        try:
-            with (self._logs / f"{spec.name}.log").open("ab") as output:
-                self._processes[spec.name] = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, **spec.environment},
-                    start_new_session=True,
-                )
-        except OSError as error:
-            raise ReplicaError(f"{spec.name} could not be started ({' '.join(command)}): {error}") from error
+        self._written[spec.name] = {suffix: _size(self._logs / f"{spec.name}{suffix}") for suffix in _SUFFIXES}
+        self._processes[spec.name] = self._begin(spec, self._logs / f"{spec.name}.log")
         self._ended.discard(spec.name)
 
     def running(self) -> Sequence[str]:
@@ -83,8 +129,25 @@ class LocalLauncher:
             if code is not None and name not in self._ended:
                 self._ended.add(name)
                 _signal_session(process, signal.SIGKILL)
-                found.append(Exit(name=name, code=code, error=last_error(self._logs, name) if code else ""))
+                # One that was killed from outside said nothing of it.
+                error = last_error(self._logs, name, self._written[name]) if code not in _SILENT else ""
+                found.append(Exit(name=name, code=code, error=error))
         return found
+
+    def kill(self, name: str) -> None:
+        """Kill a process and whatever it started; stopped ones, too."""
+        process = self._processes.get(name)
+        if process is not None and process.poll() is None:
+            _signal_session(process, signal.SIGKILL)
+
+    def terminate(self, name: str) -> None:
+        """Ask one process to end; returns at once."""
+        process = self._processes.get(name)
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+
+    def check(self) -> None:
+        """Processes can be started on this machine."""
 
     def signal_stop(self) -> None:
         """Ask every process to end; returns at once."""
@@ -105,30 +168,41 @@ class LocalLauncher:
                 process.wait()
 
 
-def _signal_session(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def _signal_session(process: Process, number: signal.Signals) -> None:
     """Signal a process and its children, which share its process group (it leads a session of its own)."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 
 
-def last_error(logs: Path, name: str) -> str:
-    """The last error that a process logged, else the end of its output; empty if it said nothing."""
-    for line in reversed(_tail(logs / f"{name}.jsonl").splitlines()):
+def last_error(logs: Path, name: str, written: Mapping[str, int] | None = None) -> str:
+    """The last error that a process logged, else the end of its output; empty if it said nothing.
+
+    Args:
+        logs: Folder of the logs.
+        name: The process's.
+        written: Bytes of its `.jsonl` and its `.log` that others of its name had written before it began.
+    """
+    skip = written or {}
+    for line in reversed(_tail(logs / f"{name}.jsonl", skip.get(".jsonl", 0)).splitlines()):
         try:
             entry = json.loads(line)
         except json.JSONDecodeError:
             continue  # cut off by the tail, or by the process's death
         if entry.get("level") in ("ERROR", "CRITICAL"):
             return str(entry.get("message", ""))
-    lines = [line for line in _tail(logs / f"{name}.log").splitlines() if line.strip()]
+    lines = [line for line in _tail(logs / f"{name}.log", skip.get(".log", 0)).splitlines() if line.strip()]
     return lines[-1].strip() if lines else ""
 
 
-def _tail(path: Path) -> str:
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _tail(path: Path, skip: int) -> str:
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            file.seek(max(skip, file.tell() - _TAIL_BYTES))
             return file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""

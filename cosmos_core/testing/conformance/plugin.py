@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NoReturn
 import attrs
 import pytest
 
+from cosmos_core.config.reference import fields
 from cosmos_core.config.structure import structure
 from cosmos_core.errors import ConfigError, PluginError
 from cosmos_core.plugin.selection import PluginSet
@@ -96,6 +97,12 @@ class PluginConformance:
     def test_no_option_has_a_mutable_default(self, provider: Provider[Any]) -> None:
         """A default that is shared between instances changes under their feet."""
         _fault_if(shared_defaults(provider.options))
+
+    def test_no_option_is_dynamic_that_no_run_would_change(self, provider: Provider[Any]) -> None:
+        """`cosmos set` changes options of algorithms, and of nothing else."""
+        named = [name for name, field in fields(provider.options) if field.metadata.get("dynamic")]
+        if named and self.kind != "algorithm":
+            fault(f"options that are dynamic: {', '.join(named)}; those of algorithms can be, not of a {self.kind}")
 
     def test_an_unknown_option_is_refused(self, provider: Provider[Any], options: Mapping[str, JSON]) -> None:
         """A misspelt key never goes unnoticed."""

@@ -87,4 +87,5 @@ def _tables(made: Card) -> Iterator[str]:
 
 def _row(key: Key) -> tuple[str, str, str, str]:
     bounds = f", {key.bounds}" if key.bounds else ""
-    return f"`{key.name}`", f"{key.type}{bounds}", key.default if key.is_required else f"`{key.default}`", key.help
+    default = key.default if key.is_required else f"`{key.default}`"
+    return f"`{key.name}`", f"{key.type}{bounds}", default, key.meaning

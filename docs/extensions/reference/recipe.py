@@ -61,7 +61,7 @@ def _table(path: str, cls: type, seen: dict[type, str]) -> str:
             f"`{field.name}`",
             f"{_type(hints[field.name])}{_bounds(field.validator)}",
             _default(field),
-            field.metadata["help"],
+            f"{field.metadata['help']} Dynamic." if field.metadata["dynamic"] else field.metadata["help"],
         )
         for field in fields
     ]

@@ -228,7 +228,7 @@ class Engine:
         }
 
     def begin_update(self, version):
-        if self._update is not None or version < self._version:
+        if self._update is not None:
             raise WeightSyncError(f"no update to version {version} can begin")
         self._update = (version, {name: torch.ones(t.shape, dtype=torch.bool) for name, t in self._tensors.items()}, [])
 

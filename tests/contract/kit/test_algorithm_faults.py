@@ -71,7 +71,36 @@ def altered(old, new):
     return LOSS.replace(old, new)
 
 
+OPTIONS = """
+import attrs
+from attrs import validators as check
+from cosmos_core.config import option
+from cosmos_core.errors import ConfigError
+
+@attrs.frozen(kw_only=True)
+class Options:
+    scale: float = option(1.0, help="h", validator={validator}, dynamic=True)
+
+class Scaled(Algorithm):
+    kept = 1.0
+
+    def __init__(self, options, context):
+        super().__init__(options, context)
+        {keep}
+
+    def loss(self, d):
+        return Loss(loss_N=-d.advantages_N * (d.logprobs_N - d.old_logprobs_N).clamp(-20, 20).exp() * {scale})
+"""
+
+
+def steered(*, validator="check.gt(0.0)", keep="self.scale = options.scale", scale="self.scale"):
+    """An algorithm with an option that declares itself dynamic."""
+    source = algorithm() + OPTIONS.format(validator=validator, keep=keep, scale=scale)
+    return source.replace("Provider(create=Algorithm,", "Provider(create=Scaled, options=Options,")
+
+
 SOUND = {
+    "steered": (steered(), "on_policy_scale = 1.0"),
     "clipped": (algorithm(), ""),
     "reinforce": (algorithm(loss=REINFORCE, **FREE), "def reference(self, d): return -d.advantages_N * d.logprobs_N"),
     "recomputed": (algorithm(declared='old_logprobs = "recompute"'), ""),
@@ -375,6 +404,38 @@ PLANTED = {
         algorithm(loss="self.constant_length += 1\n" + LOSS),
         "test_properties_do_not_change",
         "constant_length changed after a loss",
+    ),
+    "dynamic-for-nothing": (
+        steered(scale="1.0"),
+        "test_a_dynamic_option_takes_effect",
+        "the option scale is dynamic, but prices, advantages, admissions and properties are the same with 1.0 and with",
+    ),
+    "dynamic-read-once": (
+        steered(
+            keep="Scaled.kept = Scaled.__dict__.get('first', options.scale); Scaled.first = Scaled.kept",
+            scale="self.kept",
+        ),
+        "test_a_dynamic_option_takes_effect",
+        "read it from the options that Provider.create is given",
+    ),
+    "dynamic-for-all-instances": (
+        steered(keep="Scaled.kept = options.scale", scale="self.kept"),
+        "test_an_instance_goes_by_its_own_options",
+        "once an instance was made with another scale, the one before goes by it, too",
+    ),
+    "dynamic-within-hidden-bounds": (
+        steered(
+            keep="""self.scale = options.scale
+        if options.scale > 9:
+            raise ConfigError("scale: too large")"""
+        ),
+        "test_a_dynamic_option_can_become_all_that_it_allows",
+        "the dynamic option scale says that it may become a number > 0, but 100.0 is refused: scale: too large",
+    ),
+    "dynamic-beyond-telling": (
+        steered(validator="lambda *_: None"),
+        "test_a_dynamic_option_takes_effect",
+        "scale: what <function Options.<lambda> at",
     ),
     "wrong-aggregation": (
         algorithm(declared='aggregation = "mean"'),

@@ -74,6 +74,16 @@ PLANTED = {
             return super()._apply(update, "recompute")
         """,
     ),
+    "insists-on-newer-versions": Fault(
+        "test_an_older_version_may_be_loaded",
+        "version 5 is older than 6",
+        """
+        def begin_update(self, version):
+            if version < self._queue.version:
+                raise ValueError(f"version {version} is older than {self._queue.version}")
+            super().begin_update(version)
+        """,
+    ),
     "keeps-the-cache-always": Fault(
         "test_an_update_in_flight_loses_and_restarts_nothing[recompute]",
         "log-probs are not the trainer's",

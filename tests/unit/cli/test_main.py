@@ -6,7 +6,23 @@ import pytest
 from cosmos_core.cli import main as cli
 from cosmos_core.errors import ConfigError, PluginNotFoundError, TransportError
 
-COMMANDS = ("run", "plan", "export", "generate", "eval", "status", "set", "drain", "plugins", "version")
+COMMANDS = (
+    "run",
+    "plan",
+    "export",
+    "generate",
+    "eval",
+    "status",
+    "launch",
+    "replica",
+    "set",
+    "drain",
+    "audit",
+    "recover",
+    "keys",
+    "plugins",
+    "version",
+)
 
 
 def call(capsys, *arguments):

@@ -135,6 +135,8 @@ class Run:
             reports = self.fakes[name].follow(self.directive(name))
             reported = reported or bool(reports)
             self.report(name, *reports)
+            if name not in self.state.replicas:
+                self.fakes.pop(name).end()
         return reported
 
     def settle(self, *names: str) -> None:

@@ -70,10 +70,10 @@ class Journal:
 class Office:
     """A desk, its journal and a clock."""
 
-    def __init__(self, settings):
+    def __init__(self, settings, facts=None):
         self.journal = Journal()
         self.now = 0.0
-        self.desk = Desk(core.begin(RunOpened(settings=settings)), self.journal, CONTROL, 0.0)
+        self.desk = Desk(core.begin(RunOpened(settings=settings)), self.journal, CONTROL, 0.0, facts)
         self.desk.state.term = 3
 
     def say(self, message, identity=b"id"):
@@ -135,6 +135,15 @@ def test_a_stranger_is_refused(office, changes, reason):
     assert isinstance(answer, Refused)
     assert reason in answer.reason
     assert office.journal.events == []
+
+
+def test_who_is_made_of_something_else_is_refused_with_the_difference(settings):
+    office = Office(settings(warmup=2, num_policies=1), facts={"run.seed": "5", "plugin model hf": "cosmos-core 1.0"})
+    facts = {"run.seed": "6", "plugin model hf": "cosmos-core 1.0", "plugin engine vllm": "cosmos-engine-vllm 2"}
+    (answer,) = office.say(attrs.evolve(HELLO, facts=facts))
+    assert answer.reason == "its run.seed is 6, and 5 in this run; give it this run's folder and the same packages"
+    assert office.journal.events == []
+    assert isinstance(office.say(attrs.evolve(HELLO, facts=facts | {"run.seed": "5"}))[0], Welcome)
 
 
 def test_another_incarnation_takes_the_name_and_the_old_one_is_refused(office):

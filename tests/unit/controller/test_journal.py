@@ -11,7 +11,7 @@ import pytest
 
 from cosmos_core.controller.journal import Journal, entries, replay
 from cosmos_core.controller.machine.events import EVENTS, ControllerStarted, RunOpened
-from cosmos_core.errors import JournalError
+from cosmos_core.errors import DamagedJournalError, JournalError
 
 
 def fill(path, run, *, number=3):
@@ -107,7 +107,13 @@ def test_a_journal_of_another_format_is_refused(tmp_path, run):
     ("change", "complaint"),
     [
         ("DELETE FROM events WHERE sequence = 2", "entry 2 is missing"),
-        ("UPDATE events SET event = x'00' WHERE sequence = 2", "entry 2 cannot be read"),
+        ("UPDATE events SET event = x'00' WHERE sequence = 2", "entry 2 is not what was written"),
+        ("UPDATE events SET time = time + 1 WHERE sequence = 3", "entry 3 is not what was written"),
+        # Both would decode, and be another history.
+        (
+            "UPDATE events SET event = (SELECT event FROM events WHERE sequence = 4) WHERE sequence = 3",
+            "entry 3 is not",
+        ),
     ],
 )
 def test_a_damaged_entry_is_named(tmp_path, run, change, complaint):
@@ -116,8 +122,26 @@ def test_a_damaged_entry_is_named(tmp_path, run, change, complaint):
     with sqlite3.connect(path) as file:
         file.execute(change)
     file.close()
-    with pytest.raises(JournalError, match=complaint):
+    with pytest.raises(DamagedJournalError, match=f"{complaint}.*cosmos recover {tmp_path}"):
         replay(path)
+
+
+def test_an_entry_of_another_release_is_told_apart(tmp_path, run, monkeypatch):
+    path = tmp_path / "journal.sqlite"
+    fill(path, run)
+    monkeypatch.delitem(EVENTS._decoders, "ControllerStarted")
+    with pytest.raises(DamagedJournalError, match=r"entry 2 cannot be read .* by another release of cosmos-core"):
+        replay(path)
+
+
+def test_a_journal_that_is_gone_on_with_is_checked_from_its_beginning(tmp_path, run):
+    path = tmp_path / "journal.sqlite"
+    fill(path, run)
+    for term in (4, 5):
+        with Journal(path) as journal:
+            journal.append(ControllerStarted(term=term))
+            journal.commit()
+    assert replay(path).term == 5
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path):

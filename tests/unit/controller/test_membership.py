@@ -146,14 +146,6 @@ def test_a_group_that_breaks_for_ever_fails_the_run(run):
     assert "no route" in it.state.reason
 
 
-def test_the_last_policy_replica_lost_fails_the_run(run):
-    it = run()
-    it.start()
-    it.lose("p0")
-    assert it.state.outcome == "failed"
-    assert "resume" in it.state.reason
-
-
 def test_policy_replicas_with_weights_of_another_step_fail_the_run(run):
     it = run()
     it.join("p0")

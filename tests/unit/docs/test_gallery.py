@@ -62,7 +62,8 @@ def test_every_option_has_its_exact_type_and_default(entry, text):
         _, kind, default, help_text = rows[f"`{name}`"].strip("| ").split(" | ", 3)
         assert kind.partition(", ≥")[0].partition(", >")[0].partition(", length")[0] == type_of(hint)
         assert default == default_of(field)
-        assert help_text == " ".join(field.metadata["help"].split()).replace("|", "\\|")
+        said = " ".join(field.metadata["help"].split()).replace("|", "\\|")
+        assert help_text == (f"{said} Dynamic." if field.metadata.get("dynamic") else said)
 
 
 def test_bounds_are_told(text):

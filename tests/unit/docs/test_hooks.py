@@ -31,7 +31,7 @@ def signature(node):
 
 
 def test_every_specification_is_one_of_both_sorts():
-    assert len(LIFECYCLE) == 8
+    assert len(LIFECYCLE) == 9
     assert PROVIDERS.keys() <= SPECS.keys()
     assert set(hooks_reference.lifecycle_hooks()) == set(LIFECYCLE)
 
@@ -117,6 +117,7 @@ def test_the_metrics_of_a_step_are_those_that_the_page_names():
         staleness_max=0,
         metrics={"loss": 1.0, "grad_norm": 1.0, "lr": 1.0},
         dropped={"REASON": 1},
+        settings={"KEY": 0.5, "TEXT": "no number"},
     )
     page = (DOCS / "plugins" / "hooks" / "cosmos_step_finished.md").read_text()
     table = page.partition("| metrics | what |")[2].partition("\n\n")[0]

@@ -21,6 +21,7 @@ PROTOCOLS = {
     "reward": protocols.Reward,
     "dataset": protocols.Dataset,
     "environment": protocols.Environment,
+    "launcher": protocols.Launcher,
 }
 
 

@@ -98,6 +98,7 @@ def test_a_recipe_names_its_plugins_once_each():
         ("reward", "q"),
         ("dataset", "d"),
         ("engine", "embedded"),
+        ("launcher", "local"),
         ("hook", "mlflow"),
     )
     assert selections(recipe_from(RECIPE), ("engine",)) == (("engine", "embedded"),)

@@ -234,11 +234,12 @@ def test_the_example_is_a_recipe_that_names_the_plugin_and_only_what_the_group_i
         "dataset": {recipe.dataset.plugin},
         "engine": {recipe.rollout.engine.plugin},
         "environment": {recipe.environment.plugin} if recipe.environment is not None else set(),
+        "launcher": {recipe.launch.launcher},
         "hook": set(recipe.tracking.hooks),
     }
     assert "sample" in named[kind]
     assert recipe.run.steps <= 10
-    needed = {KNOWN[each, name] for each in KINDS for name in named[each] - {"sample", "hf", "embedded"}}
+    needed = {KNOWN[each, name] for each in KINDS for name in named[each] - {"sample", "hf", "embedded", "local"}}
     groups = metadata(made[kind])["dependency-groups"]
     assert {Requirement(line).name for line in groups["example"]} == needed
     assert {"include-group": "example"} in groups["dev"]

@@ -155,3 +155,16 @@ def test_a_directive_without_a_part_for_policies_changes_nothing(pair):
     controller, _, _, leader, _ = pair
     controller.waiting.append(attrs.evolve(directive(1), policy=None))
     assert leader.next(0.0) is None
+
+
+def test_a_generation_that_is_given_up_or_left_is_not_waited_for(pair):
+    controller, _, _, leader, _ = pair
+    controller.waiting.append(directive(1))
+    assert leader.next(0.0) is not None
+    assert not leader.is_pointless(1)
+    given_up = attrs.evolve(directive(2), policy=attrs.evolve(directive(2).policy, generation=None, train=None))
+    controller.waiting.append(given_up)
+    assert leader.is_pointless(1)
+    assert leader.next(0.0) == given_up.policy
+    controller.waiting.append(attrs.evolve(given_up, revision=3, policy=attrs.evolve(given_up.policy, leave=True)))
+    assert leader.is_pointless(9)

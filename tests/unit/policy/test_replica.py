@@ -3,11 +3,13 @@
 import json
 import threading
 
+import attrs
 import pytest
 import torch
 
 from cosmos_core.policy.batches.share import ShareReader
 from cosmos_core.policy.checkpoints.checkpoint import latest
+from cosmos_core.policy.checkpoints.restoring import restore
 from cosmos_core.policy.checkpoints.saving import CheckpointSaver
 from cosmos_core.policy.orders import LeaderOrders
 from cosmos_core.policy.processes.group import GradientGroupError, GroupStore
@@ -22,6 +24,7 @@ from cosmos_core.transport.reports import (
     CheckpointSaved,
     GenerationFailed,
     GenerationFormed,
+    Left,
     SampleReport,
     StepDone,
     WeightsPublished,
@@ -37,6 +40,7 @@ class Script:
         self.reports = []
         self.revision = 0
         self.step = 0
+        self.adopted = []
         self.changed = threading.Condition()
 
     def report(self, report):
@@ -141,6 +145,10 @@ def run(kit, model, script, held, tmp_path, *, name="policy-0", seed=0, stop=Non
             publications=Publications(publisher, torch.float32, script.report),
             saver=CheckpointSaver(str(tmp_path / "checkpoints"), 2, script.report),
             begin_stage=lambda index: trainer.begin_stage(kit.stage_of(index=index), kit.Reinforce(), 1.0),
+            restore=lambda path: restore(
+                trainer, path, lambda index: trainer.begin_stage(kit.stage_of(index=index), kit.Reinforce(), 1.0)
+            ),
+            adopt=script.adopted.append,
         )
         PolicyReplica(parts).run()
     return trainer
@@ -171,6 +179,20 @@ def test_a_short_life(kit, model, work, tmp_path, caplog):
     assert latest(str(tmp_path / "checkpoints")) == (2, script.of(CheckpointSaved)[0].path)
     assert trainer.step == script.step == 2
     assert "generation 1: replica 0 of 1" in caplog.messages
+
+
+def test_each_step_goes_by_the_values_of_its_order(kit, model, work, tmp_path):
+    groups, held = work
+    gen = generation(1)
+    changed = attrs.evolve(order(groups, 2), settings={"policy.optimizer.lr": 0.5})
+    script = Script(
+        (when(), directive(gen)),
+        (when(GenerationFormed), directive(gen, order(groups, 1))),
+        (when(StepDone), directive(gen, changed)),
+        (when(StepDone, 2), STOP),
+    )
+    run(kit, model, script, held, tmp_path)
+    assert script.adopted == [{}, {"policy.optimizer.lr": 0.5}]
 
 
 def test_orders_that_are_repeated_are_done_once(kit, model, work, tmp_path):
@@ -349,3 +371,56 @@ def test_gauges(kit, model):
     assert gauges["step"] == 7
     assert gauges["tokens_per_s"] > 0
     assert rate()["tokens_per_s"] == 0.0
+
+
+def test_one_that_does_not_hold_the_weights_loads_the_checkpoint_first(kit, model, work, tmp_path):
+    groups, held = work
+    gen = generation(1)
+    first = Script(
+        (when(), directive(gen)),
+        (when(GenerationFormed), directive(gen, order(groups, 1))),
+        (when(StepDone), directive(gen, checkpoint=1)),
+        (when(CheckpointSaved), STOP),
+    )
+    trained = run(kit, model, first, held, tmp_path)
+    (saved,) = first.of(CheckpointSaved)
+    again = attrs.evolve(generation(2), step=1, checkpoint=saved.path)
+    second = Script(
+        (when(), directive(again)),
+        (when(GenerationFormed), directive(again, order(groups, 2))),
+        (when(StepDone), STOP),
+    )
+    other = run(kit, model, second, held, tmp_path, name="policy-0", seed=7)
+    assert second.of(GenerationFormed) == [GenerationFormed(generation=2, step=1)]
+    assert other.step == 2
+    expected = run(
+        kit,
+        model,
+        Script(
+            (when(), directive(gen)),
+            (when(GenerationFormed), directive(gen, order(groups, 1))),
+            (when(StepDone), directive(gen, order(groups, 2))),
+            (when(StepDone, 2), STOP),
+        ),
+        held,
+        tmp_path,
+    )
+    assert trained.step == 1
+    for name, tensor in expected.state().items():
+        assert torch.equal(tensor, other.state()[name]), name
+
+
+def test_one_that_is_told_to_leave_says_so_when_all_is_done(kit, model, work, tmp_path):
+    groups, held = work
+    gen = generation(1)
+    leave = attrs.evolve(directive(None), leave=True)
+    script = Script(
+        (when(), directive(gen, publish=0)),
+        (when(GenerationFormed), directive(gen, order(groups, 1, publish=True), publish=0)),
+        (when(StepDone), directive(gen, checkpoint=1)),
+        (when(StepDone), leave),
+    )
+    run(kit, model, script, held, tmp_path)
+    assert script.reports[-1] == Left()
+    assert len(script.of(CheckpointSaved)) == 1
+    assert [report.version for report in script.of(WeightsPublished)] == [0, 1]

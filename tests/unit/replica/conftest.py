@@ -1,23 +1,31 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
 
 from cosmos_core.errors import TransportError
+from cosmos_core.transport.allowed import AllowList
+from cosmos_core.transport.door import listen
+from cosmos_core.transport.keys import ALLOWED, controller_key
 from cosmos_core.transport.messages import Down, Hello
-from cosmos_core.transport.sockets import address_of, offer, receive, router
+from cosmos_core.transport.sockets import CONTROL, address_of, offer, receive, router
 from cosmos_core.transport.wire import DOWN, UP
 
 
 class Peer:
     """The controller's end of the wire, driven by the test."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: Path | None = None) -> None:
+        """Listen, without keys or with those of a folder."""
         self.context = zmq.Context()
-        self.socket = router(self.context, "127.0.0.1", 0)
+        own = None if keys is None else controller_key(keys).pair
+        allowed = None if keys is None else AllowList(keys / ALLOWED)
+        self.guarded = listen(self.context, "127.0.0.1", 0, CONTROL, own=own, allowed=allowed)
+        self.socket = self.guarded.socket
         self.address = address_of(self.socket)
         self.identity = b""
 
@@ -62,6 +70,7 @@ class Peer:
 
     def close(self) -> None:
         self.socket.close()
+        self.guarded.close()
         self.context.term()
 
 
@@ -70,6 +79,20 @@ def peer():
     peer = Peer()
     yield peer
     peer.close()
+
+
+@pytest.fixture
+def make_peer():
+    """Make a peer that asks for keys."""
+    made = []
+
+    def make(keys: Path) -> Peer:
+        made.append(Peer(keys))
+        return made[-1]
+
+    yield make
+    for peer in made:
+        peer.close()
 
 
 @pytest.fixture

@@ -14,16 +14,16 @@ import pytest
 
 from cosmos_core.errors import ReplicaError, TransportError
 from cosmos_core.replica.lifeline import FollowerLine, LeaderLine, Lifeline, words_of
-from cosmos_core.replica.wire import Failure, Wire
+from cosmos_core.replica.wire import End, Failure, Wire
 
 MEMBER = """
 import ctypes, os, sys, threading, time
-from cosmos_core.errors import CosmosError, TrainingError
+from cosmos_core.errors import CosmosError, ProcessLostError, TrainingError
 from cosmos_core.replica.lifeline import FollowerLine, LeaderLine
 rank, size = int(sys.argv[1]), int(sys.argv[2])
 
-def end(cause):
-    print("told:", cause, flush=True)
+def end(error):
+    print("lost:" if isinstance(error, ProcessLostError) else "told:", error, flush=True)
     os._exit(1)
 
 def stuck():
@@ -31,10 +31,11 @@ def stuck():
     time.sleep(60)
 
 if rank == 0:
-    line = LeaderLine(name="policy-0", size=size, token="t", host="127.0.0.1", end=end)
+    line = LeaderLine(name="policy-0", size=size, token="t", host="127.0.0.1", end=end, patience_s=3.0)
     print(line.port, flush=True)
 else:
-    line = FollowerLine(name="policy-0", rank=rank, token="t", address=("127.0.0.1", int(sys.argv[4])), end=end)
+    address = ("127.0.0.1", int(sys.argv[4]))
+    line = FollowerLine(name="policy-0", rank=rank, token="t", address=address, end=end, patience_s=3.0)
 try:
     with line:
         if rank == 0:
@@ -44,7 +45,7 @@ try:
         exec(sys.argv[3])
     print("done", flush=True)
 except CosmosError as error:
-    print("raised:", error, flush=True)
+    print("raised lost:" if isinstance(error, ProcessLostError) else "raised:", error, flush=True)
     sys.exit(1)
 """
 
@@ -121,13 +122,34 @@ def test_a_killed_follower(world, echo):
         os.kill(members[2].pid, signal.SIGKILL)
     said = outputs(members)
     cause = f"policy-0 rank 2: its process (pid {members[2].pid}) ended without a word: killed, or out of memory?"
-    assert said == [("raised: " if echo else "told: ") + cause, f"told: {cause}", ""]
+    assert said == [("raised lost: " if echo else "lost: ") + cause, f"lost: {cause}", ""]
 
 
 def test_a_killed_leader(world):
     members = world("stuck()", "stuck()", "stuck()")
     os.kill(members[0].pid, signal.SIGKILL)
-    assert outputs(members) == ["", *["told: policy-0 rank 0: its process, the leader, is gone"] * 2]
+    assert outputs(members) == ["", *["lost: policy-0 rank 0: its process, the leader, is gone"] * 2]
+
+
+def test_a_frozen_follower(world):
+    members = world("stuck()", "stuck()", "stuck()")
+    os.kill(members[2].pid, signal.SIGSTOP)
+    cause = f"policy-0 rank 2: its process (pid {members[2].pid}) has been silent for 3 s (control.lost_after_s): "
+    cause += "stopped, or its machine cannot be reached"
+    assert outputs(members[:2], within_s=20.0) == [f"lost: {cause}"] * 2
+    # Once it goes on, it finds out, too.
+    os.kill(members[2].pid, signal.SIGCONT)
+    assert outputs(members[2:], within_s=20.0) == [f"lost: {cause}"]
+
+
+def test_a_frozen_leader(world):
+    members = world("stuck()", "stuck()", "stuck()")
+    os.kill(members[0].pid, signal.SIGSTOP)
+    cause = "policy-0 rank 0: its process, the leader, has been silent for 3 s (control.lost_after_s)"
+    assert outputs(members[1:], within_s=20.0) == [f"lost: {cause}"] * 2
+    os.kill(members[0].pid, signal.SIGCONT)
+    (said,) = outputs(members[:1], within_s=20.0)
+    assert "ended without a word" in said
 
 
 def test_a_follower_that_fails_after_the_leader_was_done_ends_all(world):
@@ -147,7 +169,7 @@ def test_the_leader_says_who_did_not_appear():
         with pytest.raises(ReplicaError, match="told to stop"):
             line.meet(5.0, lambda: True)
         threading.Thread(target=joined.goodbye).start()
-    assert told == ["policy-0 rank 0: its process, the leader, is gone"]
+    assert [str(error) for error in told] == ["policy-0 rank 0: its process, the leader, is gone"]
 
 
 def test_followers_learn_that_a_generation_was_abandoned():
@@ -182,7 +204,7 @@ def test_a_stranger_cannot_fill_the_memory():
 def test_a_replica_of_one_process_has_nobody_to_lose():
     with pytest.raises(ValueError, match="own"), Lifeline():
         raise ValueError("own")
-    assert Lifeline().fail(Failure(rank=0, reason="own", time=0.0, is_echo=False)) == "own"
+    assert Lifeline().fail(Failure(rank=0, reason="own", time=0.0, is_echo=False)) == End(reason="own")
 
 
 def test_an_error_is_told_in_its_own_words_unless_it_only_wraps_another():

@@ -14,6 +14,7 @@ import pytest
 from cosmos_core.config.job import Job, StageFacts
 from cosmos_core.config.loading import save_job
 from cosmos_core.config.schema import AlgorithmConfig, DatasetConfig, ModelConfig, Recipe, RunConfig
+from cosmos_core.transport import key_folder
 from cosmos_core.transport.messages import Acknowledged, Hello, Refused, Reports, Welcome
 from cosmos_core.transport.reports import Failed
 from cosmos_core.transport.wire import REPORT
@@ -40,6 +41,13 @@ def run_dir(tmp_path) -> Path:
     )
     save_job(job)
     return tmp_path
+
+
+@pytest.fixture
+def peer(run_dir, make_peer):
+    """A controller that asks for the run's keys."""
+    key_folder.ensure(run_dir / "keys")
+    return make_peer(run_dir / "keys")
 
 
 @pytest.fixture
@@ -142,7 +150,7 @@ def test_a_controller_that_is_gone_does_not_keep_a_failing_replica(start, run_di
     assert any("did not confirm" in entry["message"] for entry in log_of(run_dir))
 
 
-def test_a_refused_replica_ends_with_0_and_says_why(start, peer):
+def test_a_refused_replica_ends_with_75_and_says_why(start, peer):
     process = start("""
         client = args.connect(endpoints={})
         while True: client.wait_directive(0, 1)
@@ -150,8 +158,8 @@ def test_a_refused_replica_ends_with_0_and_says_why(start, peer):
     peer.expect(Hello, 20)
     peer.send(Refused(reason="another took over"))
     _, printed = process.communicate(timeout=10)
-    assert process.returncode == 0
-    assert "WARNING: rollout-0: the controller refused this replica: another took over" in printed
+    assert process.returncode == 75
+    assert "ERROR: rollout-0: the controller refused this replica: another took over" in printed
 
 
 def test_sigterm_stops_a_role(start, peer):
@@ -243,3 +251,17 @@ def test_the_end_of_another_process_ends_this_one_and_is_reported(start, peer):
     peer.send(Acknowledged(term=1, acknowledged=1))
     _, printed = process.communicate(timeout=5)
     assert (process.returncode, printed) == (1, "rollout-0: ERROR: policy-0 rank 3: boom\n")
+
+
+def test_one_that_is_refused_and_stuck_ends_all_the_same(start, peer, run_dir):
+    process = start("""
+        import ctypes
+        args.connect(endpoints={'payloads': 'tcp://a:1/t'})
+        while True:
+            ctypes.CDLL(None).pause()
+    """)
+    peer.expect(Hello, 20)
+    peer.send(Refused(reason="it was given up (rollout-0: hung)"))
+    _, printed = process.communicate(timeout=20)
+    assert process.returncode == 75
+    assert "stuck after the controller refused this replica (it was given up (rollout-0: hung))" in printed

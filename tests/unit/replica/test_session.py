@@ -5,6 +5,7 @@ import math
 import pytest
 
 from cosmos_core.errors import ReplicaError, TransportError
+from cosmos_core.replica.activity import Activity
 from cosmos_core.replica.session import HELLO_S, RESEND_S, SILENCE_S, Session
 from cosmos_core.transport.messages import Acknowledged, Beat, Directive, Hello, Notices, Refused, Reports, Welcome
 from cosmos_core.transport.outbox import Outbox
@@ -190,3 +191,18 @@ def test_the_step_is_told_with_the_next_hello(session):
     session.receive(Acknowledged(term=2, acknowledged=0), 0.0)
     (again,) = said(session, 0.0)
     assert again.step == 12
+
+
+def test_a_beat_tells_what_is_done_and_whether_it_gets_on(hello):
+    activity = Activity()
+    session = Session(hello, heartbeat_s=1.0, gauges=dict, outbox=Outbox(), take_pulse=activity.pulse)
+    said(session, 0.0)
+    session.receive(Welcome(term=3, acknowledged=0), 0.0)
+    with activity.doing("training step 3"):
+        (beat,) = said(session, 0.0)
+        assert (beat.doing, beat.waits) == ("training step 3", False)
+        activity.advance()
+        (again,) = said(session, 1.0)
+    assert again.progress > beat.progress
+    (idle,) = said(session, 2.0)
+    assert idle.doing == ""

@@ -24,6 +24,7 @@ from cosmos_core.rollout.episodes.wire import Answered, Failed, Opened
 from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.generation import Generation, Parts
 from cosmos_core.rollout.rewards.pool import Outcome
+from cosmos_core.rollout.terms import LeaseTerms
 from cosmos_core.transport.directives import Lease
 from cosmos_core.transport.reports import GroupFailed, GroupFinished
 from cosmos_core.types import Array, Payload, Prompt, SampleStatus
@@ -118,7 +119,7 @@ class Fixture:
                 context_length=50,
                 model=SimpleNamespace(encode=self.encode, decode=lambda payload: "answer"),
                 dataset=Rows(),
-                algorithm=SimpleNamespace(admit=lambda group: self.drop),
+                terms=LeaseTerms(recipe, lambda _: SimpleNamespace(admit=lambda group: self.drop)),
                 engine=self.engine,
                 pool=self.pool,
                 payloads=self.payloads,
@@ -172,6 +173,26 @@ def test_a_group_is_generated_scored_held_and_only_then_reported(rig):
     assert [sample.text for sample in report.samples] == ["answer", "", ""]
     assert rig.payloads.order == [("put", 7), ("report", 7)]
     assert len(rig.payloads.store[7]) == 3
+
+
+def test_a_lease_is_drawn_and_admitted_with_the_values_that_it_carries(rig):
+    asked = []
+
+    def terms_of(settings):
+        temperature = settings.get("rollout.sampling.temperature", 0.9)
+        sampling = SamplingConfig(max_units=10, temperature=temperature)
+        admit = lambda group: asked.append(temperature)  # noqa: E731 - one word of a lease's terms
+        recipe = SimpleNamespace(rollout=RolloutConfig(group_size=3, sampling=sampling))
+        return SimpleNamespace(recipe=recipe, algorithm=SimpleNamespace(admit=admit))
+
+    rig.generation._parts = attrs.evolve(rig.generation._parts, terms=SimpleNamespace(of=terms_of))
+    cold = attrs.evolve(train(8), settings={"rollout.sampling.temperature": 0.5})
+    rig.generation.reconcile([train(7), cold], ())
+    drawn = {name: handle.request.sampling.temperature for name, handle in rig.engine.handles.items()}
+    assert drawn == {"7": 0.9, "8": 0.5}
+    rig.engine.handles["8"].finish()
+    rig.wait_reports(1)
+    assert asked == [0.5]
 
 
 def test_the_seed_depends_on_the_position_and_not_on_the_lease(rig):
@@ -282,7 +303,9 @@ def test_an_algorithm_that_raises_is_told_by_check(rig, monkeypatch):
     def broken(group):
         raise ZeroDivisionError("no variance")
 
-    rig.generation._parts = attrs.evolve(rig.generation._parts, algorithm=SimpleNamespace(admit=broken))
+    rig.generation._parts = attrs.evolve(
+        rig.generation._parts, terms=LeaseTerms(rig.generation._parts.recipe, lambda _: SimpleNamespace(admit=broken))
+    )
     rig.generation.reconcile([train(1)], ())
     rig.engine.handles["1"].finish()
     end = time.monotonic() + 5

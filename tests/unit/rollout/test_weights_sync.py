@@ -343,3 +343,49 @@ def test_a_relay_keeps_what_it_loaded_and_says_where(rig):
     assert rig.wait(3).endpoint == endpoint
     rig.sync.aim(rig.target(2), Relaying(retain=3))
     assert rig.relay._publisher is None
+
+
+def test_weights_of_steps_that_were_undone_are_given_up(kit, rig):
+    """The run was taken back to step 1: version 3 comes again, with other weights."""
+    rig.sync.aim(rig.target(3))
+    rig.wait(1)
+    rig.sync.aim(None, rewinds=(1,))
+    assert rig.gate.loaded == -1
+    held = rig.engine.submit([kit.request("held", [4, 5], max_units=2)])[0]
+    with pytest.raises(TimeoutError):
+        held.result(0.2)
+    rig.sync.aim(rig.target(1), rewinds=(1,))
+    assert rig.wait(2).version == 1
+    assert set(kit.versions(held.result(5)[0])) == {1}
+    rig.modules[3] = kit.reference(seed=99)
+    rig.sync.aim(rig.target(3), rewinds=(1,))
+    assert rig.wait(3).digest == rig.target(3).digest
+    assert generates(kit, rig, 3)
+
+
+def test_weights_of_the_step_itself_stay(kit, rig):
+    rig.sync.aim(rig.target(1))
+    rig.wait(1)
+    rig.sync.aim(None, rewinds=(1,))
+    assert rig.gate.loaded == 1
+    assert generates(kit, rig, 1)
+    rig.sync.aim(None, rewinds=(1, 0))
+    assert rig.gate.loaded == -1
+
+
+def test_what_is_being_loaded_while_it_is_undone_is_not_served(kit, rig):
+    write, told = rig.engine.write, threading.Event()
+
+    def undo(rank, piece, data):
+        if not told.is_set():
+            rig.sync.aim(None, rewinds=(1,))
+            told.set()
+        write(rank, piece, data)
+
+    rig.engine.write = undo
+    rig.sync.aim(rig.target(3))
+    assert told.wait(10)
+    rig.sync.aim(rig.target(1), rewinds=(1,))
+    assert rig.wait(1).version == 1
+    assert rig.gate.loaded == 1
+    rig.sync.check()

@@ -9,7 +9,10 @@ import zmq
 
 from cosmos_core.errors import ConfigError, ReplicaError
 from cosmos_core.run import asking
-from cosmos_core.transport import sockets
+from cosmos_core.transport import key_folder, sockets
+from cosmos_core.transport.allowed import AllowList
+from cosmos_core.transport.door import listen
+from cosmos_core.transport.keys import ALLOWED, controller_key
 from cosmos_core.transport.messages import Answer, Command
 from cosmos_core.transport.requests import Drain
 from cosmos_core.transport.wire import DOWN, REQUEST, UP
@@ -18,13 +21,16 @@ DRAIN = Drain(name="rollout-1")
 
 
 @pytest.fixture
-def answering(monkeypatch):
+def answering(monkeypatch, tmp_path):
     """Serve commands with a refusal, from the second time that each comes on; what came."""
     came, over = [], threading.Event()
     monkeypatch.setattr(asking, "_REPEAT_S", 0.05)
-    monkeypatch.setattr(asking, "load_job", lambda directory: type("Job", (), {"run_id": "demo-1"}))
-    with zmq.Context() as context:
-        socket = sockets.router(context, "127.0.0.1", 0)
+    keys = tmp_path / "keys"
+    key_folder.ensure(keys)
+    monkeypatch.setattr(asking, "load_job", lambda directory: type("Job", (), {"run_id": "demo-1", "keys": keys}))
+    own, allowed = controller_key(keys).pair, AllowList(keys / ALLOWED)
+    with zmq.Context() as context, listen(context, "127.0.0.1", 0, sockets.CONTROL, own=own, allowed=allowed) as door:
+        socket = door.socket
         monkeypatch.setattr(asking, "read_address", lambda job: sockets.address_of(socket))
 
         def serve(refusal):
@@ -47,7 +53,6 @@ def answering(monkeypatch):
         yield start
         over.set()
         threads[0].join()
-        socket.close()
 
 
 def test_a_request_is_repeated_until_it_is_answered(answering, tmp_path):

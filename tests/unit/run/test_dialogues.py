@@ -21,6 +21,7 @@ from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.generation import Generation, Parts
 from cosmos_core.rollout.rewards.pool import Outcome
+from cosmos_core.rollout.terms import LeaseTerms
 from cosmos_core.run.dialogues import play
 from cosmos_core.run.generate import Served
 from cosmos_core.transport.directives import Lease
@@ -142,7 +143,7 @@ def beginnings_in_a_run():
             context_length=100,
             model=Model(),
             dataset=SimpleNamespace(row=lambda split, index: row(index)),
-            algorithm=None,
+            terms=LeaseTerms(recipe, lambda _: None),
             engine=engine,
             pool=rewards,
             payloads=SimpleNamespace(release_except=lambda leases: None),

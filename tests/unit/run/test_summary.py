@@ -183,3 +183,8 @@ def test_a_run_stopped_before_its_second_evaluation_measured_nothing_after(job, 
     page = write_report(alone, follower, summary, None).read_text()
     assert "held-out loss before" in page
     assert "held-out loss after" not in page
+
+
+def test_what_an_error_says_is_no_markup(summary, job):
+    summary = {**summary, "problems": {"generation": "[/gloo/pair.cc:537] Connection reset by peer"}}
+    assert "[/gloo/pair.cc:537] Connection reset" in print_(summary, job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cosmos_core.testing.conformance.algorithm.admission import AlgorithmAdmission
 from cosmos_core.testing.conformance.algorithm.advantages import AlgorithmAdvantages
+from cosmos_core.testing.conformance.algorithm.changing import AlgorithmChanging
 from cosmos_core.testing.conformance.algorithm.declarations import AlgorithmDeclarations
 from cosmos_core.testing.conformance.algorithm.gradients import AlgorithmGradients
 from cosmos_core.testing.conformance.algorithm.pricing import AlgorithmPricing
@@ -17,6 +18,7 @@ class AlgorithmConformance(
     AlgorithmPricing,
     AlgorithmGradients,
     AlgorithmSplits,
+    AlgorithmChanging,
 ):
     """What every algorithm must satisfy; no model and no engine is needed.
 

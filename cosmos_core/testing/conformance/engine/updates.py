@@ -219,7 +219,17 @@ class UpdateTests(EngineSetting):
         engine.abort_update()
         engine.load(2, pricer.tensors(1))
         engine.load(2, pricer.tensors(2))
-        refuses(WeightSyncError, lambda: engine.begin_update(1), "an update to a version older than the loaded one")
+
+    def test_an_older_version_may_be_loaded(
+        self, start: Start, pricer: Pricer, prompts: list[Payload], capabilities: EngineCapabilities
+    ) -> None:
+        """A run that is taken back to a checkpoint publishes versions again, with other weights."""
+        engine = start()
+        engine.load(6, pricer.tensors(1))
+        engine.load(5, pricer.tensors(2))
+        ((generated,),) = engine.generate([self.request("one", prompts[0])])
+        self._check_versions(generated, {5})
+        self.check_logprobs(pricer, generated, capabilities, weights=2)
 
     # -- what is common to these tests --------------------------------------------------------------------------------
 

@@ -81,6 +81,13 @@ def ending(outcome: str, *, accuracy: float | None = 0.25) -> Iterator[Call]:
 
 def oddities() -> Iterator[Call]:
     """What is rare and allowed: numbers that are none, nothing at all, names from all over the world."""
+    for key, before, after in (
+        ("policy.optimizer.lr", 1e-6, 0.0),
+        ("algorithm.options.dual_clip", None, 3),
+        ("algorithm.options.größe 大きさ", "a", "y" * 10_000),
+        ("algorithm.options.dynamic_sampling", True, False),
+    ):
+        yield Call(hook="cosmos_setting_changed", arguments={"step": 4, "key": key, "before": before, "after": after})
     rare = {"train/loss": math.nan, "train/gradient_norm": math.inf, "reward/mean": -math.inf, "train/steps": 2**60}
     for step, metrics in enumerate(
         ({}, rare, {"reward/größe — 大きさ 🙂": 1.0, "a b?#%'\"/..": 0.0}, {"x" * 400: 1e-300}), 4

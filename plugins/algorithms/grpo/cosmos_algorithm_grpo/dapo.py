@@ -25,16 +25,19 @@ from cosmos_core.types import Group, Sample
 class DapoOptions(ClippedOptions):
     """Options of `dapo`."""
 
-    clip_high: float = option(0.28, help="The ratio counts up to 1 + clip_high.", validator=check.gt(0.0))
+    clip_high: float = option(0.28, help="The ratio counts up to 1 + clip_high.", validator=check.gt(0.0), dynamic=True)
     advantage_eps: float = option(1e-6, help="Added to the group's standard deviation.", validator=check.ge(0.0))
-    dynamic_sampling: bool = option(True, help="Whether groups of equal rewards are dropped and refilled.")
+    dynamic_sampling: bool = option(
+        True, help="Whether groups of equal rewards are dropped and refilled.", dynamic=True
+    )
     overlong_share: float = option(
         0.2,
         help="Last part of `rollout.sampling.max_units` in which a completion loses reward; 0 punishes nothing.",
         validator=check.and_(check.ge(0.0), check.le(1.0)),
+        dynamic=True,
     )
     overlong_penalty: float = option(
-        1.0, help="Reward that a completion of the longest length loses.", validator=check.ge(0.0)
+        1.0, help="Reward that a completion of the longest length loses.", validator=check.ge(0.0), dynamic=True
     )
 
 

@@ -36,12 +36,14 @@ class ClippedOptions:
         0.2,
         help="The ratio counts down to 1 - clip_low.",
         validator=check.and_(check.gt(0.0), check.lt(1.0)),
+        dynamic=True,
     )
-    clip_high: float = option(0.2, help="The ratio counts up to 1 + clip_high.", validator=check.gt(0.0))
+    clip_high: float = option(0.2, help="The ratio counts up to 1 + clip_high.", validator=check.gt(0.0), dynamic=True)
     dual_clip: float | None = option(
         None,
         help="Bound of the ratio for negative advantages (3 is usual); absent, there is none.",
         validator=check.optional(check.gt(1.0)),
+        dynamic=True,
     )
     old_logprobs: Literal["behaviour", "recompute"] = option(
         "behaviour",
@@ -64,6 +66,7 @@ class ClippedOptions:
         help="A sequence of negative advantage does not count if the mean of log(behaviour / current probability) of "
         "its tokens exceeds this; absent, all count.",
         validator=check.optional(check.gt(0.0)),
+        dynamic=True,
     )
 
 

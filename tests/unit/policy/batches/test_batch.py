@@ -10,6 +10,7 @@ from cosmos_core.policy.batches.batch import (
     needed,
     requests,
     rollout_sequences,
+    temperatures,
     wanted_samples,
 )
 from cosmos_core.transport.directives import GroupRef
@@ -42,6 +43,15 @@ def test_the_group_that_algorithms_see():
     assert (seen.position, seen.num_units, seen.oldest_version) == (30, 4, 3)
     assert [s.is_scored for s in seen.samples] == [True, False]
     assert seen.samples[0].reward == 0.5
+
+
+def test_the_temperatures_of_a_batch_are_the_same_for_everyone():
+    plain, cold, hot = (group(lease, 1.0) for lease in (1, 2, 3))
+    cold = attrs.evolve(cold, settings={"rollout.sampling.temperature": 0.5, "policy.optimizer.lr": 0.1})
+    hot = attrs.evolve(hot, settings={"rollout.sampling.temperature": 2})
+    assert temperatures([hot, plain, cold, cold]) == (None, 0.5, 2.0)
+    assert temperatures([hot, cold]) == (0.5, 2.0)
+    assert temperatures([plain]) == temperatures([]) == (None,)
 
 
 def test_advantages_are_of_the_whole_batch_and_unscored_samples_take_no_part(kit):

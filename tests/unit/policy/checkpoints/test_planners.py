@@ -51,7 +51,7 @@ def make(layout, seed, num_outputs=1):
     torch.manual_seed(seed)
     for parameter in module.parameters():
         parameter.grad = torch.ones_like(parameter)
-    optimizer.step(0.1)
+    optimizer.step(0.1, 0.0)
     model = {f"model.{name}": tensor for name, tensor in canonical_tensors(module).items()}
     return model | {f"optimizer.{name}": tensor for name, tensor in optimizer.state().items()}
 

@@ -1,5 +1,7 @@
 import math
 
+import attrs
+import numpy as np
 import pytest
 import torch
 
@@ -154,7 +156,7 @@ def test_gradients_are_clipped_as_torch_does(model, kit):
     trainer = kit.make_trainer(model, optimizer=OptimizerConfig(lr=1e-2, clip_norm=0.01))
     seen = []
     step = trainer.optimizer.step
-    trainer._optimizer.step = lambda lr: seen.append(trainer._gradients.flat.norm().item()) or step(lr)
+    trainer._optimizer.step = lambda *to: seen.append(trainer._gradients.flat.norm().item()) or step(*to)
     train(trainer, sequences, totals)
     assert seen == [pytest.approx(0.01, rel=1e-3)]
 
@@ -284,3 +286,50 @@ def test_the_temperature_divides_the_logits(model, kit):
         expected = model.decide(trainer.module, batch, temperature=0.5).logprobs_N
     train(trainer, sequences, kit.counts_of(sequences))
     torch.testing.assert_close(algorithm.seen[0].logprobs_N.detach(), expected)
+
+
+def test_each_sequence_is_priced_at_the_temperature_that_it_was_drawn_at(model, kit):
+    temperatures = (None, 0.5, 2.0, 0.5, None)
+    sequences = [
+        attrs.evolve(sequence, temperature=temperature)
+        for sequence, temperature in zip(kit.random_sequences(5), temperatures, strict=True)
+    ]
+    totals = kit.counts_of(sequences)
+    trainer = kit.make_trainer(model)
+    trainer.begin_stage(kit.stage_of(), kit.Reinforce(), 0.8)
+    expected = torch.zeros(())
+    trainer.module.set_attn_implementation("sdpa")
+    for sequence in sequences:
+        prompt, completion = (
+            np.frombuffer(sequence.payload.arrays[name].data, dtype=np.int32).tolist()
+            for name in ("prompt", "completion")
+        )
+        logits = trainer.module(torch.tensor([prompt + completion])).logits[0] / (sequence.temperature or 0.8)
+        logprobs = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+        chosen = logprobs[torch.arange(len(completion)), torch.tensor(completion)]
+        expected = expected - sequence.advantage * chosen.sum() / totals.decisions
+    trainer.module.zero_grad()
+    expected.backward()
+    gradients = torch.cat([p.grad.flatten().clone() for p in trainer.module.parameters()])
+    trainer.module.set_attn_implementation("cosmos_packed")
+    trainer.module.zero_grad()
+    share = Share(sequences=tuple(sequences), counts=totals, temperatures=(None, 0.5, 2.0))
+    metrics = trainer.train(share, totals, solo(), Stopwatch(trainer.device)).meter.report()
+    assert metrics["loss"] == pytest.approx(expected.item(), abs=1e-5)
+    found = torch.cat([p.grad.flatten() for p in trainer.module.parameters()])
+    scale = min(1.0, 1.0 / float(gradients.norm()))
+    torch.testing.assert_close(found, gradients * scale, atol=1e-5, rtol=1e-4)
+
+
+def test_another_algorithm_and_other_rates_leave_the_optimizer_as_it_is(model, kit):
+    sequences = kit.random_sequences(4)
+    trainer = kit.make_trainer(model)
+    train(trainer, sequences, kit.counts_of(sequences))
+    before = {name: tensor.clone() for name, tensor in trainer.state().items()}
+    algorithm = kit.Reinforce()
+    trainer.change(kit.stage_of(OptimizerConfig(lr=0.0)), algorithm)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.state().items())
+    train(trainer, sequences, kit.counts_of(sequences))
+    assert algorithm.seen
+    for name, tensor in trainer.state().items():
+        assert torch.equal(tensor, before[name]) == name.startswith("model."), name

@@ -1,0 +1,70 @@
+"""`cosmos audit` and `cosmos recover`: what a run's journal proves, and what to do if it cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cosmos_core.cli.options import Debug, set_debugging
+
+
+def audit(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")],
+    *,
+    step: Annotated[int | None, typer.Option("--step", metavar="N", help="Show what step N was trained on.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON, each step's batch included.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Prove from a run's journal that each prompt was consumed exactly once, or dropped with a reason.
+
+    Ends with code 1 if something does not add up. A run that goes on is audited as far as it has come.
+
+    \b
+    Examples:
+      cosmos audit runs/arithmetic
+      cosmos audit runs/arithmetic --step 12
+      cosmos audit runs/arithmetic --json > audit.json
+    """  # noqa: D301 - the escape keeps the lines after it apart
+    set_debugging(debug)
+    from rich.console import Console  # noqa: PLC0415
+
+    from cosmos_core.run import auditing  # noqa: PLC0415
+
+    found = auditing.audit_run(run)
+    console = Console()
+    if json:
+        typer.echo(auditing.as_json(found))
+    elif step is not None:
+        auditing.show_batch(auditing.batch_of(found, step), console)
+    else:
+        auditing.show(found, console)
+    if found.problems:
+        raise typer.Exit(1)
+
+
+def recover(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")],
+    *,
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="N", help="Checkpoint to go on from; the newest if absent.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Put a new journal in the place of one that is damaged or gone; the run then goes on from a checkpoint.
+
+    The damaged journal is kept beside it. What came after the checkpoint is given up.
+
+    \b
+    Example:
+      cosmos recover runs/arithmetic && cosmos run --resume runs/arithmetic
+    """  # noqa: D301 - the escape keeps the lines after it apart
+    set_debugging(debug)
+    from cosmos_core.run.recovering import recover as recover_run  # noqa: PLC0415
+
+    done = recover_run(run, step=step)
+    typer.echo(done.damage.partition("; cosmos recover")[0])
+    if done.aside is not None:
+        typer.echo(f"Kept aside as {done.aside}")
+    typer.echo(f"The run can go on from step {done.step} ({done.checkpoint}): cosmos run --resume {run}")

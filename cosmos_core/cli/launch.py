@@ -1,0 +1,62 @@
+"""`cosmos launch`: hand a run over to a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cosmos_core.cli.options import Debug, set_debugging
+from cosmos_core.errors import ConfigError
+
+
+def launch(
+    context: typer.Context,
+    launcher: Annotated[str, typer.Argument(metavar="LAUNCHER", help="Name of a launcher plugin, such as slurm.")],
+    recipe: Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A recipe, as a TOML file.")] = None,
+    *,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the recipe; repeatable.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the run.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="RUN", help="Submit the run in this folder again.")
+    ] = None,
+    render_only: Annotated[
+        bool, typer.Option("--render-only", help="Print what would be submitted; leave nothing behind.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run of this name.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Hand a run over to a cluster; what runs where is derived from the same recipe and plan as for `cosmos run`.
+
+    Other options are the launcher's own (`launch.options` in the recipe): --gpus-per-node 8 is
+    --set launch.options.gpus_per_node=8. `cosmos plugins show launcher NAME` lists them.
+
+    \b
+    Examples:
+      cosmos launch slurm recipes/arithmetic.toml --render-only
+      cosmos launch slurm recipe.toml --partition h100 --gpus-per-node 8 --time 12:00:00
+      cosmos launch slurm --resume /shared/runs/arithmetic
+    """  # noqa: D301 - the escape keeps the lines after it apart
+    set_debugging(debug)
+    if (recipe is None) == (resume is None):
+        raise ConfigError("give a recipe, or --resume RUN; see cosmos launch --help")
+    from rich.console import Console  # noqa: PLC0415
+
+    from cosmos_core.run.submit import Handover, launch_again, launch_recipe, option_overrides  # noqa: PLC0415
+
+    chosen = [*(overrides or ()), *option_overrides(launcher, context.args)]
+    handover = Handover(render_only=render_only, overwrite=overwrite)
+    console = Console()
+    if resume is not None:
+        if name is not None or overwrite:
+            raise ConfigError("--resume submits a run as it is; it takes no --name or --overwrite")
+        launch_again(resume, launcher, chosen, console, handover)
+        return
+    from cosmos_core.config.loading import load_recipe  # noqa: PLC0415
+
+    named = [f'run.name="{name}"'] if name is not None else []
+    selected = f'launch.launcher="{launcher}"'
+    launch_recipe(load_recipe(recipe, overrides=[selected, *chosen, *named]), recipe, console, handover)

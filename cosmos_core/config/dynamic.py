@@ -1,0 +1,224 @@
+"""Dynamic keys: those that may change while a run goes on, and what they may become.
+
+A field declares itself with `option(..., dynamic=True)`. What it allows is written down as plain data, so that who
+checks a change need not have the class: the controller imports no plugin.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from operator import ge, gt, le, lt
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, TypeAlias, Union, get_args, get_origin
+
+import attrs
+
+from cosmos_core.config.nearest import suggestion
+from cosmos_core.config.overrides import parse_value
+from cosmos_core.config.problems import show
+from cosmos_core.config.reference import fields
+from cosmos_core.config.schema import Recipe
+from cosmos_core.config.structure import unstructure
+from cosmos_core.errors import ConfigError
+from cosmos_core.types import Scalar
+
+ValueType: TypeAlias = Literal["boolean", "integer", "number", "text"]
+
+_TYPES: Final[Mapping[Any, ValueType]] = {bool: "boolean", int: "integer", float: "number", str: "text"}
+_BOUNDS: Final = {ge: "at_least", gt: "above", le: "at_most", lt: "below"}
+_WORDS: Final = {"boolean": "true or false", "integer": "an integer", "number": "a number", "text": "a string"}
+
+
+@attrs.frozen(kw_only=True)
+class DynamicKey:
+    """A key that may change while a run goes on.
+
+    Attributes:
+        key: Its path in the recipe.
+        type: What it holds; an integer may stand for a number.
+        value: What the recipe gives it.
+        optional: Whether it may be absent; `none` says so.
+        choices: What a text may be; anything if there are none.
+        at_least: Smallest number.
+        above: What a number must be greater than.
+        at_most: Largest number.
+        below: What a number must be less than.
+    """
+
+    key: str
+    type: ValueType
+    value: Scalar
+    optional: bool = False
+    choices: tuple[str, ...] = ()
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+
+    @property
+    def allowed(self) -> str:
+        """What it may become, for people."""
+        bounds = [
+            f"{sign} {bound:g}"
+            for sign, bound in (("≥", self.at_least), (">", self.above), ("≤", self.at_most), ("<", self.below))
+            if bound is not None
+        ]
+        what = f"one of {', '.join(map(show, self.choices))}" if self.choices else _WORDS[self.type]
+        return f"{' '.join([what, ' and '.join(bounds)]).strip()}{', or none' if self.optional else ''}"
+
+    def taken(self, value: Any) -> Scalar:
+        """A value as the key holds it.
+
+        Raises:
+            ConfigError: It may not become that.
+        """
+        if self.optional and (value is None or value == "none"):
+            return None
+        taken = float(value) if self.type == "number" and type(value) is int else value
+        if _TYPES.get(type(taken)) != self.type or not self._is_within(taken):
+            raise ConfigError(f"{self.key}: expected {self.allowed}, got {show(value)}")
+        scalar: Scalar = taken
+        return scalar
+
+    def _is_within(self, value: Any) -> bool:
+        if self.type == "text":
+            return not self.choices or value in self.choices
+        return math.isfinite(value) and all(
+            bound is None or compare(value, bound)
+            for compare, bound in ((ge, self.at_least), (gt, self.above), (le, self.at_most), (lt, self.below))
+        )
+
+
+def dynamic_keys(cls: type, values: Any, prefix: str) -> tuple[DynamicKey, ...]:
+    """The keys of an attrs class that declare themselves dynamic.
+
+    Args:
+        cls: The class; classes nested in it count, too.
+        values: An instance of it.
+        prefix: Path of the class in a recipe.
+
+    Raises:
+        TypeError: What a dynamic key may become cannot be written down as plain data.
+    """
+    found = []
+    for name, field in fields(cls):
+        if declared := field.metadata.get("dynamic"):
+            value = values
+            for part in name.split("."):
+                value = getattr(value, part)
+            found.append(_described(f"{prefix}.{name}" if prefix else name, field, unstructure(value), declared))
+    return tuple(found)
+
+
+def chosen(keys: Sequence[DynamicKey], fixed: Mapping[str, str], overrides: Iterable[str]) -> dict[str, Scalar]:
+    """The values that `KEY=VALUE`s ask for, by key.
+
+    Args:
+        keys: The dynamic keys of the run.
+        fixed: Keys that declare themselves dynamic and cannot change in this run, and why.
+        overrides: `KEY=VALUE`, values as in TOML; what is not TOML is a string.
+
+    Raises:
+        ConfigError: Lists everything that is wrong: the key, the value seen, what is allowed, the nearest name.
+    """
+    known = {each.key: each for each in keys}
+    values: dict[str, Scalar] = {}
+    problems = []
+    for override in overrides:
+        name, separator, text = override.partition("=")
+        key = name.strip()
+        if not separator:
+            problems.append(f"{override}: expected KEY=VALUE, for example policy.optimizer.lr=5e-7")
+        elif key not in known:
+            problems.append(_not_dynamic(key, list(known), fixed))
+        elif key in values:
+            problems.append(f"{key}: given twice")
+        else:
+            try:
+                values[key] = known[key].taken(parse_value(text.strip(), override))
+            except ConfigError as error:
+                problems.append(str(error))
+    if not values and not problems:
+        problems.append("nothing to set; give KEY=VALUE, for example policy.optimizer.lr=5e-7")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return values
+
+
+def with_values(recipe: Mapping[str, Any], values: Mapping[str, Scalar]) -> dict[str, Any]:
+    """A recipe as plain data with other values of dynamic keys; the given one stays as it is."""
+    changed = dict(recipe)
+    for key, value in values.items():
+        *above, last = key.split(".")
+        table = changed
+        for part in above:
+            table[part] = dict(table[part])
+            table = table[part]
+        table[last] = value
+    return changed
+
+
+def _not_dynamic(key: str, known: Sequence[str], fixed: Mapping[str, str]) -> str:
+    if key in fixed:
+        return f"{key}: cannot change in this run: {fixed[key]}"
+    if _is_of_recipe(key.split("."), Recipe):
+        return f"{key}: cannot change while the run goes on; dynamic are {', '.join(known)}"
+    return f"{key}: no dynamic key of this run; {suggestion(key, known)}"
+
+
+def _is_of_recipe(path: Sequence[str], annotation: Any) -> bool:
+    """Whether a path leads through tables of the recipe to a key; what is in a plugin's own options is not known."""
+    if not path:
+        return True
+    for member in (annotation, *get_args(annotation)):
+        if isinstance(member, type) and attrs.has(member):
+            own = {field.name: field.type for field in attrs.fields(attrs.resolve_types(member))}
+            if path[0].isdecimal() and member is not annotation:
+                return _is_of_recipe(path[1:], member)
+            return path[0] in own and _is_of_recipe(path[1:], own[path[0]])
+    return False
+
+
+def _described(key: str, field: attrs.Attribute[Any], value: Any, declared: Any) -> DynamicKey:
+    members = get_args(field.type) if get_origin(field.type) in (Union, UnionType) else (field.type,)
+    plain = [member for member in members if member is not NoneType]
+    if len(plain) != 1:
+        raise TypeError(f"{key}: a dynamic key holds one type of value, not {field.type!r}")
+    limits: dict[str, Any] = {}
+    choices: tuple[Any, ...] = ()
+    if get_origin(plain[0]) is Literal:
+        choices = get_args(plain[0])
+        plain = [str]
+    if plain[0] not in _TYPES:
+        raise TypeError(f"{key}: a dynamic key holds a truth value, a number or a string, not {field.type!r}")
+    for validator in (field.validator, None if declared is True else declared):
+        _take_bounds(key, validator, limits)
+    return DynamicKey(
+        key=key,
+        type=_TYPES[plain[0]],
+        value=value,
+        optional=len(members) > 1,
+        choices=limits.pop("choices", choices),
+        **limits,
+    )
+
+
+def _take_bounds(key: str, validator: Any, limits: dict[str, Any]) -> None:
+    """Write down what a validator of attrs demands; of two bounds of one kind, the last."""
+    if validator is None:
+        return
+    if hasattr(validator, "_validators"):
+        for each in validator._validators:  # noqa: SLF001 - attrs gives no other way to look into `and_`
+            _take_bounds(key, each, limits)
+    elif getattr(validator, "compare_func", None) in _BOUNDS:
+        limits[_BOUNDS[validator.compare_func]] = float(validator.bound)
+    elif hasattr(validator, "options"):
+        limits["choices"] = tuple(validator.options)
+    elif hasattr(validator, "validator"):
+        _take_bounds(key, validator.validator, limits)
+    else:
+        raise TypeError(
+            f"{key}: what {validator!r} demands of a dynamic key cannot be told to a process without its class; use "
+            "ge, gt, le, lt, in_, optional and and_ of attrs.validators"
+        )

@@ -1,0 +1,103 @@
+"""Accounts in files: one for each of the newest checkpoints, so that a journal that is lost does not lose the run.
+
+They lie in the run's folder, `accounts/step-N`: the SHA-256 of what follows, then the encoded account.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from cosmos_core.controller.machine.account import ACCOUNT, Account, account_of
+from cosmos_core.controller.machine.state import State
+from cosmos_core.errors import JournalError, TransportError
+
+_NAME: Final = re.compile(r"step-(\d+)")
+_DIGEST_BYTES: Final = 32
+
+
+class Accounts:
+    """Writes the accounts of a run as it goes on.
+
+    Args:
+        folder: Where they lie; made when the first is written.
+        keep: How many of the newest stay, the best one by evaluation besides.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder: Final = folder
+        self._keep: Final = keep
+        self._noted: set[tuple[int, bool, int]] = set()
+
+    def note(self, state: State, best: int | None) -> None:
+        """Write what is new: a checkpoint that is wanted, and once more when it is there, with its evaluations.
+
+        Args:
+            state: The run's, all of it durable.
+            best: Step of the best checkpoint, if one is known.
+
+        Raises:
+            JournalError: It cannot be written.
+        """
+        checkpoints = state.checkpoints
+        wanted = {checkpoints.ordered, *checkpoints.saved} & state.marks.keys()
+        due = {(step, step in checkpoints.saved, len(state.evaluations)) for step in sorted(wanted)[-1:]}
+        if due <= self._noted:
+            return
+        self._noted = due
+        for step, _, _ in due:
+            self._write(account_of(state, step))
+        self._prune(best)
+
+    def _write(self, account: Account) -> None:
+        data = ACCOUNT.encode(account)
+        path = self._folder / f"step-{account.step}"
+        draft = path.with_name(f".{path.name}.tmp")
+        try:
+            self._folder.mkdir(exist_ok=True)
+            with draft.open("wb") as file:
+                file.write(hashlib.sha256(data).digest() + data)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except OSError as error:
+            raise JournalError(
+                f"{path} cannot be written ({error.strerror}), without which the run could not go on from its "
+                "checkpoint if its journal were lost; free some space or mend the disk, then --resume"
+            ) from error
+
+    def _prune(self, best: int | None) -> None:
+        for step in kept(self._folder)[: -self._keep]:
+            if step != best:
+                (self._folder / f"step-{step}").unlink(missing_ok=True)
+
+
+def kept(folder: Path) -> list[int]:
+    """Steps of which there are accounts, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
+
+
+def read(folder: Path, step: int) -> Account:
+    """The account at a step.
+
+    Raises:
+        JournalError: It cannot be read, or is damaged.
+    """
+    path = folder / f"step-{step}"
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise JournalError(f"{path}: cannot be read: {error.strerror}") from error
+    data = content[_DIGEST_BYTES:]
+    if hashlib.sha256(data).digest() != content[:_DIGEST_BYTES]:
+        raise JournalError(f"{path}: is damaged: its content does not have its digest")
+    try:
+        account: Account = ACCOUNT.decode(data)
+    except TransportError as error:
+        raise JournalError(f"{path}: was written by another release of cosmos-core ({error})") from error
+    return account

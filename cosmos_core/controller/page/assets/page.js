@@ -1,0 +1,169 @@
+// The live page. Whatever comes from a run is set as text: models write HTML, too.
+
+import { bars, lineChart, short } from "/charts.js";
+import { follow } from "/stream.js";
+
+const KEY = "cosmos-token";
+const TITLES = { reward: "Reward", loss: "Loss", mismatch: "Train-inference mismatch (KL)", behaviour: "Off-policy KL", entropy: "Entropy", staleness: "Mean staleness (steps)", "held-out accuracy": "Held-out accuracy", "held-out loss": "Held-out loss" };
+const ORDER = ["reward", "held-out accuracy", "loss", "held-out loss", "mismatch", "behaviour", "staleness", "entropy"];
+const PLACES = [["queued", "queued"], ["in_flight", "in flight"], ["finished", "finished"], ["claimed", "claimed"]];
+
+const at = (id) => document.getElementById(id);
+const token = () => sessionStorage.getItem(KEY) ?? "";
+const authorization = () => (token() ? { Authorization: `Bearer ${token()}` } : {});
+
+function tag(name, text, className) {
+  const found = document.createElement(name);
+  if (text !== undefined) found.textContent = text;
+  if (className) found.className = className;
+  return found;
+}
+
+function figures(run) {
+  const queue = run.queue;
+  const dropped = Object.entries(queue.dropped).map(([reason, count]) => `${count} ${reason}`).join(", ");
+  const weights = Object.entries(run.versions).map(([version, count]) => `${count} at ${version < 0 ? "none" : version}`).join(", ");
+  const found = [
+    ["Stage", run.stage],
+    ["Weights", run.version < 0 ? "none yet" : String(run.version)],
+    ["Rollouts' weights", weights],
+    ["Generation", `${run.generation} (${run.members.length} member${run.members.length === 1 ? "" : "s"})`],
+    ["Reward", short(run.reward)],
+    ["Loss", short(run.loss)],
+    ["Mismatch (KL)", short(run.mismatch)],
+    ["Held-out accuracy", short(run.accuracy)],
+    ["Policy tokens/s", run.policy_units_per_s === null ? "" : short(Math.round(run.policy_units_per_s))],
+    ["Rollout tokens/s", run.rollout_units_per_s === null ? "" : short(Math.round(run.rollout_units_per_s))],
+    ["Dropped", dropped],
+    ["Refused", run.refused ? String(run.refused) : ""],
+    ["Controller's term", String(run.term)],
+    ...Object.entries(run.settings),
+  ];
+  at("figures").replaceChildren(...found.filter((pair) => pair[1] !== "").map(([label, value]) => {
+    const pair = tag("div");
+    pair.append(tag("dt", label), tag("dd", value));
+    return pair;
+  }));
+}
+
+function replicas(run) {
+  at("pools").textContent = Object.entries(run.standings)
+    .map(([role, counts]) => `${role}: ${Object.entries(counts).map(([standing, count]) => `${count} ${standing}`).join(", ")}`)
+    .join(" · ");
+  at("replicas").replaceChildren(...run.replicas.map((replica) => {
+    const row = tag("tr");
+    row.append(
+      tag("td", replica.name),
+      tag("td", replica.standing, replica.standing),
+      tag("td", replica.step < 0 ? "" : String(replica.step), "number"),
+      tag("td", replica.role === "rollout" ? String(replica.in_flight) : "", "number"),
+      tag("td", replica.units_per_s === null ? "" : short(Math.round(replica.units_per_s)), "number"),
+      tag("td", replica.detail || replica.place),
+    );
+    return row;
+  }));
+  const names = run.replicas.filter((replica) => replica.standing !== "lost").map((replica) => replica.name);
+  const select = at("drain");
+  if (names.join("\n") !== [...select.options].map((option) => option.value).join("\n")) {
+    const chosen = select.value;
+    select.replaceChildren(...names.map((name) => new Option(name, name, false, name === chosen)));
+  }
+}
+
+const show = {
+  run(run) {
+    document.title = `${run.name}: ${run.phase}`;
+    at("name").textContent = run.name;
+    at("phase").textContent = run.phase;
+    at("phase").className = run.outcome === "failed" ? "pill bad" : "pill";
+    at("progress").max = Math.max(1, run.num_steps);
+    at("progress").value = run.step;
+    at("steps").textContent = `step ${run.step} of ${run.num_steps}`;
+    at("reason").textContent = run.reason;
+    at("reason").hidden = !run.reason;
+    figures(run);
+    replicas(run);
+    at("staleness").replaceChildren(bars("Staleness", Object.entries(run.staleness).map(([age, count]) => [age === "1" ? "1 step" : `${age} steps`, count])));
+    at("consumed").textContent = `Of this stage; each is in one place. ${short(run.queue.consumed)} were trained on.`;
+    at("queue").replaceChildren(bars("Prompts", PLACES.map(([place, label]) => [label, run.queue[place]])));
+  },
+  curves(curves) {
+    const known = new Map(curves.map((curve) => [curve.name, curve.points]));
+    at("curves").replaceChildren(...ORDER.filter((name) => known.has(name)).map((name) => {
+      const points = known.get(name);
+      const caption = tag("figcaption", TITLES[name]);
+      caption.append(tag("span", short(points[points.length - 1][1])));
+      const figure = tag("figure");
+      figure.dataset.curve = name;
+      figure.dataset.points = String(points.length);
+      figure.append(caption, lineChart(TITLES[name], points));
+      return figure;
+    }));
+  },
+  samples(samples) {
+    at("samples").replaceChildren(...samples.reverse().map((sample) => {
+      const article = tag("article");
+      const reward = sample.reward === null ? sample.status : `reward ${short(sample.reward)}`;
+      article.append(tag("div", `${sample.replica} · weights ${sample.version} · ${reward} · ${sample.units} tokens`, "hint"), tag("pre", sample.text));
+      return article;
+    }));
+  },
+  news(news) {
+    at("news").replaceChildren(...news.reverse().map((item) => {
+      const entry = tag("li");
+      entry.append(tag("time", new Date(item.time * 1000).toLocaleTimeString("en-GB")), tag("b", item.kind), tag("span", item.text));
+      return entry;
+    }));
+  },
+};
+
+function connect() {
+  follow("/api/events", {
+    headers: authorization,
+    onEvent: (name, data) => show[name]?.(data),
+    onState: (text, isBad) => {
+      at("connection").textContent = text;
+      at("connection").className = isBad ? "pill bad" : "pill quiet";
+    },
+  });
+}
+
+async function ask(what) {
+  const answer = at("answer");
+  answer.className = "hint";
+  answer.textContent = "asking…";
+  try {
+    const response = await fetch("/api/requests", {
+      method: "POST",
+      headers: { "Content-Type": "application/json", ...authorization() },
+      body: JSON.stringify(what),
+    });
+    const found = await response.json();
+    answer.className = response.ok ? "good" : "bad";
+    answer.textContent = response.ok ? `${what.do}: taken in` : `${what.do}: refused: ${found.refused}`;
+  } catch (error) {
+    answer.className = "bad";
+    answer.textContent = `${what.do}: ${error.message}`;
+  }
+}
+
+function onSubmit(id, act) {
+  at(id).addEventListener("submit", (event) => {
+    event.preventDefault();
+    act();
+  });
+}
+
+onSubmit("token-form", () => {
+  sessionStorage.setItem(KEY, at("token").value.trim());
+  at("token").value = "";
+  at("answer").className = "hint";
+  at("answer").textContent = token() ? "The token is used from now on." : "The token is forgotten.";
+  if (at("connection").textContent === "token needed") connect();
+});
+onSubmit("set-form", () => ask({ do: "set", overrides: at("overrides").value.trim().split(/\s+/) }));
+onSubmit("drain-form", () => ask({ do: "drain", name: at("drain").value }));
+onSubmit("stop-form", () => {
+  if (confirm("Stop the run at the next step boundary?")) ask({ do: "stop" });
+});
+connect();

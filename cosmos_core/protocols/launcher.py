@@ -1,0 +1,199 @@
+"""What a launcher plugin implements: start the processes of a run, and, on a cluster, hand the run over to it.
+
+Every run is supervised by `cosmos run`, which starts its processes through a launcher. Where they run on other machines
+than the one where the run is planned, the supervisor itself must get there first: such a launcher submits, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class ProcessSpec:
+    """One process of a run.
+
+    Attributes:
+        name: Its name in logs and tables: `controller`, `policy-0`, `rollout-1`; the further processes of a replica
+            of several are `policy-0.1`, `policy-0.2`, ….
+        module: The Python module to start it by.
+        arguments: Its command line, after the module.
+        environment: What to set besides the supervisor's own environment.
+    """
+
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class Exit:
+    """A process that ended by itself; `code` is negative for a signal, `error` its last words (may be empty)."""
+
+    name: str
+    code: int
+    error: str
+
+
+@attrs.frozen(kw_only=True)
+class Pool:
+    """The replicas of one role, as the recipe wants them.
+
+    Attributes:
+        role: Whose replicas.
+        replicas: How many.
+        processes: Processes of each that the launcher starts.
+        gpus: GPUs that each process uses where its machine has some; 0 if it is kept on the CPU.
+        needs_gpus: Whether the recipe wants GPUs whatever the machine has.
+    """
+
+    role: Literal["policy", "rollout"]
+    replicas: int
+    processes: int = 1
+    gpus: int = 0
+    needs_gpus: bool = False
+
+    @property
+    def num_processes(self) -> int:
+        """Processes of all replicas."""
+        return self.replicas * self.processes
+
+    def nodes(self, room: int) -> int:
+        """Fewest nodes that hold one replica with equally many of its processes on each.
+
+        Args:
+            room: Processes that fit on a node, at least one.
+        """
+        return next(
+            count
+            for count in range(1, self.processes + 1)
+            if self.processes % count == 0 and self.processes // count <= room
+        )
+
+
+@attrs.frozen(kw_only=True)
+class LauncherContext:
+    """What a launcher is told of the run.
+
+    Attributes:
+        name: `run.name`.
+        directory: The run's folder, `<run.output_dir>/<run.name>`; it need not be there yet.
+        pools: The replicas to start.
+        threads: OpenMP threads of each process (`launch.threads`).
+        recipe: The resolved recipe, as TOML.
+    """
+
+    name: str
+    directory: Path
+    pools: tuple[Pool, ...]
+    threads: int = 1
+    recipe: str = ""
+
+    @property
+    def logs(self) -> Path:
+        """Where output of processes goes: `<logs>/<name>.log`."""
+        return self.directory / "logs"
+
+
+@attrs.frozen(kw_only=True)
+class LauncherCapabilities:
+    """What a launcher does.
+
+    Attributes:
+        submits: Whether a run is handed over to it by `cosmos launch`, to run on other machines (`Submitting`); if
+            not, processes run on the machine of `cosmos run`.
+        shares_folder: Of one that submits: whether the machines see the files of the one that submits. The run's folder
+            is then made before it is handed over; if not, it is made there, from the recipe.
+    """
+
+    submits: bool = False
+    shares_folder: bool = True
+
+
+class Launcher(Protocol):
+    """Starts, watches and stops the processes of a run by name, for its supervisor, from one thread."""
+
+    def check(self) -> None:
+        """Find out whether processes can be started from here; nothing is started.
+
+        Raises:
+            ConfigError: They cannot; the message says how they can.
+        """
+        ...
+
+    def start(self, spec: ProcessSpec) -> None:
+        """Start a process; its output is kept with the run's logs. A name may be started again once it has ended.
+
+        Raises:
+            ReplicaError: It could not be started.
+        """
+        ...
+
+    def running(self) -> Sequence[str]:
+        """Names of the processes that have not ended."""
+        ...
+
+    def exits(self) -> list[Exit]:
+        """Processes that ended since the last call."""
+        ...
+
+    def kill(self, name: str) -> None:
+        """End a process at once, whatever it is doing; `exits` tells of it. One that has ended is left alone."""
+        ...
+
+    def signal_stop(self) -> None:
+        """Ask every process to end; returns at once."""
+        ...
+
+    def stop(self, grace_s: float) -> None:
+        """Ask every process to end, and kill what has not ended after `grace_s`; nothing is left behind."""
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class Submission:
+    """A run as a scheduler takes it.
+
+    Attributes:
+        name: Of the file, such as `job.sh`.
+        text: Its content.
+        notes: Lines for people: what was derived from the plan.
+    """
+
+    name: str
+    text: str
+    notes: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Submitting(Protocol):
+    """A launcher that hands runs over to a scheduler."""
+
+    def render(self) -> Submission:
+        """Write the run down for the scheduler; the same for the same options and context. Nothing is asked or changed.
+
+        Raises:
+            ConfigError: The run does not fit, as far as the options tell.
+        """
+        ...
+
+    def ready(self) -> None:
+        """Find out whether `submit` would reach the scheduler, and whether the run fits its machines.
+
+        Raises:
+            ConfigError: It would not, or it does not fit.
+        """
+        ...
+
+    def submit(self, file: Path) -> str:
+        """Hand over a submission that was written to `file`; a line for people on what became of it.
+
+        Raises:
+            ReplicaError: The scheduler refused.
+        """
+        ...

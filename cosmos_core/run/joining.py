@@ -1,0 +1,306 @@
+"""`cosmos replica` as functions: one more replica for a run that goes on, from any machine that sees its folder."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import attrs
+
+from cosmos_core.config.job import Job
+from cosmos_core.config.loading import load_job
+from cosmos_core.controller.machine.state import State
+from cosmos_core.errors import ConfigError, ReplicaError
+from cosmos_core.plugin.choice import choose
+from cosmos_core.plugin.discovery import discover
+from cosmos_core.plugin.roles import selections
+from cosmos_core.run.asking import RUNS
+from cosmos_core.run.fleet import Fleet, Member
+from cosmos_core.run.follow import Follower
+from cosmos_core.run.launch import Launcher
+from cosmos_core.run.launch.local import LocalLauncher
+from cosmos_core.run.observer import Observer
+from cosmos_core.run.petitions import Petitions
+from cosmos_core.run.provenance import joined_with
+from cosmos_core.run.restarts import cause_of, last_words
+from cosmos_core.run.roster import address_file, specs_of
+from cosmos_core.transport.keys import person_key
+from cosmos_core.transport.messages import Role
+from cosmos_core.transport.requests import Drain, Lost
+
+_ANSWER_S: Final = 10.0
+_POLL_S: Final = 0.1
+_SHOW_S: Final = 5.0
+_END_S: Final = 5.0
+_GRACE_S: Final = 3.0
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
+_STRANGE: Final = re.compile(r"[^A-Za-z0-9]+")
+
+Say = Callable[[str], None]
+
+
+@attrs.frozen(kw_only=True)
+class Joining:
+    """What joins which run.
+
+    Attributes:
+        job: The run.
+        address: Of its controller.
+        role: What the replica will do.
+        name: Its name.
+        checkpoint: Where a policy replica starts from; None for the weights of the others.
+    """
+
+    job: Job
+    address: str
+    role: Role
+    name: str
+    checkpoint: str | None = None
+
+
+def find_run(controller: str | None, run: Path | None, runs: Path = RUNS) -> tuple[Path, str]:
+    """The folder of a run and the address of its controller, of which one may be left out.
+
+    Args:
+        controller: `tcp://HOST:PORT`; None for the address that the run's folder tells.
+        run: The run's folder; None for the one in `runs` whose controller listens at that address.
+        runs: Folder of runs.
+
+    Raises:
+        ConfigError: What is given does not tell the other.
+    """
+    if run is not None:
+        told = _told_address(run)
+        if not told and controller is None:
+            raise ConfigError(f"{run}: no controller has listened for this run yet; start it with `cosmos run`")
+        return run, controller or told
+    if controller is None:
+        raise ConfigError("give --controller ADDR, as in RUN/controller.json, or --run RUN")
+    found = [path.parent for path in sorted(runs.glob("*/controller.json")) if _told_address(path.parent) == controller]
+    if len(found) != 1:
+        raise ConfigError(
+            f"--controller {controller}: {'no run' if not found else 'more than one run'} in {runs}/ has that address; "
+            "name the run's folder, as this machine sees it, with --run RUN"
+        )
+    return found[0], controller
+
+
+def prepare(role: Role, folder: Path, address: str, *, name: str | None, checkpoint: str | None) -> Joining:
+    """Find out whether a replica can join.
+
+    Args:
+        role: What it will do.
+        folder: The run's folder.
+        address: Of the controller.
+        name: The replica's name; None for one that nobody has.
+        checkpoint: Where a policy replica starts from.
+
+    Raises:
+        CosmosError: It cannot; the message says why, and what to do.
+    """
+    job = load_job(folder)
+    if role == "rollout" and not job.uses_rollouts:
+        raise ConfigError(f"{folder}: the run learns from demonstrations only; it has no use for a rollout replica")
+    if role == "rollout" and checkpoint is not None:
+        raise ConfigError("--checkpoint is for policy replicas; a rollout replica gets its weights from them")
+    installed = discover()
+    records = [choose(kind, plugin, installed) for kind, plugin in selections(job.recipe)]
+    if differences := joined_with(folder, records):
+        raise ConfigError(
+            f"{folder}: this machine has other code than the run: {'; '.join(differences)}. Install the same, or let "
+            "the run go on with this: cosmos run --resume"
+        )
+    if name is None:
+        host = _STRANGE.sub("-", socket.gethostname().partition(".")[0]).strip("-") or "host"
+        name = f"{role}-{host}-{secrets.token_hex(2)}"
+    if not _NAME.fullmatch(name) or not name.startswith(f"{role}-"):
+        raise ConfigError(f"--name {name}: a {role} replica is called {role}-…, of letters, digits, '_' and '-'")
+    return Joining(job=job, address=address, role=role, name=name, checkpoint=checkpoint)
+
+
+def join(joining: Joining, say: Say) -> int:
+    """Start the replica, show what it does, and see to it that it ends; nothing is left running.
+
+    Args:
+        joining: As `prepare` made it.
+        say: Told what happens.
+
+    Returns:
+        0 when the run ended or the replica has left it; 1 when it failed; 130 when a second Ctrl-C ended it.
+
+    Raises:
+        CosmosError: It cannot join.
+    """
+    job = joining.job
+    observer = Observer(joining.address, job.run_id, person_key(job.keys, may_ask=True))
+    launcher = LocalLauncher(job.logs)
+    try:
+        session = _Session(joining, observer, launcher, say)
+        with session.signals():
+            session.check()
+            return session.follow()
+    finally:
+        launcher.stop(_GRACE_S)
+        observer.close()
+
+
+class _Session:
+    """One replica, from its start to its end."""
+
+    def __init__(self, joining: Joining, observer: Observer, launcher: Launcher, say: Say) -> None:
+        self._joining: Final = joining
+        self._observer: Final = observer
+        self._launcher: Final = launcher
+        self._say: Final = say
+        self._follower: Final = Follower()
+        self._petitions: Final = Petitions()
+        self._interrupts = 0
+        self._drain = ""
+        self._is_refused = False
+        self._shown_at = time.monotonic()
+
+    def check(self) -> None:
+        """Hear from the controller, and find the run going on and the name free.
+
+        Raises:
+            ReplicaError: The run cannot be joined.
+            TransportError: The controller refuses whoever asks.
+        """
+        where, name = self._joining.address, self._joining.name
+        deadline = time.monotonic() + _ANSWER_S
+        while self._observer.num_gauges < 1 or self._follower.state is None:
+            self._follower.fold(self._observer.poll(_POLL_S))
+            if time.monotonic() > deadline:
+                raise ReplicaError(
+                    f"no controller of this run answers at {where} within {_ANSWER_S:g} s; check that the run goes on "
+                    f"(cosmos status {self._joining.job.directory}), that the address is the one in its "
+                    "controller.json, and, from another machine, that control.bind is not 127.0.0.1 and that no "
+                    "firewall closes the port"
+                )
+            if self._interrupts:
+                raise ReplicaError("stopped by Ctrl-C before the controller answered")
+        state = self._follower.state
+        if state.outcome:
+            raise ReplicaError(f"{self._joining.job.directory}: the run is over ({state.outcome})")
+        if name in state.replicas:
+            raise ReplicaError(f"--name {name}: the run has a replica of this name; choose another, or none")
+
+    def follow(self) -> int:
+        """Run the replica to its end; the exit code."""
+        joining = self._joining
+        specs = specs_of(joining.job, joining.address, [(joining.role, joining.name)], joining.checkpoint)
+        fleet = Fleet(self._launcher, specs)
+        (member,) = fleet.start_all()
+        self._say(
+            f"{joining.name}: starting, to join {joining.address}; its log is {joining.job.logs}/{joining.name}.log"
+        )
+        ended_at = float("inf")
+        while True:
+            self._follower.fold(self._observer.poll(_POLL_S))
+            now, state, had_joined = time.monotonic(), self._follower.state, member.has_joined
+            for ended in self._launcher.exits():
+                fleet.note(ended, now)
+            given_up = fleet.look(state) if state is not None else []
+            if member.has_joined and not had_joined:
+                self._say(f"{joining.name}: joined; Ctrl-C lets it finish what it has begun, and leave")
+            if given_up and state is not None:
+                fleet.give_up(member, state.fenced[member.incarnation])
+            if now > ended_at + _END_S or (self._interrupts and not member.has_joined):
+                fleet.kill(member)
+            if fleet.gone(now) and self._is_explained(member, state, now):
+                return self._ending(member, state)
+            if self._interrupts > 1:
+                self._say(f"{joining.name}: killed by a second Ctrl-C")
+                return 130
+            if state is not None and state.outcome:
+                ended_at = min(ended_at, now)
+            self._answer_interrupt(member)
+            self._petitions.send(self._observer, now)
+            self._show(state, now)
+
+    def _answer_interrupt(self, member: Member) -> None:
+        if self._interrupts and member.has_joined and not self._drain:
+            self._drain = self._petitions.add(Drain(name=member.name))
+            self._say(f"{member.name}: leaving, as soon as it has finished what it has begun; Ctrl-C again kills it")
+        if not self._is_refused and (refusal := self._observer.answers.get(self._drain)):
+            self._is_refused = True
+            self._say(f"{member.name}: it cannot leave: {refusal}; Ctrl-C again kills it")
+
+    def _show(self, state: State | None, now: float) -> None:
+        replica = state.replicas.get(self._joining.name) if state is not None else None
+        if state is None or replica is None or now - self._shown_at < _SHOW_S:
+            return
+        self._shown_at = now
+        held = replica.step if replica.role == "policy" else replica.version
+        doing = f", {len(replica.leases)} prompts in flight" if replica.role == "rollout" else ""
+        weights = "no weights yet" if held < 0 else f"weights of step {held}"
+        self._say(f"{replica.name}: step {state.step}/{state.settings.last_step}, {weights}{doing}")
+
+    def _is_explained(self, member: Member, state: State | None, now: float) -> bool:
+        """Whether all is known of how the replica ended: one that was told to may be quicker than the news of it."""
+        assert member.first is not None, "it is gone"
+        is_over = state is not None and (bool(state.outcome) or member.name in state.departed)
+        return is_over or cause_of(member.first) != "left" or now > member.ended_at + _GRACE_S
+
+    def _ending(self, member: Member, state: State | None) -> int:
+        """Say how the replica ended; the exit code."""
+        ended = member.first
+        assert ended is not None, "it is gone"
+        if state is not None and member.name in state.departed:
+            self._say(f"{member.name}: has left the run")
+            return 0
+        if state is not None and state.outcome:
+            self._say(f"{member.name}: the run is over ({state.outcome})")
+            return 1 if state.outcome == "failed" else 0
+        if self._interrupts and not member.has_joined:
+            self._say(f"{member.name}: stopped before it had joined")
+            return 130
+        if cause_of(ended) == "killed" and not member.given_up and member.has_joined:
+            self._tell_lost(member, last_words(ended))
+        self._say(f"{ended.name} ended: {member.given_up or last_words(ended)}")
+        return 1
+
+    def _tell_lost(self, member: Member, words: str) -> None:
+        """Spare the run the time in which the replica would be missed."""
+        ident = self._petitions.add(Lost(name=member.name, incarnation=member.incarnation, reason=words))
+        deadline = time.monotonic() + 1.0
+        while ident not in self._observer.answers and time.monotonic() < deadline:
+            self._petitions.send(self._observer, time.monotonic())
+            self._observer.poll(_POLL_S)
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Count Ctrl-C (and requests to end) instead of dying of them."""
+
+        def interrupt(_number: int, _frame: FrameType | None) -> None:
+            self._interrupts += 1
+
+        watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        earlier = [(number, signal.signal(number, interrupt)) for number in watched]
+        try:
+            yield
+        finally:
+            for number, handler in earlier:
+                signal.signal(number, handler)
+
+
+def _told_address(run: Path) -> str:
+    """The address that a run's controller wrote last; empty if there is none.
+
+    Raises:
+        ConfigError: The folder is no run's.
+    """
+    job = load_job(run)
+    try:
+        return str(json.loads(address_file(job).read_text(encoding="utf-8"))["address"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""

@@ -1,0 +1,120 @@
+"""Processes of this machine that start in a fraction of a second: forks of one that has imported what they all need.
+
+Importing torch and transformers takes each process seconds, more than all else that it does before it works. The
+nursery does it once, while the run is being planned; a replica that is started again is at work at once. It is a
+process of its own, forked from nothing, which imports and does nothing else: no thread, no socket, no device. Where
+there are GPUs it is not used, since some import might touch one, and what has touched a GPU cannot be forked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import runpy
+import sys
+from collections.abc import Iterator, Mapping
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Final
+
+from cosmos_core.errors import ReplicaError
+from cosmos_core.protocols import ProcessSpec
+
+PRELOADED: Final = ("cosmos_core.policy.__main__", "cosmos_core.rollout.__main__")
+"""What takes the time."""
+
+
+class Child:
+    """A process of the nursery, used like a `subprocess.Popen`.
+
+    Attributes:
+        pid: Its process id, and that of the session that it leads.
+    """
+
+    def __init__(self, process: ForkServerProcess) -> None:
+        self._process: Final = process
+        assert process.pid is not None, "it was started"
+        self.pid: Final = process.pid
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait for its end; its exit code, or None after `timeout` seconds."""
+        self._process.join(timeout)
+        return self.poll()
+
+    def send_signal(self, number: int) -> None:
+        """Signal it, unless it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+def prepare(threads: int) -> None:
+    """Begin to import, and return at once.
+
+    Args:
+        threads: Threads of numeric libraries, which read this as they are loaded.
+    """
+    _context()
+    with _environment({"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONSAFEPATH": "1"}):
+        forkserver.ensure_running()
+
+
+def start(spec: ProcessSpec, output: Path) -> Child:
+    """Start `python -P -m` as a fork, in a session of its own.
+
+    Args:
+        spec: What to run.
+        output: Where its output is appended.
+
+    Raises:
+        ReplicaError: The nursery, or the process, could not be started.
+    """
+    environment = {**os.environ, **spec.environment}
+    process = _context().Process(target=_run, args=(spec.module, spec.arguments, environment, str(output)))
+    try:
+        process.start()
+    except (OSError, EOFError) as error:
+        raise ReplicaError(f"{spec.name} could not be started as a fork: {error}") from error
+    return Child(process)
+
+
+def _context() -> multiprocessing.context.ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    return context
+
+
+@contextlib.contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """What the nursery inherits; this process's own libraries have read it long ago."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _run(module: str, arguments: tuple[str, ...], environment: dict[str, str], output: str) -> None:
+    """Become the process: what `python -m` would have made."""
+    os.setsid()
+    log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = [module, *arguments]
+    # It is imported already, under a name of its own.
+    sys.modules.pop(f"{module}.__main__", None)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

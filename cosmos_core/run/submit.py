@@ -1,0 +1,172 @@
+"""`cosmos launch`: plan a run here, and hand it over to what runs it elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+from rich.console import Console
+
+from cosmos_core.config.checks import is_loopback
+from cosmos_core.config.job import Job
+from cosmos_core.config.loading import load_job
+from cosmos_core.config.overrides import apply_override
+from cosmos_core.config.schema import Recipe
+from cosmos_core.errors import ConfigError, CosmosError
+from cosmos_core.plugin.roles import selections
+from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.protocols import Kind, LauncherCapabilities, Submission, Submitting
+from cosmos_core.run import folder, provenance
+from cosmos_core.run.exposure import exposure
+from cosmos_core.run.launch.making import capabilities_of, make_launcher
+from cosmos_core.run.plan import check_present, make_plan
+
+_ONLY: Final[tuple[Kind, ...]] = ("launcher",)
+_EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - what replicas on other hosts must reach
+
+
+@attrs.frozen(kw_only=True)
+class Handover:
+    """What to do with a run.
+
+    Attributes:
+        render_only: Print what would be submitted, and leave nothing behind.
+        overwrite: Replace the run of this name.
+    """
+
+    render_only: bool = False
+    overwrite: bool = False
+
+
+def launch_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, handover: Handover) -> None:
+    """Make a new run's folder, where the launcher's machines see it, and submit the run.
+
+    Raises:
+        CosmosError: The recipe cannot run, the launcher submits nothing, or what it submits to refused.
+    """
+    recipe = reachable(recipe)
+    directory = Path(recipe.run.output_dir) / recipe.run.name
+    plugins = PluginSet.load(selections(recipe, _ONLY))
+    capable = _capable(recipe, plugins)
+    makes_folder = capable.shares_folder and not handover.render_only
+    if makes_folder:
+        folder.check_free(directory, overwrite=handover.overwrite)
+    with tempfile.TemporaryDirectory(prefix="cosmos-plan-") as staging:
+        plan = make_plan(recipe, recipe_path, Path(staging))
+        launcher, submission = _rendered(plan.job, plugins)
+        if handover.render_only:
+            console.file.write(submission.text)
+            return
+        launcher.ready()
+        _say(console, exposure(plan.job))
+        if not makes_folder:
+            with tempfile.TemporaryDirectory(prefix="cosmos-launch-") as place:
+                _submit(launcher, submission, Path(place), console)
+            return
+        check_present(plan.parts)
+        folder.create(plan.job, plan.assets, provenance.made_with(plan.plugins), overwrite=handover.overwrite)
+    try:
+        _submit(launcher, submission, directory, console)
+    except CosmosError:
+        # Nothing of it has run: the name is free for the next attempt.
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def launch_again(directory: Path, launcher: str, overrides: list[str], console: Console, handover: Handover) -> None:
+    """Submit a run that is there: it goes on where it stopped.
+
+    Raises:
+        CosmosError: It is no run, its launcher cannot take it, or what it submits to refused.
+    """
+    from cosmos_core.run.changes import changed  # noqa: PLC0415 - only here
+
+    job = load_job(directory)
+    recipe, _ = changed(job.recipe, [f'launch.launcher="{launcher}"', *overrides])
+    job = attrs.evolve(job, recipe=reachable(recipe))
+    plugins = PluginSet.load(selections(job.recipe, _ONLY))
+    if not _capable(job.recipe, plugins).shares_folder:
+        raise ConfigError(f"--resume: launcher {launcher!r} makes the run's folder itself; give it the recipe instead")
+    found, submission = _rendered(job, plugins)
+    if handover.render_only:
+        console.file.write(submission.text)
+        return
+    found.ready()
+    _say(console, exposure(job))
+    with folder.held(directory):
+        folder.save(job)
+    _submit(found, submission, directory, console)
+
+
+def reachable(recipe: Recipe) -> Recipe:
+    """A recipe whose processes listen where other hosts reach them; what is bound to loopback alone is opened."""
+    if not is_loopback(recipe.control.bind):
+        return recipe
+    return attrs.evolve(recipe, control=attrs.evolve(recipe.control, bind=_EVERYWHERE))
+
+
+def option_overrides(launcher: str, arguments: list[str]) -> list[str]:
+    """`--gpus-per-node 8` or `--gpus-per-node=8`, of a launcher's own options, as overrides of `launch.options`.
+
+    Raises:
+        ConfigError: An argument is no option, or has no value.
+        PluginError: There is no such launcher.
+    """
+    options: type[Any] = PluginSet.load([("launcher", launcher)]).provider("launcher", launcher).options
+    are_words = {field.name: field.type in ("str", "str | None", str, str | None) for field in attrs.fields(options)}
+    data: dict[str, Any] = {}
+    overrides = []
+    waiting = list(arguments)
+    while waiting:
+        word, separator, value = waiting.pop(0).partition("=")
+        if not word.startswith("--"):
+            raise ConfigError(f"{word}: unexpected; options of the launcher are written --name VALUE")
+        if not separator:
+            if not waiting:
+                raise ConfigError(f"{word}: expected a value, for example {word} VALUE")
+            value = waiting.pop(0)
+        name = word.removeprefix("--").replace("-", "_")
+        quoted = f'"{value}"' if are_words.get(name) and not value.startswith('"') else value
+        override = f"launch.options.{name}={quoted}"
+        apply_override(data, override)
+        overrides.append(override)
+    return overrides
+
+
+def _capable(recipe: Recipe, plugins: PluginSet) -> LauncherCapabilities:
+    capable = capabilities_of(recipe, plugins)
+    if not capable.submits:
+        raise ConfigError(
+            f"launch.launcher: {recipe.launch.launcher!r} starts processes on this machine and hands nothing over; "
+            "use cosmos run"
+        )
+    return capable
+
+
+def _rendered(job: Job, plugins: PluginSet) -> tuple[Submitting, Submission]:
+    launcher = make_launcher(job.recipe, job.directory, plugins, uses_rollouts=job.uses_rollouts)
+    if not isinstance(launcher, Submitting):
+        raise ConfigError(
+            f"launch.launcher: {job.recipe.launch.launcher!r} declares that it submits runs, and has no render, ready "
+            "and submit"
+        )
+    return launcher, launcher.render()
+
+
+def _submit(launcher: Submitting, submission: Submission, place: Path, console: Console) -> None:
+    file = place / submission.name
+    try:
+        file.write_text(submission.text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written: {error.strerror}") from error
+    for note in submission.notes:
+        _say(console, note)
+    _say(console, launcher.submit(file))
+
+
+def _say(console: Console, words: str) -> None:
+    if words:
+        console.print(words, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,61 @@
+"""`python -m cosmos_core.testing.conformance.launcher.probe FOLDER TASK`: a process for a launcher to start.
+
+It writes `<name>.started` (its command line and what the kit set in its environment, as JSON) and then, by its task:
+`exit:CODE` says something on its last line and ends; `stubborn` and `willing` go on, writing the time to
+`<name>.alive`, until they are killed, or for `willing` asked to end, which it notes in `<name>.asked`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+VARIABLE: Final = "COSMOS_CONFORMANCE_LAUNCHED"
+LAST_WORDS: Final = "the probe was told to end so"
+_TICK_S: Final = 0.02
+_LIFE_S: Final = 60.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do the task; the exit code."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("task")
+    parser.add_argument("--name", required=True)
+    options, rest = parser.parse_known_args(arguments)
+    folder: Path = options.folder
+
+    def asked(_number: int, _frame: FrameType | None) -> None:
+        (folder / f"{options.name}.asked").touch()
+        if options.task == "willing":
+            sys.exit(0)
+
+    signal.signal(signal.SIGTERM, asked)
+    _write(folder / f"{options.name}.started", {"rest": rest, "variable": os.environ.get(VARIABLE, "")})
+    task, _, code = str(options.task).partition(":")
+    if task == "exit":
+        print(LAST_WORDS, flush=True)  # noqa: T201 - what a launcher keeps
+        return int(code)
+    end = time.monotonic() + _LIFE_S
+    while time.monotonic() < end:
+        _write(folder / f"{options.name}.alive", time.time())
+        time.sleep(_TICK_S)
+    return 9
+
+
+def _write(path: Path, data: object) -> None:
+    draft = path.with_name(f"{path.name}.partial")
+    draft.write_text(json.dumps(data), encoding="utf-8")
+    draft.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,195 @@
+"""The controller's process in a simulation: the real desk, a disk that fails, kills at every moment."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from cosmos_core.config.schema import ControlConfig
+from cosmos_core.controller.desk import Desk
+from cosmos_core.controller.machine import core
+from cosmos_core.controller.machine.events import EVENTS, ControllerStarted, Event
+from cosmos_core.errors import JournalError, TransportError
+from cosmos_core.testing.replicas import FakePolicy
+from cosmos_core.testing.simulation.agenda import Agenda
+from cosmos_core.testing.simulation.disk import Disk, Killed, Opened
+from cosmos_core.testing.simulation.faults import Faults
+from cosmos_core.testing.simulation.fences import changes, fingerprint, stale_message
+from cosmos_core.testing.simulation.trace import Trace
+from cosmos_core.testing.simulation.witness import Violation, Witness
+from cosmos_core.transport.messages import Down, Up
+from cosmos_core.transport.wire import DOWN, UP
+
+Say = Callable[[bytes, bytes, float], None]
+"""Carries a message to an identity, which leaves in so many seconds."""
+
+_POLL_S: Final = 0.1
+_WAKE_S: Final = 0.002
+_COMPARED: Final = 8
+"""Of turns without an event, one in so many is compared with the journal, too."""
+_DOWN_S: Final = (0.1, 1.0, 4.0)
+
+
+class Controller:
+    """Starts, serves, is killed, and starts again from what its disk has.
+
+    Args:
+        agenda: Simulated time.
+        rng: When it is killed.
+        faults: How often; the owner changes it when faults cease.
+        control: Intervals and time limits.
+        disk: The journal, opened.
+        witness: Sees everything.
+        trace: Where what happened is kept.
+        say: How it reaches others.
+        policies: The policy replicas that live and are in the run, for the witness.
+
+    Attributes:
+        faults: As given.
+        is_up: Whether it runs.
+        num_starts: How often it was started.
+    """
+
+    def __init__(
+        self,
+        *,
+        agenda: Agenda,
+        rng: random.Random,
+        faults: Faults,
+        control: ControlConfig,
+        disk: Disk,
+        witness: Witness,
+        trace: Trace,
+        say: Say,
+        policies: Callable[[], Iterable[FakePolicy]],
+    ) -> None:
+        self.faults = faults
+        self.is_up = False
+        self.num_starts = 0
+        self._agenda: Final = agenda
+        self._rng: Final = rng
+        self._control: Final = control
+        self._disk: Final = disk
+        self._witness: Final = witness
+        self._trace: Final = trace
+        self._say: Final = say
+        self._policies: Final = policies
+        self._inbox: list[tuple[bytes, bytes]] = []
+        self._free_at = 0.0
+        self._plan_at: float | None = None
+        self._num_plans = 0
+        self._num_seen = 0
+        self._start()
+
+    def hear(self, identity: bytes, data: bytes) -> None:
+        """A message arrives at its socket; nobody listens while it is down."""
+        if self.is_up:
+            self._inbox.append((identity, data))
+            self._plan(_WAKE_S)
+
+    def kill(self, why: str) -> None:
+        """End it at once."""
+        if self.is_up:
+            self._trace.note(self._agenda.now, "controller", why)
+            self.is_up = False
+            self._inbox.clear()
+            if self._journal.pending:
+                self._witness.forget()
+            self._agenda.after(self._rng.random() * self._rng.choice(_DOWN_S), self._start)
+
+    def end(self) -> None:
+        """Note that everyone was told of the run's end."""
+        if self.is_up:
+            self._desk.end()
+            self._plan(_WAKE_S)
+
+    def _start(self) -> None:
+        state = core.fold(EVENTS.decode(data) for data in self._disk.committed)
+        started = ControllerStarted(term=state.term + 1)
+        self._journal = Opened(self._disk, self._observe)
+        self.is_up = True
+        self.num_starts += 1
+        core.step(state, started)
+        self._journal.append(started)
+        if self._survives(self._journal.commit):
+            self._desk = Desk(state, self._journal, self._control, self._agenda.now)
+            self._free_at = self._agenda.now + self._journal.took_s
+            self._plan_at = None
+            self._plan(0.0)
+
+    def _observe(self, event: Event) -> None:
+        self._trace.note(self._agenda.now, "controller", event)
+        self._witness.observe(event)
+
+    def _plan(self, seconds: float) -> None:
+        at = max(self._agenda.now + seconds, self._free_at)
+        if self._plan_at is None or at < self._plan_at:
+            self._plan_at = at
+            self._num_plans += 1
+            number = self._num_plans
+            self._agenda.after(at - self._agenda.now, lambda: self._turn(number))
+
+    def _turn(self, number: int) -> None:
+        if not self.is_up or number != self._num_plans:
+            return
+        self._plan_at = None
+        messages: list[tuple[bytes, Down]] = []
+        if not self._survives(lambda: messages.extend(self._work())):
+            return
+        self._free_at = self._agenda.now + self._journal.took_s
+        self._witness.committed()
+        if self._num_plans % _COMPARED == 0 or self._witness.num_events != self._num_seen:
+            self._num_seen = self._witness.num_events
+            self._witness.compare(self._desk.state, self._policies())
+        self._tell(messages)
+        if self.is_up:
+            self._plan(_POLL_S)
+
+    def _work(self) -> list[tuple[bytes, Down]]:
+        now = self._agenda.now
+        inbox, self._inbox = self._inbox, []
+        for identity, data in inbox:
+            self._take(identity, data)
+        self._desk.tick(now)
+        return self._desk.commit(now)
+
+    def _take(self, identity: bytes, data: bytes) -> None:
+        message: Up = UP.decode(data)
+        stale = stale_message(self._desk.state, message)
+        before = fingerprint(self._desk.state) if stale else {}
+        number, seen = len(self._journal.pending), self._seen(message)
+        self._desk.take(identity, message, self._agenda.now)
+        if stale:
+            self._witness.num_stale += 1
+            changed = changes(before, fingerprint(self._desk.state))
+            if changed or len(self._journal.pending) != number or self._seen(message) != seen:
+                what = sorted(changed) or ["the journal, or what is known of directives"]
+                raise Violation("fence", f"{what} changed by {type(message).__name__} of {identity!r}, though {stale}")
+
+    def _seen(self, message: Up) -> int:
+        name = getattr(message, "name", "")
+        return next((line.seen for found, line in self._desk.lines.items() if found == name), 0)
+
+    def _survives(self, action: Callable[[], object]) -> bool:
+        """Whether the controller does after an action; it ends where its disk fails, and must not fail otherwise."""
+        try:
+            action()
+        except JournalError as error:
+            self.kill(f"ends: {error}")
+        except Killed:
+            self.kill("is killed in a commit")
+        except (LookupError, ValueError, TypeError, AttributeError, TransportError) as error:
+            raise Violation("conservation", f"the controller failed: {error!r}") from error
+        return self.is_up
+
+    def _tell(self, messages: list[tuple[bytes, Down]]) -> None:
+        """Say what may be said; a kill may come between two messages."""
+        took_s = self._journal.took_s
+        for identity, message in messages:
+            if self._rng.random() < self.faults.commit_crash / 10:
+                self.kill("is killed while it tells")
+                return
+            incarnation = identity.decode().partition("|")[2]
+            self._witness.said(self._journal, incarnation, message)
+            self._say(identity, DOWN.encode(message), took_s)

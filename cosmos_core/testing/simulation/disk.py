@@ -1,0 +1,97 @@
+"""The controller's disk: what a commit made durable outlives the controller, what was only appended does not.
+
+A commit may take long, fail, or be the moment in which the controller is killed. Of one that failed, everything may
+have been written, or nothing: that is all that a disk promises.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+from cosmos_core.controller.machine.events import EVENTS, Event
+from cosmos_core.errors import JournalError
+from cosmos_core.testing.simulation.faults import Faults
+
+
+class Killed(Exception):  # noqa: N818 - not an error of anybody
+    """The controller's process ends here."""
+
+
+class Disk:
+    """Holds the journal.
+
+    Attributes:
+        faults: What goes wrong; the owner changes it when faults cease.
+        committed: Events that are durable, encoded.
+        is_full: Whether nothing can be written.
+        num_commits: Commits that had something to write.
+        num_failures: Those that failed.
+    """
+
+    def __init__(self, rng: random.Random, faults: Faults) -> None:
+        self.faults = faults
+        self.committed: Final[list[bytes]] = []
+        self.is_full = False
+        self.num_commits = 0
+        self.num_failures = 0
+        self._rng: Final = rng
+
+    def write(self, events: list[bytes]) -> float:
+        """Make events durable; how many seconds that takes.
+
+        Raises:
+            JournalError: It failed.
+            Killed: The controller was killed meanwhile.
+        """
+        self.num_commits += 1
+        if self.is_full or self._rng.random() < self.faults.commit_failure:
+            self.num_failures += 1
+            if not self.is_full and self._rng.random() < 0.5:
+                self.committed.extend(events)
+            raise JournalError("journal.sqlite: database or disk is full" if self.is_full else "disk I/O error")
+        if self._rng.random() < self.faults.commit_crash:
+            if self._rng.random() < 0.5:
+                self.committed.extend(events)
+            raise Killed
+        self.committed.extend(events)
+        return self._rng.random() * self.faults.slow_s if self._rng.random() < self.faults.slow_commit else 0.0
+
+
+class Opened:
+    """The journal as one controller has it open.
+
+    Args:
+        disk: Where it lies.
+        observe: Called with every event that is appended, as it will be read.
+
+    Attributes:
+        pending: Appended, and not durable yet.
+        took_s: How long the last commit took.
+    """
+
+    def __init__(self, disk: Disk, observe: Callable[[Event], None]) -> None:
+        self.pending: list[bytes] = []
+        self.took_s = 0.0
+        self._disk: Final = disk
+        self._observe: Final = observe
+
+    def append(self, event: Event) -> int:
+        """Add an event to what the next commit makes durable."""
+        data = EVENTS.encode(event)
+        self.pending.append(data)
+        self._observe(EVENTS.decode(data))
+        return len(self._disk.committed) + len(self.pending)
+
+    def commit(self) -> int:
+        """Make everything appended durable.
+
+        Raises:
+            JournalError: It failed.
+            Killed: The controller was killed meanwhile.
+        """
+        number = len(self.pending)
+        self.took_s = self._disk.write(self.pending) if number else 0.0
+        self.pending = []
+        return number

@@ -1,0 +1,208 @@
+"""A replica's process in a simulation: the real session, work that is made up, and whether it lives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+from cosmos_core.config.schema import ControlConfig
+from cosmos_core.errors import ReplicaError, TransportError
+from cosmos_core.replica.activity import Pulse
+from cosmos_core.replica.session import Session
+from cosmos_core.testing.replicas import FakePolicy, FakeRollout
+from cosmos_core.testing.simulation.agenda import Agenda
+from cosmos_core.testing.simulation.faults import Faults
+from cosmos_core.testing.simulation.trace import Trace
+from cosmos_core.testing.simulation.witness import Violation, Witness
+from cosmos_core.transport.messages import Acknowledged, Directive, Down, Hello, Welcome
+from cosmos_core.transport.outbox import Outbox
+from cosmos_core.transport.reports import (
+    GroupFailed,
+    GroupFinished,
+    Report,
+    StepFailed,
+)
+from cosmos_core.transport.wire import DOWN, REPORT, UP
+
+_FENCED: Final = (GroupFinished, GroupFailed, StepFailed)
+"""What can be said again without being wrong: it carries what it belongs to, and nothing that a replica holds now."""
+
+_LAZINESS: Final = {"policy": 0.6, "rollout": 0.3}
+_SLOW_LAZINESS: Final = 0.95
+
+
+class Replica:
+    """One process; whoever has its name after it is another one.
+
+    Args:
+        hello: How it introduces itself.
+        fake: What it works with.
+        agenda: Simulated time.
+        rng: When it works, and what it gets wrong.
+        faults: How often; the owner changes it when faults cease.
+        control: Intervals.
+        witness: Sees what it reports.
+        trace: Where what happened is kept.
+        say: Carries a message to the controller.
+
+    Attributes:
+        faults: As given.
+        fake: As given.
+        has_left: Whether it ended as it was told to.
+        is_hung: Whether it beats and does nothing else.
+        is_up: Whether it lives.
+        frozen_until: When it stands still no longer.
+        back_at: When another process takes its place; None while it lives.
+    """
+
+    def __init__(
+        self,
+        hello: Hello,
+        fake: FakePolicy | FakeRollout,
+        *,
+        agenda: Agenda,
+        rng: random.Random,
+        faults: Faults,
+        control: ControlConfig,
+        witness: Witness,
+        trace: Trace,
+        say: Callable[[bytes, bytes], None],
+    ) -> None:
+        self.faults = faults
+        self.fake: Final = fake
+        self.has_left = False
+        self.is_up = True
+        self.frozen_until = 0.0
+        self.back_at: float | None = None
+        self._session: Final = Session(
+            hello, heartbeat_s=control.heartbeat_s, gauges=dict, outbox=Outbox(), take_pulse=self._pulse
+        )
+        self._agenda: Final = agenda
+        self._rng: Final = rng
+        self._trace: Final = trace
+        self._say: Final = say
+        self._made: Final = witness.made.setdefault(hello.incarnation, [])
+        self._identity: Final = f"{hello.name}|{hello.incarnation}".encode()
+        self._inbox: list[bytes] = []
+        self.is_hung = False
+        self._laziness: Final = _SLOW_LAZINESS if rng.random() < faults.slow else _LAZINESS[hello.role]
+        self._term = 0
+        self._past: Final[list[Report]] = []
+        agenda.after(rng.random() * 0.1, self._turn)
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._session.hello.name
+
+    @property
+    def incarnation(self) -> str:
+        """Its process."""
+        return self._session.hello.incarnation
+
+    @property
+    def refusal(self) -> str:
+        """Why the controller does not want it."""
+        return self._session.refusal
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it stands still."""
+        return self.frozen_until > self._agenda.now
+
+    def end(self, why: str) -> None:
+        """Its process ends; what it held is gone."""
+        if self.is_up:
+            self._trace.note(self._agenda.now, self.name, why)
+            self.is_up = False
+            self.fake.end()
+
+    def freeze(self, seconds: float) -> None:
+        """It stands still for a while; what it is told meanwhile waits for it."""
+        self._trace.note(self._agenda.now, self.name, f"stands still for {seconds:.1f} s")
+        self.frozen_until = self._agenda.now + seconds
+
+    def hang(self) -> None:
+        """It does nothing any more but beat."""
+        self._trace.note(self._agenda.now, self.name, "hangs")
+        self.is_hung = True
+
+    def _pulse(self) -> Pulse:
+        return Pulse(progress=0, doing="something that never ends" if self.is_hung else "", waits=False)
+
+    def hear(self, data: bytes) -> None:
+        """A message arrives."""
+        if self.is_up:
+            self._inbox.append(data)
+
+    def _turn(self) -> None:
+        if not self.is_up:
+            return
+        if self.is_frozen:
+            self._agenda.after(self.frozen_until - self._agenda.now, self._turn)
+            return
+        inbox, self._inbox = self._inbox, []
+        for data in inbox:
+            self._receive(DOWN.decode(data))
+        if not self.refusal:
+            if not self.is_hung:
+                self._work()
+            self._speak()
+        if self.is_up:
+            self._agenda.after(0.02 + self._rng.random() * 0.1, self._turn)
+
+    def _receive(self, message: Down) -> None:
+        now, session = self._agenda.now, self._session
+        before, acknowledged = session.directive, session.outbox.acknowledged
+        self._trace.note(now, self.name, message)
+        try:
+            session.receive(message, now)
+        except (ReplicaError, TransportError) as error:
+            raise Violation("durable", f"{self.incarnation} cannot take {message}: {error}") from error
+        if not isinstance(message, Acknowledged | Welcome | Directive):
+            return
+        if message.term < self._term and (session.directive, session.outbox.acknowledged) != (before, acknowledged):
+            raise Violation("once", f"{self.incarnation} took {message} in, and had heard of term {self._term}")
+        self._term = max(self._term, message.term)
+        after = session.directive
+        if before and (after is None or (after.term, after.revision) < (before.term, before.revision)):
+            raise Violation("once", f"{self.incarnation} went back from directive {before} to {after}")
+
+    def _work(self) -> None:
+        directive = self._session.directive
+        if directive is None or self._rng.random() < self._laziness:
+            return
+        if isinstance(self.fake, FakePolicy):
+            assert directive.policy is not None
+            reports = self.fake.follow(directive.policy)
+            self._session.set_step(self.fake.step)
+            is_over = directive.policy.stop
+        else:
+            assert directive.rollout is not None
+            reports = self.fake.follow(directive.rollout)
+            is_over = directive.rollout.stop
+        for report in reports:
+            self._report(report)
+        if self._past and self._rng.random() < self.faults.stutter:
+            self._say_again(self._rng.choice(self._past))
+        if (is_over or self.fake.has_left) and not len(self._session.outbox):
+            self.has_left = True
+            self.end("leaves: the run is over" if is_over else "leaves, as it was asked to")
+
+    def _report(self, report: Report) -> None:
+        self._say_again(report)
+        if isinstance(report, _FENCED):
+            self._past.append(report)
+
+    def _say_again(self, report: Report) -> None:
+        data = REPORT.encode(report)
+        self._made.append(data)
+        self._session.outbox.append(data)
+
+    def _speak(self) -> None:
+        now = self._agenda.now
+        while self.is_up and (message := self._session.next_message(now)) is not None:
+            self._trace.note(now, self.name, message)
+            self._say(self._identity, UP.encode(message))
+            self._session.sent(message, now)

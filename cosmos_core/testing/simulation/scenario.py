@@ -1,0 +1,118 @@
+"""The runs that are simulated: small, and of every kind that a recipe can ask for."""
+
+from __future__ import annotations
+
+import random
+
+import attrs
+
+from cosmos_core.config.dynamic import DynamicKey
+from cosmos_core.config.schema import ControlConfig
+from cosmos_core.controller.machine.settings import Settings, StageSettings
+
+
+@attrs.frozen(kw_only=True)
+class Scenario:
+    """A run.
+
+    Attributes:
+        settings: Its constants.
+        control: Intervals and time limits.
+    """
+
+    settings: Settings
+    control: ControlConfig
+
+    @classmethod
+    def drawn(cls, seed: int, *, learns_from: str = "", **changes: object) -> Scenario:
+        """The run of a seed: by rollouts mostly, else from demonstrations.
+
+        Args:
+            seed: Decides alone.
+            learns_from: `rollouts` or `demonstrations`; empty leaves it to the seed.
+            changes: Settings that are not left to the seed.
+        """
+        rng = random.Random(f"scenario of {seed}")  # noqa: S311 - no secret
+        source = rng.choice(("rollouts", "rollouts", "rollouts", "demonstrations"))
+        make = _imitating if (learns_from or source) == "demonstrations" else _rolling_out
+        settings = attrs.evolve(make(rng), **changes)  # type: ignore[arg-type]
+        control = ControlConfig(
+            heartbeat_s=0.25, lost_after_s=rng.choice((1.2, 2.0, 3.0)), join_timeout_s=60.0, progress_timeout_s=4.0
+        )
+        return cls(settings=attrs.evolve(settings, dynamic=_dynamic(settings)), control=control)
+
+
+def _rolling_out(rng: random.Random) -> Settings:
+    synchronous = rng.random() < 0.3
+    interval = 1 if synchronous else rng.choice((1, 1, 2))
+    warmup = rng.choice((0, 0, 2))
+    stages = [_stage("rollouts", warmup, rng.choice((4, 6, 10)), rng.choice((2, 4)), min_group_size=2)]
+    if warmup:
+        stages.insert(0, _stage("demonstrations", 0, warmup, 3))
+    return attrs.evolve(
+        _settings(stages),
+        num_policies=rng.choice((1, 2, 3)),
+        num_rollouts=rng.choice((1, 2, 3, 6)),
+        synchronous=synchronous,
+        sync_interval=interval,
+        max_staleness=0 if synchronous else rng.choice((interval - 1, 1, 3)),
+        evaluation_prompts=rng.choice((0, 5)),
+        evaluation_interval=rng.choice((0, 2, 3)),
+        checkpoint_interval=rng.choice((0, 1, 2)),
+        fan_out=rng.choice((1, 1, 2, 8)),
+        shares_memory=rng.random() < 0.3,
+        rewards=("right",),
+    )
+
+
+def _imitating(rng: random.Random) -> Settings:
+    scores = rng.random() < 0.5
+    stage = _stage("demonstrations", 0, rng.choice((5, 6, 9)), rng.choice((2, 4)))
+    return attrs.evolve(
+        _settings([stage]),
+        num_policies=rng.choice((1, 2, 3)),
+        num_rollouts=rng.choice((1, 2)) if scores else 0,
+        rewards=("right",) if scores else (),
+        evaluation_prompts=4 if scores else 0,
+        heldout_rows=rng.choice((1, 3, 7)),
+        evaluation_interval=rng.choice((0, 1, 2, 3)),
+        checkpoint_interval=rng.choice((0, 1, 2)),
+    )
+
+
+def _dynamic(settings: Settings) -> tuple[DynamicKey, ...]:
+    """What people may set: of what the controller goes by, and of what only replicas do."""
+    rate = DynamicKey(key="policy.optimizer.lr", type="number", value=1.0, above=0.0)
+    saving = DynamicKey(
+        key="policy.checkpoint.interval", type="integer", value=settings.checkpoint_interval, at_least=0
+    )
+    interval = DynamicKey(key="sync.interval", type="integer", value=settings.sync_interval, at_least=1)
+    bound = DynamicKey(key="sync.max_staleness", type="integer", value=settings.max_staleness, at_least=0)
+    paced = () if settings.synchronous or not settings.main.uses_rollouts else (interval, bound)
+    return (rate, saving, *paced)
+
+
+def _stage(source: str, first: int, steps: int, prompts: int, *, min_group_size: int = 1) -> StageSettings:
+    return StageSettings(
+        source=source, first_version=first, steps=steps, prompts_per_step=prompts, min_group_size=min_group_size
+    )
+
+
+def _settings(stages: list[StageSettings]) -> Settings:
+    return Settings(
+        run_id="run",
+        seed=5,
+        num_rows=11,
+        stages=tuple(stages),
+        num_policies=1,
+        num_rollouts=0,
+        group_size=4,
+        capacity=3,
+        max_staleness=0,
+        synchronous=False,
+        sync_interval=1,
+        evaluation_prompts=0,
+        evaluation_interval=0,
+        checkpoint_interval=0,
+        rewards=(),
+    )

@@ -1,0 +1,318 @@
+"""A whole run in one process, on simulated time: replicas, controller, disk, network, people, and what goes wrong."""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Final
+
+import attrs
+
+from cosmos_core.controller.machine.events import EVENTS, Reported, RunOpened
+from cosmos_core.controller.machine.state import State
+from cosmos_core.testing.replicas import FakePolicy, FakeRollout, World
+from cosmos_core.testing.simulation.agenda import Agenda
+from cosmos_core.testing.simulation.controller import Controller
+from cosmos_core.testing.simulation.disk import Disk
+from cosmos_core.testing.simulation.faults import Faults
+from cosmos_core.testing.simulation.network import Network
+from cosmos_core.testing.simulation.people import Person
+from cosmos_core.testing.simulation.replica import Replica
+from cosmos_core.testing.simulation.scenario import Scenario
+from cosmos_core.testing.simulation.trace import Trace
+from cosmos_core.testing.simulation.witness import LAUNCHER, Violation, Witness
+from cosmos_core.transport.messages import WIRE_VERSION, Hello
+from cosmos_core.transport.reports import Report
+from cosmos_core.transport.requests import Drain, Lost, Request, Set, Stop
+from cosmos_core.transport.wire import REPORT
+
+_STEP_S: Final = 0.1
+_WITHIN_S: Final = 120.0
+_FAREWELL_S: Final = 10.0
+_DOWN_S: Final = (0.05, 0.5, 4.0)
+_HOPELESS: Final = ("the policy replicas were lost", "the gradient group broke", "step ")
+"""Ends of a run that is given up on, as it came to nothing too often."""
+
+
+class Simulation:
+    """A run, by a seed alone.
+
+    Args:
+        seed: Decides everything that is not given.
+        scenario: The run; of the seed, if it is not given.
+        faults: What goes wrong; of the seed, if it is not given.
+        kept: How many of the last events the trace keeps.
+
+    Attributes:
+        agenda: Simulated time.
+        controller: The controller's process.
+        disk: What it has made durable.
+        faults: What goes wrong at present.
+        network: Carries messages.
+        people: Those who asked for something.
+        replicas: Processes by name, the newest of each.
+        scenario: As given.
+        trace: The last events.
+        witness: The oracles.
+        world: What the replicas share.
+    """
+
+    def __init__(
+        self, seed: int, *, scenario: Scenario | None = None, faults: Faults | None = None, kept: int = 60
+    ) -> None:
+        self.scenario: Final = Scenario.drawn(seed) if scenario is None else scenario
+        self.faults = self._planned = Faults.drawn(seed) if faults is None else faults
+        settings = self.scenario.settings
+        self._seed: Final = seed
+        self._rng: Final = self._stream("faults")
+        self._count = 0
+        self._over_at: float | None = None
+        self.agenda: Final = Agenda()
+        self.trace: Final = Trace(kept)
+        self.people: Final[list[Person]] = []
+        self.network: Final = Network(self.agenda, self._stream("network"), self.faults)
+        self.world: Final = World(
+            group_size=settings.group_size, heldout_rows=settings.heldout_rows, rng=self._stream("world")
+        )
+        self.disk: Final = Disk(self._stream("disk"), self.faults)
+        self.disk.committed.append(EVENTS.encode(RunOpened(settings=settings)))
+        self.witness: Final = Witness(self.disk)
+        self.controller: Final = Controller(
+            agenda=self.agenda,
+            rng=self._stream("controller"),
+            faults=self.faults,
+            control=self.scenario.control,
+            disk=self.disk,
+            witness=self.witness,
+            trace=self.trace,
+            say=self._say_down,
+            policies=self._policies,
+        )
+        names = [f"p{index}" for index in range(settings.num_policies)]
+        names += [f"r{index}" for index in range(settings.num_rollouts)]
+        self.replicas: Final = {name: self._start(name) for name in names}
+        self.agenda.after(_STEP_S, self._misfortune)
+
+    @property
+    def state(self) -> State:
+        """Of the run, all that is durable and what is about to be."""
+        return self.witness.state
+
+    def reports(self, kind: type[Report]) -> list[Report]:
+        """Those reports of a kind that the journal has."""
+        events = (EVENTS.decode(data) for data in self.disk.committed)
+        reports = (REPORT.decode(event.report) for event in events if isinstance(event, Reported))
+        return [report for report in reports if isinstance(report, kind)]
+
+    def run(self) -> State:
+        """Let the run happen; its last state.
+
+        Raises:
+            Violation: An oracle does not hold; the message says how the run is replayed.
+        """
+        try:
+            self._run()
+        except Violation as violation:
+            raise Violation(violation.oracle, self._account(violation)) from violation
+        return self.state
+
+    def _account(self, violation: Violation) -> str:
+        """What was seen, the last of what happened, and how it is seen again."""
+        told = "\n".join(self.trace.lines())
+        drawn = "" if self._planned == Faults.drawn(self._seed) else f" --faults {self._planned}"
+        again = f"again: python -m cosmos_core.testing.simulation --seed {self._seed}{drawn} --trace"
+        if self.scenario != Scenario.drawn(self._seed):
+            again = "the run is one that this seed would not draw: see the test that made it"
+        return (
+            f"{str(violation).partition(': ')[2]}\nlast of what happened:\n{told}\nat {self.agenda.now:.2f} s of seed "
+            f"{self._seed}, faults {self._planned}, {self.scenario.settings}\n{again}"
+        )
+
+    def _run(self) -> None:
+        while self.agenda.now < self._planned.until_s and not self._is_over():
+            self.agenda.proceed()
+        self._calm()
+        end = self.agenda.now + _WITHIN_S
+        while not self._is_over():
+            if self.agenda.now > end:
+                raise Violation("liveness", f"nothing went wrong for {_WITHIN_S:g} s: {_standing(self.state)}")
+            self.agenda.proceed()
+        self._check_outcome()
+
+    def _is_over(self) -> bool:
+        """Whether the run has ended: who does not leave, as it hangs, is not waited for."""
+        if self.state.outcome and self._over_at is None:
+            self._over_at = self.agenda.now
+        if self._over_at is not None and not self.state.has_ended:
+            is_late = self.agenda.now - self._over_at > _FAREWELL_S
+            if is_late or not any(each.is_up for each in self.replicas.values()):
+                self.controller.end()
+        return self.state.has_ended and self.controller.is_up
+
+    def _calm(self) -> None:
+        """Faults cease: who stands still goes on, links carry, there is room on the disk."""
+        self.faults = attrs.evolve(self._planned, **dict.fromkeys(_CALMED, 0.0))
+        self.network.faults = self.disk.faults = self.controller.faults = self.faults
+        for replica in self.replicas.values():
+            replica.faults = self.faults
+        self.network.mend()
+        self.disk.is_full = False
+        for replica in self.replicas.values():
+            replica.frozen_until = 0.0
+
+    def _check_outcome(self) -> None:
+        state, settings = self.state, self.scenario.settings
+        was_stopped = any(isinstance(person.request, Stop) for person in self.people)
+        if state.outcome == "failed" and state.reason.startswith(_HOPELESS):
+            return
+        if state.outcome != "finished" and not (was_stopped and state.outcome == "stopped"):
+            raise Violation("liveness", f"the run {state.outcome}: {state.reason}")
+        if state.outcome == "finished" and state.step != settings.last_step:
+            raise Violation("liveness", f"the run finished at step {state.step} of {settings.last_step}")
+
+    def _start(self, name: str) -> Replica:
+        self._count += 1
+        incarnation = f"{name}/{self._count}"
+        rng = self._stream(incarnation)
+        is_policy = name.startswith("p")
+        fake = (
+            FakePolicy(self.world, name, incarnation, rng=rng, break_rate=self.faults.broken_group)
+            if is_policy
+            else FakeRollout(self.world, incarnation, rng=rng, drop_every=5, lie_rate=self.faults.corrupt)
+        )
+        hello = Hello(
+            wire=WIRE_VERSION,
+            run_id=self.scenario.settings.run_id,
+            name=name,
+            role="policy" if is_policy else "rollout",
+            incarnation=incarnation,
+            # Few hosts, and fewer racks: some replicas share them.
+            host=f"host-{name[-1]}" if is_policy else f"host-{self._count % 3}",
+            rack=f"rack-{self._count % 2}",
+            pid=self._count,
+            step=0,
+            endpoints=fake.endpoints,
+        )
+        return Replica(
+            hello,
+            fake,
+            agenda=self.agenda,
+            rng=rng,
+            faults=self.faults,
+            control=self.scenario.control,
+            witness=self.witness,
+            trace=self.trace,
+            say=self._say_up,
+        )
+
+    def _say_up(self, identity: bytes, data: bytes) -> None:
+        link = identity.decode().partition("|")[0]
+        self.network.carry(link, data, functools.partial(self.controller.hear, identity))
+
+    def _say_down(self, identity: bytes, data: bytes, after: float) -> None:
+        name, _, incarnation = identity.decode().partition("|")
+        self.network.carry(name, data, functools.partial(self._deliver, name, incarnation), after=after)
+
+    def _deliver(self, name: str, incarnation: str, data: bytes) -> None:
+        replica = self.replicas.get(name)
+        if replica is not None and replica.incarnation == incarnation:
+            replica.hear(data)
+        for person in self.people:
+            if person.name == name:
+                person.hear(data)
+
+    def _misfortune(self) -> None:
+        """Draw what goes wrong in the next moment, and start again what has ended."""
+        faults = self.faults
+        for name, replica in list(self.replicas.items()):
+            self._revive(name, replica)
+            if not replica.is_up or self.state.outcome:
+                continue
+            if self._happens(faults.crash):
+                replica.end("is killed")
+                self._tell_of(replica)
+            if self._happens(faults.hang):
+                replica.hang()
+            if self._happens(faults.freeze) and not replica.is_frozen:
+                replica.freeze(self._rng.random() * 6)
+            if self._happens(faults.cut):
+                self.trace.note(self.agenda.now, name, "is cut off")
+                self.network.cut(name, self._rng.random() * 6)
+        if self._happens(faults.controller_crash):
+            self.controller.kill("is killed")
+        if self._happens(faults.disk_full) and not self.disk.is_full:
+            self.trace.note(self.agenda.now, "disk", "is full")
+            self.disk.is_full = True
+            self.agenda.after(self._rng.random() * 5, self._make_room)
+        if self._happens(faults.people):
+            self._ask()
+        self.agenda.after(_STEP_S, self._misfortune)
+
+    def _happens(self, rate: float) -> bool:
+        return rate > 0 and self._rng.random() < rate * _STEP_S
+
+    def _revive(self, name: str, replica: Replica) -> None:
+        if replica.refusal and replica.is_up:
+            replica.end(f"ends: {replica.refusal}")
+        if not replica.is_up and not replica.has_left and replica.back_at is None:
+            replica.back_at = self.agenda.now + self._rng.random() * self._rng.choice(_DOWN_S)
+        if replica.back_at is not None and self.agenda.now >= replica.back_at and not self.state.outcome:
+            self.replicas[name] = self._start(name)
+
+    def _make_room(self) -> None:
+        self.trace.note(self.agenda.now, "disk", "has room")
+        self.disk.is_full = False
+
+    def _ask(self) -> None:
+        """Somebody wants something."""
+        rng, settings = self._rng, self.scenario.settings
+        match rng.choice(("stop", "drain", "drain", "start", "set", "set", "set") if rng.random() < 0.3 else ("set",)):
+            case "stop":
+                self._request(Stop())
+            case "drain":
+                self._request(Drain(name=rng.choice(sorted(self.replicas))))
+            case "start":
+                self._count += 1
+                role = "r" if settings.num_rollouts and rng.random() < 0.5 else "p"
+                name = f"{role}{self._count}"
+                self.replicas[name] = self._start(name)
+            case _:
+                key = rng.choice(settings.dynamic).key
+                self._request(Set(overrides=(f"{key}={rng.randrange(5)}",)))
+
+    def _request(self, request: Request, whose: str = "person") -> None:
+        name = f"{whose}-{len(self.people)}"
+        self.people.append(Person(name, request, agenda=self.agenda, trace=self.trace, say=self._say_up))
+
+    def _tell_of(self, replica: Replica) -> None:
+        """The launcher may see that a process has ended, and say so."""
+        if self._rng.random() < 0.5:
+            lost = Lost(name=replica.name, incarnation=replica.incarnation, reason="its process ended")
+            self._request(lost, LAUNCHER)
+
+    def _policies(self) -> list[FakePolicy]:
+        """The policies that live and are in the run."""
+        members = {each.incarnation for each in self.state.replicas.values()}
+        found = [each.fake for each in self.replicas.values() if each.is_up and each.incarnation in members]
+        return [fake for fake in found if isinstance(fake, FakePolicy)]
+
+    def _stream(self, purpose: str) -> random.Random:
+        """Randomness of its own for each purpose: one fault more leaves the others where they were."""
+        return random.Random(f"{purpose} of {self._seed}")  # noqa: S311 - no secret
+
+
+_CALMED: Final = tuple(
+    field.name for field in attrs.fields(Faults) if field.name not in ("delay_s", "slow_s", "until_s")
+)
+
+
+def _standing(state: State) -> str:
+    """Where a run stands, for people."""
+    books = state.ledger
+    return (
+        f"term {state.term}, step {state.step} of {state.settings.last_step}, running "
+        f"{state.running and state.running.order.step}, generation {state.generation and state.generation.order}, "
+        f"queued {books.queued}, in flight {books.in_flight}, finished {sorted(books.finished)}, replicas "
+        f"{sorted(state.replicas)}, target {state.target}, evaluations due "
+        f"{[due.version for due in state.pending]}, outcome {state.outcome!r}"
+    )

@@ -1,0 +1,186 @@
+"""The oracles: what must hold of a run whatever happens to it.
+
+| oracle | what it holds |
+|---|---|
+| conservation | the machine's own invariants after every event |
+| terminal | a prompt that was consumed or dropped never comes back, and is counted once |
+| fence | a stale message, or a stale report in a fresh one, changes nothing; who was given up stays out |
+| batch | each step's batch is on record once, whole, and no prompt is in two of them |
+| weights | published weights, and those of policies in the run, are what the batches on record make of the first ones |
+| digest | a rollout replica that loaded anything else than what was published generates nothing |
+| drain | who drains gets nothing new, and leaves with nothing that anybody waits for |
+| settings | every attempt at a step goes by the same dynamic keys, which are on record with it |
+| staleness | no batch has a sample older than the bound |
+| durable | nothing is said before what it follows from is durable; the journal has each report as it was made, once |
+| replay | the journal alone leads to the state that the controller has |
+| once | a process never goes back to an older directive, and hears nothing of an older term |
+| liveness | when faults cease, the run ends, as it should |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from cosmos_core.controller.machine import core
+from cosmos_core.controller.machine.events import EVENTS, Commanded, Event, ReplicaJoined, Reported, RunOpened
+from cosmos_core.controller.machine.invariants import check
+from cosmos_core.controller.machine.state import State
+from cosmos_core.testing.replicas import FakePolicy
+from cosmos_core.testing.simulation.disk import Disk, Opened
+from cosmos_core.testing.simulation.fences import changes, fingerprint, stale_event, told
+from cosmos_core.testing.simulation.history import History
+from cosmos_core.transport.messages import Acknowledged, Answer, Directive, Down, Welcome
+from cosmos_core.transport.reports import Left, Report, WeightsLoaded
+from cosmos_core.transport.wire import REPORT
+
+LAUNCHER: Final = "launcher"
+"""Begins the names of its requests: what it says is a fact about a replica, and is kept as that."""
+
+
+class Violation(AssertionError):  # noqa: N818 - what is broken is the program, not the simulation
+    """An oracle does not hold.
+
+    Attributes:
+        oracle: Its name, as in the table of this module.
+    """
+
+    def __init__(self, oracle: str, problem: str) -> None:
+        super().__init__(f"{oracle}: {problem}")
+        self.oracle: Final = oracle
+
+
+class Witness:
+    """Sees every event, every commit and everything that is said.
+
+    Args:
+        disk: Where the journal lies, opened.
+
+    Attributes:
+        durable: Number of the newest report in the journal, by incarnation.
+        made: What each incarnation reported, in order.
+        commands: Requests of people in the journal.
+        history: Of prompts, batches and weights.
+        num_events: Events seen.
+        num_stale: Of these and of messages, those that were stale.
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        self.durable: Final[dict[str, int]] = {}
+        self.made: Final[dict[str, list[bytes]]] = {}
+        self.commands: Final[dict[str, int]] = {}
+        self.num_events = 0
+        self.num_stale = 0
+        self._disk: Final = disk
+        self._read = 0
+        self._replay()
+
+    @property
+    def state(self) -> State:
+        """The fold of all events seen, which nobody but this witness changes."""
+        return self._state
+
+    def forget(self) -> None:
+        """The controller is gone, and with it what it had not made durable."""
+        self._look_at_disk()
+        self._replay()
+
+    def _replay(self) -> None:
+        opened, *events = (EVENTS.decode(data) for data in self._disk.committed)
+        assert isinstance(opened, RunOpened)
+        self._state = core.begin(opened)
+        self.history = History(self._state)
+        for event in events:
+            self._take(event)
+
+    def observe(self, event: Event) -> None:
+        """An event was appended to the journal."""
+        self.num_events += 1
+        state = self._state
+        report: Report | None = REPORT.decode(event.report) if isinstance(event, Reported) else None
+        stale = stale_event(state, event, report) if isinstance(event, ReplicaJoined | Reported) else ""
+        before = fingerprint(state) if stale else {}
+        if isinstance(report, Left) and not stale:
+            self._check_farewell(event)
+        known = state.published.get(report.version) if isinstance(report, WeightsLoaded) else None
+        self._take(event)
+        if stale and isinstance(event, ReplicaJoined | Reported):
+            self.num_stale += 1
+            if changed := changes(before, fingerprint(state)) - told(event):
+                raise Violation("fence", f"{sorted(changed)} changed by {event.name}, though {stale}")
+        if isinstance(event, Reported) and isinstance(report, WeightsLoaded):
+            self._check_load(event, report, known.digest if known else None)
+
+    def _take(self, event: Event) -> None:
+        state = self._state
+        running, step = state.running, state.step
+        core.step(state, event)
+        try:
+            check(state)
+        except AssertionError as error:
+            raise Violation("conservation", str(error)) from error
+        _raise(self.history.observe(state, running, step))
+
+    def _check_farewell(self, event: Event) -> None:
+        replica = self._state.replicas[event.name] if isinstance(event, Reported) else None
+        if replica is not None and (replica.leases or replica.held or not replica.is_leaving):
+            raise Violation("drain", f"{replica.name} leaves with leases {replica.leases}, holding {replica.held}")
+
+    def _check_load(self, event: Reported, report: WeightsLoaded, published: str | None) -> None:
+        replica = self._state.replicas.get(event.name)
+        is_there = replica is not None and replica.incarnation == event.incarnation
+        if is_there and report.digest != published and replica is not None and replica.version >= 0:
+            raise Violation("digest", f"{event.name} may generate with {report.digest!r}, published is {published!r}")
+
+    def compare(self, live: State, policies: Iterable[FakePolicy]) -> None:
+        """Compare the controller's state with what the journal leads to, and with the weights that there are."""
+        if live != self._state:
+            ours, its = fingerprint(self._state), fingerprint(live)
+            raise Violation("replay", f"{sorted(changes(ours, its)) or 'the order of something'} differs")
+        _raise(self.history.diverged(live, policies))
+
+    def committed(self) -> None:
+        """Something was made durable: the journal has each report once, as it was made."""
+        self._look_at_disk()
+
+    def _look_at_disk(self) -> None:
+        for data in self._disk.committed[self._read :]:
+            event = EVENTS.decode(data)
+            match event:
+                case Reported():
+                    made, number = self.made[event.incarnation], self.durable.get(event.incarnation, 0) + 1
+                    if event.sequence != number or event.report != made[number - 1]:
+                        raise Violation(
+                            "durable",
+                            f"the journal has report {event.sequence} of {event.incarnation}, due is {number}",
+                        )
+                    self.durable[event.incarnation] = number
+                case Commanded():
+                    if event.ident in self.commands:
+                        raise Violation("durable", f"the journal has request {event.ident} twice")
+                    self.commands[event.ident] = len(self.commands)
+                case _:
+                    pass
+        self._read = len(self._disk.committed)
+
+    def said(self, journal: Opened, incarnation: str, message: Down) -> None:
+        """The controller says something to somebody."""
+        if journal.pending:
+            raise Violation(
+                "durable", f"{type(message).__name__} is said, {len(journal.pending)} events are not durable"
+            )
+        match message:
+            case Acknowledged() | Welcome() | Directive():
+                durable = self.durable.get(incarnation, 0)
+                if message.acknowledged > durable:
+                    raise Violation("durable", f"report {message.acknowledged} of {incarnation} is not in the journal")
+            case Answer() if not message.ident.startswith(LAUNCHER):
+                if not message.refusal and message.ident not in self.commands:
+                    raise Violation("durable", f"request {message.ident} is answered and not in the journal")
+            case _:
+                pass
+
+
+def _raise(problems: Iterable[tuple[str, str]]) -> None:
+    for oracle, problem in problems:
+        raise Violation(oracle, problem)

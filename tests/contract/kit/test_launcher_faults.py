@@ -1,0 +1,206 @@
+"""Wrong launchers, each of which the kit must name."""
+
+import pytest
+
+LAUNCHER = """
+import os, random, signal, subprocess, sys, time
+from cosmos_core.errors import ConfigError
+from cosmos_core.protocols import Exit, LauncherCapabilities, Provider, Submission, hookimpl
+
+class Launcher:
+    def __init__(self, options, context):
+        self.context, self.processes, self.told = context, {{}}, set()
+
+    def check(self):
+        {check}
+
+    def command(self, spec):
+        return [sys.executable, "-m", spec.module, *spec.arguments]
+
+    def start(self, spec):
+        self.context.logs.mkdir(parents=True, exist_ok=True)
+        with self.log(spec.name).open("ab") as output:
+            environment = {{**os.environ, **spec.environment}}
+            {start}
+        self.told.discard(spec.name)
+
+    def log(self, name):
+        return self.context.logs / f"{{name}}.log"
+
+    def running(self):
+        return [name for name, process in self.processes.items() if process.poll() is None]
+
+    def exits(self):
+        found = []
+        for name, process in self.processes.items():
+            code = process.poll()
+            if code is not None and name not in self.told:
+                {told}
+                words = self.log(name).read_text().splitlines()
+                found.append(Exit(name=name, code={code}, error=words[-1] if words else ""))
+        return found
+
+    def kill(self, name):
+        {kill}
+
+    def signal_stop(self):
+        for process in self.processes.values():
+            {ask}
+
+    def stop(self, grace_s):
+        self.signal_stop()
+        deadline = time.monotonic() + grace_s
+        while {wait} time.monotonic() < deadline:
+            time.sleep(0.01)
+        for process in self.processes.values():
+            {end}
+            process.wait(30)
+{more}
+@hookimpl
+def cosmos_launcher():
+    return Provider(create=Launcher, capabilities=LauncherCapabilities({capabilities}))
+"""
+RENDER = """
+    def ready(self):
+        raise ConfigError("there is no scheduler here")
+
+    def submit(self, file):
+        return "never"
+
+    def render(self):
+        {render}
+        return Submission(name={name}, text={text})
+"""
+DEFAULTS = {
+    "check": "pass",
+    "start": "self.processes[spec.name] = subprocess.Popen("
+    "self.command(spec), env=environment, stdout=output, stderr=subprocess.STDOUT)",
+    "told": "self.told.add(name)",
+    "code": "code",
+    "kill": "self.processes[name].kill()",
+    "ask": "process.terminate()",
+    "wait": "self.running() and",
+    "end": "process.kill()",
+    "more": "",
+    "capabilities": "",
+}
+SUBMITS = {"capabilities": "submits=True", "check": "raise ConfigError('not here')"}
+
+
+def launcher(**lines):
+    """A launcher with these lines instead of its own."""
+    return LAUNCHER.format(**{**DEFAULTS, **lines})
+
+
+def submitting(render="pass", name="'job.sh'", text="repr(str(self.context.directory))", **lines):
+    """One that renders with these lines."""
+    return launcher(more=RENDER.format(render=render, name=name, text=text), **{**SUBMITS, **lines})
+
+
+GOOD = {
+    "starts-here": launcher(),
+    "submits": submitting(),
+    "does-both": submitting(check="pass"),
+    "refuses-odd-names": submitting(
+        render="if not self.context.name.isalpha(): raise ConfigError('a name of letters')",
+        text="str(self.context.directory)",
+    ),
+}
+PLANTED = {
+    "splits-words": (
+        launcher(
+            start="self.processes[spec.name] = subprocess.Popen("
+            "' '.join(self.command(spec)[:-2]), shell=True, env=environment, stdout=output)"
+        ),
+        "test_a_process_gets_its_command_line_and_environment",
+        "the process got the arguments ['a', 'b'], and ['a b', '', ",
+    ),
+    "forgets-the-environment": (
+        launcher(start="self.processes[spec.name] = subprocess.Popen(self.command(spec), stdout=output)"),
+        "test_a_process_gets_its_command_line_and_environment",
+        "the process got '' in its environment, and 'two words; $HOME' was told",
+    ),
+    "tells-twice": (
+        launcher(told="pass"),
+        "test_an_end_is_told_once_with_its_code",
+        "exits() told again of ['rollout-0']",
+    ),
+    "hides-codes": (
+        launcher(code="0"),
+        "test_an_end_is_told_once_with_its_code",
+        "the process ended with code 7, and exits() told 0",
+    ),
+    "keeps-no-output": (
+        launcher(start=DEFAULTS["start"].replace("stdout=output", "stdout=subprocess.DEVNULL")),
+        "test_an_end_is_told_once_with_its_code",
+        "the process's last words were 'the probe was told to end so', and exits() told ''",
+    ),
+    "kills-none": (
+        launcher(kill="self.processes[name].terminate()"),
+        "test_what_runs_is_listed_and_a_killed_one_is_told",
+        "exits() did not tell within 3 s that rollout-0 had ended",
+    ),
+    "leaves-some": (
+        launcher(end="return"),
+        "test_stop_leaves_nothing_behind",
+        "stop() left policy-0, rollout-0 alive",
+    ),
+    "never-asks": (
+        launcher(ask="process.kill()"),
+        "test_a_process_may_end_by_itself_when_it_is_asked_to",
+        "stop() killed a process without asking it to end first (SIGTERM)",
+    ),
+    "waits-too-long": (
+        launcher(wait=""),
+        "test_a_process_may_end_by_itself_when_it_is_asked_to",
+        "stop() waited for the whole grace although the process had ended",
+    ),
+    "fails-to-check": (
+        launcher(check="raise OSError('no cluster')"),
+        "test_elsewhere_it_says_where_it_starts_processes",
+        "check() raised OSError: no cluster; refuse with a ConfigError",
+    ),
+    "submits-in-secret": (
+        submitting(capabilities="", check="pass"),
+        "test_it_submits_what_it_declares",
+        "it declares submits=False and has render(), ready() and submit()",
+    ),
+    "draws-lots": (
+        submitting(text="f'{self.context.directory} {random.random()}'"),
+        "test_rendering_is_repeatable_and_changes_nothing",
+        "render() gave another submission the second time",
+    ),
+    "writes": (
+        submitting(render="self.context.logs.mkdir(parents=True, exist_ok=True)"),
+        "test_rendering_is_repeatable_and_changes_nothing",
+        "the run's folder is made when it is submitted",
+    ),
+    "forgets-the-run": (
+        submitting(text="'run it'"),
+        "test_a_submission_finds_the_run",
+        "the submission does not mention the run's folder",
+    ),
+    "quotes-nothing": (
+        submitting(text="f'cosmos run --resume {self.context.directory}'"),
+        "test_odd_names_are_quoted_or_refused",
+        "is not quoted in the line 'cosmos run --resume ",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(run_kit):
+    modules = GOOD | {name: source for name, (source, *_) in PLANTED.items()}
+    return run_kit("launcher", modules, body="timeout_s = 3.0\ngrace_s = 0.2")
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_launcher_passes(outcomes, name):
+    assert [each.message for each in outcomes[name] if each.result == "failed"] == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_fault_is_named(outcomes, name):
+    _, test, *messages = PLANTED[name]
+    failed = {each.test: each.message for each in outcomes[name] if each.result == "failed"}
+    assert [message for message in messages if message not in failed.get(test, "")] == [], failed

@@ -1,0 +1,282 @@
+"""The live page in a real headless Chromium, served by a real controller, and what it refuses."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import attrs
+import pytest
+
+from cosmos_core.controller.journal import entries
+from cosmos_core.controller.live.chronicle import News, SampleView
+from cosmos_core.controller.live.curves import Curve
+from cosmos_core.controller.live.snapshot import Queue, ReplicaView, Snapshot
+from cosmos_core.controller.machine.events import Commanded
+from cosmos_core.controller.page.service import Page
+from cosmos_core.run.look import look
+from cosmos_core.transport.requests import Drain
+from cosmos_core.transport.wire import REQUEST
+
+from .browser import Browser, find
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(find() is None, reason="no Chromium on this machine (make browser installs one on Debian)"),
+]
+
+EVIL = "<script>document.title = 'owned'</script><img src=x onerror=\"document.title='owned'\"><b>bold</b>"
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+@pytest.fixture
+def browser(tab) -> Browser:
+    tab.go("about:blank")
+    tab.look(width=1280, height=900)
+    tab.complaints.clear()
+    return tab
+
+
+def snapshot(**changes) -> Snapshot:
+    found = Snapshot(
+        time=time.time(),
+        name="arithmetic",
+        run_id="run-1",
+        term=1,
+        phase="training",
+        outcome="",
+        reason="",
+        stage="grpo",
+        step=2,
+        num_steps=9,
+        version=2,
+        versions={2: 1},
+        generation=1,
+        members=("policy-0",),
+        standings={"policy": {"training": 1}, "rollout": {"generating": 1}},
+        replicas=(
+            ReplicaView(name="policy-0", role="policy", standing="training", step=2, place="pid 1 on host"),
+            ReplicaView(name="rollout-0", role="rollout", standing="generating", step=2, in_flight=4),
+        ),
+        queue=Queue(queued=0, in_flight=4, finished=1, claimed=2, consumed=4, dropped={"stale": 1}),
+        staleness={0: 8, 1: 4},
+        reward=0.5,
+        loss=0.1,
+        mismatch=1e-4,
+        accuracy=None,
+        policy_units_per_s=100.0,
+        rollout_units_per_s=50.0,
+        settings={},
+        refused=0,
+        news=(News(time=time.time(), kind="problem", text=EVIL),),
+        samples=(
+            SampleView(
+                time=1.0, replica="rollout-0", version=2, status="ok", reward=1.0, units=9, text=f"{EVIL}\n</pre>"
+            ),
+        ),
+        curves=(Curve(name="reward", points=((1.0, 0.2), (2.0, 0.4))),),
+    )
+    return attrs.evolve(found, **changes)
+
+
+@pytest.fixture
+def page(tmp_path) -> Iterator[Page]:
+    """A page of a run that a thread of this process plays: it takes any request."""
+    found, over = Page(tmp_path, "127.0.0.1", 0), threading.Event()
+    found.asked = []
+
+    def play() -> None:
+        while not over.wait(0.02):
+            for asked in found.board.take_asked():
+                found.asked.append(REQUEST.decode(asked.request))
+                found.board.answer(asked.ident, "")
+
+    player = threading.Thread(target=play)
+    player.start()
+    found.start()
+    found.board.offer(snapshot())
+    yield found
+    over.set()
+    player.join()
+    found.close()
+
+
+def test_what_a_model_writes_is_shown_as_text_and_does_not_run(page, browser):
+    browser.go(page.address)
+    browser.until("document.querySelector('#samples pre')")
+    assert browser.text("#samples pre") == f"{EVIL}\n</pre>"
+    assert EVIL in browser.text("#news")
+    assert browser.evaluate("document.querySelectorAll('#samples img, #samples b, #news img, body script').length") == 0
+    assert browser.evaluate("document.title") == "arithmetic: training"
+    assert browser.complaints == []
+
+
+def test_scripts_that_got_into_the_page_would_not_run(page, browser):
+    browser.go(page.address)
+    browser.until("document.querySelector('#samples pre')")
+    for attempt in (
+        "document.body.innerHTML = '<b>x</b>'",
+        "document.createElement('img').setAttribute('onerror', 'document.title = 1')",
+        "document.createElement('script').textContent = 'document.title = 1'",
+    ):
+        refused = browser.evaluate(f"(() => {{ try {{ {attempt}; return ''; }} catch (e) {{ return e.name; }} }})()")
+        assert refused == "TypeError", attempt
+    assert browser.evaluate("document.title") == "arithmetic: training"
+
+
+def test_curves_grow_and_the_end_is_shown(page, browser):
+    browser.go(page.address)
+    points = "Number(document.querySelector('[data-curve=reward]')?.dataset.points)"
+    browser.until(f"{points} === 2")
+    for step in range(3, 9):
+        curve = Curve(name="reward", points=tuple((float(x), x / 10) for x in range(1, step + 1)))
+        page.board.offer(snapshot(step=step, curves=(curve,)))
+        browser.until(f"{points} === {step}")
+        assert browser.text("#steps") == f"step {step} of 9"
+    page.board.offer(snapshot(step=9, outcome="finished", phase="finished"))
+    page.board.end()
+    browser.until("document.querySelector('#connection').innerText === 'the run has ended'")
+    assert browser.text("#phase") == "finished"
+    assert browser.complaints == []
+
+
+def test_a_page_whose_controller_is_gone_says_so_and_comes_back(page, browser, tmp_path):
+    browser.go(page.address)
+    browser.until("document.querySelector('#connection').innerText === 'live'")
+    port = page._socket.getsockname()[1]
+    page.board.has_ended = True  # as if it was killed: without a word
+    page.board._loop.call_soon_threadsafe(page.board._loop.stop)
+    page.close()
+    browser.until("document.querySelector('#connection').innerText.includes('trying again')")
+    again = Page(tmp_path, "127.0.0.1", port)
+    again.board.offer(snapshot(term=2, step=7))
+    again.start()
+    try:
+        browser.until("document.querySelector('#steps').innerText === 'step 7 of 9'")
+        assert browser.text("#connection") == "live"
+    finally:
+        again.close()
+
+
+def test_a_drain_needs_the_token(page, browser):
+    browser.go(page.address)
+    browser.until("document.querySelector('#drain').options.length === 2")
+    browser.submit("#drain-form", drain="rollout-0")
+    browser.until("document.querySelector('#answer').innerText.includes('refused')")
+    assert "token" in browser.text("#answer")
+    assert page.asked == []
+    browser.submit("#token-form", token=page.token_file.read_text().strip())
+    browser.submit("#drain-form", drain="rollout-0")
+    browser.until("document.querySelector('#answer').innerText === 'drain: taken in'")
+    assert page.asked == [Drain(name="rollout-0")]
+    assert browser.evaluate("document.cookie") == ""
+    assert browser.evaluate("document.documentElement.outerHTML").find(page.token_file.read_text().strip()) == -1
+
+
+def test_another_origin_is_refused(page, browser):
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<title>other</title>")
+
+        def log_message(self, *_):
+            pass
+
+    token = page.token_file.read_text().strip()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        browser.go(f"http://127.0.0.1:{server.server_port}/")
+        for mode in ("cors", "no-cors"):
+            fetched = f"fetch('{page.address}api/snapshot', {{mode: '{mode}'}})"
+            assert browser.evaluate(f"{fetched}.then((a) => a.type + a.status, () => 'refused')") in (
+                "refused",
+                "opaque0",
+            )
+        body = json.dumps({"do": "drain", "name": "rollout-0"})
+        for headers in ({}, {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}):
+            asked = f"fetch('{page.address}api/requests', {{method: 'POST', body: {body!r}, headers: {headers!r}}})"
+            assert browser.evaluate(f"{asked}.then((a) => a.type, () => 'refused')") == "refused"
+        frame = f"document.body.append(Object.assign(document.createElement('iframe'), {{src: '{page.address}'}}))"
+        browser.evaluate(frame)
+        browser.until("document.querySelector('iframe').contentDocument === null")
+        assert browser.evaluate(f"import('{page.address}page.js').then(() => 'loaded', () => 'refused')") == "refused"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert page.asked == []
+
+
+def test_every_control_has_a_name_and_the_page_fits_a_phone_in_the_dark(page, browser):
+    browser.go(page.address)
+    browser.until("document.querySelector('#samples pre')")
+    browser.call("Accessibility.enable")
+    nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
+    controls = [
+        node for node in nodes if node["role"]["value"] in ("button", "textbox", "combobox", "progressbar", "image")
+    ]
+    assert len(controls) >= 9
+    assert all(node["name"]["value"] for node in controls)
+    light = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+    browser.look(width=360, height=800, dark=True)
+    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") != light
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_a_real_run_is_seen_steered_and_stopped(imitation, processes, browser, tmp_path):
+    job = imitation(tmp_path / "run", "run.steps=400", "policy.checkpoint.interval=0")
+    controller = processes.controller(job)
+    found = json.loads((job.directory / "controller.json").read_text())
+    processes.policy(job, 0)
+    command = [sys.executable, "-m", "cosmos_core.cli", "status", str(job.directory), "--watch"]
+    watcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    processes.started.append(watcher)
+    browser.go(found["page"])
+    browser.until("document.querySelector('#name').innerText === 'imitation'")
+    points = "Number(document.querySelector('[data-curve=loss]')?.dataset.points)"
+    first = browser.until(f"{points} > 1 && {points}", timeout_s=90)
+    assert browser.until(f"{points} > {first} && {points}") > first
+    assert "training" in browser.until("document.querySelector('#replicas').innerText")
+    assert any("live page" in words for words in look(job.directory))
+    with urlopen(f"{found['page']}metrics") as answer:
+        assert b"\ncosmos_step " in answer.read()
+
+    browser.submit("#token-form", token=Path(found["page_token"]).read_text().strip())
+    browser.submit("#drain-form", drain="policy-0")
+    browser.until("document.querySelector('#answer').innerText.startsWith('drain: refused')")  # it is the last one
+    browser.submit("#set-form", overrides="policy.optimizer.lr=1e-4")
+    browser.until("document.querySelector('#answer').innerText === 'set: taken in'")
+    browser.until("document.querySelector('#figures').innerText.includes('policy.optimizer.lr')")
+    browser.evaluate("window.confirm = () => true")
+    browser.submit("#stop-form")
+    browser.until("document.querySelector('#connection').innerText === 'the run has ended'", timeout_s=60)
+    assert browser.text("#phase") == "stopped"
+    assert controller.wait(20) == 0
+    told, _ = watcher.communicate(timeout=40)
+    assert watcher.returncode == 0
+    for words in (
+        "  joined: policy-0 ",
+        "  asked: set policy.optimizer.lr=1e-4",
+        "  asked: stop",
+        "imitation: stopped | ",
+    ):
+        assert words in told
+    asked = [REQUEST.decode(event.request) for _, _, event in entries(job.journal) if isinstance(event, Commanded)]
+    assert [type(request).__name__ for request in asked] == ["Set", "Stop"]
+    assert [complaint for complaint in browser.complaints if "409" not in complaint] == []

@@ -1,0 +1,141 @@
+"""Seeded runs of the real desk, machine and sessions: every oracle holds whatever happens."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from cosmos_core.errors import ConfigError
+from cosmos_core.testing.simulation import Faults, Scenario, Simulation, Violation
+from cosmos_core.testing.simulation.__main__ import main
+from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
+
+from .plants import PLANTS, planted
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_oracle_holds_whatever_happens(seed):
+    simulation = Simulation(seed)
+    state = simulation.run()
+    assert state.has_ended
+    if state.outcome == "finished":
+        check_evaluations(state)
+
+
+@pytest.mark.sweep
+def test_every_oracle_holds_in_many_seeds():
+    outcomes = [Simulation(seed).run().outcome for seed in range(2000)]
+    assert outcomes.count("failed") < len(outcomes) / 20
+
+
+def check_evaluations(state) -> None:
+    """Every evaluation that was due was made once, or is said to be lost."""
+    versions = range(state.step + 1)
+    scored = [done.version for done in state.evaluations if done.accuracy is not None]
+    measured = [done for done in state.evaluations if done.loss is not None]
+    lost = "evaluation" in state.status_details
+    assert lost or scored == [version for version in versions if state.settings.evaluates(version)]
+    assert lost or [done.version for done in measured] == [
+        version for version in versions if state.settings.measures(version)
+    ]
+    assert all(done.num_prompts == state.settings.heldout_rows for done in measured)
+    assert len(set(scored)) == len(scored)
+    assert len({done.version for done in measured}) == len(measured)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_held_out_losses_are_measured_whatever_happens(seed):
+    scenario = Scenario.drawn(seed, learns_from="demonstrations")
+    state = Simulation(seed, scenario=scenario, faults=Faults(loss=0.05, repeat=0.05, crash=0.05)).run()
+    assert state.outcome == "finished"
+    check_evaluations(state)
+    losses = [done for done in state.evaluations if done.loss is not None]
+    assert losses
+    assert all(done.num_units == 3 * (done.num_prompts - done.num_unscored) for done in losses)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_replicas_pass_weights_on_whatever_happens(seed):
+    scenario = Scenario.drawn(seed, learns_from="rollouts", num_rollouts=6, fan_out=1 + seed % 2, shares_memory=False)
+    simulation = Simulation(seed, scenario=scenario, faults=Faults(loss=0.05, crash=0.05 if seed % 3 else 0.0))
+    state = simulation.run()
+    assert state.outcome == "finished"
+    loads = simulation.reports(WeightsLoaded)
+    assert sum(load.relayed for load in loads) > len(loads) / 4
+    assert seed or simulation.reports(WeightsRejected)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_without_faults_nothing_is_lost(seed):
+    scenario = Scenario.drawn(seed, learns_from="rollouts", synchronous=False, sync_interval=1, max_staleness=1)
+    state = Simulation(seed, scenario=scenario, faults=Faults()).run()
+    assert state.outcome == "finished"
+    assert not state.fenced
+    assert all("lost" not in ledger.samples.dropped for ledger in state.ledgers)
+    assert all(record.attempt == 1 for record in state.steps)
+
+
+def test_a_seed_decides_everything():
+    first, second = Simulation(17, kept=10**6), Simulation(17, kept=10**6)
+    assert first.run() == second.run()
+    assert first.trace.lines() == second.trace.lines()
+    assert first.disk.committed == second.disk.committed
+
+
+@pytest.mark.parametrize("fault", ["disk_full", "commit_failure", "commit_crash", "slow_commit"])
+def test_whatever_the_disk_does_nothing_is_said_before_it_is_durable(fault):
+    rates = {"disk_full": 2.0, "commit_failure": 0.3, "commit_crash": 0.3, "slow_commit": 0.5}
+    simulation = Simulation(3, faults=Faults(loss=0.05, slow_s=1.5, **{fault: rates[fault]}))
+    state = simulation.run()
+    assert state.outcome == "finished"
+    if fault == "slow_commit":
+        assert simulation.controller.num_starts == 1
+        assert not state.fenced, "nobody is taken for silent because the controller waited for its disk"
+    else:
+        assert simulation.controller.num_starts > 1
+    assert simulation.disk.num_failures or fault in ("slow_commit", "commit_crash")
+
+
+def test_a_violation_tells_how_it_is_seen_again(capsys):
+    (plant,) = (plant for plant in PLANTS if plant.name == "acknowledged before the commit")
+    with planted(plant):
+        assert main(["--seed", "0"]) == 1
+        first = capsys.readouterr().err
+        (command,) = re.findall(r"again: python -m cosmos_core.testing.simulation (.*)", first)
+        assert main(command.split()) == 1
+    second = capsys.readouterr().err
+    assert first.startswith("durable: ")
+    assert "says hello" in second
+    assert first.splitlines()[0] == second.splitlines()[0], "another violation"
+
+
+def test_the_command_tells_what_it_simulated(capsys):
+    assert main(["--seeds", "0:2", "--faults", "loss=0.1,until_s=5"]) == 0
+    assert re.match(r"2 runs: 2 finished; [\d,]+ events in ", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--seeds", "9"], "--seeds is '9'; it must be two numbers"),
+        (["--seeds", "9:3"], "must be two numbers, the smaller first"),
+        (["--seed", "1", "--faults", "los=0.1"], "unknown fault 'los'; did you mean loss?"),
+        (["--seed", "1", "--faults", "loss=much"], "loss is 'much'; it must be a number"),
+        (["--seed", "1", "--faults", "loss=-1"], "must not be negative"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(capsys, argv, message):
+    assert main(argv) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_faults_are_written_as_they_are_read():
+    faults = Faults.drawn(5)
+    assert Faults.parse(str(faults)) == faults
+    with pytest.raises(ConfigError):
+        Faults.parse("nothing")
+
+
+def test_a_violation_is_an_oracle_and_what_it_saw():
+    assert str(Violation("batch", "twice")) == "batch: twice"

@@ -1,0 +1,43 @@
+import pytest
+
+from cosmos_core.controller.page.asking import request_from
+from cosmos_core.errors import TransportError
+from cosmos_core.transport.requests import Drain, Set, Stop
+
+
+@pytest.mark.parametrize(
+    ("body", "request_"),
+    [
+        (b'{"do": "stop"}', Stop()),
+        (b'{"do": "drain", "name": "rollout-1"}', Drain(name="rollout-1")),
+        (b'{"do": "set", "overrides": ["a.b=1", "c=x"]}', Set(overrides=("a.b=1", "c=x"))),
+    ],
+)
+def test_the_requests_of_the_command_line(body, request_):
+    assert request_from(body) == request_
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"do": "lost", "name": "a", "incarnation": "b", "reason": "c"}',
+        b'{"do": "drain"}',
+        b'{"do": "drain", "name": ""}',
+        b'{"do": "drain", "name": 1}',
+        b'{"do": "drain", "name": "a", "more": 1}',
+        b'{"do": "set", "overrides": []}',
+        b'{"do": "set", "overrides": "a=1"}',
+        b'{"do": "stop"} {"do": "stop"}',
+        b"\xff\xfe",
+        b'{"do": "drain", "name": "\xff"}',
+        b"[" * 10_000,
+        b'{"do": "set", "overrides": [' + b",".join([b'"a=1"'] * 33) + b"]}",
+    ],
+)
+def test_anything_else_is_refused(body):
+    with pytest.raises(TransportError, match="not a request of a run"):
+        request_from(body)

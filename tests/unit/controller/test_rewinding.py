@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import pytest
+
+from cosmos_core.controller.machine import core, membership, rewinding
+from cosmos_core.controller.machine.events import JoinTimedOut, RegroupDue, Rewound
+from cosmos_core.errors import JournalError
+from cosmos_core.transport.reports import CheckpointSaved, GenerationFormed, GroupFinished, WeightsLoaded
+
+
+def rewind(it):
+    """What the desk does."""
+    assert rewinding.is_headless(it.state)
+    it.apply(Rewound(step=rewinding.newest_kept(it.state)))
+
+
+def save(it, name="p0"):
+    """Only save what there is to be saved."""
+    step = it.directive(name).checkpoint
+    it.world.checkpoints[step] = it.fakes[name].digest
+    it.report(name, CheckpointSaved(step=step, path=f"checkpoints/step-{step}"))
+
+
+def advance(it, step):
+    """Train up to a step, leaving what is generated on the way where it is."""
+    while it.state.step < step:
+        it.follow()
+
+
+def test_weights_that_are_in_a_checkpoint_are_loaded_and_nothing_is_undone(run):
+    it = run(steps=6, checkpoint_interval=2)
+    it.start()
+    advance(it, 2)
+    save(it)
+    leases, digest = it.leases(), it.world.checkpoints[2]
+    it.lose("p0")
+    assert not rewinding.is_headless(it.state)
+    assert membership.missing(it.state) == ["1 of 1 policy replicas"]
+    it.join("p9")
+    order = it.directive("p9").generation
+    assert (order.step, order.checkpoint, order.transfer) == (2, "checkpoints/step-2", False)
+    assert it.leases() == leases
+    it.follow("p9")
+    assert (it.fakes["p9"].step, it.fakes["p9"].digest) == (2, digest)
+    it.settle()
+    assert (it.state.outcome, it.state.rewinds) == ("finished", [])
+    assert [record.step for record in it.state.steps] == list(range(1, 7))
+
+
+def test_a_step_that_was_running_is_repeated(run):
+    it = run(steps=6, checkpoint_interval=2, prompts=2)
+    it.start()
+    advance(it, 2)
+    save(it)
+    while it.state.running is None:
+        it.follow("r0")
+    groups = it.state.running.order.groups
+    it.lose("p0")
+    it.join("p9")
+    it.follow("p9")
+    assert it.directive("p9").train.groups == groups
+    assert it.directive("p9").train.attempt == 2
+
+
+def test_without_the_newest_weights_the_run_goes_back_to_its_checkpoint(run):
+    it = run(steps=8, checkpoint_interval=3, num_rollouts=2, max_staleness=2)
+    it.start(rollouts=2)
+    advance(it, 5)
+    saved = dict(it.state.checkpoints.saved)
+    assert list(saved) == [3]
+    before = it.state.ledger.samples
+    generated, consumed = before.generated, it.state.marks[3][0].samples.consumed
+    it.lose("p0")
+    rewind(it)
+    state = it.state
+    assert (state.step, len(state.steps), state.rewinds) == (3, 3, [3])
+    assert state.checkpoints.saved == saved
+    samples = state.ledger.samples
+    assert (samples.generated, samples.consumed) == (generated, consumed)
+    assert samples.dropped["rewound"] > 0
+    assert state.ledger.consumed == 3 * 2
+    assert set(state.marks) == {0, 3}
+    assert not any(replica.held for replica in state.replicas.values())
+    it.join("p9")
+    it.settle()
+    assert (state.outcome, state.step) == ("finished", 8)
+    assert [record.step for record in state.steps] == list(range(1, 9))
+    assert core.fold(it.events) == state
+
+
+def test_versions_after_the_checkpoint_are_given_up_and_come_again_with_other_weights(run):
+    it = run(steps=8, checkpoint_interval=3, max_staleness=2)
+    it.start()
+    advance(it, 5)
+    while it.fakes["r0"].version < 4:
+        it.follow("r0")
+    abandoned = it.fakes["r0"].version
+    old = it.state.published[abandoned].digest
+    held = it.leases()
+    it.lose("p0")
+    rewind(it)
+    assert it.state.replicas["r0"].version == -1
+    assert it.directive("r0").rewinds == (3,)
+    assert all(version <= 3 for version in it.state.published)
+    # What it says before it has heard of that counts for nothing.
+    it.report("r0", WeightsLoaded(version=abandoned, digest=old, transfer_s=0, paused_s=0, nbytes=1))
+    assert it.state.replicas["r0"].version == -1
+    generated = it.state.ledger.samples.generated
+    it.report("r0", *(GroupFinished(lease=lease.lease, samples=()) for lease in held))
+    assert it.state.ledger.samples.generated == generated
+    assert not it.state.ledger.finished
+    it.join("p9")
+    while it.state.step < abandoned:
+        it.follow()
+    assert it.state.published[abandoned].digest != old
+    it.settle()
+    assert it.state.outcome == "finished"
+
+
+def test_who_has_weights_of_the_checkpoint_or_before_goes_on_generating(run):
+    it = run(steps=8, checkpoint_interval=3, max_staleness=2, num_rollouts=2)
+    it.start(rollouts=2)
+    while it.state.step < 4:
+        it.follow("p0", "r0")
+        if it.fakes["r1"].version < 3:
+            it.report("r1", *it.fakes["r1"]._load(it.directive("r1")))
+    assert it.state.replicas["r1"].version == 3
+    it.lose("p0")
+    rewind(it)
+    assert it.state.replicas["r1"].version == 3
+    assert it.leases("r1")
+    it.join("p9")
+    it.settle()
+    assert it.state.outcome == "finished"
+
+
+def test_without_a_checkpoint_it_begins_again(run):
+    it = run(steps=4)
+    it.start()
+    advance(it, 2)
+    it.lose("p0")
+    rewind(it)
+    assert (it.state.step, it.state.rewinds, it.state.steps) == (0, [0], [])
+    it.join("p0")
+    assert it.directive("p0").generation.checkpoint == ""
+    it.settle()
+    assert (it.state.outcome, it.state.step) == ("finished", 4)
+
+
+def test_one_who_waits_to_join_is_enough(run):
+    it = run(steps=8, checkpoint_interval=2, prompts=2)
+    it.start()
+    advance(it, 3)
+    it.settle("r0")
+    it.join("p1")
+    it.lose("p0")
+    assert it.directive("p1").generation is None
+    rewind(it)
+    assert it.directive("p1").generation.checkpoint == "checkpoints/step-2"
+    it.settle()
+    assert it.state.outcome == "finished"
+
+
+def test_weights_of_a_transfer_that_broke_off_are_not_trained(run):
+    it = run(num_policies=2)
+    it.join("p0")
+    it.join("p1")
+    for name in ("p0", "p1"):
+        it.report(name, GenerationFormed(generation=1, step=-1))
+    it.apply(RegroupDue())
+    assert not it.state.named("policy")
+    assert "transfer broke off" in it.state.fenced[it.incarnations["p1"]]
+    it.join("p0")
+    assert it.directive("p0").generation.members == ("p0",)
+
+
+def test_nobody_comes(run):
+    it = run()
+    it.start()
+    it.lose("p0")
+    it.apply(JoinTimedOut(timeout_s=5.0))
+    assert it.state.outcome == "failed"
+    assert "missing after 5 s (control.join_timeout_s): 1 of 1 policy replicas" in it.state.reason
+
+
+def test_what_ends_every_policy_replica_ends_the_run(run):
+    it = run(steps=4)
+    it.start()
+    for number in range(rewinding.MAX_REWINDS + 1):
+        advance(it, 1)
+        it.lose(f"p{number}")
+        rewind(it)
+        it.join(f"p{number + 1}")
+    assert it.state.outcome == "failed"
+    assert "lost 11 times before a checkpoint after step 0" in it.state.reason
+
+
+def test_a_run_that_is_stopping_stops_where_its_checkpoint_is(run):
+    it = run(steps=8, checkpoint_interval=2)
+    it.start()
+    advance(it, 3)
+    it.stop()
+    it.lose("p0")
+    rewind(it)
+    assert (it.state.outcome, it.state.step) == ("stopped", 2)
+
+
+def test_a_step_that_nobody_knows_is_refused(run):
+    it = run()
+    it.start()
+    with pytest.raises(JournalError, match="taken back to step 2, of which the journal has no account"):
+        it.apply(Rewound(step=2))

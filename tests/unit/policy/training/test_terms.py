@@ -1,0 +1,87 @@
+from types import SimpleNamespace
+
+import pytest
+
+from cosmos_core.config.job import Job, StageFacts
+from cosmos_core.config.loading import recipe_from
+from cosmos_core.config.schema import OptimizerConfig
+from cosmos_core.errors import CheckpointError
+from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.policy.training.terms import Terms
+
+DATA = {
+    "run": {"name": "r", "steps": 3},
+    "model": {"path": "somewhere"},
+    "algorithm": {"plugin": "grpo"},
+    "dataset": {"plugin": "jsonl"},
+    "reward": [{"plugin": "math"}],
+    "rollout": {"sampling": {"temperature": 0.8}},
+    "warmup": {"plugin": "sft", "steps": 2},
+}
+LR, CLIP, TEMPERATURE = "policy.optimizer.lr", "algorithm.options.clip_high", "rollout.sampling.temperature"
+
+
+class Trainer:
+    """Notes what it is told to go by."""
+
+    def __init__(self):
+        self.step, self.begun, self.changed = 0, [], []
+
+    def begin_stage(self, stage, algorithm, temperature):
+        self.stage = stage
+        self.begun.append((stage, algorithm, temperature))
+
+    def change(self, stage, algorithm):
+        self.stage = stage
+        self.changed.append((stage, algorithm))
+
+
+@pytest.fixture
+def terms(tmp_path):
+    recipe = recipe_from(DATA)
+    job = Job(
+        run_id="r",
+        directory=tmp_path,
+        recipe_directory=tmp_path,
+        recipe=recipe,
+        num_train_rows=1,
+        num_heldout_rows=0,
+        num_evaluation_prompts=0,
+        uses_rollouts=True,
+        stages=(StageFacts(source="demonstrations"), StageFacts(source="rollouts")),
+    )
+    trainer = Trainer()
+    plugins = PluginSet.load([("algorithm", "grpo"), ("algorithm", "sft")])
+    return SimpleNamespace(terms=Terms(job, plugins, trainer), trainer=trainer)
+
+
+def test_values_are_adopted_once_and_the_algorithm_is_made_anew(terms):
+    terms.terms.begin_stage(1)
+    before = terms.trainer.begun[0][1]
+    terms.terms.adopt({})
+    assert terms.trainer.changed == []
+    terms.terms.adopt({LR: 0.5, CLIP: 0.4})
+    terms.terms.adopt({CLIP: 0.4, LR: 0.5})
+    ((stage, algorithm),) = terms.trainer.changed
+    assert stage.optimizer == OptimizerConfig(lr=0.5)
+    assert (before._clip.high, algorithm._clip.high) == (0.2, 0.4)
+    terms.terms.adopt({})
+    assert terms.trainer.stage.optimizer == OptimizerConfig()
+
+
+def test_a_stage_begins_with_the_values_that_hold(terms):
+    terms.terms.begin_stage(0)
+    terms.terms.adopt({LR: 0.5, TEMPERATURE: 0.3})
+    assert terms.trainer.stage.key == "warmup"
+    terms.terms.begin_stage(1)
+    stage, _, temperature = terms.trainer.begun[-1]
+    assert stage.optimizer.lr == 0.5
+    # Who was drawn at another temperature than the recipe's says so itself.
+    assert temperature == 0.8
+    terms.terms.adopt({LR: 0.5, TEMPERATURE: 0.3})
+    assert len(terms.trainer.changed) == 1
+
+
+def test_a_stage_that_the_recipe_lacks(terms):
+    with pytest.raises(CheckpointError, match="stage 2"):
+        terms.terms.begin_stage(2)

@@ -1,0 +1,74 @@
+"""Processes that are forked instead of started."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from cosmos_core.protocols import ProcessSpec
+from cosmos_core.run.launch import nursery
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Starts a module; what is left of it is killed."""
+    children = []
+
+    def start(module, *arguments, **environment):
+        spec = ProcessSpec(name=module, module=module, arguments=arguments, environment=environment)
+        children.append(nursery.start(spec, tmp_path / "output"))
+        return children[-1]
+
+    nursery.prepare(1)
+    yield start
+    for child in children:
+        child.send_signal(signal.SIGKILL)
+        assert child.wait(10) is not None
+
+
+def test_a_module_runs_as_by_the_interpreter_and_its_output_is_kept(started, tmp_path, monkeypatch):
+    (tmp_path / "calendar.py").write_text("raise SystemExit('imported from the current folder')")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "output").write_text("before\n")
+    assert started("calendar", "2026", "11").wait(60) == 0
+    said = (tmp_path / "output").read_text()
+    assert said.startswith("before\n")
+    assert "November 2026" in said
+    assert "cosmos" not in said
+
+
+def test_it_imports_nothing_twice_and_warns_of_nothing(started, tmp_path):
+    child = started("cosmos_core.policy", "--help")
+    assert child.wait(60) == 0
+    said = (tmp_path / "output").read_text()
+    assert said.startswith("usage: python -m cosmos_core.policy")
+    assert "Warning" not in said
+
+
+def test_exit_codes_and_signals_are_told_apart(started, tmp_path):
+    failed = started("json.tool", str(tmp_path / "absent"))
+    assert failed.wait(60) not in (None, 0)
+    child = started("http.server", "0", "--bind", "127.0.0.1")
+    assert child.poll() is None
+    assert child.wait(0.05) is None
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(10) == -signal.SIGTERM
+    child.send_signal(signal.SIGTERM)
+
+
+def test_its_environment_is_that_of_its_starter_now(started, tmp_path, monkeypatch):
+    monkeypatch.setenv("LATE", "of the starter")
+    show = "import os; print(os.environ['LATE'], os.environ['MARK'], os.environ.get('PYTHONSAFEPATH'))"
+    assert started("timeit", "-n1", "-r1", "-s", show, "pass", MARK="of the process").wait(60) == 0
+    assert (tmp_path / "output").read_text().startswith("of the starter of the process None\n")
+
+
+def test_a_process_leads_a_session_of_its_own(started):
+    child = started("http.server", "0", "--bind", "127.0.0.1")
+    deadline = time.monotonic() + 20
+    while os.getsid(child.pid) != child.pid and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert os.getsid(child.pid) == child.pid
+    child.send_signal(signal.SIGKILL)
+    assert child.wait(10) == -signal.SIGKILL

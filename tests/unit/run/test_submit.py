@@ -1,0 +1,130 @@
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cosmos_core.config.loading import load_recipe
+from cosmos_core.errors import ConfigError, PluginNotFoundError, ReplicaError
+from cosmos_core.run.submit import Handover, launch_again, launch_recipe, option_overrides, reachable
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "arithmetic.toml"
+SBATCH = '#!/bin/sh\necho "argument $2" >> {log}\necho "17;cluster"\nexit {code}\n'
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    def load(*overrides, launcher="slurm"):
+        folder = f'run.output_dir="{tmp_path}/runs"'
+        return load_recipe(RECIPE, overrides=[f"launch.launcher={launcher}", folder, *overrides])
+
+    return load
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """Stand-ins for Slurm's commands."""
+
+    def install(code=0):
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        sinfo = "#!/bin/sh\necho 'main* 4 gpu:2'\n"
+        for name, text in (("sbatch", SBATCH.format(log=tmp_path / "log", code=code)), ("sinfo", sinfo)):
+            (folder / name).write_text(text)
+            (folder / name).chmod(stat.S_IRWXU)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    return install
+
+
+@pytest.fixture
+def console(tmp_path):
+    with (tmp_path / "shown").open("w") as file:
+        yield Console(file=file, width=200)
+
+
+def shown(console, tmp_path):
+    console.file.flush()
+    return (tmp_path / "shown").read_text()
+
+
+def test_a_run_is_made_and_submitted_and_submitted_again(recipe, slurm, console, tmp_path):
+    slurm()
+    launch_recipe(recipe(), RECIPE, console, Handover())
+    run = tmp_path / "runs" / "arithmetic"
+    assert (tmp_path / "log").read_text() == f"argument {run}/job.sh\n"
+    assert "Slurm job 17;" in shown(console, tmp_path)
+    assert "component 1, policy: 1 processes, 1 CPUs each" in shown(console, tmp_path)
+    assert (run / "job.json").exists()
+    assert 'bind = "0.0.0.0"' in (run / "recipe.resolved.toml").read_text()
+    with pytest.raises(ConfigError, match="go on with it: cosmos run --resume"):
+        launch_recipe(recipe(), RECIPE, console, Handover())
+    launch_again(run, "slurm", ['launch.options.time="30"'], console, Handover())
+    assert "#SBATCH --time=30" in (run / "job.sh").read_text()
+    assert 'time = "30"' in (run / "recipe.resolved.toml").read_text()
+
+
+def test_rendering_leaves_nothing_behind(recipe, console, tmp_path):
+    launch_recipe(recipe(), RECIPE, console, Handover(render_only=True))
+    assert shown(console, tmp_path).startswith("#!/bin/bash\n#SBATCH --job-name=cosmos-arithmetic\n")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_is_refused_by_the_scheduler_leaves_no_run(recipe, slurm, console, tmp_path):
+    slurm(code=1)
+    with pytest.raises(ReplicaError, match=r"sbatch refused .*job\.sh"):
+        launch_recipe(recipe(), RECIPE, console, Handover())
+    assert not (tmp_path / "runs" / "arithmetic").exists()
+
+
+def test_what_no_node_has_is_refused(recipe, slurm, console, tmp_path):
+    slurm()
+    with pytest.raises(
+        ConfigError, match=r"controller component needs 5 CPUs of one node, and the largest node .* has 4"
+    ):
+        launch_recipe(recipe("launch.options.controller_cpus=5"), RECIPE, console, Handover())
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_launcher_of_this_machine_hands_nothing_over(recipe, console):
+    with pytest.raises(ConfigError, match=r"'local' starts processes on this machine .* use cosmos run"):
+        launch_recipe(recipe(launcher="local"), RECIPE, console, Handover())
+
+
+def test_only_runs_whose_folder_is_here_are_submitted_again(recipe, slurm, console, tmp_path):
+    slurm()
+    launch_recipe(recipe(), RECIPE, console, Handover())
+    options = ["launch.options={image = 'x', pvc = 'y'}"]
+    with pytest.raises(ConfigError, match="launcher 'kubernetes' makes the run's folder itself"):
+        launch_again(tmp_path / "runs" / "arithmetic", "kubernetes", options, console, Handover())
+
+
+@pytest.mark.parametrize(("bind", "expected"), [("127.0.0.1", "0.0.0.0"), ("::1", "0.0.0.0"), ("10.0.0.7", "10.0.0.7")])
+def test_loopback_is_opened(recipe, bind, expected):
+    assert reachable(recipe(f'control.bind="{bind}"')).control.bind == expected
+
+
+def test_options_of_a_launcher_are_words_of_the_command_line():
+    assert option_overrides("slurm", ["--gpus-per-node", "8", "--time=10", "--partition", "1e3"]) == [
+        "launch.options.gpus_per_node=8",
+        'launch.options.time="10"',
+        'launch.options.partition="1e3"',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["x"], "x: unexpected; options of the launcher are written --name VALUE"),
+        (["--time"], "--time: expected a value"),
+    ],
+)
+def test_other_words_are_refused(arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        option_overrides("slurm", arguments)
+
+
+def test_an_unknown_launcher_is_named():
+    with pytest.raises(PluginNotFoundError, match="slurn"):
+        option_overrides("slurn", [])

@@ -1,0 +1,77 @@
+"""What a message may hold: what cannot be is refused, and named."""
+
+import math
+
+import attrs
+import msgspec
+import pytest
+
+from cosmos_core.errors import TransportError
+from cosmos_core.transport.bounds import TEXT, fitted
+from cosmos_core.transport.messages import Beat, Hello
+from cosmos_core.transport.reports import Failed, GroupFinished, SampleReport, StepDone
+from cosmos_core.transport.wire import REPORT, UP
+
+HELLO = Hello(wire=2, run_id="r", name="n", role="policy", incarnation="i", host="h", pid=1, step=-1, endpoints={})
+BEAT = Beat(name="n", incarnation="i", term=1, revision=0, gauges={})
+DONE = StepDone(step=1, attempt=1, generation=1, skipped=False, metrics={"loss": math.nan})
+
+
+@pytest.mark.parametrize(
+    ("message", "where"),
+    [
+        (attrs.evolve(HELLO, step=-2), r"\$\.step"),
+        (attrs.evolve(HELLO, pid=-1), r"\$\.pid"),
+        (attrs.evolve(HELLO, name="a\nb"), r"\$\.name"),
+        (attrs.evolve(HELLO, host="\x1b[2J"), r"\$\.host"),
+        (attrs.evolve(HELLO, name="x" * 257), r"\$\.name"),
+        (attrs.evolve(HELLO, endpoints={"weights": "a\u2028"}), r"\$\.endpoints"),
+        (attrs.evolve(BEAT, gauges={"x": math.nan}), r"\$\.gauges"),
+        (attrs.evolve(BEAT, gauges={"x": -math.inf}), r"\$\.gauges"),
+        (attrs.evolve(BEAT, gauges={"x\r": 1.0}), r"\$\.gauges"),
+        (attrs.evolve(BEAT, term=2**60), r"\$\.term"),
+    ],
+)
+def test_what_cannot_be_is_named(message, where):
+    with pytest.raises(TransportError, match=where):
+        UP.decode(UP.encode(message))
+
+
+@pytest.mark.parametrize("message", [HELLO, BEAT, attrs.evolve(BEAT, gauges={"x": -1.5})])
+def test_what_can_be_passes(message):
+    assert UP.decode(UP.encode(message)) == message
+
+
+def test_reports_are_bounded_too_and_a_loss_may_be_nan():
+    assert math.isnan(REPORT.decode(REPORT.encode(DONE)).metrics["loss"])
+    with pytest.raises(TransportError, match=r"\$\.step"):
+        REPORT.decode(REPORT.encode(attrs.evolve(DONE, step=-7)))
+    with pytest.raises(TransportError, match=r"\$\.reason"):
+        REPORT.decode(REPORT.encode(Failed(reason="x" * (TEXT + 1))))
+
+
+def test_long_texts_are_cut_wherever_they_are():
+    sample = SampleReport(
+        index=0,
+        status="failed",
+        reward=None,
+        rewards={},
+        oldest_version=0,
+        newest_version=0,
+        num_units=1,
+        num_prompt_units=1,
+        detail="d" * 2 * TEXT,
+    )
+    report = fitted(GroupFinished(lease=1, samples=(sample, attrs.evolve(sample, detail="short"))))
+    assert [len(each.detail) for each in report.samples] == [TEXT, 5]
+    assert report.samples[0].detail.endswith("d…")
+    assert REPORT.decode(REPORT.encode(report)) == report
+    assert fitted(Failed(reason="a\nb")) == Failed(reason="a\nb")
+
+
+def test_the_decoder_does_not_make_room_for_what_is_only_announced():
+    for header in (b"\xdf", b"\xdd", b"\xc6"):
+        with pytest.raises(TransportError):
+            UP.decode(b"\x92\xa5Hello" + header + b"\xff\xff\xff\xff")
+    with pytest.raises(TransportError):
+        UP.decode(msgspec.msgpack.encode(["Hello"]) + b"\x91" * 100_000)
