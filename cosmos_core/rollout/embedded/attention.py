@@ -21,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from cosmos_core.rollout.embedded.cache import SlotCache
+from cosmos_core.rollout.embedded.runs import Run, runs_of
 
 NAME: Final = "cosmos_slots"
 
@@ -132,12 +133,14 @@ class SlotStep:
         num_decoding: int,
         pieces: tuple[Piece, ...] = (),
         forks: tuple[Fork, ...] = (),
+        shared: tuple[Run, ...] = (),
     ) -> None:
         self._cache = cache
         self._slots_N = slots_N
         self._places_N = places_N
         self._num_decoding = num_decoding
         self._forks = forks
+        self._runs = () if cache is None else tuple(runs_of(num_decoding, shared, cache.capacity))
         self._packs = tuple(_packs(pieces, slots_N.device))
         self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
 
@@ -181,15 +184,16 @@ class SlotStep:
         """One new unit a slot: the G query heads of a key-value head become rows of one small matrix product."""
         num_heads, num, dim = queries.shape
         num_shared, capacity = keys.shape[1:3]
-        rows = num * num_shared
-        grouped = queries.transpose(0, 1).reshape(rows, num_heads // num_shared, dim)
-        scores = _products(grouped, keys[:num].view(rows, capacity, dim)).mul_(variant.scaling)
+        grouped = queries.transpose(0, 1).reshape(num, num_shared, -1, dim)
+        scores = _joined([run.scores(grouped, keys) for run in self._runs]).mul_(variant.scaling)
         if variant.softcap is not None:
             scores = scores.div_(variant.softcap).tanh_().mul_(variant.softcap)
         scores = scores.add_(self._mask(num_shared, capacity, variant.window))
         sinks = None if variant.sinks_H is None else variant.sinks_H.view(num_shared, -1).repeat(num, 1)
         weights = _softmax(scores, sinks).to(values.dtype)
-        return torch.bmm(weights, values[:num].view(rows, capacity, -1)).view(num, num_heads, -1)
+        parts = torch.split(weights, [(run.last - run.first) * num_shared for run in self._runs])
+        sums = [run.sums(part, values) for run, part in zip(self._runs, parts, strict=True)]
+        return _joined(sums).view(num, num_heads, -1)
 
     def _mask(self, num_shared: int, capacity: int, window: int | None) -> torch.Tensor:
         """0 where a decoding sequence may look, else minus infinity: float32 [n K, 1, C]; made once a step."""
@@ -294,14 +298,8 @@ def _causal(
     return torch.matmul(_softmax(scores, sinks).to(values.dtype), values)
 
 
-def _products(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """float32 [B, Q, T] of queries [B, Q, D], few, with keys [B, T, D], many."""
-    if queries.device.type == "cpu" and queries.dtype is torch.bfloat16:
-        # The kernel brings its second matrix into another order first, so that is the small one.
-        products = torch.bmm(keys, queries.transpose(1, 2)).transpose(1, 2)
-    else:
-        products = torch.bmm(queries, keys.transpose(1, 2))
-    return products.to(torch.float32, memory_format=torch.contiguous_format)
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
