@@ -172,10 +172,10 @@ class SlotStep:
         cached_keys[self._slots_N, :, self._places_N] = keys.transpose(0, 1)
         cached_values[self._slots_N, :, self._places_N] = values.transpose(0, 1)
         for fork in self._forks:
-            targets, size = list(fork.targets), fork.num_units
-            # Cloned: torch writes no part of a tensor to another part where both are one block, at full capacity.
-            cached_keys[targets, :, :size] = cached_keys[fork.source, :, :size].clone()
-            cached_values[targets, :, :size] = cached_values[fork.source, :, :size].clone()
+            size = fork.num_units
+            for target in fork.targets:
+                cached_keys[target, :, :size] = cached_keys[fork.source, :, :size]
+                cached_values[target, :, :size] = cached_values[fork.source, :, :size]
         return cached_keys, cached_values
 
     def _decode(
