@@ -21,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from cosmos_core.rollout.embedded.cache import SlotCache
+from cosmos_core.rollout.embedded.runs import Run, runs_of
 
 NAME: Final = "cosmos_slots"
 
@@ -132,12 +133,14 @@ class SlotStep:
         num_decoding: int,
         pieces: tuple[Piece, ...] = (),
         forks: tuple[Fork, ...] = (),
+        shared: tuple[Run, ...] = (),
     ) -> None:
         self._cache = cache
         self._slots_N = slots_N
         self._places_N = places_N
         self._num_decoding = num_decoding
         self._forks = forks
+        self._runs = () if cache is None else tuple(runs_of(num_decoding, shared, cache.capacity))
         self._packs = tuple(_packs(pieces, slots_N.device))
         self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
 
@@ -166,13 +169,13 @@ class SlotStep:
     def _write(self, layer: Any, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         assert self._cache is not None
         cached_keys, cached_values = self._cache.layers[layer]
-        cached_keys[self._slots_N, :, :, self._places_N] = keys.transpose(0, 1)
+        cached_keys[self._slots_N, :, self._places_N] = keys.transpose(0, 1)
         cached_values[self._slots_N, :, self._places_N] = values.transpose(0, 1)
         for fork in self._forks:
-            targets, size = list(fork.targets), fork.num_units
-            # Cloned: torch writes no part of a tensor to another part where both are one block, at full capacity.
-            cached_keys[targets, :, :, :size] = cached_keys[fork.source, :, :, :size].clone()
-            cached_values[targets, :, :size] = cached_values[fork.source, :, :size].clone()
+            size = fork.num_units
+            for target in fork.targets:
+                cached_keys[target, :, :size] = cached_keys[fork.source, :, :size]
+                cached_values[target, :, :size] = cached_values[fork.source, :, :size]
         return cached_keys, cached_values
 
     def _decode(
@@ -180,22 +183,20 @@ class SlotStep:
     ) -> torch.Tensor:
         """One new unit a slot: the G query heads of a key-value head become rows of one small matrix product."""
         num_heads, num, dim = queries.shape
-        num_shared, capacity = keys.shape[1], keys.shape[3]
-        rows = num * num_shared
-        grouped = queries.transpose(0, 1).reshape(rows, num_heads // num_shared, dim)
-        keys_T = keys[:num].view(rows, dim, capacity)
-        mask = self._mask(num_shared, capacity, variant.window, queries.dtype)
-        if variant.softcap is None:
-            scores = torch.baddbmm(mask, grouped, keys_T, alpha=variant.scaling)
-        else:
-            scores = torch.bmm(grouped, keys_T).mul_(variant.scaling)
-            scores = scores.div_(variant.softcap).tanh_().mul_(variant.softcap).add_(mask)
+        num_shared, capacity = keys.shape[1:3]
+        grouped = queries.transpose(0, 1).reshape(num, num_shared, -1, dim)
+        scores = _joined([run.scores(grouped, keys) for run in self._runs]).mul_(variant.scaling)
+        if variant.softcap is not None:
+            scores = scores.div_(variant.softcap).tanh_().mul_(variant.softcap)
+        scores = scores.add_(self._mask(num_shared, capacity, variant.window))
         sinks = None if variant.sinks_H is None else variant.sinks_H.view(num_shared, -1).repeat(num, 1)
-        weights = _softmax(scores, sinks)
-        return torch.bmm(weights, values[:num].view(rows, capacity, -1)).view(num, num_heads, -1)
+        weights = _softmax(scores, sinks).to(values.dtype)
+        parts = torch.split(weights, [(run.last - run.first) * num_shared for run in self._runs])
+        sums = [run.sums(part, values) for run, part in zip(self._runs, parts, strict=True)]
+        return _joined(sums).view(num, num_heads, -1)
 
-    def _mask(self, num_shared: int, capacity: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """0 where a decoding sequence may look, else minus infinity: [n K, 1, C]; made once a step."""
+    def _mask(self, num_shared: int, capacity: int, window: int | None) -> torch.Tensor:
+        """0 where a decoding sequence may look, else minus infinity: float32 [n K, 1, C]; made once a step."""
         mask = self._masks.get((num_shared, window))
         if mask is None:
             places_C = torch.arange(capacity, device=self._places_N.device)
@@ -203,7 +204,7 @@ class SlotStep:
             hidden = places_C > here_n1
             if window is not None:
                 hidden |= places_C <= here_n1 - window
-            mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
+            mask = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
             mask = mask[:, None].expand(-1, num_shared, -1).reshape(-1, 1, capacity)
             self._masks[num_shared, window] = mask
         return mask
@@ -240,7 +241,7 @@ class _Pack:
             if start:
                 assert cached is not None
                 total = start + last - first
-                keys = cached[0][self.piece.slot, :, :, :total].transpose(1, 2)
+                keys = cached[0][self.piece.slot, :, :total]
                 values = cached[1][self.piece.slot, :, :total]
             attended = _causal(queries[None, :, first:last], keys[None], values[None], start, variant)
             out[first:last] = attended[0].transpose(0, 1)
@@ -294,12 +295,16 @@ def _causal(
         scores = torch.tanh(scores / variant.softcap) * variant.softcap
     scores = scores.masked_fill(~visible_QT, -torch.inf)
     sinks = None if variant.sinks_H is None else variant.sinks_H[:, None].expand(scores.shape[:3])
-    return torch.matmul(_softmax(scores, sinks), values)
+    return torch.matmul(_softmax(scores, sinks).to(values.dtype), values)
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
     """Softmax over the last dim in float32; a sink per row takes its share of the mass and gives nothing."""
     if sinks is None:
-        return torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype)
+        return torch.softmax(scores, -1, dtype=torch.float32)
     extended = torch.cat([scores, sinks.to(scores.dtype)[..., None]], -1)
-    return torch.softmax(extended, -1, dtype=torch.float32)[..., :-1].to(scores.dtype)
+    return torch.softmax(extended, -1, dtype=torch.float32)[..., :-1]

@@ -22,11 +22,10 @@ class LayerShape:
 
 
 class SlotCache:
-    """Keys [S, H, D, C] and values [S, H, C, D] of each layer.
+    """Keys and values [S, H, C, D] of each layer.
 
     Sequences that decode occupy slots 0 to n - 1, so the first n rows are one block of memory and attention needs no
-    gather; the capacity follows the longest sequence in flight, so that their whole width is used. Keys lie as the
-    product with the queries reads them, which halves its time on a CPU.
+    gather; the capacity follows the longest sequence in flight, so that their whole width is used.
 
     Memory is held for the largest capacity so far and laid out anew for each: asking for it whenever the longest
     sequence changes would cost more than copying what is in it.
@@ -40,8 +39,8 @@ class SlotCache:
         empty = torch.empty(0, dtype=dtype, device=device)
         self._blocks = {
             layer: (
-                _Block(empty, (num_slots, shape.num_heads, shape.key_dim), ()),
-                _Block(empty, (num_slots, shape.num_heads), (shape.value_dim,)),
+                _Block(empty, num_slots, shape.num_heads, shape.key_dim),
+                _Block(empty, num_slots, shape.num_heads, shape.value_dim),
             )
             for layer, shape in shapes.items()
         }
@@ -93,36 +92,37 @@ class SlotCache:
         device = next(iter(self.layers.values()))[0].device
         source = torch.tensor(sources, device=device)
         target = torch.tensor(targets, device=device)
-        for keys, values in self.layers.values():
-            keys[target, :, :, :num_units] = keys[source, :, :, :num_units]
-            values[target, :, :num_units] = values[source, :, :num_units]
+        for layer in self.layers.values():
+            for block in layer:
+                block[target, :, :num_units] = block[source, :, :num_units]
 
 
 class _Block:
-    """The keys or the values of a layer: memory, and a view of its beginning for the capacity.
+    """The keys or the values of a layer: memory, and a view [S, H, C, D] of its beginning for the capacity.
 
     Args:
         empty: Of its dtype, where it shall be.
-        before: Sizes of the view's dims before that of units.
-        after: And after it.
+        num_slots: S.
+        num_heads: H.
+        dim: D.
     """
 
-    def __init__(self, empty: torch.Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> None:
-        self._before = before
-        self._after = after
+    def __init__(self, empty: torch.Tensor, num_slots: int, num_heads: int, dim: int) -> None:
+        self._num_slots = num_slots
+        self._num_heads = num_heads
+        self._dim = dim
         self.memory = empty
-        self.view = empty.view(*before, 0, *after)
+        self.view = empty.view(num_slots, num_heads, 0, dim)
 
     def zeros(self, capacity: int) -> torch.Tensor:
         """Memory for a capacity. Zeros: units that are not there are masked, but no mask takes NaN away."""
-        return self.memory.new_zeros(math.prod(self._before) * capacity * math.prod(self._after))
+        return self.memory.new_zeros(self._num_slots * self._num_heads * capacity * self._dim)
 
     def move_to(self, memory: torch.Tensor, capacity: int, num_used: int, num_kept: int) -> torch.Tensor:
         """Lie in other memory, with `num_kept` units of the first `num_used` slots; returns the memory that it left."""
         left, old = self.memory, self.view
-        shape = (*self._before, capacity, *self._after)
+        shape = (self._num_slots, self._num_heads, capacity, self._dim)
         self.memory, self.view = memory, memory[: math.prod(shape)].view(shape)
         if num_used:
-            dim = len(self._before)
-            self.view[:num_used].narrow(dim, 0, num_kept).copy_(old[:num_used].narrow(dim, 0, num_kept))
+            self.view[:num_used, :, :num_kept] = old[:num_used, :, :num_kept]
         return left

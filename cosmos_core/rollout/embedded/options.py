@@ -12,7 +12,7 @@ class EmbeddedOptions:
     """Options of the embedded engine."""
 
     prefill_units: int = option(
-        2048,
+        1024,
         help="Prompt units processed between two decoded units, at most; longer prompts go in parts.",
         validator=POSITIVE,
     )

@@ -100,6 +100,7 @@ class Runner:
             num_decoding=num,
             pieces=plan.pieces,
             forks=plan.forks,
+            shared=plan.shared,
         )
         spans = [] if self._prompts is None else self._prompts.spans(plan)
         logits = self._enter(tokens_N, positions_N, step, kept_R, spans)

@@ -7,13 +7,15 @@ was too long for one step's budget; nothing else is admitted until it is done.
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import attrs
 
 from cosmos_core.rollout.embedded.attention import Fork, Piece
 from cosmos_core.rollout.embedded.cache import SlotCache
+from cosmos_core.rollout.embedded.runs import Run
 from cosmos_core.rollout.embedded.slots import SlotNumbers, Traits
 from cosmos_core.rollout.serving.sequence import Flight, Sequence
 from cosmos_core.rollout.serving.waiting import Waiting
@@ -30,6 +32,7 @@ class Plan:
         piece_tokens: Tokens of the pieces, one after another.
         offsets: What the positions of each piece's units have on their places.
         forks: Slots that start from what another holds.
+        shared: Decoding slots, next to each other, that hold one prompt.
         drawn: The sequences that draw a unit, in slots 0, 1, …
         logit_rows: For each of `drawn` its row among the logits kept; None where row i is that of `drawn[i]`.
         kept: Token of the step whose logits are kept, for each piece that draws.
@@ -43,6 +46,7 @@ class Plan:
     piece_tokens: list[int]
     offsets: list[int]
     forks: tuple[Fork, ...]
+    shared: tuple[Run, ...]
     drawn: list[Sequence]
     logit_rows: list[int] | None
     kept: list[int]
@@ -210,12 +214,23 @@ class Scheduler:
             piece_tokens=tokens,
             offsets=[sequence.flight.offset for sequence, _, _ in draft.pieces],
             forks=draft.forks(),
+            shared=tuple(_shared(self._running[:num_decoding])),
             drawn=drawn.copy(),
             logit_rows=rows if draft.shares else None,
             kept=kept,
             num_units=max(len(sequence.tokens) for sequence in self._running),
             longest=max(sequence.flight.longest for sequence in self._running),
         )
+
+
+def _shared(decoding: list[Sequence]) -> Iterator[Run]:
+    """Runs of neighbours whose prompts were computed once. The last unit of a prompt is not always copied."""
+    first = 0
+    for _, members in itertools.groupby(decoding, lambda sequence: id(sequence.origin)):
+        run = list(members)
+        if len(run) > 1:
+            yield Run(first=first, last=first + len(run), num_units=run[0].flight.num_prompt - 1)
+        first += len(run)
 
 
 class _Draft:
@@ -255,6 +270,7 @@ class _Draft:
         leader = self._leaders.get(sequence.flight)
         sequence.cached = self._shared_units(sequence, holder)
         source = leader or holder
+        sequence.origin = sequence if source is None else source.origin
         if source is not None:
             self._forks.setdefault((source, sequence.cached), []).append(sequence)
         if leader is not None and sequence.cached == size:

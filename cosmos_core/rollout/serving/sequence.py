@@ -86,6 +86,7 @@ class Sequence:
         slot: Its row of the cache; -1 while it waits or when it is finished.
         cached: Units in the cache, while it is in a slot but not decoding yet.
         prefix_version: Weight version under which its prompt was cached.
+        origin: The sample whose computation of the prompt is in its slot; itself, or one that it was copied from.
         records: What forwards recorded, by name: for each unit, in order (see `records`).
         reason: Why it ended; None while it goes on.
     """
@@ -98,6 +99,7 @@ class Sequence:
     slot: int = -1
     cached: int = 0
     prefix_version: int = -1
+    origin: Sequence | None = None
     records: dict[str, torch.Tensor] = attrs.field(factory=dict)
     reason: FinishReason | None = None
 

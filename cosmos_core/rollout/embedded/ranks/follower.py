@@ -157,6 +157,7 @@ class Follower:
             piece_tokens=told.piece_tokens,
             offsets=[0] * len(told.pieces),
             forks=told.forks,
+            shared=told.shared,
             drawn=[],
             logit_rows=None,
             kept=told.kept,

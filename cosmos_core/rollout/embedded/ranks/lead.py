@@ -118,6 +118,7 @@ class Lead:
                 pieces=plan.pieces,
                 piece_tokens=plan.piece_tokens,
                 forks=plan.forks,
+                shared=plan.shared,
                 kept=plan.kept,
             )
         )

@@ -12,6 +12,7 @@ import attrs
 
 from cosmos_core.rollout.embedded.attention import Fork, Piece
 from cosmos_core.rollout.embedded.options import EmbeddedOptions
+from cosmos_core.rollout.embedded.runs import Run
 from cosmos_core.transport.codec import Codec
 
 
@@ -103,6 +104,7 @@ class Step:
         pieces: What follows them.
         piece_tokens: Tokens of the pieces.
         forks: Slots that start from what another holds.
+        shared: Decoding slots, next to each other, that hold one prompt.
         kept: Token of the step whose logits are kept, for each piece that draws.
     """
 
@@ -114,6 +116,7 @@ class Step:
     pieces: tuple[Piece, ...]
     piece_tokens: list[int]
     forks: tuple[Fork, ...]
+    shared: tuple[Run, ...]
     kept: list[int]
 
 

@@ -24,17 +24,17 @@ def fill(cache, num_units, *, seed=0):
     written = {}
     for layer, (keys, values) in cache.layers.items():
         written[layer] = (
-            torch.randn(*keys.shape[:3], num_units, generator=draw),
+            torch.randn(*keys.shape[:2], num_units, keys.shape[3], generator=draw),
             torch.randn(*values.shape[:2], num_units, values.shape[3], generator=draw),
         )
-        keys[..., :num_units], values[:, :, :num_units] = written[layer]
+        keys[:, :, :num_units], values[:, :, :num_units] = written[layer]
     return written
 
 
 def check(cache, written, num_used, num_units):
     for layer, (keys, values) in written.items():
         found_keys, found_values = cache.layers[layer]
-        torch.testing.assert_close(found_keys[:num_used, ..., :num_units], keys[:num_used, ..., :num_units])
+        torch.testing.assert_close(found_keys[:num_used, :, :num_units], keys[:num_used, :, :num_units])
         torch.testing.assert_close(found_values[:num_used, :, :num_units], values[:num_used, :, :num_units])
 
 
@@ -47,7 +47,7 @@ def test_what_is_kept_stays_over_every_change_of_capacity():
         assert cache.capacity == capacity
         check(cache, written, 2, 8)
         for keys, values in cache.layers.values():
-            assert keys.shape[3] == values.shape[2] == capacity
+            assert keys.shape[2] == values.shape[2] == capacity
             assert keys.is_contiguous()
             assert values.is_contiguous()
 
