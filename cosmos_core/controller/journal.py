@@ -24,6 +24,7 @@ from cosmos_core.controller.machine.state import State
 from cosmos_core.errors import DamagedJournalError, JournalError, TransportError
 
 _PLACE: Final = struct.Struct("<qd")
+_ROOM: Final = 1 << 20
 _APPLICATION_ID: Final = 0x636F736D  # "cosm"
 _VERSION: Final = 2
 _SCHEMA: Final = (
@@ -193,7 +194,7 @@ def _require_journal(connection: sqlite3.Connection, path: Path) -> None:
 
 def _is_full(folder: Path) -> bool:
     try:
-        return shutil.disk_usage(folder).free == 0
+        return shutil.disk_usage(folder).free < _ROOM
     except OSError:
         return False
 
