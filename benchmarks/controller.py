@@ -113,7 +113,7 @@ class Replica:
         self._revision = 0
         self._step = 0
         self._newest_lease = 0
-        self._samples = tuple(_sample(index) for index in range(group_size))
+        self.samples = tuple(_sample(index) for index in range(group_size))
 
     def hello(self) -> bytes:
         """Ask to join."""
@@ -146,7 +146,7 @@ class Replica:
     def results(self) -> bytes:
         """Eight leases are finished."""
         done, self.leases = self.leases[:BATCH], self.leases[BATCH:]
-        return self.reports(*(GroupFinished(lease=lease.lease, samples=self._samples) for lease in done))
+        return self.reports(*(GroupFinished(lease=lease.lease, samples=self.samples) for lease in done))
 
     def hear(self, data: bytes) -> list[bytes]:
         """What the controller says; what there is to answer at once."""
