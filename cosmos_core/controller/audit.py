@@ -16,6 +16,7 @@ from cosmos_core.controller.machine import core
 from cosmos_core.controller.machine.events import ControllerStarted, Event, Recovered, ReplicaLost, Reported, RunOpened
 from cosmos_core.controller.machine.invariants import check
 from cosmos_core.controller.machine.ledger import Ledger
+from cosmos_core.controller.machine.settings import Settings
 from cosmos_core.controller.machine.state import Generation, RunningStep, State
 from cosmos_core.errors import JournalError
 from cosmos_core.transport.directives import GroupRef
@@ -158,7 +159,8 @@ class Auditor:
         if state is None:
             raise JournalError(f"the journal begins with {type(event).__name__}, not RunOpened: it is another file")
         before = state.step, state.term, sum(len(books.fates) for books in self._books)
-        running, generation = state.running, state.generation
+        # What held while the step was ordered and trained; with its end, what holds for the next one may change.
+        running, generation, settings = state.running, state.generation, state.settings
         received = self._received(event)
         core.step(state, event)
         if isinstance(event, Reported) and self._received(event) > received:
@@ -171,7 +173,7 @@ class Auditor:
             self._rewind(state)
         batch = None
         if state.step > before[0] and running is not None:
-            batch = self._close(sequence, time, running, generation)
+            batch = self._close(sequence, time, running, generation, settings)
         for index, (books, ledger) in enumerate(zip(self._books, state.ledgers, strict=True)):
             self._move(index, books, ledger, batch if batch is not None and batch.stage == index else None, sequence)
         if batch is not None:
@@ -235,7 +237,9 @@ class Auditor:
             case _:
                 pass
 
-    def _close(self, sequence: int, time: float, running: RunningStep, generation: Generation | None) -> Batch:
+    def _close(
+        self, sequence: int, time: float, running: RunningStep, generation: Generation | None, settings: Settings
+    ) -> Batch:
         """Book the step that has just been done."""
         state, order = self._state, running.order
         assert state is not None
@@ -258,15 +262,14 @@ class Auditor:
             if replica is None or self._holds.get(replica.incarnation) != order.step:
                 self._problem(f"step {order.step} is done, but {name} has not said that it applied it")
         for group in order.groups:
-            for problem in self._unsound(state, batch, group):
+            for problem in self._unsound(settings, batch, group):
                 self._problem(f"step {order.step}, prompt {group.position}: {problem}")
         self._batches.append(batch)
         self._closed_at[order.step] = sequence
         return batch
 
-    def _unsound(self, state: State, batch: Batch, group: GroupRef) -> Iterator[str]:
+    def _unsound(self, settings: Settings, batch: Batch, group: GroupRef) -> Iterator[str]:
         """What is wrong with a group that was trained on."""
-        settings = state.settings
         _, row = row_of(group.position, settings.num_rows, settings.seed, batch.stage)
         if row != group.row:
             yield f"is row {group.row}, but the order of the seed has row {row} there"

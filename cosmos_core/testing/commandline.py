@@ -81,7 +81,13 @@ class CommandLine:
             raise
 
     def left_behind(self) -> Sequence[psutil.Process]:
-        """Processes that still mention the folder."""
+        """Processes that were started in the folder or mention it, whatever their command line says."""
         place = str(self.folder)
-        found = psutil.process_iter(["cmdline"])
-        return [process for process in found if place in " ".join(process.info["cmdline"] or ())]
+        found = psutil.process_iter(["cmdline", "cwd", "status"])
+        return [
+            process
+            for process in found
+            if process.pid != os.getpid()
+            and process.info["status"] != psutil.STATUS_ZOMBIE
+            and (place in " ".join(process.info["cmdline"] or ()) or (process.info["cwd"] or "").startswith(place))
+        ]

@@ -12,15 +12,19 @@ import contextlib
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from cosmos_core.errors import ReplicaError
 from cosmos_core.protocols import ProcessSpec
+
+_UNKNOWN: Final = 255
+"""What multiprocessing says of a process whose nursery has ended, which ends it, too."""
 
 PRELOADED: Final = ("cosmos_core.policy.__main__", "cosmos_core.rollout.__main__")
 """What takes the time."""
@@ -40,7 +44,8 @@ class Child:
 
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
-        return self._process.exitcode
+        code = self._process.exitcode
+        return -signal.SIGKILL if code == _UNKNOWN else code
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Wait for its end; its exit code, or None after `timeout` seconds."""
@@ -61,8 +66,13 @@ def prepare(threads: int) -> None:
         threads: Threads of numeric libraries, which read this as they are loaded.
     """
     _context()
-    with _environment({"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONSAFEPATH": "1"}):
-        forkserver.ensure_running()
+    # It imports before it minds signals: Ctrl-C in that time is for this process alone.
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with _environment({"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONSAFEPATH": "1"}):
+            forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def start(spec: ProcessSpec, output: Path) -> Child:
@@ -105,8 +115,16 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def _let_go() -> None:
+    """Let the nursery end with its starter, and its forks with it: it lasts as long as anybody has the pipe to it."""
+    server: Any = forkserver._forkserver  # noqa: SLF001 - multiprocessing has no other way
+    os.close(server._forkserver_alive_fd)  # noqa: SLF001
+    server._forkserver_alive_fd = server._forkserver_pid = server._forkserver_address = None  # noqa: SLF001
+
+
 def _run(module: str, arguments: tuple[str, ...], environment: dict[str, str], output: str) -> None:
     """Become the process: what `python -m` would have made."""
+    _let_go()
     os.setsid()
     log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)

@@ -32,15 +32,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--faults", metavar="NAME=NUMBER,…", help="what goes wrong; of the seed if it is not given")
     parser.add_argument("--trace", action="store_true", help="tell all that happened, also when every oracle held")
     options = parser.parse_args(argv)
-    # The desk warns of whom it loses; here that is the point, and the trace tells it.
-    logging.getLogger("cosmos_core").setLevel(logging.CRITICAL)
     try:
         seeds = _seeds(options.seeds) if options.seeds else range(options.seed, options.seed + 1)
         faults = None if options.faults is None else Faults.parse(options.faults)
     except ConfigError as error:
         print(error, file=sys.stderr)  # noqa: T201 - a command
         return 2
-    return _simulate(seeds, faults, is_told=options.trace)
+    # The desk warns of whom it loses; here that is the point, and the trace tells it.
+    log = logging.getLogger("cosmos_core")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        return _simulate(seeds, faults, is_told=options.trace)
+    finally:
+        log.setLevel(level)
 
 
 def _seeds(text: str) -> range:

@@ -10,12 +10,14 @@ from rich.console import Console
 
 from cosmos_core.controller.audit import audit
 from cosmos_core.controller.machine import claim, progress
-from cosmos_core.controller.machine.events import ControllerStarted, Reported
+from cosmos_core.controller.machine.directives import directive_for
+from cosmos_core.controller.machine.events import Commanded, ControllerStarted, Reported
 from cosmos_core.controller.machine.ledger import Ledger
 from cosmos_core.errors import ConfigError, JournalError
 from cosmos_core.run import auditing
 from cosmos_core.transport.reports import GroupFinished, StepDone
-from cosmos_core.transport.wire import REPORT
+from cosmos_core.transport.requests import Set
+from cosmos_core.transport.wire import REPORT, REQUEST
 
 
 def shown(show, found):
@@ -69,6 +71,45 @@ def test_a_replica_that_is_lost_and_a_run_that_goes_on_are_sound(history):
     assert found.problems == ()
     assert found.lost == 1
     assert found.stages[1].live > 0
+
+
+def test_a_bound_that_is_lowered_while_a_step_is_trained_does_not_accuse_it(history):
+    history.join()
+    while not (history.state.running and any(stale(history.state))):
+        assert not history.state.outcome, "no step had a sample that lagged"
+        follow_once(history, "policy-0")
+        follow_once(history, "rollout-0")
+    asked = Set(overrides=("sync.max_staleness=0",))
+    history.append(Commanded(ident="lower", request=REQUEST.encode(asked)))
+    history.work()
+    assert history.state.settings.max_staleness == 0
+    assert audit(history.entries).problems == ()
+
+
+def stale(state):
+    """Whether each group of the running step lags."""
+    return [
+        min(sample.oldest_version for sample in group.samples) < state.step
+        for group in state.running.order.groups
+        if group.samples
+    ]
+
+
+def follow_once(history, name):
+    """Let a replica do what it can; samples are of weights one step older than they could be."""
+    for said in history.fakes[name].follow(directive_for(history.state, name)):
+        replica, report = history.state.replicas[name], said
+        if isinstance(said, GroupFinished):
+            old = [attrs.evolve(each, oldest_version=max(0, each.oldest_version - 1)) for each in said.samples]
+            report = attrs.evolve(said, samples=tuple(old))
+        history.append(
+            Reported(
+                name=name,
+                incarnation=replica.incarnation,
+                sequence=replica.received + 1,
+                report=REPORT.encode(report),
+            )
+        )
 
 
 def consume_twice(ledger, position):
