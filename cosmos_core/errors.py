@@ -75,5 +75,9 @@ class ReplicaError(CosmosError):
     """A replica failed, was fenced, or did not appear in time."""
 
 
+class UnknownSubmissionError(ReplicaError):
+    """Whether a scheduler has taken a run is not known: it may start."""
+
+
 class ProcessLostError(ReplicaError):
     """A process of this replica ended without a word: nothing is wrong with the run, another can take its place."""

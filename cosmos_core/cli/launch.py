@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,10 @@ def launch(
     render_only: Annotated[
         bool, typer.Option("--render-only", help="Print what would be submitted; leave nothing behind.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run of this name.")] = False,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Replace the run of this name, unless it is running."),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Hand a run over to a cluster; what runs where is derived from the same recipe and plan as for `cosmos run`.
@@ -57,6 +61,6 @@ def launch(
         return
     from cosmos_core.config.loading import load_recipe  # noqa: PLC0415
 
-    named = [f'run.name="{name}"'] if name is not None else []
-    selected = f'launch.launcher="{launcher}"'
+    named = [f"run.name={json.dumps(name, ensure_ascii=False)}"] if name is not None else []
+    selected = f"launch.launcher={json.dumps(launcher)}"
     launch_recipe(load_recipe(recipe, overrides=[selected, *chosen, *named]), recipe, console, handover)

@@ -157,11 +157,6 @@ def _rest(recipe: Recipe) -> Iterator[str]:
     if longest is not None and longest < 1:
         yield f"evaluation.max_units: must be >= 1, got {longest}"
     control = recipe.control
-    if control.keys is None and recipe.launch.launcher == "local" and not is_loopback(control.bind):
-        yield (
-            f"control.bind: other machines can reach {control.bind}, and control.keys names no keys; make some with "
-            '`cosmos keys new keys`, then --set control.keys="keys", or leave control.bind at 127.0.0.1'
-        )
     if control.lost_after_s <= control.heartbeat_s:
         yield (
             f"control.lost_after_s: {control.lost_after_s} s is not longer than control.heartbeat_s = "

@@ -27,6 +27,8 @@ ValueType: TypeAlias = Literal["boolean", "integer", "number", "text"]
 
 _TYPES: Final[Mapping[Any, ValueType]] = {bool: "boolean", int: "integer", float: "number", str: "text"}
 _BOUNDS: Final = {ge: "at_least", gt: "above", le: "at_most", lt: "below"}
+_LARGEST: Final = 2**53
+"""Magnitude of a number up to which every integer is a float, too; the journal could not hold much larger integers."""
 _WORDS: Final = {"boolean": "true or false", "integer": "an integer", "number": "a number", "text": "a string"}
 
 
@@ -75,6 +77,9 @@ class DynamicKey:
         """
         if self.optional and (value is None or value == "none"):
             return None
+        if isinstance(value, int | float) and abs(value) > _LARGEST:
+            seen = f"an integer of {value.bit_length()} bits" if isinstance(value, int) else show(value)
+            raise ConfigError(f"{self.key}: expected {self.allowed}, between ±{_LARGEST}, got {seen}")
         taken = float(value) if self.type == "number" and type(value) is int else value
         if _TYPES.get(type(taken)) != self.type or not self._is_within(taken):
             raise ConfigError(f"{self.key}: expected {self.allowed}, got {show(value)}")

@@ -94,7 +94,7 @@ def parse_value(text: str, override: str) -> Any:
     """
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # besides what is no TOML: too many digits, too deep
         if text.startswith(_QUOTES):
             raise ConfigError(f"--set {override}: the value is not valid TOML: {error}") from None
         return text

@@ -35,6 +35,7 @@ from cosmos_core.errors import CosmosError, JournalError
 from cosmos_core.observe import logs
 from cosmos_core.plugin.versions import plugin_versions
 from cosmos_core.protocols.versions import KINDS
+from cosmos_core.replica.host import host_id
 from cosmos_core.replica.lifetime import bounded_life
 from cosmos_core.transport import key_folder, sockets
 from cosmos_core.transport.allowed import AllowList
@@ -131,7 +132,7 @@ def restore(journal: Journal, job: Job, resume_step: int | None) -> State:
 def _announce(job: Job, address: str, term: int, more: Mapping[str, str]) -> None:
     path = job.directory / "controller.json"
     draft = path.with_suffix(".json.tmp")
-    found = {"address": address, "pid": os.getpid(), "term": term, **more}
+    found = {"address": address, "pid": os.getpid(), "host": host_id(), "term": term, **more}
     draft.write_text(json.dumps(found) + "\n", encoding="utf-8")
     draft.replace(path)
     _LOG.info("listening on %s, term %d", address, term)

@@ -11,7 +11,10 @@ import re
 from pathlib import Path
 from typing import Final
 
+from cosmos_core.controller.desk import Durable
+from cosmos_core.controller.machine import progress
 from cosmos_core.controller.machine.account import ACCOUNT, Account, account_of
+from cosmos_core.controller.machine.events import Event
 from cosmos_core.controller.machine.state import State
 from cosmos_core.errors import JournalError, TransportError
 
@@ -31,17 +34,20 @@ class Accounts:
         self._folder: Final = folder
         self._keep: Final = keep
         self._noted: set[tuple[int, bool, int]] = set()
+        self._rewinds: tuple[int, ...] | None = None
 
-    def note(self, state: State, best: int | None) -> None:
+    def note(self, state: State) -> None:
         """Write what is new: a checkpoint that is wanted, and once more when it is there, with its evaluations.
+
+        Accounts of steps that were undone are removed first: they come again, with other weights.
 
         Args:
             state: The run's, all of it durable.
-            best: Step of the best checkpoint, if one is known.
 
         Raises:
-            JournalError: It cannot be written.
+            JournalError: It cannot be written, or an old one not be removed.
         """
+        self._remove_undone(state)
         checkpoints = state.checkpoints
         wanted = {checkpoints.ordered, *checkpoints.saved} & state.marks.keys()
         due = {(step, step in checkpoints.saved, len(state.evaluations)) for step in sorted(wanted)[-1:]}
@@ -50,7 +56,24 @@ class Accounts:
         self._noted = due
         for step, _, _ in due:
             self._write(account_of(state, step))
-        self._prune(best)
+        self._prune(progress.best_checkpoint(state))
+
+    def _remove_undone(self, state: State) -> None:
+        rewinds = tuple(state.rewinds)
+        if rewinds == self._rewinds:
+            return
+        self._noted = set()
+        for step in kept(self._folder):
+            if step > state.step:
+                path = self._folder / f"step-{step}"
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    raise JournalError(
+                        f"{path} cannot be removed ({error.strerror}), and is of a step that was undone: a run that "
+                        "lost its journal could go on from it; make the folder writable, then --resume"
+                    ) from error
+        self._rewinds = rewinds
 
     def _write(self, account: Account) -> None:
         data = ACCOUNT.encode(account)
@@ -73,6 +96,34 @@ class Accounts:
         for step in kept(self._folder)[: -self._keep]:
             if step != best:
                 (self._folder / f"step-{step}").unlink(missing_ok=True)
+
+
+class Accounted:
+    """A journal of which accounts are written with each commit, before anything that follows from it is said.
+
+    Args:
+        journal: Where events are kept.
+        accounts: Where accounts are.
+        state: The fold of the journal.
+    """
+
+    def __init__(self, journal: Durable, accounts: Accounts, state: State) -> None:
+        self._journal: Final = journal
+        self._accounts: Final = accounts
+        self._state: Final = state
+        self._is_new = True
+
+    def append(self, event: Event) -> int:
+        """Add an event to what the next commit makes durable."""
+        return self._journal.append(event)
+
+    def commit(self) -> int:
+        """Make everything appended durable."""
+        number = self._journal.commit()
+        if number or self._is_new:
+            self._accounts.note(self._state)
+            self._is_new = False
+        return number
 
 
 def kept(folder: Path) -> list[int]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol, TypeAlias
 
 import attrs
 
@@ -51,8 +51,15 @@ from cosmos_core.transport.wire import REQUEST
 _LOG: Final = logging.getLogger(__name__)
 
 _REGROUP_S: Final = 0.5
+_SETTLE_S: Final = 0.5
+"""Policy replicas that are left may be about to say that they have taken over the newest weights."""
 _LOOK_S: Final = 0.09
 """Between two looks at everybody: what is only told by time can wait that long."""
+_PROBE_S: Final = 0.1
+_FAREWELL_S: Final = 10.0
+
+Say: TypeAlias = Callable[[bytes, Down], bool]
+"""Says something to an identity; whether that one is connected."""
 
 
 def _is_unknown(name: str, line: Line) -> bool:  # noqa: ARG001 - what it is asked of
@@ -123,11 +130,60 @@ class Desk:
         self._looked_at = -math.inf
         self._missing: Final = _Since()
         self._regrouping: Final = _Since()
+        self._headless: Final = _Since()
         self._generation = 0
         self._ordered_at = now
         self._checked_step = state.step
         self._num_events = 0
         self._num_refused = 0
+        self._over_at: float | None = None
+        self._probed_at = -math.inf
+
+    def turn(self, now: float, say: Say) -> bool:
+        """Do what is due after messages were taken in, and say what follows, each thing once it is durable.
+
+        Args:
+            now: The present time.
+            say: Also asks whether somebody is connected, as no connection tells that unless it is used.
+
+        Returns:
+            Whether the run has ended and everyone was told.
+
+        Raises:
+            JournalError: It could not be made durable; nothing that follows from it was said.
+            AssertionError: The accounting of the run is broken.
+        """
+
+        def is_there(name: str, line: Line) -> bool:
+            """Whether a replica is connected; one that was never heard under this controller is not."""
+            farewell = Acknowledged(term=self.state.term, acknowledged=self.state.replicas[name].received)
+            return bool(line.identity) and say(line.identity, farewell)
+
+        def settle() -> None:
+            for identity, message in self.commit(now):
+                say(identity, message)
+
+        settle()  # before the rest, because whoever is asked whether they are there is told what was received
+        self.tick(now, is_there)
+        settle()
+        if not self.state.outcome or not self._are_gone(now, is_there):
+            return False
+        self.end()
+        settle()
+        return True
+
+    def _are_gone(self, now: float, is_there: IsThere) -> bool:
+        """Whether every replica has left, which it does once it has been told and has said all it had to say."""
+        if self._over_at is None:
+            self._over_at = now
+        lines = self.lines.items()
+        if now - self._over_at > _FAREWELL_S:
+            _LOG.warning("gave up waiting for %s to end", ", ".join(name for name, _ in lines))
+            return True
+        if now - self._probed_at < _PROBE_S:
+            return False
+        self._probed_at = now
+        return not any(is_there(name, line) for name, line in lines)
 
     def take(self, identity: bytes, message: Up, now: float) -> None:
         """Take a message in."""
@@ -267,7 +323,7 @@ class Desk:
         for name, incarnation, reason in self.lines.failing(now, control, is_there):
             self._lose(name, incarnation, reason)
         self._look_at_group(now)
-        if rewinding.is_headless(state):
+        if self._is_headless(now):
             _LOG.warning("all policy replicas were lost at step %d; going back to a checkpoint", state.step)
             self._record(Rewound(step=rewinding.newest_kept(state)))
         if self._missing.lasts(now, holds=bool(membership.missing(state))) > control.join_timeout_s:
@@ -281,6 +337,15 @@ class Desk:
             if line.identity == identity:
                 self._answers.append((identity, Refused(reason=reason)))
                 self._lose(name, line.incarnation, reason)
+
+    def _is_headless(self, now: float) -> bool:
+        """Whether the newest weights are gone, and nobody who is left will say that it has them after all.
+
+        Who was not heard since this controller was started is waited for until it is, or is lost.
+        """
+        is_headless, left = rewinding.is_headless(self.state), self.state.members["policy"]
+        lasts_s = self._headless.lasts(now, holds=is_headless and self.lines.were_heard(left))
+        return is_headless and (not left or lasts_s > _SETTLE_S)
 
     def _look_at_group(self, now: float) -> None:
         """Whether the members of the gradient group wait for each other for ever."""

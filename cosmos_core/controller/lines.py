@@ -159,6 +159,8 @@ class Lines:
         if now - self._scanned_at < _SCAN_S:
             return sorted((changed | heard) & self._state.replicas.keys())
         self._scanned_at = now
+        for name in self._lines.keys() - self._state.replicas.keys():
+            del self._lines[name]
         return list(self._state.replicas)
 
     def failing(self, now: float, control: ControlConfig, is_there: IsThere) -> list[tuple[str, str, str]]:
@@ -176,6 +178,10 @@ class Lines:
                 continue
             found.append((name, line.incarnation, reason))
         return found
+
+    def were_heard(self, names: Iterable[str]) -> bool:
+        """Whether replicas were all heard under this controller."""
+        return all(self._lines[name].identity for name in names)
 
     def is_stalled(self, names: Iterable[str], now: float, timeout_s: float) -> bool:
         """Whether some replicas wait for each other for too long, and none of them gets on with anything."""

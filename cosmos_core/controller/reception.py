@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final
 
 import attrs
@@ -48,6 +48,7 @@ class Reception:
         self._guarded: Final = guarded
         self._keys: Final[dict[bytes, str]] = {}
         self._num_changes = 0
+        self._most_keys = _SPARE_IDENTITIES
         self.num_malformed = 0
         self.num_refused = 0
 
@@ -78,18 +79,20 @@ class Reception:
         self._keys[identity] = peer.public
         return identity, message
 
-    def revoked(self, known: Collection[bytes]) -> list[bytes]:
+    def revoked(self, known: Callable[[], Collection[bytes]]) -> list[bytes]:
         """Identities that speak with a key that may not any more; empty unless the allow-list has changed.
 
         Args:
-            known: Identities of replicas and observers; others are forgotten.
+            known: Identities of replicas and observers; others are forgotten. Asked seldom, as there may be thousands.
         """
         door = self._guarded.door
         if door is None:
             return []
-        if len(self._keys) > 2 * len(known) + _SPARE_IDENTITIES:
-            for identity in self._keys.keys() - set(known):
+        if len(self._keys) > self._most_keys:
+            kept = set(known())
+            for identity in self._keys.keys() - kept:
                 del self._keys[identity]
+            self._most_keys = 2 * len(kept) + _SPARE_IDENTITIES
         if door.allowed.num_changes == self._num_changes:
             return []
         self._num_changes = door.allowed.num_changes
@@ -107,7 +110,7 @@ class Reception:
     def _refuse(self, identity: bytes, reason: str, message: Up | None) -> Turned:
         self.num_refused += 1
         if self.num_refused.bit_count() == 1:
-            _LOG.warning("refused a message of %r (%d so far): %s", identity, self.num_refused, reason)
+            _LOG.warning("refused a message (%d so far): %s", self.num_refused, reason)
         if isinstance(message, Command):
             return Turned(identity=identity, answer=Answer(ident=message.ident, refusal=reason))
         return Turned(identity=identity, answer=Refused(reason=reason))

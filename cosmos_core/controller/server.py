@@ -5,7 +5,6 @@ Nothing waits: what cannot be sent is said again later, because directives are r
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -14,11 +13,9 @@ from typing import Final
 import zmq
 
 from cosmos_core.config.schema import ControlConfig
-from cosmos_core.controller.accounts import Accounts
+from cosmos_core.controller.accounts import Accounted, Accounts
 from cosmos_core.controller.desk import Desk
 from cosmos_core.controller.journal import Journal
-from cosmos_core.controller.lines import Line
-from cosmos_core.controller.machine import progress
 from cosmos_core.controller.machine.state import State
 from cosmos_core.controller.noted import Noted
 from cosmos_core.controller.observers import Observers
@@ -26,15 +23,11 @@ from cosmos_core.controller.page.window import PAGE, Window
 from cosmos_core.controller.reception import Reception, Turned
 from cosmos_core.transport import sockets
 from cosmos_core.transport.door import Guarded
-from cosmos_core.transport.messages import Acknowledged, Down
+from cosmos_core.transport.messages import Down
 from cosmos_core.transport.wire import DOWN
-
-_LOG: Final = logging.getLogger(__name__)
 
 _POLL_MS: Final = 100
 _MAX_MESSAGES: Final = 2000
-_PROBE_S: Final = 0.1
-_FAREWELL_S: Final = 10.0
 
 
 class Server:
@@ -63,13 +56,11 @@ class Server:
     ) -> None:
         self._socket: Final = guarded.socket
         self._reception: Final = Reception(guarded)
-        self._accounts: Final = accounts
         self._window: Final = window
-        kept = journal if window is None else Noted(journal, window.note)
-        self._desk: Final = Desk(state, kept, control, time.monotonic(), facts)
+        kept = Accounted(journal, accounts, state)
+        noted = kept if window is None else Noted(kept, window.note)
+        self._desk: Final = Desk(state, noted, control, time.monotonic(), facts)
         self._observers: Final = Observers(journal, self._offer)
-        self._over_at: float | None = None
-        self._probed_at = 0.0
 
     def run(self, stop: threading.Event) -> bool:
         """Serve until the run has ended and everyone was told, or `stop` is set; whether it has ended.
@@ -89,17 +80,7 @@ class Server:
         self._drain(now)
         for command in () if self._window is None else self._window.asked(self._desk.state.settings.run_id):
             self._desk.take(PAGE, command, now)
-        self._desk.tick(now, self._is_there)
-        is_over = bool(self._desk.state.outcome) and self._are_gone(now)
-        if is_over:
-            self._desk.end()
-        messages = self._desk.commit(now)
-        self._accounts.note(self._desk.state, progress.best_checkpoint(self._desk.state))
-        for identity, message in messages:
-            if identity is PAGE and self._window is not None:
-                self._window.answer(message)
-            else:
-                self._offer(identity, message)
+        is_over = self._desk.turn(now, self._say)
         self._observers.show(now, self._gauges, is_last=is_over)
         if self._window is not None:
             self._window.show(self._desk.state, self._gauges, now, is_last=is_over)
@@ -122,34 +103,23 @@ class Server:
 
     def _shut_out(self) -> None:
         """Part with those whose keys were revoked: replicas are lost, observers see no more."""
-        speakers = {line.identity for _, line in self._desk.lines.items()} | self._observers.identities
-        for identity in self._reception.revoked(speakers):
+        for identity in self._reception.revoked(self._speakers):
             self._observers.forget(identity)
             self._desk.shut_out(identity, "its key was revoked")
+
+    def _speakers(self) -> set[bytes]:
+        return {line.identity for _, line in self._desk.lines.items()} | self._observers.identities
 
     def _gauges(self) -> dict[str, dict[str, float]]:
         gauges = self._desk.gauges()
         gauges["controller"] |= self._reception.gauges()
         return gauges
 
-    def _are_gone(self, now: float) -> bool:
-        """Whether every replica has left, which it does once it has been told and has said all it had to say."""
-        if self._over_at is None:
-            self._over_at = now
-        lines = self._desk.lines.items()
-        if now - self._over_at > _FAREWELL_S:
-            _LOG.warning("gave up waiting for %s to end", ", ".join(name for name, _ in lines))
+    def _say(self, identity: bytes, message: Down) -> bool:
+        if identity is PAGE and self._window is not None:
+            self._window.answer(message)
             return True
-        if now - self._probed_at < _PROBE_S:
-            return False
-        self._probed_at = now
-        return not any(self._is_there(name, line) for name, line in lines)
-
-    def _is_there(self, name: str, line: Line) -> bool:
-        """Whether a replica is connected; one that was never heard under this controller is not."""
-        state = self._desk.state
-        farewell = Acknowledged(term=state.term, acknowledged=state.replicas[name].received)
-        return bool(line.identity) and self._offer(line.identity, farewell)
+        return self._offer(identity, message)
 
     def _offer(self, identity: bytes, message: Down) -> bool:
         return sockets.offer(self._socket, [identity, DOWN.encode(message)])

@@ -120,6 +120,7 @@ class PolicyReplica:
                 stage=self._trainer.stage.index,
                 nonfinite_steps=self._trainer.nonfinite_steps,
                 below=self._trainer.below,
+                generation=self._settled_generation,
             )
             with self._trainer.activity.doing(f"copying the checkpoint of step {step}"):
                 self._parts.saver.save(self._trainer.state(), place)
@@ -159,6 +160,8 @@ class PolicyReplica:
         except GradientGroupError as error:
             self._fail_generation(error)
             return
+        if group.rank == 0:
+            self._parts.saver.drop_undone(order.step, order.generation)
         self._group = group
         self._parts.orders.set_step(self._trainer.step)
         _LOG.info("generation %d: replica %d of %d", order.generation, group.rank, group.size)

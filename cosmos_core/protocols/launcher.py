@@ -194,6 +194,7 @@ class Submitting(Protocol):
         """Hand over a submission that was written to `file`; a line for people on what became of it.
 
         Raises:
-            ReplicaError: The scheduler refused.
+            ReplicaError: The scheduler refused; a folder that was made for the run is removed.
+            UnknownSubmissionError: It did not answer, and may have taken the run: the folder stays.
         """
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import secrets
 import sys
 import threading
 import time
@@ -81,8 +82,8 @@ class ControlClient:
         Raises:
             TransportError: The address is malformed.
         """
-        hello = self._session.hello
-        identity = f"{hello.name}/{hello.incarnation}".encode()
+        # A socket gives a connection to the newest that claims its identity, so nobody may know or guess it.
+        identity = secrets.token_hex(16).encode()
         self._socket = dealer(self._context, self._address, identity, curve=self._curve, events=EVENTS)
         self._handshakes = Handshakes(self._socket, self._address)
         self._thread.start()

@@ -240,7 +240,10 @@ class LeaderLine(Lifeline):
 
     def _take(self, wire: Wire, message: Message) -> None:
         match message:
-            case Join() if message.token == self._token and 0 < message.rank < self._size:
+            case Join() if message.token == self._token and message.rank in self._joined:
+                _LOG.warning("%s: a second process says that it is rank %d; closed", self._name, message.rank)
+                self._drop(wire)
+            case Join() if message.token == self._token and wire.rank < LEADER < message.rank < self._size:
                 with self._news:
                     wire.rank, wire.pid = message.rank, message.pid
                     self._joined[message.rank] = wire

@@ -22,12 +22,14 @@ class Meeting:
 
     Attributes:
         session: Which start of the run it belongs to; a file of an earlier one is ignored.
+        token: What followers say to its lifeline; a secret, as the file is.
         host: The leader's address.
         lifeline: Port of its lifeline.
         store: Port of its store for process groups.
     """
 
     session: str
+    token: str = attrs.field(repr=False)
     host: str
     lifeline: int
     store: int
@@ -39,7 +41,7 @@ def meeting_file(run: Path, replica: str) -> Path:
 
 
 def announce(path: Path, meeting: Meeting) -> None:
-    """Write the file, whole or not at all.
+    """Write the file, for its owner's eyes alone, whole or not at all.
 
     Raises:
         ReplicaError: It cannot be written.
@@ -47,7 +49,9 @@ def announce(path: Path, meeting: Meeting) -> None:
     partial = path.with_name(f".{path.name}@{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(msgspec.json.encode(meeting))
+        partial.unlink(missing_ok=True)
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(msgspec.json.encode(meeting))
         partial.replace(path)
     except OSError as error:
         raise ReplicaError(f"{path} cannot be written, where followers look for their leader: {error}") from error

@@ -129,13 +129,15 @@ class Session:
         """Take in a message of the controller; one of an older term, or nothing new, changes nothing.
 
         Raises:
-            ReplicaError: The controller has forgotten reports that it had made durable.
+            ReplicaError: The controller has forgotten reports that it had made durable, or knows some of this
+                incarnation that this process has not made.
             TransportError: The message makes no sense here; nothing was changed.
         """
         if isinstance(message, Welcome | Directive | Acknowledged) and message.acknowledged > self.outbox.last:
-            raise TransportError(
-                f"{type(message).__name__} acknowledges report {message.acknowledged}, but only {self.outbox.last} "
-                "were made"
+            raise ReplicaError(
+                f"{self.hello.name}: the controller acknowledges report {message.acknowledged}, but only "
+                f"{self.outbox.last} were made: another process had this incarnation ({self.hello.incarnation}). Start "
+                "this replica again, with one of its own"
             )
         self._heard_at = now
         match message:

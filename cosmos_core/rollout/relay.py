@@ -113,6 +113,12 @@ class Relay:
             self._publisher = None
         publisher.close()
 
+    def drop_after(self, step: int) -> None:
+        """Drop the copies of versions after a step that the run was taken back to."""
+        with self._lock:
+            if self._publisher is not None:
+                self._publisher.drop_after(step)
+
     def close(self) -> None:
         """Drop all copies and stop serving. Idempotent."""
         with self._lock:

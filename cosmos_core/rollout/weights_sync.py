@@ -45,7 +45,7 @@ class _Load:
         arrivals: What arrived, where it is to be checked tensor by tensor.
         base: Where what arrives is kept for the next version to be made of.
         nbytes: What arrived so far.
-        num_rewinds: How often the run had been taken back when it was begun.
+        num_rewinds: How often the run had been taken back when its target was given.
     """
 
     target: WeightTarget
@@ -143,11 +143,11 @@ class WeightSync:
             rewinds: Steps that the run was taken back to: what was loaded of later ones is given up. The engine is
                 paused then until it has loaded something else.
         """
-        with self._swapping:
+        # Both at once: who takes a target takes the number of rewinds that it was given with.
+        with self._swapping, self._changed:
             for step in rewinds[len(self._rewinds) :]:
                 self._give_up_after(step)
             self._rewinds = tuple(rewinds)
-        with self._changed:
             if (target, relaying) != (self._target, self._relaying):
                 self._target, self._relaying = target, relaying
                 self._changed.notify_all()
@@ -156,10 +156,10 @@ class WeightSync:
     def _run(self) -> None:
         failures, version, since = 0, -1, 0.0
         while (found := self._next(0.0 if not failures else _RETRY_S[min(failures, len(_RETRY_S)) - 1])) is not None:
-            target, is_relayed = found
+            target, is_relayed, num_rewinds = found
             self.loading = target.version
             try:
-                self._load(target, is_relayed=is_relayed)
+                self._load(target, is_relayed=is_relayed, num_rewinds=num_rewinds)
             except (WeightSyncError, TransportError) as error:
                 _LOG.warning("weights version %d were not loaded, trying again: %s", target.version, error)
                 now = time.monotonic()
@@ -178,15 +178,18 @@ class WeightSync:
                 self.num_pieces += 1
             self._has_failed = failures > 0
 
-    def _next(self, delay_s: float) -> tuple[WeightTarget, bool] | None:
-        """What to load, and whether other rollout replicas give it, after a delay; None at the end."""
+    def _next(self, delay_s: float) -> tuple[WeightTarget, bool, int] | None:
+        """What to load, whether other rollout replicas give it, and how often the run has been taken back before.
+
+        After a delay; None at the end.
+        """
         with self._changed:
             if delay_s:
                 self._changed.wait_for(lambda: self._closed, delay_s)
             while not self._closed:
                 found, wait_s = self._due(time.monotonic())
                 if found is not None:
-                    return found
+                    return *found, len(self._rewinds)
                 self._changed.wait(wait_s)
             return None
 
@@ -217,8 +220,8 @@ class WeightSync:
         """The target, if it is newer than what is loaded."""
         return target if target is not None and target.version > self._gate.loaded else None
 
-    def _load(self, target: WeightTarget, *, is_relayed: bool) -> None:
-        begin, num_rewinds = time.monotonic(), len(self._rewinds)
+    def _load(self, target: WeightTarget, *, is_relayed: bool, num_rewinds: int) -> None:
+        begin = time.monotonic()
         self._engine.begin_update(target.version)
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self._engine.abort_update)
@@ -270,7 +273,8 @@ class WeightSync:
         return self._base
 
     def _give_up_after(self, step: int) -> None:
-        """The run was taken back to a step: what is loaded of a later one was never part of it."""
+        """The run was taken back to a step: what is loaded, and kept, of a later one was never part of it."""
+        self._relay.drop_after(step)
         if self._gate.loaded > step:
             _LOG.warning("giving up weights version %d: the run was taken back to step %d", self._gate.loaded, step)
             # What is in flight is not leased any more, and is ended before anything is generated again.

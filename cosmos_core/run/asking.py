@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from pathlib import Path
 from typing import Final
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
-from cosmos_core.errors import ReplicaError
+from cosmos_core.errors import CosmosError, ReplicaError
+from cosmos_core.run import folder as run_folder
 from cosmos_core.run.observer import Observer
-from cosmos_core.run.roster import read_address
+from cosmos_core.run.petitions import Petitions
+from cosmos_core.run.presence import absence, find_address
 from cosmos_core.transport.keys import person_key
 from cosmos_core.transport.requests import Request
 
 RUNS: Final = Path("runs")
 _ANSWER_S: Final = 10.0
-_REPEAT_S: Final = 1.0
 _POLL_S: Final = 0.1
 
 
 def only_run(folder: Path = RUNS) -> Path:
-    """The folder of the one run that goes on in `folder`.
+    """The folder of the one run that goes on in `folder`; runs that cannot be read are passed over.
 
     Raises:
         ReplicaError: There is none, or several.
     """
-    found = [each.parent for each in sorted(folder.glob("*/job.json")) if read_address(load_job(each.parent))]
+    found, unreadable = [], []
+    for directory in (each.parent for each in sorted(folder.glob("*/job.json"))):
+        try:
+            # A summary is written when a session ends, and removed when another begins.
+            if not (directory / run_folder.SUMMARY).exists() and find_address(load_job(directory)) is not None:
+                found.append(directory)
+        except CosmosError as error:
+            unreadable.append(f"{directory} ({error})")
     if len(found) == 1:
         return found[0]
+    passed_over = f"; passed over: {', '.join(unreadable)}" if unreadable else ""
     if not found:
-        raise ReplicaError(f"no run goes on in {folder}/; name its folder with --run RUN")
-    raise ReplicaError(f"several runs go on ({', '.join(map(str, found))}); name one with --run RUN")
+        raise ReplicaError(f"no run goes on in {folder}/; name its folder with --run RUN{passed_over}")
+    raise ReplicaError(f"several runs go on ({', '.join(map(str, found))}); name one with --run RUN{passed_over}")
 
 
 def address_of(directory: Path, job: Job) -> str:
@@ -41,11 +49,9 @@ def address_of(directory: Path, job: Job) -> str:
     Raises:
         ReplicaError: The run does not go on.
     """
-    address = read_address(job)
+    address = find_address(job)
     if address is None:
-        raise ReplicaError(
-            f"{directory}: the run does not go on (its controller is gone), so that nothing can be asked"
-        )
+        raise ReplicaError(f"{directory}: the run does not go on ({absence(job)}), so that nothing can be asked")
     return address
 
 
@@ -59,16 +65,15 @@ def ask(directory: Path, request: Request) -> None:
     job = load_job(directory)
     address = address_of(directory, job)
     observer = Observer(address, job.run_id, person_key(job.keys, may_ask=True))
-    ident = secrets.token_hex(8)
-    deadline, asked_at = time.monotonic() + _ANSWER_S, float("-inf")
+    petitions = Petitions()
+    ident = petitions.add(request)
+    deadline = time.monotonic() + _ANSWER_S
     try:
         while ident not in observer.answers:
             now = time.monotonic()
             if now > deadline:
                 raise ReplicaError(f"{directory}: the controller at {address} has not answered within {_ANSWER_S:g} s")
-            if now - asked_at > _REPEAT_S:
-                observer.ask(request, ident)
-                asked_at = now
+            petitions.send(observer, now)
             observer.poll(_POLL_S)
     finally:
         observer.close()

@@ -15,7 +15,7 @@ from cosmos_core.controller.audit import Audit, Batch, audit
 from cosmos_core.controller.journal import entries
 from cosmos_core.errors import ConfigError
 from cosmos_core.run.observer import so_far
-from cosmos_core.run.roster import read_address
+from cosmos_core.run.presence import find_address
 from cosmos_core.transport.directives import GroupRef
 from cosmos_core.transport.keys import person_key
 
@@ -27,7 +27,7 @@ def audit_run(directory: Path) -> Audit:
         CosmosError: It is no run, or its journal cannot be read.
     """
     job = load_job(directory)
-    address = read_address(job)
+    address = find_address(job)
     return audit(entries(job.journal) if address is None else so_far(address, job.run_id, person_key(job.keys)))
 
 

@@ -17,23 +17,25 @@ from cosmos_core.config.loading import load_job
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import stages
 from cosmos_core.controller.journal import entries
-from cosmos_core.errors import ConfigError, CosmosError
+from cosmos_core.errors import ConfigError, CosmosError, JournalError
 from cosmos_core.observe.live import make_view
 from cosmos_core.plugin.choice import choose
 from cosmos_core.plugin.discovery import discover
 from cosmos_core.plugin.roles import load_dataset, selections
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.policy.checkpoints.checkpoint import check_writable, completed, latest
+from cosmos_core.policy.checkpoints.checkpoint import check_writable, completed, path_of
 from cosmos_core.protocols import Dataset
 from cosmos_core.run import folder, provenance
 from cosmos_core.run.changes import changed
+from cosmos_core.run.exposure import check_exposed
 from cosmos_core.run.follow import Follower
 from cosmos_core.run.hookset import RunHooks
 from cosmos_core.run.launch import Launcher
 from cosmos_core.run.launch.making import capabilities_of, make_launcher, prepare
 from cosmos_core.run.plan import check_changed, check_gpus, check_hooks, check_keys, check_present, make_plan
+from cosmos_core.run.presence import require_gone
 from cosmos_core.run.recovering import require_unbegun
-from cosmos_core.run.roster import read_address
+from cosmos_core.run.replacing import require_idle
 from cosmos_core.run.summary import print_summary, summarise
 from cosmos_core.run.supervise import Ending, Start, Supervisor
 from cosmos_core.run.tables import print_plan
@@ -44,13 +46,14 @@ _HOOKS_TIMEOUT_S: Final = 30.0
 
 @attrs.frozen(kw_only=True, eq=False)
 class _Session:
-    """What one session of a run needs: the job, its plugins and dataset, and where to start."""
+    """What one session of a run needs: the job, its plugins and dataset, what happened before, and where to start."""
 
     job: Job
     plugins: PluginSet
     dataset: Dataset
     launcher: Launcher
     start: Start
+    follower: Follower = attrs.field(factory=Follower)
     earlier_s: float = 0.0
 
 
@@ -77,11 +80,10 @@ def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, ov
     directory = Path(recipe.run.output_dir) / recipe.run.name
     folder.check_free(directory, overwrite=overwrite)
     prepare(recipe)
-    if folder.is_run(directory):
-        with folder.held(directory):
-            _check_not_running(directory)
+    require_idle(directory)
     with tempfile.TemporaryDirectory(prefix="cosmos-plan-") as staging:
         plan = make_plan(recipe, recipe_path, Path(staging))
+        check_keys(plan.job)
         launcher = _launcher(plan.job, plan.plugins)
         check_present(plan.parts)
         _check_port(recipe)
@@ -116,7 +118,7 @@ def resume_run(directory: Path, console: Console, *, overrides: Sequence[str] = 
 def _resumed(directory: Path, console: Console, overrides: Sequence[str]) -> _Session | None:
     """The next session of a run, noted in its folder once nothing is left to refuse; None if it has finished."""
     job = load_job(directory)
-    _check_not_running(directory)
+    require_gone(job)
     recipe, changes = changed(job.recipe, overrides)
     summary = folder.read_summary(directory)
     # Not by the recipe's length before: that may have been changed by a session that did not get far.
@@ -133,12 +135,21 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str]) -> _Se
         check_changed(job)
     installed = discover()
     plugins = PluginSet.load(selections(recipe, ("dataset", "launcher", "hook")), records=installed)
+    check_exposed(recipe, capabilities_of(recipe, plugins))
     launcher = _launcher(job, plugins)
     check_hooks(recipe, plugins)
     dataset = load_dataset(job, plugins)
-    start = _newest_start(job)
+    follower = Follower()
+    start, passed_over = _newest_start(job, follower)
     _check_length(job, start)
     _check_port(recipe)
+    if passed_over:
+        console.print(
+            f"Passed over: the checkpoint(s) of step {', '.join(map(str, passed_over))} in {job.checkpoints}, which "
+            "the journal does not know; what they hold is trained again",
+            highlight=False,
+            markup=False,
+        )
     console.print(_resume_words(start), highlight=False)
     chosen = [choose(kind, name, installed) for kind, name in selections(recipe)]
     differences = provenance.resumed_with(directory, chosen, list(map(str, changes)))
@@ -147,7 +158,15 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str]) -> _Se
     for difference in differences:
         console.print(f"Changed since the run's last session: {difference}", highlight=False, markup=False)
     earlier_s = 0.0 if summary is None else summary.wall_s
-    return _Session(job=job, plugins=plugins, dataset=dataset, launcher=launcher, start=start, earlier_s=earlier_s)
+    return _Session(
+        job=job,
+        plugins=plugins,
+        dataset=dataset,
+        launcher=launcher,
+        start=start,
+        follower=follower,
+        earlier_s=earlier_s,
+    )
 
 
 def _launcher(job: Job, plugins: PluginSet) -> Launcher:
@@ -169,12 +188,35 @@ def _check_own(url: str) -> None:
         )
 
 
-def _newest_start(job: Job) -> Start:
-    found = latest(job.checkpoints)
+def _newest_start(job: Job, follower: Follower) -> tuple[Start, list[int]]:
+    """Where a run goes on: at the newest complete checkpoint that its journal knows.
+
+    Others may be there: of steps that a recovered journal has lost, or that were undone before they were on record.
+
+    Args:
+        job: The run.
+        follower: Takes in its journal.
+
+    Returns:
+        Where, and the steps of newer checkpoints, which are passed over.
+
+    Raises:
+        JournalError: The journal cannot be read, or none of the checkpoints that it knows is there.
+    """
     if not job.journal.exists():
         require_unbegun(job)
-        return Start()
-    return Start(step=0) if found is None else Start(step=found[0], checkpoint=found[1])
+        return Start(), []
+    follower.fold(entries(job.journal))
+    known = set() if follower.state is None else follower.state.marks.keys()
+    steps = completed(job.checkpoints)
+    newest = max(known & set(steps), default=0)
+    if newest == 0 and follower.state is not None and 0 not in known:
+        raise JournalError(
+            f"{job.checkpoints}: the journal knows the checkpoint(s) of step {', '.join(map(str, sorted(known)))}, "
+            f"and complete are {', '.join(map(str, steps)) or 'none'}; put one that it knows back"
+        )
+    start = Start(step=newest, checkpoint=path_of(job.checkpoints, newest) if newest in steps else None)
+    return start, [step for step in steps if step > newest]
 
 
 def _check_length(job: Job, start: Start) -> None:
@@ -192,12 +234,6 @@ def _resume_words(start: Start) -> str:
     return f"Resuming from step {start.step} ({start.checkpoint or 'no checkpoint was saved'})."
 
 
-def _check_not_running(directory: Path) -> None:
-    """Refuse a run whose controller is there still, though its session has ended."""
-    if (address := read_address(load_job(directory))) is not None:
-        raise ConfigError(f"{directory} is running now (its controller listens at {address}); stop it first")
-
-
 def _check_port(recipe: Recipe) -> None:
     """Find out now, not after seconds of start-up, that the controller could not listen."""
     with zmq.Context() as context:
@@ -208,9 +244,7 @@ def _supervise(session: _Session, console: Console, began: float) -> str:
     """Supervise one session; summary and report are written whatever becomes of it."""
     job = session.job
     (job.directory / folder.SUMMARY).unlink(missing_ok=True)
-    follower = Follower()
-    if session.start.step is not None:
-        follower.fold(entries(job.journal))
+    follower = session.follower
     view = make_view(console)
     try:
         hooks = RunHooks(job, session.plugins, resumed_from=session.start.step, report=view.say)

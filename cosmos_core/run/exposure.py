@@ -4,6 +4,29 @@ from __future__ import annotations
 
 from cosmos_core.config.checks import is_loopback
 from cosmos_core.config.job import Job
+from cosmos_core.config.schema import Recipe
+from cosmos_core.errors import ConfigError
+from cosmos_core.protocols import LauncherCapabilities
+
+
+def check_exposed(recipe: Recipe, launcher: LauncherCapabilities) -> None:
+    """Refuse to start processes that other machines can reach with keys that nobody has made on purpose.
+
+    A run that is handed over has to be reached by its own machines: it uses the keys of its folder.
+
+    Args:
+        recipe: The recipe.
+        launcher: What its launcher does.
+
+    Raises:
+        ConfigError: The recipe's `control.bind` is open, its `control.keys` names none, and its processes start here.
+    """
+    control = recipe.control
+    if control.keys is None and not launcher.submits and not is_loopback(control.bind):
+        raise ConfigError(
+            f"control.bind: other machines can reach {control.bind}, and control.keys names no keys; make some with "
+            '`cosmos keys new keys`, then --set control.keys="keys", or leave control.bind at 127.0.0.1'
+        )
 
 
 def exposure(job: Job) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import signal
@@ -19,10 +18,11 @@ import attrs
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
 from cosmos_core.controller.machine.state import State
-from cosmos_core.errors import ConfigError, ReplicaError
+from cosmos_core.errors import ConfigError, CosmosError, ReplicaError
 from cosmos_core.plugin.choice import choose
 from cosmos_core.plugin.discovery import discover
 from cosmos_core.plugin.roles import selections
+from cosmos_core.replica.lifeline import LOST
 from cosmos_core.run.asking import RUNS
 from cosmos_core.run.fleet import Fleet, Member
 from cosmos_core.run.follow import Follower
@@ -32,7 +32,7 @@ from cosmos_core.run.observer import Observer
 from cosmos_core.run.petitions import Petitions
 from cosmos_core.run.provenance import joined_with
 from cosmos_core.run.restarts import cause_of, last_words
-from cosmos_core.run.roster import address_file, specs_of
+from cosmos_core.run.roster import announced, specs_of
 from cosmos_core.transport.keys import person_key
 from cosmos_core.transport.messages import Role
 from cosmos_core.transport.requests import Drain, Lost
@@ -42,6 +42,8 @@ _POLL_S: Final = 0.1
 _SHOW_S: Final = 5.0
 _END_S: Final = 5.0
 _GRACE_S: Final = 3.0
+_SILENCE_S: Final = 10.0
+"""After which a controller is taken to be away: it is heard every second."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 _STRANGE: Final = re.compile(r"[^A-Za-z0-9]+")
 
@@ -85,11 +87,18 @@ def find_run(controller: str | None, run: Path | None, runs: Path = RUNS) -> tup
         return run, controller or told
     if controller is None:
         raise ConfigError("give --controller ADDR, as in RUN/controller.json, or --run RUN")
-    found = [path.parent for path in sorted(runs.glob("*/controller.json")) if _told_address(path.parent) == controller]
+    found, unreadable = [], []
+    for directory in (path.parent for path in sorted(runs.glob("*/controller.json"))):
+        try:
+            if _told_address(directory) == controller:
+                found.append(directory)
+        except CosmosError as error:
+            unreadable.append(f"{directory} ({error})")
     if len(found) != 1:
+        passed_over = f"; passed over: {', '.join(unreadable)}" if unreadable else ""
         raise ConfigError(
             f"--controller {controller}: {'no run' if not found else 'more than one run'} in {runs}/ has that address; "
-            "name the run's folder, as this machine sees it, with --run RUN"
+            f"name the run's folder, as this machine sees it, with --run RUN{passed_over}"
         )
     return found[0], controller
 
@@ -135,7 +144,8 @@ def join(joining: Joining, say: Say) -> int:
         say: Told what happens.
 
     Returns:
-        0 when the run ended or the replica has left it; 1 when it failed; 130 when a second Ctrl-C ended it.
+        0 when the run ended or the replica has left it; 1 when it failed; 75 when the run goes on at another address;
+        130 when a second Ctrl-C ended it.
 
     Raises:
         CosmosError: It cannot join.
@@ -146,10 +156,12 @@ def join(joining: Joining, say: Say) -> int:
     try:
         session = _Session(joining, observer, launcher, say)
         with session.signals():
-            session.check()
-            return session.follow()
+            try:
+                session.check()
+                return session.follow()
+            finally:
+                launcher.stop(_GRACE_S)
     finally:
-        launcher.stop(_GRACE_S)
         observer.close()
 
 
@@ -166,6 +178,8 @@ class _Session:
         self._interrupts = 0
         self._drain = ""
         self._is_refused = False
+        self._is_silent = False
+        self._told: Final = announced(joining.job)
         self._shown_at = time.monotonic()
 
     def check(self) -> None:
@@ -223,6 +237,8 @@ class _Session:
                 return 130
             if state is not None and state.outcome:
                 ended_at = min(ended_at, now)
+            if self._has_moved():
+                return LOST
             self._answer_interrupt(member)
             self._petitions.send(self._observer, now)
             self._show(state, now)
@@ -235,7 +251,32 @@ class _Session:
             self._is_refused = True
             self._say(f"{member.name}: it cannot leave: {refusal}; Ctrl-C again kills it")
 
+    def _has_moved(self) -> bool:
+        """Whether a controller that is not heard was followed by one at another address; the silence is said once."""
+        name, silence_s = self._joining.name, self._observer.silence_s
+        if silence_s < _SILENCE_S:
+            if self._is_silent:
+                self._say(f"{name}: the controller answers again")
+            self._is_silent = False
+            return False
+        if not self._is_silent:
+            self._is_silent = True
+            self._say(
+                f"{name}: the controller at {self._joining.address} has said nothing for {silence_s:.0f} s; waiting "
+                "for it (Ctrl-C twice ends this)"
+            )
+        told = announced(self._joining.job)
+        if told is None or (self._told is not None and told.address == self._told.address):
+            return False
+        self._say(
+            f"{name}: ends: the run goes on with another controller, at {told.address}; "
+            f"join it again with cosmos replica {self._joining.role} --run {self._joining.job.directory}"
+        )
+        return True
+
     def _show(self, state: State | None, now: float) -> None:
+        if self._is_silent:
+            return
         replica = state.replicas.get(self._joining.name) if state is not None else None
         if state is None or replica is None or now - self._shown_at < _SHOW_S:
             return
@@ -299,8 +340,5 @@ def _told_address(run: Path) -> str:
     Raises:
         ConfigError: The folder is no run's.
     """
-    job = load_job(run)
-    try:
-        return str(json.loads(address_file(job).read_text(encoding="utf-8"))["address"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+    found = announced(load_job(run))
+    return "" if found is None else found.address

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
-from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.stages import stages
 from cosmos_core.controller.journal import entries
@@ -17,26 +15,24 @@ from cosmos_core.controller.machine.state import State
 from cosmos_core.observe.live import line
 from cosmos_core.run import folder
 from cosmos_core.run.follow import Follower
-from cosmos_core.run.observer import Observer
-from cosmos_core.run.roster import page_words, read_address
+from cosmos_core.run.observer import so_far
+from cosmos_core.run.presence import absence, find_address
+from cosmos_core.run.roster import page_words
 from cosmos_core.run.view import progress_of
 from cosmos_core.transport.keys import person_key
-
-_ANSWER_S: Final = 5.0
-_POLL_S: Final = 0.1
 
 
 def look(directory: Path) -> Iterator[str]:
     """Lines about a run, for people.
 
     Raises:
-        CosmosError: It is no run, or its journal cannot be read.
+        CosmosError: It is no run, its controller is there and does not answer, or its journal cannot be read.
     """
     job = load_job(directory)
     follower = Follower()
-    address = read_address(job)
+    address = find_address(job)
     if address is not None:
-        _watch(follower, address, job)
+        follower.fold(so_far(address, job.run_id, person_key(job.keys)))
     elif job.journal.exists():
         follower.fold(entries(job.journal))
     state = follower.state
@@ -47,7 +43,7 @@ def look(directory: Path) -> Iterator[str]:
     elapsed_s = sum(last - first for first, last in follower.sessions)
     if address is not None and follower.sessions:
         elapsed_s += now - follower.sessions[-1][1]
-    yield f"{job.recipe.run.name}: {_verdict(state.outcome, is_running=address is not None)}"
+    yield f"{job.recipe.run.name}: {_verdict(state.outcome, '' if address is not None else absence(job))}"
     yield line(progress_of(follower, stages(job.recipe), now=now, elapsed_s=elapsed_s))
     yield from _replicas(state, is_running=address is not None)
     if address is not None:
@@ -82,20 +78,8 @@ def settings_lines(state: State) -> Iterator[str]:
         yield f"  {key} = {change.after} {when} step {change.step} (recipe: {recipe.get(key)})"
 
 
-def _verdict(outcome: str, *, is_running: bool) -> str:
-    if is_running:
+def _verdict(outcome: str, absence: str) -> str:
+    """How a run stands; `absence` says why its controller is not there, and is empty if it is."""
+    if not absence:
         return f"running, {outcome} in a moment" if outcome else "running"
-    return outcome or "interrupted: its controller is gone; cosmos run --resume goes on"
-
-
-def _watch(follower: Follower, address: str, job: Job) -> None:
-    """Fold all that there is now: between two times that the controller sends gauges it sends the journal so far."""
-    observer = Observer(address, job.run_id, person_key(job.keys))
-    deadline = time.monotonic() + _ANSWER_S
-    try:
-        while observer.num_gauges < 2 and time.monotonic() < deadline:
-            if found := observer.poll(_POLL_S):
-                follower.fold(found)
-                deadline = time.monotonic() + _ANSWER_S
-    finally:
-        observer.close()
+    return outcome or f"interrupted: {absence}; cosmos run --resume goes on"

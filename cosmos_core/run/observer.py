@@ -1,4 +1,4 @@
-"""A connection to the controller that only listens, and may ask it to stop the run.
+"""A connection to the controller that watches the run, and passes on what people ask of it.
 
 `Watch` is repeated with the last sequence number seen whenever nothing came for a second, so a restarted controller
 or a lost message costs a second, never an event.
@@ -146,6 +146,9 @@ def so_far(address: str, run_id: str, key: Key | None = None, *, after: int = 0)
                 yield from found
                 deadline = time.monotonic() + _ANSWER_S
             if time.monotonic() > deadline:
-                raise TransportError(f"the controller at {address} has not sent its journal within {_ANSWER_S:g} s")
+                raise TransportError(
+                    f"the controller at {address} does not answer: it has not sent its journal within {_ANSWER_S:g} s; "
+                    "it hangs, or is stopped (see logs/controller.log in the run's folder)"
+                )
     finally:
         observer.close()

@@ -28,6 +28,7 @@ from cosmos_core.plugin.roles import (
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import AlgorithmCapabilities, Conversing, Dataset, Foresight, Model, Recording, Split
 from cosmos_core.run.checks import Measured, Parts, emptiness, problems
+from cosmos_core.run.exposure import check_exposed
 from cosmos_core.run.foresight import foresee
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.launch.making import capabilities_of
@@ -79,7 +80,9 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
     plugins = PluginSet.load(selections(recipe))
     job = _job(recipe, recipe_path, staging)
     _check_devices(recipe, plugins)
-    check_keys(job)
+    check_exposed(recipe, capabilities_of(recipe, plugins))
+    if capabilities_of(recipe, plugins).shares_folder:
+        check_keys(job)
     _check_unbuilt_options(recipe, plugins)
     dataset = load_dataset(job, plugins)
     sizes = _sizes(dataset)

@@ -18,7 +18,7 @@ from cosmos_core.controller.machine.events import Recovered
 from cosmos_core.errors import ConfigError, DamagedJournalError, JournalError
 from cosmos_core.policy.checkpoints.checkpoint import completed, path_of
 from cosmos_core.run import folder
-from cosmos_core.run.roster import read_address
+from cosmos_core.run.presence import require_gone
 
 _PARTS: Final = ("", "-wal", "-shm")
 """What SQLite keeps a database in."""
@@ -81,8 +81,7 @@ def recover(directory: Path, *, step: int | None = None) -> Recovery:
     """
     with folder.held(directory):
         job = load_job(directory)
-        if (address := read_address(job)) is not None:
-            raise ConfigError(f"{directory} is running now (its controller listens at {address}); stop it first")
+        require_gone(job)
         found = damage(job)
         if not found:
             raise ConfigError(f"{job.journal}: can be read; go on with cosmos run --resume {directory}")

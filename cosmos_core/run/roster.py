@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
+
 from cosmos_core.config.job import Job
 from cosmos_core.config.mesh import world_size
+from cosmos_core.replica.host import host_id
 from cosmos_core.run.launch import ProcessSpec
 from cosmos_core.run.launch.local import thread_environment, visible_gpus
 from cosmos_core.transport.messages import Role
@@ -103,14 +106,52 @@ def address_file(job: Job) -> Path:
     return job.directory / "controller.json"
 
 
-def read_address(job: Job) -> str | None:
-    """Address of the controller that serves this run now; None while there is none, or if it is gone."""
+@attrs.frozen(kw_only=True)
+class Announced:
+    """What the controller that came last wrote of itself.
+
+    Attributes:
+        address: Where it listens.
+        pid: Its process.
+        host: The machine of that process (`replica.host.host_id`).
+    """
+
+    address: str
+    pid: int
+    host: str
+
+    @property
+    def machine(self) -> str:
+        """Name of its machine, for people."""
+        return self.host.partition("/")[0]
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether its process is of another machine, so that only its answer shows whether it is there."""
+        return self.machine != host_id().partition("/")[0]
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process is known to have ended; of another machine's, nothing is known."""
+        return not self.is_elsewhere and (self.host != host_id() or not _is_alive(self.pid))
+
+
+def announced(job: Job) -> Announced | None:
+    """What the run's folder tells of its controller, which may be gone; None if it tells of none."""
     try:
         found: dict[str, Any] = json.loads(address_file(job).read_text(encoding="utf-8"))
-        address, pid = str(found["address"]), int(found["pid"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return Announced(address=str(found["address"]), pid=int(found["pid"]), host=str(found["host"]))
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return address if _is_alive(pid) else None
+
+
+def read_address(job: Job) -> str | None:
+    """Address of the controller that serves this run now; None while there is none, or if it is known to be gone.
+
+    Of a controller on another machine this is what it wrote, even if it is gone: see `presence.find_address`.
+    """
+    found = announced(job)
+    return None if found is None or found.is_gone else found.address
 
 
 def page_words(job: Job) -> list[str]:

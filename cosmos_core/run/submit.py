@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,7 +16,7 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.overrides import apply_override
 from cosmos_core.config.schema import Recipe
-from cosmos_core.errors import ConfigError, CosmosError
+from cosmos_core.errors import ConfigError, CosmosError, UnknownSubmissionError
 from cosmos_core.plugin.roles import selections
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import Kind, LauncherCapabilities, Submission, Submitting
@@ -23,6 +24,7 @@ from cosmos_core.run import folder, provenance
 from cosmos_core.run.exposure import exposure
 from cosmos_core.run.launch.making import capabilities_of, make_launcher
 from cosmos_core.run.plan import check_present, make_plan
+from cosmos_core.run.replacing import aside, require_idle
 
 _ONLY: Final[tuple[Kind, ...]] = ("launcher",)
 _EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - what replicas on other hosts must reach
@@ -45,15 +47,19 @@ def launch_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, ha
     """Make a new run's folder, where the launcher's machines see it, and submit the run.
 
     Raises:
-        CosmosError: The recipe cannot run, the launcher submits nothing, or what it submits to refused.
+        CosmosError: The recipe cannot run, the run that it replaces goes on, the launcher submits nothing, or what it
+            submits to refused.
     """
     recipe = reachable(recipe)
     directory = Path(recipe.run.output_dir) / recipe.run.name
     plugins = PluginSet.load(selections(recipe, _ONLY))
     capable = _capable(recipe, plugins)
     makes_folder = capable.shares_folder and not handover.render_only
+    if not capable.shares_folder:
+        _check_elsewhere(recipe, handover)
     if makes_folder:
         folder.check_free(directory, overwrite=handover.overwrite)
+        require_idle(directory)
     with tempfile.TemporaryDirectory(prefix="cosmos-plan-") as staging:
         plan = make_plan(recipe, recipe_path, Path(staging))
         launcher, submission = _rendered(plan.job, plugins)
@@ -67,13 +73,19 @@ def launch_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, ha
                 _submit(launcher, submission, Path(place), console)
             return
         check_present(plan.parts)
-        folder.create(plan.job, plan.assets, provenance.made_with(plan.plugins), overwrite=handover.overwrite)
-    try:
-        _submit(launcher, submission, directory, console)
-    except CosmosError:
-        # Nothing of it has run: the name is free for the next attempt.
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
+        folder.check_free(directory, overwrite=handover.overwrite)
+        with aside(directory) as kept:
+            if kept is not None:
+                _say(console, f"The earlier run is kept in {kept} until this one is submitted")
+            folder.create(plan.job, plan.assets, provenance.made_with(plan.plugins), overwrite=False)
+            try:
+                _submit(launcher, submission, directory, console)
+            except UnknownSubmissionError:
+                raise
+            except CosmosError:
+                # Nothing of it has run: the name is free for the next attempt.
+                shutil.rmtree(directory, ignore_errors=True)
+                raise
 
 
 def launch_again(directory: Path, launcher: str, overrides: list[str], console: Console, handover: Handover) -> None:
@@ -85,7 +97,7 @@ def launch_again(directory: Path, launcher: str, overrides: list[str], console: 
     from cosmos_core.run.changes import changed  # noqa: PLC0415 - only here
 
     job = load_job(directory)
-    recipe, _ = changed(job.recipe, [f'launch.launcher="{launcher}"', *overrides])
+    recipe, _ = changed(job.recipe, [f"launch.launcher={json.dumps(launcher)}", *overrides])
     job = attrs.evolve(job, recipe=reachable(recipe))
     plugins = PluginSet.load(selections(job.recipe, _ONLY))
     if not _capable(job.recipe, plugins).shares_folder:
@@ -129,11 +141,31 @@ def option_overrides(launcher: str, arguments: list[str]) -> list[str]:
                 raise ConfigError(f"{word}: expected a value, for example {word} VALUE")
             value = waiting.pop(0)
         name = word.removeprefix("--").replace("-", "_")
-        quoted = f'"{value}"' if are_words.get(name) and not value.startswith('"') else value
+        quoted = json.dumps(value, ensure_ascii=False) if are_words.get(name) else value
         override = f"launch.options.{name}={quoted}"
         apply_override(data, override)
         overrides.append(override)
     return overrides
+
+
+def _check_elsewhere(recipe: Recipe, handover: Handover) -> None:
+    """Refuse what can only be seen where the run's folder will be made.
+
+    Raises:
+        ConfigError: A run there is to be replaced, or `control.keys` is no absolute path.
+    """
+    if handover.overwrite:
+        raise ConfigError(
+            f"--overwrite: launcher {recipe.launch.launcher!r} makes the run's folder itself, and goes on with a run "
+            "that is there; remove that, or choose another --name"
+        )
+    keys = recipe.control.keys
+    if keys is not None and not Path(keys).is_absolute():
+        raise ConfigError(
+            f"control.keys: {keys!r} is a path from the recipe's folder, which launcher {recipe.launch.launcher!r} "
+            "does not share with the run; give the absolute path that the keys have where the run's processes are (on "
+            "a volume that they share, for example), or leave it out: the run then makes its own"
+        )
 
 
 def _capable(recipe: Recipe, plugins: PluginSet) -> LauncherCapabilities:

@@ -140,6 +140,7 @@ class Supervisor:
         """Start the controller, and the replicas once it listens."""
         address_file(self._job).unlink(missing_ok=True)
         self._launcher.start(controller_spec(self._job, resume_step=start.step, port=self._port))
+        self._controller_since = time.monotonic()
         deadline = time.monotonic() + _LISTEN_TIMEOUT_S
         while (address := read_address(self._job)) is None:
             for ended in self._launcher.exits():
@@ -229,11 +230,17 @@ class Supervisor:
             self._on_replica(member, state, now)
 
     def _watch_silence(self, observer: Observer) -> None:
-        """End a controller that lives and says nothing: as it gives replicas up, it is given up itself."""
+        """End a controller that lives and says nothing: as it gives replicas up, it is given up itself.
+
+        One that has not been heard since it was started may take as long as the first one may to listen.
+        """
         limit_s = self._job.recipe.control.lost_after_s
-        heard_for_s = time.monotonic() - self._controller_since - observer.silence_s
-        if observer.silence_s > limit_s and heard_for_s > 0 and CONTROLLER in self._launcher.running():
-            self._view.say(f"{CONTROLLER} has said nothing for {limit_s:g} s (control.lost_after_s); it is ended")
+        there_for_s = time.monotonic() - self._controller_since
+        silence_s = observer.silence_s
+        if silence_s > there_for_s:
+            silence_s, limit_s = there_for_s, max(limit_s, _LISTEN_TIMEOUT_S)
+        if silence_s > limit_s and CONTROLLER in self._launcher.running():
+            self._view.say(f"{CONTROLLER} has said nothing for {limit_s:g} s; it is ended")
             self._controller_since = time.monotonic()
             self._launcher.kill(CONTROLLER)
 

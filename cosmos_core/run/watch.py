@@ -21,7 +21,7 @@ from cosmos_core.controller.machine.events import Event
 from cosmos_core.errors import JournalError
 from cosmos_core.run.follow import Follower
 from cosmos_core.run.observer import Observer
-from cosmos_core.run.roster import read_address
+from cosmos_core.run.roster import announced, read_address
 from cosmos_core.run.screen import lines, screen
 from cosmos_core.transport.keys import person_key
 
@@ -44,6 +44,7 @@ class Watcher:
         self._follower: Final = Follower()
         self._chronicle: Final = Chronicle()
         self._gauges: dict[str, dict[str, float]] = {}
+        self._silent = ""
 
     @property
     def has_ended(self) -> bool:
@@ -78,9 +79,9 @@ class Watcher:
         self._read_journal()
         gone_at = time.monotonic()
         while not self.has_ended:
-            if (address := read_address(self._job)) is not None:
+            if (address := self._address()) is not None:
                 yield from self._listen(address)
-                gone_at = time.monotonic()
+                gone_at = time.monotonic() - (_GONE_S if self._silent else 0.0)
             elif time.monotonic() - gone_at > _GONE_S:
                 break
             else:
@@ -100,7 +101,7 @@ class Watcher:
 
     def _read_journal(self) -> JournalError | None:
         """Take in what no controller tells any more; why it could not be read (one that starts has it locked)."""
-        if self.has_ended or read_address(self._job) is not None or not self._job.journal.exists():
+        if self.has_ended or self._address() is not None or not self._job.journal.exists():
             return None
         try:
             self.fold(entries(self._job.journal))
@@ -108,8 +109,15 @@ class Watcher:
             return error
         return None
 
+    def _address(self) -> str | None:
+        """Of the controller; None if it is gone, or is on another machine and was given up because it was silent."""
+        address = read_address(self._job)
+        return None if address == self._silent else address
+
     def _listen(self, address: str) -> Iterator[Snapshot | None]:
         """Follow one controller until it ends the run or is gone."""
+        began, found = time.monotonic(), announced(self._job)
+        is_elsewhere = found is not None and found.is_elsewhere
         observer = Observer(address, self._job.run_id, person_key(self._job.keys))
         observer.last_sequence = self._follower.last_sequence
         try:
@@ -118,6 +126,9 @@ class Watcher:
                 while (left := until - time.monotonic()) > 0:
                     self.fold(observer.poll(left))
                 self._gauges = observer.gauges
+                if is_elsewhere and min(observer.silence_s, time.monotonic() - began) > _GONE_S:
+                    self._silent = address
+                    return
                 yield self.snapshot()
         finally:
             observer.close()

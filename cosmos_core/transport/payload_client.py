@@ -31,7 +31,7 @@ _MOST_REFUSALS: Final = 5
 
 
 class PayloadClient:
-    """Fetches from many endpoints at once; connections stay open between fetches.
+    """Fetches from many endpoints at once; connections stay open between fetches, unless the other end closed its own.
 
     One fetch at a time: a second thread waits for the first one's fetch.
 
@@ -73,7 +73,7 @@ class PayloadClient:
                 # A stream that went wrong is not trusted for the rest of it.
                 self._forget(list(self._peers.values()))
                 raise
-            self._forget([peer for peer in asked if peer.waiting])
+            self._forget([peer for peer in self._peers.values() if peer.waiting or peer.is_gone()])
             return found
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class _Peer:
         waiting: Leases asked for and not answered.
     """
 
-    __slots__ = ("_refusals", "_request", "_token", "endpoint", "monitor", "socket", "waiting")
+    __slots__ = ("_is_cut", "_refusals", "_request", "_token", "endpoint", "monitor", "socket", "waiting")
 
     def __init__(self, context: Context, endpoint: str, ring: Ring | None) -> None:
         address, slash, token = endpoint.rpartition("/")
@@ -145,6 +145,12 @@ class _Peer:
         self._token: Final = token
         self._request = 0
         self._refusals = 0
+        self._is_cut = False
+
+    def is_gone(self) -> bool:
+        """Whether the connection broke and there is no other one yet; libzmq would try for ever."""
+        self.on_events()
+        return self._is_cut or self.is_given_up
 
     @property
     def is_given_up(self) -> bool:
@@ -170,10 +176,13 @@ class _Peer:
                 self._refusals = _MOST_REFUSALS
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._refusals = 0
+                self._is_cut = False
             elif event == zmq.EVENT_CONNECT_RETRIED:
                 self._refusals += 1
-            elif event == zmq.EVENT_DISCONNECTED and self.waiting:
-                self._send()
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._is_cut = True
+                if self.waiting:
+                    self._send()
 
     def receive(self) -> dict[int, list[Payload]]:
         """Receive the replies that are here; those to an earlier fetch are dropped.

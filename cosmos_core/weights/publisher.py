@@ -176,6 +176,11 @@ class WeightPublisher:
         if self._writer is not None:
             self._writer.remove_before(oldest)
 
+    def drop_after(self, newest: int) -> None:
+        """Drop versions after `newest`, which come again with other weights; what is stored is replaced then."""
+        for published in self._server.remove_after(newest):
+            published.snapshot.file.close()
+
     def close(self) -> None:
         """Stop serving and drop every version. Idempotent; happens at the end of the process at the latest."""
         self._server.close()

@@ -103,6 +103,12 @@ class SliceServer:
             versions = [version for version in self._published if version < oldest]
             return [self._published.pop(version) for version in versions]
 
+    def remove_after(self, newest: int) -> list[Published]:
+        """Serve versions after `newest` no longer, and return them."""
+        with self._lock:
+            versions = [version for version in self._published if version > newest]
+            return [self._published.pop(version) for version in versions]
+
     def close(self) -> None:
         """Stop serving. Idempotent."""
         self._stop.set()

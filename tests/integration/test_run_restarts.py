@@ -26,8 +26,12 @@ QUICK = (
     "rollout.group_size=2",
     "rollout.max_in_flight=16",
 )
+RESUMES_S = 5.0
+"""How soon after a process was killed two more steps are done, on a machine that has nothing else to do."""
+GAP_S = 1.0
+"""Longest time between two steps there, while a rollout replica is replaced."""
 TOLERANCE = 3.0
-"""The machine that tests run on has other things to do as well."""
+"""Times these bounds are what fails the test: the machine that tests run on has other things to do as well."""
 
 
 def check_steps(run: Path) -> None:
@@ -61,11 +65,14 @@ def test_what_is_killed_is_replaced_and_training_goes_on(cosmos: CommandLine, ar
         following.steps(5)
         process.send_signal(signal.SIGINT)
         output = process.communicate(timeout=60)[0]
-    print({name: f"{seconds:.2f} s to two more steps" for name, seconds in took.items()})
+    for name, seconds in took.items():
+        print(
+            f"{name} killed: {seconds:.2f} s to two more steps (idle: {RESUMES_S} s; fails: {RESUMES_S * TOLERANCE} s)"
+        )
     assert process.returncode == 130, output
     for name in ("rollout-0", "policy-1", "controller"):
         assert f"{name} ended: killed by signal 9; " in output
-        assert took[name] < 5.0 * TOLERANCE
+        assert took[name] < RESUMES_S * TOLERANCE, took
     check_steps(run)
     restarts = json.loads((run / "summary.json").read_text())["restarts"]
     assert {"controller", "policy-1", "rollout-0", "rollout-1"} <= restarts.keys()
@@ -73,7 +80,8 @@ def test_what_is_killed_is_replaced_and_training_goes_on(cosmos: CommandLine, ar
         when for when, event in history(run) if isinstance(event, ReplicaLost) and event.name == "rollout-0"
     )
     around = [b - a for a, b in pairwise(step_times(run)) if b > killed_at - 1 and a < killed_at + 1]
-    assert max(around) < 1.0 * TOLERANCE, "training has waited for a rollout replica that another one stands in for"
+    print(f"longest gap between steps: {max(around):.2f} s (idle: {GAP_S} s; fails: {GAP_S * TOLERANCE} s)")
+    assert max(around) < GAP_S * TOLERANCE, "training has waited for a rollout replica that another one stands in for"
 
 
 def test_a_replica_joins_and_leaves_again(cosmos: CommandLine, arithmetic: Arguments) -> None:

@@ -95,6 +95,10 @@ PLANTS = (
         (Edit(f"{DESK}.commit", "self._journal.commit()", "now % 1 < 0.5 and self._journal.commit()"),),
     ),
     Plant(
+        "who is quiet, or lingers, is told of reports before the commit",
+        (Edit(f"{DESK}.turn", "settle()  # before the rest", "pass  # before the rest"),),
+    ),
+    Plant(
         "a commit that fails is taken for one that did not",
         (
             Edit(

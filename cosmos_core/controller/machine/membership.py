@@ -105,6 +105,9 @@ def on_formed(state: State, replica: Replica, report: GenerationFormed) -> bool:
     Returns:
         Whether with it all are, and already hold the weights of the running step, so that it is done.
     """
+    if report.generation <= state.undone:
+        return False
+    # Of a generation that has been given up since, too: its transfer may have left the newest weights with this one.
     replica.step = report.step
     generation = state.generation
     if generation is None or generation.order.generation != report.generation:
@@ -163,8 +166,13 @@ def missing(state: State) -> list[str]:
 
 
 def _settle(state: State, generation: Generation) -> bool:
-    steps = set(generation.formed.values())
     running = state.running
+    newest = state.step if running is None else running.order.step
+    if ahead := {name: step for name, step in generation.formed.items() if step > newest}:
+        for name, step in ahead.items():
+            lose(state, state.replicas[name], f"it holds the weights of step {step}, but the run is at {state.step}")
+        return False
+    steps = set(generation.formed.values())
     if len(steps) > 1:
         # Somebody was further than it had told when the order was made: order again, from what is known now.
         for name, step in generation.formed.items():
@@ -182,10 +190,4 @@ def _settle(state: State, generation: Generation) -> bool:
     state.touch("policy")
     if step == state.step and running is not None:
         claim.repeat(state)
-    if step == state.step or is_done:
-        return is_done
-    state.fail(
-        f"the policy replicas hold the weights of step {step}, but the run is at step {state.step}; resume from a "
-        f"checkpoint with --resume (checkpoints: {sorted(state.checkpoints.saved) or 'none'})"
-    )
-    return False
+    return is_done

@@ -20,6 +20,8 @@ def on_step_done(state: State, replica: Replica, report: StepDone) -> bool:
     Returns:
         Whether with it all members of the present generation have.
     """
+    if report.generation <= state.undone:
+        return False
     replica.step = report.step
     running, generation = state.running, state.generation
     if running is None:

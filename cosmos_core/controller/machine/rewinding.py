@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from cosmos_core.controller.machine import changes, evaluation, publication, relays
+from cosmos_core.controller.machine import changes, evaluation, membership, publication, relays
 from cosmos_core.controller.machine.events import Rewound
 from cosmos_core.controller.machine.state import Replica, State
 from cosmos_core.errors import JournalError
@@ -50,11 +50,17 @@ def rewind(state: State, event: Rewound) -> None:
     state.rewinds.append(event.step)
     state.status_details["rewound"] = f"from step {state.step} to step {event.step}: all policy replicas were lost"
     _undo_training(state, event.step)
+    for policy in state.named("policy"):
+        if policy.step > event.step:
+            membership.lose(
+                state, policy, f"the run was taken back to step {event.step}, and it holds a later one's weights"
+            )
     state.ledgers = [ledger.rewound(mark) for ledger, mark in zip(state.ledgers, marks, strict=True)]
     for replica in state.named("rollout"):
         _undo_generation(replica, event.step)
         state.spare.add(replica.name)
     _undo_publication(state, event.step)
+    _undo_changes(state, event.step)
     changes.settle(state)
     state.publish = publication.due_at_start(state)
     evaluation.schedule(state)
@@ -70,6 +76,7 @@ def _undo_training(state: State, step: int) -> None:
     evaluation.tell_left_behind(state, step)
     state.step = step
     state.running = state.generation = None
+    state.undone = state.generation_number
     state.is_regrouping = False
     state.attempts = state.num_regroups = state.num_useless = 0
     state.pending.clear()
@@ -79,6 +86,12 @@ def _undo_training(state: State, step: int) -> None:
     checkpoints.ordered = -1
     checkpoints.failed = {failed: why for failed, why in checkpoints.failed.items() if failed < step}
     state.marks = {marked: mark for marked, mark in state.marks.items() if marked <= step}
+
+
+def _undo_changes(state: State, step: int) -> None:
+    kept = changes.keep(state.changes, step, state.settings, state.settings)
+    changes.tell_undone(state, kept, step)
+    state.changes = kept
 
 
 def _undo_generation(replica: Replica, step: int) -> None:

@@ -148,6 +148,7 @@ class State:
         evaluations: Finished ones, in the order of their ends; of completions and of demonstrations.
         checkpoints: Of this run.
         marks: Accounts at the moments from which a run can be resumed, by step.
+        undone: The newest generation when the run was last taken back: what earlier ones came to did not happen.
         rewinds: Steps that the run was taken back to since it was started or resumed, in order.
         changes: Of dynamic keys, in the order in which they were asked for.
         status_details: The newest explanation of each status of unscored samples, and of each failed prompt's reason.
@@ -188,6 +189,7 @@ class State:
     evaluations: list[EvaluationRecord] = attrs.field(factory=list)
     checkpoints: Checkpoints = attrs.field(factory=Checkpoints)
     marks: dict[int, tuple[LedgerMark, ...]] = attrs.field(factory=dict)
+    undone: int = 0
     rewinds: list[int] = attrs.field(factory=list)
     changes: list[SettingChange] = attrs.field(factory=list)
     status_details: dict[str, str] = attrs.field(factory=dict)

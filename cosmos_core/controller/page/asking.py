@@ -7,12 +7,16 @@ from typing import Annotated, Final
 import msgspec
 
 from cosmos_core.errors import TransportError
+from cosmos_core.transport.bounds import Word
 from cosmos_core.transport.requests import Drain, Request, Set, Stop
 
 MOST_BYTES: Final = 16_384
 """Of a request's body."""
 
-_Word = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+_JUDGED: Final = frozenset({"rollout.sampling.temperature", "sync.max_staleness"})
+"""Dynamic keys that algorithms are told of (`protocols.AlgorithmContext`), besides their own options."""
+
+_Word = Annotated[Word, msgspec.Meta(min_length=1)]
 
 
 class _Stop(msgspec.Struct, tag_field="do", tag="stop", forbid_unknown_fields=True, frozen=True):
@@ -44,9 +48,23 @@ def request_from(body: bytes) -> Request:
         body: JSON such as `{"do": "drain", "name": "rollout-1"}` or `{"do": "set", "overrides": ["KEY=VALUE"]}`.
 
     Raises:
-        TransportError: It is none; the message says why.
+        TransportError: It is none, or asks for values that only plugins, which the controller has not, can judge; the
+            message says why, and what to do.
     """
     try:
-        return _DECODER.decode(body).request()
+        request = _DECODER.decode(body).request()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TransportError(f"not a request of a run: {error}") from error
+    if isinstance(request, Set):
+        _check_judged(request)
+    return request
+
+
+def _check_judged(request: Set) -> None:
+    """Refuse what an algorithm could refuse later, on every policy replica: that would be the end of the run."""
+    keys = [override.partition("=")[0].strip() for override in request.overrides]
+    if judged := [key for key in keys if key in _JUDGED or ".options." in key]:
+        raise TransportError(
+            f"{', '.join(judged)}: only the run's algorithm can judge this, and the page cannot ask it; use "
+            f"`cosmos set {' '.join(request.overrides)}`, which asks the plugins"
+        )

@@ -43,6 +43,7 @@ class Board:
         self._changed = asyncio.Event()
         self._offered: Snapshot | None = None
         self._is_told = False
+        self._is_over = False
         self._asked: Final[queue.SimpleQueue[Asked]] = queue.SimpleQueue()
         self._answers: Final[dict[str, asyncio.Future[str]]] = {}
 
@@ -56,12 +57,12 @@ class Board:
             self._call(self._take_offered)
 
     def take_asked(self) -> list[Asked]:
-        """What was asked since this was called last."""
+        """What was asked since this was called last, and is still waited for."""
         found: list[Asked] = []
         with contextlib.suppress(queue.Empty):
             while True:
                 found.append(self._asked.get_nowait())
-        return found
+        return [asked for asked in found if asked.ident in self._answers]
 
     def answer(self, ident: str, refusal: str) -> None:
         """Say what became of a request; empty if it was taken in."""
@@ -69,14 +70,17 @@ class Board:
 
     def end(self) -> None:
         """Nothing more will be offered or taken."""
+        self._is_over = True
         self._call(self._finish)
 
     # -- the page's loop -----------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Be used by the running loop; what was offered before is taken."""
+        """Be used by the running loop; what was offered before is taken, and an end that came before is known."""
         self._loop = asyncio.get_running_loop()
         self._take_offered()
+        if self._is_over:
+            self._finish()
 
     async def changed(self, timeout_s: float) -> None:
         """Wait for a newer snapshot, or the end; returns after `timeout_s` in any case."""
@@ -103,7 +107,10 @@ class Board:
             async with asyncio.timeout(_ANSWER_S):
                 return await answer
         except TimeoutError:
-            raise TransportError(f"the controller has not answered within {_ANSWER_S:g} s") from None
+            raise TransportError(
+                f"the controller has not answered within {_ANSWER_S:g} s; it may still do what was asked: look at the "
+                "run before you ask again"
+            ) from None
         finally:
             del self._answers[ident]
 

@@ -40,6 +40,7 @@ class Place:
         nonfinite_steps: Steps skipped in a row before it.
         below: Digest of the frozen weights that its adapters are for; empty if it has none, or is of a release that
             did not note it.
+        generation: Of the gradient group that made it; later ones are of what the run went on to.
     """
 
     run_id: str
@@ -47,6 +48,7 @@ class Place:
     stage: int = attrs.field(validator=NOT_NEGATIVE)
     nonfinite_steps: int = attrs.field(validator=NOT_NEGATIVE)
     below: str = ""
+    generation: int = attrs.field(default=0, validator=NOT_NEGATIVE)
 
 
 @attrs.frozen(kw_only=True)
@@ -73,16 +75,6 @@ def completed(url: str) -> list[int]:
         names = (path.rstrip("/").rpartition("/")[2] for path in files.ls(root, detail=False))
         steps = (int(match[1]) for name in names if (match := _STEP.fullmatch(name)))
         return sorted(step for step in steps if files.exists(f"{root}/step-{step}/{COMPLETE}"))
-
-
-def latest(url: str) -> tuple[int, str] | None:
-    """Step and path of the newest complete checkpoint; None if there is none.
-
-    Raises:
-        CheckpointError: The folder cannot be read.
-    """
-    steps = completed(url)
-    return (steps[-1], path_of(url, steps[-1])) if steps else None
 
 
 def read_place(path: str) -> Place:
@@ -149,20 +141,48 @@ def check_writable(url: str) -> None:
         files.rm_file(f"{root}/.writable")
 
 
-def prune(url: str, keep: int) -> list[int]:
+def prune(url: str, keep: int, *, newest: int | None = None) -> list[int]:
     """Remove all but the `keep` newest complete checkpoints and the best one; the steps removed.
+
+    Args:
+        url: The folder.
+        keep: How many to keep.
+        newest: Where the run stands; checkpoints of later steps, which it has gone back from, are neither counted nor
+            removed.
 
     Raises:
         CheckpointError: The folder cannot be read or written.
     """
     kept = best(url)
-    removed = [step for step in completed(url)[:-keep] if step != kept]
+    counted = [step for step in completed(url) if newest is None or step <= newest]
+    return _removed(url, [step for step in counted[:-keep] if step != kept])
+
+
+def drop_undone(url: str, step: int, generation: int) -> list[int]:
+    """Remove complete checkpoints of steps that were undone, which will come again with other weights.
+
+    Args:
+        url: The folder.
+        step: The step that the run goes on from.
+        generation: Of the gradient group that does; what a later one made stays, as then this one is long over.
+
+    Returns:
+        The steps removed.
+
+    Raises:
+        CheckpointError: The folder cannot be read or written, or a checkpoint after the step is damaged.
+    """
+    later = [found for found in completed(url) if found > step]
+    return _removed(url, [found for found in later if read_place(path_of(url, found)).generation < generation])
+
+
+def _removed(url: str, steps: list[int]) -> list[int]:
     with _access(url) as (files, root):
-        for step in removed:
+        for step in steps:
             # Without its marker it is no checkpoint, so an interrupted removal leaves nothing half valid.
             files.rm_file(f"{root}/step-{step}/{COMPLETE}")
             files.rm(f"{root}/step-{step}", recursive=True)
-    return removed
+    return steps
 
 
 def _decoded(content: bytes, file: str) -> dict[str, Any]:

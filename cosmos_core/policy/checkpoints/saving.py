@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from cosmos_core.errors import CheckpointError
-from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Place, marker, path_of, prune
+from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Place, drop_undone, marker, path_of, prune
 from cosmos_core.policy.checkpoints.planners import SharesToSave
 from cosmos_core.policy.processes.channel import Channel
 from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved
@@ -126,6 +126,21 @@ class CheckpointSaver:
         self.wait()
         self._writing = self._thread.submit(self._save, copy_state(state, place))
 
+    def drop_undone(self, step: int, generation: int) -> None:
+        """Remove what was saved of steps after the one that a generation goes on from; the leader does.
+
+        Left where they are, they would be taken for those of the steps that come again.
+        """
+        if not self._channel.is_leader:
+            return
+        try:
+            removed = drop_undone(self._url, step, generation)
+        except CheckpointError as error:
+            _LOG.warning("checkpoints of steps after %d, which were undone, may not all be removed: %s", step, error)
+            return
+        if removed:
+            _LOG.warning("removed the checkpoints of steps %s, which were undone", removed)
+
     def check(self) -> None:
         """Raise what went wrong in the background besides the writing itself, which is reported.
 
@@ -153,7 +168,7 @@ class CheckpointSaver:
             return
         self._report(CheckpointSaved(step=step, path=path))
         try:
-            prune(self._url, self._keep)
+            prune(self._url, self._keep, newest=step)
         except CheckpointError as error:
             _LOG.warning("old checkpoints were not removed: %s", error)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 from datetime import timedelta
 from typing import Final
@@ -69,7 +70,7 @@ def bond(args: RoleArgs) -> Bond:
     follower = FollowerLine(
         name=args.replica,
         rank=args.rank,
-        token=args.session,
+        token=meeting.token,
         address=(meeting.host, meeting.lifeline),
         end=args.end,
         patience_s=recipe.control.lost_after_s,
@@ -113,15 +114,16 @@ def leave(world: World) -> None:
 
 
 def _lead(args: RoleArgs, size: int, store: GroupStore) -> LeaderLine:
+    token = secrets.token_hex(16)
     line = LeaderLine(
         name=args.replica,
         size=size,
-        token=args.session,
+        token=token,
         host=store.host,
         end=args.end,
         patience_s=args.job.recipe.control.lost_after_s,
     )
-    meeting = Meeting(session=args.session, host=store.host, lifeline=line.port, store=store.port)
+    meeting = Meeting(session=args.session, token=token, host=store.host, lifeline=line.port, store=store.port)
     announce(meeting_file(args.run_dir, args.replica), meeting)
     return line
 

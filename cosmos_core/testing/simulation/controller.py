@@ -21,8 +21,8 @@ from cosmos_core.testing.simulation.witness import Violation, Witness
 from cosmos_core.transport.messages import Down, Up
 from cosmos_core.transport.wire import DOWN, UP
 
-Say = Callable[[bytes, bytes, float], None]
-"""Carries a message to an identity, which leaves in so many seconds."""
+Say = Callable[[bytes, bytes, float], bool]
+"""Carries a message to an identity, which leaves in so many seconds; whether that process lives."""
 
 _POLL_S: Final = 0.1
 _WAKE_S: Final = 0.002
@@ -98,12 +98,6 @@ class Controller:
                 self._witness.forget()
             self._agenda.after(self._rng.random() * self._rng.choice(_DOWN_S), self._start)
 
-    def end(self) -> None:
-        """Note that everyone was told of the run's end."""
-        if self.is_up:
-            self._desk.end()
-            self._plan(_WAKE_S)
-
     def _start(self) -> None:
         state = core.fold(EVENTS.decode(data) for data in self._disk.committed)
         started = ControllerStarted(term=state.term + 1)
@@ -134,25 +128,21 @@ class Controller:
         if not self.is_up or number != self._num_plans:
             return
         self._plan_at = None
-        messages: list[tuple[bytes, Down]] = []
-        if not self._survives(lambda: messages.extend(self._work())):
+        self._journal.took_s = 0.0
+        if not self._survives(self._work):
             return
         self._free_at = self._agenda.now + self._journal.took_s
         self._witness.committed()
         if self._num_plans % _COMPARED == 0 or self._witness.num_events != self._num_seen:
             self._num_seen = self._witness.num_events
             self._witness.compare(self._desk.state, self._policies())
-        self._tell(messages)
-        if self.is_up:
-            self._plan(_POLL_S)
+        self._plan(_POLL_S)
 
-    def _work(self) -> list[tuple[bytes, Down]]:
-        now = self._agenda.now
+    def _work(self) -> None:
         inbox, self._inbox = self._inbox, []
         for identity, data in inbox:
             self._take(identity, data)
-        self._desk.tick(now)
-        return self._desk.commit(now)
+        self._desk.turn(self._agenda.now, self._tell)
 
     def _take(self, identity: bytes, data: bytes) -> None:
         message: Up = UP.decode(data)
@@ -178,18 +168,16 @@ class Controller:
         except JournalError as error:
             self.kill(f"ends: {error}")
         except Killed:
-            self.kill("is killed in a commit")
+            self.kill("is killed in a turn")
         except (LookupError, ValueError, TypeError, AttributeError, TransportError) as error:
             raise Violation("conservation", f"the controller failed: {error!r}") from error
         return self.is_up
 
-    def _tell(self, messages: list[tuple[bytes, Down]]) -> None:
+    def _tell(self, identity: bytes, message: Down) -> bool:
         """Say what may be said; a kill may come between two messages."""
-        took_s = self._journal.took_s
-        for identity, message in messages:
-            if self._rng.random() < self.faults.commit_crash / 10:
-                self.kill("is killed while it tells")
-                return
-            incarnation = identity.decode().partition("|")[2]
-            self._witness.said(self._journal, incarnation, message)
-            self._say(identity, DOWN.encode(message), took_s)
+        self._witness.committed()
+        incarnation = identity.decode().partition("|")[2]
+        self._witness.said(self._journal, incarnation, message)
+        if self._rng.random() < self.faults.commit_crash / 10:
+            raise Killed
+        return self._say(identity, DOWN.encode(message), self._journal.took_s)

@@ -68,7 +68,7 @@ class Opened:
 
     Attributes:
         pending: Appended, and not durable yet.
-        took_s: How long the last commit took.
+        took_s: How long commits took since it was set to zero.
     """
 
     def __init__(self, disk: Disk, observe: Callable[[Event], None]) -> None:
@@ -92,6 +92,6 @@ class Opened:
             Killed: The controller was killed meanwhile.
         """
         number = len(self.pending)
-        self.took_s = self._disk.write(self.pending) if number else 0.0
+        self.took_s += self._disk.write(self.pending) if number else 0.0
         self.pending = []
         return number

@@ -101,6 +101,8 @@ def _stale_report(state: State, replica: Replica, report: Report | None) -> str:
             return f"lease {report.lease} is not the replica's"
         case StepDone() | StepFailed():
             return _stale_step(state, report)
+        case GenerationFormed() if state.generation is None and state.undone < report.generation:
+            return ""  # that it has the newest weights after all lets the next generation be ordered
         case GenerationFormed() | GenerationFailed():
             present = state.generation
             number = present.order.generation if present else None

@@ -28,7 +28,6 @@ from cosmos_core.transport.wire import REPORT
 
 _STEP_S: Final = 0.1
 _WITHIN_S: Final = 120.0
-_FAREWELL_S: Final = 10.0
 _DOWN_S: Final = (0.05, 0.5, 4.0)
 _HOPELESS: Final = ("the policy replicas were lost", "the gradient group broke", "step ")
 """Ends of a run that is given up on, as it came to nothing too often."""
@@ -66,7 +65,6 @@ class Simulation:
         self._seed: Final = seed
         self._rng: Final = self._stream("faults")
         self._count = 0
-        self._over_at: float | None = None
         self.agenda: Final = Agenda()
         self.trace: Final = Trace(kept)
         self.people: Final[list[Person]] = []
@@ -140,13 +138,7 @@ class Simulation:
         self._check_outcome()
 
     def _is_over(self) -> bool:
-        """Whether the run has ended: who does not leave, as it hangs, is not waited for."""
-        if self.state.outcome and self._over_at is None:
-            self._over_at = self.agenda.now
-        if self._over_at is not None and not self.state.has_ended:
-            is_late = self.agenda.now - self._over_at > _FAREWELL_S
-            if is_late or not any(each.is_up for each in self.replicas.values()):
-                self.controller.end()
+        """Whether the run has ended, and whoever says so lives."""
         return self.state.has_ended and self.controller.is_up
 
     def _calm(self) -> None:
@@ -209,9 +201,11 @@ class Simulation:
         link = identity.decode().partition("|")[0]
         self.network.carry(link, data, functools.partial(self.controller.hear, identity))
 
-    def _say_down(self, identity: bytes, data: bytes, after: float) -> None:
+    def _say_down(self, identity: bytes, data: bytes, after: float) -> bool:
         name, _, incarnation = identity.decode().partition("|")
         self.network.carry(name, data, functools.partial(self._deliver, name, incarnation), after=after)
+        replica = self.replicas.get(name)
+        return replica is not None and replica.incarnation == incarnation and replica.is_up
 
     def _deliver(self, name: str, incarnation: str, data: bytes) -> None:
         replica = self.replicas.get(name)

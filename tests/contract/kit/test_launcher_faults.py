@@ -3,7 +3,7 @@
 import pytest
 
 LAUNCHER = """
-import os, random, signal, subprocess, sys, time
+import os, random, shlex, signal, subprocess, sys, time
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import Exit, LauncherCapabilities, Provider, Submission, hookimpl
 
@@ -92,7 +92,7 @@ def launcher(**lines):
     return LAUNCHER.format(**{**DEFAULTS, **lines})
 
 
-def submitting(render="pass", name="'job.sh'", text="repr(str(self.context.directory))", **lines):
+def submitting(render="pass", name="'job.sh'", text="'run ' + shlex.quote(str(self.context.directory))", **lines):
     """One that renders with these lines."""
     return launcher(more=RENDER.format(render=render, name=name, text=text), **{**SUBMITS, **lines})
 
@@ -185,6 +185,21 @@ PLANTED = {
         "test_odd_names_are_quoted_or_refused",
         "is not quoted in the line 'cosmos run --resume ",
     ),
+    **{
+        f"quotes-{name}": (submitting(text=text), "test_odd_names_are_quoted_or_refused", "is not quoted in the line ")
+        for name, text in {
+            "spaces-alone": "'run ' + str(self.context.directory).replace(' ', chr(92) + ' ')",
+            "all-but-line-breaks": "'run ' + ''.join("
+            "each if each in '/' + chr(10) or each.isalnum() else chr(92) + each "
+            "for each in str(self.context.directory))",
+            "not-after-an-equals-sign": "f'cosmos run --run={self.context.directory}'",
+            "once-of-two-times": "f'cp {shlex.quote(str(self.context.directory))} {self.context.directory}'",
+            "in-double-quotes": "'run ' + chr(34) + str(self.context.directory).replace(chr(34), chr(92) + chr(34))"
+            " + chr(34)",
+            "nothing-of-a-comment": "f'#SBATCH --output={self.context.directory}' + chr(10)"
+            " + f'run {shlex.quote(str(self.context.directory))}'",
+        }.items()
+    },
 }
 
 

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal, TypeAlias
 
 import attrs
@@ -42,6 +42,12 @@ class Harm:
         return f"{self.kind} a {self.role}{lasting}"
 
 
+def is_enough(done: Sequence[Harm], number: int) -> bool:
+    """Whether so many harms were done, to each role, and one of them was a hang."""
+    roles, kinds = {harm.role for harm in done}, {harm.kind for harm in done}
+    return len(done) >= number and roles == {"controller", "policy", "rollout"} and "hang" in kinds
+
+
 def harms(seed: int) -> Iterator[Harm]:
     """An endless sequence of them, the same for the same seed."""
     draw = random.Random(seed)
@@ -74,6 +80,11 @@ class Harmer:
         self._next = next(sequence)
         self._due = time.monotonic() + self._next.after_s
         self._stopped: Final[list[tuple[float, int]]] = []
+
+    @property
+    def harms(self) -> list[Harm]:
+        """What was done, without when and to whom."""
+        return [harm for _, _, harm in self.done]
 
     def turn(self) -> None:
         """Do what is due, if there is somebody to do it to."""

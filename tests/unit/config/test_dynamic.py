@@ -90,6 +90,15 @@ def test_values_are_taken_as_the_key_holds_them(override, value):
     [
         ("algorithm.options.share=1", "algorithm.options.share: expected a number ≥ 0 and < 1, got 1"),
         ("algorithm.options.share=nan", "expected a number ≥ 0 and < 1, got NaN"),
+        ("algorithm.options.warm=inf", "expected a number ≥ 0.5, between ±9007199254740992, got Infinity"),
+        (f"algorithm.options.warm={10**400}", "between ±9007199254740992, got an integer of 1329 bits"),
+        (f"algorithm.options.warm=0x{10**5000:x}", "between ±9007199254740992, got an integer of 16610 bits"),
+        (f"algorithm.options.warm={'9' * 5000}", 'algorithm.options.warm: expected a number ≥ 0.5, got "999'),
+        (f"algorithm.options.warm={'[' * 5000}", "the value is not valid TOML"),
+        (
+            "algorithm.options.number=-99999999999999999999999",
+            "expected an integer ≤ 5, between ±9007199254740992, got",
+        ),
         ("algorithm.options.share=true", "expected a number ≥ 0 and < 1, got true"),
         ("algorithm.options.bound=1", "expected a number > 1, or none, got 1"),
         ("algorithm.options.number=2.0", "expected an integer ≤ 5, got 2.0"),

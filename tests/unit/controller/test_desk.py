@@ -13,6 +13,8 @@ from cosmos_core.controller.machine.events import (
     ReplicaJoined,
     ReplicaLost,
     Reported,
+    Rewound,
+    RunEnded,
     RunOpened,
 )
 from cosmos_core.errors import JournalError
@@ -29,8 +31,8 @@ from cosmos_core.transport.messages import (
     Watch,
     Welcome,
 )
-from cosmos_core.transport.reports import GenerationFailed, GenerationFormed
-from cosmos_core.transport.requests import Stop
+from cosmos_core.transport.reports import GenerationFailed, GenerationFormed, StepDone
+from cosmos_core.transport.requests import Lost, Stop
 from cosmos_core.transport.wire import REPORT, REQUEST
 
 CONTROL = ControlConfig(heartbeat_s=1.0, lost_after_s=10.0, join_timeout_s=100.0)
@@ -307,3 +309,126 @@ def test_another_controller_starts_a_fresh_line(office):
     identity, welcome = desk.commit(0.0)[0]
     assert (identity, welcome) == (b"new", Welcome(term=4, acknowledged=0))
     assert office.journal.kinds() == [ReplicaJoined]
+
+
+class Sockets:
+    """Keeps what is said, each time with the number of events that were durable; those in `gone` are not there."""
+
+    def __init__(self, office):
+        self.said, self.gone, self.office = [], set(), office
+
+    def __call__(self, identity, message):
+        self.said.append((message, self.office.journal.committed == len(self.office.journal.events)))
+        return identity not in self.gone
+
+    def turn(self, now):
+        self.said.clear()
+        self.office.now = now
+        return self.office.desk.turn(now, self)
+
+    @property
+    def messages(self):
+        return [message for message, _ in self.said]
+
+
+@pytest.fixture
+def sockets(office):
+    office.desk.take(b"id", HELLO, 0.0)
+    found = Sockets(office)
+    found.turn(0.0)
+    return found
+
+
+def test_a_turn_says_nothing_that_is_not_durable_nor_at_the_end_of_the_run(office, sockets):
+    """Not even to ask who is still there, when reports came in this very turn."""
+    office.desk.state.outcome = "stopped"
+    office.desk.take(b"id", reports(1, GenerationFormed(generation=1, step=0)), 0.0)
+    assert not sockets.turn(1.0)
+    farewells = [message for message in sockets.messages if message == Acknowledged(term=3, acknowledged=1)]
+    assert farewells
+    assert all(is_durable for _, is_durable in sockets.said)
+
+
+def test_who_is_quiet_is_asked_only_once_what_others_said_is_durable(office, sockets):
+    for now in (1.0, 2.0):
+        sockets.turn(now)
+    office.desk.take(b"other", attrs.evolve(HELLO, name="p1", incarnation="two"), 3.0)
+    sockets.turn(3.0)
+    assert Acknowledged(term=3, acknowledged=0) in [message for message, _ in sockets.said]
+    assert all(is_durable for _, is_durable in sockets.said)
+
+
+def test_a_turn_that_cannot_be_made_durable_says_nothing(office, sockets):
+    office.desk.state.outcome = "stopped"
+    office.desk.take(b"id", reports(1, GenerationFormed(generation=1, step=0)), 0.0)
+    office.journal.is_full = True
+    with pytest.raises(JournalError):
+        sockets.turn(1.0)
+    assert sockets.messages == []
+
+
+def test_the_run_ends_once_nobody_is_connected_or_nobody_can_be_waited_for(office, sockets):
+    office.desk.state.outcome = "stopped"
+    assert not sockets.turn(1.0)
+    sockets.gone.add(b"id")
+    assert not sockets.turn(1.05)  # nobody is asked that often
+    assert not office.desk.state.has_ended
+    assert sockets.turn(1.2)
+    assert office.journal.kinds()[-1] is RunEnded
+    assert office.journal.committed == len(office.journal.events)
+
+
+def test_one_that_never_leaves_does_not_keep_the_run(office, sockets, caplog):
+    office.desk.state.outcome = "stopped"
+    assert not sockets.turn(1.0)
+    assert not sockets.turn(10.9)
+    assert sockets.turn(11.1)
+    assert "gave up waiting for p0 to end" in caplog.text
+
+
+def test_weights_are_not_given_up_while_who_may_have_them_has_not_been_heard(settings):
+    """The controller was started again; one policy replica was lost meanwhile, another has taken over its weights."""
+    office = Office(settings(warmup=4, num_policies=1))
+    office.say(HELLO)
+    office.say(reports(1, GenerationFormed(generation=1, step=0)))
+    state = office.desk.state
+    done = {"attempt": 1, "generation": 1, "skipped": False, "metrics": {}}
+    office.say(reports(2, *(StepDone(step=step, **done) for step in (1, 2, 3))))
+    assert state.step == 3
+    office.say(attrs.evolve(HELLO, name="p1", incarnation="other"), identity=b"other")
+    desk = Desk(state, office.journal, CONTROL, office.now)
+    office.desk = desk
+    desk.take(b"person", lost("p0", "one"), office.now)
+    office.wait(5.0)
+    assert Rewound not in office.journal.kinds()
+    formed = Reports(
+        name="p1",
+        incarnation="other",
+        term=3,
+        first=1,
+        reports=(REPORT.encode(GenerationFormed(generation=1, step=3)),),
+    )
+    office.say(attrs.evolve(HELLO, name="p1", incarnation="other"), identity=b"other")
+    desk.tick(office.now)
+    office.say(formed, identity=b"other")
+    office.wait(2.0)
+    assert Rewound not in office.journal.kinds()
+
+
+def test_weights_are_given_up_once_all_who_are_left_were_heard_or_lost(settings):
+    office = Office(settings(warmup=4, num_policies=1))
+    office.say(HELLO)
+    state = office.desk.state
+    state.step = 3
+    state.replicas["p0"].step = 0
+    office.desk = Desk(state, office.journal, CONTROL, office.now)
+    office.wait(5.0)
+    assert Rewound not in office.journal.kinds()
+    office.say(beat(0))
+    office.wait(2.0)
+    assert office.journal.kinds().count(Rewound) == 1
+
+
+def lost(name, incarnation):
+    request = REQUEST.encode(Lost(name=name, incarnation=incarnation, reason="ended"))
+    return Command(ident=f"lost {incarnation}", run_id="run", request=request)

@@ -164,3 +164,12 @@ def test_a_pause_of_the_controller_is_nobodys_fault(room):
     room.now += 300.0
     room.desk.tick(room.now, room.is_there)
     assert room.lost() == {}
+
+
+def test_of_those_who_left_no_line_is_kept(room):
+    room.gone.add("p1")
+    del room.beats["p1"]
+    room.wait(5)
+    assert [name for name, _ in room.desk.lines.items()] == ["p0"]
+    room.desk.commit(room.now)
+    assert list(room.desk.lines._lines) == ["p0"]

@@ -2,10 +2,14 @@ from __future__ import annotations
 
 import pytest
 
+from cosmos_core.config.dynamic import DynamicKey
 from cosmos_core.controller.machine import core, membership, rewinding
-from cosmos_core.controller.machine.events import JoinTimedOut, RegroupDue, Rewound
+from cosmos_core.controller.machine.changes import values_at
+from cosmos_core.controller.machine.events import Commanded, JoinTimedOut, RegroupDue, Rewound
 from cosmos_core.errors import JournalError
-from cosmos_core.transport.reports import CheckpointSaved, GenerationFormed, GroupFinished, WeightsLoaded
+from cosmos_core.transport.reports import CheckpointSaved, GenerationFormed, GroupFinished, StepDone, WeightsLoaded
+from cosmos_core.transport.requests import Set
+from cosmos_core.transport.wire import REQUEST
 
 
 def rewind(it):
@@ -210,3 +214,75 @@ def test_a_step_that_nobody_knows_is_refused(run):
     it.start()
     with pytest.raises(JournalError, match="taken back to step 2, of which the journal has no account"):
         it.apply(Rewound(step=2))
+
+
+def put(it, override):
+    request = Set(overrides=(override,))
+    it.apply(Commanded(ident=f"set {override}", request=REQUEST.encode(request)))
+
+
+def test_changes_after_the_checkpoint_are_undone_and_told(run):
+    key = "policy.optimizer.lr"
+    it = run(steps=8, checkpoint_interval=3, prompts=2, dynamic=(DynamicKey(key=key, type="number", value=0.1),))
+    it.start()
+    advance(it, 1)
+    put(it, f"{key}=0.2")
+    advance(it, 5)
+    put(it, f"{key}=0.3")
+    (first, second) = it.state.changes
+    assert first.step <= 4 < second.step
+    it.lose("p0")
+    rewind(it)
+    assert it.state.changes == [first]
+    told = it.state.status_details["settings"]
+    assert told == f"going on from step 3 undid {key} = 0.3 from step {second.step} on"
+    it.join("p9")
+    it.settle()
+    assert it.state.outcome == "finished"
+    assert values_at(it.state, 8) == {key: 0.2}
+
+
+def test_what_was_said_of_a_generation_that_was_undone_does_not_count(run):
+    it = run(steps=8, prompts=2)
+    it.start()
+    advance(it, 3)
+    undone = it.state.generation_number
+    it.join("p1")
+    it.lose("p0")
+    rewind(it)
+    it.report("p1", GenerationFormed(generation=undone, step=3))
+    done = {"step": 3, "attempt": 1, "skipped": False, "metrics": {}}
+    it.report("p1", StepDone(generation=undone, **done))
+    assert it.state.replicas["p1"].step == 0
+    it.settle()
+    assert it.state.outcome == "finished"
+
+
+def test_who_said_that_it_has_everything_after_its_generation_broke_keeps_the_run(run):
+    it = run(steps=8, prompts=2)
+    it.start()
+    advance(it, 3)
+    it.join("p1")
+    while it.directive("p1").generation is None:
+        it.follow("p0", "r0")
+    step = it.fakes["p0"].step
+    it.follow("p0")
+    reports = it.fakes["p1"].follow(it.directive("p1"))
+    it.lose("p0")
+    assert rewinding.is_headless(it.state)
+    it.report("p1", *reports)
+    assert not rewinding.is_headless(it.state)
+    it.settle()
+    assert (it.state.outcome, it.state.rewinds) == ("finished", [])
+    assert it.fakes["p1"].trained[0].step == step + 1
+
+
+def test_weights_of_a_later_step_than_the_one_gone_back_to_are_not_trained(run):
+    it = run(steps=8, checkpoint_interval=2, prompts=2)
+    it.start()
+    advance(it, 5)
+    it.join("p1", step=2)
+    it.state.replicas["p1"].step = 5
+    it.lose("p0")
+    it.apply(Rewound(step=2))
+    assert "taken back to step 2" in it.state.fenced[it.incarnations["p1"]]

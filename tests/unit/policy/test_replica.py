@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cosmos_core.policy.batches.share import ShareReader
-from cosmos_core.policy.checkpoints.checkpoint import latest
+from cosmos_core.policy.checkpoints.checkpoint import Place, completed, marker, read_place
 from cosmos_core.policy.checkpoints.restoring import restore
 from cosmos_core.policy.checkpoints.saving import CheckpointSaver
 from cosmos_core.policy.orders import LeaderOrders
@@ -176,7 +176,7 @@ def test_a_short_life(kit, model, work, tmp_path, caplog):
     assert script.of(GenerationFormed) == [GenerationFormed(generation=1, step=0)]
     assert [report.version for report in script.of(WeightsPublished)] == [0, 2]
     assert len({report.digest for report in script.of(WeightsPublished)}) == 2
-    assert latest(str(tmp_path / "checkpoints")) == (2, script.of(CheckpointSaved)[0].path)
+    assert completed(str(tmp_path / "checkpoints"))[-1] == 2
     assert trainer.step == script.step == 2
     assert "generation 1: replica 0 of 1" in caplog.messages
 
@@ -359,7 +359,39 @@ def test_nothing_is_saved_or_trained_of_an_unknown_state(kit, model, work, tmp_p
     assert run(kit, model, script, held, tmp_path).step == UNKNOWN_STEP
     assert script.of(GenerationFormed) == [GenerationFormed(generation=1, step=UNKNOWN_STEP)]
     assert not script.of(StepDone)
-    assert latest(str(tmp_path / "checkpoints")) is None
+    assert completed(str(tmp_path / "checkpoints")) == []
+
+
+def test_checkpoints_of_steps_that_were_undone_are_removed_before_training_goes_on(kit, model, work, tmp_path, caplog):
+    groups, held = work
+    for step, made_by in ((1, 3), (6, 3), (8, 5)):
+        folder = tmp_path / "checkpoints" / f"step-{step}"
+        folder.mkdir(parents=True)
+        place = Place(run_id="run", step=step, stage=0, nonfinite_steps=0, generation=made_by)
+        (folder / "complete.json").write_bytes(marker(place))
+    found = []
+    gen = attrs.evolve(generation(4), step=1)
+    script = Script(
+        (when(), directive(gen)),
+        (when(GenerationFormed), directive(gen, order(groups, 1))),
+        (when(StepDone), directive(gen, checkpoint=1)),
+        (when(CheckpointSaved), STOP),
+    )
+    report = script.report
+    script.report = lambda said: (found.append(completed(str(tmp_path / "checkpoints"))), report(said))
+    run(kit, model, script, held, tmp_path)
+    assert found[0] == [1, 8]
+    assert "removed the checkpoints of steps [6], which were undone" in caplog.text
+    assert read_place(str(tmp_path / "checkpoints" / "step-1")).generation == 4
+
+
+def test_a_checkpoint_that_cannot_be_removed_is_told(kit, model, work, tmp_path, caplog):
+    _, held = work
+    (tmp_path / "checkpoints" / "step-6").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-6" / "complete.json").write_bytes(b"damaged")
+    script = Script((when(), directive(generation(1))), (when(GenerationFormed), STOP))
+    run(kit, model, script, held, tmp_path)
+    assert "checkpoints of steps after 0, which were undone, may not all be removed" in caplog.text
 
 
 def test_gauges(kit, model):

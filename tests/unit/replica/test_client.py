@@ -27,9 +27,23 @@ def joined(client, peer):
     return client
 
 
-def test_hello_is_said_on_connection_under_a_name_of_this_incarnation(client, peer, hello):
+def test_hello_is_said_on_connection(client, peer, hello):
     assert peer.next() == hello
-    assert peer.identity == b"rollout-0/first"
+
+
+def test_the_identity_at_the_socket_cannot_be_known_to_others(client, peer, hello):
+    peer.expect(Hello)
+    one = peer.identity
+    end = time.monotonic() + 3
+    with ControlClient(peer.address, hello, 0.2):
+        while peer.identity == one:
+            assert time.monotonic() < end
+            peer.next(0.5)
+    for identity in (one, peer.identity):
+        assert len(identity) == 32
+        assert identity[0] != 0  # which libzmq keeps for itself
+        assert hello.name.encode() not in identity
+        assert hello.incarnation.encode() not in identity
 
 
 def test_reports_arrive_in_order_and_are_confirmed(joined, peer):

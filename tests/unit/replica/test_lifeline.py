@@ -172,6 +172,24 @@ def test_the_leader_says_who_did_not_appear():
     assert [str(error) for error in told] == ["policy-0 rank 0: its process, the leader, is gone"]
 
 
+def test_a_rank_that_is_taken_is_not_given_to_a_stranger(caplog):
+    with LeaderLine(name="policy-0", size=2, token="t", host="127.0.0.1", end=print) as line:
+        follower = FollowerLine(name="policy-0", rank=1, token="t", address=("127.0.0.1", line.port), end=print)
+        line.meet(5.0, lambda: False)
+        ended = threading.Event()
+        FollowerLine(
+            name="policy-0", rank=1, token="t", address=("127.0.0.1", line.port), end=lambda _error: ended.set()
+        )
+        assert ended.wait(5.0)
+        assert "a second process says that it is rank 1" in caplog.text
+        line.abandon(7)
+        deadline = time.monotonic() + 5.0
+        while follower.abandoned != 7:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        threading.Thread(target=follower.goodbye).start()
+
+
 def test_followers_learn_that_a_generation_was_abandoned():
     with LeaderLine(name="policy-0", size=2, token="t", host="127.0.0.1", end=print) as line:
         follower = FollowerLine(name="policy-0", rank=1, token="t", address=("127.0.0.1", line.port), end=print)

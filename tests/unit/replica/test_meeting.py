@@ -9,8 +9,8 @@ import pytest
 from cosmos_core.errors import ReplicaError
 from cosmos_core.replica.meeting import Meeting, announce, find, meeting_file
 
-HERE = Meeting(session="now", host="127.0.0.1", lifeline=1, store=2)
-EARLIER = Meeting(session="before", host="127.0.0.1", lifeline=3, store=4)
+HERE = Meeting(session="now", token="t", host="127.0.0.1", lifeline=1, store=2)
+EARLIER = Meeting(session="before", token="u", host="127.0.0.1", lifeline=3, store=4)
 
 
 def never():
@@ -24,6 +24,15 @@ def test_a_file_of_an_earlier_start_is_waited_out(tmp_path):
     threading.Timer(0.2, announce, [path, HERE]).start()
     assert find(path, "now", 10.0, never) == HERE
     assert [each.name for each in path.parent.iterdir()] == ["policy-0.json"]
+
+
+def test_the_token_is_for_the_owner_alone(tmp_path):
+    path = meeting_file(tmp_path, "policy-0")
+    announce(path, EARLIER)
+    path.chmod(0o644)
+    announce(path, HERE)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "'t'" not in repr(HERE)
 
 
 def test_what_is_missing_is_said(tmp_path):

@@ -156,13 +156,22 @@ def test_a_controller_that_forgot_durable_reports_is_an_error(session):
         Directive(term=1, revision=7, acknowledged=1),
         Acknowledged(term=2, acknowledged=1),
         Welcome(term=2, acknowledged=1),
-        Notices(entries=(), gauges={}),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_changes_nothing(session, message):
+def test_another_process_of_the_same_incarnation_is_an_error(session, message):
     welcomed(session)
-    with pytest.raises(TransportError, match=r"only 0 were made|not for replicas"):
+    with pytest.raises(
+        ReplicaError, match=r"acknowledges report 1, but only 0 were made: another process had this incarnation \(first"
+    ):
         session.receive(message, 0.0)
+    assert session.directive is None
+    assert session.is_welcome
+
+
+def test_what_makes_no_sense_is_refused_and_changes_nothing(session):
+    welcomed(session)
+    with pytest.raises(TransportError, match="not for replicas"):
+        session.receive(Notices(entries=(), gauges={}), 0.0)
     assert session.directive is None
     assert session.is_welcome
 

@@ -95,6 +95,23 @@ def test_copies_are_dropped_when_nobody_needs_them():
         assert passed_on(relay, 5) != second
 
 
+def test_copies_of_steps_that_were_undone_are_dropped():
+    before = files()
+    with Relay("run") as relay, WeightReceiver("zmq", run_id="run", host="here") as receiver:
+        relay.drop_after(3)
+        passed_on(relay, 3)
+        endpoint = passed_on(relay, 4)
+        relay.drop_after(3)
+        assert relay._publisher.held == (3,)
+        assert len(files() - before) == 1
+        with (
+            pytest.raises(WeightSyncError, match="holds only the versions 3"),
+            receiver.fetch(target(4, endpoint), LAYOUT, 5.0),
+        ):
+            pass
+    assert files() <= before
+
+
 def test_a_replica_that_nobody_reads_from_keeps_nothing():
     before = files()
     with Relay("run") as relay:

@@ -389,3 +389,45 @@ def test_what_is_being_loaded_while_it_is_undone_is_not_served(kit, rig):
     assert rig.wait(1).version == 1
     assert rig.gate.loaded == 1
     rig.sync.check()
+
+
+def test_what_was_taken_up_just_before_it_was_undone_is_not_served(rig, monkeypatch):
+    """The run is taken back after the thread has taken its target, and before it begins to load it."""
+    load = rig.sync._load
+
+    def late(*given, **named):
+        if given[0].version == 3:
+            rig.sync.aim(None, rewinds=(1,))
+        load(*given, **named)
+
+    monkeypatch.setattr(rig.sync, "_load", late)
+    rig.sync.aim(rig.target(3))
+    wait_until(lambda: rig.sync._rewinds)
+    rig.sync.aim(rig.target(1), rewinds=(1,))
+    assert rig.wait(1).version == 1
+    assert rig.gate.loaded == 1
+
+
+def test_copies_of_what_was_undone_are_not_passed_on(rig):
+    for number, version in enumerate((1, 2), 1):
+        rig.sync.aim(rig.target(version), Relaying(keep=True, retain=0))
+        rig.wait(number)
+    assert rig.relay._publisher.held == (1, 2)
+    rig.sync.aim(None, Relaying(keep=True, retain=0), rewinds=(1,))
+    assert rig.relay._publisher.held == (1,)
+
+
+def test_a_target_and_the_rewinds_that_it_was_given_with_change_at_once(rig):
+    """Otherwise the thread could take a target of before with the number of rewinds of after."""
+    seen = []
+
+    class Watched(threading.Condition):
+        def __enter__(self):
+            seen.append(rig.sync._rewinds)
+            return super().__enter__()
+
+    rig.sync.close()
+    rig.sync._changed = Watched()
+    rig.sync.aim(None, rewinds=(1,))
+    assert seen == [()]
+    assert rig.sync._rewinds == (1,)

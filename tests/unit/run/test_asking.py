@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from cosmos_core.errors import ConfigError, ReplicaError
-from cosmos_core.run import asking
+from cosmos_core.run import asking, petitions
 from cosmos_core.transport import key_folder, sockets
 from cosmos_core.transport.allowed import AllowList
 from cosmos_core.transport.door import listen
@@ -24,14 +24,14 @@ DRAIN = Drain(name="rollout-1")
 def answering(monkeypatch, tmp_path):
     """Serve commands with a refusal, from the second time that each comes on; what came."""
     came, over = [], threading.Event()
-    monkeypatch.setattr(asking, "_REPEAT_S", 0.05)
+    monkeypatch.setattr(petitions, "_AGAIN_S", 0.05)
     keys = tmp_path / "keys"
     key_folder.ensure(keys)
     monkeypatch.setattr(asking, "load_job", lambda directory: type("Job", (), {"run_id": "demo-1", "keys": keys}))
     own, allowed = controller_key(keys).pair, AllowList(keys / ALLOWED)
     with zmq.Context() as context, listen(context, "127.0.0.1", 0, sockets.CONTROL, own=own, allowed=allowed) as door:
         socket = door.socket
-        monkeypatch.setattr(asking, "read_address", lambda job: sockets.address_of(socket))
+        monkeypatch.setattr(asking, "find_address", lambda job: sockets.address_of(socket))
 
         def serve(refusal):
             while not over.is_set():
@@ -73,15 +73,16 @@ def test_a_folder_that_is_no_run_and_a_run_that_is_over_are_refused(tmp_path, mo
     with pytest.raises(ConfigError, match="not the folder of a run"):
         asking.ask(tmp_path, DRAIN)
     monkeypatch.setattr(asking, "load_job", lambda directory: None)
-    monkeypatch.setattr(asking, "read_address", lambda job: None)
-    with pytest.raises(ReplicaError, match="does not go on"):
+    monkeypatch.setattr(asking, "find_address", lambda job: None)
+    monkeypatch.setattr(asking, "absence", lambda job: "its controller is gone")
+    with pytest.raises(ReplicaError, match=r"does not go on \(its controller is gone\)"):
         asking.ask(tmp_path, DRAIN)
 
 
 def test_the_run_that_goes_on_is_found_unless_there_are_several(tmp_path, monkeypatch):
     alive = set()
     monkeypatch.setattr(asking, "load_job", lambda directory: directory)
-    monkeypatch.setattr(asking, "read_address", lambda job: "tcp://x:1" if job.name in alive else None)
+    monkeypatch.setattr(asking, "find_address", lambda job: "tcp://x:1" if job.name in alive else None)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "job.json").write_text(json.dumps({"pid": os.getpid()}))
@@ -92,3 +93,23 @@ def test_the_run_that_goes_on_is_found_unless_there_are_several(tmp_path, monkey
     alive.add("a")
     with pytest.raises(ReplicaError, match=r"several runs go on \(.*a, .*b\)"):
         asking.only_run(tmp_path)
+    (tmp_path / "a" / "summary.json").write_text("{}")
+    assert asking.only_run(tmp_path) == tmp_path / "b"
+
+
+def test_a_run_that_cannot_be_read_keeps_nobody_from_another_one(tmp_path, monkeypatch):
+    def load(directory):
+        if directory.name == "broken":
+            raise ConfigError("job.json: damaged")
+        return directory
+
+    alive = set()
+    monkeypatch.setattr(asking, "load_job", load)
+    monkeypatch.setattr(asking, "find_address", lambda job: "tcp://x:1" if job.name in alive else None)
+    for name in ("broken", "fine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "job.json").touch()
+    with pytest.raises(ReplicaError, match=r"no run goes on .*; passed over: .*broken \(job\.json: damaged\)"):
+        asking.only_run(tmp_path)
+    alive.add("fine")
+    assert asking.only_run(tmp_path) == tmp_path / "fine"

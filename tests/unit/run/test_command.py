@@ -10,8 +10,13 @@ import pytest
 from rich.console import Console
 
 from cosmos_core.config.loading import load_job, load_recipe
-from cosmos_core.errors import ConfigError, TransportError
-from cosmos_core.run import command, folder
+from cosmos_core.controller.accounts import Accounts
+from cosmos_core.controller.journal import Journal, replay
+from cosmos_core.controller.machine import core
+from cosmos_core.controller.machine.events import Resumed
+from cosmos_core.controller.machine.settings import settings_of
+from cosmos_core.errors import ConfigError, JournalError, TransportError
+from cosmos_core.run import command, folder, recovering
 from cosmos_core.run.command import resume_run, run_recipe
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "arithmetic.toml"
@@ -73,6 +78,7 @@ def test_a_finished_run_stays_as_it_is(directory, begun, override):
         ("tracking={hooks=['mlflow'], options={mlflow={experimant='x'}}}", "experimant: unknown option"),
         ("tracking.hooks=['mlfow']", "mlfow"),
         ("policy.optimizer.lr=1.0", "keeps what its weights"),
+        ("control.bind=0.0.0.0", "other machines can reach 0.0.0.0"),
     ],
 )
 def test_what_cannot_begin_changes_nothing(directory, begun, override, message):
@@ -121,3 +127,86 @@ def test_a_layout_that_does_not_fit_changes_nothing(directory, begun, monkeypatc
     with pytest.raises(ConfigError, match="3 does not divide"):
         resume(directory, "run.steps=8", "policy.mesh.tp=3")
     assert (begun, contents(directory)) == ([], before)
+
+
+FAKE = [
+    "policy.prompts_per_step=2",
+    "warmup.prompts_per_step=2",
+    "rollout.group_size=4",
+    "policy.checkpoint.interval=4",
+    "policy.checkpoint.keep=4",
+]
+
+
+@pytest.fixture
+def interrupted(job, tmp_path, open_history, monkeypatch):
+    """A run whose controller was killed at its end, with checkpoints of steps 4, 8 and 9; resuming finds them."""
+    job = attrs.evolve(job, recipe=load_recipe(RECIPE, overrides=[*SETTINGS, *FAKE]))
+    folder.create(job, tmp_path / "none", {"plugins": [], "cosmos_core": "0.1.0"}, overwrite=False)
+    history, book = open_history(job), Accounts(job.accounts, keep=4)
+    history.join()
+    for step in range(1, 10):
+        history.work(until=step)
+        book.note(history.state)
+    history.work()
+    book.note(history.state)
+    with Journal(job.journal) as journal:
+        for _, _, event in history.entries:
+            journal.append(event)
+        journal.commit()
+    for module in (command, recovering):
+        monkeypatch.setattr(module, "completed", lambda url: [4, 8, 9])
+    return job
+
+
+def resumed(job):
+    """Resume it as the controller would, from where the command says; what the command said."""
+    console, sessions = Console(file=io.StringIO(), width=400), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "_supervise", lambda session, *_: sessions.append(session) or "stopped")
+        resume_run(job.directory, console)
+    (session,) = sessions
+    state = replay(job.journal)
+    assert session.follower.state.step == state.step
+    core.step(state, Resumed(step=session.start.step, settings=settings_of(job)))
+    assert state.step == session.start.step
+    assert session.start.checkpoint.endswith(f"/step-{state.step}")
+    return session.start.step, console.file.getvalue()
+
+
+def test_a_run_goes_on_from_its_newest_checkpoint(interrupted):
+    step, said = resumed(interrupted)
+    assert step == 9
+    assert "Passed over" not in said
+
+
+def test_a_recovered_run_goes_on_from_the_checkpoint_that_was_chosen(interrupted):
+    interrupted.journal.unlink()
+    recovering.recover(interrupted.directory, step=4)
+    step, said = resumed(interrupted)
+    assert step == 4
+    assert "Passed over: the checkpoint(s) of step 8, 9 in " in said
+
+
+def test_a_recovered_run_without_its_newest_account_goes_on_from_the_one_before(interrupted):
+    interrupted.journal.unlink()
+    (interrupted.accounts / "step-9").write_bytes(b"damaged")
+    recovering.recover(interrupted.directory)
+    step, said = resumed(interrupted)
+    assert step == 8
+    assert "Passed over: the checkpoint(s) of step 9 in " in said
+
+
+def test_a_checkpoint_that_was_never_on_record_is_passed_over(interrupted, monkeypatch):
+    monkeypatch.setattr(command, "completed", lambda url: [4, 7])
+    step, said = resumed(interrupted)
+    assert step == 4
+    assert "of step 7 in " in said
+
+
+def test_without_any_checkpoint_that_the_journal_knows_there_is_nothing_to_go_on_from(interrupted, monkeypatch):
+    interrupted.journal.unlink()
+    recovering.recover(interrupted.directory, step=4)
+    monkeypatch.setattr(command, "completed", lambda url: [8, 9])
+    with pytest.raises(JournalError, match=r"the journal knows the checkpoint\(s\) of step 4, and complete are 8, 9"):
+        resumed(interrupted)

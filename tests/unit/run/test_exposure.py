@@ -5,7 +5,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from cosmos_core.config.checks import check_recipe, is_loopback
+from cosmos_core.config.checks import is_loopback
 from cosmos_core.config.job import Job
 from cosmos_core.config.schema import (
     AlgorithmConfig,
@@ -17,9 +17,12 @@ from cosmos_core.config.schema import (
     SyncConfig,
 )
 from cosmos_core.errors import ConfigError
-from cosmos_core.run.exposure import exposure
+from cosmos_core.protocols import LauncherCapabilities
+from cosmos_core.run.exposure import check_exposed, exposure
 from cosmos_core.run.plan import check_keys
 from cosmos_core.transport import key_folder
+
+HERE = LauncherCapabilities()
 
 
 def make_job(tmp_path: Path, **control) -> Job:
@@ -46,7 +49,7 @@ def make_job(tmp_path: Path, **control) -> Job:
 @pytest.mark.parametrize("bind", ["127.0.0.1", "127.3.2.1", "::1", "localhost"])
 def test_this_machine_alone_needs_no_keys(tmp_path, bind):
     job = make_job(tmp_path, bind=bind)
-    check_recipe(job.recipe)
+    check_exposed(job.recipe, HERE)
     check_keys(job)
     assert is_loopback(bind)
     assert exposure(job) == ""
@@ -56,8 +59,10 @@ def test_this_machine_alone_needs_no_keys(tmp_path, bind):
 @pytest.mark.parametrize("bind", ["0.0.0.0", "::", "*", "10.0.0.5", "eth0"])
 def test_others_need_keys_and_the_command_is_named(tmp_path, bind):
     with pytest.raises(ConfigError, match=r"control\.bind: other machines can reach .*cosmos keys new"):
-        check_recipe(make_job(tmp_path, bind=bind).recipe)
-    check_recipe(make_job(tmp_path, bind=bind, keys="keys").recipe)
+        check_exposed(make_job(tmp_path, bind=bind).recipe, HERE)
+    check_exposed(make_job(tmp_path, bind=bind, keys="keys").recipe, HERE)
+    # What is handed over uses the keys of its folder, whatever its launcher is called.
+    check_exposed(make_job(tmp_path, bind=bind).recipe, LauncherCapabilities(submits=True))
 
 
 def test_keys_are_to_be_there_and_whole(tmp_path):

@@ -9,7 +9,6 @@ from cosmos_core.controller.audit import audit
 from cosmos_core.controller.journal import Journal, entries, replay
 from cosmos_core.controller.machine import core
 from cosmos_core.controller.machine.events import Recovered, Resumed
-from cosmos_core.controller.machine.progress import best_checkpoint
 from cosmos_core.errors import ConfigError, DamagedJournalError, JournalError
 from cosmos_core.run import recovering
 from cosmos_core.run.follow import Follower
@@ -25,7 +24,7 @@ def run(job, history, monkeypatch):
     while not history.state.outcome:
         before = len(history.entries)
         history.work(until=history.state.step + 1)
-        book.note(history.state, best_checkpoint(history.state))
+        book.note(history.state)
         if len(history.entries) == before:
             break
     with Journal(job.journal) as journal:
@@ -133,4 +132,25 @@ def test_an_account_that_cannot_be_written_stops_the_run(job, history, tmp_path)
     in_the_way = tmp_path / "accounts"
     in_the_way.write_text("a file")
     with pytest.raises(JournalError, match=r"cannot be written .* free some space"):
-        Accounts(in_the_way, keep=2).note(history.state, None)
+        Accounts(in_the_way, keep=2).note(history.state)
+
+
+def test_accounts_of_steps_that_were_undone_are_removed(job, run):
+    book = Accounts(job.accounts, keep=2)
+    book.note(run.state)
+    later = max(accounts.kept(job.accounts))
+    step = min(accounts.kept(job.accounts))
+    assert step < later
+    run.state.rewinds.append(step)
+    run.state.step = step
+    run.state.checkpoints.saved.clear()
+    book.note(run.state)
+    assert accounts.kept(job.accounts) == [step]
+
+
+def test_an_account_that_cannot_be_removed_stops_the_run(job, run):
+    run.state.step = 0
+    path = job.accounts / "step-5"
+    path.mkdir()
+    with pytest.raises(JournalError, match=r"step-5 cannot be removed .* make the folder writable"):
+        Accounts(job.accounts, keep=2).note(run.state)

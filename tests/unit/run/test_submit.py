@@ -1,3 +1,4 @@
+import json
 import os
 import stat
 from pathlib import Path
@@ -6,11 +7,15 @@ import pytest
 from rich.console import Console
 
 from cosmos_core.config.loading import load_recipe
-from cosmos_core.errors import ConfigError, PluginNotFoundError, ReplicaError
+from cosmos_core.config.overrides import apply_override
+from cosmos_core.errors import ConfigError, PluginNotFoundError, ReplicaError, UnknownSubmissionError
+from cosmos_core.replica.host import host_id
+from cosmos_core.run import folder
+from cosmos_core.run.command import run_recipe
 from cosmos_core.run.submit import Handover, launch_again, launch_recipe, option_overrides, reachable
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "arithmetic.toml"
-SBATCH = '#!/bin/sh\necho "argument $2" >> {log}\necho "17;cluster"\nexit {code}\n'
+SBATCH = '#!/bin/sh\necho "argument $2" >> {log}\necho "17;cluster"\n{end}\n'
 
 
 @pytest.fixture
@@ -26,11 +31,11 @@ def recipe(tmp_path):
 def slurm(tmp_path, monkeypatch):
     """Stand-ins for Slurm's commands."""
 
-    def install(code=0):
+    def install(end="exit 0"):
         folder = tmp_path / "bin"
         folder.mkdir(exist_ok=True)
         sinfo = "#!/bin/sh\necho 'main* 4 gpu:2'\n"
-        for name, text in (("sbatch", SBATCH.format(log=tmp_path / "log", code=code)), ("sinfo", sinfo)):
+        for name, text in (("sbatch", SBATCH.format(log=tmp_path / "log", end=end)), ("sinfo", sinfo)):
             (folder / name).write_text(text)
             (folder / name).chmod(stat.S_IRWXU)
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -72,10 +77,90 @@ def test_rendering_leaves_nothing_behind(recipe, console, tmp_path):
 
 
 def test_what_is_refused_by_the_scheduler_leaves_no_run(recipe, slurm, console, tmp_path):
-    slurm(code=1)
+    slurm("exit 1")
     with pytest.raises(ReplicaError, match=r"sbatch refused .*job\.sh"):
         launch_recipe(recipe(), RECIPE, console, Handover())
     assert not (tmp_path / "runs" / "arithmetic").exists()
+
+
+def test_what_may_have_been_submitted_keeps_its_folder(recipe, slurm, console, tmp_path, monkeypatch):
+    slurm("exec sleep 10")
+    monkeypatch.setattr("cosmos_core.run.launch.slurm.launcher._SUBMIT_S", 0.5)
+    with pytest.raises(UnknownSubmissionError, match=r"may have been submitted\. See squeue --name=cosmos-arithmetic"):
+        launch_recipe(recipe(), RECIPE, console, Handover())
+    assert (tmp_path / "runs" / "arithmetic" / "job.json").exists()
+
+
+@pytest.fixture
+def earlier(recipe, slurm, console, tmp_path):
+    """A run that is there, with work in it."""
+    slurm()
+    launch_recipe(recipe(), RECIPE, console, Handover())
+    (tmp_path / "runs" / "arithmetic" / "work").touch()
+    return tmp_path / "runs" / "arithmetic"
+
+
+def test_a_run_is_replaced_once_another_is_submitted(recipe, earlier, console, tmp_path):
+    launch_recipe(recipe(), RECIPE, console, Handover(overwrite=True))
+    assert "The earlier run is kept in" in shown(console, tmp_path)
+    assert (earlier / "job.json").exists()
+    assert not (earlier / "work").exists()
+    assert [each.name for each in (tmp_path / "runs").iterdir()] == ["arithmetic"]
+
+
+def test_a_refused_submission_does_not_cost_the_earlier_run(recipe, slurm, earlier, console, tmp_path):
+    slurm("exit 1")
+    with pytest.raises(ReplicaError, match="sbatch refused"):
+        launch_recipe(recipe(), RECIPE, console, Handover(overwrite=True))
+    assert (earlier / "work").exists()
+    assert [each.name for each in (tmp_path / "runs").iterdir()] == ["arithmetic"]
+
+
+def test_where_a_submission_is_uncertain_both_runs_stay(recipe, slurm, earlier, console, monkeypatch):
+    slurm("exec sleep 10")
+    monkeypatch.setattr("cosmos_core.run.launch.slurm.launcher._SUBMIT_S", 0.5)
+    with pytest.raises(UnknownSubmissionError, match=r"may have been .* The run that it replaces is in .*replaced-"):
+        launch_recipe(recipe(), RECIPE, console, Handover(overwrite=True))
+    (kept,) = earlier.parent.glob("arithmetic.replaced-*")
+    assert (kept / "work").exists()
+    assert (earlier / "job.json").exists()
+    assert not (earlier / "work").exists()
+
+
+def test_a_run_that_goes_on_is_not_replaced(recipe, earlier, console, tmp_path):
+    with folder.held(earlier), pytest.raises(ConfigError, match="is running now, in another session; stop it first"):
+        launch_recipe(recipe(), RECIPE, console, Handover(overwrite=True))
+    announced = {"address": "tcp://127.0.0.1:9", "pid": os.getpid(), "host": host_id()}
+    (earlier / "controller.json").write_text(json.dumps(announced))
+    with pytest.raises(ConfigError, match=r"is running now \(its controller listens at tcp://127\.0\.0\.1:9\)"):
+        launch_recipe(recipe(), RECIPE, console, Handover(overwrite=True))
+    assert (earlier / "work").exists()
+    assert [each.name for each in (tmp_path / "runs").iterdir()] == ["arithmetic"]
+
+
+ELSEWHERE = ("launch.options={image = 'x', pvc = 'y', mount = '/runs'}", 'run.output_dir="/runs"')
+
+
+def test_keys_that_are_elsewhere_are_not_looked_for_here(recipe, console, tmp_path):
+    there = recipe(*ELSEWHERE, 'control.keys="/runs/keys"', launcher="kubernetes")
+    launch_recipe(there, RECIPE, console, Handover(render_only=True))
+    assert 'keys = "/runs/keys"' in shown(console, tmp_path)
+    here = recipe(*ELSEWHERE, 'control.keys="keys"', launcher="kubernetes")
+    with pytest.raises(ConfigError, match=r"control\.keys: 'keys' is a path from the recipe's folder, .* absolute"):
+        launch_recipe(here, RECIPE, console, Handover(render_only=True))
+
+
+def test_keys_that_are_here_are_looked_for(recipe, console, tmp_path):
+    with pytest.raises(ConfigError, match=r"control\.keys: .*nowhere"):
+        launch_recipe(recipe('control.keys="/nowhere"'), RECIPE, console, Handover(render_only=True))
+    there = recipe(*ELSEWHERE, 'control.keys="/nowhere"', f'run.output_dir="{tmp_path}"', launcher="kubernetes")
+    with pytest.raises(ConfigError, match=r"control\.keys: .*nowhere"):
+        run_recipe(there, RECIPE, console, overwrite=False)
+
+
+def test_a_run_elsewhere_is_not_replaced_from_here(recipe, console):
+    with pytest.raises(ConfigError, match=r"--overwrite: launcher 'kubernetes' makes the run's folder itself"):
+        launch_recipe(recipe(*ELSEWHERE, launcher="kubernetes"), RECIPE, console, Handover(overwrite=True))
 
 
 def test_what_no_node_has_is_refused(recipe, slurm, console, tmp_path):
@@ -106,11 +191,29 @@ def test_loopback_is_opened(recipe, bind, expected):
 
 
 def test_options_of_a_launcher_are_words_of_the_command_line():
-    assert option_overrides("slurm", ["--gpus-per-node", "8", "--time=10", "--partition", "1e3"]) == [
-        "launch.options.gpus_per_node=8",
-        'launch.options.time="10"',
-        'launch.options.partition="1e3"',
+    words = [
+        "--gpus-per-node",
+        "8",
+        "--time=10",
+        "--partition",
+        "1e3",
+        "--account",
+        'a"b\\c',
+        "--qos",
+        "\u00e9\U0001f680",
     ]
+    overrides = option_overrides("slurm", words)
+    assert overrides[:2] == ["launch.options.gpus_per_node=8", 'launch.options.time="10"']
+    data = {}
+    for override in overrides:
+        apply_override(data, override)
+    assert data["launch"]["options"] == {
+        "gpus_per_node": 8,
+        "time": "10",
+        "partition": "1e3",
+        "account": 'a"b\\c',
+        "qos": "\u00e9\U0001f680",
+    }
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,26 @@ def test_a_controller_that_says_nothing_is_ended_once(scene):
     assert scene.launcher.killed == ["controller"]
 
 
+def test_a_controller_that_never_says_anything_is_ended_when_it_had_the_time_to_start(scene, monkeypatch):
+    scene = scene()
+    scene.launcher.start(scene.members["policy-0"].specs[0].__class__(name="controller", module="m", arguments=()))
+    now = 1000.0
+    monkeypatch.setattr(supervise.time, "monotonic", lambda: now)
+    scene.line.silence_s = float("inf")
+    scene.supervisor._controller_since = now
+    for _ in range(4):
+        now += 19.0
+        scene.supervisor._watch_silence(scene.line)
+        assert scene.launcher.killed == (["controller"] if now > 1060 else [])
+    # The one after it was not heard either: its time counts from its own start.
+    scene.line.silence_s = 100.0
+    for _ in range(4):
+        now += 19.0
+        scene.supervisor._watch_silence(scene.line)
+        scene.line.silence_s += 19.0
+    assert scene.launcher.killed == ["controller"] * 2
+
+
 def test_when_all_is_said_nothing_is_started_again(scene):
     scene = scene()
     scene.state.outcome = "finished"

@@ -1,6 +1,7 @@
 """Watching a run in the terminal: a whole run's journal, from a controller that tells it or from its file."""
 
 import io
+import json
 
 import pytest
 from rich.console import Console
@@ -9,6 +10,7 @@ from cosmos_core.config.loading import save_job
 from cosmos_core.controller.journal import Journal
 from cosmos_core.errors import ConfigError
 from cosmos_core.run import watch as watching
+from cosmos_core.run.roster import address_file
 from cosmos_core.run.screen import facts, lines, screen, sparkline
 from cosmos_core.run.watch import Watcher, watch
 
@@ -132,6 +134,16 @@ def test_a_controller_that_is_gone_for_good_ends_the_watching(job, history, monk
     console = plain()
     assert watch(job.directory, console) == ""
     assert "interrupted: its controller is gone" in console.file.getvalue()
+
+
+def test_a_controller_on_another_machine_that_is_not_heard_is_given_up(stored, job, monkeypatch):
+    monkeypatch.setattr(watching, "_GONE_S", 0.3)
+    monkeypatch.setattr(watching, "_POLL_S", 0.05)
+    monkeypatch.setattr(watching, "person_key", lambda keys: None)
+    address_file(job).write_text(json.dumps({"address": "tcp://127.0.0.1:9", "pid": 1, "host": "node-7/boot"}))
+    console = plain()
+    assert watch(stored, console) == "finished"
+    assert "demo: finished | step 9/9" in console.file.getvalue()
 
 
 def test_a_run_that_never_begins_is_told(job, monkeypatch):

@@ -255,3 +255,19 @@ def test_an_answer_that_nobody_waits_for_does_not_keep_a_fetch_busy(client, cont
     assert client.fetch({f"{address_of(eager)}/a": [1], f"{address_of(silent)}/b": [2]}, 0.5) == {}
     thread.join()
     assert len(looks) < 10
+
+
+def test_an_endpoint_that_has_ended_is_forgotten_though_nothing_is_fetched_from_it(server, client):
+    server.put(1, tokens(1))
+    with PayloadServer("127.0.0.1") as other:
+        other.put(2, tokens(2))
+        assert values(client.fetch({server.endpoint: [1], other.endpoint: [2]}, 5)) == {1: 1, 2: 2}
+        assert len(client._peers) == 2
+        client.fetch({server.endpoint: [1]}, 5)
+        assert len(client._peers) == 2
+    end = time.monotonic() + 5
+    while len(client._peers) > 1:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+        assert values(client.fetch({server.endpoint: [1]}, 5)) == {1: 1}
+    assert list(client._peers) == [server.endpoint]

@@ -123,7 +123,8 @@ class KubernetesLauncher:
         """End a process at once."""
         if name == CONTROLLER:
             self._local.kill(name)
-        elif name in self._running:
+        elif name in self._running and self._given[name] == self._running[name]:
+            # Given once: the number after that of the order which started it says what is to be killed.
             self._given[name] += 1
             self._orders.give(name, Order(number=self._given[name], spec=None))
 

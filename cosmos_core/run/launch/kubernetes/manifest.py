@@ -1,8 +1,8 @@
 """The manifest of a run: a ConfigMap with the recipe, and a JobSet with the controller and each pool of replicas.
 
 Pods of a JobSet reach each other by address; its headless service, named like the run, gives them names besides. The
-run's folder is on a volume that all share. Whatever ends the controller restarts the JobSet, and the run goes on; a
-replica's container is restarted alone.
+run's folder is on a volume that all share. A controller that is lost, or asked to end, restarts the JobSet, and the run
+goes on; one that says that the run has failed, or cannot run, fails it. A replica's container is restarted alone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ from cosmos_core.run.launch.kubernetes.orders import SESSION
 from cosmos_core.run.launch.kubernetes.yaml import Plain, documents
 
 CONTROLLER: Final = "controller"
+FAILED: Final = 1
+"""Exit code of the controller's pod: the run has failed, and would again."""
+REFUSED: Final = 2
+"""Exit code of the controller's pod: the recipe cannot run."""
+
+_CONTAINER: Final = "cosmos"
 _RECIPE: Final = "recipe.toml"
 _RECIPES: Final = "/etc/cosmos"
 _LABEL: Final = "metadata.labels['jobset.sigs.k8s.io/{}']"
@@ -103,7 +109,17 @@ def manifest(context: LauncherContext, options: KubernetesOptions, pools: Sequen
         "spec": {
             "network": {"enableDNSHostnames": True, "subdomain": name},
             "successPolicy": {"operator": "All", "targetReplicatedJobs": [CONTROLLER]},
-            "failurePolicy": {"maxRestarts": options.max_restarts},
+            "failurePolicy": {
+                "maxRestarts": options.max_restarts,
+                "rules": [
+                    {
+                        "name": "runHasFailed",
+                        "action": "FailJobSet",
+                        "targetReplicatedJobs": [CONTROLLER],
+                        "onJobFailureReasons": ["PodFailurePolicy"],
+                    }
+                ],
+            },
             "replicatedJobs": [
                 _controller(name, options),
                 *(_replicas(part, context, options) for part in pools),
@@ -133,7 +149,9 @@ def _controller(name: str, options: KubernetesOptions) -> Plain:
     mounts: list[Plain] = [{"name": "recipe", "mountPath": _RECIPES, "readOnly": True}]
     volumes: list[Plain] = [{"name": "recipe", "configMap": {"name": f"{name}-recipe"}}]
     spec = _pod(options, command, resources, mounts, volumes, restart="Never", session=_session(), selector={})
-    return {"name": CONTROLLER, "replicas": 1, "template": _job(1, 0, spec)}
+    codes: Plain = {"containerName": _CONTAINER, "operator": "In", "values": [FAILED, REFUSED]}
+    policy: dict[str, Plain] = {"podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": codes}]}}
+    return {"name": CONTROLLER, "replicas": 1, "template": _job(1, 0, spec, policy)}
 
 
 def _replicas(part: Pods, context: LauncherContext, options: KubernetesOptions) -> Plain:
@@ -177,13 +195,14 @@ def _session() -> list[Plain]:
     return [*found, {"name": SESSION, "value": "$(COSMOS_JOBSET_UID)-$(COSMOS_JOBSET_ATTEMPT)"}]
 
 
-def _job(num_pods: int, retries: int, pod: Plain) -> Plain:
+def _job(num_pods: int, retries: int, pod: Plain, policy: Mapping[str, Plain] | None = None) -> Plain:
     return {
         "spec": {
             "completions": num_pods,
             "parallelism": num_pods,
             "completionMode": "Indexed",
             "backoffLimit": retries,
+            **(policy or {}),
             "template": {"spec": pod},
         }
     }
@@ -201,7 +220,7 @@ def _pod(
     selector: Mapping[str, str],
 ) -> Plain:
     container: dict[str, Plain] = {
-        "name": "cosmos",
+        "name": _CONTAINER,
         "image": options.image,
         "command": command,
         "env": [*session, {"name": "OMP_NUM_THREADS", "value": "1"}],

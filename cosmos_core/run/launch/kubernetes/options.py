@@ -77,7 +77,7 @@ class KubernetesOptions:
     max_restarts: int = attrs.field(
         default=10,
         validator=check.ge(0),
-        metadata={"help": "How often the JobSet starts anew after the controller failed; the run then goes on."},
+        metadata={"help": "How often the JobSet starts anew after its controller was lost; the run then goes on."},
     )
     grace_s: int = attrs.field(
         default=120,

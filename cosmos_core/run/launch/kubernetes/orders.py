@@ -4,7 +4,8 @@ A supervisor and the pods of its replicas agree on a session, which no other sta
 are in folders of their own. Every file is written whole or not at all, by one writer:
 
 `<name>.order`   the supervisor's newest order: start it, or (`spec` absent) kill it
-`<name>.ended`   the pod's answer, once the process of an order has ended
+`<name>.taken`   the pod's note of the order that it is about to carry out: it is not carried out again
+`<name>.ended`   the pod's answer, once the process of an order has ended, or could not be
 `over`           the supervisor's last word: end what runs, and go
 """
 
@@ -44,7 +45,12 @@ class Ended:
     exit: Exit
 
 
-_T = TypeVar("_T", Order, Ended)
+@attrs.frozen(kw_only=True)
+class _Taken:
+    number: int
+
+
+_T = TypeVar("_T", Order, Ended, _Taken)
 
 
 class Orders:
@@ -78,6 +84,15 @@ class Orders:
         """The newest order for a name; None before any."""
         return self._read(f"{name}.order", Order)
 
+    def take(self, name: str, number: int) -> None:
+        """Note that the order of a number is about to be carried out."""
+        self._write(f"{name}.taken", _Taken(number=number))
+
+    def taken(self, name: str) -> int:
+        """Number of the order of a name that was taken last; 0 before any."""
+        found = self._read(f"{name}.taken", _Taken)
+        return 0 if found is None else found.number
+
     def tell(self, ended: Ended) -> None:
         """Say how the process of an order ended."""
         self._write(f"{ended.exit.name}.ended", ended)
@@ -95,7 +110,7 @@ class Orders:
         """Whether all is over."""
         return (self._folder / _OVER).exists()
 
-    def _write(self, file: str, data: Order | Ended | None) -> None:
+    def _write(self, file: str, data: Order | Ended | _Taken | None) -> None:
         path = self._folder / file
         draft = path.with_name(f".{file}.partial")
         try:
@@ -111,4 +126,4 @@ class Orders:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, cattrs.BaseValidationError) as error:
-            raise ReplicaError(f"{path}: no {kind.__name__.lower()} that can be read: {error}") from error
+            raise ReplicaError(f"{path}: no {kind.__name__.lower().strip('_')} that can be read: {error}") from error

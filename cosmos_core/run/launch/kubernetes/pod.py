@@ -1,8 +1,8 @@
-"""`python -m cosmos_core.run.launch.kubernetes.pod RUN --gpus N NAME...`: what runs in a pod of a replica.
+"""`python -m cosmos_core.run.launch.kubernetes.pod RUN ROLE --processes N --gpus N`: what runs in a pod of a replica.
 
-It carries out the orders for its processes until the supervisor says that all is over. Kubernetes asks a pod to end by
-SIGTERM; its processes go on then, so that the run can be stopped with a checkpoint, until the supervisor or the end of
-the pod's grace period ends them.
+COSMOS_REPLICA and COSMOS_POD say which of the replicas, and which of its pods. It carries out the orders for its
+processes until the supervisor says that all is over. Kubernetes asks a pod to end by SIGTERM; its processes go on then,
+so that the run can be stopped with a checkpoint, until the supervisor or the end of the pod's grace period ends them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Final
 import attrs
 
 from cosmos_core.errors import CosmosError, ReplicaError
+from cosmos_core.protocols import Exit
 from cosmos_core.run.launch.kubernetes.orders import SESSION, Ended, Order, Orders
 from cosmos_core.run.launch.local import LocalLauncher, visible_gpus
 
@@ -40,9 +41,8 @@ class Pod:
         self._orders: Final = orders
         self._devices: Final = devices
         self._launcher: Final = launcher
-        # What ran in this pod's place before it was restarted, and has ended, is not to be run again.
-        ended = {name: orders.ended(name) for name in devices}
-        self._taken: Final = {name: end.number if end is not None else 0 for name, end in ended.items()}
+        # What was begun in this pod's place before it was restarted is not to be run again: it may be known to the run.
+        self._taken: Final = {name: self._left(name) for name in devices}
 
     def run(self) -> None:
         """Carry out orders until all is over; no process is left.
@@ -62,17 +62,39 @@ class Pod:
         finally:
             self._launcher.stop(_GRACE_S)
 
+    def _left(self, name: str) -> int:
+        """The newest order of a name that was carried out before; what it started has ended with its container."""
+        taken, end = self._orders.taken(name), self._orders.ended(name)
+        told = 0 if end is None else end.number
+        if taken > told:
+            self._tell_killed(name, taken, "its container was restarted")
+        return max(taken, told)
+
     def _take(self, name: str, order: Order) -> None:
         if order.spec is None:
-            # Its end is told as that of the order which started it.
-            self._launcher.kill(name)
+            self._take_kill(name, order.number)
             return
         self._clear(name)
         self._taken[name] = order.number
+        self._orders.take(name, order.number)
         if order.spec.module not in MODULES:
             raise ReplicaError(f"an order for {name} starts {order.spec.module}, which is none of {', '.join(MODULES)}")
         environment = {**order.spec.environment, "CUDA_VISIBLE_DEVICES": self._devices[name]}
         self._launcher.start(attrs.evolve(order.spec, environment=environment))
+
+    def _take_kill(self, name: str, number: int) -> None:
+        """Kill what the order before this one started, whose end is then told; it may have come too late to be seen."""
+        is_seen = self._taken[name] == number - 1
+        if is_seen:
+            self._launcher.kill(name)
+        else:
+            self._clear(name)
+        self._taken[name] = number
+        if not is_seen:
+            self._tell_killed(name, number, "it was killed before its pod had started it")
+
+    def _tell_killed(self, name: str, number: int, why: str) -> None:
+        self._orders.tell(Ended(number=number, exit=Exit(name=name, code=-signal.SIGKILL, error=why)))
 
     def _clear(self, name: str) -> None:
         """End what an earlier order started, of which the supervisor thinks as ended."""

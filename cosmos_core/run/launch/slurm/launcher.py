@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -11,13 +12,13 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.errors import ConfigError, ReplicaError
+from cosmos_core.errors import ConfigError, ReplicaError, UnknownSubmissionError
 from cosmos_core.protocols import Exit, LauncherContext, ProcessSpec, Submission
 from cosmos_core.run.launch.local import LocalLauncher, by_command, python_command
 from cosmos_core.run.launch.slurm.cluster import Node, largest_node
 from cosmos_core.run.launch.slurm.components import CONTROLLER, Component, Step, components
 from cosmos_core.run.launch.slurm.options import SlurmOptions
-from cosmos_core.run.launch.slurm.script import script
+from cosmos_core.run.launch.slurm.script import job_name, script
 
 _SUBMIT_S: Final = 60.0
 _TASK: Final = "cosmos_core.run.launch.slurm.task"
@@ -72,16 +73,31 @@ class SlurmLauncher:
 
         Raises:
             ReplicaError: It was refused.
+            UnknownSubmissionError: Slurm did not answer in time; it may have taken the job.
         """
         command = ["sbatch", "--parsable", str(file)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SUBMIT_S)
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except subprocess.TimeoutExpired as error:
+            raise self._unknown(f"sbatch {file} did not end within {_SUBMIT_S:g} s") from error
+        except OSError as error:
             raise ReplicaError(f"sbatch {file} could not be run: {error}") from error
+        if done.returncode and "timed out" in done.stderr.lower():
+            raise self._unknown(f"sbatch {file}: {done.stderr.strip()}")
         if done.returncode:
             raise ReplicaError(f"sbatch refused {file}: {done.stderr.strip() or f'exit code {done.returncode}'}")
         job = done.stdout.strip().partition(";")[0]
-        return f"Slurm job {job}; watch it with squeue --job={job}, stop it with scancel --batch --signal=USR1 {job}"
+        return (
+            f"Slurm job {job}; watch it with squeue --job={job}, stop it with scancel --batch --signal=TERM {job}, "
+            f"stop and requeue it with scancel --batch --signal=USR1 {job}"
+        )
+
+    def _unknown(self, what: str) -> UnknownSubmissionError:
+        name, directory = shlex.quote(job_name(self._context.name)), shlex.quote(str(self._context.directory))
+        return UnknownSubmissionError(
+            f"{what}: the run may have been submitted. See squeue --name={name}; if it is not there, submit it with "
+            f"cosmos launch slurm --resume {directory}"
+        )
 
     # -- within the job ------------------------------------------------------------------------------------------------
 

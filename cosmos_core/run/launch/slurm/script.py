@@ -63,13 +63,17 @@ def script(context: LauncherContext, options: SlurmOptions, parts: Sequence[Comp
         _HEADER,
         *_directives(context, options, parts, here),
         "",
-        "set -u",
         *options.setup,
         # The controller of an earlier job is gone, and a process of this node may have its number.
         f"rm -f -- {shlex.quote(f'{directory}/controller.json')}",
         _WATCH.format(command=supervisor, stopped=stopped),
     ]
     return "\n".join(lines)
+
+
+def job_name(run: str) -> str:
+    """What Slurm calls the job of a run."""
+    return f"cosmos-{run}"
 
 
 def _directives(
@@ -79,7 +83,7 @@ def _directives(
     directory = str(context.directory.absolute()).replace("%", "%%")
     output = f"{directory}/logs/slurm-%j.log"
     first = {
-        "job-name": f"cosmos-{context.name}",
+        "job-name": job_name(context.name),
         "chdir": str(here),
         "output": output,
         "open-mode": "append",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import pytest
@@ -13,7 +14,9 @@ from cosmos_core.protocols import LauncherCapabilities, LauncherContext, Provide
 from cosmos_core.testing.conformance.launcher.processes import LauncherProcesses
 from cosmos_core.testing.conformance.plugin import fault
 
-_ODD_NAMES = ("two words", "it's", "$(touch odd)", 'say "x"', "a;b", "line\nbreak")
+_ODD_NAMES: Final = ("two words", "it's", "$(touch odd)", "`touch odd`", 'say "x"', "a;b", "line\nbreak")
+_DATA: Final = (".yaml", ".yml", ".json")
+"""Ends of the names of files that no shell reads."""
 
 
 class LauncherSubmissions(LauncherProcesses):
@@ -67,7 +70,6 @@ class LauncherSubmissions(LauncherProcesses):
         """A run's name and folder are people's words: what a shell would make of them must not happen."""
         from cosmos_core.config.structure import structure  # noqa: PLC0415 - only here
 
-        assert submission.text, "the plain name was rendered"
         given: Any = structure(options, provider.options, "launch.options")
         for name in _ODD_NAMES:
             odd = attrs.evolve(context, name=name, directory=context.directory.parent / name)
@@ -75,12 +77,53 @@ class LauncherSubmissions(LauncherProcesses):
                 text = provider.create(given, odd).render().text
             except ConfigError:
                 continue
-            bare = [line for line in text.splitlines() if f" {odd.directory}" in f" {line}" and _is_bare(line, odd)]
-            if bare:
-                fault(f"the run's folder {str(odd.directory)!r} is not quoted in the line {bare[0]!r}")
+            if submission.name.endswith(_DATA):
+                _check_data(text, str(odd.directory))
+            else:
+                _check_shell(submission.text, str(context.directory), text, str(odd.directory))
 
 
-def _is_bare(line: str, context: LauncherContext) -> bool:
-    """Whether a line has the folder outside of any quotes."""
-    before = line.partition(str(context.directory))[0]
+def _check_data(text: str, folder: str) -> None:
+    """Refuse data, such as YAML, with the folder outside of quotes, or with a line break of it."""
+    bare = [line for line in text.splitlines() if f" {folder}" in f" {line}" and _is_bare(line, folder)]
+    if bare or ("\n" in folder and folder in text):
+        fault(f"the run's folder {folder!r} is not quoted in the line {(bare or [folder])[0]!r}")
+
+
+def _is_bare(line: str, folder: str) -> bool:
+    before = line.partition(folder)[0]
     return before.count("'") % 2 == 0 and before.count('"') % 2 == 0
+
+
+def _check_shell(plain: str, plain_folder: str, odd: str, odd_folder: str) -> None:
+    """Refuse a script of which a shell reads other words for a folder of an odd name than for one of a plain name.
+
+    Args:
+        plain: The script of a run with a plain name.
+        plain_folder: The folder of that run.
+        odd: The script of the same run with an odd name.
+        odd_folder: The folder of that one.
+    """
+    # In double quotes, $ and ` mean what they mean outside: those are no quotes for a name that has one.
+    kinds = ("'\"", "'") if set(odd_folder) & set("$`") else ("'\"",)
+    for quotes in kinds:
+        before = _words(plain, quotes)
+        if before is None:
+            continue
+        after = _words(odd, quotes)
+        wanted = [word.replace(plain_folder, odd_folder) for word in before if plain_folder in word]
+        got = [word for word in after or () if odd_folder in word]
+        if after is None or len(after) != len(before) or got != wanted:
+            lines = [line for line in odd.splitlines() if odd_folder.split("\n", maxsplit=1)[0] in line]
+            fault(f"the run's folder {odd_folder!r} is not quoted in the line {(lines or [''])[-1]!r}")
+
+
+def _words(script: str, quotes: str) -> list[str] | None:
+    """The words of a script, but its comments, where these characters quote; None if a quotation does not end."""
+    lexer = shlex.shlex(script, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    lexer.quotes = quotes
+    try:
+        return list(lexer)
+    except ValueError:
+        return None

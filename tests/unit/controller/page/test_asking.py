@@ -1,8 +1,11 @@
+import json
+
 import pytest
 
 from cosmos_core.controller.page.asking import request_from
 from cosmos_core.errors import TransportError
 from cosmos_core.transport.requests import Drain, Set, Stop
+from cosmos_core.transport.wire import REQUEST
 
 
 @pytest.mark.parametrize(
@@ -15,6 +18,29 @@ from cosmos_core.transport.requests import Drain, Set, Stop
 )
 def test_the_requests_of_the_command_line(body, request_):
     assert request_from(body) == request_
+
+
+def test_an_override_may_be_as_long_as_the_controller_takes_it():
+    longest = "a.b=" + "x" * 252
+    decoded = REQUEST.decode(REQUEST.encode(request_from(json.dumps({"do": "set", "overrides": [longest]}).encode())))
+    assert decoded == Set(overrides=(longest,))
+    with pytest.raises(TransportError, match="256"):
+        request_from(json.dumps({"do": "set", "overrides": [longest + "x"]}).encode())
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "algorithm.options.clip_high=1",
+        "warmup.options.x=1",
+        "rollout.sampling.temperature=2",
+        " sync.max_staleness = 1",
+    ],
+)
+def test_what_only_plugins_can_judge_is_left_to_the_command(override):
+    body = json.dumps({"do": "set", "overrides": ["policy.optimizer.lr=1", override]}).encode()
+    with pytest.raises(TransportError, match=r"only the run's algorithm can judge .*use `cosmos set "):
+        request_from(body)
 
 
 @pytest.mark.parametrize(

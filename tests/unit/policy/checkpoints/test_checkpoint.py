@@ -7,8 +7,8 @@ from cosmos_core.policy.checkpoints import checkpoint
 from cosmos_core.policy.checkpoints.checkpoint import Place, check_writable
 
 
-def place(step):
-    return Place(run_id="r", step=step, stage=1, nonfinite_steps=2)
+def place(step, generation=0):
+    return Place(run_id="r", step=step, stage=1, nonfinite_steps=2, generation=generation)
 
 
 @pytest.fixture(params=["path", "file", "memory"])
@@ -22,7 +22,7 @@ def url(request, tmp_path):
         yield str(tmp_path / "checkpoints") if request.param == "path" else f"file://{tmp_path}/checkpoints"
 
 
-def write(url, *steps, complete=True):
+def write(url, *steps, complete=True, generation=0):
     from fsspec.core import url_to_fs
 
     files, root = url_to_fs(url)
@@ -30,22 +30,20 @@ def write(url, *steps, complete=True):
         files.makedirs(f"{root}/step-{step}", exist_ok=True)
         files.pipe_file(f"{root}/step-{step}/data", b"x")
         if complete:
-            files.pipe_file(f"{root}/step-{step}/complete.json", checkpoint.marker(place(step)))
+            files.pipe_file(f"{root}/step-{step}/complete.json", checkpoint.marker(place(step, generation)))
 
 
 def test_nothing_is_there_at_first(url):
     assert checkpoint.completed(url) == []
-    assert checkpoint.latest(url) is None
     assert checkpoint.best(url) is None
     assert checkpoint.prune(url, 1) == []
 
 
-def test_the_newest_complete_one_is_the_latest(url):
+def test_the_complete_ones_are_told(url):
     write(url, 5, 20, 100)
     write(url, 200, complete=False)
     write(url.replace("checkpoints", "other"), 300)
     assert checkpoint.completed(url) == [5, 20, 100]
-    assert checkpoint.latest(url) == (100, f"{url}/step-100")
     assert checkpoint.read_place(f"{url}/step-100") == place(100)
 
 
@@ -57,6 +55,21 @@ def test_prune_keeps_the_newest_and_the_best(url):
     assert checkpoint.completed(url) == [2, 4, 5]
     checkpoint.mark_best(url, 5)
     assert checkpoint.prune(url, 1) == [2, 4]
+
+
+def test_prune_leaves_later_ones_that_the_run_has_gone_back_from(url):
+    write(url, 2, 4, 6, 8, 9)
+    assert checkpoint.prune(url, 2, newest=6) == [2]
+    assert checkpoint.completed(url) == [4, 6, 8, 9]
+
+
+def test_those_of_steps_that_were_undone_are_dropped_unless_a_later_group_made_them(url):
+    write(url, 2, 4, 6)
+    write(url, 8, generation=5)
+    assert checkpoint.drop_undone(url, 4, 5) == [6]
+    assert checkpoint.completed(url) == [2, 4, 8]
+    assert checkpoint.drop_undone(url, 0, 6) == [2, 4, 8]
+    assert checkpoint.drop_undone(url, 0, 6) == []
 
 
 def test_an_incomplete_one_is_refused(url):
@@ -111,7 +124,7 @@ def test_a_note_of_the_best_that_was_changed_by_hand_is_refused(tmp_path, conten
 
 def test_an_unknown_scheme_is_a_checkpoint_error():
     with pytest.raises(CheckpointError, match="nowhere://x"):
-        checkpoint.latest("nowhere://x")
+        checkpoint.completed("nowhere://x")
 
 
 def test_a_damaged_note_of_the_best_is_told(tmp_path):

@@ -12,7 +12,7 @@ from cosmos_core.config.schema import ControlConfig, MeshConfig
 from cosmos_core.errors import ReplicaError
 from cosmos_core.policy.processes.forming import _bind_gloo, bond
 from cosmos_core.replica.lifeline import Lifeline
-from cosmos_core.replica.meeting import Meeting, announce, meeting_file
+from cosmos_core.replica.meeting import Meeting, announce, find, meeting_file
 
 
 @attrs.frozen(kw_only=True)
@@ -72,13 +72,17 @@ def test_a_follower_says_that_its_leader_is_missing(args):
 
 
 def test_a_follower_says_that_its_leader_is_gone(args, tmp_path):
-    announce(meeting_file(tmp_path, "policy-0"), Meeting(session="s", host="127.0.0.1", lifeline=1, store=1))
+    announce(meeting_file(tmp_path, "policy-0"), Meeting(session="s", token="t", host="127.0.0.1", lifeline=1, store=1))
     with pytest.raises(ReplicaError, match=r"its leader at 127\.0\.0\.1:1 cannot be reached"):
         bond(args(rank=1))
 
 
-def test_leader_and_follower_find_each_other(args):
+def test_leader_and_follower_find_each_other(args, tmp_path):
     leader = bond(args())
+    # The lifeline's secret is in no command line.
+    told = find(meeting_file(tmp_path, "policy-0"), "s", 5.0, lambda: False)
+    assert leader.line._token == told.token
+    assert told.token not in ("", "s")
     follower = bond(args(rank=1))
     leader.line.meet(5.0, lambda: False)
     leader.shared.set("key", "value")

@@ -38,7 +38,34 @@ JOBSET = {
                     "properties": {
                         "maxRestarts": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
                         "restartStrategy": {"enum": ["Recreate", "BlockingRecreate"]},
-                        "rules": {"type": "array"},
+                        "rules": {
+                            "type": "array",
+                            "maxItems": 20,
+                            "items": {
+                                "type": "object",
+                                "additionalProperties": False,
+                                "required": ["name", "action"],
+                                "properties": {
+                                    "name": {"type": "string", "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"},
+                                    "action": {
+                                        "enum": ["FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"]
+                                    },
+                                    "targetReplicatedJobs": {"type": "array", "items": NAME},
+                                    "onJobFailureReasons": {
+                                        "type": "array",
+                                        "items": {
+                                            "enum": [
+                                                "BackoffLimitExceeded",
+                                                "DeadlineExceeded",
+                                                "FailedIndexes",
+                                                "MaxFailedIndexesExceeded",
+                                                "PodFailurePolicy",
+                                            ]
+                                        },
+                                    },
+                                },
+                            },
+                        },
                     },
                 },
                 "replicatedJobs": {

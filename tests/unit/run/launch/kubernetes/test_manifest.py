@@ -90,7 +90,7 @@ def test_the_run_ends_with_its_controller_and_starts_anew_with_it():
     spec, jobs = job_set["spec"], jobs_of(job_set)
     assert spec["network"] == {"enableDNSHostnames": True, "subdomain": "big-run-7"}
     assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["controller"]}
-    assert spec["failurePolicy"] == {"maxRestarts": 10}
+    assert spec["failurePolicy"]["maxRestarts"] == 10
     assert pod_of(jobs["controller"])["restartPolicy"] == "Never"
     assert jobs["controller"]["template"]["spec"]["backoffLimit"] == 0
     assert pod_of(jobs["policy"])["restartPolicy"] == "OnFailure"
@@ -100,6 +100,19 @@ def test_the_run_ends_with_its_controller_and_starts_anew_with_it():
         assert {"name": "runs", "mountPath": "/runs"} in pod["containers"][0]["volumeMounts"]
         variables = {each["name"]: each for each in pod["containers"][0]["env"]}
         assert "restart-attempt" in variables["COSMOS_JOBSET_ATTEMPT"]["valueFrom"]["fieldRef"]["fieldPath"]
+
+
+def test_a_run_that_failed_or_was_refused_fails_the_jobset():
+    _, job_set = rendered()
+    (rule,) = job_set["spec"]["failurePolicy"]["rules"]
+    assert (rule["action"], rule["targetReplicatedJobs"]) == ("FailJobSet", ["controller"])
+    assert rule["onJobFailureReasons"] == ["PodFailurePolicy"]
+    jobs = jobs_of(job_set)
+    (of_pod,) = jobs["controller"]["template"]["spec"]["podFailurePolicy"]["rules"]
+    assert of_pod["action"] == "FailJob"
+    assert of_pod["onExitCodes"] == {"containerName": "cosmos", "operator": "In", "values": [1, 2]}
+    assert pod_of(jobs["controller"])["containers"][0]["name"] == "cosmos"
+    assert all("podFailurePolicy" not in jobs[role]["template"]["spec"] for role in ("policy", "rollout"))
 
 
 def test_without_gpus_a_replica_is_one_pod():

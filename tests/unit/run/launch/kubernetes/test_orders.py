@@ -1,4 +1,3 @@
-import os
 import signal
 import threading
 import time
@@ -95,6 +94,60 @@ def test_a_pod_that_is_restarted_runs_what_ran_and_not_what_had_ended(launcher, 
     assert [end.code for end in wait_for(launcher.exits)] == [3]
 
 
+def test_a_pod_that_is_restarted_does_not_run_again_what_it_had_begun(launcher, pods, tmp_path):
+    launcher.start(SPEC)
+    Orders(tmp_path / "x", "uid-0").take("rollout-0", 1)
+    pods()
+    (end,) = wait_for(launcher.exits)
+    assert (end.code, end.error) == (-signal.SIGKILL, "its container was restarted")
+    assert not (tmp_path / "x" / "logs").exists()
+    assert launcher.running() == launcher.exits() == []
+    launcher.start(SPEC)
+    assert [end.code for end in wait_for(launcher.exits)] == [3]
+
+
+def test_an_order_is_noted_before_it_is_carried_out(tmp_path, monkeypatch):
+    orders = Orders(tmp_path, "s")
+    orders.open()
+    orders.give("rollout-0", Order(number=4, spec=SPEC))
+    noted = []
+    monkeypatch.setattr(pod, "MODULES", ("replica",))
+
+    class Launcher(LocalLauncher):
+        def start(self, spec):
+            noted.append(orders.taken(spec.name))
+            raise ReplicaError("the machine ends here")
+
+    assert orders.taken("rollout-0") == 0
+    with pytest.raises(ReplicaError, match="ends here"):
+        pod.Pod(orders, {"rollout-0": ""}, Launcher(tmp_path)).run()
+    assert noted == [4]
+
+
+def test_what_is_killed_before_a_pod_saw_it_is_told_once(launcher, pods, tmp_path):
+    launcher.start(SPEC)
+    launcher.kill("rollout-0")
+    launcher.kill("rollout-0")
+    pods()
+    (end,) = wait_for(launcher.exits)
+    assert (end.code, end.error) == (-signal.SIGKILL, "it was killed before its pod had started it")
+    assert launcher.running() == launcher.exits() == []
+    assert not (tmp_path / "x" / "logs").exists()
+    launcher.start(SPEC)
+    assert [end.code for end in wait_for(launcher.exits)] == [3]
+
+
+def test_a_kill_that_comes_after_the_end_does_not_hide_how_it_ended(launcher, pods, tmp_path):
+    pods()
+    launcher.start(SPEC)
+    ended = tmp_path / "x" / "orders" / "uid-0" / "rollout-0.ended"
+    wait_for(ended.exists)
+    launcher.kill("rollout-0")
+    launcher.kill("rollout-0")
+    time.sleep(0.5)
+    assert launcher.exits() == [Exit(name="rollout-0", code=3, error="gpus 4")]
+
+
 def test_the_end_of_a_run_ends_pods_and_what_runs_in_them(launcher, pods, tmp_path):
     thread = pods()
     launcher.start(attrs.evolve(SPEC, arguments=("sleep",)))
@@ -151,4 +204,3 @@ def test_elsewhere_nothing_can_be_started(launcher, monkeypatch):
     monkeypatch.delenv(SESSION)
     with pytest.raises(ConfigError, match="hand the run over with cosmos launch kubernetes"):
         launcher.check()
-    assert os.environ.get(SESSION) is None

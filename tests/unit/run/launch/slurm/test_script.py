@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from cosmos_core.errors import ConfigError
+from cosmos_core.errors import ConfigError, UnknownSubmissionError
 from cosmos_core.protocols import LauncherContext, Pool
 from cosmos_core.run.launch.slurm.cluster import Node, largest
 from cosmos_core.run.launch.slurm.components import components
@@ -143,7 +143,7 @@ exit {end}
 def job(tmp_path):
     """Run the script with another interpreter and `scontrol`; what both wrote, and the exit code."""
 
-    def run(*, signals=(), code=130, end=0):
+    def run(*, signals=(), code=130, end=0, setup=()):
         log = tmp_path / "log"
         python, scontrol = tmp_path / "python", tmp_path / "bin" / "scontrol"
         scontrol.parent.mkdir(exist_ok=True)
@@ -152,7 +152,7 @@ def job(tmp_path):
         for each in (python, scontrol):
             each.chmod(0o755)
         launcher = SlurmLauncher(
-            SlurmOptions(python=str(python)), attrs.evolve(CONTEXT, directory=tmp_path / "it's a run")
+            SlurmOptions(python=str(python), setup=setup), attrs.evolve(CONTEXT, directory=tmp_path / "it's a run")
         )
         path = f"{scontrol.parent}:{os.environ['PATH']}"
         process = subprocess.Popen(
@@ -192,6 +192,33 @@ def test_a_cancelled_run_is_stopped_and_not_requeued(job):
 def test_the_jobs_exit_code_is_the_runs(job, end):
     code, lines = job(end=end)
     assert (code, len(lines)) == (end, 1)
+
+
+def test_setup_may_use_what_is_not_set(job):
+    code, lines = job(setup=('PS1="(env) $NOT_SET_BY_ANYONE"',))
+    assert (code, len(lines)) == (0, 1)
+
+
+@pytest.mark.parametrize("how", ["sleep 5", "echo 'Batch job submission failed: Socket timed out' >&2; exit 1"])
+def test_a_job_that_may_have_been_submitted_is_no_refused_one(how, tmp_path, monkeypatch):
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(f"#!/bin/bash\n{how}\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("cosmos_core.run.launch.slurm.launcher._SUBMIT_S", 0.3)
+    with pytest.raises(UnknownSubmissionError) as raised:
+        SlurmLauncher(OPTIONS, CONTEXT).submit(tmp_path / "job.sh")
+    assert "may have been submitted. See squeue --name='cosmos-long run'; if it is not there" in str(raised.value)
+    assert """--resume '/shared/it'"'"'s/long run'""" in str(raised.value)
+
+
+def test_a_submitted_job_is_stopped_and_not_requeued(tmp_path, monkeypatch):
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text("#!/bin/bash\necho '17;cluster'\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    words = SlurmLauncher(OPTIONS, CONTEXT).submit(tmp_path / "job.sh")
+    assert "stop it with scancel --batch --signal=TERM 17, stop and requeue it with" in words
 
 
 def test_a_task_is_the_process_of_its_rank():
