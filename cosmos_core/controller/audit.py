@@ -88,7 +88,7 @@ class Audit:
     Attributes:
         run_id: The run.
         entries: Journal entries.
-        terms: Starts of the controller.
+        terms: Starts of the controller that are on record.
         lost: How often a replica was lost.
         stages: Of each stage.
         batches: Of each step, in order.
@@ -143,7 +143,7 @@ class Auditor:
         self._used: dict[int, int] = {}
         self._holds: dict[str, int] = {}
         self._problems: list[str] = []
-        self._entries = self._lost = self._undone = 0
+        self._entries = self._starts = self._lost = self._undone = 0
 
     def take(self, sequence: int, time: float, event: Event) -> None:
         """Take in the next entry.
@@ -165,9 +165,8 @@ class Auditor:
         core.step(state, event)
         if isinstance(event, Reported) and self._received(event) > received:
             self._note(event.incarnation, REPORT.decode(event.report))
-        elif isinstance(event, ReplicaLost):
-            self._lost += 1
-        elif isinstance(event, ControllerStarted) and state.term != before[1] + 1:
+        self._count(event)
+        if isinstance(event, ControllerStarted) and state.term != before[1] + 1:
             self._problem(f"entry {sequence}: term {state.term} follows term {before[1]}")
         if state.step < before[0] or len(state.steps) < len(self._batches) + self._first_step:
             self._rewind(state)
@@ -194,7 +193,7 @@ class Auditor:
         return Audit(
             run_id=state.settings.run_id,
             entries=self._entries,
-            terms=state.term,
+            terms=self._starts,
             lost=self._lost,
             stages=tuple(map(_stage, self._books)),
             batches=tuple(self._batches),
@@ -225,6 +224,10 @@ class Auditor:
             return -1
         replica = self._state.replicas.get(event.name)
         return replica.received if replica is not None and replica.incarnation == event.incarnation else -1
+
+    def _count(self, event: Event) -> None:
+        self._lost += isinstance(event, ReplicaLost)
+        self._starts += isinstance(event, ControllerStarted)
 
     def _note(self, incarnation: str, report: Report) -> None:
         match report:

@@ -214,7 +214,10 @@ def _explained(path: Path) -> Iterator[None]:
 
 def _remedy(name: str, folder: Path) -> str:
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return "another controller has it open; stop that run first, or choose another run.name"
+        return (
+            "another controller has it open: if the run goes on, ask again in a moment, as it may be starting; "
+            "to start another one, stop that run first, or choose another run.name"
+        )
     # A full disk shows as whatever it was full for: a page, or the index of the log, which is mapped.
     if name.startswith("SQLITE_FULL") or (name.startswith("SQLITE_IOERR") and _is_full(folder)):
         return "free some space on this disk, then go on with --resume"

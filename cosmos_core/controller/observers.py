@@ -64,7 +64,7 @@ class Observers:
                 continue
             if is_last or now - observer.gauges_at >= _GAUGES_S:
                 observer.gauges_at = now
-                self._send(identity, Notices(entries=(), gauges=gauges()))
+                self._send(identity, Notices(entries=(), last=self._journal.last, gauges=gauges()))
             self._catch_up(
                 identity, observer, self._journal.last if is_last else observer.after + _MAX_BATCHES * _BATCH
             )
@@ -72,6 +72,7 @@ class Observers:
     def _catch_up(self, identity: bytes, observer: _Observer, end: int) -> None:
         while observer.after < min(end, self._journal.last):
             entries = self._journal.read(observer.after, _BATCH)
-            if not entries or not self._send(identity, Notices(entries=tuple(entries), gauges={})):
+            notices = Notices(entries=tuple(entries), last=self._journal.last, gauges={})
+            if not entries or not self._send(identity, notices):
                 return
             observer.after = entries[-1][0]

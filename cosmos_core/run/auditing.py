@@ -54,9 +54,13 @@ def show(found: Audit, console: Console) -> None:
     verdict = (
         f"{len(found.problems)} problem(s): the accounting of this run is broken."
         if found.problems
-        else "Each prompt was consumed exactly once, or dropped with a reason, or is live."
+        else f"{_scope(found)} was consumed exactly once, or dropped with a reason, or is live."
     )
     console.print(verdict, highlight=False)
+
+
+def _scope(found: Audit) -> str:
+    return "Each prompt that ended on record" if any(stage.before for stage in found.stages) else "Each prompt"
 
 
 def batch_of(found: Audit, step: int) -> Batch:

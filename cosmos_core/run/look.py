@@ -13,6 +13,7 @@ from cosmos_core.controller.live.snapshot import standing_of
 from cosmos_core.controller.machine.progress import best_checkpoint
 from cosmos_core.controller.machine.state import State
 from cosmos_core.observe.live import line
+from cosmos_core.policy.checkpoints.checkpoint import completed
 from cosmos_core.run import folder
 from cosmos_core.run.follow import Follower
 from cosmos_core.run.observer import so_far
@@ -50,7 +51,7 @@ def look(directory: Path) -> Iterator[str]:
         yield from (f"  {words}" for words in page_words(job))
     yield from settings_lines(state)
     best = best_checkpoint(state)
-    for step in sorted(state.checkpoints.saved):
+    for step in sorted(state.checkpoints.saved.keys() & set(completed(job.checkpoints))):
         yield f"  checkpoint of step {step}{' (best)' if step == best else ''}: {state.checkpoints.saved[step]}"
     if state.reason:
         yield state.reason

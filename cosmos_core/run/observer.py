@@ -26,7 +26,6 @@ from cosmos_core.transport.wire import DOWN, REQUEST, UP
 _SILENCE_S: Final = 1.0
 _ANSWER_S: Final = 5.0
 _POLL_S: Final = 0.1
-_ROUNDS: Final = 2
 _RENEW_S: Final = 10.0  # the controller forgets observers that do not say that they are still there
 
 
@@ -37,6 +36,7 @@ class Observer:
         last_sequence: Newest entry that was received.
         gauges: The newest gauges of each process.
         num_gauges: How often gauges came.
+        newest: Number of the journal's newest entry, as the controller told it last; -1 before it did.
         answers: Why each request that was answered was refused, by its `ident`; empty where it was taken in.
     """
 
@@ -59,6 +59,7 @@ class Observer:
         self.last_sequence = 0
         self.gauges: dict[str, dict[str, float]] = {}
         self.num_gauges = 0
+        self.newest = -1
         self.answers: Final[dict[str, str]] = {}
 
     def poll(self, timeout_s: float) -> list[tuple[int, float, Event]]:
@@ -116,6 +117,7 @@ class Observer:
 
     def _accept(self, notices: Notices) -> list[tuple[int, float, Event]]:
         self._heard_at = time.monotonic()
+        self.newest = notices.last
         if notices.gauges:
             self.gauges = notices.gauges
             self.num_gauges += 1
@@ -140,11 +142,13 @@ def so_far(address: str, run_id: str, key: Key | None = None, *, after: int = 0)
     observer.last_sequence = after
     deadline = time.monotonic() + _ANSWER_S
     try:
-        # Between two times that the controller sends gauges it sends the journal so far.
-        while observer.num_gauges < _ROUNDS:
+        end: int | None = None
+        while end is None or observer.last_sequence < end:
             if found := observer.poll(_POLL_S):
                 yield from found
                 deadline = time.monotonic() + _ANSWER_S
+            if end is None and observer.newest >= 0:
+                end = observer.newest
             if time.monotonic() > deadline:
                 raise TransportError(
                     f"the controller at {address} does not answer: it has not sent its journal within {_ANSWER_S:g} s; "

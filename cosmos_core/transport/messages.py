@@ -142,6 +142,8 @@ class Notices:
     """For observers: journal entries, each (sequence number, unix time, encoded event)."""
 
     entries: tuple[tuple[int, float, bytes], ...]
+    last: int
+    """Number of the journal's newest entry."""
     gauges: dict[str, dict[str, float]]
     """Newest gauges of each replica, and of the controller under `controller`."""
 

@@ -171,7 +171,7 @@ def test_another_process_of_the_same_incarnation_is_an_error(session, message):
 def test_what_makes_no_sense_is_refused_and_changes_nothing(session):
     welcomed(session)
     with pytest.raises(TransportError, match="not for replicas"):
-        session.receive(Notices(entries=(), gauges={}), 0.0)
+        session.receive(Notices(entries=(), last=0, gauges={}), 0.0)
     assert session.directive is None
     assert session.is_welcome
 

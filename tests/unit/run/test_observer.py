@@ -1,10 +1,11 @@
+import threading
 import time
 
 import pytest
 import zmq
 
 from cosmos_core.controller.machine.events import EVENTS
-from cosmos_core.run.observer import Observer
+from cosmos_core.run.observer import Observer, so_far
 from cosmos_core.transport import sockets
 from cosmos_core.transport.messages import Acknowledged, Answer, Command, Notices, Watch
 from cosmos_core.transport.requests import Stop
@@ -38,9 +39,10 @@ def hear(server, observer, kind):
     raise AssertionError(f"no {kind.__name__} came")
 
 
-def tell(server, identity, entries, gauges=None):
+def tell(server, identity, entries, gauges=None, last=0):
     encoded = tuple((number, when, EVENTS.encode(event)) for number, when, event in entries)
-    server.send_multipart([identity, DOWN.encode(Notices(entries=encoded, gauges=gauges or {}))])
+    notices = Notices(entries=encoded, last=last or len(entries), gauges=gauges or {})
+    server.send_multipart([identity, DOWN.encode(notices)])
 
 
 def collect(observer, count):
@@ -108,3 +110,21 @@ def test_what_is_not_for_observers_is_an_error(server, observer):
     server.send_multipart([identity, DOWN.encode(Acknowledged(term=1, acknowledged=1))])
     with pytest.raises(Exception, match="Acknowledged, not Notices"):
         collect(observer, 1)
+
+
+def test_the_journal_so_far_is_all_of_it_however_late_it_comes(server, finished):
+    """A long journal comes in parts, with gauges between them."""
+    found = []
+    reader = threading.Thread(target=lambda: found.extend(so_far(sockets.address_of(server), "demo-1")))
+    reader.start()
+    identity, data = server.recv_multipart()
+    assert isinstance(UP.decode(data), Watch)
+    whole = finished.entries
+    tell(server, identity, [], {"controller": {"events": 1.0}}, last=len(whole))
+    for first in range(0, len(whole), 20):
+        time.sleep(0.02)
+        tell(server, identity, [], {"controller": {"events": 1.0}}, last=len(whole))
+        tell(server, identity, whole[first : first + 20], last=len(whole))
+    reader.join(10)
+    assert not reader.is_alive()
+    assert found == whole

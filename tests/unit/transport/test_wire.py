@@ -58,7 +58,7 @@ MESSAGES = [
     (UP, messages.Reports(name="n", incarnation="i", term=1, first=1, reports=(b"\x00\xff",))),
     (DOWN, messages.Directive(term=1, revision=2, acknowledged=3, policy=POLICY)),
     (DOWN, messages.Directive(term=1, revision=2, acknowledged=3, rollout=ROLLOUT)),
-    (DOWN, messages.Notices(entries=((1, 2.5, b"x"),), gauges={"controller": {"queue": 1.0}})),
+    (DOWN, messages.Notices(entries=((1, 2.5, b"x"),), last=1, gauges={"controller": {"queue": 1.0}})),
     (REPORT, reports.GroupFinished(lease=1, samples=(SAMPLE,), drop="no spread")),
     (
         REPORT,
