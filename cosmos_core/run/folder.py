@@ -134,11 +134,13 @@ class Ended:
         outcome: `finished`, `stopped` or `failed`.
         steps: Done in all.
         wall_s: Seconds of all sessions.
+        reason: Why, if there is more to say.
     """
 
     outcome: str
     steps: int
     wall_s: float
+    reason: str = ""
 
 
 def read_summary(directory: Path) -> Ended | None:

@@ -44,7 +44,11 @@ def look(directory: Path) -> Iterator[str]:
     elapsed_s = sum(last - first for first, last in follower.sessions)
     if address is not None and follower.sessions:
         elapsed_s += now - follower.sessions[-1][1]
-    yield f"{job.recipe.run.name}: {_verdict(state.outcome, '' if address is not None else absence(job))}"
+    outcome, reason = state.outcome, state.reason
+    if address is None and not outcome and (ended := folder.read_summary(directory)) is not None:
+        # The supervisor ended it, after the controller.
+        outcome, reason = ended.outcome, ended.reason
+    yield f"{job.recipe.run.name}: {_verdict(outcome, '' if address is not None else absence(job))}"
     yield line(progress_of(follower, stages(job.recipe), now=now, elapsed_s=elapsed_s))
     yield from _replicas(state, is_running=address is not None)
     if address is not None:
@@ -53,8 +57,8 @@ def look(directory: Path) -> Iterator[str]:
     best = best_checkpoint(state)
     for step in sorted(state.checkpoints.saved.keys() & set(completed(job.checkpoints))):
         yield f"  checkpoint of step {step}{' (best)' if step == best else ''}: {state.checkpoints.saved[step]}"
-    if state.reason:
-        yield state.reason
+    if reason:
+        yield reason
     if (job.directory / folder.REPORT).exists():
         yield f"  report: {job.directory / folder.REPORT}"
 

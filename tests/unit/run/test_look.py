@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from cosmos_core.config.loading import save_job
@@ -46,3 +48,11 @@ def test_a_controller_tells_as_it_is(stored, history, monkeypatch):
     monkeypatch.setattr(looking, "find_address", lambda job: "tcp://127.0.0.1:9")
     monkeypatch.setattr(looking, "so_far", lambda *_: iter(history.entries))
     assert next(look(stored)) == "demo: running"
+
+
+def test_a_run_that_its_supervisor_ended_is_not_told_as_interrupted(stored):
+    ended = {"outcome": "failed", "steps": 3, "wall_s": 1.0, "reason": "rollout-0 was refused"}
+    (stored / "summary.json").write_text(json.dumps(ended))
+    said = list(look(stored))
+    assert said[0] == "demo: failed"
+    assert "rollout-0 was refused" in said
