@@ -14,12 +14,14 @@ import attrs
 
 from cosmos_core.config.checks import check_recipe
 from cosmos_core.config.dump import dump_recipe
+from cosmos_core.config.dynamic import with_values
 from cosmos_core.config.job import Job
 from cosmos_core.config.nearest import nearest
 from cosmos_core.config.overrides import apply_override, apply_selections
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.structure import structure, unstructure
 from cosmos_core.errors import ConfigError
+from cosmos_core.types import Scalar
 
 __all__ = ["DEFAULT_STEPS", "dump_recipe", "load_job", "load_recipe", "read_toml", "recipe_from", "save_job"]
 
@@ -148,3 +150,12 @@ def _line_of(path: Path, message: str) -> str:
     lines = path.read_text(encoding="utf-8").splitlines()
     number = int(found[1])
     return f"\n  {number} | {lines[number - 1]}" if number <= len(lines) else ""
+
+
+def recipe_with(recipe: Recipe, values: Mapping[str, Scalar]) -> Recipe:
+    """A recipe with other values of dynamic keys.
+
+    Raises:
+        ConfigError: They make no recipe.
+    """
+    return recipe_from(with_values(unstructure(recipe), values))

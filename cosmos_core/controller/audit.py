@@ -158,7 +158,7 @@ class Auditor:
         state = self._state
         if state is None:
             raise JournalError(f"the journal begins with {type(event).__name__}, not RunOpened: it is another file")
-        before = state.step, state.term, sum(len(books.fates) for books in self._books)
+        before = state.step, state.term
         # What held while the step was ordered and trained; with its end, what holds for the next one may change.
         running, generation, settings = state.running, state.generation, state.settings
         received = self._received(event)

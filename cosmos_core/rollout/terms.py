@@ -7,10 +7,8 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.config.dynamic import with_values
-from cosmos_core.config.loading import recipe_from
+from cosmos_core.config.loading import recipe_with
 from cosmos_core.config.schema import Recipe
-from cosmos_core.config.structure import unstructure
 from cosmos_core.protocols import Algorithm
 from cosmos_core.types import Scalar
 
@@ -53,7 +51,7 @@ class LeaseTerms:
         key = tuple(sorted(settings.items()))
         known = self._known.get(key)
         if known is None:
-            recipe = recipe_from(with_values(unstructure(self._recipe), settings))
+            recipe = recipe_with(self._recipe, settings)
             known = Terms(recipe=recipe, algorithm=self._make(recipe))
             self._known = dict([*list(self._known.items())[1 - _KEPT :], (key, known)])
         return known

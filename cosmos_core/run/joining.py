@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 import secrets
-import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 import attrs
@@ -26,6 +23,7 @@ from cosmos_core.replica.lifeline import LOST
 from cosmos_core.run.asking import RUNS
 from cosmos_core.run.fleet import Fleet, Member
 from cosmos_core.run.follow import Follower
+from cosmos_core.run.interrupts import Interrupts
 from cosmos_core.run.launch import Launcher
 from cosmos_core.run.launch.local import LocalLauncher
 from cosmos_core.run.observer import Observer
@@ -155,7 +153,7 @@ def join(joining: Joining, say: Say) -> int:
     launcher = LocalLauncher(job.logs)
     try:
         session = _Session(joining, observer, launcher, say)
-        with session.signals():
+        with session.interrupts.counted():
             try:
                 session.check()
                 return session.follow()
@@ -175,7 +173,7 @@ class _Session:
         self._say: Final = say
         self._follower: Final = Follower()
         self._petitions: Final = Petitions()
-        self._interrupts = 0
+        self.interrupts: Final = Interrupts()
         self._drain = ""
         self._is_refused = False
         self._is_silent = False
@@ -200,7 +198,7 @@ class _Session:
                     "controller.json, and, from another machine, that control.bind is not 127.0.0.1 and that no "
                     "firewall closes the port"
                 )
-            if self._interrupts:
+            if self.interrupts.number:
                 raise ReplicaError("stopped by Ctrl-C before the controller answered")
         state = self._follower.state
         if state.outcome:
@@ -228,11 +226,11 @@ class _Session:
                 self._say(f"{joining.name}: joined; Ctrl-C lets it finish what it has begun, and leave")
             if given_up and state is not None:
                 fleet.give_up(member, state.fenced[member.incarnation])
-            if now > ended_at + _END_S or (self._interrupts and not member.has_joined):
+            if now > ended_at + _END_S or (self.interrupts.number and not member.has_joined):
                 fleet.kill(member)
             if fleet.gone(now) and self._is_explained(member, state, now):
                 return self._ending(member, state)
-            if self._interrupts > 1:
+            if self.interrupts.number > 1:
                 self._say(f"{joining.name}: killed by a second Ctrl-C")
                 return 130
             if state is not None and state.outcome:
@@ -244,7 +242,7 @@ class _Session:
             self._show(state, now)
 
     def _answer_interrupt(self, member: Member) -> None:
-        if self._interrupts and member.has_joined and not self._drain:
+        if self.interrupts.number and member.has_joined and not self._drain:
             self._drain = self._petitions.add(Drain(name=member.name))
             self._say(f"{member.name}: leaving, as soon as it has finished what it has begun; Ctrl-C again kills it")
         if not self._is_refused and (refusal := self._observer.answers.get(self._drain)):
@@ -302,7 +300,7 @@ class _Session:
         if state is not None and state.outcome:
             self._say(f"{member.name}: the run is over ({state.outcome})")
             return 1 if state.outcome == "failed" else 0
-        if self._interrupts and not member.has_joined:
+        if self.interrupts.number and not member.has_joined:
             self._say(f"{member.name}: stopped before it had joined")
             return 130
         if cause_of(ended) == "killed" and not member.given_up and member.has_joined:
@@ -317,21 +315,6 @@ class _Session:
         while ident not in self._observer.answers and time.monotonic() < deadline:
             self._petitions.send(self._observer, time.monotonic())
             self._observer.poll(_POLL_S)
-
-    @contextmanager
-    def signals(self) -> Iterator[None]:
-        """Count Ctrl-C (and requests to end) instead of dying of them."""
-
-        def interrupt(_number: int, _frame: FrameType | None) -> None:
-            self._interrupts += 1
-
-        watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        earlier = [(number, signal.signal(number, interrupt)) for number in watched]
-        try:
-            yield
-        finally:
-            for number, handler in earlier:
-                signal.signal(number, handler)
 
 
 def _told_address(run: Path) -> str:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import attrs
 
-from cosmos_core.config.dynamic import chosen, with_values
+from cosmos_core.config.dynamic import chosen
 from cosmos_core.config.job import Job
-from cosmos_core.config.loading import load_job, recipe_from
+from cosmos_core.config.loading import load_job, recipe_with
 from cosmos_core.config.stages import stages
-from cosmos_core.config.structure import unstructure
 from cosmos_core.controller.machine.changes import next_step, values_at
 from cosmos_core.controller.machine.records import SettingChange
 from cosmos_core.controller.machine.state import State
@@ -57,7 +56,7 @@ def _check(job: Job, state: State, overrides: Sequence[str]) -> None:
     """Refuse what only the plugins can see: options that contradict one another, or the run they are in."""
     settings = state.settings
     values = values_at(state, next_step(state)) | chosen(settings.dynamic, settings.fixed, overrides)
-    recipe = recipe_from(with_values(unstructure(job.recipe), values))
+    recipe = recipe_with(job.recipe, values)
     changed = attrs.evolve(job, recipe=recipe)
     plugins = PluginSet.load(selections(recipe, ["algorithm"]))
     for stage in stages(recipe):

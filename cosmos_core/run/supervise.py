@@ -6,11 +6,7 @@ the processes, starts those again that were killed, passes Ctrl-C on as a reques
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import Final
 
 import attrs
@@ -26,6 +22,7 @@ from cosmos_core.policy.checkpoints.checkpoint import mark_best
 from cosmos_core.replica.lifeline import LOST
 from cosmos_core.run.fleet import Fleet, Member
 from cosmos_core.run.follow import Follower, Notify
+from cosmos_core.run.interrupts import Interrupts
 from cosmos_core.run.launch import Exit, Launcher
 from cosmos_core.run.observer import Observer
 from cosmos_core.run.petitions import Petitions
@@ -90,7 +87,7 @@ class Supervisor:
         self._follower: Final = follower
         self._stages: Final = stages(job.recipe)
         self._began: Final = began
-        self._interrupts = 0
+        self._interrupts: Final = Interrupts()
         self._best: int | None = None
         self._told: set[str] = set()
         self._resumed = 0
@@ -122,7 +119,7 @@ class Supervisor:
         self._resumed = self._follower.num_resumed + (start.step is not None)
         self._first_step = start.step or 0
         control = self._job.recipe.control
-        with self._signals(), Reservation(control.bind, control.port) as reserved:
+        with self._interrupts.counted(), Reservation(control.bind, control.port) as reserved:
             self._port = reserved.port
             try:
                 observer = self._launch(start)
@@ -145,7 +142,7 @@ class Supervisor:
         while (address := read_address(self._job)) is None:
             for ended in self._launcher.exits():
                 raise ReplicaError(f"the controller could not start: {last_words(ended)}")
-            if self._interrupts >= _KILL:
+            if self._interrupts.number >= _KILL:
                 raise ReplicaError("killed by a second Ctrl-C before the controller listened")
             if time.monotonic() > deadline:
                 raise ReplicaError(
@@ -161,7 +158,7 @@ class Supervisor:
     def _follow(self, observer: Observer) -> None:
         """Fold, show and pass on until the run has ended and its processes with it."""
         ended_at = None
-        while self._interrupts < _KILL:
+        while self._interrupts.number < _KILL:
             self._follower.fold(observer.poll(_POLL_S), self._notify)
             self._gauges |= observer.gauges
             self._note_best()
@@ -205,7 +202,7 @@ class Supervisor:
             self._view.say(f"the best checkpoint could not be marked: {error}")
 
     def _answer_interrupt(self) -> None:
-        if self._interrupts and not self._is_stopping:
+        if self._interrupts.number and not self._is_stopping:
             self._is_stopping = True
             self._petitions.add(Stop())
             self._view.say(f"Stopping: waiting for {waits_for(self._follower.state)}. Ctrl-C again to kill the run.")
@@ -315,26 +312,11 @@ class Supervisor:
         if state is not None and self._has_outcome():
             reason = with_cause(state.reason, failure) if failure and state.outcome == "failed" else state.reason
             return Ending(outcome=state.outcome, reason=reason)
-        if self._interrupts >= _KILL:
+        if self._interrupts.number >= _KILL:
             return Ending(outcome="stopped", reason="killed by a second Ctrl-C, without a checkpoint of its last step")
         return Ending(
             outcome="failed", reason=with_cause("", failure) if failure else "the controller ended before the run did"
         )
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Count Ctrl-C (and requests to end) instead of dying of them."""
-
-        def interrupt(_number: int, _frame: FrameType | None) -> None:
-            self._interrupts += 1
-
-        watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        earlier = [(number, signal.signal(number, interrupt)) for number in watched]
-        try:
-            yield
-        finally:
-            for number, handler in earlier:
-                signal.signal(number, handler)
 
 
 def with_cause(reason: str, failure: Exit) -> str:

@@ -8,11 +8,9 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.config.dynamic import with_values
 from cosmos_core.config.job import Job
-from cosmos_core.config.loading import recipe_from
+from cosmos_core.config.loading import recipe_with
 from cosmos_core.config.stages import Stage, stages
-from cosmos_core.config.structure import unstructure
 from cosmos_core.errors import CheckpointError
 from cosmos_core.plugin.roles import load_algorithm, source_of
 from cosmos_core.plugin.selection import PluginSet
@@ -68,7 +66,7 @@ class Terms:
         """
         if values == self._values:
             return
-        recipe = recipe_from(with_values(unstructure(self._job.recipe), values))
+        recipe = recipe_with(self._job.recipe, values)
         self._present = attrs.evolve(self._job, recipe=recipe)
         stage = stages(recipe)[self._trainer.stage.index]
         self._trainer.change(stage, self._algorithm(stage))

@@ -1,0 +1,36 @@
+"""Ctrl-C, and requests to end, as a count: whoever supervises processes sees to their end itself."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+_WATCHED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupts:
+    """Counts them while `counted` lasts.
+
+    Attributes:
+        number: How many came.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count signals instead of dying of them; to be called on the main thread."""
+
+        def count(_number: int, _frame: FrameType | None) -> None:
+            self.number += 1
+
+        earlier = [(number, signal.signal(number, count)) for number in _WATCHED]
+        try:
+            yield
+        finally:
+            for number, handler in earlier:
+                signal.signal(number, handler)
