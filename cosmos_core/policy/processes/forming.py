@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
 from datetime import timedelta
-from typing import Final
 
 import attrs
-import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -17,13 +13,13 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from cosmos_core.errors import ReplicaError
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.mesh.sizes import world_size
-from cosmos_core.policy.processes.group import COLLECTIVE_TIMEOUT_S, GroupStore, host_of
+from cosmos_core.policy.processes.backend import COLLECTIVE_TIMEOUT_S
+from cosmos_core.policy.processes.interfaces import use_interface_of
+from cosmos_core.policy.processes.store import GroupStore
 from cosmos_core.policy.processes.world import World, single_world
 from cosmos_core.replica.lifeline import FollowerLine, LeaderLine, Lifeline
 from cosmos_core.replica.meeting import Meeting, announce, find, meeting_file
 from cosmos_core.replica.process import RoleArgs
-
-_GLOO_INTERFACE: Final = "GLOO_SOCKET_IFNAME"
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -32,7 +28,7 @@ class Bond:
 
     Attributes:
         line: Of this process.
-        host: Address of this machine, for process groups.
+        address: IP address of this machine, for process groups.
         size: Processes of the replica.
         rank: This one's.
         store: Where other replicas' members, and the followers, meet this leader; None on a follower.
@@ -40,7 +36,7 @@ class Bond:
     """
 
     line: Lifeline
-    host: str
+    address: str
     size: int
     rank: int
     store: GroupStore | None
@@ -51,8 +47,8 @@ def bond(args: RoleArgs) -> Bond:
     """Find the other processes of this replica; the line ends this process with them from here on.
 
     Raises:
-        ReplicaError: They cannot be found.
-        TransportError: `control.bind` cannot be listened on.
+        ReplicaError: They cannot be found, or the environment names an interface that this machine has not.
+        TransportError: This machine's address cannot be told, or not be listened on.
     """
     recipe = args.job.recipe
     size, timeout_s = world_size(recipe.policy.mesh), recipe.control.join_timeout_s
@@ -61,10 +57,11 @@ def bond(args: RoleArgs) -> Bond:
             f"{args.name}: policy.mesh makes a replica {size} processes; each needs --rank 0 to {size - 1} and the "
             f"same --session, got --rank {args.rank} --session {args.session!r} (`cosmos run` starts them all)"
         )
+    use_interface_of(args.address)
     if args.rank == 0:
-        store = GroupStore(recipe.control.bind)
+        store = GroupStore(args.address)
         line = _lead(args, size, store) if size > 1 else Lifeline()
-        return Bond(line=line, host=store.host, size=size, rank=0, store=store, shared=store.shared)
+        return Bond(line=line, address=args.address, size=size, rank=0, store=store, shared=store.shared)
     path = meeting_file(args.run_dir, args.replica)
     meeting = find(path, args.session, timeout_s, args.stop.is_set)
     follower = FollowerLine(
@@ -77,7 +74,7 @@ def bond(args: RoleArgs) -> Bond:
     )
     return Bond(
         line=follower,
-        host=host_of(recipe.control.bind),
+        address=args.address,
         size=size,
         rank=args.rank,
         store=None,
@@ -96,7 +93,6 @@ def form_world(args: RoleArgs, bound: Bond, device: torch.device) -> World:
         return single_world()
     if isinstance(bound.line, LeaderLine):
         bound.line.meet(args.job.recipe.control.join_timeout_s, args.stop.is_set)
-    _bind_gloo(bound.host)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=PrefixStore("world", bound.shared),
@@ -119,11 +115,11 @@ def _lead(args: RoleArgs, size: int, store: GroupStore) -> LeaderLine:
         name=args.replica,
         size=size,
         token=token,
-        host=store.host,
+        host=args.address,
         end=args.end,
         patience_s=args.job.recipe.control.lost_after_s,
     )
-    meeting = Meeting(session=args.session, token=token, host=store.host, lifeline=line.port, store=store.port)
+    meeting = Meeting(session=args.session, token=token, host=args.address, lifeline=line.port, store=store.port)
     announce(meeting_file(args.run_dir, args.replica), meeting)
     return line
 
@@ -142,14 +138,3 @@ def _reach(meeting: Meeting, replica: str, timeout_s: float) -> TCPStore:
     except RuntimeError as error:
         reason = str(error).strip().partition("\n")[0]
         raise ReplicaError(f"{replica}: its leader's store at {meeting.host} cannot be reached: {reason}") from error
-
-
-def _bind_gloo(host: str) -> None:
-    """Make gloo use the interface of an address: left to itself, it uses that of the machine's name."""
-    if _GLOO_INTERFACE in os.environ:
-        return
-    numbers = {information[4][0] for information in socket.getaddrinfo(host, None)}
-    for interface, addresses in psutil.net_if_addrs().items():
-        if any(address.address.partition("%")[0] in numbers for address in addresses):
-            os.environ[_GLOO_INTERFACE] = interface
-            return

@@ -75,17 +75,6 @@ def meet(host: str, port: int, timeout_s: float) -> TCPStore:
         raise TransportError(f"{host}:{port} cannot be met: {_first_line(error)}") from error
 
 
-def address_towards(host: str) -> str:
-    """The address of this machine from which another one is reached; sends nothing."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 9))
-        except OSError:
-            return socket.gethostname()
-        return str(probe.getsockname()[0])
-
-
 class Pair:
     """Passes tensors of bytes to the other one; used by one thread.
 

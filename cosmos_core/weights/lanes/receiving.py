@@ -10,7 +10,8 @@ import torch.distributed as dist
 import zmq
 
 from cosmos_core.errors import TransportError
-from cosmos_core.weights.lanes.pair import RECEIVER, Pair, address_towards, meet
+from cosmos_core.transport.addresses import address_towards
+from cosmos_core.weights.lanes.pair import RECEIVER, Pair, meet
 from cosmos_core.weights.lanes.tags import tag_of
 from cosmos_core.weights.wire import PairKind
 

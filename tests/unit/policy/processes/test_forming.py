@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 import attrs
@@ -10,7 +9,8 @@ import pytest
 
 from cosmos_core.config.schema import ControlConfig, MeshConfig
 from cosmos_core.errors import ReplicaError
-from cosmos_core.policy.processes.forming import _bind_gloo, bond
+from cosmos_core.policy.processes.forming import bond
+from cosmos_core.policy.processes.interfaces import GLOO, NCCL
 from cosmos_core.replica.lifeline import Lifeline
 from cosmos_core.replica.meeting import Meeting, announce, find, meeting_file
 
@@ -36,12 +36,20 @@ class Args:
     session: str = "s"
     stop: threading.Event = attrs.field(factory=threading.Event)
     end: object = print
+    address: str = "127.0.0.1"
 
     @property
     def name(self):
         return f"policy-0.{self.rank}" if self.rank else "policy-0"
 
     replica = "policy-0"
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    """What a bond says to process groups ends with the test."""
+    for name in (GLOO, NCCL):
+        monkeypatch.setenv(name, "lo")
 
 
 @pytest.fixture
@@ -56,7 +64,7 @@ def args(tmp_path):
 def test_one_process_needs_no_lifeline(args, tmp_path):
     bound = bond(args(1, session=""))
     assert type(bound.line) is Lifeline
-    assert (bound.size, bound.rank, bound.host) == (1, 0, "127.0.0.1")
+    assert (bound.size, bound.rank, bound.address) == (1, 0, "127.0.0.1")
     assert not (tmp_path / "replicas").exists()
 
 
@@ -87,17 +95,8 @@ def test_leader_and_follower_find_each_other(args, tmp_path):
     leader.line.meet(5.0, lambda: False)
     leader.shared.set("key", "value")
     assert follower.shared.get("key") == b"value"
-    assert (follower.rank, follower.host, follower.store) == (1, "127.0.0.1", None)
+    assert (follower.rank, follower.address, follower.store) == (1, "127.0.0.1", None)
     farewell = threading.Thread(target=follower.line.goodbye)
     farewell.start()
     leader.line.goodbye()
     farewell.join()
-
-
-def test_gloo_uses_the_interface_of_the_address(monkeypatch):
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    _bind_gloo("127.0.0.1")
-    assert os.environ.pop("GLOO_SOCKET_IFNAME") == "lo"
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    _bind_gloo("127.0.0.1")
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import torch
 
-from cosmos_core.policy.processes.group import GradientGroupError, GroupStore, form_group, solo
+from cosmos_core.policy.processes.group import GradientGroupError, solo
+from cosmos_core.policy.processes.joining import form_group
+from cosmos_core.policy.processes.store import GroupStore
 from cosmos_core.policy.training.tallies import Tallies
 from cosmos_core.policy.training.transfer import transfer_state
 
@@ -59,7 +61,7 @@ def replicas(work, *, interrupted=lambda replica: False, absent=(), failed=lambd
                 rank=replica,
                 size=2,
                 store="tcp://127.0.0.1:1" if place in absent else store.endpoint,
-                host="127.0.0.1",
+                address="127.0.0.1",
                 device=CPU,
                 interrupted=lambda: interrupted(replica),
                 timeout_s=1.0 if place in absent else 20.0,

@@ -1,0 +1,142 @@
+"""Which address of this machine others reach it at: one answer for all sockets, stores and process groups of a process.
+
+A machine may have several networks, and its name may mean none of them to others, or loopback to itself. So the answer
+is the address from which this machine reaches whom it has to speak with, as the kernel's routes say, unless COSMOS_HOST
+says another.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Final
+
+import psutil
+
+from cosmos_core.config.checks import is_loopback
+from cosmos_core.errors import TransportError
+
+HOST: Final = "COSMOS_HOST"
+"""Environment variable with the address at which others reach this machine, or the interface that has it."""
+
+WILDCARDS: Final = frozenset({"0.0.0.0", "*", "::"})  # noqa: S104 - compared with, not bound to
+_FAMILIES: Final = (socket.AF_INET, socket.AF_INET6)
+_ELSEWHERE: Final = ("192.0.2.1", "2001:db8::1")
+"""Addresses of nobody (RFC 5737 and 3849): the way to them is the default route."""
+_LOOPBACK: Final = "127.0.0.1"
+
+
+def own_address(bind: str, peer: str = "") -> str:
+    """The address of this machine that a process listens on and is reached at.
+
+    The first that applies: `bind`, if it is loopback; what COSMOS_HOST says; `bind`, if it is an address of this
+    machine; the one from which `peer` is reached; that of the default route; the only one that is not loopback; and
+    where there is no network, loopback.
+
+    Args:
+        bind: `control.bind`: an address of this machine or of the controller's, or one that means all.
+        peer: Host of the controller; empty for the controller itself.
+
+    Raises:
+        TransportError: It cannot be told: COSMOS_HOST is not of this machine, nothing leads to `peer`, or there are
+            several that could be meant.
+    """
+    bind = bind.strip("[]")
+    if is_loopback(bind):
+        return bind
+    if chosen := os.environ.get(HOST, "").strip():
+        return _chosen(chosen)
+    if bind not in WILDCARDS and is_own(bind):
+        return bind
+    # A controller at a loopback address is one that is forwarded from elsewhere, or beside this process.
+    if peer and not is_loopback(peer):
+        return address_towards(peer)
+    return _usual_address()
+
+
+def address_towards(host: str) -> str:
+    """The address of this machine from which another one is reached; sends nothing.
+
+    Args:
+        host: Address or name of the other one.
+
+    Raises:
+        TransportError: The name is unknown here, or no route leads there.
+    """
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # Connecting a datagram socket only asks the kernel which address it would use.
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise TransportError(
+            f"this machine does not reach {host} ({error.strerror or error}): check the name, this machine's routes "
+            f"(ip route get {host}), or say with {HOST}=ADDRESS at which address others reach it"
+        ) from None
+
+
+def is_own(address: str) -> bool:
+    """Whether an IP address is of this machine."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def interface_of(address: str) -> str:
+    """Name of this machine's network interface that has an IP address; empty if none has."""
+    return next((interface for interface, own in _own_addresses() if own == address), "")
+
+
+def interfaces() -> list[str]:
+    """Names of this machine's network interfaces."""
+    return sorted(psutil.net_if_addrs())
+
+
+def in_url(address: str) -> str:
+    """An IP address as it stands before a port: IPv6 in brackets."""
+    return f"[{address}]" if ":" in address else address
+
+
+def _chosen(text: str) -> str:
+    """What COSMOS_HOST says: an address of this machine, or the first of an interface."""
+    found = [*_own_addresses()]
+    of_interface = [own for interface, own in found if interface == text]
+    if of_interface:
+        return of_interface[0]
+    if (own := text.strip("[]")) in {address for _, address in found} or is_own(own):
+        return own
+    shown = ", ".join(f"{address} ({interface})" for interface, address in found)
+    raise TransportError(
+        f"{HOST}={text}: this machine has neither such an address nor such an interface; it has {shown}"
+    )
+
+
+def _usual_address() -> str:
+    """That of the default route; without one, the only one that is not loopback."""
+    for elsewhere in _ELSEWHERE:
+        try:
+            return address_towards(elsewhere)
+        except TransportError:
+            continue
+    found = [own for _, own in _own_addresses() if not is_loopback(own)]
+    if len(found) > 1:
+        raise TransportError(
+            f"this machine has no default route and several addresses ({', '.join(found)}); say with {HOST}=ADDRESS at "
+            "which of them others reach it"
+        )
+    return found[0] if found else _LOOPBACK
+
+
+def _own_addresses() -> Iterator[tuple[str, str]]:
+    """Interface and IP address; IPv4 first, without those that are valid on one link only."""
+    by_interface = psutil.net_if_addrs()
+    for family in _FAMILIES:
+        for interface, addresses in by_interface.items():
+            for each in addresses:
+                if each.family == family and "%" not in each.address:
+                    yield interface, each.address

@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+import pytest
+
+from cosmos_core.policy.processes.store import GroupStore
+
+
+@pytest.fixture
+def store():
+    return GroupStore("127.0.0.1")

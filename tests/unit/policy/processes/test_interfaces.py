@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from cosmos_core.errors import ReplicaError
+from cosmos_core.policy.processes import interfaces
+from cosmos_core.policy.processes.interfaces import GLOO, NCCL, gloo_devices, use_interface_of
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    for name in (GLOO, NCCL):
+        # Set first, so that what the code sets is taken back, too.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+def test_process_groups_use_the_interface_of_the_address(monkeypatch):
+    monkeypatch.setattr(interfaces, "interface_of", {"10.0.0.7": "eth0"}.__getitem__)
+    use_interface_of("10.0.0.7")
+    assert (os.environ[GLOO], os.environ[NCCL]) == ("eth0", "=eth0")
+
+
+def test_on_one_host_gloo_uses_loopback_and_nccl_finds_its_way():
+    use_interface_of("127.0.0.1")
+    assert os.environ[GLOO] == "lo"
+    assert NCCL not in os.environ
+    # The group in which replicas exchange gradients does as the default one.
+    assert len(gloo_devices("203.0.113.7")) == 1
+
+
+def test_an_address_without_an_interface_leaves_them_to_themselves():
+    use_interface_of("203.0.113.7")
+    assert GLOO not in os.environ
+    assert NCCL not in os.environ
+    assert len(gloo_devices("127.0.0.1")) == 1
+    with pytest.raises(RuntimeError, match=r"Cannot resolve 203\.0\.113\.7"):
+        gloo_devices("203.0.113.7")
+
+
+def test_what_the_environment_says_stays(monkeypatch):
+    monkeypatch.setenv(GLOO, "lo,lo")
+    monkeypatch.setenv(NCCL, "^docker")
+    use_interface_of("127.0.0.1")
+    assert (os.environ[GLOO], os.environ[NCCL]) == ("lo,lo", "^docker")
+    assert len(gloo_devices("127.0.0.1")) == 2
+
+
+def test_an_interface_that_this_machine_has_not_is_named_with_those_it_has(monkeypatch):
+    monkeypatch.setenv(GLOO, "lo,ib7")
+    with pytest.raises(ReplicaError, match=r"GLOO_SOCKET_IFNAME=lo,ib7: .* no interface 'ib7', it has .*lo"):
+        use_interface_of("127.0.0.1")
