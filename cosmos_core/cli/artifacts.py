@@ -35,7 +35,7 @@ def export(
       cosmos export runs/arithmetic --step best --output my-model
     """  # noqa: D301 - the escape keeps the lines after it apart
     set_debugging(debug)
-    from cosmos_core.run.export import export_run  # noqa: PLC0415
+    from cosmos_core.run.artifacts.export import export_run  # noqa: PLC0415
 
     exported, directory = export_run(run, step=step, output=output)
     typer.echo(f"Exported step {exported} to {directory}")
@@ -68,7 +68,7 @@ def generate(
       cosmos generate my-model "Once upon a time" --temperature 0.8 --samples 3 --max-units 64
     """  # noqa: D301 - the escape keeps the lines after it apart
     set_debugging(debug)
-    from cosmos_core.run.generate import complete_prompts  # noqa: PLC0415
+    from cosmos_core.run.artifacts.generate import complete_prompts  # noqa: PLC0415
 
     if escapes:
         prompts = [prompt.replace("\\n", "\n").replace("\\t", "\t") for prompt in prompts]
@@ -103,6 +103,13 @@ def evaluate(
     ] = None,
     step: Annotated[str, typer.Option("--step", metavar="N|best|latest", help="Which checkpoint of a run.")] = "latest",
     *,
+    by: Annotated[
+        str | None,
+        typer.Option("--by", metavar="KEY", help="Group by this key of the prompts' metadata, such as labels."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Write the figures there, too, as JSON.")
+    ] = None,
     trust_remote_code: TrustRemoteCode = False,
     debug: Debug = False,
 ) -> None:
@@ -113,14 +120,23 @@ def evaluate(
       cosmos eval runs/arithmetic
       cosmos eval runs/arithmetic --step best --prompts 64
       cosmos eval my-model --recipe recipes/arithmetic.toml
+      cosmos eval my-model --recipe benchmark.toml --by labels --output benchmark.json
     """  # noqa: D301 - the escape keeps the lines after it apart
     set_debugging(debug)
-    from cosmos_core.run.evaluate import evaluate_model  # noqa: PLC0415
+    from cosmos_core.run.artifacts.evaluate import evaluate_model  # noqa: PLC0415
+    from cosmos_core.run.artifacts.evaluated import check_place, lines, write  # noqa: PLC0415
 
+    check_place(output)
     result = evaluate_model(
-        source, recipe_path=recipe, num_prompts=prompts, step=step, trust_remote_code=trust_remote_code
+        source, recipe_path=recipe, num_prompts=prompts, step=step, trust_remote_code=trust_remote_code, by=by
     )
     typer.echo(f"held-out accuracy {result.accuracy:.4f}")
     typer.echo(f"prompts {result.num_prompts}, unscored {result.num_unscored}, truncated {result.num_truncated}")
     for name, value in result.rewards.items():
         typer.echo(f"reward {name} {value:.4f}")
+    if by is not None:
+        typer.echo()
+        for line in lines(result, by):
+            typer.echo(line)
+    if output is not None:
+        write(result, output, by)

@@ -30,7 +30,7 @@ def audit(
     set_debugging(debug)
     from rich.console import Console  # noqa: PLC0415
 
-    from cosmos_core.run import auditing  # noqa: PLC0415
+    from cosmos_core.run.watching import auditing  # noqa: PLC0415
 
     found = auditing.audit_run(run)
     console = Console()
@@ -61,7 +61,7 @@ def recover(
       cosmos recover runs/arithmetic && cosmos run --resume runs/arithmetic
     """  # noqa: D301 - the escape keeps the lines after it apart
     set_debugging(debug)
-    from cosmos_core.run.recovering import recover as recover_run  # noqa: PLC0415
+    from cosmos_core.run.files.recovering import recover as recover_run  # noqa: PLC0415
 
     done = recover_run(run, step=step)
     typer.echo(done.damage.partition("; cosmos recover")[0])

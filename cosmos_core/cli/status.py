@@ -29,7 +29,7 @@ def status(
     if watch:
         _watch(run)
         return
-    from cosmos_core.run.look import look  # noqa: PLC0415
+    from cosmos_core.run.watching.look import look  # noqa: PLC0415
 
     for text in look(run):
         typer.echo(text)
@@ -38,7 +38,7 @@ def status(
 def _watch(run: Path) -> None:
     from rich.console import Console  # noqa: PLC0415
 
-    from cosmos_core.run.watch import watch  # noqa: PLC0415
+    from cosmos_core.run.watching.watch import watch  # noqa: PLC0415
 
     try:
         watch(run, Console())

@@ -56,7 +56,8 @@ def change(
 
     changes = change_settings(only_run() if run is None else run, settings)
     for each in changes:
-        typer.echo(f"{each.key}: {each.before} until now, {each.after} from step {each.step} on")
+        when = f"step {each.step} on" + (", with which its stage begins" if each.waits else "")
+        typer.echo(f"{each.key}: {each.before} until now, {each.after} from {when}")
     if not changes:
         typer.echo("Nothing to change: it is so already.")
 

@@ -15,13 +15,13 @@ from typing import Final, Self
 
 import zmq
 
-from cosmos_core.errors import CosmosError, ReplicaError, TransportError
+from cosmos_core.errors import CosmosError, RefusedError, ReplicaError, TransportError
 from cosmos_core.replica.activity import TakePulse, idle
 from cosmos_core.replica.session import Session
 from cosmos_core.transport.bounds import REPORT_BYTES, TEXT, fitted
-from cosmos_core.transport.handshakes import EVENTS, Handshakes
+from cosmos_core.transport.door.handshakes import EVENTS, Handshakes
 from cosmos_core.transport.keys import Key
-from cosmos_core.transport.messages import Directive, Hello
+from cosmos_core.transport.messages import Directive, Hello, Refused
 from cosmos_core.transport.outbox import Outbox
 from cosmos_core.transport.reports import Report
 from cosmos_core.transport.sockets import Curve, Socket, dealer, offer, receive
@@ -57,7 +57,7 @@ class ControlClient:
         key: Key | None = None,
         outbox: Outbox | None = None,
         take_pulse: TakePulse = idle,
-        on_refused: Callable[[str], None] | None = None,
+        on_refused: Callable[[Refused], None] | None = None,
     ) -> None:
         self._address: Final = address
         self._curve: Final = None if key is None else Curve(own=key.pair, server=key.server)
@@ -112,9 +112,12 @@ class ControlClient:
         self.close()
 
     @property
-    def refusal(self) -> str:
-        """Why the controller does not want this replica; empty while it does."""
-        return self._session.refusal
+    def refused(self) -> Refused | None:
+        """Why the controller does not want this replica, or its key; None while it does."""
+        if isinstance(self._error, RefusedError):
+            return Refused(reason=str(self._error), is_final=True)
+        session = self._session
+        return Refused(reason=session.refusal, is_final=session.is_final) if session.refusal else None
 
     def report(self, report: Report) -> None:
         """Tell the controller, reliably and in order; returns at once.
@@ -214,6 +217,7 @@ class ControlClient:
                 self._error = self._error or sys.exception()
                 self._ended = True
                 self._changed.notify_all()
+            self._tell_refusal()
 
     def _talk(self) -> None:
         poller = zmq.Poller()
@@ -248,9 +252,9 @@ class ControlClient:
 
     def _tell_refusal(self) -> None:
         """The owner's thread may be stuck, and never look."""
-        if self._session.refusal and self._on_refused is not None:
+        if self._on_refused is not None and (refused := self.refused) is not None:
             tell, self._on_refused = self._on_refused, None
-            tell(self._session.refusal)
+            tell(refused)
 
     def _drain_wake(self) -> None:
         try:

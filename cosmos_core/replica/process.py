@@ -25,13 +25,16 @@ from cosmos_core.plugin.versions import plugin_versions
 from cosmos_core.protocols.versions import Kind
 from cosmos_core.replica.activity import TakePulse, idle
 from cosmos_core.replica.client import ControlClient
+from cosmos_core.replica.exits import LOST, REFUSED
 from cosmos_core.replica.host import host_id, rack_id
-from cosmos_core.replica.lifeline import LOST, words_of
+from cosmos_core.replica.lifeline import words_of
 from cosmos_core.replica.lifetime import bounded_life
+from cosmos_core.transport.addresses import own_address
+from cosmos_core.transport.door.endpoints import host_of
+from cosmos_core.transport.door.ring import Ring
 from cosmos_core.transport.keys import replica_key
-from cosmos_core.transport.messages import WIRE_VERSION, Hello, Role
+from cosmos_core.transport.messages import WIRE_VERSION, Hello, Refused, Role
 from cosmos_core.transport.reports import Failed
-from cosmos_core.transport.ring import Ring
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -90,6 +93,15 @@ class RoleArgs:
             ConfigError: There are none for a replica of this name.
         """
         return Ring(self.job.keys, replica_key(self.job.keys, self.role, self.replica))
+
+    @cached_property
+    def address(self) -> str:
+        """The address of this machine that whatever this process serves listens on, and others reach it at.
+
+        Raises:
+            TransportError: See `transport.addresses.own_address`.
+        """
+        return own_address(self.job.recipe.control.bind, host_of(self.controller))
 
     def hello(self, *, endpoints: Mapping[str, str], step: int = 0) -> Hello:
         """How this replica introduces itself; `endpoints` are where it serves others, by purpose."""
@@ -152,9 +164,10 @@ class RoleArgs:
 def run_role(role: Role, main: Callable[[RoleArgs], None], argv: Sequence[str] | None = None) -> NoReturn:
     """Run a role's main function as this process, and exit.
 
-    Exit codes: 0 when `main` returned; 75 when the controller refused this replica, or another of its processes is
-    gone (the log says which), so that it may be started again; 1 on any other error, after telling the controller; 143
-    when the process did not stop in time after SIGTERM.
+    Exit codes: 0 when `main` returned; 75 when the controller gave this replica up, or another of its processes is
+    gone (the log says which), so that it may be started again; 77 when the controller refuses it, and would refuse
+    another one in its place; 1 on any other error, after telling the controller; 143 when the process did not stop in
+    time after SIGTERM.
 
     Args:
         role: Which role.
@@ -220,10 +233,10 @@ def _supervise(role: Role, main: Callable[[RoleArgs], None], options: argparse.N
 
 
 def _on_error(error: Exception, client: ControlClient | None) -> int:
-    is_refused = isinstance(error, ReplicaError) and client is not None and client.refusal
-    if is_refused or isinstance(error, ProcessLostError):
+    refused = client.refused if client is not None and isinstance(error, ReplicaError) else None
+    if refused is not None or isinstance(error, ProcessLostError):
         _LOG.error("%s", error)
-        return LOST
+        return LOST if refused is None else _code_of(refused)
     is_ours = isinstance(error, CosmosError)
     reason = words_of(error)
     _LOG.error("%s", reason, exc_info=error if not is_ours or os.environ.get("COSMOS_DEBUG") == "1" else None)
@@ -251,12 +264,17 @@ def _exit_soon(code: int) -> None:
     timer.start()
 
 
-def _end_if_stuck(refusal: str) -> None:
+def _code_of(refused: Refused) -> int:
+    """The exit code of a process that was refused."""
+    return REFUSED if refused.is_final else LOST
+
+
+def _end_if_stuck(refused: Refused) -> None:
     """End the process a while after it was refused: whoever hangs is given up for that, and does not notice."""
 
     def end() -> None:
-        _LOG.error("stuck after the controller refused this replica (%s); ending at once", refusal)
-        os._exit(LOST)
+        _LOG.error("stuck after the controller refused this replica (%s); ending at once", refused.reason)
+        os._exit(_code_of(refused))
 
     timer = threading.Timer(_STUCK_S, end)
     timer.daemon = True

@@ -41,6 +41,7 @@ class Session:
         outbox: As given.
         directive: The newest directive, by term and revision; None before the first.
         refusal: Why the controller does not want this replica; empty while it does.
+        is_final: Whether it would refuse another process in this one's place as well.
     """
 
     __slots__ = (
@@ -55,6 +56,7 @@ class Session:
         "_welcomed",
         "directive",
         "hello",
+        "is_final",
         "outbox",
         "refusal",
     )
@@ -72,6 +74,7 @@ class Session:
         self.outbox: Final = outbox
         self.directive: Directive | None = None
         self.refusal = ""
+        self.is_final = False
         self._heartbeat_s: Final = heartbeat_s
         self._gauges: Final = gauges
         self._take_pulse: Final = take_pulse
@@ -142,7 +145,7 @@ class Session:
         self._heard_at = now
         match message:
             case Refused():
-                self.refusal = message.reason or "no reason was given"
+                self.refusal, self.is_final = message.reason or "no reason was given", message.is_final
             case Welcome() if message.term >= max(self._term, 1):
                 self._on_welcome(message, now)
             case Directive() if message.term >= max(self._term, 1):

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Final
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
 from cosmos_core.errors import CosmosError, ReplicaError
-from cosmos_core.run import folder as run_folder
-from cosmos_core.run.observer import Observer
-from cosmos_core.run.petitions import Petitions
-from cosmos_core.run.presence import absence, find_address
+from cosmos_core.run.conversation import Conversation
+from cosmos_core.run.files import folder as run_folder
+from cosmos_core.run.files.presence import absence, find_address
 from cosmos_core.transport.keys import person_key
 from cosmos_core.transport.requests import Request
 
 RUNS: Final = Path("runs")
-_ANSWER_S: Final = 10.0
-_POLL_S: Final = 0.1
 
 
 def only_run(folder: Path = RUNS) -> Path:
@@ -62,20 +58,17 @@ def ask(directory: Path, request: Request) -> None:
         CosmosError: It is no run.
         ReplicaError: It does not go on, does not answer, or refuses; the message says why.
     """
-    job = load_job(directory)
-    address = address_of(directory, job)
-    observer = Observer(address, job.run_id, person_key(job.keys, may_ask=True))
-    petitions = Petitions()
-    ident = petitions.add(request)
-    deadline = time.monotonic() + _ANSWER_S
-    try:
-        while ident not in observer.answers:
-            now = time.monotonic()
-            if now > deadline:
-                raise ReplicaError(f"{directory}: the controller at {address} has not answered within {_ANSWER_S:g} s")
-            petitions.send(observer, now)
-            observer.poll(_POLL_S)
-    finally:
-        observer.close()
-    if refusal := observer.answers[ident]:
+    with conversation(directory, load_job(directory)) as controller:
+        refusal = controller.ask(request)
+    if refusal:
         raise ReplicaError(f"{directory}: refused: {refusal}")
+
+
+def conversation(directory: Path, job: Job) -> Conversation:
+    """A connection to the controller of a run, for who may ask it for something.
+
+    Raises:
+        ConfigError: There is no key in its folder with which this user may.
+        ReplicaError: The run does not go on.
+    """
+    return Conversation(address_of(directory, job), job.run_id, person_key(job.keys, may_ask=True))

@@ -17,28 +17,30 @@ from cosmos_core.config.loading import load_job
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import stages
 from cosmos_core.controller.journal import entries
+from cosmos_core.controller.machine.progress import generation_at
 from cosmos_core.errors import ConfigError, CosmosError, JournalError
 from cosmos_core.observe.live import make_view
 from cosmos_core.plugin.choice import choose
 from cosmos_core.plugin.discovery import discover
 from cosmos_core.plugin.roles import load_dataset, selections
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.policy.checkpoints.checkpoint import check_writable, completed, path_of
+from cosmos_core.policy.checkpoints.checkpoint import check_writable, completed, genuine, path_of
 from cosmos_core.protocols import Dataset
-from cosmos_core.run import folder, provenance
-from cosmos_core.run.changes import changed
-from cosmos_core.run.exposure import check_exposed
-from cosmos_core.run.follow import Follower
-from cosmos_core.run.hookset import RunHooks
+from cosmos_core.run.files import folder, provenance
+from cosmos_core.run.files.presence import require_gone
+from cosmos_core.run.files.recovering import require_unbegun
+from cosmos_core.run.files.replacing import require_idle
+from cosmos_core.run.following.follower import Follower
+from cosmos_core.run.hooks.hookset import RunHooks
 from cosmos_core.run.launch import Launcher
 from cosmos_core.run.launch.making import capabilities_of, make_launcher, prepare
-from cosmos_core.run.plan import check_changed, check_gpus, check_hooks, check_keys, check_present, make_plan
-from cosmos_core.run.presence import require_gone
-from cosmos_core.run.recovering import require_unbegun
-from cosmos_core.run.replacing import require_idle
-from cosmos_core.run.summary import print_summary, summarise
-from cosmos_core.run.supervise import Ending, Start, Supervisor
-from cosmos_core.run.tables import print_plan
+from cosmos_core.run.planning.changes import changed
+from cosmos_core.run.planning.exposure import check_exposed
+from cosmos_core.run.planning.plan import check_changed, check_gpus, check_hooks, check_keys, check_present, make_plan
+from cosmos_core.run.planning.tables import print_plan
+from cosmos_core.run.reporting.summary import print_summary, summarise
+from cosmos_core.run.supervising.ending import Ending
+from cosmos_core.run.supervising.supervisor import Start, Supervisor
 from cosmos_core.transport import sockets
 
 _HOOKS_TIMEOUT_S: Final = 30.0
@@ -101,7 +103,7 @@ def resume_run(directory: Path, console: Console, *, overrides: Sequence[str] = 
     Args:
         directory: The run's folder.
         console: Where to print.
-        overrides: `KEY=VALUE`, of what may change (see `cosmos_core.run.changes`).
+        overrides: `KEY=VALUE`, of what may change (see `cosmos_core.run.planning.changes`).
 
     Returns:
         Its outcome; a run that has finished stays as it is, unless it gets more steps.
@@ -146,7 +148,7 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str]) -> _Se
     if passed_over:
         console.print(
             f"Passed over: the checkpoint(s) of step {', '.join(map(str, passed_over))} in {job.checkpoints}, which "
-            "the journal does not know; what they hold is trained again",
+            "the journal does not know, or whose steps were undone since; what they hold is trained again",
             highlight=False,
             markup=False,
         )
@@ -207,16 +209,18 @@ def _newest_start(job: Job, follower: Follower) -> tuple[Start, list[int]]:
         require_unbegun(job)
         return Start(), []
     follower.fold(entries(job.journal))
-    known = set() if follower.state is None else follower.state.marks.keys()
-    steps = completed(job.checkpoints)
-    newest = max(known & set(steps), default=0)
-    if newest == 0 and follower.state is not None and 0 not in known:
+    state = follower.state
+    known = {} if state is None else {step: generation_at(state.steps, step) for step in state.marks}
+    steps = genuine(job.checkpoints, known)
+    newest = max(steps, default=0)
+    complete = completed(job.checkpoints)
+    if newest == 0 and state is not None and 0 not in known:
         raise JournalError(
             f"{job.checkpoints}: the journal knows the checkpoint(s) of step {', '.join(map(str, sorted(known)))}, "
-            f"and complete are {', '.join(map(str, steps)) or 'none'}; put one that it knows back"
+            f"and complete are {', '.join(map(str, complete)) or 'none'}; put one that it knows back"
         )
     start = Start(step=newest, checkpoint=path_of(job.checkpoints, newest) if newest in steps else None)
-    return start, [step for step in steps if step > newest]
+    return start, [step for step in complete if step > newest]
 
 
 def _check_length(job: Job, start: Start) -> None:
@@ -249,7 +253,7 @@ def _supervise(session: _Session, console: Console, began: float) -> str:
     try:
         hooks = RunHooks(job, session.plugins, resumed_from=session.start.step, report=view.say)
         hooks.notify("cosmos_run_started")
-        supervisor = Supervisor(job, session.launcher, view, hooks.notify, follower, began=began)
+        supervisor = Supervisor(job, session.launcher, view, hooks.notify, follower)
         try:
             ending = supervisor.run(session.start)
         except CosmosError as error:
@@ -270,6 +274,6 @@ def _supervise(session: _Session, console: Console, began: float) -> str:
 
 
 def _report(session: _Session, follower: Follower, summary: dict[str, Any]) -> None:
-    from cosmos_core.run.report import write_report  # noqa: PLC0415 - matplotlib takes a second to import
+    from cosmos_core.run.reporting.report import write_report  # noqa: PLC0415 - matplotlib takes a second to import
 
     write_report(session.job, follower, summary, session.dataset)

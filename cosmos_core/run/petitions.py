@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Final
 
-from cosmos_core.run.observer import Observer
+from cosmos_core.run.following.observer import Observer
 from cosmos_core.transport.requests import Request
 
 _AGAIN_S: Final = 1.0

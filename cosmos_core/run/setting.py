@@ -10,54 +10,94 @@ import attrs
 from cosmos_core.config.dynamic import chosen
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job, recipe_with
-from cosmos_core.config.stages import stages
-from cosmos_core.controller.machine.changes import next_step, values_at
-from cosmos_core.controller.machine.records import SettingChange
-from cosmos_core.controller.machine.state import State
+from cosmos_core.config.reference import fields
+from cosmos_core.config.stages import Stage, stages
 from cosmos_core.errors import ReplicaError
 from cosmos_core.plugin.roles import load_algorithm, selections
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.run.asking import address_of, ask
-from cosmos_core.run.follow import Follower
-from cosmos_core.run.observer import so_far
-from cosmos_core.transport.keys import person_key
+from cosmos_core.run.asking import conversation
+from cosmos_core.transport.messages import Settable
 from cosmos_core.transport.requests import Set
+from cosmos_core.types import Scalar
 
 
-def change_settings(directory: Path, overrides: Sequence[str]) -> tuple[SettingChange, ...]:
-    """Change dynamic keys of a run that goes on.
+@attrs.frozen(kw_only=True)
+class Changed:
+    """A key that has another value now.
+
+    Attributes:
+        key: The key.
+        before: Its value until then.
+        after: Its value from then on.
+        step: The first step that goes by it.
+        waits: Whether that is the first one of a stage that has not begun.
+    """
+
+    key: str
+    before: Scalar
+    after: Scalar
+    step: int
+    waits: bool
+
+
+def change_settings(directory: Path, overrides: Sequence[str]) -> tuple[Changed, ...]:
+    """Change dynamic keys of a run that goes on. Its controller is asked what holds now, however long the run is.
 
     Args:
         directory: The run's folder.
         overrides: `KEY=VALUE`.
 
     Returns:
-        What changed, and the first step at which it holds; nothing where the values were these already.
+        What changed; nothing where the values were these already.
 
     Raises:
         ConfigError: A key is no dynamic one, or a value is refused, by its bounds or by the algorithm.
         ReplicaError: The run does not go on, does not answer, or refuses.
         CosmosError: It is no run.
     """
-    job, follower = load_job(directory), Follower()
-    address, key = address_of(directory, job), person_key(job.keys)
-    follower.fold(so_far(address, job.run_id, key))
-    if follower.state is None:
-        raise ReplicaError(f"{directory}: the run has not begun yet; try again in a moment")
-    _check(job, follower.state, overrides)
-    known = list(follower.state.changes)
-    ask(directory, Set(overrides=tuple(overrides)))
-    # What was taken in is in the journal.
-    follower.fold(so_far(address, job.run_id, key, after=follower.last_sequence))
-    return tuple(change for change in follower.state.changes if change not in known)
+    job = load_job(directory)
+    with conversation(directory, job) as controller:
+        before = controller.settable()
+        asked = _checked(job, before, overrides)
+        if refusal := controller.ask(Set(overrides=tuple(overrides))):
+            raise ReplicaError(f"{directory}: refused: {refusal}")
+        after = controller.settable()
+    held, holds = _values(before), _values(after)
+    return tuple(
+        Changed(key=key, before=held[key], after=holds[key], step=step, waits=step > after.step)
+        for key in asked
+        if holds[key] != held[key]
+        for step in (after.since[key],)
+    )
 
 
-def _check(job: Job, state: State, overrides: Sequence[str]) -> None:
-    """Refuse what only the plugins can see: options that contradict one another, or the run they are in."""
-    settings = state.settings
-    values = values_at(state, next_step(state)) | chosen(settings.dynamic, settings.fixed, overrides)
-    recipe = recipe_with(job.recipe, values)
+def _values(known: Settable) -> dict[str, Scalar]:
+    """The value of each dynamic key at the next step."""
+    return {each.key: each.value for each in known.keys} | known.values
+
+
+def _checked(job: Job, known: Settable, overrides: Sequence[str]) -> dict[str, Scalar]:
+    """What is asked for; what only the plugins can see is refused: options that contradict one another, or the run."""
+    plugins = PluginSet.load(selections(job.recipe, ["algorithm"]))
+    asked = chosen(known.keys, known.fixed | _static_options(job, plugins, known), overrides)
+    recipe = recipe_with(job.recipe, known.values | asked)
     changed = attrs.evolve(job, recipe=recipe)
-    plugins = PluginSet.load(selections(recipe, ["algorithm"]))
     for stage in stages(recipe):
         load_algorithm(changed, plugins, stage)
+    return asked
+
+
+def _static_options(job: Job, plugins: PluginSet, known: Settable) -> dict[str, str]:
+    """Options of the run's algorithms that are not dynamic, and why they cannot change."""
+    dynamic = {each.key for each in known.keys}
+    return {
+        key: f"{stage.plugin} takes it once, when its stage begins; it is not marked dynamic"
+        for stage in stages(job.recipe)
+        for key in _options_of(plugins, stage)
+        if key not in dynamic
+    }
+
+
+def _options_of(plugins: PluginSet, stage: Stage) -> list[str]:
+    options = plugins.provider("algorithm", stage.plugin).options
+    return [f"{stage.key}.options.{name}" for name, _ in fields(options)]

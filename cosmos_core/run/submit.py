@@ -20,11 +20,11 @@ from cosmos_core.errors import ConfigError, CosmosError, UnknownSubmissionError
 from cosmos_core.plugin.roles import selections
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import Kind, LauncherCapabilities, Submission, Submitting
-from cosmos_core.run import folder, provenance
-from cosmos_core.run.exposure import exposure
+from cosmos_core.run.files import folder, provenance
+from cosmos_core.run.files.replacing import aside, require_idle
 from cosmos_core.run.launch.making import capabilities_of, make_launcher
-from cosmos_core.run.plan import check_present, make_plan
-from cosmos_core.run.replacing import aside, require_idle
+from cosmos_core.run.planning.exposure import exposure
+from cosmos_core.run.planning.plan import check_present, make_plan
 
 _ONLY: Final[tuple[Kind, ...]] = ("launcher",)
 _EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - what replicas on other hosts must reach
@@ -94,7 +94,7 @@ def launch_again(directory: Path, launcher: str, overrides: list[str], console: 
     Raises:
         CosmosError: It is no run, its launcher cannot take it, or what it submits to refused.
     """
-    from cosmos_core.run.changes import changed  # noqa: PLC0415 - only here
+    from cosmos_core.run.planning.changes import changed  # noqa: PLC0415 - only here
 
     job = load_job(directory)
     recipe, _ = changed(job.recipe, [f"launch.launcher={json.dumps(launcher)}", *overrides])

@@ -20,9 +20,9 @@ from cosmos_core.config.schema import (
     RewardConfig,
     RunConfig,
 )
-from cosmos_core.run.roster import read_address
-from cosmos_core.transport import key_folder
-from cosmos_core.transport.key_folder import USUAL, Wanted
+from cosmos_core.run.files.announcement import read_address
+from cosmos_core.transport.keys import folder as key_folder
+from cosmos_core.transport.keys.folder import USUAL, Wanted
 
 
 def make_job(directory: Path) -> Job:

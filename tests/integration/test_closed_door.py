@@ -17,9 +17,9 @@ from cosmos_core.controller.machine import core
 from cosmos_core.errors import ReplicaError, TransportError
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.run.asking import ask
-from cosmos_core.run.observer import Observer, so_far
-from cosmos_core.transport import key_folder
+from cosmos_core.run.following.observer import Observer, so_far
 from cosmos_core.transport.keys import KeyPair, person_key, read_key
+from cosmos_core.transport.keys import folder as key_folder
 from cosmos_core.transport.messages import WIRE_VERSION, Hello
 from cosmos_core.transport.requests import Drain, Stop
 from tests.integration.keyed import controller, make_job
@@ -156,7 +156,7 @@ def test_a_process_says_within_seconds_that_its_key_is_wrong(served, tmp_path):
     line = ["--run", str(other.directory), "--name", "rollout-5", "--controller", address]
     began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code, *line], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 77
     assert "does the folder of keys (control.keys) belong to this run?" in done.stderr
     assert time.monotonic() - began < 30
 

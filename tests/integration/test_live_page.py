@@ -12,18 +12,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
-import attrs
 import pytest
 
 from cosmos_core.controller.journal import entries
 from cosmos_core.controller.live.chronicle import News, SampleView
 from cosmos_core.controller.live.curves import Curve
-from cosmos_core.controller.live.snapshot import Queue, ReplicaView, Snapshot
+from cosmos_core.controller.live.snapshot import ReplicaView, Snapshot
 from cosmos_core.controller.machine.events import Commanded
 from cosmos_core.controller.page.service import Page
-from cosmos_core.run.look import look
+from cosmos_core.run.watching.look import look
 from cosmos_core.transport.requests import Drain
 from cosmos_core.transport.wire import REQUEST
+from tests import snapshots
 
 from .browser import Browser, find
 
@@ -50,45 +50,22 @@ def browser(tab) -> Browser:
 
 
 def snapshot(**changes) -> Snapshot:
-    found = Snapshot(
-        time=time.time(),
-        name="arithmetic",
-        run_id="run-1",
-        term=1,
-        phase="training",
-        outcome="",
-        reason="",
-        stage="grpo",
-        step=2,
-        num_steps=9,
-        version=2,
-        versions={2: 1},
-        generation=1,
-        members=("policy-0",),
-        standings={"policy": {"training": 1}, "rollout": {"generating": 1}},
-        replicas=(
+    text = f"{EVIL}\n</pre>"
+    sample = SampleView(time=1.0, replica="rollout-0", version=2, status="ok", reward=1.0, units=9, text=text)
+    default = {
+        "time": time.time(),
+        "step": 2,
+        "version": 2,
+        "standings": {"policy": {"training": 1}, "rollout": {"generating": 1}},
+        "replicas": (
             ReplicaView(name="policy-0", role="policy", standing="training", step=2, place="pid 1 on host"),
             ReplicaView(name="rollout-0", role="rollout", standing="generating", step=2, in_flight=4),
         ),
-        queue=Queue(queued=0, in_flight=4, finished=1, claimed=2, consumed=4, dropped={"stale": 1}),
-        staleness={0: 8, 1: 4},
-        reward=0.5,
-        loss=0.1,
-        mismatch=1e-4,
-        accuracy=None,
-        policy_units_per_s=100.0,
-        rollout_units_per_s=50.0,
-        settings={},
-        refused=0,
-        news=(News(time=time.time(), kind="problem", text=EVIL),),
-        samples=(
-            SampleView(
-                time=1.0, replica="rollout-0", version=2, status="ok", reward=1.0, units=9, text=f"{EVIL}\n</pre>"
-            ),
-        ),
-        curves=(Curve(name="reward", points=((1.0, 0.2), (2.0, 0.4))),),
-    )
-    return attrs.evolve(found, **changes)
+        "news": (News(time=time.time(), kind="problem", text=EVIL),),
+        "samples": (sample,),
+        "curves": (Curve(name="reward", points=((1.0, 0.2), (2.0, 0.4))),),
+    }
+    return snapshots.snapshot(**default | changes)
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from cosmos_core.controller.journal import entries, replay
 from cosmos_core.controller.machine.events import ReplicaLost, Reported
 from cosmos_core.errors import ReplicaError
 from cosmos_core.run.asking import address_of, ask
-from cosmos_core.run.follow import Follower
-from cosmos_core.run.observer import Observer
-from cosmos_core.transport import key_folder
+from cosmos_core.run.following.follower import Follower
+from cosmos_core.run.following.observer import Observer
+from cosmos_core.transport.keys import folder as key_folder
 from cosmos_core.transport.keys import person_key
 from cosmos_core.transport.reports import GenerationFormed, StepDone
 from cosmos_core.transport.requests import Drain

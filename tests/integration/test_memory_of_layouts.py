@@ -12,7 +12,7 @@ from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions
 from cosmos_core.policy.modeling.head import vocabulary_of
 from cosmos_core.policy.modeling.tokens import tokens_payload
 from cosmos_core.protocols import ModelContext
-from cosmos_core.run.memory import policy_memory
+from cosmos_core.run.planning.memory import policy_memory
 from cosmos_core.testing.worlds import run_world
 
 BASE = {

@@ -12,7 +12,9 @@ import pytest
 MEMBER = """
     import sys, time, torch
     torch.set_num_threads(1)
-    from cosmos_core.policy.processes.group import GradientGroupError, GroupStore, form_group
+    from cosmos_core.policy.processes.group import GradientGroupError
+    from cosmos_core.policy.processes.joining import form_group
+    from cosmos_core.policy.processes.store import GroupStore
     rank, size = int(sys.argv[1]), int(sys.argv[2])
     if rank == 0:
         store = GroupStore("127.0.0.1")
@@ -20,7 +22,7 @@ MEMBER = """
         endpoint = store.endpoint
     else:
         endpoint = sys.argv[3]
-    group = form_group(generation=1, rank=rank, size=size, store=endpoint, host="127.0.0.1",
+    group = form_group(generation=1, rank=rank, size=size, store=endpoint, address="127.0.0.1",
                        device=torch.device("cpu"), interrupted=lambda: False, timeout_s=60.0)
     tensor = torch.ones(1000)
     group.sum(tensor)

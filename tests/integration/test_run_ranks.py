@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import time
 from collections.abc import Callable
 
 import msgspec
@@ -14,9 +12,19 @@ import pytest
 
 from cosmos_core.controller.journal import entries
 from cosmos_core.testing import CommandLine
+from tests.integration.following import Following
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
+QUICK = (
+    "warmup.steps=1",
+    "run.steps=100000",
+    "evaluation.prompts=0",
+    "policy.prompts_per_step=2",
+    "rollout.group_size=2",
+)
+GONE_S = 15.0
+"""How soon the run does without a replica of which a rank was killed, on a machine with other things to do."""
 SETTINGS = ("warmup.steps=40", "run.steps=3", "sync.mode=sync", "evaluation.prompts=0")
 
 
@@ -56,14 +64,28 @@ def followers(cosmos: CommandLine) -> list[psutil.Process]:
     ]
 
 
-def test_a_killed_rank_ends_the_run_and_is_named(cosmos: CommandLine, arithmetic: Callable[..., list[str]]) -> None:
-    running = cosmos.start("run", *arithmetic("killed", "run.steps=2000", "warmup.steps=2", "rollout.mesh.tp=2"))
-    deadline = time.monotonic() + 200
-    while not (found := followers(cosmos)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(5)
-    os.kill(found[0].pid, signal.SIGKILL)
-    said, _ = running.communicate(timeout=60)
-    assert running.returncode == 1
-    assert "rank 1 of the 2 ranks of the engine ended: signal SIGKILL" in " ".join(said.split())
+def test_a_killed_rank_takes_its_replica_along_which_is_replaced(
+    cosmos: CommandLine, arithmetic: Callable[..., list[str]]
+) -> None:
+    run = cosmos.folder / "runs" / "killed"
+    process = cosmos.start("run", *arithmetic("killed", *QUICK, "rollout.mesh.tp=2"))
+    with Following(run, process) as following:
+        following.steps(3)
+        following.until(lambda state: bool(state.replicas["rollout-0"].leases))
+        before = following.incarnation("rollout-0")
+        (rank,) = followers(cosmos)
+        rank.kill()
+        gone_s = following.until(lambda state: before in state.fenced)
+        following.until(following.is_back("rollout-0", before))
+        following.steps(3)
+        process.send_signal(signal.SIGINT)
+        output = process.communicate(timeout=60)[0]
+    print(f"{gone_s:.2f} s from the rank's end to that of its replica (fails: {GONE_S} s)")
+    assert process.returncode == 130, output
+    assert "rank 1 of the 2 ranks of the engine ended: signal SIGKILL" in output
+    assert "(exit code 75); rollout-0 is started again" in output
+    assert gone_s < GONE_S
+    assert json.loads((run / "summary.json").read_text())["restarts"] == {"rollout-0": 1}
+    # Each prompt was trained on once or dropped with a reason, those of the replica that was lost among them.
+    cosmos("audit", "runs/killed")
     assert followers(cosmos) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable
 from itertools import pairwise
@@ -10,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_core.controller.machine.events import ReplicaLost
+from cosmos_core.controller.machine import core
+from cosmos_core.controller.machine.events import ReplicaLost, Reported
 from cosmos_core.testing import CommandLine
+from cosmos_core.transport.reports import GroupFinished
+from cosmos_core.transport.wire import REPORT
 from tests.integration.following import Following, history, step_times
 
 Arguments = Callable[..., list[str]]
@@ -84,6 +88,23 @@ def test_what_is_killed_is_replaced_and_training_goes_on(cosmos: CommandLine, ar
     assert max(around) < GAP_S * TOLERANCE, "training has waited for a rollout replica that another one stands in for"
 
 
+def finished_by(run: Path, name: str) -> set[int]:
+    """Leases that a replica finished."""
+    said = [event.report for _, event in history(run) if isinstance(event, Reported) and event.name == name]
+    return {report.lease for report in map(REPORT.decode, said) if isinstance(report, GroupFinished)}
+
+
+def in_flight_when_asked_to_leave(run: Path, name: str) -> set[int]:
+    """Leases that a replica had when it was told to get nothing new."""
+    events = iter(event for _, event in history(run))
+    state = core.begin(next(events))
+    for event in events:
+        core.step(state, event)
+        if name in state.draining:
+            return set(state.replicas[name].leases)
+    return set()
+
+
 def test_a_replica_joins_and_leaves_again(cosmos: CommandLine, arithmetic: Arguments) -> None:
     run = cosmos.folder / "runs" / "elastic"
     process = cosmos.start("run", *arithmetic("elastic", *QUICK))
@@ -99,10 +120,20 @@ def test_a_replica_joins_and_leaves_again(cosmos: CommandLine, arithmetic: Argum
         following.until(lambda state: len(state.replicas) == 4)
         (policy,) = {name for name in following.state.replicas if name.startswith("policy-")} - {"policy-0"}
         following.until(lambda state: policy in state.generation.order.members if state.generation else False)
-        following.until(lambda state: state.replicas["rollout-more"].version > 0)
-        following.steps(2)
+        following.until(lambda state: bool(state.replicas["rollout-more"].held))
         joiners["policy"].send_signal(signal.SIGINT)
         following.until(lambda state: policy in state.departed)
+        # What `cosmos replica` started, it starts again.
+        killed = following.incarnation("rollout-more")
+        following.signal("rollout-more", signal.SIGKILL)
+        following.until(following.is_back("rollout-more", killed))
+        # Stopped for a moment, so that something is in flight when it is asked to leave.
+        following.until(lambda state: bool(state.replicas["rollout-0"].leases))
+        drained = following.pid("rollout-0")
+        os.kill(drained, signal.SIGSTOP)
+        cosmos("drain", "rollout-0", "--run", "runs/elastic")
+        os.kill(drained, signal.SIGCONT)
+        following.until(lambda state: "rollout-0" in state.departed)
         following.steps(2)
         process.send_signal(signal.SIGINT)
         output = process.communicate(timeout=60)[0]
@@ -110,8 +141,23 @@ def test_a_replica_joins_and_leaves_again(cosmos: CommandLine, arithmetic: Argum
     assert process.returncode == 130, output
     assert [joiner.returncode for joiner in joiners.values()] == [0, 0], said
     assert f"{policy}: has left the run" in said["policy"]
+    assert "rollout-more ended: killed by signal 9; rollout-more is started again" in said["rollout"]
     assert "rollout-more: the run is over (stopped)" in said["rollout"]
+    begun = in_flight_when_asked_to_leave(run, "rollout-0")
+    assert begun, "nothing was in flight when it was asked to leave"
+    assert begun <= finished_by(run, "rollout-0")
+    assert finished_by(run, "rollout-more")
+    news = (
+        f"{policy} has joined",
+        f"{policy} is leaving, as",
+        f"{policy} has left",
+        "rollout-more was lost: killed by",
+    )
+    for words in (*news, "rollout-0 is leaving, as", "rollout-0 has left"):
+        assert output.count(words) == 1, (words, output)
+    assert output.count("rollout-more has joined") == 2
     check_steps(run)
+    cosmos("audit", "runs/elastic")
 
 
 def test_no_controller_no_replica(cosmos: CommandLine, arithmetic: Arguments) -> None:

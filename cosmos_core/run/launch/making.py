@@ -11,7 +11,6 @@ from cosmos_core.config.schema import LaunchConfig, Recipe
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import Launcher, LauncherCapabilities, LauncherContext, Pool
 from cosmos_core.run.launch import nursery
-from cosmos_core.run.launch.local import visible_gpus
 
 
 def prepare(recipe: Recipe) -> None:
@@ -20,7 +19,7 @@ def prepare(recipe: Recipe) -> None:
     Args:
         recipe: Of a run that is about to be started.
     """
-    if recipe.launch.launcher == LaunchConfig().launcher and not visible_gpus():
+    if recipe.launch.launcher == LaunchConfig().launcher:
         nursery.prepare(recipe.launch.threads)
 
 

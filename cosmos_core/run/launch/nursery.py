@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from cosmos_core.errors import ReplicaError
 from cosmos_core.protocols import ProcessSpec
+from cosmos_core.run.launch.local import visible_gpus
 
 _UNKNOWN: Final = 255
 """What multiprocessing says of a process whose nursery has ended, which ends it, too."""
@@ -59,12 +60,14 @@ class Child:
                 os.kill(self.pid, number)
 
 
-def prepare(threads: int) -> None:
-    """Begin to import, and return at once.
+def prepare(threads: int) -> bool:
+    """Begin to import, and return at once; whether it does, which is so unless there are GPUs.
 
     Args:
         threads: Threads of numeric libraries, which read this as they are loaded.
     """
+    if visible_gpus():
+        return False
     _context()
     # It imports before it minds signals: Ctrl-C in that time is for this process alone.
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -73,6 +76,7 @@ def prepare(threads: int) -> None:
             forkserver.ensure_running()
     finally:
         signal.signal(signal.SIGINT, interrupt)
+    return True
 
 
 def start(spec: ProcessSpec, output: Path) -> Child:

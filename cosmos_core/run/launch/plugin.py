@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from cosmos_core.protocols import Launcher, LauncherContext, NoOptions, Provider, hookimpl
 from cosmos_core.run.launch import nursery
-from cosmos_core.run.launch.local import LocalLauncher, visible_gpus
+from cosmos_core.run.launch.local import LocalLauncher
 
 
 def _create(_options: NoOptions, context: LauncherContext) -> Launcher:
-    if visible_gpus():
-        return LocalLauncher(context.logs)
-    nursery.prepare(context.threads)
-    return LocalLauncher(context.logs, nursery.start)
+    return LocalLauncher(context.logs, nursery.start if nursery.prepare(context.threads) else None)
 
 
 @hookimpl

@@ -8,9 +8,9 @@ import pytest
 import zmq
 
 from cosmos_core.errors import TransportError
-from cosmos_core.transport.allowed import AllowList
 from cosmos_core.transport.door import listen
 from cosmos_core.transport.keys import ALLOWED, controller_key
+from cosmos_core.transport.keys.allowed import AllowList
 from cosmos_core.transport.messages import Down, Hello
 from cosmos_core.transport.sockets import CONTROL, address_of, offer, receive, router
 from cosmos_core.transport.wire import DOWN, UP

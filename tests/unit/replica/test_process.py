@@ -14,7 +14,7 @@ import pytest
 from cosmos_core.config.job import Job, StageFacts
 from cosmos_core.config.loading import save_job
 from cosmos_core.config.schema import AlgorithmConfig, DatasetConfig, ModelConfig, Recipe, RunConfig
-from cosmos_core.transport import key_folder
+from cosmos_core.transport.keys import folder as key_folder
 from cosmos_core.transport.messages import Acknowledged, Hello, Refused, Reports, Welcome
 from cosmos_core.transport.reports import Failed
 from cosmos_core.transport.wire import REPORT
@@ -160,6 +160,18 @@ def test_a_refused_replica_ends_with_75_and_says_why(start, peer):
     _, printed = process.communicate(timeout=10)
     assert process.returncode == 75
     assert "ERROR: rollout-0: the controller refused this replica: another took over" in printed
+
+
+def test_one_that_is_refused_for_good_ends_with_77(start, peer):
+    process = start("""
+        client = args.connect(endpoints={})
+        while True: client.wait_directive(0, 1)
+    """)
+    peer.expect(Hello, 20)
+    peer.send(Refused(reason="it belongs to run other", is_final=True))
+    _, printed = process.communicate(timeout=10)
+    assert process.returncode == 77
+    assert "the controller refused this replica: it belongs to run other" in printed
 
 
 def test_sigterm_stops_a_role(start, peer):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from cosmos_core.config.job import Job, StageFacts
@@ -19,6 +21,7 @@ from cosmos_core.controller.machine.events import (
     RunOpened,
 )
 from cosmos_core.controller.machine.settings import settings_of
+from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Place, marker, path_of
 from cosmos_core.testing.replicas import FakePolicy, FakeRollout, World
 from cosmos_core.transport.requests import Stop
 from cosmos_core.transport.wire import REPORT, REQUEST
@@ -103,19 +106,24 @@ class History:
         """Let the replicas work until nothing is left to do, or the step is reached."""
         is_busy = True
         while is_busy and self.state.step < until:
-            is_busy = False
-            for name, fake in self.fakes.items():
-                for report in fake.follow(directive_for(self.state, name)):
-                    is_busy = True
-                    replica = self.state.replicas[name]
-                    self.append(
-                        Reported(
-                            name=name,
-                            incarnation=replica.incarnation,
-                            sequence=replica.received + 1,
-                            report=REPORT.encode(report),
-                        )
+            is_busy = self.turn()
+
+    def turn(self):
+        """Let each replica do what it is told to; whether any of them had something to report."""
+        is_busy = False
+        for name, fake in self.fakes.items():
+            for report in fake.follow(directive_for(self.state, name)):
+                is_busy = True
+                replica = self.state.replicas[name]
+                self.append(
+                    Reported(
+                        name=name,
+                        incarnation=replica.incarnation,
+                        sequence=replica.received + 1,
+                        report=REPORT.encode(report),
                     )
+                )
+        return is_busy
 
     def stop(self):
         self.append(Commanded(ident="stop", request=REQUEST.encode(Stop())))
@@ -128,6 +136,19 @@ class History:
             fake.end()
         self.append(Resumed(step=step, settings=self.settings))
         self.start()
+
+
+@pytest.fixture
+def put_checkpoint():
+    """Leaves what tells that a job's checkpoint of a step is complete, and which generation made it."""
+
+    def put(job, step, generation):
+        folder = Path(path_of(job.checkpoints, step))
+        folder.mkdir(parents=True, exist_ok=True)
+        place = Place(run_id=job.run_id, step=step, stage=0, nonfinite_steps=0, generation=generation)
+        (folder / COMPLETE).write_bytes(marker(place))
+
+    return put
 
 
 @pytest.fixture

@@ -8,11 +8,12 @@ import pytest
 import zmq
 
 from cosmos_core.errors import ConfigError, ReplicaError
-from cosmos_core.run import asking, petitions
-from cosmos_core.transport import key_folder, sockets
-from cosmos_core.transport.allowed import AllowList
+from cosmos_core.run import asking, conversation
+from cosmos_core.transport import sockets
 from cosmos_core.transport.door import listen
 from cosmos_core.transport.keys import ALLOWED, controller_key
+from cosmos_core.transport.keys import folder as key_folder
+from cosmos_core.transport.keys.allowed import AllowList
 from cosmos_core.transport.messages import Answer, Command
 from cosmos_core.transport.requests import Drain
 from cosmos_core.transport.wire import DOWN, REQUEST, UP
@@ -24,7 +25,7 @@ DRAIN = Drain(name="rollout-1")
 def answering(monkeypatch, tmp_path):
     """Serve commands with a refusal, from the second time that each comes on; what came."""
     came, over = [], threading.Event()
-    monkeypatch.setattr(petitions, "_AGAIN_S", 0.05)
+    monkeypatch.setattr(conversation, "_AGAIN_S", 0.05)
     keys = tmp_path / "keys"
     key_folder.ensure(keys)
     monkeypatch.setattr(asking, "load_job", lambda directory: type("Job", (), {"run_id": "demo-1", "keys": keys}))

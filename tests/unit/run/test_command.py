@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import socket
 from pathlib import Path
 
@@ -13,11 +14,13 @@ from cosmos_core.config.loading import load_job, load_recipe
 from cosmos_core.controller.accounts import Accounts
 from cosmos_core.controller.journal import Journal, replay
 from cosmos_core.controller.machine import core
-from cosmos_core.controller.machine.events import Resumed
+from cosmos_core.controller.machine.events import Resumed, Rewound
 from cosmos_core.controller.machine.settings import settings_of
 from cosmos_core.errors import ConfigError, JournalError, TransportError
-from cosmos_core.run import command, folder, recovering
+from cosmos_core.policy.checkpoints.checkpoint import path_of
+from cosmos_core.run import command
 from cosmos_core.run.command import resume_run, run_recipe
+from cosmos_core.run.files import folder, recovering
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "arithmetic.toml"
 SETTINGS = ["warmup.steps=3", "run.steps=6", "warmup.optimizer.warmup_steps=0", "tracking.hooks=[]"]
@@ -139,7 +142,7 @@ FAKE = [
 
 
 @pytest.fixture
-def interrupted(job, tmp_path, open_history, monkeypatch):
+def interrupted(job, tmp_path, open_history, put_checkpoint):
     """A run whose controller was killed at its end, with checkpoints of steps 4, 8 and 9; resuming finds them."""
     job = attrs.evolve(job, recipe=load_recipe(RECIPE, overrides=[*SETTINGS, *FAKE]))
     folder.create(job, tmp_path / "none", {"plugins": [], "cosmos_core": "0.1.0"}, overwrite=False)
@@ -150,12 +153,42 @@ def interrupted(job, tmp_path, open_history, monkeypatch):
         book.note(history.state)
     history.work()
     book.note(history.state)
+    write_journal(job, history)
+    for step in (4, 8, 9):
+        put_checkpoint(job, step, history.state.generation_number)
+    return job
+
+
+def write_journal(job, history):
     with Journal(job.journal) as journal:
         for _, _, event in history.entries:
             journal.append(event)
         journal.commit()
-    for module in (command, recovering):
-        monkeypatch.setattr(module, "completed", lambda url: [4, 8, 9])
+
+
+@pytest.fixture
+def rewound(job, tmp_path, open_history, put_checkpoint):
+    """A run that was taken back from step 8 to step 4 and killed when it had done step 8 again.
+
+    The checkpoint of step 8 on disk is complete, was never reported, and is of the first time.
+    """
+    job = attrs.evolve(job, recipe=load_recipe(RECIPE, overrides=[*SETTINGS, *FAKE]))
+    folder.create(job, tmp_path / "none", {"plugins": [], "cosmos_core": "0.1.0"}, overwrite=False)
+    history, book = open_history(job), Accounts(job.accounts, keep=4)
+    history.join()
+    for step in (4, 8):
+        history.work(until=step)
+        book.note(history.state)
+        put_checkpoint(job, step, history.state.generation_number)
+    history.lose("policy-0", "its machine is gone")
+    del history.fakes["policy-0"]
+    history.append(Rewound(step=4))
+    book.note(history.state)
+    history.join(roles=("policy",))
+    history.work(until=8)
+    book.note(history.state)
+    assert (history.state.step, sorted(history.state.marks), history.state.checkpoints.ordered) == (8, [0, 4, 8], 8)
+    write_journal(job, history)
     return job
 
 
@@ -197,16 +230,31 @@ def test_a_recovered_run_without_its_newest_account_goes_on_from_the_one_before(
     assert "Passed over: the checkpoint(s) of step 9 in " in said
 
 
-def test_a_checkpoint_that_was_never_on_record_is_passed_over(interrupted, monkeypatch):
-    monkeypatch.setattr(command, "completed", lambda url: [4, 7])
+def test_a_checkpoint_of_a_step_that_was_undone_and_came_again_is_passed_over(rewound):
+    step, said = resumed(rewound)
+    assert step == 4
+    assert "Passed over: the checkpoint(s) of step 8 in " in said
+
+
+def test_a_run_is_not_recovered_from_a_checkpoint_of_a_step_that_came_again(rewound):
+    rewound.journal.unlink()
+    assert recovering.recover(rewound.directory).step == 4
+    with pytest.raises(JournalError, match="step-8 is of before the step was undone"):
+        recovering._account(rewound, 8)
+
+
+def test_a_checkpoint_that_was_never_on_record_is_passed_over(interrupted, put_checkpoint):
+    for step in (8, 9):
+        shutil.rmtree(path_of(interrupted.checkpoints, step))
+    put_checkpoint(interrupted, 7, generation=1)
     step, said = resumed(interrupted)
     assert step == 4
     assert "of step 7 in " in said
 
 
-def test_without_any_checkpoint_that_the_journal_knows_there_is_nothing_to_go_on_from(interrupted, monkeypatch):
+def test_without_any_checkpoint_that_the_journal_knows_there_is_nothing_to_go_on_from(interrupted):
     interrupted.journal.unlink()
     recovering.recover(interrupted.directory, step=4)
-    monkeypatch.setattr(command, "completed", lambda url: [8, 9])
+    shutil.rmtree(path_of(interrupted.checkpoints, 4))
     with pytest.raises(JournalError, match=r"the journal knows the checkpoint\(s\) of step 4, and complete are 8, 9"):
         resumed(interrupted)

@@ -11,16 +11,17 @@ from cosmos_core.config.dynamic import dynamic_keys
 from cosmos_core.config.loading import recipe_from, save_job
 from cosmos_core.config.stages import stages
 from cosmos_core.config.structure import structure, unstructure
+from cosmos_core.controller.machine import reach, requests
 from cosmos_core.controller.machine.events import Commanded
 from cosmos_core.errors import ConfigError, ReplicaError
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.run import setting
-from cosmos_core.run.follow import Follower, step_metrics
-from cosmos_core.run.look import settings_lines
-from cosmos_core.run.plan import dynamic_options
-from cosmos_core.run.report import write_report
-from cosmos_core.run.summary import print_summary, summarise
-from cosmos_core.run.supervise import Ending
+from cosmos_core.run.following.follower import Follower, step_metrics
+from cosmos_core.run.planning.plan import dynamic_options
+from cosmos_core.run.reporting.report import write_report
+from cosmos_core.run.reporting.summary import print_summary, summarise
+from cosmos_core.run.supervising.ending import Ending
+from cosmos_core.run.watching.look import settings_lines
 from cosmos_core.transport.requests import Set
 from cosmos_core.transport.wire import REQUEST
 from cosmos_core.types import Prompt
@@ -54,32 +55,70 @@ def steered(history):
 
 
 @pytest.fixture
-def asked(job, monkeypatch):
-    """Answers in the place of a controller: `asked.history` takes in what is asked for."""
+def asked(history, job, monkeypatch):
+    """Answers in the place of a controller: `history` takes in what is asked for."""
 
     class Asked:
-        history = None
-        requests = ()
+        def __init__(self):
+            self.requests = ()
 
-    def ask(directory, request):
-        Asked.requests = (*Asked.requests, request)
-        put(Asked.history, *request.overrides)
+        def __enter__(self):
+            return self
 
-    monkeypatch.setattr(setting, "address_of", lambda directory, job: "tcp://127.0.0.1:1")
-    monkeypatch.setattr(setting, "person_key", lambda keys: None)
-    monkeypatch.setattr(setting, "so_far", lambda *_, after=0: Asked.history.entries[after:] if Asked.history else [])
-    monkeypatch.setattr(setting, "ask", ask)
+        def __exit__(self, *_):
+            pass
+
+        def settable(self):
+            return reach.settable(history.state)
+
+        def ask(self, request):
+            self.requests = (*self.requests, request)
+            if not (refusal := requests.refusal(history.state, request)):
+                put(history, *request.overrides)
+            return refusal
+
+    asked = Asked()
+    monkeypatch.setattr(setting, "conversation", lambda directory, job: asked)
     save_job(job)
-    return Asked
+    return asked
 
 
 def test_what_was_taken_in_is_told_with_its_step(asked, history, job):
-    asked.history = history
+    history.join()
+    history.work(until=5)
+    (change,) = setting.change_settings(job.directory, [f"{LR}=0.5"])
+    assert change == setting.Changed(key=LR, before=1e-6, after=0.5, step=7, waits=False)
+    assert setting.change_settings(job.directory, [f"{LR}=0.5"]) == ()
+    (again,) = setting.change_settings(job.directory, [f"{LR}=0.25", "sync.interval=1"])
+    assert (again.before, again.after) == (0.5, 0.25)
+    assert [request.overrides for request in asked.requests[:2]] == [(f"{LR}=0.5",)] * 2
+
+
+def test_a_key_of_a_stage_to_come_waits_for_it_and_one_of_a_stage_that_is_over_is_refused(asked, history, job):
     history.join()
     (change,) = setting.change_settings(job.directory, [f"{LR}=0.5"])
-    assert attrs.astuple(change) == (1, LR, 1e-6, 0.5)
-    assert setting.change_settings(job.directory, [f"{LR}=0.5"]) == ()
-    assert [request.overrides for request in asked.requests] == [(f"{LR}=0.5",)] * 2
+    assert (change.step, change.waits) == (4, True)
+    history.work(until=3)
+    with pytest.raises(ReplicaError, match=r"warmup\.optimizer\.lr: the last step that goes by it, 3, is ordered"):
+        setting.change_settings(job.directory, ["warmup.optimizer.lr=1"])
+    assert history.state.steps[-1].step == 3
+
+
+def test_a_run_that_is_ending_takes_no_change(asked, history, job):
+    history.join()
+    history.work(until=8)
+    history.stop()
+    with pytest.raises(ReplicaError, match="the run is stopping: no further step will be ordered"):
+        setting.change_settings(job.directory, [f"{LR}=0.5"])
+
+
+def test_a_run_whose_last_step_is_ordered_takes_no_change(asked, history, job):
+    history.join()
+    while history.state.attempts == 0 or history.state.step < 8:
+        history.work(until=history.state.step + 1) if history.state.step < 8 else history.turn()
+    assert history.state.step == 8
+    with pytest.raises(ReplicaError, match="the run's last step, 9, is ordered or done"):
+        setting.change_settings(job.directory, [f"{LR}=0.5"])
 
 
 @pytest.mark.parametrize(
@@ -87,12 +126,14 @@ def test_what_was_taken_in_is_told_with_its_step(asked, history, job):
     [
         ([f"{LR}=-1"], "policy.optimizer.lr: expected a number ≥ 0, got -1"),
         (["algorithm.options.clip_hihg=0.3"], "did you mean algorithm.options.clip_high?"),
-        (["algorithm.options.old_logprobs=recompute"], "algorithm.options.old_logprobs: no dynamic key of this run"),
+        (
+            ["algorithm.options.old_logprobs=recompute"],
+            "algorithm.options.old_logprobs: cannot change in this run: grpo takes it once, when its stage begins",
+        ),
         (["rollout.replicas=3"], "rollout.replicas: cannot change while the run goes on"),
     ],
 )
 def test_what_is_wrong_is_refused_before_anybody_is_asked(asked, history, job, overrides, told):
-    asked.history = history
     with pytest.raises(ConfigError) as caught:
         setting.change_settings(job.directory, overrides)
     assert told in str(caught.value)
@@ -105,15 +146,9 @@ def test_what_only_the_algorithm_can_see_is_refused_too(asked, history, job):
     data["algorithm"]["options"] = {"old_logprobs": "recompute"}
     data["sync"]["max_staleness"] = 0
     save_job(attrs.evolve(job, recipe=recipe_from(data)))
-    asked.history = history
     with pytest.raises(ConfigError, match="samples up to 2 steps old would go uncorrected"):
         setting.change_settings(job.directory, ["sync.max_staleness=2"])
     assert asked.requests == ()
-
-
-def test_a_run_that_has_not_begun(asked, job):
-    with pytest.raises(ReplicaError, match="has not begun yet"):
-        setting.change_settings(job.directory, [f"{LR}=0.5"])
 
 
 def test_hooks_and_trackers_are_told(steered):

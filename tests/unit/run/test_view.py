@@ -1,13 +1,24 @@
+import time
+
 from cosmos_core.config.stages import stages
-from cosmos_core.run.follow import Follower
+from cosmos_core.controller.__main__ import restore
+from cosmos_core.controller.journal import Journal
+from cosmos_core.controller.live.chronicle import Chronicle
+from cosmos_core.controller.live.snapshot import take
+from cosmos_core.controller.live.timeline import Timeline
+from cosmos_core.controller.page.window import Window
+from cosmos_core.observe.live import line
+from cosmos_core.run.following.follower import Follower
 from cosmos_core.run.view import progress_of, starting
+from cosmos_core.run.watching.screen import lines
+from cosmos_core.run.watching.watch import Watcher
 
 
 def progress(job, history, *, later_s=0.0):
     follower = Follower()
     follower.fold(history.entries)
     now = 1000.0 + len(history.entries) + later_s
-    return follower, progress_of(follower, stages(job.recipe), now=now, elapsed_s=1.0)
+    return follower, progress_of(follower, stages(job.recipe), {}, now=now)
 
 
 def test_before_its_first_news_a_resumed_session_shows_where_it_starts_and_nothing_else(job):
@@ -35,5 +46,90 @@ def test_the_live_rate_is_that_of_the_summary_and_goes_when_steps_stay_away(job,
     history.work()
     follower, shown = progress(job, history)
     main = [timed for timed in follower.steps if timed.record.step > 3]
-    assert shown.policy_units_per_s == follower.trained_per_s(main)
+    assert shown.policy_units_per_s == follower.timeline.trained_per_s(main)
     assert progress(job, history, later_s=1000.0)[1].policy_units_per_s is None
+
+
+class Board:
+    """Keeps the newest snapshot."""
+
+    def offer(self, snapshot):
+        self.snapshot = snapshot
+
+
+FIGURES = (
+    "phase", "step", "num_steps", "stage", "elapsed_s", "eta_s", "reward", "accuracy", "policy_units_per_s",
+    "rollout_units_per_s",
+)  # fmt: skip
+
+
+def figures(shown):
+    return {name: getattr(shown, name) for name in FIGURES}
+
+
+def test_the_terminal_status_watch_and_page_show_the_same_figures(job, history, monkeypatch):
+    gauges = {"rollout-0": {"units_per_s": 12.5}, "controller": {}}
+    history.join()
+    history.work(until=5)
+    board = Board()
+    window = Window(board, stages(job.recipe), "demo")
+    # The page's controller was started in the middle: it knows what was before from the journal.
+    before = Timeline()
+    follower = Follower()
+    for sequence, when, event in history.entries:
+        follower.fold(((sequence, when, event),))
+        before.take(when, event, follower.state)
+    window.go_on_from(before)
+    first = len(history.entries)
+    history.work(until=7)
+    for sequence, when, event in history.entries[first:]:
+        follower.fold(((sequence, when, event),))
+        monkeypatch.setattr(time, "time", lambda when=when: when)
+        window.note(follower.state, event)
+    now = history.entries[-1][1] + 3.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    window.show(follower.state, lambda: gauges, 0.0)
+    watcher = Watcher(job)
+    watcher.fold(history.entries)
+    watcher._gauges = gauges
+    monkeypatch.setattr(watcher, "_address", lambda: "tcp://127.0.0.1:1")
+    terminal = progress_of(follower, stages(job.recipe), gauges, now=now)
+    assert terminal.eta_s > 0
+    assert terminal.rollout_units_per_s == 12.5
+    assert terminal.elapsed_s == now - history.entries[1][1]
+    assert figures(watcher.snapshot()) == figures(board.snapshot) == figures(terminal)
+    # `cosmos status` and `--watch` in words.
+    for part in line(terminal).split(" | ")[:1]:
+        assert lines(watcher.snapshot())[0].startswith(f"demo: {part}")
+
+
+def test_a_run_that_nobody_runs_has_no_pace_and_its_time_stands_still(job, history):
+    history.join()
+    history.work(until=7)
+    follower = Follower()
+    follower.fold(history.entries)
+    shown = progress_of(follower, stages(job.recipe), {}, now=None)
+    assert (shown.eta_s, shown.policy_units_per_s) == (None, None)
+    assert shown.elapsed_s == history.entries[-1][1] - history.entries[1][1]
+
+
+def test_a_controller_that_is_started_again_knows_how_long_the_run_has_gone_on(job, history):
+    history.join()
+    history.work(until=7)
+    job.directory.mkdir()
+    with Journal(job.journal) as journal:
+        for _, _, event in history.entries:
+            journal.append(event)
+        journal.commit()
+        state, timeline = restore(journal, job, None)
+    assert [timed.record for timed in timeline.steps] == state.steps
+    assert len(timeline.sessions) == state.term == 2
+
+
+def test_numbers_after_a_recovery_are_those_that_people_count(job, history):
+    history.join()
+    history.work(until=5)
+    history.state.term += 1 << 20
+    history.state.generation_number += 1 << 20
+    shown = take(history.state, Chronicle(), Timeline(), stages(job.recipe), {}, name="demo", now=2000.0)
+    assert (shown.term, shown.generation) == (1, 1)

@@ -43,6 +43,12 @@ def test_a_module_runs_as_by_the_interpreter_and_its_output_is_kept(started, tmp
     assert "cosmos" not in said
 
 
+def test_where_there_are_gpus_nothing_is_begun(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(nursery.forkserver, "ensure_running", lambda: pytest.fail("a nursery was begun"))
+    assert not nursery.prepare(1)
+
+
 def test_it_imports_nothing_twice_and_warns_of_nothing(started, tmp_path):
     child = started("cosmos_core.policy", "--help")
     assert child.wait(60) == 0

@@ -1,0 +1,234 @@
+"""The leader's end of a replica's lifeline."""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from cosmos_core.errors import ReplicaError, TransportError
+from cosmos_core.replica.lifeline.line import GOODBYE_S, LEADER, PATIENCE_S, PAUSE_S, Ender, Lifeline, error_of
+from cosmos_core.replica.wire import Abandon, End, Failure, Goodbye, Join, Message, Ping, Wire
+
+_LOG: Final = logging.getLogger(__name__)
+
+_SETTLE_S: Final = 0.2
+"""How long news of other failures is awaited after the first: an echo may arrive before what it is the echo of."""
+_POLL_S: Final = 0.1
+_PING_S: Final = 1.0
+
+
+class LeaderLine(Lifeline):
+    """The leader's end: it listens from the start, `meet` waits for the followers.
+
+    Args:
+        name: The replica's name.
+        size: Its processes.
+        token: What followers of this start of the run know.
+        host: Address to listen on.
+        end: Called on a thread of this object when a follower failed.
+        patience_s: Silence after which a follower is frozen, or its machine gone.
+
+    Raises:
+        TransportError: The address cannot be listened on.
+    """
+
+    def __init__(
+        self, *, name: str, size: int, token: str, host: str, end: Ender, patience_s: float = PATIENCE_S
+    ) -> None:
+        super().__init__()
+        self._patience_s: Final = patience_s
+        self._name: Final = name
+        self._size: Final = size
+        self._token: Final = token
+        self._end: Final = end
+        self._server: Final = _listen(host)
+        self._news: Final = threading.Condition()
+        self._joined: Final[dict[int, Wire]] = {}
+        self._failures: Final[list[Failure]] = []
+        self._is_main_waiting = False
+        self._is_ending = False
+        self._is_over = False
+        self._selector: Final = selectors.DefaultSelector()
+        self._selector.register(self._server, selectors.EVENT_READ)
+        self._thread: Final = threading.Thread(target=self._run, name="lifeline", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._server.getsockname()[1])
+
+    def meet(self, timeout_s: float, interrupted: Callable[[], bool]) -> None:
+        """Wait until every follower has joined.
+
+        Raises:
+            ReplicaError: Some have not in time, or waiting has become pointless.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._news:
+            while len(self._joined) < self._size - 1:
+                if interrupted():
+                    raise ReplicaError(f"{self._name}: told to stop while its other processes were awaited")
+                if time.monotonic() > deadline:
+                    absent = [rank for rank in range(1, self._size) if rank not in self._joined]
+                    raise ReplicaError(
+                        f"{self._name}: ranks {absent} of {self._size} did not appear within {timeout_s:g} s; see "
+                        f"logs/{self._name}.{absent[0]}.log"
+                    )
+                self._news.wait(_POLL_S)
+
+    def abandon(self, generation: int) -> None:
+        """Let the followers stop waiting for the gradient group of a generation."""
+        if generation > self.abandoned:
+            self.abandoned = generation
+            self._tell(Abandon(generation=generation))
+
+    def goodbye(self) -> None:
+        """Wait until every follower has done its work, and let them go.
+
+        Raises:
+            ReplicaError: Some have not finished in time.
+        """
+        with self._news:
+            if not self._news.wait_for(lambda: all(wire.has_left for wire in self._joined.values()), GOODBYE_S):
+                busy = [rank for rank, wire in self._joined.items() if not wire.has_left]
+                raise ReplicaError(f"{self._name}: ranks {busy} have not finished within {GOODBYE_S:g} s of the leader")
+            self._is_over = True
+        self._tell(Goodbye())
+        self._thread.join()
+
+    def fail(self, failure: Failure) -> End:
+        """Tell the followers; what ends the replica."""
+        self._end_soon()
+        with self._news:
+            self._failures.append(failure)
+            self._is_main_waiting = True
+            self._news.wait_for(lambda: self._cause)
+            # Once the thread has begun to end this process, it alone does.
+            self._news.wait_for(lambda: not self._is_ending)
+            cause = self._cause
+        assert cause is not None, "it was waited for"
+        return End(reason=failure.reason) if cause.reason == self._words(failure) else cause
+
+    def _run(self) -> None:
+        pinged_at = looked_at = time.monotonic()
+        while not self._is_over:
+            self._look()
+            now = time.monotonic()
+            if now - looked_at > PAUSE_S:
+                for wire in self._joined.values():
+                    wire.heard_at += now - looked_at
+            looked_at = now
+            if now - pinged_at >= _PING_S:
+                pinged_at = now
+                self._tell(Ping())
+                self._miss(now)
+            if self._failures:
+                self._finish()
+                return
+        for key in [*self._selector.get_map().values()]:
+            self._selector.unregister(key.fileobj)
+            (key.data or self._server).close()
+        self._selector.close()
+
+    def _miss(self, now: float) -> None:
+        """Note followers that have not answered for too long."""
+        for wire in self._joined.values():
+            if not wire.has_left and now - wire.heard_at > self._patience_s:
+                self._note(
+                    f"its process (pid {wire.pid}) has been silent for {self._patience_s:g} s (control.lost_after_s): "
+                    "stopped, or its machine cannot be reached",
+                    wire.rank,
+                )
+
+    def _look(self) -> None:
+        """Take in what arrives within a moment."""
+        for key, _ in self._selector.select(_POLL_S):
+            if key.fileobj is self._server:
+                connection, _ = self._server.accept()
+                self._selector.register(connection, selectors.EVENT_READ, Wire(connection))
+            else:
+                self._read(key.data)
+
+    def _read(self, wire: Wire) -> None:
+        try:
+            messages = wire.receive()
+        except TransportError:
+            messages = None
+        for message in messages or ():
+            self._take(wire, message)
+        if messages is None:
+            self._drop(wire)
+            if wire.rank > LEADER and not wire.has_left:
+                self._note(f"its process (pid {wire.pid}) ended without a word: killed, or out of memory?", wire.rank)
+
+    def _take(self, wire: Wire, message: Message) -> None:
+        match message:
+            case Join() if message.token == self._token and message.rank in self._joined:
+                _LOG.warning("%s: a second process says that it is rank %d; closed", self._name, message.rank)
+                self._drop(wire)
+            case Join() if message.token == self._token and wire.rank < LEADER < message.rank < self._size:
+                with self._news:
+                    wire.rank, wire.pid = message.rank, message.pid
+                    self._joined[message.rank] = wire
+                    self._news.notify_all()
+            case Failure() if message.rank == wire.rank:
+                with self._news:
+                    wire.has_left = True
+                    self._failures.append(message)
+            case Ping() if wire.rank > LEADER:
+                pass
+            case Goodbye() if wire.rank > LEADER:
+                with self._news:
+                    wire.has_left = True
+                    self._news.notify_all()
+            case _:
+                _LOG.warning("%s: a connection that is not of this start of the run was closed", self._name)
+                self._drop(wire)
+
+    def _drop(self, wire: Wire) -> None:
+        if wire.connection.fileno() >= 0:
+            self._selector.unregister(wire.connection)
+            wire.close()
+
+    def _note(self, reason: str, rank: int) -> None:
+        with self._news:
+            self._failures.append(Failure(rank=rank, reason=reason, time=time.time(), is_echo=False, is_loss=True))
+
+    def _finish(self) -> None:
+        """Find the failure that came first, tell everybody, and end unless the main thread does."""
+        until = time.monotonic() + _SETTLE_S
+        while time.monotonic() < until:
+            self._look()
+        with self._news:
+            first = min(self._failures, key=lambda failure: (failure.is_echo, failure.time))
+            cause = End(reason=self._words(first), is_loss=first.is_loss)
+        self._tell(cause)
+        with self._news:
+            self._cause = cause
+            self._is_ending = not self._is_main_waiting
+            self._news.notify_all()
+        if self._is_ending:
+            self._end(error_of(cause))
+
+    def _words(self, failure: Failure) -> str:
+        return f"{self._name} rank {failure.rank}: {failure.reason}"
+
+    def _tell(self, message: Message) -> None:
+        with self._news:
+            for wire in self._joined.values():
+                wire.send(message)
+
+
+def _listen(host: str) -> socket.socket:
+    try:
+        return socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024)
+    except OSError as error:
+        raise TransportError(
+            f"cannot listen on {host} ({error.strerror or error}); set control.bind to an address of this machine"
+        ) from error

@@ -1,0 +1,1 @@
+"""What becomes of a run's model: exported, generating, evaluated."""

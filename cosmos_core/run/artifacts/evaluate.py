@@ -1,0 +1,191 @@
+"""Held-out accuracy of a run's checkpoint or of any exported model, in this process."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from cosmos_core.config.job import Job
+from cosmos_core.config.loading import load_recipe
+from cosmos_core.errors import ConfigError, DataError
+from cosmos_core.plugin.roles import load_dataset
+from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.protocols import Dataset, Sampling
+from cosmos_core.rollout.episodes.dialogue import Played
+from cosmos_core.rollout.rewards.pool import Outcomes, RewardPool
+from cosmos_core.rollout.rewards.scoring import sample, to_score
+from cosmos_core.run.artifacts.dialogues import play
+from cosmos_core.run.artifacts.evaluated import Evaluated
+from cosmos_core.run.artifacts.export import export_run
+from cosmos_core.run.artifacts.generate import Served, run_of, serve
+from cosmos_core.run.artifacts.tallies import tallies, tally
+from cosmos_core.types import Prompt, Sample, SampleStatus
+
+_TICK_S: Final = 0.2
+
+
+def evaluate_model(
+    source: Path,
+    *,
+    recipe_path: Path | None,
+    num_prompts: int | None,
+    step: str,
+    trust_remote_code: bool = False,
+    by: str | None = None,
+) -> Evaluated:
+    """Complete held-out prompts greedily and score them.
+
+    Args:
+        source: A run's folder, or an exported model.
+        recipe_path: Where dataset and rewards come from; from the run if None.
+        num_prompts: At most this many; `evaluation.prompts` if None.
+        step: Which checkpoint of a run.
+        trust_remote_code: Whether code inside an exported model may run. A run or a recipe that is named says so
+            itself; a run that is found beside the model does not count.
+        by: Key of the prompts' metadata to group by; None for no groups.
+
+    Raises:
+        CosmosError: There is nothing to evaluate with, or something failed.
+    """
+    is_run = (source / "job.json").is_file()
+    job = _job(source, recipe_path)
+    if not job.recipe.reward_names:
+        raise ConfigError("reward: the recipe has none, so there is nothing to evaluate by")
+    if not is_run:
+        job = job if recipe_path is not None else _trusting(job, trust_remote_code)
+        return _evaluate(source, job, num_prompts, by)
+    with tempfile.TemporaryDirectory(prefix="cosmos-eval-") as folder:
+        export_run(source, step=step, output=Path(folder) / "model")
+        return _evaluate(Path(folder) / "model", job, num_prompts, by)
+
+
+def _job(source: Path, recipe_path: Path | None) -> Job:
+    """The job to evaluate by."""
+    found = run_of(source)
+    if recipe_path is None:
+        if found is None:
+            raise ConfigError(f"{source}: not of a run, so it has no dataset and rewards; name them with --recipe FILE")
+        return found
+    return Job(
+        run_id="evaluation",
+        directory=source,
+        recipe_directory=recipe_path.parent.resolve(),
+        recipe=load_recipe(recipe_path),
+        num_train_rows=0,
+        num_heldout_rows=0,
+        num_evaluation_prompts=0,
+        uses_rollouts=False,
+        stages=(),
+    )
+
+
+def _trusting(job: Job, trust_remote_code: bool) -> Job:
+    model = attrs.evolve(job.recipe.model, trust_remote_code=trust_remote_code)
+    return attrs.evolve(job, recipe=attrs.evolve(job.recipe, model=model))
+
+
+def _evaluate(model: Path, job: Job, num_prompts: int | None, by: str | None) -> Evaluated:
+    recipe = job.recipe
+    dataset = load_dataset(job, PluginSet.load([("dataset", recipe.dataset.plugin)]))
+    rows = min(num_prompts or recipe.evaluation.prompts, dataset.size("heldout"))
+    if rows < 1:
+        raise ConfigError(f"dataset: {recipe.dataset.plugin!r} has no held-out rows to evaluate on")
+    prompts = list(_usable(dataset, rows))
+    pool = RewardPool(recipe.reward, num_workers=recipe.rollout.reward_workers, seed=recipe.run.seed)
+    pool.start()
+    try:
+        with serve(model, recipe.model, recipe.rollout.engine, threads=recipe.launch.threads) as served:
+            answered = _complete(served, prompts, job)
+            scored = _score(served, answered, job, pool)
+    finally:
+        pool.close()
+    scores = _scores(prompts, answered, scored)
+    return attrs.evolve(
+        _result(scored, num_prompts=rows),
+        total=tally("all", [score for _, score in scores]) if scores else None,
+        groups=() if by is None else tuple(tallies(scores, by)),
+    )
+
+
+def _usable(dataset: Dataset, num_rows: int) -> Iterator[tuple[int, Prompt]]:
+    """The first held-out rows and their numbers; bad ones are left out, and so without a score, as in a run."""
+    for index in range(num_rows):
+        try:
+            yield index, dataset.row("heldout", index)
+        except DataError:
+            continue
+
+
+def _complete(served: Served, prompts: list[tuple[int, Prompt]], job: Job) -> list[tuple[Prompt, Played]]:
+    """Greedy completions, or dialogues, of the prompts that can be encoded and fit the context."""
+    fitting, environment = [], job.recipe.environment
+    for row, prompt in prompts:
+        if prompt.media and environment is not None:
+            continue  # dialogues are of text
+        try:
+            payload = served.model.encode(prompt)
+        except DataError:
+            continue
+        if payload.arrays["prompt"].shape[0] < served.context_length:
+            fitting.append((row, prompt, payload))
+    longest = job.recipe.evaluation.max_units or job.recipe.rollout.sampling.max_units
+    sampling = Sampling(temperature=0.0, max_units=longest)
+    if environment is not None:
+        played = play(served, environment, fitting, sampling, seed=job.recipe.run.seed)
+        return [(prompt, each) for (_, prompt, _), each in zip(fitting, played, strict=True)]
+    completed = served.complete([payload for _, _, payload in fitting], sampling, seed=job.recipe.run.seed)
+    return [(prompt, Played.single(samples[0])) for (_, prompt, _), samples in zip(fitting, completed, strict=True)]
+
+
+def _score(served: Served, answered: list[tuple[Prompt, Played]], job: Job, pool: RewardPool) -> list[Sample]:
+    if not answered:
+        return []
+    done = threading.Event()
+    outcomes: Outcomes = []
+
+    def receive(found: Outcomes) -> None:
+        outcomes.extend(found)
+        done.set()
+
+    asked = [
+        to_score(prompt, each, served.model.decode(each.generated.payload))
+        for prompt, each in answered
+        if each.status.is_scored
+    ]
+    pool.submit(asked, receive)
+    while not done.wait(_TICK_S):
+        pool.check()
+    recipe, scores = job.recipe, iter(outcomes)
+    return [
+        sample(index, each, next(scores) if each.status.is_scored else (), recipe.reward, recipe.environment)
+        for index, (_, each) in enumerate(answered)
+    ]
+
+
+def _scores(
+    prompts: list[tuple[int, Prompt]], answered: list[tuple[Prompt, Played]], samples: list[Sample]
+) -> list[tuple[Prompt, float | None]]:
+    """The first reward of each prompt; None of those that were not answered or could not be scored."""
+    found = {
+        id(prompt): next(iter(sample.rewards.values())) if sample.is_scored else None
+        for (prompt, _), sample in zip(answered, samples, strict=True)
+    }
+    return [(prompt, found.get(id(prompt))) for _, prompt in prompts]
+
+
+def _result(samples: list[Sample], *, num_prompts: int) -> Evaluated:
+    scored = [each for each in samples if each.is_scored]
+    names = list(scored[0].rewards) if scored else []
+    totals = {name: sum(each.rewards[name] for each in scored) for name in names}
+    return Evaluated(
+        accuracy=totals[names[0]] / num_prompts if names else 0.0,
+        num_prompts=num_prompts,
+        num_unscored=num_prompts - len(scored),
+        num_truncated=sum(each.status is SampleStatus.TRUNCATED for each in samples),
+        rewards={name: total / len(scored) for name, total in totals.items()},
+    )

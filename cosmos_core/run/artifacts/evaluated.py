@@ -1,0 +1,70 @@
+"""What came of an evaluation, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+
+from cosmos_core.config.structure import unstructure
+from cosmos_core.errors import ConfigError
+from cosmos_core.run.artifacts.tallies import Tally
+
+
+@attrs.frozen(kw_only=True)
+class Evaluated:
+    """What came of an evaluation.
+
+    Attributes:
+        accuracy: Mean of the first reward; unscored prompts count 0, as in a run's own evaluations.
+        num_prompts: Held-out prompts.
+        num_unscored: Those without a score.
+        num_truncated: Those cut at the longest length.
+        rewards: Mean of each reward over the scored prompts.
+        total: The first reward of all held-out prompts that can be read, and its confidence interval; None if none can.
+        groups: The same for the prompts of each label, where a key of the metadata to group by was given.
+    """
+
+    accuracy: float
+    num_prompts: int
+    num_unscored: int
+    num_truncated: int
+    rewards: dict[str, float]
+    total: Tally | None = None
+    groups: tuple[Tally, ...] = ()
+
+
+def lines(evaluated: Evaluated, by: str) -> Iterator[str]:
+    """A table of the groups, line by line."""
+    rows = [*evaluated.groups, *(() if evaluated.total is None else (evaluated.total,))]
+    width = max([len(by), *(len(each.label) for each in rows)])
+    yield f"{by:<{width}}  prompts  unscored    mean  95 % interval"
+    for each in rows:
+        yield (
+            f"{each.label:<{width}}  {each.num_prompts:>7}  {each.num_unscored:>8}  {each.mean:>6.4f}  "
+            f"{each.low:.4f} - {each.high:.4f}"
+        )
+
+
+def check_place(path: Path | None) -> None:
+    """Refuse a file that cannot be made, before anything is evaluated.
+
+    Raises:
+        ConfigError: Its folder does not exist.
+    """
+    if path is not None and not path.absolute().parent.is_dir():
+        raise ConfigError(f"--output: no folder {path.absolute().parent}; make it, or name another file")
+
+
+def write(evaluated: Evaluated, path: Path, by: str | None) -> None:
+    """Write the figures as JSON.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    try:
+        path.write_text(json.dumps({**unstructure(evaluated), "by": by}, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--output: {path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,136 @@
+"""A journal that cannot be read: it is kept aside, and the run can go on from its newest checkpoint."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from cosmos_core.config.job import Job
+from cosmos_core.config.loading import load_job
+from cosmos_core.controller import accounts
+from cosmos_core.controller.journal import Journal, entries
+from cosmos_core.controller.machine import core
+from cosmos_core.controller.machine.account import ACCOUNT, Account
+from cosmos_core.controller.machine.events import Recovered
+from cosmos_core.controller.machine.progress import generation_at
+from cosmos_core.errors import ConfigError, DamagedJournalError, JournalError
+from cosmos_core.policy.checkpoints.checkpoint import completed, genuine, path_of
+from cosmos_core.run.files import folder
+from cosmos_core.run.files.presence import require_gone
+
+_PARTS: Final = ("", "-wal", "-shm")
+"""What SQLite keeps a database in."""
+
+
+@attrs.frozen(kw_only=True)
+class Recovery:
+    """What was done.
+
+    Attributes:
+        damage: What was wrong with the journal.
+        aside: Where it is kept now; None if there was none.
+        step: The step that the run goes on from.
+        checkpoint: Its checkpoint.
+    """
+
+    damage: str
+    aside: Path | None
+    step: int
+    checkpoint: str
+
+
+def damage(job: Job) -> str:
+    """What keeps a run's journal from being read; empty if nothing does.
+
+    Raises:
+        JournalError: It can be neither read nor called damaged: another process has it open, or its disk fails.
+    """
+    try:
+        require_unbegun(job)
+        if not job.journal.exists():
+            return ""
+        core.fold(event for _, _, event in entries(job.journal))
+    except DamagedJournalError as error:
+        return str(error)
+    return ""
+
+
+def require_unbegun(job: Job) -> None:
+    """Check that a run whose journal is absent has none.
+
+    Raises:
+        DamagedJournalError: It had one, since there are accounts of its checkpoints.
+    """
+    if not job.journal.exists() and accounts.kept(job.accounts):
+        raise DamagedJournalError(
+            f"{job.journal} is gone; cosmos recover {job.directory} goes on from the newest checkpoint"
+        )
+
+
+def recover(directory: Path, *, step: int | None = None) -> Recovery:
+    """Put a new journal in the place of a damaged one, which goes on from a checkpoint.
+
+    Args:
+        directory: The run's folder.
+        step: Which checkpoint; the newest that is complete and has an account if absent.
+
+    Raises:
+        CosmosError: It is no run, it goes on, its journal is fine, or no checkpoint of it has an account.
+    """
+    with folder.held(directory):
+        job = load_job(directory)
+        require_gone(job)
+        found = damage(job)
+        if not found:
+            raise ConfigError(f"{job.journal}: can be read; go on with cosmos run --resume {directory}")
+        account = _account(job, step)
+        checkpoint = path_of(job.checkpoints, account.step)
+        aside = _set_aside(job.journal)
+        with Journal(job.journal) as journal:
+            journal.append(Recovered(account=ACCOUNT.encode(account), checkpoint=checkpoint))
+            journal.commit()
+    return Recovery(damage=found, aside=aside, step=account.step, checkpoint=checkpoint)
+
+
+def _account(job: Job, wanted: int | None) -> Account:
+    """That of the newest checkpoint, or of the one that is wanted."""
+    steps = set(completed(job.checkpoints)) & set(accounts.kept(job.accounts))
+    if not steps:
+        raise JournalError(
+            f"{job.directory}: no checkpoint has an account in {job.accounts}, so that there is nothing to go on from; "
+            "make a new run (cosmos export RUN, then --set model.path=RUN/export, keeps what was learned)"
+        )
+    if wanted is not None and wanted not in steps:
+        raise ConfigError(f"--step {wanted}: can be recovered: {', '.join(map(str, sorted(steps)))}")
+    problems = []
+    for step in [wanted] if wanted is not None else sorted(steps, reverse=True):
+        try:
+            account = accounts.read(job.accounts, step)
+        except JournalError as error:
+            problems.append(str(error))
+            continue
+        if account.settings.run_id != job.run_id:
+            problems.append(f"{job.accounts}/step-{step} is of run {account.settings.run_id}")
+        elif not genuine(job.checkpoints, {step: generation_at(account.steps, step)}):
+            problems.append(f"{path_of(job.checkpoints, step)} is of before the step was undone")
+        else:
+            return account
+    raise JournalError("; ".join(problems))
+
+
+def _set_aside(journal: Path) -> Path | None:
+    """Rename a journal and what belongs to it; nothing of it is deleted."""
+    if not journal.exists():
+        return None
+    aside = journal.with_name(f"{journal.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
+    if aside.exists():
+        raise JournalError(f"{aside} exists already; move it away")
+    # The log of SQLite first: a database whose log is gone is an old one, a log whose database is gone is nothing.
+    for part in reversed(_PARTS):
+        path = journal.with_name(journal.name + part)
+        if path.exists():
+            path.rename(aside.with_name(aside.name + part))
+    return aside

@@ -1,0 +1,414 @@
+"""What makes a recipe impossible, given what its plugins can do: `key: what, value seen; what to do`.
+
+What a recipe alone shows is checked when it is loaded (`cosmos_core.config.checks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+
+from cosmos_core.config.mesh import data_ranks
+from cosmos_core.config.schema import Recipe
+from cosmos_core.config.stages import Stage
+from cosmos_core.policy.mesh.fit import cut_bytes, misfits, rollout_misfits
+from cosmos_core.protocols import (
+    FORMATS,
+    AlgorithmCapabilities,
+    DatasetCapabilities,
+    Divergence,
+    EngineCapabilities,
+    EnvironmentCapabilities,
+    Foresight,
+    FrozenRole,
+    ModelCapabilities,
+    ModelFacts,
+    Omission,
+    Record,
+    RewardCapabilities,
+    Split,
+)
+from cosmos_core.run.planning.frozen import FrozenFacts
+
+
+@attrs.frozen(kw_only=True)
+class Measured:
+    """What some rows, spread over the train split, are like.
+
+    Attributes:
+        num_rows: Rows looked at.
+        num_demonstrations: Those with a demonstration.
+        num_preferences: Those with a demonstration and a rejected completion.
+        shortest_prompt: Units of the shortest prompt.
+        longest_prompt: Units of the longest prompt.
+        num_with_media: Those that show images or videos.
+        num_heldout: First held-out rows looked at; none where nothing is evaluated.
+        num_heldout_demonstrations: Those with a demonstration.
+        num_unusable: Of the rows looked at, those that the dataset or the model refuses.
+        fault: Why the first of these is refused.
+        num_unfit: Those that `dataset.min_prompt_units` and `max_prompt_units` leave out; their lengths do not count.
+    """
+
+    num_rows: int
+    num_demonstrations: int
+    shortest_prompt: int
+    longest_prompt: int
+    num_preferences: int = 0
+    num_with_media: int = 0
+    num_heldout: int = 0
+    num_heldout_demonstrations: int = 0
+    num_unusable: int = 0
+    fault: str = ""
+    num_unfit: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class Parts:
+    """The capabilities of everything that a recipe selects.
+
+    Attributes:
+        model: Of the model plugin.
+        facts: Of the model itself.
+        dataset: Of the dataset plugin.
+        stages: Each stage with its algorithm's capabilities, in order.
+        rewards: Of each reward, in the recipe's order.
+        engine: Of the rollout engine; None if no rollout replica runs.
+        num_train_rows: Rows of the train split.
+        num_heldout_rows: Rows of the held-out split.
+        measured: What some of the train rows are like.
+        omitted: Rows that the dataset leaves out of each split, by reason.
+        records: What the model's options ask the engine to record.
+        environment: Of the environment; None where the recipe has none.
+        foresight: What the engine says of the run.
+        converses: Whether the model goes on after what is not its own.
+        consults: Of each stage whose algorithm consults frozen models, by index: which, and with which divergence.
+        frozen: What was found of the frozen models.
+        unmet: What the algorithms need of models that the recipe does not have.
+    """
+
+    model: ModelCapabilities
+    facts: ModelFacts
+    dataset: DatasetCapabilities
+    stages: Sequence[tuple[Stage, AlgorithmCapabilities]]
+    rewards: Sequence[RewardCapabilities]
+    engine: EngineCapabilities | None
+    num_train_rows: int
+    num_heldout_rows: int
+    measured: Measured
+    records: Sequence[Record] = ()
+    environment: EnvironmentCapabilities | None = None
+    omitted: Mapping[Split, tuple[Omission, ...]] = attrs.field(factory=dict)
+    foresight: Foresight = Foresight()
+    converses: bool = True
+    consults: Mapping[int, Mapping[FrozenRole, Divergence | None]] = attrs.field(factory=dict)
+    frozen: Mapping[FrozenRole, FrozenFacts] = attrs.field(factory=dict)
+    unmet: Sequence[str] = ()
+
+
+def problems(recipe: Recipe, parts: Parts) -> list[str]:
+    """Everything that is wrong with the recipe, given what its parts can do; empty if it can run."""
+    found = [*_data(recipe, parts), *_lengths(recipe, parts), *misfits(recipe.policy, parts.model, parts.facts)]
+    for stage, algorithm in parts.stages:
+        found += [*_stage(recipe, parts, stage, algorithm), *_idle(recipe, stage, algorithm)]
+    if parts.engine is not None:
+        found += [*_payload_kinds(recipe, parts, parts.engine), *_media(recipe, parts, parts.engine)]
+        found += [*_quantization(recipe, parts, parts.engine), *_ranks(recipe, parts, parts.engine)]
+    found += parts.unmet
+    if recipe.critic is not None and not parts.model.features:
+        found.append(f"critic: model plugin {recipe.model.plugin!r} gives no features to a critic; take another model")
+    for role, frozen in parts.frozen.items():
+        if frozen.misfit:
+            found.append(f"{role}: {frozen.misfit}; it needs the policy's tokenizer and chat template")
+    return [*found, *_records(recipe, parts), *_environment(recipe, parts), *parts.foresight.problems]
+
+
+def emptiness(name: str, num_train_rows: int) -> Iterator[str]:
+    """What is wrong with a dataset of so many rows."""
+    if num_train_rows == 0:
+        yield f"dataset: {name!r} has no train rows; check its files and filters in [dataset.options]"
+
+
+def _unusable(name: str, measured: Measured) -> Iterator[str]:
+    """A dataset of which no row can be used; some bad ones are passed over, as in the run."""
+    if measured.num_unusable and measured.num_unusable == measured.num_rows:
+        yield (
+            f"dataset: none of the {measured.num_rows} train rows of {name!r} that were looked at can be used; "
+            f"the first: {measured.fault}"
+        )
+    elif measured.num_unfit and measured.num_unusable + measured.num_unfit == measured.num_rows:
+        yield (
+            f"dataset.min_prompt_units, dataset.max_prompt_units: none of the {measured.num_rows} train rows of "
+            f"{name!r} that were looked at is of a length between them; widen them"
+        )
+
+
+def _idle(recipe: Recipe, stage: Stage, algorithm: AlgorithmCapabilities) -> Iterator[str]:
+    """Processes that no sequence of a step is left for."""
+    mesh, replicas = recipe.policy.mesh, recipe.policy.replicas
+    shares = replicas * data_ranks(mesh)
+    each = {"rollouts": recipe.rollout.group_size, "demonstrations": 1, "preferences": 2}[algorithm.source]
+    if stage.prompts_per_step * each >= shares:
+        return
+    key = "warmup.prompts_per_step" if stage.key == "warmup" else "policy.prompts_per_step"
+    yield (
+        f"{key}: {stage.prompts_per_step * each} sequences a step cannot be shared among policy.replicas · "
+        f"dp_replicate · dp_shard = {shares} processes; raise it to at least {-(-shares // each)}, or use fewer"
+    )
+
+
+def _data(recipe: Recipe, parts: Parts) -> Iterator[str]:
+    name = recipe.dataset.plugin
+    yield from emptiness(name, parts.num_train_rows)
+    yield from _unusable(name, parts.measured)
+    if parts.num_heldout_rows == 0 and recipe.evaluation.interval > 0 and recipe.evaluation.prompts > 0:
+        yield (
+            f"evaluation.interval: {recipe.evaluation.interval}, but dataset {name!r} has no held-out rows; "
+            "give it some, or set evaluation.prompts = 0"
+        )
+    measured = parts.measured
+    if not recipe.reward_names and measured.num_heldout and not measured.num_heldout_demonstrations:
+        yield (
+            f"evaluation.prompts: without rewards, the loss of held-out demonstrations is what is evaluated, but none "
+            f"of the first {measured.num_heldout} held-out rows of dataset {name!r} has one; map a field to them in "
+            "[dataset.options], or set evaluation.prompts = 0"
+        )
+
+
+def _lengths(recipe: Recipe, parts: Parts) -> Iterator[str]:
+    facts, longest = parts.facts, recipe.rollout.sampling.max_units
+    if facts.vocab_size and facts.tokenizer_size > facts.vocab_size:
+        yield (
+            f"model: the vocabulary has {facts.vocab_size} entries, but the tokenizer gives ids up to "
+            f"{facts.tokenizer_size - 1}; use the checkpoint's own tokenizer, or raise vocab_size in [model.config]"
+        )
+    if parts.engine is None:
+        yield from _demonstrations(recipe, parts)
+        return
+    for key, units in (("rollout.sampling.max_units", longest), ("evaluation.max_units", recipe.evaluation.max_units)):
+        if units is not None and units >= facts.context_length:
+            yield (
+                f"{key}: {units} leaves no room for a prompt in the model's context of {facts.context_length}; lower it"
+            )
+    measured = parts.measured
+    needed = min(measured.longest_prompt + longest, facts.context_length)
+    if longest < facts.context_length < measured.shortest_prompt + longest:
+        yield (
+            f"rollout.sampling.max_units: no prompt fits: the shortest of {measured.num_rows} has "
+            f"{measured.shortest_prompt} units, with a completion of up to {longest} more than the model's context of "
+            f"{facts.context_length}; shorten prompts or completions, or take a model with a longer context"
+        )
+    elif longest < facts.context_length and needed > recipe.policy.micro_batch_units:
+        yield (
+            f"policy.micro_batch_units: {recipe.policy.micro_batch_units} is less than one sample can have; "
+            f"raise it to {needed} or more"
+        )
+
+
+def _demonstrations(recipe: Recipe, parts: Parts) -> Iterator[str]:
+    """Prompts of which each is too long already, without its demonstration."""
+    shortest, units = parts.measured.shortest_prompt, recipe.policy.micro_batch_units
+    if shortest >= min(units, parts.facts.context_length):
+        yield (
+            f"policy.micro_batch_units: no demonstration fits: the shortest of {parts.measured.num_rows} prompts has "
+            f"{shortest} units, a forward takes {units}, and the model's context is {parts.facts.context_length}; "
+            "raise it, or shorten the prompts"
+        )
+
+
+def _stage(recipe: Recipe, parts: Parts, stage: Stage, algorithm: AlgorithmCapabilities) -> Iterator[str]:
+    yield from _frozen(recipe, parts, stage)
+    if algorithm.source == "preferences" and parts.dataset.demonstrations and not parts.measured.num_preferences:
+        yield (
+            f"{stage.key}.plugin: {stage.plugin!r} learns from preferences, but none of {parts.measured.num_rows} "
+            f"train rows of dataset {recipe.dataset.plugin!r} has both a demonstration and a rejected completion; map "
+            "fields to them in [dataset.options]"
+        )
+        return
+    if algorithm.source != "rollouts":
+        if not parts.dataset.demonstrations:
+            yield (
+                f"{stage.key}.plugin: {stage.plugin!r} learns from demonstrations, but the rows of dataset "
+                f"{recipe.dataset.plugin!r} have none; map a field to them, or take another algorithm"
+            )
+        elif not parts.measured.num_demonstrations and parts.measured.num_unusable < parts.measured.num_rows:
+            yield (
+                f"{stage.key}.plugin: {stage.plugin!r} learns from demonstrations, but none of "
+                f"{parts.measured.num_rows} train rows of dataset {recipe.dataset.plugin!r} has one; "
+                "map a field to them in [dataset.options]"
+            )
+        return
+    if stage.key == "warmup":
+        yield f"warmup.plugin: {stage.plugin!r} learns from rollouts; a warm-up must learn from demonstrations"
+    if algorithm.needs_rewards and not recipe.reward_names:
+        yield f"reward: {stage.plugin!r} learns from rewards, and the recipe has none; add a [[reward]]"
+    if recipe.rollout.group_size < algorithm.min_group_size:
+        yield (
+            f"rollout.group_size: {recipe.rollout.group_size}, but algorithm {stage.plugin!r} needs at least "
+            f"{algorithm.min_group_size} samples of each prompt; raise it"
+        )
+    if parts.engine is not None:
+        yield from _logprobs(recipe, stage, algorithm, parts.engine)
+
+
+def _frozen(recipe: Recipe, parts: Parts, stage: Stage) -> Iterator[str]:
+    """Divergences that an algorithm asks for, and the models cannot give."""
+    for role, divergence in parts.consults.get(stage.index, {}).items():
+        if divergence is None:
+            continue
+        found = parts.frozen.get(role)
+        if found is not None and found.facts.vocab_size != parts.facts.vocab_size:
+            yield (
+                f"{role}: its vocabulary has {found.facts.vocab_size} entries, the policy's {parts.facts.vocab_size}, "
+                f"and {stage.plugin!r} compares whole distributions; take options that need the {role}'s log-probs "
+                "alone, or models of one vocabulary"
+            )
+        if divergence.kind not in parts.model.divergences:
+            able = ", ".join(sorted(parts.model.divergences)) or "none"
+            yield (
+                f"{stage.key}.options: {stage.plugin!r} asks for the {divergence.kind} divergence from the {role}, and "
+                f"model plugin {recipe.model.plugin!r} computes {able}; take another divergence, or another model"
+            )
+
+
+def _logprobs(
+    recipe: Recipe, stage: Stage, algorithm: AlgorithmCapabilities, engine: EngineCapabilities
+) -> Iterator[str]:
+    sampling, semantics = recipe.rollout.sampling, engine.logprob_semantics
+    whole = sampling.top_p == 1.0 and sampling.top_k == 0
+    # Untouched by temperature, top-k and top-p, raw and processed log-probs are the same numbers.
+    if semantics not in algorithm.logprob_semantics and not (whole and sampling.temperature == 1.0):
+        yield (
+            f"rollout.engine.plugin: {recipe.rollout.engine.plugin!r} gives {semantics} log-probs, but algorithm "
+            f"{stage.plugin!r} can only use {', '.join(sorted(algorithm.logprob_semantics))} ones; take another "
+            "engine, or temperature = 1, top_p = 1 and top_k = 0"
+        )
+    elif not whole:
+        yield (
+            f"rollout.sampling: top_p = {sampling.top_p}, top_k = {sampling.top_k} draw from a cut distribution, but "
+            "the trainer's log-probs are over the whole vocabulary, so importance ratios would be wrong; "
+            "set top_p = 1 and top_k = 0"
+        )
+
+
+def _payload_kinds(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator[str]:
+    makes = engine.payload_kinds
+    users: list[tuple[str, frozenset[str]]] = [(f"model {recipe.model.plugin!r}", parts.model.payload_kinds)]
+    users += [
+        (f"algorithm {stage.plugin!r}", algorithm.payload_kinds)
+        for stage, algorithm in parts.stages
+        if algorithm.source == "rollouts"
+    ]
+    users += [
+        (f"reward {config.plugin!r}", capabilities.payload_kinds)
+        for config, capabilities in zip(recipe.reward, parts.rewards, strict=True)
+    ]
+    for user, kinds in users:
+        if not makes & kinds:
+            yield (
+                f"rollout.engine.plugin: {recipe.rollout.engine.plugin!r} makes payloads of kind "
+                f"{', '.join(sorted(makes))}, but {user} takes {', '.join(sorted(kinds))}; they do not go together"
+            )
+
+
+def _media(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator[str]:
+    if parts.measured.num_with_media and not engine.media:
+        yield (
+            f"rollout.engine.plugin: {recipe.rollout.engine.plugin!r} takes prompts of text only, and "
+            f"{parts.measured.num_with_media} of {parts.measured.num_rows} train rows of dataset "
+            f"{recipe.dataset.plugin!r} show images or videos; use an engine that takes media, or train on "
+            "demonstrations: algorithm.plugin = 'sft', without rewards"
+        )
+
+
+def _quantization(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator[str]:
+    wanted = recipe.rollout.quantization
+    if wanted == "none":
+        return
+    if wanted not in engine.quantizations:
+        able = ", ".join(sorted(engine.quantizations)) or "none"
+        yield (
+            f"rollout.quantization: {wanted!r}, but engine {recipe.rollout.engine.plugin!r} does not hold weights in "
+            f"it (it has: {able}); set it to 'none', or take another engine, such as 'embedded'"
+        )
+    if not parts.facts.matrices:
+        yield (
+            f"rollout.quantization: {wanted!r}, but model plugin {recipe.model.plugin!r} names no matrices of "
+            f"{parts.facts.architecture} that it could be for (ModelFacts.matrices); set it to 'none'"
+        )
+    yield from cut_bytes(recipe.policy.mesh.tp, parts.facts, FORMATS[wanted])
+
+
+def _ranks(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator[str]:
+    """What keeps several processes of a rollout replica from generating together."""
+    num_ranks, name = recipe.rollout.mesh.tp, recipe.rollout.engine.plugin
+    if num_ranks == 1:
+        return
+    if "tp" not in engine.mesh_axes:
+        yield (
+            f"rollout.mesh.tp: {num_ranks}, but engine {name!r} generates in one process; set it to 1 and use "
+            "rollout.replicas, or take another engine, such as 'embedded'"
+        )
+        return
+    yield from rollout_misfits(recipe.rollout.mesh, parts.model, parts.facts)
+    left, form = engine.over(num_ranks), recipe.rollout.quantization
+    lost = [f"rollout.quantization = {form!r}"] if form in engine.quantizations - left.quantizations else []
+    if parts.measured.num_with_media and engine.media and not left.media:
+        lost.append("prompts that show images or videos")
+    if engine.records and not left.records:
+        lost += [f"{record.option}, which records what forwards do" for record in parts.records]
+    for what in lost:
+        yield f"rollout.mesh.tp: {num_ranks}, but engine {name!r} is for {what}, in one process only; set tp = 1"
+
+
+def _records(recipe: Recipe, parts: Parts) -> Iterator[str]:
+    """What the model trains on and nothing records: demonstrations have no records."""
+    is_generated = any(algorithm.source == "rollouts" for _, algorithm in parts.stages)
+    for record in parts.records:
+        if not is_generated:
+            yield (
+                f"{record.option}: it trains on what forwards record while completions are generated "
+                f"({record.name!r}), and every stage learns from demonstrations; leave it out, or use an algorithm "
+                "that learns from rollouts"
+            )
+        elif parts.engine is not None and not parts.engine.records:
+            yield (
+                f"rollout.engine.plugin: {recipe.rollout.engine.plugin!r} does not record what the model's forwards "
+                f"do, and {record.option} trains on its record {record.name!r}; use an engine that records, such as "
+                f"'embedded', or leave {record.option} out"
+            )
+
+
+def _environment(recipe: Recipe, parts: Parts) -> Iterator[str]:
+    """What keeps the model from talking with the recipe's environment."""
+    config, capable = recipe.environment, parts.environment
+    if config is None or capable is None:
+        return
+    if parts.engine is None:
+        yield (
+            f"environment.plugin: {config.plugin!r} answers what a model generates, and nothing is generated: the "
+            "stages learn from demonstrations, and there are no rewards; remove [environment]"
+        )
+        return
+    if not parts.converses:
+        yield (
+            f"environment.plugin: {config.plugin!r} answers with observations, and the model plugin "
+            f"{recipe.model.plugin!r} does not encode any (`Conversing`); use one that does, or remove [environment]"
+        )
+    if "tokens" not in parts.engine.payload_kinds:
+        yield (
+            f"environment.plugin: dialogues are of tokens, and engine {recipe.rollout.engine.plugin!r} makes payloads "
+            f"of kind {', '.join(sorted(parts.engine.payload_kinds))}; remove [environment]"
+        )
+    if config.weight != 0.0 and not capable.rewards:
+        yield (
+            f"environment.weight: {config.weight}, but environment {config.plugin!r} gives no rewards; "
+            "set it to 0, and add a [[reward]]"
+        )
+    if parts.measured.num_with_media:
+        yield (
+            f"environment.plugin: dialogues are of text, and {parts.measured.num_with_media} of "
+            f"{parts.measured.num_rows} train rows of dataset {recipe.dataset.plugin!r} show images or videos: what a "
+            "model makes of these is laid out for the row's own prompt, and the prompts of later turns go on beyond "
+            "it; take another dataset, or remove [environment]"
+        )

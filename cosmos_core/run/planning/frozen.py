@@ -1,0 +1,84 @@
+"""Whether the frozen models of a recipe fit the policy: they evaluate the very sequences that it trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import attrs
+
+from cosmos_core.config.job import Job
+from cosmos_core.errors import ConfigError, DataError
+from cosmos_core.plugin.roles import load_frozen
+from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.protocols import Dataset, FrozenRole, Model, ModelFacts
+from cosmos_core.types import Payload, Prompt
+
+_COMPARED_ROWS = 16
+
+
+@attrs.frozen(kw_only=True)
+class FrozenFacts:
+    """What planning found of a frozen model.
+
+    Attributes:
+        facts: Of the model.
+        misfit: How it encodes a row otherwise than the policy; empty if it encodes all that were tried alike.
+    """
+
+    facts: ModelFacts
+    misfit: str
+
+
+def frozen_facts(
+    job: Job, plugins: PluginSet, model: Model, dataset: Dataset, num_rows: int
+) -> Mapping[FrozenRole, FrozenFacts]:
+    """Load the frozen models, without weights, and compare how they encode some rows.
+
+    Args:
+        job: The run.
+        plugins: Its plugins.
+        model: The policy's.
+        dataset: Its rows.
+        num_rows: Of the train split.
+
+    Raises:
+        CosmosError: A frozen model cannot be made.
+    """
+    found: dict[FrozenRole, FrozenFacts] = {}
+    for role in job.recipe.frozen:
+        try:
+            other = load_frozen(job, plugins, role)
+            facts = other.facts()
+        except ConfigError as error:
+            # A model knows its own table only.
+            raise ConfigError(f"{role}{str(error).removeprefix('model')}") from error
+        found[role] = FrozenFacts(facts=facts, misfit=next(_misfits(model, other, dataset, num_rows), ""))
+    return found
+
+
+def _misfits(model: Model, other: Model, dataset: Dataset, num_rows: int) -> Iterator[str]:
+    count = min(num_rows, _COMPARED_ROWS)
+    for index in range(count):
+        row = index * num_rows // count
+        try:
+            prompt = dataset.row("train", row)
+            pairs = [(model.encode(prompt), other.encode(prompt))]
+            if prompt.demonstration is not None:
+                pairs.append((model.encode_demonstration(prompt), other.encode_demonstration(prompt)))
+        except DataError:
+            # Unusable rows are told of where rows are measured.
+            continue
+        for ours, theirs in pairs:
+            for name in ours.arrays:
+                if name not in theirs.arrays or not _is_alike(ours, theirs, name):
+                    yield f"train row {row} ({_shown(prompt)}) has another {name!r} for it than for the policy"
+
+
+def _is_alike(ours: Payload, theirs: Payload, name: str) -> bool:
+    mine, other = ours.arrays[name], theirs.arrays[name]
+    return (mine.dtype, mine.shape, bytes(mine.data)) == (other.dtype, other.shape, bytes(other.data))
+
+
+def _shown(prompt: Prompt) -> str:
+    text = prompt.text if isinstance(prompt.text, str) else " ".join(each.content for each in prompt.text)
+    return f"{text!r:.60}"

@@ -1,0 +1,338 @@
+"""Memory of the processes of a policy replica, by part.
+
+What a process keeps for its backward pass follows from what the model's parts keep per unit
+(`cosmos_core.protocols.Kept`), from how the mesh splits that, and from how many micro-batches its pipeline schedule
+has in flight. Temporary buffers inside operators are not counted.
+
+Source: arXiv:2205.05198, section 4 (what tensor and sequence parallelism split); arXiv:2104.04473, section 2.2
+(micro-batches in flight); arXiv:2401.10241, section 6 (those of the v-shaped schedule).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+import attrs
+
+from cosmos_core.config.mesh import expert_shards, world_size
+from cosmos_core.config.schema import PolicyConfig, Recipe
+from cosmos_core.policy.mesh.layout import STAGES_PER_RANK
+from cosmos_core.policy.mesh.placement import layer_spans, stage_indices
+from cosmos_core.protocols import FORMATS, Compute, FrozenRole, ModelFacts, ModelPart
+
+ITEM_SIZES: Final[Mapping[str, int]] = {"fp32": 4, "bf16": 2}
+OUTPUT_COPIES: Final = 3
+"""Float32 values for each value of the output layer: logits, log-probabilities, gradient."""
+
+
+@attrs.frozen(kw_only=True)
+class RankMemory:
+    """What alike processes of a policy replica hold.
+
+    Attributes:
+        name: Which ones: their place in the pipeline, if it has several.
+        count: How many of one replica.
+        device: Bytes by part, in the memory of the device it trains on.
+        host: Bytes by part, in the machine's memory, for all devices.
+        is_whole: Whether all parts are known; False where the model does not say what it keeps.
+    """
+
+    name: str
+    count: int
+    device: Mapping[str, int]
+    host: Mapping[str, int]
+    is_whole: bool
+
+
+def policy_memory(
+    recipe: Recipe,
+    facts: ModelFacts,
+    *,
+    publishes: bool = True,
+    frozen: Mapping[FrozenRole, ModelFacts] = MappingProxyType({}),
+) -> tuple[RankMemory, ...]:
+    """Each kind of process of one policy replica: those of one pipeline stage are alike, and neighbours may be.
+
+    Args:
+        recipe: The mesh, and how it is used.
+        facts: Of the model.
+        publishes: Whether rollout replicas read the weights.
+        frozen: Of the models that the algorithm consults, by role.
+    """
+    mesh = recipe.policy.mesh
+    each = [
+        _Rank(recipe=recipe, facts=facts, place=place, publishes=publishes, frozen=frozen).memory()
+        for place in range(mesh.pp)
+    ]
+    found, first, per_stage = [], 0, world_size(mesh) // mesh.pp
+    for _, run in itertools.groupby(each, key=lambda memory: (memory.device, memory.host)):
+        alike = list(run)
+        last = first + len(alike) - 1
+        name = f"place {first}" if last == first else f"places {first}-{last}"
+        name = name if mesh.pp > 1 else "each process"
+        found.append(attrs.evolve(alike[0], name=name, count=per_stage * len(alike)))
+        first = last + 1
+    return tuple(found)
+
+
+def version_bytes(recipe: Recipe, facts: ModelFacts) -> int:
+    """Bytes of one version of the weights as rollout replicas hold and are sent them."""
+    quantised, others = quantised_bytes(recipe, facts), facts.num_parameters
+    if quantised:
+        others -= sum(math.prod(shape) for shape in facts.matrices.values())
+    return quantised + ITEM_SIZES[recipe.rollout.precision] * others
+
+
+def quantised_bytes(recipe: Recipe, facts: ModelFacts) -> int:
+    """Bytes of the codes and scales among them."""
+    form = FORMATS.get(recipe.rollout.quantization)
+    return 0 if form is None else sum(form.nbytes(shape) for shape in facts.matrices.values())
+
+
+def num_whole(part: ModelPart, tp: int) -> int:
+    """Parameters of one piece of a part that each process of `tp` has all of."""
+    return part.num_whole_parameters + sum(count for heads, count in part.head_parameters.items() if heads % tp)
+
+
+def whole_over_tp(policy: PolicyConfig, facts: ModelFacts) -> dict[str, int]:
+    """Parameters of the model that each process of `tp` has all of, by what they are."""
+    mesh = policy.mesh
+    if mesh.tp == 1:
+        return {}
+    found: dict[str, int] = {}
+    for part in facts.parts:
+        for heads, count in part.head_parameters.items():
+            if heads % mesh.tp:
+                name = f"{heads} key-value heads, which {mesh.tp} does not divide"
+                found[name] = found.get(name, 0) + part.count * count
+    if mesh.ep == 1:
+        found["experts, which only ep spreads"] = sum(part.count * part.num_expert_parameters for part in facts.parts)
+    found["norms and others"] = sum(part.count * part.num_whole_parameters for part in facts.parts)
+    return {name: count for name, count in found.items() if count}
+
+
+@attrs.frozen(kw_only=True)
+class _Rank:
+    """A process at one place of the pipeline."""
+
+    recipe: Recipe
+    facts: ModelFacts
+    place: int
+    publishes: bool
+    frozen: Mapping[FrozenRole, ModelFacts] = attrs.field(factory=dict)
+
+    @property
+    def policy(self) -> PolicyConfig:
+        return self.recipe.policy
+
+    @property
+    def shards(self) -> int:
+        """Processes over which FSDP spreads dense weights."""
+        return self.policy.mesh.dp_shard * self.policy.mesh.cp
+
+    @property
+    def units(self) -> int:
+        """Units of a micro-batch that this process evaluates."""
+        return math.ceil(self.policy.micro_batch_units / self.policy.mesh.cp)
+
+    @property
+    def compute(self) -> Compute:
+        if self.policy.precision == "fp32":
+            return "float32"
+        return "autocast" if world_size(self.policy.mesh) == 1 else "bfloat16"
+
+    @property
+    def item(self) -> int:
+        return ITEM_SIZES[self.policy.precision]
+
+    @property
+    def held(self) -> int:
+        """Parameters that this process holds."""
+        parts = [part for stage in self._stages() for part in stage]
+        return sum(part.count * self._shard(part) for part in parts) + self._tied(parts)
+
+    def memory(self) -> RankMemory:
+        """Bytes by part."""
+        stages = self._stages()
+        parts = [part for stage in stages for part in stage]
+        held = self.held
+        trained = held if self.policy.lora is None else sum(part.count * self._adapters(part) for part in parts)
+        frozen = 0 if self.policy.lora is None else held
+        weights = {
+            "parameters": 4 * (frozen + trained),
+            "gradients": 4 * trained,
+            "optimizer": 8 * trained,
+        }
+        work = {
+            "gathered weights": self._gathered(parts),
+            "whole gradients": self._accumulated(parts),
+            "activations": self._activations(stages),
+            "logits": self._logits(parts),
+            "communication": self._communication(parts),
+        }
+        each = version_bytes(self.recipe, self.facts) / max(1, self.facts.num_parameters)
+        published = {"published weights": math.ceil(2 * each * held)} if self.publishes else {}
+        is_offloaded = self.policy.parallel.cpu_offload and self.policy.device != "cpu"
+        device = {**(work if is_offloaded else {**weights, **work}), **self._frozen(waits=False)}
+        return RankMemory(
+            name="",
+            count=1,
+            device={name: size for name, size in device.items() if size},
+            host={**(weights if is_offloaded else {}), **published, **self._frozen(waits=True)},
+            is_whole=all(part.kept for part in parts),
+        )
+
+    def _frozen(self, *, waits: bool) -> dict[str, int]:
+        """Weights of frozen models: where they wait between uses, or in the memory of the device."""
+        found: dict[str, int] = {}
+        for role, facts in self.frozen.items():
+            is_offloaded = self.recipe.frozen[role].placement == "offloaded" and self.policy.device != "cpu"
+            held = 4 * attrs.evolve(self, facts=facts, frozen={}).held
+            # One process moves them there and back; several gather them layer by layer.
+            is_here = is_offloaded if waits else not is_offloaded or world_size(self.policy.mesh) == 1
+            if is_here:
+                found[f"{role}'s parameters"] = held
+        return found
+
+    def _stages(self) -> list[list[ModelPart]]:
+        """The parts of each pipeline stage that this process holds."""
+        mesh, schedule = self.policy.mesh, self.policy.parallel.schedule
+        parts = self.facts.parts or (ModelPart(name="model", num_parameters=self.facts.num_parameters),)
+        per_process = STAGES_PER_RANK[schedule] if mesh.pp > 1 else 1
+        num_layers = sum(part.count for part in parts if part.is_layer)
+        if mesh.pp == 1 or num_layers == 0:
+            return [list(parts)]
+        spans = layer_spans(num_layers, mesh.pp * per_process)
+        indices = stage_indices(
+            size=mesh.pp, place=self.place, per_process=per_process, is_v_shaped=schedule == "zero-bubble"
+        )
+        return [_stage(parts, spans[index], index == 0, index == len(spans) - 1) for index in indices]
+
+    def _shard(self, part: ModelPart) -> int:
+        """Parameters of one piece of a part that this process holds."""
+        mesh, whole = self.policy.mesh, num_whole(part, self.policy.mesh.tp)
+        split = part.num_parameters - part.num_expert_parameters - whole
+        dense = (split / mesh.tp + whole) / self.shards
+        experts = part.num_expert_parameters / (mesh.ep * expert_shards(mesh) if mesh.ep > 1 else self.shards)
+        return math.ceil(dense + experts)
+
+    def _whole(self, part: ModelPart) -> int:
+        """Parameters of one piece of a part that are together while it computes."""
+        mesh, whole = self.policy.mesh, num_whole(part, self.policy.mesh.tp)
+        split = part.num_parameters - part.num_expert_parameters - whole
+        return math.ceil(split / mesh.tp + whole + part.num_expert_parameters / mesh.ep)
+
+    def _tied(self, parts: Sequence[ModelPart]) -> int:
+        """The last stage's copy of what it shares with the first."""
+        names = {part.name for part in parts}
+        whole = self.facts.parts
+        is_copy = bool(whole) and whole[-1].name in names and whole[0].name not in names
+        return math.ceil(self.facts.num_tied_parameters / self.policy.mesh.tp / self.shards) if is_copy else 0
+
+    def _adapters(self, part: ModelPart) -> int:
+        lora = self.policy.lora
+        assert lora is not None
+        chosen = [width for name, width in part.widths.items() if {name, "all-linear"} & set(lora.modules)]
+        return math.ceil(lora.rank * sum(chosen) / self.shards)
+
+    def _gathered(self, parts: Sequence[ModelPart]) -> int:
+        """What FSDP gathers: two layers (the next comes while one computes) and what is round them; or a cast copy."""
+        if world_size(self.policy.mesh) == 1:
+            # Autocast keeps the casts of matrices from forward to backward.
+            return 2 * self.facts.num_parameters if self.policy.precision == "bf16" else 0
+        layers = [self._whole(part) for part in parts if part.is_layer for _ in range(part.count)]
+        rest = [*(self._whole(part) for part in parts if not part.is_layer), self.shards * self._tied(parts)]
+        return self.item * (sum(rest) + (sum(sorted(layers)[-2:]) if self._is_freed else sum(layers)))
+
+    @property
+    def _is_freed(self) -> bool:
+        """Whether FSDP frees what it has gathered, and in a pipeline whole gradients, in each pass."""
+        choice = self.policy.parallel.reshard_after_forward
+        return {"always": True, "never": False, "auto": self.policy.mesh.pp == 1}[choice]
+
+    def _accumulated(self, parts: Sequence[ModelPart]) -> int:
+        """Float32 gradients that the stages of a pipeline keep whole until the last micro-batch is through."""
+        if self.policy.mesh.pp == 1 or self._is_freed:
+            return 0
+        if self.policy.lora is not None:
+            return 4 * self.shards * sum(part.count * self._adapters(part) for part in parts)
+        return 4 * (self.shards * self._tied(parts) + sum(part.count * self._whole(part) for part in parts))
+
+    def _communication(self, parts: Sequence[ModelPart]) -> int:
+        """The gradient of the largest piece before and while it is reduced in float32, and what neighbours exchange."""
+        mesh = self.policy.mesh
+        largest = max((self._whole(part) for part in parts), default=0)
+        reduced = (self.item + 4) * largest if self.shards * mesh.dp_replicate > 1 and self.policy.lora is None else 0
+        neighbours = 2 * (mesh.tp > 1) + 2 * (mesh.pp > 1) + 2 * (mesh.cp > 1)
+        return reduced + neighbours * self.units * self.facts.hidden_size * self.item
+
+    def _logits(self, parts: Sequence[ModelPart]) -> int:
+        """Of the process that has the output layer, as if every unit were a decision."""
+        has_output = not self.facts.parts or self.facts.parts[-1].name in {part.name for part in parts}
+        if not has_output:
+            return 0
+        values = self.units * self.facts.vocab_size
+        if self.facts.most_outputs:
+            values = min(values, max(self.facts.most_outputs, self.facts.vocab_size))
+        return math.ceil(OUTPUT_COPIES * 4 * values / self.policy.mesh.tp)
+
+    def _activations(self, stages: Sequence[Sequence[ModelPart]]) -> int:
+        """Of all micro-batches in flight, and of the layer that is computed again."""
+        kept = [sum(part.count * self._kept(part) for part in stage) for stage in stages]
+        again = 0.0
+        if self.policy.parallel.recompute != "none":
+            layers = [part for stage in stages for part in stage if part.is_layer and self.compute in part.kept]
+            again = max((self._all(part) for part in layers), default=0.0)
+        return math.ceil(self.units * (self._in_flight() * sum(kept) / len(kept) + again))
+
+    def _kept(self, part: ModelPart) -> float:
+        """Bytes per unit that one piece of a part keeps."""
+        kept = part.kept.get(self.compute)
+        if kept is None:
+            return 0.0
+        recompute = self.policy.parallel.recompute if part.is_layer else "none"
+        if recompute == "none":
+            return self._all(part)
+        products = kept.products / self.policy.mesh.tp if recompute == "selective" else 0.0
+        return kept.entry / self._sequence_parts + products
+
+    def _all(self, part: ModelPart) -> float:
+        mesh, kept = self.policy.mesh, part.kept[self.compute]
+        routed = kept.routed / (mesh.tp if mesh.ep > 1 else 1)
+        heads = kept.heads / min([mesh.tp, *part.head_parameters])
+        return kept.stream / self._sequence_parts + kept.inputs + kept.inner / mesh.tp + heads + routed
+
+    @property
+    def _sequence_parts(self) -> int:
+        return self.policy.mesh.tp if self.policy.parallel.sequence_parallel else 1
+
+    def _in_flight(self) -> int:
+        """Forwards of one stage whose backward passes are still to come, at most."""
+        pp = self.policy.mesh.pp
+        match self.policy.parallel.schedule:
+            case _ if pp == 1:
+                return 1
+            case "1f1b":
+                return pp - self.place
+            case "interleaved":
+                return pp + 2 * (pp - 1 - self.place) + 1
+            case "zero-bubble":
+                return 2 * pp
+
+
+def _stage(parts: Sequence[ModelPart], span: range, is_first: bool, is_last: bool) -> list[ModelPart]:
+    """What a stage has of the parts: its layers, and what comes before the first or after the last."""
+    found: list[ModelPart] = []
+    start = 0
+    for part in parts:
+        if part.is_layer:
+            count = len(range(max(start, span.start), min(start + part.count, span.stop)))
+            start += part.count
+            found += [attrs.evolve(part, count=count)] if count else []
+        elif is_first if start == 0 else is_last:
+            found.append(part)
+    return found

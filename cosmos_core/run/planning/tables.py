@@ -1,0 +1,221 @@
+"""A plan as tables for people: what will run, how much of it, and what it needs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from cosmos_core.config.checks import staleness_bound
+from cosmos_core.config.schema import EnvironmentConfig, MeshConfig
+from cosmos_core.config.structure import unstructure
+from cosmos_core.run.launch.local import visible_gpus
+from cosmos_core.run.planning.checks import Parts
+from cosmos_core.run.planning.estimate import gpus, longest_sample, processes, sync_bytes
+from cosmos_core.run.planning.exposure import exposure
+from cosmos_core.run.planning.footprint import machine_memory, memory_by_pool, room, size, verdict
+from cosmos_core.run.planning.memory import RankMemory, whole_over_tp
+from cosmos_core.run.planning.plan import Plan
+from cosmos_core.run.planning.transports import transport
+
+_MANY_EPOCHS = 100
+_PART_WIDTH = 26
+_SIZE_WIDTH = 13
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """Print everything about a planned run."""
+    job = plan.job
+    console.print(Text.assemble(("Plan of ", ""), (job.recipe.run.name, "bold"), (f"  →  {job.directory}", "dim")))
+    for table in (_parts(plan), _batches(plan), _processes(plan), *_memory(plan, console.width), _weights(plan)):
+        console.print()
+        console.print(table)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+    table.caption_justify = "left"
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _parts(plan: Plan) -> Table:
+    recipe, parts = plan.job.recipe, plan.parts
+    facts = parts.facts
+    lacking = "\nconfig only: no weights here" if facts.absent_weights else ""
+    table = _table("Parts", "kind", "name", "distribution", "what")
+    described = {
+        ("model", recipe.model.plugin): (
+            f"{facts.architecture}, {facts.num_parameters / 1e6:,.3f} M parameters, {facts.num_layers} layers x "
+            f"{facts.hidden_size}, vocabulary {facts.vocab_size}, context {facts.context_length}{lacking}"
+        ),
+        ("dataset", recipe.dataset.plugin): _rows(parts),
+    }
+    described |= {("algorithm", stage.plugin): capable.source for stage, capable in parts.stages}
+    if (environment := recipe.environment) is not None:
+        paid = f", weight {environment.weight:g}" if environment.weight else ""
+        described["environment", environment.plugin] = f"up to {environment.max_turns} turns{paid}"
+    described |= {("reward", config.plugin): f"weight {config.weight:g}" for config in recipe.reward}
+    for record in plan.plugins:
+        what = described.get((record.kind, record.name), "")
+        table.add_row(record.kind, record.name, f"{record.distribution} {record.version}", what)
+    return table
+
+
+def _rows(parts: Parts) -> str:
+    measured = parts.measured
+    told = [f"{parts.num_train_rows:,} train rows, {parts.num_heldout_rows:,} held out"]
+    if measured.num_unusable:
+        told.append(f"{measured.num_unusable} of {measured.num_rows} looked at cannot be used: {measured.fault}")
+    if measured.num_unfit:
+        told.append(f"{measured.num_unfit} of {measured.num_rows} looked at are too short or too long for [dataset]")
+    for split, omissions in parts.omitted.items():
+        told += [f"{each.num_rows:,} left out of {split}: {each.reason} (first: {each.first})" for each in omissions]
+    # Values that were seen may have brackets, which are no markup.
+    return escape("; ".join(told))
+
+
+def _batches(plan: Plan) -> Table:
+    recipe = plan.job.recipe
+    table = _table("Batches", "stage", "steps", "prompts a step", "samples a step", "at most units a step", "epochs")
+    repeats: list[str] = []
+    for stage, capable in plan.parts.stages:
+        is_rollouts = capable.source == "rollouts"
+        samples = stage.prompts_per_step * (recipe.rollout.group_size if is_rollouts else 1)
+        epochs = stage.steps * stage.prompts_per_step / plan.parts.num_train_rows
+        if epochs > _MANY_EPOCHS:
+            repeats.append(f"{stage.plugin} repeats the dataset {epochs:,.0f} times")
+        longest = longest_sample(recipe, plan.parts.facts.context_length, plan.parts.measured.longest_prompt)
+        table.add_row(
+            stage.plugin,
+            f"{stage.first_step + 1}-{stage.last_step}",
+            str(stage.prompts_per_step),
+            f"{samples}",
+            f"{samples * longest:,}" if is_rollouts else "",
+            f"{epochs:.2f}",
+        )
+    if repeats:
+        table.caption = "; ".join(repeats)
+    return table
+
+
+def _processes(plan: Plan) -> Table:
+    table = _table("Processes", "name", "started as", "processes", "device", "mesh")
+    recipe = plan.job.recipe
+    meshes = {"policy": recipe.policy.mesh, "rollout": recipe.rollout.mesh}
+    rows = processes(recipe, uses_rollouts=plan.job.uses_rollouts)
+    for (module, device, count), alike in itertools.groupby(rows, key=lambda row: row[1:]):
+        names = [name for name, *_ in alike]
+        mesh = meshes.get(names[0].partition("-")[0])
+        table.add_row(
+            names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}",
+            f"python -m {module}",
+            str(count) if len(names) == 1 else f"{len(names)} x {count}",
+            device,
+            "" if mesh is None else _mesh(mesh),
+        )
+    table.caption = exposure(plan.job) or None
+    return table
+
+
+def _mesh(mesh: MeshConfig) -> str:
+    axes = {axis: extent for axis, extent in unstructure(mesh).items() if extent > 1}
+    return " x ".join(f"{axis} {extent}" for axis, extent in axes.items()) or "1 process"
+
+
+def _memory(plan: Plan, width: int) -> Iterator[Table]:
+    """A table for each kind of replica, a column for each kind of its processes; more tables if the width is short."""
+    columns = max((width - _PART_WIDTH) // _SIZE_WIDTH, 1)
+    for pool, ranks in memory_by_pool(plan).items():
+        title = f"Memory of one {pool} process (estimate){', by place in the pipeline' if len(ranks) > 1 else ''}"
+        for first in range(0, len(ranks), columns):
+            yield _memory_of(title, ranks[first : first + columns])
+
+
+def _memory_of(title: str, ranks: Sequence[RankMemory]) -> Table:
+    table = _table(title, "part")
+    for rank in ranks:
+        heading = f"{rank.name}\n{rank.count} processes" if rank.count > 1 else rank.name
+        table.add_column(heading, justify="right", overflow="fold")
+    for suffix, held in (("", [rank.device for rank in ranks]), (" (host)", [rank.host for rank in ranks])):
+        # The process with most parts has them in order; others lack some.
+        names = dict.fromkeys(name for parts in sorted(held, key=len, reverse=True) for name in parts)
+        for name in names:
+            table.add_row(f"{name}{suffix}", *(size(parts[name]) if name in parts else "" for parts in held))
+        if names:
+            table.add_row(f"total{suffix}", *(size(sum(parts.values())) for parts in held), style="bold")
+    if not all(rank.is_whole for rank in ranks):
+        table.caption = "without activations: the model does not say what it keeps for its backward pass"
+    return table
+
+
+def _weights(plan: Plan) -> Table:
+    table = _table("Pace", "", "")
+    table.show_header = False
+    for key, value in _pace(plan):
+        table.add_row(Text(key, style="dim"), Text(value))
+    return table
+
+
+def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
+    job, recipe = plan.job, plan.job.recipe
+    if any(capable.source == "rollouts" for _, capable in plan.parts.stages):
+        yield "mode", f"{recipe.sync.mode}, staleness at most {staleness_bound(recipe.sync)}"
+    needed = gpus(recipe, uses_rollouts=job.uses_rollouts)
+    here = room(plan, len(visible_gpus()), machine_memory())
+    yield "GPUs", f"{needed}, one for each process of a replica; {here}"
+    for pool, ranks in memory_by_pool(plan).items():
+        yield f"{pool} memory", verdict(ranks, getattr(recipe, pool).device)
+    if plan.parts.measured.num_with_media and recipe.policy.parallel.recompute != "full":
+        yield "not counted", "what towers keep of images and videos; policy.parallel.recompute = 'full' keeps it small"
+    if whole := whole_over_tp(recipe.policy, plan.parts.facts):
+        told = "; ".join(f"{name}: {count / 1e6:,.3f} M" for name, count in whole.items())
+        yield "whole on each of tp", f"{sum(whole.values()) / 1e6:,.3f} M parameters ({told})"
+    if job.uses_rollouts:
+        each = sync_bytes(recipe, plan.parts.facts)
+        many = f" to each of {recipe.rollout.replicas} replicas" if recipe.rollout.replicas > 1 else ""
+        form = "" if recipe.rollout.quantization == "none" else f", matrices in {recipe.rollout.quantization}"
+        yield "weight sync", f"{size(each)}{form}{many}, every {recipe.sync.interval} step(s)"
+        yield "weights travel", transport(recipe)
+    if recipe.environment is not None:
+        yield "dialogues", _dialogues(plan, recipe.environment)
+    yield "evaluation", _evaluation(plan)
+    every = recipe.policy.checkpoint.interval
+    when = f"every {every} steps, and at the end" if every else "at the end"
+    yield "checkpoints", f"{when}, in {job.checkpoints}"
+    yield "hooks", ", ".join(recipe.tracking.hooks) or "none"
+    if plan.parts.facts.absent_weights:
+        yield "missing", f"a run would be refused: {plan.parts.facts.absent_weights}"
+    if plan.parts.foresight.absent:
+        yield "missing here", f"a run would be refused: {plan.parts.foresight.absent}"
+
+
+def _dialogues(plan: Plan, environment: EnvironmentConfig) -> str:
+    recipe, context = plan.job.recipe, plan.parts.facts.context_length
+    longest = longest_sample(recipe, context, plan.parts.measured.longest_prompt)
+    turns = environment.max_turns
+    samples = recipe.rollout.group_size * max(
+        stage.prompts_per_step for stage, capable in plan.parts.stages if capable.source == "rollouts"
+    )
+    return (
+        f"of up to {turns} turns and {turns - 1} observations; the model's own units are at most "
+        f"{recipe.rollout.sampling.max_units} a sample, with prompt and observations {longest:,} (in evaluations "
+        f"{context:,}); each turn is a request with all units before it as its prompt, up to {samples * turns:,} a step"
+    )
+
+
+def _evaluation(plan: Plan) -> str:
+    job, every = plan.job, plan.job.recipe.evaluation.interval
+    if not job.num_evaluation_prompts:
+        return f"none ({'no held-out rows' if job.recipe.evaluation.prompts else 'evaluation.prompts is 0'})"
+    when = f"every {every} steps, before and after" if every else "before and after"
+    what = "held-out prompts" if job.recipe.reward_names else "held-out demonstrations (their loss)"
+    if job.recipe.reward_names and job.num_measured_prompts:
+        what += " (rewards, and their demonstrations' loss)"
+    lacking = job.recipe.evaluation.prompts - job.num_evaluation_prompts
+    return f"{job.num_evaluation_prompts} {what}{', all there are' if lacking else ''}, {when}"

@@ -1,0 +1,288 @@
+"""What came of a run: figures for `summary.json`, and the table that is printed at the end."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cosmos_core.config.job import Job
+from cosmos_core.config.stages import stages
+from cosmos_core.controller.live.timeline import TimedStep
+from cosmos_core.controller.machine.records import EvaluationRecord
+from cosmos_core.controller.machine.state import State
+from cosmos_core.observe.live import clock
+from cosmos_core.run.files.folder import REPORT, SUMMARY
+from cosmos_core.run.following.follower import Follower
+from cosmos_core.run.reporting.planes import planes_of
+from cosmos_core.run.supervising.ending import Ending
+
+UNUSED: Final = "unused at the end"
+
+
+def summarise(
+    job: Job,
+    follower: Follower,
+    ending: Ending,
+    gauges: Mapping[str, Mapping[str, float]],
+    *,
+    wall_s: float,
+) -> dict[str, Any]:
+    """The summary of a run, as plain data.
+
+    Args:
+        job: The run.
+        follower: All that happened.
+        ending: How it ended.
+        gauges: Last gauges of each replica of this session.
+        wall_s: Seconds from the command to the end, sessions before a resume included.
+    """
+    state = follower.state
+    evaluations = [timed.record for timed in follower.evaluations]
+    return {
+        "name": job.recipe.run.name,
+        "run_id": job.run_id,
+        "outcome": ending.outcome,
+        "reason": ending.reason,
+        "seed": job.recipe.run.seed,
+        "mode": job.recipe.sync.mode,
+        "steps": state.step if state else 0,
+        "planned_steps": state.settings.last_step if state else None,
+        "wall_s": round(wall_s, 3),
+        **_heldout(state, evaluations),
+        "evaluations": [_evaluation(each) for each in evaluations],
+        "samples": _samples(state, ending),
+        "prompts": _prompts(state),
+        "tokens_per_s": _tokens_per_s(follower),
+        "staleness": _staleness(follower.steps),
+        "stages": _stages(job, follower),
+        "skipped_steps": sum(timed.record.skipped for timed in follower.steps),
+        "weights": _weights(follower),
+        "restarts": {name: number for name, number in sorted(follower.timeline.restarts.items()) if number},
+        "settings": [attrs.asdict(change) for change in state.changes] if state else [],
+        "planes": planes_of(follower, gauges),
+        "checkpoints": {str(step): path for step, path in sorted(state.checkpoints.saved.items())} if state else {},
+        "failed_checkpoints": {str(step): why for step, why in sorted(state.checkpoints.failed.items())}
+        if state
+        else {},
+        "problems": dict(sorted(state.status_details.items())) if state else {},
+    }
+
+
+def _heldout(state: State | None, evaluations: Sequence[EvaluationRecord]) -> dict[str, float | None]:
+    """The evaluation before the main stage and the last one after a step of it.
+
+    Figures of an evaluation that was not made are None.
+    """
+    first_version = state.settings.main.first_version if state else 0
+    found: dict[str, float | None] = {}
+    for name in ("accuracy", "loss", "perplexity"):
+        values = [(each.version, getattr(each, name)) for each in evaluations if getattr(each, name) is not None]
+        before = next((value for version, value in values if version <= first_version), None)
+        after = next((value for version, value in reversed(values) if version > first_version), None)
+        found |= {f"heldout_{name}_before": _written(before), f"heldout_{name}_after": _written(after)}
+    return found
+
+
+def _evaluation(record: EvaluationRecord) -> dict[str, float | None]:
+    if record.loss is None:
+        return {"step": record.version, "accuracy": record.accuracy}
+    return {
+        "step": record.version,
+        "loss": _written(record.loss),
+        "perplexity": _written(record.perplexity),
+        "units": record.num_units,
+        "rows": record.num_prompts - record.num_unscored,
+        "unusable": record.num_unscored,
+    }
+
+
+def _written(value: float | None) -> float | None:
+    """A number that JSON can hold; a loss that is none is absent."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _samples(state: State | None, ending: Ending) -> dict[str, Any]:
+    """Generated = consumed + dropped; what was generated and never claimed counts as dropped once the run is over."""
+    generated = consumed = 0
+    dropped: Counter[str] = Counter()
+    for ledger in state.ledgers if state else ():
+        generated += ledger.samples.generated
+        consumed += ledger.samples.consumed
+        dropped.update(ledger.samples.dropped)
+    rest = generated - consumed - sum(dropped.values())
+    if rest and ending.outcome:
+        dropped[UNUSED] += rest
+    return {"generated": generated, "consumed": consumed, "dropped": dict(sorted(dropped.items()))}
+
+
+def _prompts(state: State | None) -> dict[str, Any]:
+    dropped: Counter[str] = Counter()
+    for ledger in state.ledgers if state else ():
+        dropped.update(ledger.dropped)
+    return {"consumed": sum(ledger.consumed for ledger in state.ledgers) if state else 0, "dropped": dict(dropped)}
+
+
+def _tokens_per_s(follower: Follower) -> dict[str, float | None]:
+    """Units of each pool per second of the main stage, waiting included."""
+    state = follower.state
+    if state is None:
+        return {"policy": None, "rollout": None}
+    main = [timed for timed in follower.steps if timed.record.step > state.settings.main.first_version]
+    if len(main) < 2:
+        return {"policy": None, "rollout": None}
+    first, last = main[0].time, main[-1].time
+    marks = [mark for mark in follower.marks if first <= mark.time <= last]
+    generated = None
+    if len(marks) > 1 and marks[-1].time > marks[0].time and state.settings.num_rollouts:
+        # A resumed run has a gap between its sessions; only what lies within them counts.
+        pairs = [(a, b) for a, b in itertools.pairwise(marks) if follower.timeline.is_one_session(a.time, b.time)]
+        passed = sum(b.time - a.time for a, b in pairs)
+        generated = round(sum(b.generated - a.generated for a, b in pairs) / passed, 1) if passed > 0 else None
+    trained = follower.timeline.trained_per_s(main)
+    return {"policy": None if trained is None else round(trained, 1), "rollout": generated}
+
+
+def _weights(follower: Follower) -> dict[str, int]:
+    """What rollout replicas loaded, how much of it they got from one another, and how much was not sent.
+
+    With `sync.delta`, loads without any of the last came whole (or were mapped).
+    """
+    return {
+        "loads": len(follower.loads),
+        "bytes": sum(load.nbytes for load in follower.loads),
+        "relayed_bytes": sum(load.relayed for load in follower.loads),
+        "spared_bytes": sum(load.spared for load in follower.loads),
+        "delta_loads": sum(load.spared > 0 for load in follower.loads),
+    }
+
+
+def _stages(job: Job, follower: Follower) -> list[dict[str, Any]]:
+    """Steps and seconds of each stage, from the step before it to its last one; time between sessions not counted."""
+    found = []
+    for stage in stages(job.recipe):
+        steps = [timed for timed in follower.steps if timed.record.stage == stage.index]
+        times = [timed.time for timed in follower.steps if stage.first_step <= timed.record.step <= stage.last_step]
+        pairs = [(a, b) for a, b in itertools.pairwise(times) if follower.timeline.is_one_session(a, b)]
+        seconds = round(sum(last - first for first, last in pairs), 3)
+        found.append({"algorithm": stage.plugin, "steps": len(steps), "seconds": seconds})
+    return found
+
+
+def _staleness(steps: Sequence[TimedStep]) -> dict[str, float | None]:
+    rewarded = [timed.record for timed in steps if timed.record.reward is not None and timed.record.num_samples]
+    if not rewarded:
+        return {"mean": None, "max": None}
+    total = sum(record.num_samples for record in rewarded)
+    mean = sum(record.staleness_mean * record.num_samples for record in rewarded) / total
+    return {"mean": round(mean, 4), "max": max(record.staleness_max for record in rewarded)}
+
+
+def print_summary(summary: Mapping[str, Any], job: Job, console: Console) -> None:
+    """Print before and after, where the time went, what was dropped, and where the files are."""
+    colour = {"finished": "green", "stopped": "yellow"}.get(str(summary["outcome"]), "red")
+    title = Text.assemble((str(summary["name"]), "bold"), " ", (str(summary["outcome"]), f"bold {colour}"))
+    title.append(f" after {summary['steps']} of {summary['planned_steps']} steps in {clock(summary['wall_s'])}")
+    console.print()
+    console.print(title)
+    if summary["reason"]:
+        console.print(Text(str(summary["reason"]), style=colour))
+    console.print(_figures(summary))
+    if summary["planes"]:
+        console.print(_planes_table(summary["planes"]))
+    console.print(_files(job, str(summary["outcome"])))
+
+
+def _grid(title: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim")
+    return table
+
+
+def _figures(summary: Mapping[str, Any]) -> Table:
+    table = _grid("\nResult")
+    table.add_column()
+    if any(evaluation.get("accuracy") is not None for evaluation in summary["evaluations"]):
+        table.add_row("held-out accuracy", _before_and_after(summary, "accuracy", digits=3))
+    measured = [evaluation for evaluation in summary["evaluations"] if "loss" in evaluation]
+    if measured:
+        perplexity = summary["heldout_perplexity_after"]
+        words = "" if perplexity is None else f" (perplexity {perplexity:.3f})"
+        table.add_row("held-out loss", _before_and_after(summary, "loss", digits=4) + words)
+        table.add_row("held-out", _of_what(measured[-1]))
+    samples = summary["samples"]
+    if samples["generated"]:
+        dropped = ", ".join(f"{count} {reason}" for reason, count in samples["dropped"].items()) or "none"
+        table.add_row("samples", f"{samples['generated']:,} generated, {samples['consumed']:,} trained on")
+        table.add_row("samples dropped", dropped)
+    rates = ", ".join(f"{pool} {rate:,.0f}" for pool, rate in summary["tokens_per_s"].items() if rate is not None)
+    if rates:
+        table.add_row("mean tokens/s", rates)
+    staleness = summary["staleness"]
+    if staleness["mean"] is not None:
+        table.add_row("staleness", f"mean {staleness['mean']:.2f}, max {staleness['max']}")
+    if summary["restarts"]:
+        table.add_row("started again", ", ".join(f"{name} {n}x" for name, n in summary["restarts"].items()))
+    for label, what in _happenings(summary):
+        # What an error says may look like markup, such as a path in brackets.
+        table.add_row(label, Text(what))
+    return table
+
+
+def _happenings(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What does not happen in every run."""
+    for change in summary["settings"]:
+        yield "set while it ran", "{key}: {before} → {after} from step {step} on".format_map(change)
+    if summary["skipped_steps"]:
+        yield "steps skipped", f"{summary['skipped_steps']} (gradient not finite)"
+    for step, why in summary["failed_checkpoints"].items():
+        yield "checkpoint failed", f"step {step}: {why}"
+    for status, why in summary["problems"].items():
+        yield f"example of {status}", why
+
+
+def _before_and_after(summary: Mapping[str, Any], name: str, *, digits: int) -> str:
+    values = ((when, summary[f"heldout_{name}_{when}"]) for when in ("before", "after"))
+    absent = "not finite" if any(each.get(name, 0.0) is None for each in summary["evaluations"]) else "not measured"
+    return " → ".join(f"{absent if value is None else f'{value:.{digits}f}'} {when}" for when, value in values)
+
+
+def _of_what(evaluation: Mapping[str, Any]) -> str:
+    unusable = f", {evaluation['unusable']} unusable" if evaluation["unusable"] else ""
+    return f"{evaluation['rows']:,} demonstrations, {evaluation['units']:,} tokens{unusable}"
+
+
+def _planes_table(pools: Mapping[str, Mapping[str, float]]) -> Table:
+    table = _grid("\nWhere the time went (s)")
+    table.add_column()
+    table.add_column(justify="right")
+    for pool, activities in pools.items():
+        for activity, seconds in sorted(activities.items(), key=lambda item: -item[1]):
+            table.add_row(pool, activity, f"{seconds:.1f}")
+    return table
+
+
+def _files(job: Job, outcome: str) -> Table:
+    table = _grid("\nFiles")
+    table.add_column(overflow="fold")
+    table.add_row("run", str(job.directory))
+    table.add_row("summary", str(job.directory / SUMMARY))
+    table.add_row("report", str(job.directory / REPORT))
+    table.add_row("checkpoints", job.checkpoints)
+    table.add_row("logs", str(job.logs))
+    if "mlflow" in job.recipe.tracking.hooks:
+        table.add_row("MLflow", f"mlflow ui --backend-store-uri sqlite:///{job.directory / 'mlflow.db'}")
+    following = {
+        "finished": f"cosmos export {job.directory}",
+        "stopped": f"cosmos run --resume {job.directory}",
+        "failed": f"cosmos run --resume {job.directory}",
+    }
+    table.add_row("next", following.get(outcome, ""))
+    return table

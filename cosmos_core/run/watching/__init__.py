@@ -1,0 +1,1 @@
+"""Looking at a run from outside: status, the screen, the audit."""

@@ -1,0 +1,95 @@
+"""Looking at a run from outside: through its controller while it runs, else from its journal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from cosmos_core.config.loading import load_job
+from cosmos_core.config.stages import stages
+from cosmos_core.controller.journal import entries
+from cosmos_core.controller.live.snapshot import standing_of
+from cosmos_core.controller.machine.progress import best_checkpoint
+from cosmos_core.controller.machine.state import State
+from cosmos_core.observe.live import line
+from cosmos_core.policy.checkpoints.checkpoint import completed
+from cosmos_core.run.files import folder
+from cosmos_core.run.files.announcement import page_words
+from cosmos_core.run.files.presence import absence, find_address
+from cosmos_core.run.following.follower import Follower
+from cosmos_core.run.following.observer import so_far
+from cosmos_core.run.view import progress_of
+from cosmos_core.transport.keys import person_key
+
+
+def look(directory: Path) -> Iterator[str]:
+    """Lines about a run, for people.
+
+    Raises:
+        CosmosError: It is no run, its controller is there and does not answer, or its journal cannot be read.
+    """
+    job = load_job(directory)
+    follower, gauges = Follower(), dict[str, dict[str, float]]()
+    address = find_address(job)
+    if address is not None:
+        follower.fold(so_far(address, job.run_id, person_key(job.keys), gauges=gauges))
+    elif job.journal.exists():
+        follower.fold(entries(job.journal))
+    state = follower.state
+    if state is None:
+        yield f"{job.recipe.run.name}: not begun yet"
+        return
+    now = time.time() if address is not None else None
+    outcome, reason = state.outcome, state.reason
+    if address is None and not outcome and (ended := folder.read_summary(directory)) is not None:
+        # The supervisor ended it, after the controller.
+        outcome, reason = ended.outcome, ended.reason
+    yield f"{job.recipe.run.name}: {_verdict(outcome, '' if address is not None else absence(job))}"
+    yield line(progress_of(follower, stages(job.recipe), gauges, now=now))
+    yield from _replicas(state, is_running=address is not None)
+    if address is not None:
+        yield from (f"  {words}" for words in page_words(job))
+    yield from settings_lines(state)
+    best = best_checkpoint(state)
+    for step in sorted(state.checkpoints.saved.keys() & set(completed(job.checkpoints))):
+        yield f"  checkpoint of step {step}{' (best)' if step == best else ''}: {state.checkpoints.saved[step]}"
+    if reason:
+        yield reason
+    if (job.directory / folder.REPORT).exists():
+        yield f"  report: {job.directory / folder.REPORT}"
+
+
+def _replicas(state: State, *, is_running: bool) -> Iterator[str]:
+    for replica in (*state.named("policy"), *state.named("rollout")):
+        held = replica.step if replica.role == "policy" else replica.version
+        standing = f"{standing_of(state, replica)}, " if is_running else ""
+        work = f", {len(replica.leases)} prompts in flight" if replica.role == "rollout" else ""
+        place = f"pid {replica.pid} on {replica.host}"
+        yield f"  {replica.name}: {standing}weights of step {max(0, held)}{work}, {place}"
+    for name in sorted(state.departed):
+        yield f"  {name}: has left, as it was asked to"
+    if is_running:
+        yield from (f"  {words}" for words in _lost(state))
+
+
+def _lost(state: State) -> list[str]:
+    """Replicas that were lost and have not come back, each with the newest reason."""
+    reasons = {words.partition(": ")[0]: words for words in state.fenced.values()}
+    return [words for name, words in reasons.items() if name not in state.replicas and name not in state.departed]
+
+
+def settings_lines(state: State) -> Iterator[str]:
+    """Dynamic keys that are not as in the recipe, or will not be from a step on."""
+    recipe = {each.key: each.value for each in state.settings.dynamic}
+    newest = {change.key: change for change in state.changes}
+    for key, change in sorted(newest.items()):
+        when = "since" if change.step <= state.step + 1 else "from"
+        yield f"  {key} = {change.after} {when} step {change.step} (recipe: {recipe.get(key)})"
+
+
+def _verdict(outcome: str, absence: str) -> str:
+    """How a run stands; `absence` says why its controller is not there, and is empty if it is."""
+    if not absence:
+        return f"running, {outcome} in a moment" if outcome else "running"
+    return outcome or f"interrupted: {absence}; cosmos run --resume goes on"

@@ -1,0 +1,182 @@
+"""Dialogues of `cosmos eval`: each held-out row begins as it does in the evaluations of a run."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from cosmos_core.config.schema import (
+    EnvironmentConfig,
+    EvaluationConfig,
+    PolicyConfig,
+    RolloutConfig,
+    RunConfig,
+)
+from cosmos_core.protocols import FinishReason, Generated, Sampling
+from cosmos_core.rollout.episodes.pool import EnvironmentPool
+from cosmos_core.rollout.gate import VersionGate
+from cosmos_core.rollout.generation import Generation, Parts
+from cosmos_core.rollout.rewards.pool import Outcome
+from cosmos_core.rollout.terms import LeaseTerms
+from cosmos_core.run.artifacts.dialogues import play
+from cosmos_core.run.artifacts.generate import Served
+from cosmos_core.transport.directives import Lease
+from cosmos_core.types import Array, Payload, Prompt, SampleStatus
+
+PLUGIN = """
+from cosmos_core.protocols import Provider, Turn, hookimpl
+
+
+class Dealer:
+    def __init__(self, options, context):
+        pass
+
+    async def reset(self, prompt, seed):
+        return f"card {seed}"
+
+    async def step(self, text):
+        return Turn(done=True)
+
+    async def close(self):
+        pass
+
+
+@hookimpl
+def cosmos_environment():
+    return Provider(create=Dealer)
+"""
+DEALER = EnvironmentConfig(plugin="dealer", timeout_s=10.0)
+ROWS = (2, 0, 5)
+RUN_SEED = 11
+
+
+@pytest.fixture(autouse=True)
+def plugin(tmp_path, monkeypatch):
+    """An installed environment that begins with its seed."""
+    info = tmp_path / "dealer-1.0.dist-info"
+    info.mkdir()
+    (tmp_path / "dealer_environment.py").write_text(PLUGIN)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dealer\nVersion: 1.0\nRequires-Dist: cosmos-core\n")
+    (info / "entry_points.txt").write_text("[cosmos_core.environments]\ndealer = dealer_environment\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def ints(values):
+    return Array(dtype="int32", shape=(len(values),), data=np.int32(values).tobytes())
+
+
+class Model:
+    """A letter is a token."""
+
+    def encode(self, prompt):
+        return Payload(kind="tokens", arrays={"prompt": ints([ord(letter) for letter in prompt.text])})
+
+    def decode(self, payload):
+        return ""
+
+    def encode_observation(self, prompt, written, observation, *, role="user"):
+        return [ord(letter) for letter in observation]
+
+
+class Done:
+    def __init__(self, request):
+        self.request = request
+
+    def result(self, timeout_s=None):
+        logprob = Array(dtype="float32", shape=(1,), data=np.float32([-1]).tobytes())
+        arrays = {**self.request.prompt.arrays, "completion": ints([9]), "logprobs": logprob, "versions": ints([0])}
+        payload = Payload(kind="tokens", arrays=arrays)
+        return [Generated(payload=payload, reason=FinishReason.STOP, oldest_version=0, newest_version=0, num_units=1)]
+
+    def add_done_callback(self, callback):
+        callback(self)
+
+
+class Engine:
+    """Ends each turn at once, and keeps the texts of the prompts."""
+
+    def __init__(self):
+        self.prompts = []
+
+    def submit(self, requests):
+        for each in requests:
+            tokens = np.frombuffer(each.prompt.arrays["prompt"].data, np.int32)
+            self.prompts.append("".join(map(chr, tokens.tolist())))
+        return [Done(each) for each in requests]
+
+    def abort(self, names):
+        pass
+
+    def health(self):
+        pass
+
+
+def row(index):
+    return Prompt(text=f"row {index}: ")
+
+
+def beginnings_in_a_run():
+    """How the environment begins with each row, in an evaluation of a run."""
+    engine, gate, reports = Engine(), VersionGate(), queue.SimpleQueue()
+    gate.confirm(1)
+    pool = EnvironmentPool(DEALER, seed=RUN_SEED)
+    rewards = SimpleNamespace(
+        submit=lambda completions, done: done([[Outcome(value=1.0, status=SampleStatus.OK)] for _ in completions])
+    )
+    recipe = SimpleNamespace(
+        run=RunConfig(name="r", steps=1, seed=RUN_SEED),
+        reward=(SimpleNamespace(name="math", plugin="math", weight=1.0),),
+        environment=DEALER,
+        rollout=RolloutConfig(),
+        evaluation=EvaluationConfig(max_units=7),
+        policy=PolicyConfig(),
+    )
+    generation = Generation(
+        Parts(
+            recipe=recipe,
+            stage=0,
+            context_length=100,
+            model=Model(),
+            dataset=SimpleNamespace(row=lambda split, index: row(index)),
+            terms=LeaseTerms(recipe, lambda _: None),
+            engine=engine,
+            pool=rewards,
+            payloads=SimpleNamespace(release_except=lambda leases: None),
+            gate=gate,
+            report=reports.put,
+            environments=pool,
+        )
+    )
+    pool.start()
+    generation.start()
+    try:
+        numbers = itertools.count(1)
+        leases = [Lease(lease=next(numbers), purpose="evaluation", position=9, row=each, version=1) for each in ROWS]
+        generation.reconcile(leases, ())
+        for _ in ROWS:
+            reports.get(timeout=20)
+    finally:
+        generation.close()
+        pool.close()
+    return sorted(engine.prompts)
+
+
+def beginnings_afterwards():
+    """The same in `cosmos eval`."""
+    model, engine = Model(), Engine()
+    served = Served(model=model, engine=engine, context_length=100)
+    asked = [(each, row(each), model.encode(row(each))) for each in ROWS]
+    played = play(served, DEALER, asked, Sampling(temperature=0.0, max_units=7), seed=RUN_SEED)
+    assert [each.status for each in played] == ["ok"] * len(ROWS)
+    return sorted(engine.prompts)
+
+
+def test_each_row_begins_as_in_the_evaluations_of_its_run_and_otherwise_than_others():
+    found = beginnings_afterwards()
+    assert found == beginnings_in_a_run()
+    assert len({text.partition("card ")[2] for text in found}) == len(ROWS)

@@ -1,0 +1,83 @@
+"""Scores by label, and how sure they are."""
+
+import json
+
+import pytest
+
+from cosmos_core.errors import ConfigError
+from cosmos_core.run.artifacts.evaluated import Evaluated, check_place, lines, write
+from cosmos_core.run.artifacts.tallies import interval, tallies, tally
+from cosmos_core.types import Prompt
+
+
+def scored(*pairs, key="labels"):
+    return [(Prompt(text="?", metadata={} if label is None else {key: label}), score) for label, score in pairs]
+
+
+def test_wilsons_interval_by_hand():
+    # 8 of 10: (0.8 + 0.19207) / 1.38415 -+ 1.96 sqrt(0.016 + 0.0096036) / 1.38415
+    assert interval([1.0] * 8 + [0.0] * 2) == pytest.approx((0.49016, 0.94332), abs=1e-5)
+    low, high = interval([1.0] * 20)
+    assert (low, high) == (pytest.approx(0.83887, abs=1e-5), 1.0)
+    assert interval([0.0])[0] == 0.0
+    assert interval([0.0])[1] == pytest.approx(0.79345, abs=1e-5)
+
+
+def test_other_scores_have_the_interval_of_their_standard_error():
+    # Mean 2, variance 1, standard error 1/sqrt(3).
+    assert interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 1.95996 / 3**0.5, 2 + 1.95996 / 3**0.5), abs=1e-4)
+
+
+def test_a_prompt_counts_for_each_of_its_labels_and_once():
+    found = tallies(scored((["space", "space/order"], 1.0), ("space", 0.0), (["space", "space"], None)), "labels")
+    assert [(each.label, each.num_prompts, each.num_unscored) for each in found] == [
+        ("space", 3, 1),
+        ("space/order", 1, 0),
+    ]
+    assert found[0].mean == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("value", [None, []])
+def test_prompts_without_a_label_are_a_group(value):
+    (found,) = tallies(scored((value, 1.0)), "labels")
+    assert found.label == "(none)"
+
+
+def test_numbers_are_labels_too():
+    assert [each.label for each in tallies(scored((2, 1.0), (1, 0.0), key="level"), "level")] == ["1", "2"]
+
+
+def evaluated():
+    groups = tuple(tallies(scored(("space", 1.0), ("time", None)), "labels"))
+    return Evaluated(
+        accuracy=0.5,
+        num_prompts=2,
+        num_unscored=1,
+        num_truncated=0,
+        rewards={"r": 1.0},
+        total=tally("all", [1.0, None]),
+        groups=groups,
+    )
+
+
+def test_a_table_for_people():
+    assert list(lines(evaluated(), "labels")) == [
+        "labels  prompts  unscored    mean  95 % interval",
+        "space         1         0  1.0000  0.2065 - 1.0000",
+        "time          1         1  0.0000  0.0000 - 0.7935",
+        "all           2         1  0.5000  0.0945 - 0.9055",
+    ]
+
+
+def test_a_file_for_programs(tmp_path):
+    write(evaluated(), tmp_path / "found.json", "labels")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["by"], found["accuracy"]) == ("labels", 0.5)
+    assert [group["label"] for group in found["groups"]] == ["space", "time"]
+
+
+def test_a_place_that_is_not_there_is_refused_before_anything_is_evaluated(tmp_path):
+    check_place(None)
+    check_place(tmp_path / "found.json")
+    with pytest.raises(ConfigError, match=r"--output: no folder .*none; make it"):
+        check_place(tmp_path / "none" / "found.json")

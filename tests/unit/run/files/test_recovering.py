@@ -1,0 +1,157 @@
+"""Journals that are damaged or gone, and what the run goes on from."""
+
+import pytest
+
+from cosmos_core.config.loading import save_job
+from cosmos_core.controller import accounts
+from cosmos_core.controller.accounts import Accounts
+from cosmos_core.controller.audit import audit
+from cosmos_core.controller.journal import Journal, entries, replay
+from cosmos_core.controller.machine import core
+from cosmos_core.controller.machine.events import Recovered, Resumed
+from cosmos_core.errors import ConfigError, DamagedJournalError, JournalError
+from cosmos_core.run.files import recovering
+from cosmos_core.run.following.follower import Follower
+
+
+@pytest.fixture
+def run(job, history, put_checkpoint):
+    """A run of 9 steps with checkpoints of steps 4, 8 and 9, on disk, and the accounts that its controller kept."""
+    job.directory.mkdir(parents=True)
+    save_job(job)
+    book = Accounts(job.accounts, keep=2)
+    history.join()
+    while not history.state.outcome:
+        before = len(history.entries)
+        history.work(until=history.state.step + 1)
+        book.note(history.state)
+        if len(history.entries) == before:
+            break
+    with Journal(job.journal) as journal:
+        for _, _, event in history.entries:
+            journal.append(event)
+        journal.commit()
+    for step in history.state.checkpoints.saved:
+        put_checkpoint(job, step, generation=history.state.generation_number)
+    return history
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+
+
+def test_accounts_are_kept_of_the_newest_checkpoints(job, run):
+    assert run.state.outcome == "finished"
+    steps = sorted(run.state.checkpoints.saved)
+    assert len(steps) > 2
+    kept = accounts.kept(job.accounts)
+    assert kept[-2:] == steps[-2:]
+    account = accounts.read(job.accounts, steps[-1])
+    assert account.steps == tuple(run.state.steps)
+    assert account.marks == run.state.marks[steps[-1]]
+
+
+def test_a_run_goes_on_from_its_newest_checkpoint_with_a_new_journal(job, run):
+    flip(job.journal)
+    with pytest.raises(DamagedJournalError, match=f"cosmos recover {job.directory}"):
+        replay(job.journal)
+    done = recovering.recover(job.directory)
+    newest = max(run.state.checkpoints.saved)
+    assert done.step == newest
+    assert done.checkpoint == recovering.path_of(job.checkpoints, newest)
+    assert done.aside is not None
+    assert done.aside.exists()
+    state = replay(job.journal)
+    assert state.step == newest
+    assert state.steps == run.state.steps
+    assert [ledger.consumed for ledger in state.ledgers] == [ledger.consumed for ledger in run.state.ledgers]
+    # Nothing that was said under the lost journal can be mistaken for what is said now.
+    assert state.term > run.state.term
+    assert state.next_lease > run.state.next_lease
+    assert state.generation_number > run.state.generation_number
+    follower = Follower()
+    follower.fold(entries(job.journal))
+    assert [timed.record for timed in follower.steps] == run.state.steps
+
+
+def test_an_older_checkpoint_can_be_chosen_and_the_rest_is_trained_again(job, run, open_history):
+    flip(job.journal)
+    older = accounts.kept(job.accounts)[-2]
+    recovering.recover(job.directory, step=older)
+    ((_, _, event),) = entries(job.journal)
+    assert isinstance(event, Recovered)
+    again = open_history(job)
+    again.entries, again.state = [(1, 1000.0, event)], core.begin(event)
+    again.world = run.world
+    again.append(Resumed(step=older, settings=again.settings))
+    again.start()
+    again.join(step=older)
+    again.work()
+    assert again.state.outcome == "finished"
+    found = audit(again.entries)
+    assert found.problems == ()
+    assert [batch.step for batch in found.batches] == list(range(older + 1, 10))
+    assert found.stages[1].before > 0
+    with pytest.raises(ConfigError, match="can be read; go on with cosmos run --resume"):
+        recovering.recover(job.directory)
+
+
+def test_a_journal_that_is_gone_is_not_taken_for_a_new_run(job, run):
+    job.journal.unlink()
+    with pytest.raises(DamagedJournalError, match=r"is gone; cosmos recover .* goes on"):
+        recovering.require_unbegun(job)
+    done = recovering.recover(job.directory)
+    assert done.aside is None
+    assert replay(job.journal).step == done.step
+
+
+def test_a_damaged_account_is_passed_over_and_named_if_it_is_the_last(job, run):
+    flip(job.journal)
+    kept = accounts.kept(job.accounts)
+    flip(job.accounts / f"step-{kept[-1]}")
+    with pytest.raises(JournalError, match=f"step-{kept[-1]}: is damaged"):
+        recovering.recover(job.directory, step=kept[-1])
+    with pytest.raises(ConfigError, match="--step 3: can be recovered: "):
+        recovering.recover(job.directory, step=3)
+    assert recovering.recover(job.directory).step == kept[-2]
+
+
+def test_without_an_account_nothing_is_touched(job, run):
+    flip(job.journal)
+    for path in job.accounts.iterdir():
+        path.unlink()
+    with pytest.raises(JournalError, match="no checkpoint has an account"):
+        recovering.recover(job.directory)
+    assert job.journal.exists()
+
+
+def test_an_account_that_cannot_be_written_stops_the_run(job, history, tmp_path):
+    history.join()
+    history.work()
+    in_the_way = tmp_path / "accounts"
+    in_the_way.write_text("a file")
+    with pytest.raises(JournalError, match=r"cannot be written .* free some space"):
+        Accounts(in_the_way, keep=2).note(history.state)
+
+
+def test_accounts_of_steps_that_were_undone_are_removed(job, run):
+    book = Accounts(job.accounts, keep=2)
+    book.note(run.state)
+    later = max(accounts.kept(job.accounts))
+    step = min(accounts.kept(job.accounts))
+    assert step < later
+    run.state.rewinds.append(step)
+    run.state.step = step
+    run.state.checkpoints.saved.clear()
+    book.note(run.state)
+    assert accounts.kept(job.accounts) == [step]
+
+
+def test_an_account_that_cannot_be_removed_stops_the_run(job, run):
+    run.state.step = 0
+    path = job.accounts / "step-5"
+    path.mkdir()
+    with pytest.raises(JournalError, match=r"step-5 cannot be removed .* make the folder writable"):
+        Accounts(job.accounts, keep=2).note(run.state)

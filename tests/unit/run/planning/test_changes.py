@@ -1,0 +1,63 @@
+import pytest
+
+from cosmos_core.errors import ConfigError
+from cosmos_core.run.planning.changes import changed
+
+
+@pytest.fixture
+def recipe(job):
+    return job.recipe
+
+
+def test_what_a_result_does_not_depend_on_may_change(recipe):
+    overrides = ["run.steps=9", "policy.checkpoint.keep=7", "tracking.hooks=['mlflow']", "control.port=4000"]
+    new, changes = changed(recipe, overrides)
+    assert (new.run.steps, new.policy.checkpoint.keep) == (9, 7)
+    assert (new.tracking.hooks, new.control.port) == (("mlflow",), 4000)
+    assert [str(change) for change in changes] == [
+        "run.steps was 6, is 9",
+        f"policy.checkpoint.keep was {recipe.policy.checkpoint.keep}, is 7",
+        'tracking.hooks was [], is ["mlflow"]',
+        "control.port was 0, is 4000",
+    ]
+
+
+def test_the_layout_may_change(recipe):
+    new, changes = changed(recipe, ["policy.mesh.pp=2", "policy.parallel.schedule='zero-bubble'"])
+    assert (new.policy.mesh.pp, new.policy.parallel.schedule) == (2, "zero-bubble")
+    assert len(changes) == 2
+
+
+def test_how_weights_travel_may_change_and_is_checked_again(recipe):
+    new, changes = changed(recipe, ["sync.transport='disk'", "sync.directory='/elsewhere'", "run.steps=9"])
+    assert (new.sync.transport, new.sync.directory) == ("disk", "/elsewhere")
+    assert {change.key: change.is_to_be_checked for change in changes} == {
+        "run.steps": False,
+        "sync.transport": True,
+        "sync.directory": True,
+    }
+
+
+def test_nothing_changes_without_overrides_or_by_the_same_value(recipe):
+    assert changed(recipe, []) == (recipe, [])
+    assert changed(recipe, ["policy.prompts_per_step=2", "run.steps=6"]) == (recipe, [])
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("policy.optimizer.lr=1.0", "policy.optimizer.lr"),
+        ("evaluation.prompts=3", "evaluation.prompts"),
+        ("run.seed=4", "run.seed"),
+        ("reward.0.weight=2.0", "reward"),
+        ("policy.checkpoint.url='memory://x'", "policy.checkpoint.url"),
+    ],
+)
+def test_what_it_depends_on_is_refused_with_what_to_do(recipe, override, key):
+    with pytest.raises(ConfigError, match=rf"--set {key}: a run that goes on keeps .* run\.steps, .* cosmos export"):
+        changed(recipe, ["run.steps=9", override])
+
+
+def test_an_override_makes_a_recipe_like_any_other(recipe):
+    with pytest.raises(ConfigError, match="did you mean steps"):
+        changed(recipe, ["run.stepps=9"])

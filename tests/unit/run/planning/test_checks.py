@@ -1,0 +1,380 @@
+import attrs
+import pytest
+
+from cosmos_core.config.loading import recipe_from
+from cosmos_core.config.stages import stages
+from cosmos_core.errors import ConfigError
+from cosmos_core.protocols import (
+    AlgorithmCapabilities,
+    DatasetCapabilities,
+    EngineCapabilities,
+    EnvironmentCapabilities,
+    Extent,
+    Foresight,
+    ModelCapabilities,
+    ModelFacts,
+    Record,
+    RewardCapabilities,
+)
+from cosmos_core.run.planning.checks import Measured, Parts, problems
+from cosmos_core.run.planning.plan import check_gpus, check_present
+
+RECIPE = {
+    "run": {"name": "demo", "steps": 6},
+    "model": {"plugin": "hf", "config": {"model_type": "qwen3"}},
+    "algorithm": {"plugin": "grpo"},
+    "dataset": {"plugin": "numbers"},
+    "reward": [{"plugin": "right"}],
+    "warmup": {"plugin": "sft", "steps": 3},
+    "rollout": {"sampling": {"max_units": 100}},
+}
+FACTS = ModelFacts(
+    architecture="Tiny",
+    num_parameters=1000,
+    num_layers=2,
+    hidden_size=8,
+    vocab_size=300,
+    tokenizer_size=300,
+    context_length=256,
+    stop_ids=frozenset({2}),
+    pad_id=0,
+)
+
+
+def parts_of(changes=None, *, warmup=None, main=None, **parts):
+    recipe = recipe_from({**RECIPE, **(changes or {})})
+    capabilities = [
+        warmup or AlgorithmCapabilities(source="demonstrations"),
+        main or AlgorithmCapabilities(min_group_size=2),
+    ]
+    whole = Parts(
+        model=ModelCapabilities(),
+        facts=FACTS,
+        dataset=DatasetCapabilities(demonstrations=True),
+        stages=list(zip(stages(recipe), capabilities[-len(stages(recipe)) :], strict=True)),
+        rewards=[RewardCapabilities() for _ in recipe.reward],
+        engine=EngineCapabilities(),
+        num_train_rows=10,
+        num_heldout_rows=10,
+        measured=Measured(num_rows=10, num_demonstrations=4, shortest_prompt=9, longest_prompt=20),
+    )
+    return attrs.evolve(whole, **parts)
+
+
+def check(changes=None, **parts):
+    return problems(recipe_from({**RECIPE, **(changes or {})}), parts_of(changes, **parts))
+
+
+def rollout(**changes):
+    return {"rollout": {**RECIPE["rollout"], **changes}}
+
+
+def test_a_recipe_that_fits_has_no_problems():
+    assert check() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "expected"),
+    [
+        ({}, {"facts": attrs.evolve(FACTS, tokenizer_size=301)}, "model: the vocabulary has 300 entries.*up to 300"),
+        ({}, {"num_train_rows": 0}, "dataset: 'numbers' has no train rows"),
+        ({"evaluation": {"interval": 5}}, {"num_heldout_rows": 0}, "evaluation.interval: 5.*no held-out rows"),
+        (rollout(sampling={"max_units": 256}), {}, "rollout.sampling.max_units: 256 leaves no room.*256"),
+        ({"evaluation": {"max_units": 300}}, {}, "evaluation.max_units: 300 leaves no room"),
+        ({"policy": {"micro_batch_units": 119}}, {}, "policy.micro_batch_units: 119.*raise it to 120"),
+        ({"reward": []}, {}, "reward: 'grpo' learns from rewards"),
+        (rollout(group_size=1), {}, "rollout.group_size: 1.*at least 2"),
+        ({}, {"dataset": DatasetCapabilities()}, "warmup.plugin: 'sft' learns from demonstrations.*have none"),
+        ({}, {"warmup": AlgorithmCapabilities()}, "warmup.plugin: 'sft' learns from rollouts"),
+        (rollout(sampling={"top_p": 0.9}), {}, "rollout.sampling: top_p = 0.9, top_k = 0 draw from a cut"),
+        (rollout(sampling={"top_k": 5}), {}, "rollout.sampling: top_p = 1.0, top_k = 5 draw from a cut"),
+        (
+            rollout(sampling={"temperature": 0.7}),
+            {"engine": EngineCapabilities(logprob_semantics="raw")},
+            "gives raw log-probs, but algorithm 'grpo' can only use processed",
+        ),
+        (
+            {},
+            {"engine": EngineCapabilities(payload_kinds=frozenset({"latents"}))},
+            "makes payloads of kind latents, but model 'hf' takes tokens",
+        ),
+        (
+            {},
+            {"rewards": [RewardCapabilities(payload_kinds=frozenset({"media"}))]},
+            "but reward 'right' takes media",
+        ),
+    ],
+)
+def test_what_cannot_run_is_named_with_its_key(changes, options, expected):
+    found = check(changes, **options)
+    import re
+
+    assert any(re.search(expected, problem) for problem in found), found
+
+
+def test_raw_logprobs_are_fine_where_nothing_changes_them():
+    assert check({}, engine=EngineCapabilities(logprob_semantics="raw")) == []
+
+
+def test_a_supervised_run_needs_neither_engine_nor_rewards():
+    supervised = AlgorithmCapabilities(source="demonstrations")
+    changes = {"reward": [], "rollout": {"group_size": 1, "sampling": {"top_p": 0.5, "max_units": 4096}}}
+    assert check(changes, main=supervised, engine=None) == []
+
+
+def test_every_problem_is_found_at_once():
+    found = check(rollout(group_size=1, sampling={"max_units": 999}), dataset=DatasetCapabilities())
+    assert len(found) == 3
+
+
+def test_a_warm_up_on_rows_without_demonstrations_is_refused():
+    measured = Measured(num_rows=64, num_demonstrations=0, shortest_prompt=9, longest_prompt=20)
+    (found,) = check(measured=measured)
+    assert "warmup.plugin: 'sft'" in found
+    assert "none of 64 train rows of dataset 'numbers' has one" in found
+
+
+def test_prompts_of_which_none_fits_the_context_are_refused():
+    measured = Measured(num_rows=64, num_demonstrations=1, shortest_prompt=200, longest_prompt=300)
+    (found,) = check(measured=measured)
+    assert "no prompt fits: the shortest of 64 has 200 units, with a completion of up to 100" in found
+
+
+def test_prompts_with_media_need_an_engine_that_takes_them():
+    measured = Measured(num_rows=64, num_demonstrations=64, shortest_prompt=9, longest_prompt=20, num_with_media=3)
+    (found,) = check({}, measured=measured)
+    assert "takes prompts of text only, and 3 of 64 train rows of dataset 'numbers' show images or videos" in found
+    assert check({}, measured=measured, engine=EngineCapabilities(media=True)) == []
+
+
+def test_what_a_model_trains_on_needs_an_engine_that_records_it():
+    records = (Record(name="paths", dtype="int16", shape=(2,), option="model.options.replay"),)
+    (found,) = check(records=records)
+    assert found == (
+        "rollout.engine.plugin: 'embedded' does not record what the model's forwards do, and model.options.replay "
+        "trains on its record 'paths'; use an engine that records, such as 'embedded', or leave "
+        "model.options.replay out"
+    )
+    assert check(records=records, engine=EngineCapabilities(records=True)) == []
+    demonstrations = AlgorithmCapabilities(source="demonstrations")
+    (found,) = check({"warmup": None}, main=demonstrations, records=records)
+    assert found.startswith("model.options.replay: it trains on what forwards record while completions are generated")
+
+
+def test_processes_that_no_sequence_is_left_for_are_refused():
+    axes = ModelCapabilities(mesh_axes=frozenset({"dp_shard"}))
+    policy = {"prompts_per_step": 4, "mesh": {"dp_shard": 32}}
+    (idle,) = check({"policy": policy, "rollout": {**RECIPE["rollout"], "group_size": 4}, "warmup": None}, model=axes)
+    assert idle.startswith("policy.prompts_per_step: 16 sequences a step cannot be shared")
+    assert "= 32 processes; raise it to at least 8" in idle
+    assert (
+        check(
+            {
+                "policy": {**policy, "prompts_per_step": 8},
+                "rollout": {**RECIPE["rollout"], "group_size": 4},
+                "warmup": None,
+            },
+            model=axes,
+        )
+        == []
+    )
+
+
+def test_a_mesh_that_does_not_fit_the_model_is_refused():
+    (problem,) = check({"policy": {"mesh": {"tp": 2}}})
+    assert problem.startswith("policy.mesh.tp: 2, but the model's plugin does not declare")
+
+
+def test_a_held_out_loss_needs_held_out_demonstrations():
+    measured = Measured(num_rows=10, num_demonstrations=9, shortest_prompt=9, longest_prompt=20, num_heldout=7)
+    main = AlgorithmCapabilities(source="demonstrations")
+    alone = {"reward": [], "warmup": None}
+    (problem,) = check(alone, main=main, engine=None, measured=measured)
+    assert problem.startswith("evaluation.prompts: without rewards")
+    assert "first 7 held-out rows of dataset 'numbers'" in problem
+    some = attrs.evolve(measured, num_heldout_demonstrations=1)
+    assert check(alone, main=main, engine=None, measured=some) == []
+    assert check(measured=measured) == []
+    nothing = attrs.evolve(measured, num_heldout=0)
+    assert check(alone, main=main, engine=None, measured=nothing) == []
+
+
+def test_an_evaluation_without_held_out_rows_is_refused_if_it_was_asked_for():
+    main = AlgorithmCapabilities(source="demonstrations")
+    alone = {"reward": [], "warmup": None, "evaluation": {"interval": 5}}
+    (problem,) = check(alone, main=main, engine=None, num_heldout_rows=0)
+    assert "evaluation.interval: 5" in problem
+
+
+def test_a_dataset_of_which_no_row_can_be_used_says_why():
+    measured = Measured(
+        num_rows=10, num_demonstrations=0, shortest_prompt=0, longest_prompt=0, num_unusable=10, fault="no template"
+    )
+    (problem,) = check(measured=measured)
+    assert problem.endswith("10 train rows of 'numbers' that were looked at can be used; the first: no template")
+    assert check(measured=attrs.evolve(measured, num_unusable=9, num_demonstrations=1)) == []
+
+
+def test_processes_of_a_replica_do_not_share_a_gpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(ConfigError, match=r"policy.mesh: 4 processes .* need a GPU each, and this machine has 2"):
+        check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 4}}}))
+    check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 2}}}))
+    check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 4}, "device": "cpu"}}))
+    with pytest.raises(ConfigError, match=r"rollout.mesh: 4 processes .*or rollout.device = 'cpu'"):
+        check_gpus(recipe_from({**RECIPE, **rollout(mesh={"tp": 4})}))
+    check_gpus(recipe_from({**RECIPE, **rollout(mesh={"tp": 4}, device="cpu")}))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 4}}}))
+
+
+def test_demonstrations_of_which_none_fits_a_forward_are_refused():
+    main = AlgorithmCapabilities(source="demonstrations")
+    alone = {"reward": [], "warmup": None, "policy": {"micro_batch_units": 9}}
+    (problem,) = check(alone, main=main, engine=None)
+    assert problem.startswith("policy.micro_batch_units: no demonstration fits: the shortest of 10 prompts has 9 units")
+    assert check({**alone, "policy": {"micro_batch_units": 10}}, main=main, engine=None) == []
+
+
+def test_a_format_needs_an_engine_that_has_it_and_a_model_that_names_its_matrices():
+    wants = {"rollout": {**RECIPE["rollout"], "quantization": "mxfp4"}}
+    able = EngineCapabilities(quantizations=frozenset({"mxfp4", "fp8"}))
+    named = attrs.evolve(FACTS, matrices={"layers.0.w": (8, 8)})
+    assert not check(wants, engine=able, facts=named)
+    (lacking,) = check(wants, engine=EngineCapabilities(quantizations=frozenset({"fp8"})), facts=named)
+    assert lacking.startswith("rollout.quantization: 'mxfp4', but engine 'embedded' does not hold weights in it (it ")
+    assert "has: fp8)" in lacking
+    (nameless,) = check(wants, engine=able)
+    assert "model plugin 'hf' names no matrices of Tiny" in nameless
+
+
+GAME = {"environment": {"plugin": "game"}}
+
+
+def test_a_model_that_talks_with_an_environment_is_fine():
+    assert check(GAME, environment=EnvironmentCapabilities()) == []
+    weighed = {"environment": {"plugin": "game", "weight": 0.5}, "reward": []}
+    assert check(weighed, environment=EnvironmentCapabilities(rewards=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts", "expected"),
+    [
+        ({}, {"converses": False}, "the model plugin 'hf' does not encode any (`Conversing`)"),
+        ({}, {"engine": EngineCapabilities(payload_kinds=frozenset({"latents"}))}, "makes payloads of kind latents"),
+        ({"environment": {"plugin": "game", "weight": 0.5}}, {}, "environment.weight: 0.5, but environment 'game'"),
+        (
+            {},
+            {
+                "measured": Measured(
+                    num_rows=9, num_demonstrations=9, shortest_prompt=1, longest_prompt=2, num_with_media=4
+                )
+            },
+            "dialogues are of text, and 4 of 9 train rows of dataset 'numbers' show images or videos: what a model",
+        ),
+        (
+            {"reward": []},
+            {"engine": None, "main": AlgorithmCapabilities(source="demonstrations")},
+            "nothing is generated",
+        ),
+    ],
+)
+def test_what_cannot_talk_with_an_environment_is_refused(changes, parts, expected):
+    found = check({**GAME, **changes}, **{"environment": EnvironmentCapabilities(), **parts})
+    assert [problem for problem in found if problem.startswith("environment.") and expected in problem], found
+
+
+def test_a_layout_that_cuts_a_byte_of_codes_is_refused_with_what_would_do():
+    """As the first publication would refuse it (`cosmos_core.weights.quantization.shares`)."""
+    extents = (Extent(axis="tp", name="columns of a feed-forward layer", size=12),)
+    facts = attrs.evolve(
+        FACTS,
+        matrices={"layers.0.up": (12, 8), "layers.0.down": (8, 12), "layers.10.down": (8, 12)},
+        column_split=frozenset({"layers.0.down", "layers.10.down", "lm_head"}),
+        extents=extents,
+    )
+    engine = EngineCapabilities(quantizations=frozenset({"mxfp4", "nvfp4", "fp8"}))
+    model = ModelCapabilities(mesh_axes=frozenset({"tp"}))
+
+    def found(tp, quantization, facts=facts):
+        changes = {
+            "policy": {"mesh": {"tp": tp}, "micro_batch_units": 12},
+            "rollout": {**RECIPE["rollout"], "quantization": quantization},
+        }
+        return [each for each in check(changes, engine=engine, facts=facts, model=model) if "in a byte" in each]
+
+    (problem,) = found(4, "mxfp4")
+    assert problem == (
+        "rollout.quantization: 'mxfp4' has 2 columns in a byte, and policy.mesh.tp = 4 gives a process 3 of the 12 "
+        "columns of layers.0.down, and so of 1 more; tp can be 1, 2, 3 or 6, or take 'fp8' or 'mxfp8', whose codes are "
+        "a byte each"
+    )
+    assert found(4, "nvfp4")
+    assert not [each for tp in (1, 2, 3, 6) for each in found(tp, "mxfp4")]
+    assert not found(4, "fp8")
+    # Where columns are whole on each process, rows may be split as they like.
+    assert not found(4, "mxfp4", attrs.evolve(facts, column_split=frozenset()))
+
+
+def test_what_the_engine_foresees_is_told_with_the_rest():
+    foresight = Foresight(problems=("rollout.precision: no",))
+    found = check({"reward": []}, foresight=foresight)
+    assert found[-1] == "rollout.precision: no"
+    assert len(found) > 1
+
+
+def test_what_is_absent_can_be_planned_and_not_started():
+    facts = attrs.evolve(FACTS, absent_weights="no weights in folder")
+    parts = parts_of(facts=facts, foresight=Foresight(absent="pip install the-engine"))
+    assert problems(recipe_from(RECIPE), parts) == []
+    with pytest.raises(ConfigError, match=r"^no weights in folder\npip install the-engine$"):
+        check_present(parts)
+    check_present(parts_of())
+
+
+TENSOR = {
+    "model": ModelCapabilities(mesh_axes=frozenset({"tp"})),
+    "facts": attrs.evolve(FACTS, extents=(Extent(axis="tp", name="attention heads", size=4),)),
+}
+SPREAD = EngineCapabilities(
+    mesh_axes=frozenset({"tp"}),
+    media=True,
+    records=True,
+    quantizations=frozenset({"fp8"}),
+    only_alone=frozenset({"media", "records", "quantizations"}),
+)
+
+
+def test_processes_of_a_rollout_replica_need_an_engine_and_a_model_that_share_layers():
+    two = rollout(mesh={"tp": 2})
+    (found,) = check(two, **TENSOR)
+    assert found.startswith("rollout.mesh.tp: 2, but engine 'embedded' generates in one process")
+    assert check(two, engine=SPREAD, **TENSOR) == []
+    (found,) = check(two, engine=SPREAD)
+    assert found.startswith("rollout.mesh.tp: 2, but the model's plugin does not declare the axis tp")
+    assert found.endswith("rollout.replicas spreads the work besides")
+    (found,) = check(rollout(mesh={"tp": 3}), engine=SPREAD, **TENSOR)
+    assert found == "rollout.mesh.tp: 3 does not divide 4 attention heads; tp can be 1, 2 or 4"
+    (found,) = check(
+        rollout(mesh={"tp": 4}),
+        engine=SPREAD,
+        **{**TENSOR, "facts": attrs.evolve(FACTS, vocab_size=5, tokenizer_size=5)},
+    )
+    assert found.startswith("rollout.mesh.tp: 4 leaves processes without a token of a vocabulary of 5")
+
+
+def test_what_an_engine_only_does_in_one_process_is_refused_for_several():
+    facts = attrs.evolve(TENSOR["facts"], matrices={"a": (2, 2)})
+    measured = Measured(num_rows=64, num_demonstrations=64, shortest_prompt=9, longest_prompt=20, num_with_media=3)
+    records = (Record(name="paths", dtype="int16", shape=(2,), option="model.options.replay"),)
+    wanted = {"measured": measured, "records": records, "engine": SPREAD, **TENSOR, "facts": facts}
+    assert check(rollout(quantization="fp8"), **wanted) == []
+    found = check(rollout(quantization="fp8", mesh={"tp": 2}), **wanted)
+    assert found == [
+        f"rollout.mesh.tp: 2, but engine 'embedded' is for {what}, in one process only; set tp = 1"
+        for what in (
+            "rollout.quantization = 'fp8'",
+            "prompts that show images or videos",
+            "model.options.replay, which records what forwards do",
+        )
+    ]

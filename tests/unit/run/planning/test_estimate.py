@@ -1,0 +1,126 @@
+import attrs
+import pytest
+
+from cosmos_core.config.loading import recipe_from
+from cosmos_core.protocols import ModelFacts, ModelPart
+from cosmos_core.run.planning.estimate import gpus, longest_sample, processes, rollout_memory, sync_bytes
+from cosmos_core.run.planning.footprint import size
+from cosmos_core.run.planning.memory import policy_memory
+
+FACTS = ModelFacts(
+    architecture="Tiny",
+    num_parameters=1000,
+    num_layers=2,
+    hidden_size=8,
+    vocab_size=30,
+    tokenizer_size=30,
+    context_length=64,
+    stop_ids=frozenset(),
+    pad_id=0,
+)
+
+
+def recipe(**changes):
+    base = {
+        "run": {"name": "demo", "steps": 1},
+        "model": {"plugin": "hf", "path": "x"},
+        "algorithm": {"plugin": "grpo"},
+        "dataset": {"plugin": "numbers"},
+    }
+    return recipe_from({**base, **changes})
+
+
+def test_memory_of_a_rollout_replica_by_hand():
+    made = recipe(rollout={"precision": "bf16", "max_in_flight": 3, "sampling": {"max_units": 10}})
+    parts = rollout_memory(made, FACTS, longest_prompt=20)
+    assert parts["parameters"] == 2000
+    assert parts["KV cache (at most)"] == 2 * 2 * 8 * 2 * 30 * 3
+    longer = rollout_memory(made, attrs.evolve(FACTS, context_length=15), longest_prompt=20)
+    assert longer["KV cache (at most)"] == 2 * 2 * 8 * 2 * 15 * 3
+
+
+def test_a_dialogue_may_fill_what_is_trained_on():
+    """Observations are bounded by the micro-batch and the context, not by what the model may say."""
+    settings = {"rollout": {"precision": "bf16", "max_in_flight": 3, "sampling": {"max_units": 10}}}
+    plain, talks = (
+        recipe(**settings),
+        recipe(**settings, environment={"plugin": "game"}, policy={"micro_batch_units": 50}),
+    )
+    assert (longest_sample(plain, 64, 20), longest_sample(talks, 64, 20), longest_sample(talks, 40, 20)) == (30, 50, 40)
+    assert rollout_memory(talks, FACTS, longest_prompt=20)["KV cache (at most)"] == 2 * 2 * 8 * 2 * 50 * 3
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("fp32", 4000), ("bf16", 2000)])
+def test_bytes_of_a_weight_sync(precision, expected):
+    assert sync_bytes(recipe(rollout={"precision": precision}), FACTS) == expected
+
+
+def test_matrices_are_sent_as_codes_and_scales():
+    facts = attrs.evolve(FACTS, matrices={"a": (8, 40), "b": (2, 4, 64)})
+    others = 2 * (1000 - 8 * 40 - 2 * 4 * 64)
+    expected = {
+        "none": 2000,
+        "fp8": others + 8 * 40 + 4 * 8 + 8 * 64 + 4 * 8,
+        "mxfp8": others + 8 * 40 + 8 * 2 + 8 * 64 + 8 * 2,
+        "mxfp4": others + 8 * 20 + 8 * 2 + 8 * 32 + 8 * 2,
+        "nvfp4": others + 8 * 20 + 8 * 3 + 4 + 8 * 32 + 8 * 4 + 2 * 4,
+    }
+    for quantization, nbytes in expected.items():
+        made = recipe(rollout={"precision": "bf16", "quantization": quantization})
+        assert sync_bytes(made, facts) == nbytes
+        parts = rollout_memory(made, facts, longest_prompt=20)
+        assert parts["parameters"] + parts.get("codes and scales", 0) == 2000 + (nbytes - others) * (nbytes != 2000)
+        (rank,) = policy_memory(made, facts)
+        assert rank.host["published weights"] == 2 * nbytes
+
+
+def test_a_models_own_cache_is_taken():
+    made = recipe(rollout={"precision": "bf16", "max_in_flight": 3, "sampling": {"max_units": 10}})
+    parts = rollout_memory(made, attrs.evolve(FACTS, cache_size=5), longest_prompt=20)
+    assert parts["KV cache (at most)"] == 5 * 2 * 30 * 3
+
+
+def test_the_process_table_names_everyone():
+    made = recipe(policy={"replicas": 2, "mesh": {"tp": 2, "dp_shard": 3}}, rollout={"replicas": 2, "device": "cpu"})
+    assert processes(made, uses_rollouts=True) == [
+        ("controller", "cosmos_core.controller", "cpu", 1),
+        ("policy-0", "cosmos_core.policy", "auto", 6),
+        ("policy-1", "cosmos_core.policy", "auto", 6),
+        ("rollout-0", "cosmos_core.rollout", "cpu", 1),
+        ("rollout-1", "cosmos_core.rollout", "cpu", 1),
+    ]
+    assert len(processes(made, uses_rollouts=False)) == 3
+    assert gpus(made, uses_rollouts=True) == 14
+    assert gpus(made, uses_rollouts=False) == 12
+
+
+def test_sizes_are_for_people():
+    assert [size(number) for number in (0, 1023, 1536, 3 << 30, 5 << 50)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "3.0 GiB",
+        "5120.0 TiB",
+    ]
+
+
+def test_processes_of_a_rollout_replica_share_weights_and_heads():
+    part = ModelPart(
+        name="layers",
+        num_parameters=450,
+        count=2,
+        num_expert_parameters=100,
+        num_whole_parameters=10,
+        head_parameters={2: 40},
+    )
+    facts = attrs.evolve(FACTS, parts=(part,))
+    sizes = {}
+    for tp in (1, 2, 4):
+        made = recipe(rollout={"precision": "bf16", "max_in_flight": 3, "mesh": {"tp": tp}})
+        sizes[tp] = rollout_memory(made, facts, longest_prompt=20)
+    # Split are 2 · (450 - 100 experts - 10 whole) of 1000; with 4 processes, 2 · 40 of the 2 heads are whole, too.
+    assert [sizes[tp]["parameters"] for tp in (1, 2, 4)] == [2000, 2 * (1000 - 340), 2 * (1000 - 600 * 3 // 4)]
+    whole = sizes[1]["KV cache (at most)"]
+    assert [sizes[tp]["KV cache (at most)"] for tp in (2, 4)] == [whole / 2, whole / 2]
+    assert gpus(made, uses_rollouts=True) == 5
+    assert processes(made, uses_rollouts=True)[-1] == ("rollout-0", "cosmos_core.rollout", "auto", 4)

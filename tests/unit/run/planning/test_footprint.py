@@ -1,0 +1,119 @@
+"""What a plan says about memory, and how it says it."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cosmos_core.config.loading import load_recipe
+from cosmos_core.run.planning.footprint import machine_memory, room, total_memory, verdict
+from cosmos_core.run.planning.memory import RankMemory
+from cosmos_core.run.planning.plan import make_plan
+from cosmos_core.run.planning.tables import print_plan
+
+RECIPES = Path(__file__).parents[4] / "recipes"
+GIB = 1 << 30
+
+
+def rank(gib, name="each process", *, is_whole=True):
+    return RankMemory(
+        name=name,
+        count=2,
+        device={"parameters": int(gib * GIB)},
+        host={"published weights": 999 * GIB},
+        is_whole=is_whole,
+    )
+
+
+@pytest.mark.parametrize(
+    ("gib", "said"),
+    [
+        (71.0, "71.0 GiB a process: a GPU of 80 GB (H100) or 141 GB (H200) holds it with a tenth free"),
+        (71.2, "71.2 GiB a process: a GPU of 141 GB (H200) holds it with a tenth free"),
+        (125.0, "125.0 GiB a process: a GPU of 141 GB (H200) holds it with a tenth free"),
+        (125.2, "125.2 GiB a process: no GPU of 80 GB (H100) or 141 GB (H200) holds it with a tenth free"),
+    ],
+)
+def test_gpus_that_hold_a_process(gib, said):
+    assert verdict([rank(gib)], "auto") == f"at most {said}"
+
+
+def test_the_largest_process_decides():
+    ranks = [rank(3, "place 0"), rank(90, "places 1-2", is_whole=False), rank(70, "place 3")]
+    assert verdict(ranks, "cuda").startswith(
+        "at most 90.0 GiB a process (places 1-2) without activations: a GPU of 141"
+    )
+    assert verdict(ranks, "cpu") == "at most 90.0 GiB a process (places 1-2) without activations"
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    path = RECIPES / "sft-arithmetic.toml"
+    overrides = ["policy.mesh.pp=2", "policy.replicas=3", "run.steps=200000"]
+    return make_plan(load_recipe(path, overrides=overrides), path, tmp_path_factory.mktemp("plan"))
+
+
+def test_all_processes_count_against_the_machine(plan):
+    total = total_memory(plan)
+    assert total > 0
+    assert "CPU cores run all processes" in room(plan, 0, total)
+    assert "do not fit its memory" in room(plan, 0, total - 1)
+    assert room(plan, 7, 0) == "this machine has 7"
+    assert machine_memory() > GIB
+
+
+def printed(plan, width):
+    console = Console(file=io.StringIO(), width=width)
+    print_plan(plan, console)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_replicas_share_a_row_and_places_a_table(plan):
+    lines = printed(plan, 140)
+    assert [line.split()[:3] for line in lines if line.startswith("policy-")] == [["policy-0", "…", "policy-2"]]
+    assert any("3 x 2" in line for line in lines)
+    assert len([line for line in lines if line.startswith("parameters ")]) == 1
+    assert any(line.split()[-4:] == ["place", "0", "place", "1"] for line in lines)
+    assert any("sft repeats the dataset" in line for line in lines)
+
+
+def test_dialogues_are_counted_in_turns_and_units(tmp_path):
+    path = RECIPES / "grpo-calculator.toml"
+    recipe = load_recipe(path)
+    text = " ".join(" ".join(printed(make_plan(recipe, path, tmp_path), 200)).split())
+    # 16 prompts x 8 samples x 4 turns; of a context of 128, a micro-batch has more.
+    assert recipe.policy.micro_batch_units > 128
+    assert (
+        "dialogues of up to 4 turns and 3 observations; the model's own units are at most 32 a sample, with prompt and "
+        "observations 128 (in evaluations 128); each turn is a request with all units before it as its prompt, up to "
+        "512 a step" in text
+    )
+    assert f"{16 * 8 * 128:,}" in text
+
+
+def test_a_narrow_terminal_gets_more_tables(plan):
+    lines = printed(plan, 45)
+    assert len([line for line in lines if line.startswith("parameters ")]) == 2
+    assert max(map(len, lines)) <= 45
+
+
+def test_what_is_whole_and_what_is_measured_has_a_row(plan, tmp_path):
+    path = RECIPES / "sft-arithmetic.toml"
+    overrides = [
+        "policy.mesh.tp=4",
+        'reward=[{plugin="math"}]',
+        "rollout.sampling.max_units=24",
+        "evaluation.prompts=8",
+    ]
+    both = make_plan(load_recipe(path, overrides=overrides), path, tmp_path)
+    assert (plan.job.num_measured_prompts, plan.job.uses_rollouts) == (plan.job.num_evaluation_prompts, False)
+    assert (both.job.num_measured_prompts, both.job.uses_rollouts) == (8, True)
+    lines = [" ".join(line.split()) for line in printed(both, 200)]
+    assert any(
+        line.startswith("whole on each of tp ") and "2 key-value heads, which 4 does not divide: " in line
+        for line in lines
+    )
+    assert any("8 held-out prompts (rewards, and their demonstrations' loss), " in line for line in lines)
+    assert any("held-out demonstrations (their loss), " in line for line in printed(plan, 200))
+    assert not any("whole on each of tp" in line for line in printed(plan, 200))

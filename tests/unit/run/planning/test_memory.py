@@ -1,0 +1,194 @@
+"""Memory of a process by hand, on a model with round numbers."""
+
+import attrs
+import pytest
+
+from cosmos_core.config.loading import recipe_from
+from cosmos_core.config.schema import MeshConfig, PolicyConfig
+from cosmos_core.protocols import Kept, ModelFacts, ModelPart
+from cosmos_core.run.planning.memory import policy_memory, whole_over_tp
+
+KEPT = Kept(stream=100, inputs=50, inner=200, routed=0, entry=40, products=80)
+LAYER = ModelPart(
+    name="layers 1-8",
+    count=8,
+    is_layer=True,
+    num_parameters=1000,
+    num_whole_parameters=200,
+    widths={"q_proj": 30, "up_proj": 70},
+    kept={"float32": KEPT, "bfloat16": KEPT, "autocast": KEPT},
+)
+NOTHING = {name: Kept(stream=0, inputs=0, inner=0, routed=0, entry=0, products=0) for name in LAYER.kept}
+FACTS = ModelFacts(
+    architecture="Tiny",
+    num_parameters=10_400,
+    num_layers=8,
+    hidden_size=8,
+    vocab_size=30,
+    tokenizer_size=30,
+    context_length=64,
+    stop_ids=frozenset(),
+    pad_id=0,
+    num_tied_parameters=1600,
+    parts=(
+        ModelPart(name="embedding", num_parameters=1600, kept=NOTHING),
+        LAYER,
+        ModelPart(name="head", num_parameters=800, kept=NOTHING),
+    ),
+)
+EXPERTS = ModelPart(
+    name="layers 1-8",
+    count=8,
+    is_layer=True,
+    num_parameters=1000,
+    num_whole_parameters=200,
+    num_expert_parameters=640,
+    kept={"float32": Kept(stream=100, inputs=50, inner=200, routed=80, entry=40, products=80)},
+)
+
+
+def memory(mesh=None, *, facts=FACTS, **policy):
+    recipe = recipe_from(
+        {
+            "run": {"name": "demo", "steps": 1},
+            "model": {"plugin": "hf", "path": "x"},
+            "algorithm": {"plugin": "grpo"},
+            "dataset": {"plugin": "numbers"},
+            "policy": {"micro_batch_units": 16, "precision": "fp32", "mesh": mesh or {}, **policy},
+        }
+    )
+    return policy_memory(recipe, facts)
+
+
+def test_one_process():
+    (rank,) = memory()
+    assert (rank.name, rank.count) == ("each process", 1)
+    assert rank.device == {
+        "parameters": 4 * 10_400,
+        "gradients": 4 * 10_400,
+        "optimizer": 8 * 10_400,
+        "activations": 16 * 8 * 350,
+        "logits": 3 * 4 * 16 * 30,
+    }
+    assert rank.host == {"published weights": 2 * 2 * 10_400}
+
+
+def test_sharding_divides_weights_and_gathers_two_layers():
+    (rank,) = memory({"dp_shard": 4})
+    assert rank.count == 4
+    assert rank.device["parameters"] == 10_400
+    assert rank.device["gathered weights"] == 4 * (2400 + 2 * 1000)
+    assert rank.device["activations"] == 16 * 8 * 350
+    (kept,) = memory({"dp_shard": 4}, parallel={"reshard_after_forward": "never"})
+    assert kept.device["gathered weights"] == 4 * 10_400
+
+
+def test_replicas_divide_nothing():
+    (rank,) = memory({"dp_replicate": 4})
+    assert rank.device["parameters"] == 4 * 10_400
+
+
+def test_tensor_parallel_splits_what_it_can():
+    (rank,) = memory({"tp": 2})
+    # Of a layer 200 of 1000 are whole; stream and inner values are split, inputs are not.
+    assert rank.device["parameters"] == 4 * (800 + 8 * (400 + 200) + 400)
+    assert rank.device["activations"] == 16 * 8 * (50 + 50 + 100)
+    assert rank.device["logits"] == 3 * 4 * 16 * 30 // 2
+    (whole,) = memory({"tp": 2}, parallel={"sequence_parallel": False})
+    assert whole.device["activations"] == 16 * 8 * (100 + 50 + 100)
+
+
+def test_heads_that_tensor_parallel_does_not_divide_are_whole():
+    layer = attrs.evolve(LAYER, head_parameters={2: 160})
+    facts = attrs.evolve(FACTS, parts=(FACTS.parts[0], layer, FACTS.parts[2]))
+    (divided,) = memory({"tp": 2}, facts=facts)
+    assert divided.device["parameters"] == memory({"tp": 2})[0].device["parameters"]
+    (rank,) = memory({"tp": 4}, facts=facts)
+    assert rank.device["parameters"] == 4 * (400 + 8 * (640 // 4 + 160 + 200) + 200)
+    assert rank.device["gathered weights"] == 4 * (400 + 2 * (640 // 4 + 160 + 200) + 200)
+
+
+def test_what_is_whole_on_each_process_of_tensor_parallelism_is_told():
+    facts = attrs.evolve(FACTS, parts=(FACTS.parts[0], attrs.evolve(EXPERTS, head_parameters={2: 160}), FACTS.parts[2]))
+
+    def told(**mesh):
+        return whole_over_tp(PolicyConfig(mesh=MeshConfig(**mesh)), facts)
+
+    assert told(tp=1) == {}
+    assert told(tp=2) == {"experts, which only ep spreads": 8 * 640, "norms and others": 8 * 200}
+    assert told(tp=4, ep=4) == {"2 key-value heads, which 4 does not divide": 8 * 160, "norms and others": 8 * 200}
+
+
+def test_context_parallel_splits_units_and_shards_weights():
+    (rank,) = memory({"cp": 2})
+    assert rank.device["parameters"] == 2 * 10_400
+    assert rank.device["activations"] == 8 * 8 * 350
+
+
+def test_a_pipeline_keeps_more_at_its_start():
+    first, *_, last = ranks = memory({"pp": 4})
+    assert [rank.count for rank in ranks] == [1, 1, 1, 1]
+    assert [rank.device["activations"] for rank in ranks] == [16 * 2 * 350 * left for left in (4, 3, 2, 1)]
+    assert first.device["parameters"] == 4 * (1600 + 2000)
+    assert last.device["parameters"] == 4 * (800 + 2000 + 1600)  # its copy of what is tied
+    assert [("logits" in rank.device) for rank in ranks] == [False, False, False, True]
+
+
+def test_a_pipeline_keeps_whole_weights_and_gradients_unless_it_frees_them():
+    first, last = memory({"pp": 2, "dp_shard": 2})
+    whole = [1600 + 4 * 1000, 800 + 4 * 1000 + 1600]
+    assert [rank.device["gathered weights"] for rank in (first, last)] == [4 * each for each in whole]
+    assert [rank.device["whole gradients"] for rank in (first, last)] == [4 * each for each in whole]
+    first, last = memory({"pp": 2, "dp_shard": 2}, parallel={"reshard_after_forward": "always"})
+    assert first.device["gathered weights"] == 4 * (1600 + 2 * 1000)
+    assert "whole gradients" not in first.device
+    first, _ = memory({"pp": 2, "dp_shard": 2}, lora={"rank": 2, "modules": ["q_proj"]})
+    assert first.device["whole gradients"] == 4 * 4 * 2 * 30
+
+
+def test_a_v_shaped_pipeline_has_both_ends_on_one_process():
+    first, *others = memory({"pp": 4}, parallel={"schedule": "zero-bubble"})
+    assert first.device["parameters"] == 4 * 10_400 - 3 * 4 * 2000
+    assert "logits" in first.device
+    assert sum(rank.count for rank in others) == 3
+    assert all("logits" not in rank.device for rank in others)
+    assert first.device["activations"] == 16 * 8 * 350
+
+
+@pytest.mark.parametrize(("recompute", "kept"), [("full", 40), ("selective", 40 + 80)])
+def test_recompute_keeps_less_and_computes_one_layer_again(recompute, kept):
+    (rank,) = memory(parallel={"recompute": recompute})
+    assert rank.device["activations"] == 16 * (8 * kept + 350)
+
+
+def test_experts_are_spread_over_their_own_axis():
+    facts = attrs.evolve(FACTS, parts=(FACTS.parts[0], EXPERTS, FACTS.parts[2]))
+    (rank,) = memory({"dp_shard": 2, "tp": 2, "ep": 4}, facts=facts)
+    # 160 of a layer are split by tp, 200 are not; experts are over all four.
+    assert rank.device["parameters"] == 4 * ((800 + 400) // 2 + 8 * ((80 + 200) // 2 + 160))
+    assert rank.device["activations"] == 16 * 8 * (50 + 50 + 100 + 40)
+    (alone,) = memory({"tp": 2}, facts=facts)
+    assert alone.device["activations"] == 16 * 8 * (50 + 50 + 100 + 80)
+
+
+def test_adapters_have_gradients_and_the_weights_none():
+    (rank,) = memory(lora={"rank": 2, "modules": ["q_proj"]})
+    assert rank.device["gradients"] == 4 * 8 * 2 * 30
+    assert rank.device["optimizer"] == 2 * rank.device["gradients"]
+    assert rank.device["parameters"] == 4 * (10_400 + 8 * 2 * 30)
+    (every,) = memory(lora={"rank": 2})
+    assert every.device["gradients"] == 4 * 8 * 2 * 100
+
+
+def test_offloaded_weights_are_the_hosts():
+    (rank,) = memory({"dp_shard": 2}, parallel={"cpu_offload": True})
+    assert "parameters" not in rank.device
+    assert rank.host["parameters"] == rank.host["gradients"] == 2 * 10_400
+    assert rank.host["optimizer"] == 4 * 10_400
+
+
+def test_bfloat16_gathers_half_and_casts_what_one_process_uses():
+    (sharded,) = memory({"dp_shard": 4}, precision="bf16")
+    assert sharded.device["gathered weights"] == 2 * (2400 + 2 * 1000)
+    (alone,) = memory(precision="bf16")
+    assert alone.device["gathered weights"] == 2 * 10_400

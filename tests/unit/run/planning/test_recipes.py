@@ -1,0 +1,102 @@
+"""Every recipe at real size can be planned from its config alone: no weights, no network, no GPU."""
+
+import io
+from pathlib import Path
+
+import attrs
+import pytest
+from rich.console import Console
+
+from cosmos_core.config.loading import load_recipe
+from cosmos_core.config.mesh import world_size
+from cosmos_core.errors import ConfigError
+from cosmos_core.run.command import run_recipe
+from cosmos_core.run.planning.estimate import rollout_memory
+from cosmos_core.run.planning.memory import policy_memory
+from cosmos_core.run.planning.plan import make_plan
+from cosmos_core.run.planning.tables import print_plan
+
+RECIPES = Path(__file__).parents[4] / "recipes"
+# Parameters of each model, as its authors publish them.
+SIZES = {
+    "llama-3-8b": 8_030_261_248,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-vl-7b": 8_292_166_656,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "moonlight-16b-a3b": 15_960_108_544,
+    "deepseek-v3": 671_026_404_352,
+}
+GPU_GIB = 80
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("planning asked the network")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.mark.parametrize("kind", ["grpo", "sft"])
+@pytest.mark.parametrize("name", SIZES)
+def test_a_recipe_at_real_size_can_be_planned(name, kind, tmp_path):
+    path = RECIPES / f"{kind}-{name}.toml"
+    recipe = load_recipe(path)
+    plan = make_plan(recipe, path, tmp_path)
+    facts = plan.parts.facts
+    assert facts.num_parameters == SIZES[name]
+    assert sum(part.count * part.num_parameters for part in facts.parts) == facts.num_parameters
+    assert plan.job.uses_rollouts == (kind == "grpo")
+    assert plan.job.num_evaluation_prompts, "nothing is measured, so no checkpoint is the best"
+    ranks = policy_memory(recipe, facts)
+    processes = world_size(recipe.policy.mesh)
+    assert sum(rank.count for rank in ranks) == processes
+    # Every weight is on some process, and each process's memory is a GPU's.
+    held = sum(rank.count * rank.device["parameters"] for rank in ranks)
+    assert held == pytest.approx(4 * facts.num_parameters, rel=0.01)
+    assert all(rank.is_whole and rank.device["activations"] for rank in ranks)
+    assert max(sum(rank.device.values()) for rank in ranks) < GPU_GIB << 30
+    if kind == "grpo" and name != "deepseek-v3":
+        rollout = rollout_memory(recipe, facts, plan.parts.measured.longest_prompt)
+        assert sum(rollout.values()) < GPU_GIB << 30
+    console = Console(file=io.StringIO(), width=160)
+    print_plan(plan, console)
+    text = console.file.getvalue()
+    for part in ("parameters", "gradients", "optimizer", "activations", "GPUs"):
+        assert part in text
+    assert "config only: no weights here" in text
+    assert "a run would be refused: model.path: " in text
+    is_shown = plan.parts.measured.num_with_media > 0 and recipe.policy.parallel.recompute != "full"
+    assert ("what towers keep of images" in text) == is_shown
+    assert ("weight sync" in text) == ("published weights" in text) == (kind == "grpo")
+
+
+def test_a_run_without_weights_is_refused_before_it_starts(tmp_path):
+    path = RECIPES / "sft-qwen3-8b.toml"
+    recipe = load_recipe(path)
+    run = attrs.evolve(recipe.run, output_dir=str(tmp_path))
+    policy = attrs.evolve(recipe.policy, device="cpu")
+    console = Console(file=io.StringIO(), width=160)
+    with pytest.raises(ConfigError) as caught:
+        run_recipe(attrs.evolve(recipe, run=run, policy=policy), path, console, overwrite=False)
+    folder = RECIPES / "configs" / "Qwen3-8B"
+    assert str(caught.value) == (
+        f"model.path: {folder} holds a config but no weights (model.safetensors or model.safetensors.index.json); "
+        "give a checkpoint (--set model.path=...)"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_recipe_at_real_size_is_listed():
+    there = {path.stem for path in RECIPES.glob("*.toml")} - {"arithmetic", "gsm8k"}
+    assert {f"{kind}-{name}" for kind in ("grpo", "sft") for name in SIZES} <= there
+
+
+def test_the_configs_have_no_weights():
+    assert {path.name for path in (RECIPES / "configs").rglob("*") if path.is_file()} <= {
+        "config.json",
+        "preprocessor_config.json",
+    }

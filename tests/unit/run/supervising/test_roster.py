@@ -1,0 +1,62 @@
+"""Which processes a run has."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from cosmos_core.config.schema import MeshConfig
+from cosmos_core.run.supervising.roster import replica_specs
+
+
+@pytest.fixture
+def specs(job, monkeypatch):
+    def specs(*, replicas=1, gpus="", **mesh):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+        policy = attrs.evolve(job.recipe.policy, replicas=replicas, mesh=MeshConfig(**mesh), device="auto")
+        return replica_specs(attrs.evolve(job, recipe=attrs.evolve(job.recipe, policy=policy)), "tcp://a:1", None)
+
+    return specs
+
+
+def argument(spec, name):
+    words = list(spec.arguments)
+    return words[words.index(name) + 1] if name in words else None
+
+
+def test_a_replica_of_one_process_is_started_as_ever(specs):
+    spec = specs()[0]
+    assert (spec.name, spec.module) == ("policy-0", "cosmos_core.policy")
+    assert argument(spec, "--rank") is None
+    assert argument(spec, "--session") is None
+
+
+def test_every_process_of_a_replica_has_a_name_a_rank_and_a_gpu(specs):
+    found = [spec for spec in specs(replicas=2, gpus="0,1,2,3", dp_shard=2, tp=2) if "policy" in spec.module]
+    assert [spec.name for spec in found] == [
+        *["policy-0", "policy-0.1", "policy-0.2", "policy-0.3"],
+        *["policy-1", "policy-1.1", "policy-1.2", "policy-1.3"],
+    ]
+    assert [argument(spec, "--name") for spec in found] == [spec.name for spec in found]
+    assert [argument(spec, "--rank") for spec in found] == ["0", "1", "2", "3"] * 2
+    assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in found] == ["0", "1", "2", "3"] * 2
+    sessions = [argument(spec, "--session") for spec in found]
+    assert len({*sessions[:4]}) == len({*sessions[4:]}) == 1
+    assert sessions[0] != sessions[4]
+
+
+def test_a_session_is_of_one_start(specs):
+    first, second = (argument(specs(cp=2)[0], "--session") for _ in range(2))
+    assert first != second
+
+
+def test_a_rollout_replica_sees_a_gpu_for_each_of_its_engines_processes(job, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
+    rollout = attrs.evolve(job.recipe.rollout, replicas=2, mesh=MeshConfig(tp=2), device="auto")
+    recipe = attrs.evolve(job.recipe, rollout=rollout, policy=attrs.evolve(job.recipe.policy, device="auto"))
+    found = replica_specs(attrs.evolve(job, recipe=recipe), "tcp://a:1", None)
+    assert {spec.name: spec.environment["CUDA_VISIBLE_DEVICES"] for spec in found} == {
+        "policy-0": "0",
+        "rollout-0": "1,2",
+        "rollout-1": "3,4",
+    }
