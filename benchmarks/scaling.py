@@ -25,7 +25,9 @@ from statistics import mean
 
 import attrs
 import zmq
-from controller import POLICY, Replica, markdown, opened, settings
+from control.opening import opened, settings
+from control.replica import POLICY, Replica
+from control.tables import markdown
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -33,7 +35,7 @@ from rich.table import Table
 from cosmos_core.config.schema import ControlConfig
 from cosmos_core.controller.desk import Desk
 from cosmos_core.controller.journal import Journal
-from cosmos_core.run.plots import Series, plot
+from cosmos_core.run.reporting.plots import Series, plot
 from cosmos_core.transport import sockets
 from cosmos_core.transport.reports import GroupFinished
 from cosmos_core.transport.wire import DOWN, UP

@@ -24,6 +24,7 @@ def check_recipe(recipe: Recipe) -> None:
     problems = [
         *_model(recipe),
         *_rewards(recipe),
+        *_frozen(recipe),
         *_pace(recipe.sync),
         *_transport(recipe),
         *_meshes(recipe),
@@ -70,15 +71,21 @@ def _model(recipe: Recipe) -> Iterator[str]:
         )
 
 
+def _frozen(recipe: Recipe) -> Iterator[str]:
+    teacher = recipe.teacher
+    if teacher is not None and teacher.path is None:
+        yield "teacher.path: not given; a teacher without a checkpoint would be the policy itself: name one"
+
+
 def _rewards(recipe: Recipe) -> Iterator[str]:
-    if recipe.environment is not None and recipe.environment.plugin in {reward.plugin for reward in recipe.reward}:
+    if recipe.environment is not None and recipe.environment.plugin in {reward.label for reward in recipe.reward}:
         yield (
             f"environment.plugin: {recipe.environment.plugin} is the name of a reward, too, and both are reported by "
             "name; write one of them as DISTRIBUTION:NAME"
         )
-    for plugin, count in Counter(reward.plugin for reward in recipe.reward).items():
+    for label, count in Counter(reward.label for reward in recipe.reward).items():
         if count > 1:
-            yield f"reward: {plugin} is listed {count} times; rewards are reported by name, list it once"
+            yield f"reward: {label} is listed {count} times; rewards are reported by name, give each one of its own"
 
 
 def _pace(sync: SyncConfig) -> Iterator[str]:

@@ -19,6 +19,7 @@ from cosmos_core.config.overrides import parse_value
 from cosmos_core.config.problems import show
 from cosmos_core.config.reference import fields
 from cosmos_core.config.schema import Recipe
+from cosmos_core.config.standing import reason
 from cosmos_core.config.structure import unstructure
 from cosmos_core.errors import ConfigError
 from cosmos_core.types import Scalar
@@ -29,6 +30,8 @@ _TYPES: Final[Mapping[Any, ValueType]] = {bool: "boolean", int: "integer", float
 _BOUNDS: Final = {ge: "at_least", gt: "above", le: "at_most", lt: "below"}
 _LARGEST: Final = 2**53
 """Magnitude of a number up to which every integer is a float, too; the journal could not hold much larger integers."""
+_STAGES: Final = ("algorithm", "warmup")
+"""Tables whose plugins' options may be dynamic."""
 _WORDS: Final = {"boolean": "true or false", "integer": "an integer", "number": "a number", "text": "a string"}
 
 
@@ -130,6 +133,7 @@ def chosen(keys: Sequence[DynamicKey], fixed: Mapping[str, str], overrides: Iter
     known = {each.key: each for each in keys}
     values: dict[str, Scalar] = {}
     problems = []
+    is_list_needed = False
     for override in overrides:
         name, separator, text = override.partition("=")
         key = name.strip()
@@ -137,6 +141,7 @@ def chosen(keys: Sequence[DynamicKey], fixed: Mapping[str, str], overrides: Iter
             problems.append(f"{override}: expected KEY=VALUE, for example policy.optimizer.lr=5e-7")
         elif key not in known:
             problems.append(_not_dynamic(key, list(known), fixed))
+            is_list_needed = True
         elif key in values:
             problems.append(f"{key}: given twice")
         else:
@@ -146,6 +151,8 @@ def chosen(keys: Sequence[DynamicKey], fixed: Mapping[str, str], overrides: Iter
                 problems.append(str(error))
     if not values and not problems:
         problems.append("nothing to set; give KEY=VALUE, for example policy.optimizer.lr=5e-7")
+    if is_list_needed:
+        problems.append(f"dynamic in this run are {', '.join(sorted(known)) or 'none'}")
     if problems:
         raise ConfigError("\n".join(problems))
     return values
@@ -168,7 +175,10 @@ def _not_dynamic(key: str, known: Sequence[str], fixed: Mapping[str, str]) -> st
     if key in fixed:
         return f"{key}: cannot change in this run: {fixed[key]}"
     if _is_of_recipe(key.split("."), Recipe):
-        return f"{key}: cannot change while the run goes on; dynamic are {', '.join(known)}"
+        return f"{key}: cannot change while the run goes on: {reason(key)}"
+    table, _, option = key.partition(".options.")
+    if option and table not in _STAGES and _is_of_recipe([*table.split("."), "options"], Recipe):
+        return f"{key}: cannot change while the run goes on: of plugins' options, only those of algorithms may"
     return f"{key}: no dynamic key of this run; {suggestion(key, known)}"
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import attrs
 
 from cosmos_core.config.dynamic import DynamicKey
 from cosmos_core.config.schema import Recipe
+from cosmos_core.protocols.algorithm import Source
+from cosmos_core.protocols.dataset import Window
 
 
 @attrs.frozen(kw_only=True)
@@ -23,11 +24,13 @@ class StageFacts:
         source: Where its batches come from (`AlgorithmCapabilities.source`).
         min_group_size: Fewest scored samples of a prompt that it can train on (`AlgorithmCapabilities.min_group_size`).
         dynamic: Its options that may change while the run goes on.
+        windows: Its first prompts, where the dataset's rows become available little by little (`Paced`).
     """
 
-    source: Literal["rollouts", "demonstrations"]
+    source: Source
     min_group_size: int = 1
     dynamic: tuple[DynamicKey, ...] = ()
+    windows: tuple[Window, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

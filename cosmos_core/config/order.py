@@ -12,34 +12,58 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
+
+from cosmos_core.protocols.dataset import Window
 
 _ROUNDS: Final = 8
 _MASK: Final = (1 << 64) - 1
 
 
-def row_of(position: int, num_rows: int, seed: int, stage: int) -> tuple[int, int]:
+def row_of(position: int, num_rows: int, seed: int, stage: int, windows: Sequence[Window] = ()) -> tuple[int, int]:
     """The epoch and row of a position.
 
-    Each epoch visits every row of `range(num_rows)` exactly once, in an order of its own.
+    Each epoch visits every row of `range(num_rows)` exactly once, in an order of its own. Positions within a window go
+    through its rows instead, in epochs and orders of its own; the first epoch of all rows begins after the last window.
 
     Args:
         position: Place in the stage's prompt stream, from 0.
         num_rows: Rows of the split.
         seed: `run.seed`.
         stage: Index of the stage.
+        windows: Of the stage, where its rows become available little by little.
 
     Returns:
-        (epoch, row).
+        (epoch, row); the epoch of the window, where the position is in one.
 
     Raises:
         ValueError: `position` is negative or there are no rows.
     """
     if position < 0 or num_rows < 1:
         raise ValueError(f"position {position} of {num_rows} rows does not exist")
+    for number, window in enumerate(windows):
+        if position < window.num_prompts:
+            return _shuffled(position, window.num_rows, f"{seed}/{stage}/window-{number}")
+        position -= window.num_prompts
+    return _shuffled(position, num_rows, f"{seed}/{stage}")
+
+
+def window_problem(windows: Any, num_rows: int) -> str:
+    """What is wrong with the windows of a stage over so many rows; empty if nothing is."""
+    if not isinstance(windows, tuple) or not all(isinstance(window, Window) for window in windows):
+        return f"{windows!r:.100}; return a tuple of cosmos_core.protocols.Window"
+    for window in windows:
+        if window.num_prompts < 1 or not 1 <= window.num_rows <= num_rows:
+            return f"{window}; a window has 1 prompt or more, and 1 to {num_rows} rows, as many as there are"
+    return ""
+
+
+def _shuffled(position: int, num_rows: int, name: str) -> tuple[int, int]:
+    """Epoch and row of a position in the shuffled epochs of `range(num_rows)` that `name` stands for."""
     epoch, place = divmod(position, num_rows)
     half = max(1, ((num_rows - 1).bit_length() + 1) // 2)
-    keys = _round_keys(seed, stage, epoch)
+    keys = _round_keys(name, epoch)
     # The network permutes 4**half >= num_rows numbers; following it until it lands inside the range permutes the range.
     row = _permute(place, half, keys)
     while row >= num_rows:
@@ -83,8 +107,8 @@ def _mix(value: int) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def _round_keys(seed: int, stage: int, epoch: int) -> tuple[int, ...]:
-    digest = _digest(f"order/{seed}/{stage}/{epoch}")
+def _round_keys(name: str, epoch: int) -> tuple[int, ...]:
+    digest = _digest(f"order/{name}/{epoch}")
     return tuple(int.from_bytes(digest[8 * index : 8 * index + 8], "little") for index in range(_ROUNDS))
 
 

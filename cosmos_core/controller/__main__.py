@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,7 @@ from cosmos_core.config.kinship import facts_of
 from cosmos_core.config.loading import load_job
 from cosmos_core.controller.accounts import Accounts
 from cosmos_core.controller.journal import Journal
+from cosmos_core.controller.live.timeline import Timeline
 from cosmos_core.controller.machine import core
 from cosmos_core.controller.machine.events import ControllerStarted, Event, Resumed, RunOpened
 from cosmos_core.controller.machine.settings import settings_of
@@ -37,11 +39,12 @@ from cosmos_core.plugin.versions import plugin_versions
 from cosmos_core.protocols.versions import KINDS
 from cosmos_core.replica.host import host_id
 from cosmos_core.replica.lifetime import bounded_life
-from cosmos_core.transport import key_folder, sockets
-from cosmos_core.transport.allowed import AllowList
+from cosmos_core.transport import sockets
 from cosmos_core.transport.bounds import REPORT_BYTES
 from cosmos_core.transport.door import Guarded, listen
 from cosmos_core.transport.keys import ALLOWED, controller_key
+from cosmos_core.transport.keys import folder as key_folder
+from cosmos_core.transport.keys.allowed import AllowList
 
 _LOG: Final = logging.getLogger(__name__)
 _LINGER_MS: Final = 2000
@@ -75,7 +78,9 @@ def _serve(job: Job, resume_step: int | None, port: int | None, stop: threading.
         guarded = _listen(job, context, control.port if port is None else port)
         try:
             with Journal(job.journal, durable=control.durable) as journal, opened(job) as page:
-                state = restore(journal, job, resume_step)
+                state, timeline = restore(journal, job, resume_step)
+                if page.window is not None:
+                    page.window.go_on_from(timeline)
                 _announce(job, sockets.address_of(guarded.socket), state.term, page.announcement)
                 accounts = Accounts(job.accounts, keep=job.recipe.policy.checkpoint.keep)
                 facts = facts_of(job.recipe, plugin_versions(job.recipe, KINDS))
@@ -97,8 +102,11 @@ def _listen(job: Job, context: sockets.Context, port: int) -> Guarded:
     return listen(context, job.recipe.control.bind, port, _LIMITS, own=own, allowed=allowed)
 
 
-def restore(journal: Journal, job: Job, resume_step: int | None) -> State:
+def restore(journal: Journal, job: Job, resume_step: int | None) -> tuple[State, Timeline]:
     """Fold the journal, opening or resuming the run, and begin a new term; all of it is durable on return.
+
+    Returns:
+        The run's state, and when it came to that.
 
     Raises:
         ConfigError: The job does not fit together.
@@ -106,8 +114,9 @@ def restore(journal: Journal, job: Job, resume_step: int | None) -> State:
     """
     settings = settings_of(job)
     fresh: list[Event] = []
+    timeline = Timeline()
     if journal.last:
-        state = core.fold(journal.events())
+        state = _folded(journal, timeline)
         if state.settings.run_id != settings.run_id:
             raise JournalError(
                 f"{job.journal} is of run {state.settings.run_id}, but the job is run {settings.run_id}; "
@@ -124,8 +133,18 @@ def restore(journal: Journal, job: Job, resume_step: int | None) -> State:
     fresh.append(ControllerStarted(term=state.term + 1))
     for event in fresh:
         core.step(state, event)
+        timeline.take(time.time(), event, state)
         journal.append(event)
     journal.commit()
+    return state, timeline
+
+
+def _folded(journal: Journal, timeline: Timeline) -> State:
+    state: State | None = None
+    for when, event in journal.timed():
+        state = core.fold((event,), state)
+        timeline.take(when, event, state)
+    assert state is not None, "the journal has entries"
     return state
 
 

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from cosmos_core.controller.desk import Durable
+from cosmos_core.controller.book import Durable
 from cosmos_core.controller.machine import progress
 from cosmos_core.controller.machine.account import ACCOUNT, Account, account_of
 from cosmos_core.controller.machine.events import Event

@@ -8,28 +8,16 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol, TypeAlias
-
-import attrs
+from typing import Final, TypeAlias
 
 from cosmos_core.config.kinship import difference
 from cosmos_core.config.schema import ControlConfig
+from cosmos_core.controller.book import Book, Durable
 from cosmos_core.controller.lines import IsThere, Line, Lines
-from cosmos_core.controller.machine import core, membership, requests, rewinding
-from cosmos_core.controller.machine.events import (
-    Commanded,
-    Event,
-    GroupStalled,
-    JoinTimedOut,
-    RegroupDue,
-    ReplicaJoined,
-    ReplicaLost,
-    Reported,
-    Rewound,
-    RunEnded,
-)
-from cosmos_core.controller.machine.invariants import check
+from cosmos_core.controller.machine import reach, requests
+from cosmos_core.controller.machine.events import Commanded, ReplicaJoined, Reported, RunEnded
 from cosmos_core.controller.machine.state import State
+from cosmos_core.controller.patrol import Patrol
 from cosmos_core.errors import TransportError
 from cosmos_core.transport.messages import (
     WIRE_VERSION,
@@ -39,6 +27,7 @@ from cosmos_core.transport.messages import (
     Command,
     Down,
     Hello,
+    Inquire,
     Refused,
     Reports,
     Up,
@@ -50,11 +39,6 @@ from cosmos_core.transport.wire import REQUEST
 
 _LOG: Final = logging.getLogger(__name__)
 
-_REGROUP_S: Final = 0.5
-_SETTLE_S: Final = 0.5
-"""Policy replicas that are left may be about to say that they have taken over the newest weights."""
-_LOOK_S: Final = 0.09
-"""Between two looks at everybody: what is only told by time can wait that long."""
 _PROBE_S: Final = 0.1
 _FAREWELL_S: Final = 10.0
 
@@ -65,34 +49,6 @@ Say: TypeAlias = Callable[[bytes, Down], bool]
 def _is_unknown(name: str, line: Line) -> bool:  # noqa: ARG001 - what it is asked of
     """Take everybody for connected: where that cannot be asked, silence tells."""
     return True
-
-
-class Durable(Protocol):
-    """Where events are kept; `cosmos_core.controller.journal.Journal` is one."""
-
-    def append(self, event: Event) -> int:
-        """Add an event to what the next commit makes durable."""
-        ...
-
-    def commit(self) -> int:
-        """Make everything appended durable."""
-        ...
-
-
-@attrs.define
-class _Since:
-    """Since when something has been the case."""
-
-    began_at: float | None = None
-
-    def lasts(self, now: float, *, holds: bool) -> float:
-        """Seconds for which it has held; 0 while it does not."""
-        if not holds:
-            self.began_at = None
-            return 0.0
-        if self.began_at is None:
-            self.began_at = now
-        return now - self.began_at
 
 
 class Desk:
@@ -122,19 +78,10 @@ class Desk:
         self.state: Final = state
         self.lines: Final = Lines(state, now)
         self.watches: list[tuple[bytes, int]] = []
-        self._journal: Final = journal
-        self._control: Final = control
+        self._book: Final = Book(state, journal)
+        self._patrol: Final = Patrol(self._book, self.lines, control, now)
         self._facts: Final = facts or {}
         self._answers: list[tuple[bytes, Down]] = []
-        self._ticked_at = now
-        self._looked_at = -math.inf
-        self._missing: Final = _Since()
-        self._regrouping: Final = _Since()
-        self._headless: Final = _Since()
-        self._generation = 0
-        self._ordered_at = now
-        self._checked_step = state.step
-        self._num_events = 0
         self._num_refused = 0
         self._over_at: float | None = None
         self._probed_at = -math.inf
@@ -196,12 +143,21 @@ class Desk:
                     line.beat(message, now)
             case Hello():
                 self._on_hello(identity, message, now)
+            case Watch() | Command() | Inquire():
+                self._on_person(identity, message)
+
+    def _on_person(self, identity: bytes, message: Watch | Command | Inquire) -> None:
+        own = self.state.settings.run_id
+        if message.run_id != own:
+            self._answers.append((identity, Refused(reason=f"this is run {own}, not {message.run_id}")))
+            return
+        match message:
             case Watch():
-                if self._is_ours(identity, message.run_id):
-                    self.watches.append((identity, message.after))
+                self.watches.append((identity, message.after))
             case Command():
-                if self._is_ours(identity, message.run_id):
-                    self._on_command(identity, message)
+                self._on_command(identity, message)
+            case Inquire():
+                self._answers.append((identity, reach.settable(self.state)))
 
     def _on_command(self, identity: bytes, command: Command) -> None:
         refusal = ""
@@ -214,34 +170,42 @@ class Desk:
             if not refusal and isinstance(request, Lost):
                 # A fact, like silence: it is journaled as that, and once it is, nothing is left of the request.
                 if self.lines.find(request.name, request.incarnation) is not None:
-                    self._lose(request.name, request.incarnation, request.reason)
+                    self._book.lose(request.name, request.incarnation, request.reason)
             elif not refusal:
-                self._record(Commanded(ident=command.ident, request=command.request))
+                self._book.record(Commanded(ident=command.ident, request=command.request))
         self._answers.append((identity, Answer(ident=command.ident, refusal=refusal)))
 
     def _on_hello(self, identity: bytes, hello: Hello, now: float) -> None:
         state = self.state
-        if refusal := self._refusal(hello):
+        if refused := self._refusal(hello):
             self._num_refused += 1
             if self._num_refused.bit_count() == 1:  # ever less often: whoever repeats it must not fill the log
-                told = (hello.name, hello.pid, hello.host, self._num_refused, refusal)
+                told = (hello.name, hello.pid, hello.host, self._num_refused, refused.reason)
                 _LOG.warning("refused %s (pid %d on %s; %d so far): %s", *told)
-            self._answers.append((identity, Refused(reason=refusal)))
+            self._answers.append((identity, refused))
             return
         line = self.lines.find(hello.name, hello.incarnation)
         if line is None:
             present = state.replicas.get(hello.name)
             if present is not None:
-                self._lose(present.name, present.incarnation, "another process took its name")
+                self._book.lose(present.name, present.incarnation, "another process took its name")
             fields = ("name", "role", "incarnation", "host", "pid", "step", "endpoints", "rack")
-            self._record(ReplicaJoined(**{field: getattr(hello, field) for field in fields}))
+            self._book.record(ReplicaJoined(**{field: getattr(hello, field) for field in fields}))
             line = self.lines.open(hello.name, hello.incarnation, now)
             _LOG.info("%s joined (pid %d on %s, incarnation %s)", hello.name, hello.pid, hello.host, hello.incarnation)
         self.lines.hear(hello.name, line, identity, now)
         line.acknowledged = state.replicas[hello.name].received
         self._answers.append((identity, Welcome(term=state.term, acknowledged=line.acknowledged)))
 
-    def _refusal(self, hello: Hello) -> str:
+    def _refusal(self, hello: Hello) -> Refused | None:
+        if objection := self._objection(hello):
+            return Refused(reason=objection, is_final=True)
+        if hello.incarnation in self.state.fenced:
+            return Refused(reason=f"it was given up ({self.state.fenced[hello.incarnation]}); start it again")
+        return None
+
+    def _objection(self, hello: Hello) -> str:
+        """What another process in its place would have in common with it, and cannot be; empty if nothing."""
         settings = self.state.settings
         if hello.wire != WIRE_VERSION:
             return f"it speaks wire version {hello.wire}, this controller {WIRE_VERSION}; install the same cosmos-core"
@@ -249,8 +213,6 @@ class Desk:
             return f"it belongs to run {hello.run_id}, this is {settings.run_id}"
         if hello.facts and self._facts and (found := difference(self._facts, hello.facts)):
             return f"{found}; give it this run's folder and the same packages"
-        if hello.incarnation in self.state.fenced:
-            return f"it was given up ({self.state.fenced[hello.incarnation]}); start it again"
         if self.state.outcome and hello.name not in self.state.replicas:
             return f"the run is over ({self.state.outcome})"
         return ""
@@ -277,10 +239,12 @@ class Desk:
 
     def _on_report(self, identity: bytes, message: Reports, number: int, report: bytes) -> bool:
         try:
-            self._record(Reported(name=message.name, incarnation=message.incarnation, sequence=number, report=report))
+            self._book.record(
+                Reported(name=message.name, incarnation=message.incarnation, sequence=number, report=report)
+            )
         except TransportError as error:
             self._answers.append((identity, Refused(reason=f"its report {number} cannot be read: {error}")))
-            self._lose(message.name, message.incarnation, f"its report {number} cannot be read: {error}")
+            self._book.lose(message.name, message.incarnation, f"its report {number} cannot be read: {error}")
             return False
         return True
 
@@ -298,12 +262,6 @@ class Desk:
             return None
         return line
 
-    def _is_ours(self, identity: bytes, run_id: str) -> bool:
-        if run_id != self.state.settings.run_id:
-            self._answers.append((identity, Refused(reason=f"this is run {self.state.settings.run_id}, not {run_id}")))
-            return False
-        return True
-
     def tick(self, now: float, is_there: IsThere = _is_unknown) -> None:
         """Let time pass: who is gone, silent, or has not come, or may try again.
 
@@ -311,57 +269,19 @@ class Desk:
             now: The present time.
             is_there: Whether a replica is connected, as far as that is known.
         """
-        state, control = self.state, self._control
-        paused = now - self._ticked_at - 2 * control.heartbeat_s
-        self._ticked_at = now
-        if paused > 0:
-            # This process did not run: what was said meanwhile waits at the socket, nobody was silent.
-            self.lines.excuse(paused)
-        if state.outcome or now - self._looked_at < _LOOK_S:
-            return
-        self._looked_at = now
-        for name, incarnation, reason in self.lines.failing(now, control, is_there):
-            self._lose(name, incarnation, reason)
-        self._look_at_group(now)
-        if self._is_headless(now):
-            _LOG.warning("all policy replicas were lost at step %d; going back to a checkpoint", state.step)
-            self._record(Rewound(step=rewinding.newest_kept(state)))
-        if self._missing.lasts(now, holds=bool(membership.missing(state))) > control.join_timeout_s:
-            self._record(JoinTimedOut(timeout_s=control.join_timeout_s))
-        if self._regrouping.lasts(now, holds=state.is_regrouping) > _REGROUP_S:
-            self._record(RegroupDue())
+        self._patrol.look(now, is_there)
 
     def shut_out(self, identity: bytes, reason: str) -> None:
-        """Lose the replica that speaks from an identity, if one does, and tell it why."""
+        """Lose the replica that speaks from an identity, if one does, and tell it why, for good."""
         for name, line in self.lines.items():
             if line.identity == identity:
-                self._answers.append((identity, Refused(reason=reason)))
-                self._lose(name, line.incarnation, reason)
-
-    def _is_headless(self, now: float) -> bool:
-        """Whether the newest weights are gone, and nobody who is left will say that it has them after all.
-
-        Who was not heard since this controller was started is waited for until it is, or is lost.
-        """
-        is_headless, left = rewinding.is_headless(self.state), self.state.members["policy"]
-        lasts_s = self._headless.lasts(now, holds=is_headless and self.lines.were_heard(left))
-        return is_headless and (not left or lasts_s > _SETTLE_S)
-
-    def _look_at_group(self, now: float) -> None:
-        """Whether the members of the gradient group wait for each other for ever."""
-        generation, timeout_s = self.state.generation, self._control.progress_timeout_s
-        number = 0 if generation is None else generation.order.generation
-        if number != self._generation:
-            self._generation, self._ordered_at = number, now
-        if generation is None or now - self._ordered_at <= timeout_s:
-            return
-        if self.lines.is_stalled(generation.order.members, now, timeout_s):
-            self._record(GroupStalled(generation=number, timeout_s=timeout_s))
+                self._answers.append((identity, Refused(reason=reason, is_final=True)))
+                self._book.lose(name, line.incarnation, reason)
 
     def end(self) -> None:
         """Note that everyone was told that the run is over."""
         if not self.state.has_ended:
-            self._record(RunEnded(outcome=self.state.outcome, reason=self.state.reason))
+            self._book.record(RunEnded(outcome=self.state.outcome, reason=self.state.reason))
 
     def commit(self, now: float) -> list[tuple[bytes, Down]]:
         """Make all that happened durable, and return what can now be said, by identity.
@@ -370,10 +290,7 @@ class Desk:
             JournalError: It could not be made durable; nothing that follows from it may be said.
             AssertionError: The accounting of the run is broken.
         """
-        self._journal.commit()
-        if self.state.step != self._checked_step:
-            self._checked_step = self.state.step
-            check(self.state)
+        self._book.commit()
         answers, self._answers = self._answers, []
         return [*answers, *self.lines.due(now)]
 
@@ -386,17 +303,7 @@ class Desk:
             "in_flight": len(ledger.in_flight),
             "finished": len(ledger.finished),
             "claimed": len(ledger.claimed),
-            "events": self._num_events,
+            "events": self._book.num_events,
             "hellos_refused": self._num_refused,
         }
         return gauges
-
-    def _record(self, event: Event) -> None:
-        # A report that cannot be read changes nothing, and is not kept. Nothing is said before the commit.
-        core.step(self.state, event)
-        self._journal.append(event)
-        self._num_events += 1
-
-    def _lose(self, name: str, incarnation: str, reason: str) -> None:
-        _LOG.warning("lost %s (incarnation %s): %s", name, incarnation, reason)
-        self._record(ReplicaLost(name=name, incarnation=incarnation, reason=reason))

@@ -108,10 +108,10 @@ class Journal:
                 "SELECT sequence, time, event FROM events WHERE sequence > ? ORDER BY sequence LIMIT ?", (after, limit)
             ).fetchall()
 
-    def events(self) -> Iterator[Event]:
-        """Every committed event, in order."""
-        for _, _, event in _read(self._connection, self._path):
-            yield event
+    def timed(self) -> Iterator[tuple[float, Event]]:
+        """Every committed event with its unix time, in order."""
+        for _, when, event in _read(self._connection, self._path):
+            yield when, event
 
     def close(self) -> None:
         """Close the file; what was not committed is lost."""

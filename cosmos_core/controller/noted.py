@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from cosmos_core.controller.desk import Durable
+from cosmos_core.controller.book import Durable
 from cosmos_core.controller.machine.events import Event
 
 

@@ -9,8 +9,8 @@ from typing import Final
 import attrs
 
 from cosmos_core.errors import TransportError
-from cosmos_core.transport.binding import refusal
 from cosmos_core.transport.door import Guarded
+from cosmos_core.transport.door.binding import refusal
 from cosmos_core.transport.messages import Answer, Command, Refused, Up
 from cosmos_core.transport.sockets import receive_marked
 from cosmos_core.transport.wire import UP
@@ -65,7 +65,7 @@ class Reception:
             door = self._guarded.door
             if door is None:
                 return identity, UP.decode(b"".join(body))
-            peer = door.who(first)
+            peer = self._guarded.who(first)
             if peer is None:
                 return self._refuse(identity, "its key may not speak here (any more)", None)
             message = UP.decode(b"".join(body))
@@ -100,11 +100,10 @@ class Reception:
 
     def gauges(self) -> dict[str, float]:
         """What was not taken, for observers."""
-        door = self._guarded.door
         return {
             "messages_malformed": self.num_malformed,
             "messages_refused": self.num_refused,
-            "connections_refused": 0 if door is None else door.num_refused,
+            "connections_refused": self._guarded.num_refused,
         }
 
     def _refuse(self, identity: bytes, reason: str, message: Up | None) -> Turned:
@@ -113,4 +112,4 @@ class Reception:
             _LOG.warning("refused a message (%d so far): %s", self.num_refused, reason)
         if isinstance(message, Command):
             return Turned(identity=identity, answer=Answer(ident=message.ident, refusal=reason))
-        return Turned(identity=identity, answer=Refused(reason=reason))
+        return Turned(identity=identity, answer=Refused(reason=reason, is_final=True))

@@ -5,6 +5,7 @@ Nothing waits: what cannot be sent is said again later, because directives are r
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Mapping
@@ -58,7 +59,7 @@ class Server:
         self._reception: Final = Reception(guarded)
         self._window: Final = window
         kept = Accounted(journal, accounts, state)
-        noted = kept if window is None else Noted(kept, window.note)
+        noted = kept if window is None else Noted(kept, functools.partial(window.note, state))
         self._desk: Final = Desk(state, noted, control, time.monotonic(), facts)
         self._observers: Final = Observers(journal, self._offer)
 

@@ -14,8 +14,10 @@ from typing import Literal, TypeAlias
 
 import attrs
 
+from cosmos_core.config.dynamic import DynamicKey
 from cosmos_core.transport.bounds import Address, Count, Finite, Step, Word
 from cosmos_core.transport.directives import PolicyDirective, RolloutDirective
+from cosmos_core.types import Scalar
 
 WIRE_VERSION = 3
 
@@ -97,7 +99,14 @@ class Command:
     """An encoded `requests.Request`, so that the journal keeps it as it came."""
 
 
-Up: TypeAlias = Hello | Beat | Reports | Watch | Command
+@attrs.frozen(kw_only=True)
+class Inquire:
+    """A person wants to know what can be set in the run; answered with `Settable`."""
+
+    run_id: Word
+
+
+Up: TypeAlias = Hello | Beat | Reports | Watch | Command | Inquire
 
 
 # -- down ------------------------------------------------------------------------------------------------------------
@@ -116,6 +125,8 @@ class Refused:
     """The hello, or the replica itself, is not wanted (any more); it ends with this reason."""
 
     reason: str
+    is_final: bool = False
+    """Whether another process in its place would be refused as well."""
 
 
 @attrs.frozen(kw_only=True)
@@ -157,4 +168,19 @@ class Answer:
     """Why it cannot be; empty: it was taken in."""
 
 
-Down: TypeAlias = Welcome | Refused | Directive | Acknowledged | Notices | Answer
+@attrs.frozen(kw_only=True)
+class Settable:
+    """What can be set in the run, as it is now."""
+
+    step: int
+    """The next step that has not been ordered: what is set now holds from it on."""
+    keys: tuple[DynamicKey, ...]
+    fixed: dict[str, str]
+    """Keys that declare themselves dynamic and cannot change in this run, and why."""
+    values: dict[str, Scalar]
+    """Of the keys that are not as in the recipe at that step."""
+    since: dict[str, int]
+    """Of each key that was ever changed, the first step that goes by its newest value."""
+
+
+Down: TypeAlias = Welcome | Refused | Directive | Acknowledged | Notices | Answer | Settable

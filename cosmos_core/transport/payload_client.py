@@ -11,15 +11,16 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
+import attrs
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from cosmos_core.errors import TransportError
 from cosmos_core.transport.door import shown
+from cosmos_core.transport.door.handshakes import EVENTS as HANDSHAKES
+from cosmos_core.transport.door.handshakes import refusal
+from cosmos_core.transport.door.ring import Ring, reach
 from cosmos_core.transport.frames import MAX_FRAMES, REPLIES, REQUESTS, Absent, Fetch, Found, unpack
-from cosmos_core.transport.handshakes import EVENTS as HANDSHAKES
-from cosmos_core.transport.handshakes import refusal
-from cosmos_core.transport.ring import Ring, reach
 from cosmos_core.transport.sockets import BULK, Context, Socket, drop_rest, offer
 from cosmos_core.types import Payload
 
@@ -28,6 +29,11 @@ _LOG: Final = logging.getLogger(__name__)
 _EVENTS: Final = HANDSHAKES | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
 _MOST_REFUSALS: Final = 5
 """Failed connections in a row after which an endpoint is given up; about a second and a half."""
+_ABSENT_S: Final = 10.0
+"""Time without a connection after which an endpoint is given up: a machine that is cut off does not even refuse."""
+_LIMITS: Final = attrs.evolve(BULK, cut_ms=5000)
+"""A client sends small requests and pings: what stays unconfirmed waits behind nothing, its link is cut."""
+_LOOK_S: Final = 0.5
 
 
 class PayloadClient:
@@ -101,7 +107,7 @@ class PayloadClient:
             wait_s = deadline - time.monotonic()
             if wait_s <= 0:
                 break
-            for socket, _ in poller.poll(math.ceil(wait_s * 1000)):
+            for socket, _ in poller.poll(math.ceil(min(wait_s, _LOOK_S) * 1000)):
                 peer = by_socket[socket]
                 if socket is peer.monitor:
                     peer.on_events()
@@ -131,7 +137,7 @@ class _Peer:
         waiting: Leases asked for and not answered.
     """
 
-    __slots__ = ("_is_cut", "_refusals", "_request", "_token", "endpoint", "monitor", "socket", "waiting")
+    __slots__ = ("_absent_since", "_refusals", "_request", "_token", "endpoint", "monitor", "socket", "waiting")
 
     def __init__(self, context: Context, endpoint: str, ring: Ring | None) -> None:
         address, slash, token = endpoint.rpartition("/")
@@ -139,23 +145,25 @@ class _Peer:
             raise TransportError(f"{endpoint!r} is no payload endpoint; one looks like tcp://HOST:PORT#KEY/TOKEN")
         self.endpoint: Final = endpoint
         identity = secrets.token_bytes(8).hex().encode()
-        self.socket: Final = reach(ring, context, address, identity, BULK, queued=True, events=_EVENTS)
+        self.socket: Final = reach(ring, context, address, identity, _LIMITS, queued=True, events=_EVENTS)
         self.monitor: Final = self.socket.get_monitor_socket()
         self.waiting: Final[set[int]] = set()
         self._token: Final = token
         self._request = 0
         self._refusals = 0
-        self._is_cut = False
+        # Since when there is no connection; None while there is one.
+        self._absent_since: float | None = time.monotonic()
 
     def is_gone(self) -> bool:
         """Whether the connection broke and there is no other one yet; libzmq would try for ever."""
         self.on_events()
-        return self._is_cut or self.is_given_up
+        return self._absent_since is not None or self.is_given_up
 
     @property
     def is_given_up(self) -> bool:
-        """Whether connections to it keep failing."""
-        return self._refusals >= _MOST_REFUSALS
+        """Whether connections to it keep failing, or none comes about."""
+        is_absent = self._absent_since is not None and time.monotonic() - self._absent_since > _ABSENT_S
+        return is_absent or self._refusals >= _MOST_REFUSALS
 
     def ask(self, request: int, leases: Sequence[int]) -> None:
         """Ask for leases."""
@@ -176,11 +184,11 @@ class _Peer:
                 self._refusals = _MOST_REFUSALS
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._refusals = 0
-                self._is_cut = False
+                self._absent_since = None
             elif event == zmq.EVENT_CONNECT_RETRIED:
                 self._refusals += 1
             elif event == zmq.EVENT_DISCONNECTED:
-                self._is_cut = True
+                self._absent_since = self._absent_since or time.monotonic()
                 if self.waiting:
                     self._send()
 

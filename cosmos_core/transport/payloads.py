@@ -19,10 +19,10 @@ import attrs
 import zmq
 
 from cosmos_core.errors import TransportError
+from cosmos_core.transport.door.ring import Ring, serve
 from cosmos_core.transport.frames import REPLIES, REQUESTS, Absent, Fetch, Found, Packed, pack
 from cosmos_core.transport.keys import PeerRole
 from cosmos_core.transport.payload_client import PayloadClient
-from cosmos_core.transport.ring import Ring, serve
 from cosmos_core.transport.sockets import BULK, Socket, offer, receive_marked
 from cosmos_core.types import Payload
 
@@ -146,8 +146,7 @@ class PayloadServer:
 
     def _answer_next(self) -> None:
         first, body = receive_marked(self._socket, 2)
-        door = self._guarded.door
-        if door is not None and door.who(first) is None:
+        if self._guarded.door is not None and self._guarded.who(first) is None:
             raise TransportError("its key may not speak here any more")
         self._answer(first.bytes, REQUESTS.decode(b"".join(body)))
 

@@ -150,6 +150,8 @@ class CheckpointSaved:
 
     step: Step
     path: Text
+    generation: Step = -1
+    """Of the gradient group that made it: a step that was undone comes again, in a later one. -1: not told."""
 
 
 @attrs.frozen(kw_only=True)
@@ -158,6 +160,8 @@ class CheckpointFailed:
 
     step: Step
     reason: Text
+    generation: Step = -1
+    """As in `CheckpointSaved`."""
 
 
 @attrs.frozen(kw_only=True)

@@ -7,7 +7,6 @@ Message sizes are bounded by `MAXMSGSIZE`, which libzmq applies to each part; th
 from __future__ import annotations
 
 import errno
-import socket as network
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
@@ -15,12 +14,12 @@ import attrs
 import zmq
 
 from cosmos_core.errors import TransportError
+from cosmos_core.transport.addresses import WILDCARDS, in_url, own_address
 from cosmos_core.transport.keys import KeyPair
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 
-_WILDCARDS: Final = frozenset({"0.0.0.0", "*", "::", "[::]"})  # noqa: S104 - compared with, not bound to
 _BIND_PROBLEMS: Final = {
     zmq.EADDRINUSE: "the port is in use; set control.port to another one, or to 0 for any free one",
     zmq.EADDRNOTAVAIL: "this machine has no such address; bind to one of its own, or to 0.0.0.0",
@@ -70,15 +69,21 @@ BULK: Final = Limits(part_bytes=4 << 30, queue=10_000, heartbeat_ms=5000, heartb
 """Payloads and weights."""
 
 
-def router(context: Context, bind: str, port: int, limits: Limits = CONTROL, *, own: KeyPair | None = None) -> Socket:
+def router(
+    context: Context, bind: str, port: int, limits: Limits = CONTROL, *, own: KeyPair | None = None, events: int = 0
+) -> Socket:
     """Make a ROUTER that listens on `bind` (an IP address of this machine; 0.0.0.0: all) and `port` (0: any free).
 
     With `own`, only peers that know its public key can speak to it, and only those whom the context's door lets in
-    (`transport.door`; without one, nobody).
+    (`transport.door`; without one, nobody). `events` are what `Socket.get_monitor_socket` tells, as of `dealer`.
 
     Raises:
-        TransportError: The address cannot be listened on; the message says what to do.
+        TransportError: The address cannot be listened on, or of all of them `address_of` could tell none; the message
+            says what to do.
     """
+    bind = bind.strip("[]")
+    if bind in WILDCARDS:
+        own_address(bind)  # else what listens already would have to be closed again
     if not 0 <= port <= 65535:  # libzmq would take it modulo 2**16
         raise TransportError(f"cannot listen on port {port} of {bind}: a port is a number from 0 to 65535")
     socket = context.socket(zmq.ROUTER)
@@ -93,13 +98,17 @@ def router(context: Context, bind: str, port: int, limits: Limits = CONTROL, *, 
         # Else libzmq would let everyone in where there is no door.
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         socket.setsockopt_string(zmq.ZAP_DOMAIN, "cosmos")
-    host = f"[{bind}]" if ":" in bind else bind
+    host = in_url(bind)
     endpoint = f"tcp://{host}:{port or '*'}"
     if ":" in bind:
         socket.setsockopt(zmq.IPV6, 1)
+    if events:
+        socket.get_monitor_socket(events)
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
+        if events:
+            _unmonitor(socket)
         socket.close()
         remedy = _BIND_PROBLEMS.get(error.errno or 0, "choose another address or port")
         raise TransportError(f"cannot listen on tcp://{host}:{port} ({error}): {remedy}") from None
@@ -148,9 +157,7 @@ def dealer(
         socket.connect(address)
     except zmq.ZMQError as error:
         if events:
-            monitor = socket.get_monitor_socket()
-            socket.disable_monitor()
-            monitor.close()
+            _unmonitor(socket)
         socket.close()
         raise TransportError(f"cannot connect to {address!r} ({error}); it must look like tcp://HOST:PORT") from None
     return socket
@@ -159,11 +166,13 @@ def dealer(
 def address_of(socket: Socket) -> str:
     """The address at which others reach a bound socket, `tcp://HOST:PORT`.
 
-    Bound to all interfaces, HOST is this machine's address on its default route, or else its name.
+    Raises:
+        TransportError: It is bound to all addresses, and which of them others reach cannot be told.
     """
     endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    return f"tcp://{_own_address() if host in _WILDCARDS else host}:{port}"
+    address = host.strip("[]")
+    return f"tcp://{in_url(own_address(address) if address in WILDCARDS else address)}:{port}"
 
 
 def receive(socket: Socket, parts: int, flags: int = zmq.NOBLOCK) -> list[bytes]:
@@ -236,16 +245,12 @@ def _configure(socket: Socket, limits: Limits) -> None:
         socket.setsockopt(zmq.TCP_MAXRT, limits.cut_ms)
 
 
+def _unmonitor(socket: Socket) -> None:
+    monitor = socket.get_monitor_socket()
+    socket.disable_monitor()
+    monitor.close()
+
+
 def _set_keys(socket: Socket, own: KeyPair) -> None:
     socket.setsockopt_string(zmq.CURVE_PUBLICKEY, own.public)
     socket.setsockopt_string(zmq.CURVE_SECRETKEY, own.secret)
-
-
-def _own_address() -> str:
-    # Connecting a datagram socket sends nothing; it only asks the kernel which address it would use.
-    with network.socket(network.AF_INET, network.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError:
-            return network.gethostname()
-        return str(probe.getsockname()[0])

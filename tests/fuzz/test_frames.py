@@ -17,16 +17,16 @@ import zmq
 from cosmos_core.config.job import Job
 from cosmos_core.controller.machine import core
 from cosmos_core.replica.client import ControlClient
-from cosmos_core.run.observer import so_far
-from cosmos_core.transport import key_folder
+from cosmos_core.run.following.observer import so_far
 from cosmos_core.transport.directives import WeightTarget
+from cosmos_core.transport.door.ring import Ring, reach
 from cosmos_core.transport.frames import REQUESTS, Fetch
-from cosmos_core.transport.key_folder import USUAL
 from cosmos_core.transport.keys import Key, person_key, read_key
-from cosmos_core.transport.messages import WIRE_VERSION, Beat, Command, Hello, Refused, Reports, Up, Watch
+from cosmos_core.transport.keys import folder as key_folder
+from cosmos_core.transport.keys.folder import USUAL
+from cosmos_core.transport.messages import WIRE_VERSION, Beat, Command, Hello, Inquire, Refused, Reports, Up, Watch
 from cosmos_core.transport.payloads import PayloadClient, PayloadServer
 from cosmos_core.transport.reports import CheckpointFailed
-from cosmos_core.transport.ring import Ring, reach
 from cosmos_core.transport.sockets import BULK, CONTROL, Curve, Socket, dealer, offer
 from cosmos_core.transport.wire import DOWN, UP
 from cosmos_core.types import Array, Payload
@@ -58,11 +58,14 @@ AS_REPLICA = (
     ),
     Reports(name="rollout-7", incarnation="nobody", term=9, first=7, reports=(b"", b"x")),
     Watch(run_id=RUN, after=0),
+    Inquire(run_id=RUN),
     Command(run_id=RUN, ident="stop", request=b"\x92\xa4Stop\x80"),
 )
 AS_PERSON = (
     Watch(run_id="run-of-others", after=0),
     Watch(run_id=RUN, after=2**40),
+    Inquire(run_id="run-of-others"),
+    Inquire(run_id=RUN),
     Command(run_id="run-of-others", ident="stop", request=b"\x92\xa4Stop\x80"),
     Command(run_id=RUN, ident="c", request=b"\x92\xa5Drain\x81\xa4name\xa9rollout-5"),
     Command(run_id=RUN, ident="d", request=b"\x92\xa5Drain"),

@@ -11,7 +11,8 @@ from cosmos_core.testing.simulation import Faults, Scenario, Simulation, Violati
 from cosmos_core.testing.simulation.__main__ import main
 from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
 
-from .plants import PLANTS, planted
+from .plants import PLANTS
+from .plants.planting import planted
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -1,4 +1,4 @@
-"""What happened lately: news in words, samples, curves and paces. Cheap to keep, bounded whatever the run does."""
+"""What happened lately: news in words, samples and curves. Cheap to keep, bounded whatever the run does."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 import attrs
 
 from cosmos_core.controller.live.curves import Curve, Trace
+from cosmos_core.controller.machine.account import since_recovery
 from cosmos_core.controller.machine.events import (
     Commanded,
     ControllerStarted,
@@ -99,7 +100,6 @@ class Chronicle:
         self._reports: Final[deque[tuple[float, Reported]]] = deque(maxlen=_MOST_REPORTS)
         self._traces: Final[dict[str, Trace]] = {}
         self._ages: Final[deque[dict[int, int]]] = deque(maxlen=_NEWEST_STEPS)
-        self._paces: Final[deque[tuple[float, float]]] = deque(maxlen=_NEWEST_STEPS)
         self._seen: _Seen | None = None
 
     def note(self, event: Event, time: float) -> None:
@@ -117,7 +117,7 @@ class Chronicle:
             case Commanded():
                 self._say(time, "asked", _asked(event))
             case ControllerStarted():
-                self._say(time, "controller", f"started, term {event.term}")
+                self._say(time, "controller", f"started, term {since_recovery(event.term)}")
             case Resumed():
                 self._seen = None
                 self._say(time, "resumed", f"from step {event.step}")
@@ -158,19 +158,11 @@ class Chronicle:
             total.update(ages)
         return dict(sorted(total.items()))
 
-    def trained_per_s(self, now: float) -> float | None:
-        """Units that the newest steps trained on per second, waiting included; None while that is not known."""
-        if len(self._paces) < 2:
-            return None
-        first = self._paces[0][0]
-        return sum(units for time, units in self._paces if time > first) / max(now - first, 1e-3)
-
     def _begin(self, state: State) -> _Seen:
         """Curves of what was before, of which no more is known than the records."""
         for trace in self._traces.values():
             trace.clear()
         self._ages.clear()
-        self._paces.clear()
         for record in state.steps:
             self._plot(record)
         for evaluation in state.evaluations:
@@ -179,7 +171,6 @@ class Chronicle:
 
     def _on_step(self, record: StepRecord, time: float) -> None:
         self._plot(record)
-        self._paces.append((time, record.metrics.get("units", float(record.num_units))))
         if record.skipped:
             self._say(
                 time, "skipped", f"step {record.step}: its gradient was not finite, the weights stay as they were"
@@ -279,7 +270,7 @@ class _Seen:
         for name in sorted(now.departed - self.departed):
             yield "left", f"{name}, as it was asked to"
         if now.generation != self.generation:
-            yield "generation", f"{now.generation}: {', '.join(now.members) or 'nobody yet'}"
+            yield "generation", f"{since_recovery(now.generation)}: {', '.join(now.members) or 'nobody yet'}"
         for step in sorted(now.saved - self.saved):
             yield "checkpoint", f"of step {step}"
         yield from self._problems(now)

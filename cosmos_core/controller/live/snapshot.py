@@ -11,13 +11,15 @@ import attrs
 from cosmos_core.config.stages import Stage
 from cosmos_core.controller.live.chronicle import Chronicle, Lost, News, SampleView
 from cosmos_core.controller.live.curves import Curve
-from cosmos_core.controller.live.phase import phase_of
+from cosmos_core.controller.live.figures import NEWEST_STEPS, Gauges, figures
+from cosmos_core.controller.live.timeline import Timeline
+from cosmos_core.controller.machine import reach
+from cosmos_core.controller.machine.account import since_recovery
+from cosmos_core.controller.machine.records import SettingChange
 from cosmos_core.controller.machine.state import Replica, State
 
 MOST_REPLICAS: Final = 200
 """Shown one by one; of more, the counts by state say how the others are."""
-
-_NEWEST_STEPS: Final = 20
 
 Standing: TypeAlias = Literal[
     "joined", "loading", "generating", "idle", "forming", "training", "waiting", "draining", "lost"
@@ -28,8 +30,6 @@ Standing: TypeAlias = Literal[
 `forming`: it becomes a member of the gradient group. `training`: the running step. `waiting`: for a batch.
 `draining`: it finishes what it has begun, and leaves. `lost`: it left, or was given up.
 """
-
-Gauges: TypeAlias = Mapping[str, Mapping[str, float]]
 
 
 @attrs.frozen(kw_only=True)
@@ -77,7 +77,7 @@ class Snapshot:
         time: Unix time.
         name: `run.name`.
         run_id: Of the run.
-        term: Starts of the controller.
+        term: Starts of the controller since the run began, or was recovered.
         phase: What the run is doing, in a few words.
         outcome: How it ended; empty while it goes on.
         reason: Why it failed.
@@ -86,13 +86,16 @@ class Snapshot:
         num_steps: Of the whole run.
         version: The weight version that rollout replicas shall have; -1: none yet.
         versions: Rollout replicas by the version that they generate with.
-        generation: Number of the newest gradient group.
+        elapsed_s: Seconds for which it has gone on.
+        eta_s: Seconds to its end, if it goes on like this; None while that is not known.
+        generation: Gradient groups that were formed since the run began, or was recovered.
         members: Its members; empty while there is none.
         standings: Replicas by role and standing.
         replicas: The first `MOST_REPLICAS`, by role and name, then those that were lost.
         queue: Where the prompts are.
         staleness: Samples of the newest steps by how many steps their weights lagged.
         reward: Mean of the newest steps; None before any.
+        rewards: Of these steps, the mean of each of several rewards, unweighted; empty where there is one.
         loss: Of the newest step.
         mismatch: KL between what the engine and the trainer make of the same weights, of the newest step.
         accuracy: Held-out, newest.
@@ -115,6 +118,8 @@ class Snapshot:
     stage: str
     step: int
     num_steps: int
+    elapsed_s: float
+    eta_s: float | None
     version: int
     versions: dict[int, int]
     generation: int
@@ -134,55 +139,69 @@ class Snapshot:
     news: tuple[News, ...]
     samples: tuple[SampleView, ...]
     curves: tuple[Curve, ...]
+    rewards: dict[str, float] = attrs.field(factory=dict)
 
 
 def take(
-    state: State, chronicle: Chronicle, stages: tuple[Stage, ...], gauges: Gauges, *, name: str, now: float
+    state: State,
+    chronicle: Chronicle,
+    timeline: Timeline,
+    stages: tuple[Stage, ...],
+    gauges: Gauges,
+    *,
+    name: str,
+    now: float,
+    is_running: bool = True,
 ) -> Snapshot:
     """Take a snapshot.
 
     Args:
         state: The run's; only read.
         chronicle: What happened lately; caught up with the state first.
+        timeline: When the run came to that state.
         stages: Stages of the recipe.
         gauges: Newest gauges of each replica, and of the controller under `controller`.
         name: `run.name`.
         now: Unix time.
+        is_running: Whether somebody runs it now.
     """
     chronicle.catch_up(state, now)
-    stage = stages[state.stage_index]
+    shown = figures(state, timeline, stages, gauges, now=now if is_running else None)
     standings = {replica.name: standing_of(state, replica) for replica in state.replicas.values()}
     rollouts = [replica for replica in state.replicas.values() if replica.role == "rollout"]
     return Snapshot(
         time=now,
         name=name,
         run_id=state.settings.run_id,
-        term=state.term,
-        phase=phase_of(state, stage),
+        term=since_recovery(state.term),
+        phase=shown.phase,
         outcome=state.outcome,
         reason=state.reason,
-        stage=stage.plugin,
-        step=state.step,
-        num_steps=stages[-1].last_step,
+        stage=shown.stage,
+        step=shown.step,
+        num_steps=shown.num_steps,
+        elapsed_s=shown.elapsed_s,
+        eta_s=shown.eta_s,
         version=state.target,
         versions=dict(sorted(Counter(replica.version for replica in rollouts).items())),
-        generation=state.generation_number,
+        generation=since_recovery(state.generation_number),
         members=state.generation.order.members if state.generation is not None else (),
         standings=_counted(state, standings),
         replicas=(*_shown(state, standings, gauges), *map(_lost, chronicle.lost)),
         queue=_queue(state),
         staleness=chronicle.staleness(),
-        reward=_reward(state),
+        reward=shown.reward,
         loss=_newest_metric(state, "loss"),
         mismatch=_newest_metric(state, "mismatch_kl"),
-        accuracy=next((done.accuracy for done in reversed(state.evaluations) if done.accuracy is not None), None),
-        policy_units_per_s=chronicle.trained_per_s(now),
-        rollout_units_per_s=_generated_per_s(rollouts, gauges),
-        settings={change.key: f"{change.after} from step {change.step} on" for change in state.changes},
+        accuracy=shown.accuracy,
+        policy_units_per_s=shown.policy_units_per_s,
+        rollout_units_per_s=shown.rollout_units_per_s,
+        settings={change.key: _since(state, change) for change in state.changes},
         refused=int(sum(value for name, value in gauges.get("controller", {}).items() if name.endswith("_refused"))),
         news=tuple(chronicle.news),
         samples=tuple(chronicle.samples),
         curves=chronicle.curves(),
+        rewards=_rewards(state),
     )
 
 
@@ -245,16 +264,17 @@ def _queue(state: State) -> Queue:
     )
 
 
-def _generated_per_s(rollouts: Iterable[Replica], gauges: Gauges) -> float | None:
-    rates = [gauges.get(replica.name, {}).get("units_per_s") for replica in rollouts]
-    known = [rate for rate in rates if rate is not None]
-    return sum(known) if known else None
+def _since(state: State, change: SettingChange) -> str:
+    return f"{change.after} from step {reach.first_step(state.settings, change.key, change.step)} on"
 
 
-def _reward(state: State) -> float | None:
-    """Mean of the newest steps' rewards."""
-    rewards = [record.reward for record in state.steps[-_NEWEST_STEPS:] if record.reward is not None]
-    return sum(rewards) / len(rewards) if rewards else None
+def _rewards(state: State) -> dict[str, float]:
+    """Means of the newest steps' rewards, of several."""
+    found: dict[str, list[float]] = {}
+    for record in state.steps[-NEWEST_STEPS:]:
+        for name, value in record.rewards.items():
+            found.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()} if len(found) > 1 else {}
 
 
 def _newest_metric(state: State, name: str) -> float | None:

@@ -17,6 +17,14 @@ _TERMS: Final = 1 << 20
 """More leases, and more terms and generations, than can have been used since an account was made."""
 
 
+def since_recovery(number: int) -> int:
+    """The number of a term or a generation as people count them: from the beginning of the run, or its recovery.
+
+    Source: `restored`, which leaves a gap that only logs and messages need.
+    """
+    return number % _TERMS
+
+
 @attrs.frozen(kw_only=True)
 class Account:
     """What a run was at a step of which a checkpoint was wanted; nothing of what was in flight.

@@ -32,19 +32,10 @@ _CONSTANTS: Final[Mapping[str, str]] = {
 _PACE: Final = ("sync.max_staleness", "sync.interval")
 
 
-def refusal(state: State, request: Set) -> str:
-    """Why dynamic keys cannot be set so; empty if they can."""
-    try:
-        _asked(state, request)
-    except ConfigError as error:
-        return str(error)
-    return ""
-
-
 def take(state: State, request: Set) -> None:
     """Note a change from the next step on that has not been ordered; what is refused changes nothing."""
     try:
-        asked = _asked(state, request)
+        asked = asked_of(state, request)
     except ConfigError:
         return
     step = next_step(state)
@@ -117,7 +108,12 @@ def tell_undone(state: State, kept: list[SettingChange], step: int) -> None:
         state.status_details["settings"] = f"going on from step {step} undid {what}"
 
 
-def _asked(state: State, request: Set) -> dict[str, Scalar]:
+def asked_of(state: State, request: Set) -> dict[str, Scalar]:
+    """The values that a request asks for, by key.
+
+    Raises:
+        ConfigError: A key is not dynamic, or cannot become that; or the values do not go together.
+    """
     settings = state.settings
     asked = chosen(settings.dynamic, settings.fixed, request.overrides)
     values = {each.key: each.value for each in settings.dynamic} | values_at(state, next_step(state)) | asked

@@ -8,7 +8,6 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.config.order import row_of
 from cosmos_core.controller.machine import changes, evaluation
 from cosmos_core.controller.machine.ledger import Finished, is_scored
 from cosmos_core.controller.machine.state import Replica, RunningStep, State
@@ -160,7 +159,7 @@ def _read(state: State, size: int) -> None:
     settings, ledger = state.settings, state.ledger
     while len(ledger.finished) < size:
         position = ledger.next()
-        _, row = row_of(position, settings.num_rows, settings.seed, state.stage_index)
+        row = settings.row_of(position, state.stage_index)
         ledger.finished[position] = Finished(position=position, row=row)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 
-from cosmos_core.config.order import row_of
 from cosmos_core.controller.machine import changes, evaluation
 from cosmos_core.controller.machine.settings import Settings, StageSettings
 from cosmos_core.controller.machine.state import Replica, State
@@ -47,7 +46,8 @@ def _evaluate(state: State) -> None:
     """Spread held-out rows evenly, up to capacity; all at once where a run must not depend on timing."""
     settings = state.settings
     most = settings.capacity * settings.group_size
-    ready = [r for r in state.staying("rollout") if r.version == state.pending[0].version]
+    names = state.holders.get(state.pending[0].version, set()) - state.draining
+    ready = [state.replicas[name] for name in names]
     heap = [(len(r.leases) - r.num_training, r.name) for r in ready]
     heapq.heapify(heap)
     while heap and state.pending[0].queued:
@@ -70,13 +70,14 @@ def _stream(state: State) -> None:
         return
     most = (settings.capacity - 1) * settings.group_size
     heap: list[tuple[int, str, int]] = []
-    for name in list(state.spare):
-        replica = state.replicas[name]
-        if (held := load(state, replica)) > most:
-            state.spare.remove(name)
-        elif replica.version >= stage.first_version and name not in state.draining:
-            limit = _limit(settings, stage, replica.version)
-            if trained < limit:
+    for version, names in state.holders.items():
+        limit = _limit(settings, stage, version)
+        if version < stage.first_version or trained >= limit:
+            continue
+        for name in names & state.spare:
+            if (held := load(state, state.replicas[name])) > most:
+                state.spare.remove(name)
+            elif name not in state.draining:
                 heap.append((held, name, limit))
     heapq.heapify(heap)
     while heap:
@@ -102,9 +103,10 @@ def _wave(state: State) -> None:
     ledger = state.ledger
     if ledger.in_flight or state.pending or state.running is not None or state.target != state.step:
         return
-    replicas = state.staying("rollout")
-    if any(replica.version != state.target for replica in replicas):
+    behind = (names for version, names in state.holders.items() if version != state.target)
+    if any(name not in state.draining for names in behind for name in names):
         return
+    replicas = state.staying("rollout")
     missing = state.stage.prompts_per_step - len(ledger.finished)
     for index in range(missing if replicas else 0):
         _lease(state, replicas[index % len(replicas)])
@@ -114,13 +116,11 @@ def _lease(state: State, replica: Replica) -> None:
     number = state.next_lease
     state.next_lease += 1
     position = state.ledger.lease(number)
-    settings = state.settings
-    _, row = row_of(position, settings.num_rows, settings.seed, state.stage_index)
     replica.leases[number] = Lease(
         lease=number,
         purpose="train",
         position=position,
-        row=row,
+        row=state.settings.row_of(position, state.stage_index),
         version=-1,
         settings=changes.values_at(state, changes.next_step(state)) if state.changes else {},
     )

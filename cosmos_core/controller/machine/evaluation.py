@@ -94,11 +94,10 @@ def on_failed(state: State, lease: Lease) -> None:
 
 def abandon(state: State) -> None:
     """Give up evaluations of weights that no replica has any more."""
-    versions = {replica.version for replica in state.replicas.values() if replica.role == "rollout"}
     for evaluation in list(state.pending):
         known = state.published.get(evaluation.version)
         is_lost = evaluation.version < state.step and known is not None and not known.sources
-        if is_lost and evaluation.version not in versions:
+        if is_lost and evaluation.version not in state.holders:
             state.pending.remove(evaluation)
             _tell_lost(state, evaluation)
 

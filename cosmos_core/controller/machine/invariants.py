@@ -114,8 +114,22 @@ def _weights(state: State) -> Iterator[str]:
             yield f"{replica.name} runs version {replica.version}, beyond the target {state.target}"
 
 
+def _indices(state: State) -> Iterator[str]:
+    """Whether what is kept to find replicas quickly is what a look at all of them finds."""
+    for role, names in state.members.items():
+        if names != {each.name for each in state.replicas.values() if each.role == role}:
+            yield f"the {role} replicas are said to be {sorted(names)}"
+    held = {(each.version, each.name) for each in state.named("rollout")}
+    if {(version, name) for version, names in state.holders.items() for name in names} != held:
+        yield f"versions are said to be held by {state.holders}, they are by {sorted(held)}"
+    placed = {(state.parents.get(each.name, ""), each.name) for each in relays.afar(state)}
+    if {(above, name) for above, names in state.readers.items() for name in names} != placed:
+        yield f"readers are said to be {state.readers}, they are {sorted(placed)}"
+
+
 def _relays(state: State) -> Iterator[str]:
     rollouts, newest = state.named("rollout"), state.target
+    yield from _indices(state)
     if not {*state.parents, *state.parents.values()} <= {each.name for each in rollouts}:
         yield f"the tree {state.parents} has others than the rollout replicas"
         return

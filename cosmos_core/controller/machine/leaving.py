@@ -37,7 +37,7 @@ def drain(state: State, name: str) -> None:
         return
     state.draining.add(name)
     if replica.role == "rollout":
-        relays.arrange(state)
+        relays.follow(state, name)
     state.touched.add(name)
 
 

@@ -17,58 +17,61 @@ def join(state: State, event: ReplicaJoined) -> None:
     if present is not None:
         lose(state, present, "another process took its name")
     state.departed.discard(event.name)
-    state.replicas[event.name] = Replica(
-        name=event.name,
-        role=event.role,
-        incarnation=event.incarnation,
-        host=event.host,
-        pid=event.pid,
-        endpoints=event.endpoints,
-        step=event.step,
-        rack=event.rack,
+    state.enter(
+        Replica(
+            name=event.name,
+            role=event.role,
+            incarnation=event.incarnation,
+            host=event.host,
+            pid=event.pid,
+            endpoints=event.endpoints,
+            step=event.step,
+            rack=event.rack,
+        )
     )
-    state.members[event.role].add(event.name)
-    if event.role == "rollout":
-        state.spare.add(event.name)
-        state.has_rollouts = state.has_rollouts or len(state.named("rollout")) >= state.settings.num_rollouts
-    relays.arrange(state)
-    state.touch()
+    state.touched.add(event.name)
+    if event.role == "policy":
+        relays.follow_policy(state)
+    elif not state.has_rollouts and len(state.members["rollout"]) >= state.settings.num_rollouts:
+        state.has_rollouts = True
+        relays.arrange(state)
+    else:
+        relays.follow(state, event.name)
 
 
 def lose(state: State, replica: Replica, reason: str) -> None:
     """Take a replica out, for good: its process may not come back. What it had is queued again, or lost."""
-    del state.replicas[replica.name]
-    state.members[replica.role].remove(replica.name)
-    state.spare.discard(replica.name)
-    state.draining.discard(replica.name)
+    state.remove(replica)
     state.fenced[replica.incarnation] = f"{replica.name}: {reason}"
     if replica.role == "rollout":
         dispatch.lost_with(state, replica)
+        relays.follow(state, replica.name)
     else:
         publication.drop_source(state, replica.name)
         generation = state.generation
         if generation is not None and replica.name in generation.order.members:
             state.generation = None
-    relays.arrange(state)
+        relays.follow_policy(state)
+        state.touch("policy")
     evaluation.abandon(state)
-    state.touch()
 
 
 def regroup(state: State) -> None:
     """Order a new generation where the membership has changed; a joiner waits for the step boundary."""
     if not state.has_started:
-        if len(state.named("policy")) < state.settings.num_policies:
+        if len(state.members["policy"]) < state.settings.num_policies:
             return
         state.has_started = True
-    policies = _members(state)
-    names = tuple(policy.name for policy in policies)
     generation = state.generation
     if generation is not None:
         is_working = not generation.is_ready or state.running is not None
-        is_closing = state.is_stopping or state.is_trained
-        if is_working or is_closing or generation.order.members == names:
+        if is_working or state.is_stopping or state.is_trained:
             return
-    if state.is_regrouping or not policies:
+    elif state.is_regrouping:
+        return
+    policies = _members(state)
+    names = tuple(policy.name for policy in policies)
+    if not policies or (generation is not None and generation.order.members == names):
         return
     steps = [policy.step for policy in policies]
     checkpoint = state.checkpoints.saved.get(state.step, "") if max(steps) < state.step else ""
@@ -153,12 +156,12 @@ def missing(state: State) -> list[str]:
     """Replicas without which the run cannot go on, for people."""
     wanted = []
     settings = state.settings
-    joined = len(state.named("policy"))
+    joined = len(state.members["policy"])
     least = 1 if state.has_started else settings.num_policies
     if joined < least:
         wanted.append(f"{least - joined} of {settings.num_policies} policy replicas")
     if settings.num_rollouts:
-        joined = len(state.staying("rollout"))
+        joined = len(state.members["rollout"] - state.draining)
         least = 1 if state.has_rollouts else settings.num_rollouts
         if joined < least:
             wanted.append(f"{least - joined} of {settings.num_rollouts} rollout replicas")

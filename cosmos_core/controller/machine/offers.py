@@ -49,17 +49,13 @@ class Offers:
     def relaying(self, replica: Replica, retained: int) -> Relaying:
         """A rollout replica's place in the tree; policy replicas retain versions from `retained` on."""
         level = sum(1 for _ in relays.above(self._state, replica))
-        keep = replica.name in self._passing
+        keep = relays.passes_on(self._state, replica)
         return Relaying(
             level=level,
             reserve=self.published(replica) if level else None,
             keep=keep,
             retain=retained if keep else self._state.target + 1,
         )
-
-    @functools.cached_property
-    def _passing(self) -> set[str]:
-        return relays.passing(self._state)
 
     @functools.cached_property
     def _sources(self) -> list[Place]:

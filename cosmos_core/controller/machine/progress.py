@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from cosmos_core.controller.machine import changes, claim, evaluation, publication
 from cosmos_core.controller.machine.events import Resumed
@@ -95,6 +96,8 @@ def close(state: State) -> None:
 
 def on_saved(state: State, report: CheckpointSaved) -> None:
     """A checkpoint is complete."""
+    if not _is_of_run(state, report):
+        return
     state.checkpoints.saved[report.step] = report.path
     state.checkpoints.failed.pop(report.step, None)
     _settle_checkpoint(state, report.step)
@@ -102,6 +105,8 @@ def on_saved(state: State, report: CheckpointSaved) -> None:
 
 def on_not_saved(state: State, report: CheckpointFailed) -> None:
     """A checkpoint could not be made; the run goes on without it unless it was the last one."""
+    if not _is_of_run(state, report):
+        return
     if report.step not in state.checkpoints.saved:
         state.checkpoints.failed[report.step] = report.reason
         state.status_details["checkpoint"] = f"step {report.step}: {report.reason}"
@@ -141,6 +146,7 @@ def resume(state: State, event: Resumed) -> None:
     fresh = State(
         settings=event.settings,
         term=state.term,
+        commands=state.commands,
         step=event.step,
         fenced=state.fenced,
         generation_number=state.generation_number,
@@ -168,6 +174,18 @@ def begin(state: State) -> None:
     state.publish = publication.due_at_start(state)
     evaluation.schedule(state)
     evaluation.tell_unmeasurable(state)
+
+
+def generation_at(steps: Sequence[StepRecord], step: int) -> int:
+    """The gradient group that did a step of these records; no earlier one made a checkpoint of its weights."""
+    return steps[step - 1].generation if step else 0
+
+
+def _is_of_run(state: State, report: CheckpointSaved | CheckpointFailed) -> bool:
+    """Whether a checkpoint is of what the run has come to, and not of the same step before it was undone."""
+    if report.step > state.step:
+        return False
+    return report.generation < 0 or report.generation >= generation_at(state.steps, report.step)
 
 
 def _settle_checkpoint(state: State, step: int) -> None:
@@ -216,4 +234,5 @@ def _record(state: State, running: RunningStep, groups: list[Finished], stage: i
         ages=dict(sorted(Counter(ages).items())),
         settings=running.order.settings,
         drawn=changes.drawn(group.settings for group in groups),
+        generation=running.generation,
     )

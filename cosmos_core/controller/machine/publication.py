@@ -35,17 +35,17 @@ def on_loaded(state: State, replica: Replica, report: WeightsLoaded) -> None:
     known = state.published.get(report.version)
     if known is None:
         # It took so long that the version is forgotten. Nothing is wrong with it, and nothing can be generated with it.
-        replica.version = -1
+        state.hold(replica, -1)
         relays.touch_below(state, replica.name)
         return
     if known.digest != report.digest:
         _refuse(state, replica)
         return
-    replica.version = report.version
+    state.hold(replica, report.version)
     if replica.is_doubted:
         replica.is_doubted = False
-        relays.arrange(state)
-    if report.endpoint and replica.name in relays.passing(state):
+        relays.follow(state, replica.name)
+    if report.endpoint and relays.passes_on(state, replica):
         replica.kept[report.version] = report.endpoint
     relays.touch_below(state, replica.name)
     _forget(state)
@@ -97,19 +97,20 @@ def drop_source(state: State, name: str) -> None:
 
 
 def _refuse(state: State, replica: Replica) -> None:
-    replica.version = -1
+    state.hold(replica, -1)
     replica.rejections += 1
-    replica.is_doubted = True
     # Whatever made them wrong, nobody shall have any weights from it.
     replica.kept.clear()
     relays.touch_below(state, replica.name)
-    relays.arrange(state)
+    if not replica.is_doubted:
+        replica.is_doubted = True
+        relays.follow(state, replica.name)
 
 
 def _forget(state: State) -> None:
     """Forget versions that nobody can be loading any more, or that would be too old to generate with."""
     settings = state.settings
-    oldest = min((r.version for r in state.replicas.values() if r.role == "rollout"), default=state.target)
+    oldest = min(state.holders, default=state.target)
     # Policy replicas keep a copy of the weights for each target: one replica that never loads must not fill the host.
     num_old = max(0, len(state.targets) - settings.max_staleness // settings.sync_interval - 2)
     # A replica may be loading the first target after the version it has, or any later one; by changes of what it has.
@@ -124,4 +125,4 @@ def _forget(state: State) -> None:
             for version in [v for v in replica.kept if v < state.targets[0]]:
                 del replica.kept[version]
         state.touch("policy")
-        state.touched.update(state.parents.values())
+        state.touched.update(state.readers.keys() & state.replicas.keys())

@@ -35,6 +35,7 @@ class StepRecord:
         ages: Samples by (weights trained - oldest weights of the sample).
         settings: Values of dynamic keys that held, of those that were not as in the recipe.
         drawn: Groups by the sampling that they were drawn with, where it was not the recipe's, as `key=value`.
+        generation: Of the gradient group that did it; a step that comes again has a later one.
     """
 
     step: int
@@ -55,6 +56,7 @@ class StepRecord:
     ages: dict[int, int] = attrs.field(factory=dict)
     settings: dict[str, Scalar] = attrs.field(factory=dict)
     drawn: dict[str, int] = attrs.field(factory=dict)
+    generation: int = 0
 
 
 @attrs.frozen(kw_only=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from cosmos_core.controller.machine import changes, leaving, progress
+from cosmos_core.controller.machine import changes, leaving, progress, reach
 from cosmos_core.controller.machine.events import Commanded
 from cosmos_core.controller.machine.state import State
+from cosmos_core.errors import ConfigError
 from cosmos_core.transport.requests import Drain, Lost, Request, Set, Stop
 from cosmos_core.transport.wire import REQUEST
 
@@ -24,7 +25,14 @@ def refusal(state: State, request: Request) -> str:
         case Drain():
             return leaving.refusal(state, request.name)
         case Set():
-            return changes.refusal(state, request)
+            return _refusal_of_change(state, request)
+
+
+def _refusal_of_change(state: State, request: Set) -> str:
+    try:
+        return reach.refusal(state, changes.asked_of(state, request))
+    except ConfigError as error:
+        return str(error)
 
 
 def take(state: State, event: Commanded) -> None:

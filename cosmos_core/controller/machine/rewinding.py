@@ -57,7 +57,7 @@ def rewind(state: State, event: Rewound) -> None:
             )
     state.ledgers = [ledger.rewound(mark) for ledger, mark in zip(state.ledgers, marks, strict=True)]
     for replica in state.named("rollout"):
-        _undo_generation(replica, event.step)
+        _undo_generation(state, replica, event.step)
         state.spare.add(replica.name)
     _undo_publication(state, event.step)
     _undo_changes(state, event.step)
@@ -94,17 +94,17 @@ def _undo_changes(state: State, step: int) -> None:
     state.changes = kept
 
 
-def _undo_generation(replica: Replica, step: int) -> None:
+def _undo_generation(state: State, replica: Replica, step: int) -> None:
     replica.leases.clear()
     replica.num_training = 0
     replica.held.clear()
     replica.kept = {version: endpoint for version, endpoint in replica.kept.items() if version <= step}
     if replica.version > step:
-        replica.version = -1
+        state.hold(replica, -1)
 
 
 def _undo_publication(state: State, step: int) -> None:
     """Versions up to the step are what they were, though nobody may have them but rollout replicas."""
-    newest = max((replica.version for replica in state.named("rollout")), default=-1)
+    newest = max(state.holders, default=-1)
     state.targets = sorted({target for target in state.targets if target <= step} | ({newest} - {-1}))
     state.published = {version: known for version, known in state.published.items() if version <= step}

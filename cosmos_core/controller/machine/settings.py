@@ -10,9 +10,11 @@ import attrs
 from cosmos_core.config.checks import staleness_bound
 from cosmos_core.config.dynamic import DynamicKey, dynamic_keys
 from cosmos_core.config.job import Job
+from cosmos_core.config.order import row_of
 from cosmos_core.config.schema import Recipe, WarmupConfig
 from cosmos_core.config.stages import stages
 from cosmos_core.errors import ConfigError
+from cosmos_core.protocols.dataset import Window
 
 
 @attrs.frozen(kw_only=True)
@@ -25,6 +27,7 @@ class StageSettings:
         steps: Number of its steps.
         prompts_per_step: Groups (or demonstrations) of one step.
         min_group_size: Fewest scored samples of a group that can be trained on.
+        windows: Its first prompts, where rows become available little by little.
     """
 
     source: str
@@ -32,6 +35,7 @@ class StageSettings:
     steps: int
     prompts_per_step: int
     min_group_size: int
+    windows: tuple[Window, ...] = ()
 
     @property
     def last_step(self) -> int:
@@ -119,6 +123,10 @@ class Settings:
                 return index
         return len(self.stages) - 1
 
+    def row_of(self, position: int, stage: int) -> int:
+        """The train row at a position of a stage."""
+        return row_of(position, self.num_rows, self.seed, stage, self.stages[stage].windows)[1]
+
     def evaluates(self, version: int) -> bool:
         """Whether an evaluation by completions is due at these weights."""
         return self.evaluation_prompts > 0 and self._looks_at(version)
@@ -196,6 +204,7 @@ def _stages(job: Job) -> tuple[StageSettings, ...]:
             steps=stage.steps,
             prompts_per_step=stage.prompts_per_step,
             min_group_size=facts.min_group_size,
+            windows=facts.windows,
         )
         for stage, facts in zip(planned, job.stages, strict=True)
     )

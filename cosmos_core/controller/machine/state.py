@@ -144,6 +144,7 @@ class State:
         publish: The version that policy replicas shall publish if they have not; -1: none.
         targets: Versions that rollout replicas were told to load and may be loading, ascending; the last is current.
         parents: The rollout replica from which each one reads; those that are not in it read from the policy.
+        num_moves: Rollout replicas that came into the tree or left it since it was last laid out anew.
         pending: Evaluations that are due, ascending by version; the first is being worked on.
         evaluations: Finished ones, in the order of their ends; of completions and of demonstrations.
         checkpoints: Of this run.
@@ -155,6 +156,9 @@ class State:
         touched: Names whose directive may have changed since this was last cleared.
         members: Names of the replicas of each role, so that nobody has to look through all for a few.
         spare: Names of rollout replicas that may have room for another prompt, and of all that have.
+        holders: Names of rollout replicas by the version that they generate with; none without any.
+        readers: Names of those in the tree by the one from which they read; the empty name is the policy's.
+        mapped: Hosts whose rollout replicas map a copy of the policy's, and take no part in the tree.
     """
 
     settings: Settings
@@ -185,6 +189,7 @@ class State:
     publish: int = -1
     targets: list[int] = attrs.field(factory=list)
     parents: dict[str, str] = attrs.field(factory=dict)
+    num_moves: int = 0
     pending: list[Evaluation] = attrs.field(factory=list)
     evaluations: list[EvaluationRecord] = attrs.field(factory=list)
     checkpoints: Checkpoints = attrs.field(factory=Checkpoints)
@@ -196,6 +201,9 @@ class State:
     touched: set[str] = attrs.field(factory=set, eq=False)
     members: dict[Role, set[str]] = attrs.field(factory=lambda: {"policy": set(), "rollout": set()}, eq=False)
     spare: set[str] = attrs.field(factory=set, eq=False)
+    holders: dict[int, set[str]] = attrs.field(factory=dict, eq=False)
+    readers: dict[str, set[str]] = attrs.field(factory=dict, eq=False)
+    mapped: set[str] = attrs.field(factory=set, eq=False)
 
     @property
     def stage_index(self) -> int:
@@ -229,6 +237,35 @@ class State:
     def staying(self, role: Role) -> list[Replica]:
         """The replicas of a role that are not about to leave, by name."""
         return [replica for replica in self.named(role) if replica.name not in self.draining]
+
+    def enter(self, replica: Replica) -> None:
+        """Take a replica in."""
+        self.replicas[replica.name] = replica
+        self.members[replica.role].add(replica.name)
+        if replica.role == "rollout":
+            self.spare.add(replica.name)
+            self.holders.setdefault(replica.version, set()).add(replica.name)
+
+    def remove(self, replica: Replica) -> None:
+        """Take a replica out."""
+        del self.replicas[replica.name]
+        self.members[replica.role].remove(replica.name)
+        self.draining.discard(replica.name)
+        if replica.role == "rollout":
+            self.spare.discard(replica.name)
+            self._unhold(replica)
+
+    def hold(self, replica: Replica, version: int) -> None:
+        """Note the version that a rollout replica generates with; -1 for none."""
+        self._unhold(replica)
+        replica.version = version
+        self.holders.setdefault(version, set()).add(replica.name)
+
+    def _unhold(self, replica: Replica) -> None:
+        names = self.holders[replica.version]
+        names.remove(replica.name)
+        if not names:
+            del self.holders[replica.version]
 
     def touch(self, role: Role | None = None) -> None:
         """Note that the directives of every replica (of a role) may have changed."""

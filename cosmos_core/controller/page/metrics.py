@@ -40,6 +40,8 @@ def _progress(snapshot: Snapshot) -> Iterable[_Family]:
     yield "cosmos_weight_version", "gauge", "Weights that rollout replicas shall have.", [({}, snapshot.version)]
     yield "cosmos_generation", "gauge", "Number of the newest gradient group.", [({}, snapshot.generation)]
     yield "cosmos_reward", "gauge", "Mean reward of the newest steps.", [({}, snapshot.reward)]
+    parts = [({"reward": name}, value) for name, value in snapshot.rewards.items()]
+    yield "cosmos_reward_part", "gauge", "Mean of each of several rewards in the newest steps, unweighted.", parts
     yield "cosmos_loss", "gauge", "Loss of the newest step.", [({}, snapshot.loss)]
     yield "cosmos_mismatch_kl", "gauge", "KL between engine and trainer at the same weights.", [({}, snapshot.mismatch)]
     yield "cosmos_heldout_accuracy", "gauge", "Held-out accuracy, newest.", [({}, snapshot.accuracy)]

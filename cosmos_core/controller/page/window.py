@@ -12,7 +12,9 @@ from typing import Final
 
 from cosmos_core.config.stages import Stage
 from cosmos_core.controller.live.chronicle import Chronicle
-from cosmos_core.controller.live.snapshot import Gauges, take
+from cosmos_core.controller.live.figures import Gauges
+from cosmos_core.controller.live.snapshot import take
+from cosmos_core.controller.live.timeline import Timeline
 from cosmos_core.controller.machine.events import Event
 from cosmos_core.controller.machine.state import State
 from cosmos_core.controller.page.board import Board
@@ -40,11 +42,18 @@ class Window:
         self._stages: Final = stages
         self._name: Final = name
         self._chronicle: Final = Chronicle()
+        self._timeline = Timeline()
         self._due = float("-inf")
 
-    def note(self, event: Event) -> None:
+    def go_on_from(self, timeline: Timeline) -> None:
+        """Begin with what the journal told of the time before this controller; changed from now on."""
+        self._timeline = timeline
+
+    def note(self, state: State, event: Event) -> None:
         """Take an event in, as soon as the state has."""
-        self._chronicle.note(event, time.time())
+        now = time.time()
+        self._timeline.take(now, event, state)
+        self._chronicle.note(event, now)
 
     def asked(self, run_id: str) -> Iterator[Command]:
         """What people have asked for since this was called last."""
@@ -69,7 +78,9 @@ class Window:
         if now < self._due and not is_last:
             return
         began = time.perf_counter()
-        snapshot = take(state, self._chronicle, self._stages, gauges(), name=self._name, now=time.time())
+        snapshot = take(
+            state, self._chronicle, self._timeline, self._stages, gauges(), name=self._name, now=time.time()
+        )
         self._board.offer(snapshot)
         # Of a run of thousands a snapshot takes longer, so there are fewer of them.
         self._due = now + max(_INTERVAL_S, (time.perf_counter() - began) / _MOST_SHARE)

@@ -133,6 +133,7 @@ class Controller:
             return
         self._free_at = self._agenda.now + self._journal.took_s
         self._witness.committed()
+        self._disk.keep_accounts(self._desk.state)
         if self._num_plans % _COMPARED == 0 or self._witness.num_events != self._num_seen:
             self._num_seen = self._witness.num_events
             self._witness.compare(self._desk.state, self._policies())
@@ -169,7 +170,9 @@ class Controller:
             self.kill(f"ends: {error}")
         except Killed:
             self.kill("is killed in a turn")
-        except (LookupError, ValueError, TypeError, AttributeError, TransportError) as error:
+        except Violation:
+            raise
+        except (AssertionError, LookupError, ValueError, TypeError, AttributeError, NameError, TransportError) as error:
             raise Violation("conservation", f"the controller failed: {error!r}") from error
         return self.is_up
 

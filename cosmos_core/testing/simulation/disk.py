@@ -10,7 +10,9 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from cosmos_core.controller.machine.events import EVENTS, Event
+from cosmos_core.controller.machine.account import ACCOUNT, account_of
+from cosmos_core.controller.machine.events import EVENTS, Event, Recovered, Resumed
+from cosmos_core.controller.machine.state import State
 from cosmos_core.errors import JournalError
 from cosmos_core.testing.simulation.faults import Faults
 
@@ -25,6 +27,7 @@ class Disk:
     Attributes:
         faults: What goes wrong; the owner changes it when faults cease.
         committed: Events that are durable, encoded.
+        accounts: Of saved checkpoints by step, encoded: what a new journal can begin with.
         is_full: Whether nothing can be written.
         num_commits: Commits that had something to write.
         num_failures: Those that failed.
@@ -33,10 +36,37 @@ class Disk:
     def __init__(self, rng: random.Random, faults: Faults) -> None:
         self.faults = faults
         self.committed: Final[list[bytes]] = []
+        self.accounts: Final[dict[int, bytes]] = {}
         self.is_full = False
         self.num_commits = 0
         self.num_failures = 0
         self._rng: Final = rng
+
+    def keep_accounts(self, state: State) -> None:
+        """Keep an account of each checkpoint that is new, and none of what was undone; all of `state` is durable."""
+        for step in [step for step in self.accounts if step > state.step]:
+            del self.accounts[step]
+        for step in state.checkpoints.saved.keys() - self.accounts.keys():
+            self.accounts[step] = ACCOUNT.encode(account_of(state, step))
+
+    def go_on(self, state: State, *, is_lost: bool) -> int | None:
+        """Have the run go on from its newest checkpoint: what its journal goes on with, or a new one begins with.
+
+        Args:
+            state: Of the journal.
+            is_lost: Whether the journal is lost.
+
+        Returns:
+            The step; None if there is no such checkpoint, and nothing was done.
+        """
+        step = max(self.accounts if is_lost else state.checkpoints.saved, default=None)
+        if step is None:
+            return None
+        if is_lost:
+            account, path = self.accounts[step], state.checkpoints.saved[step]
+            self.committed[:] = [EVENTS.encode(Recovered(account=account, checkpoint=path))]
+        self.committed.append(EVENTS.encode(Resumed(step=step, settings=state.settings)))
+        return step
 
     def write(self, events: list[bytes]) -> float:
         """Make events durable; how many seconds that takes.

@@ -34,6 +34,10 @@ class Faults:
         commit_failure: Chance that a commit fails: written or not, the controller cannot know.
         disk_full: Rate of moments from which on nothing can be written until somebody makes room.
         people: Rate of what people do: stop the run, drain a replica, start another one, set a dynamic key.
+        outage: Rate of moments in which every process ends; the run is resumed from its newest checkpoint, if it has
+            one. One that was stopped is resumed half of the time where this is not 0.
+        gone: Chance that a replica that was killed never comes back, where another one of its role is there.
+        journal_loss: Chance that the journal is lost with that, so that the run is recovered from an account.
         until_s: When all of this ends; the run must end after it.
     """
 
@@ -55,6 +59,9 @@ class Faults:
     commit_failure: float = 0.0
     disk_full: float = 0.0
     people: float = 0.0
+    gone: float = 0.0
+    outage: float = 0.0
+    journal_loss: float = 0.0
     until_s: float = 20.0
 
     @classmethod
@@ -109,5 +116,8 @@ _CHOICES: Final[dict[str, tuple[float, ...]]] = {
     "commit_failure": (0.0, 0.0, 0.01),
     "disk_full": (0.0, 0.0, 0.05),
     "people": (0.0, 0.0, 0.1, 0.5),
+    "outage": (0.0, 0.0, 0.2),
+    "journal_loss": (0.0, 0.5),
     "until_s": (15.0, 30.0),
+    "gone": (0.0, 0.0, 0.3),
 }

@@ -23,6 +23,8 @@ from cosmos_core.transport.reports import (
     StepDone,
     StepFailed,
 )
+from cosmos_core.transport.requests import Lost
+from cosmos_core.transport.wire import REQUEST
 
 Print = dict[str, bytes]
 
@@ -57,9 +59,19 @@ def stale_message(state: State, message: Up) -> str:
         case Beat() | Reports():
             return _stale_sender(state, message)
         case Command():
-            return "of a request that was taken in" if message.ident in state.commands else ""
+            return _stale_request(state, message)
         case _:
             return ""
+
+
+def _stale_request(state: State, command: Command) -> str:
+    if command.ident in state.commands:
+        return "of a request that was taken in"
+    request = REQUEST.decode(command.request)
+    present = {replica.incarnation for replica in state.replicas.values()}
+    if isinstance(request, Lost) and request.incarnation not in present:
+        return f"of the process {request.incarnation}, which is not in the run"
+    return ""
 
 
 def _stale_sender(state: State, message: Beat | Reports) -> str:

@@ -7,6 +7,7 @@ from typing import Final
 
 from cosmos_core.controller.machine.state import RunningStep, State
 from cosmos_core.testing.replicas import INITIAL_DIGEST, FakePolicy, trained
+from cosmos_core.testing.simulation.promises import Promises
 from cosmos_core.types import Scalar
 
 
@@ -14,6 +15,7 @@ class History:
     """Watches a state from one event to the next.
 
     Attributes:
+        promises: What holds of orders, leases and evaluations.
         weights: Digest of the weights of each step, which follow from the batches alone.
     """
 
@@ -28,16 +30,20 @@ class History:
         self._ended: Final[dict[int, list[set[int]]]] = {0: [set() for _ in state.ledgers]}
         self._settings: Final[dict[int, dict[str, Scalar]]] = {}
         self._draining: Final[dict[str, set[int]]] = {}
+        self.promises: Final = Promises()
 
-    def observe(self, state: State, running: RunningStep | None, step: int) -> Iterable[tuple[str, str]]:
+    def observe(
+        self, state: State, running: RunningStep | None, step: int, *, is_resumed: bool = False
+    ) -> Iterable[tuple[str, str]]:
         """What is wrong after an event: the oracle's name, and what it saw.
 
         Args:
             state: After the event.
             running: The step that was being trained before it.
             step: The newest step that was done before it.
+            is_resumed: Whether with it the run goes on from a checkpoint.
         """
-        is_rewound = len(state.rewinds) != self._num_rewinds
+        is_rewound = is_resumed or len(state.rewinds) != self._num_rewinds
         if is_rewound:
             yield from self._rewound(state)
         yield from self._prompts(state)
@@ -45,6 +51,7 @@ class History:
         yield from self._drains(state)
         yield from self._orders(state)
         yield from _claimed(state)
+        yield from self.promises.observe(state)
         if state.step != step and not is_rewound:
             yield from self._batch(state, running, step)
 

@@ -29,6 +29,7 @@ class Network:
         self._agenda: Final = agenda
         self._rng: Final = rng
         self._cut_until: Final[dict[str, float]] = {}
+        self._num_outages = 0
 
     def cut(self, link: str, seconds: float) -> None:
         """Nothing is carried for so long; what is under way arrives."""
@@ -37,6 +38,10 @@ class Network:
     def mend(self) -> None:
         """All links carry again."""
         self._cut_until.clear()
+
+    def forget(self) -> None:
+        """What is under way never arrives, as all who sent it have ended long ago."""
+        self._num_outages += 1
 
     def is_cut(self, link: str) -> bool:
         """Whether a link carries nothing now."""
@@ -49,6 +54,12 @@ class Network:
             return
         number = 2 if self._rng.random() < self.faults.repeat else 1
         self.num_repeated += number - 1
+        outages = self._num_outages
+
+        def arrive() -> None:
+            if outages == self._num_outages:
+                deliver(data)
+
         for _ in range(number):
             longest = self.faults.delay_s if self._rng.random() < _LATE else _ALIKE_S
-            self._agenda.after(after + self._rng.random() * longest, lambda: deliver(data))
+            self._agenda.after(after + self._rng.random() * longest, arrive)

@@ -48,6 +48,11 @@ class Person:
             self._trace.note(self._agenda.now, self.name, message)
             self.answer = message
 
+    def give_up(self) -> None:
+        """Wait for no answer any more."""
+        if self.answer is None:
+            self.answer = Answer(ident=self.name, refusal="nobody answered")
+
     def _ask(self) -> None:
         if self.answer is None:
             self._trace.note(self._agenda.now, self.name, self._command)

@@ -18,6 +18,7 @@ from cosmos_core.testing.simulation.witness import Violation, Witness
 from cosmos_core.transport.messages import Acknowledged, Directive, Down, Hello, Welcome
 from cosmos_core.transport.outbox import Outbox
 from cosmos_core.transport.reports import (
+    GenerationFailed,
     GroupFailed,
     GroupFinished,
     Report,
@@ -25,7 +26,7 @@ from cosmos_core.transport.reports import (
 )
 from cosmos_core.transport.wire import DOWN, REPORT, UP
 
-_FENCED: Final = (GroupFinished, GroupFailed, StepFailed)
+_FENCED: Final = (GroupFinished, GroupFailed, StepFailed, GenerationFailed)
 """What can be said again without being wrong: it carries what it belongs to, and nothing that a replica holds now."""
 
 _LAZINESS: Final = {"policy": 0.6, "rollout": 0.3}
@@ -50,6 +51,7 @@ class Replica:
         faults: As given.
         fake: As given.
         has_left: Whether it ended as it was told to.
+        is_gone: Whether nobody starts another process in its place.
         is_hung: Whether it beats and does nothing else.
         is_up: Whether it lives.
         frozen_until: When it stands still no longer.
@@ -72,6 +74,7 @@ class Replica:
         self.faults = faults
         self.fake: Final = fake
         self.has_left = False
+        self.is_gone = False
         self.is_up = True
         self.frozen_until = 0.0
         self.back_at: float | None = None

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import random
+from typing import Final
 
 import attrs
 
 from cosmos_core.config.dynamic import DynamicKey
 from cosmos_core.config.schema import ControlConfig
-from cosmos_core.controller.machine.settings import Settings, StageSettings
+from cosmos_core.controller.machine.settings import Settings
+from cosmos_core.testing.settings import demonstrations, rollouts, small_settings
+
+_STRICT: Final = 0.3
+"""Chance that a group with one unscored sample cannot be trained on."""
 
 
 @attrs.frozen(kw_only=True)
@@ -39,6 +44,9 @@ class Scenario:
         control = ControlConfig(
             heartbeat_s=0.25, lost_after_s=rng.choice((1.2, 2.0, 3.0)), join_timeout_s=60.0, progress_timeout_s=4.0
         )
+        if settings.main.uses_rollouts and rng.random() < _STRICT:
+            whole = attrs.evolve(settings.main, min_group_size=settings.group_size)
+            settings = attrs.evolve(settings, stages=(*settings.stages[:-1], whole))
         return cls(settings=attrs.evolve(settings, dynamic=_dynamic(settings)), control=control)
 
 
@@ -46,13 +54,13 @@ def _rolling_out(rng: random.Random) -> Settings:
     synchronous = rng.random() < 0.3
     interval = 1 if synchronous else rng.choice((1, 1, 2))
     warmup = rng.choice((0, 0, 2))
-    stages = [_stage("rollouts", warmup, rng.choice((4, 6, 10)), rng.choice((2, 4)), min_group_size=2)]
+    stages = [rollouts(warmup, rng.choice((4, 6, 10)), rng.choice((2, 4)))]
     if warmup:
-        stages.insert(0, _stage("demonstrations", 0, warmup, 3))
-    return attrs.evolve(
-        _settings(stages),
+        stages.insert(0, demonstrations(0, warmup, 3))
+    return small_settings(
+        *stages,
         num_policies=rng.choice((1, 2, 3)),
-        num_rollouts=rng.choice((1, 2, 3, 6)),
+        num_rollouts=rng.choice((1, 2, 3, 6, 9)),
         synchronous=synchronous,
         sync_interval=interval,
         max_staleness=0 if synchronous else rng.choice((interval - 1, 1, 3)),
@@ -61,15 +69,14 @@ def _rolling_out(rng: random.Random) -> Settings:
         checkpoint_interval=rng.choice((0, 1, 2)),
         fan_out=rng.choice((1, 1, 2, 8)),
         shares_memory=rng.random() < 0.3,
-        rewards=("right",),
     )
 
 
 def _imitating(rng: random.Random) -> Settings:
     scores = rng.random() < 0.5
-    stage = _stage("demonstrations", 0, rng.choice((5, 6, 9)), rng.choice((2, 4)))
-    return attrs.evolve(
-        _settings([stage]),
+    return small_settings(
+        demonstrations(0, rng.choice((5, 6, 9)), rng.choice((2, 4))),
+        max_staleness=0,
         num_policies=rng.choice((1, 2, 3)),
         num_rollouts=rng.choice((1, 2)) if scores else 0,
         rewards=("right",) if scores else (),
@@ -90,29 +97,3 @@ def _dynamic(settings: Settings) -> tuple[DynamicKey, ...]:
     bound = DynamicKey(key="sync.max_staleness", type="integer", value=settings.max_staleness, at_least=0)
     paced = () if settings.synchronous or not settings.main.uses_rollouts else (interval, bound)
     return (rate, saving, *paced)
-
-
-def _stage(source: str, first: int, steps: int, prompts: int, *, min_group_size: int = 1) -> StageSettings:
-    return StageSettings(
-        source=source, first_version=first, steps=steps, prompts_per_step=prompts, min_group_size=min_group_size
-    )
-
-
-def _settings(stages: list[StageSettings]) -> Settings:
-    return Settings(
-        run_id="run",
-        seed=5,
-        num_rows=11,
-        stages=tuple(stages),
-        num_policies=1,
-        num_rollouts=0,
-        group_size=4,
-        capacity=3,
-        max_staleness=0,
-        synchronous=False,
-        sync_interval=1,
-        evaluation_prompts=0,
-        evaluation_interval=0,
-        checkpoint_interval=0,
-        rewards=(),
-    )

@@ -28,9 +28,13 @@ from cosmos_core.transport.wire import REPORT
 
 _STEP_S: Final = 0.1
 _WITHIN_S: Final = 120.0
+_LEFT: Final = 0.5
+"""Chance that a run that was stopped is left at that."""
 _DOWN_S: Final = (0.05, 0.5, 4.0)
 _HOPELESS: Final = ("the policy replicas were lost", "the gradient group broke", "step ")
 """Ends of a run that is given up on, as it came to nothing too often."""
+_AVOIDABLE: Final = ("members hold the weights of", "payloads are gone")
+"""What the controller itself must put right before it gives up."""
 
 
 class Simulation:
@@ -65,6 +69,7 @@ class Simulation:
         self._seed: Final = seed
         self._rng: Final = self._stream("faults")
         self._count = 0
+        self._begun_at = 0
         self.agenda: Final = Agenda()
         self.trace: Final = Trace(kept)
         self.people: Final[list[Person]] = []
@@ -86,9 +91,8 @@ class Simulation:
             say=self._say_down,
             policies=self._policies,
         )
-        names = [f"p{index}" for index in range(settings.num_policies)]
-        names += [f"r{index}" for index in range(settings.num_rollouts)]
-        self.replicas: Final = {name: self._start(name) for name in names}
+        self.replicas: Final[dict[str, Replica]] = {}
+        self._start_all()
         self.agenda.after(_STEP_S, self._misfortune)
 
     @property
@@ -127,7 +131,7 @@ class Simulation:
         )
 
     def _run(self) -> None:
-        while self.agenda.now < self._planned.until_s and not self._is_over():
+        while self.agenda.now < self._planned.until_s and not (self._is_over() and not self._is_resumed()):
             self.agenda.proceed()
         self._calm()
         end = self.agenda.now + _WITHIN_S
@@ -136,6 +140,13 @@ class Simulation:
                 raise Violation("liveness", f"nothing went wrong for {_WITHIN_S:g} s: {_standing(self.state)}")
             self.agenda.proceed()
         self._check_outcome()
+
+    def _is_resumed(self) -> bool:
+        """Whether a run that was stopped goes on."""
+        if self.state.outcome != "stopped" or not self.faults.outage or self._rng.random() < _LEFT:
+            return False
+        self._resume()
+        return not self.state.has_ended
 
     def _is_over(self) -> bool:
         """Whether the run has ended, and whoever says so lives."""
@@ -155,12 +166,42 @@ class Simulation:
     def _check_outcome(self) -> None:
         state, settings = self.state, self.scenario.settings
         was_stopped = any(isinstance(person.request, Stop) for person in self.people)
-        if state.outcome == "failed" and state.reason.startswith(_HOPELESS):
+        is_avoidable = any(words in state.reason for words in _AVOIDABLE)
+        if state.outcome == "failed" and state.reason.startswith(_HOPELESS) and not is_avoidable:
             return
         if state.outcome != "finished" and not (was_stopped and state.outcome == "stopped"):
             raise Violation("liveness", f"the run {state.outcome}: {state.reason}")
         if state.outcome == "finished" and state.step != settings.last_step:
             raise Violation("liveness", f"the run finished at step {state.step} of {settings.last_step}")
+
+    def _start_all(self) -> None:
+        settings = self.scenario.settings
+        names = [f"p{index}" for index in range(settings.num_policies)]
+        names += [f"r{index}" for index in range(settings.num_rollouts)]
+        self.replicas.update({name: self._start(name) for name in names})
+
+    def _resume(self) -> None:
+        """Every process ends, and the run goes on from its newest checkpoint, if it has one."""
+        is_lost = self._rng.random() < self.faults.journal_loss
+        if not (self.disk.accounts if is_lost else self.state.checkpoints.saved):
+            return
+        self.controller.kill("ends with everybody else: the run is resumed")
+        for replica in self.replicas.values():
+            replica.end("ends with everybody else")
+        step = self.disk.go_on(self.state, is_lost=is_lost)
+        if step is None:
+            return
+        self._begun_at = step
+        self.trace.note(self.agenda.now, "people", f"resume the run from step {step}, journal lost: {is_lost}")
+        if is_lost:
+            self.network.forget()
+            for person in self.people:
+                person.give_up()
+            self.witness.reopen()
+        else:
+            self.witness.forget()
+        self.replicas.clear()
+        self._start_all()
 
     def _start(self, name: str) -> Replica:
         self._count += 1
@@ -168,7 +209,7 @@ class Simulation:
         rng = self._stream(incarnation)
         is_policy = name.startswith("p")
         fake = (
-            FakePolicy(self.world, name, incarnation, rng=rng, break_rate=self.faults.broken_group)
+            FakePolicy(self.world, name, incarnation, self._begun_at, rng=rng, break_rate=self.faults.broken_group)
             if is_policy
             else FakeRollout(self.world, incarnation, rng=rng, drop_every=5, lie_rate=self.faults.corrupt)
         )
@@ -182,7 +223,7 @@ class Simulation:
             host=f"host-{name[-1]}" if is_policy else f"host-{self._count % 3}",
             rack=f"rack-{self._count % 2}",
             pid=self._count,
-            step=0,
+            step=self._begun_at if is_policy else 0,
             endpoints=fake.endpoints,
         )
         return Replica(
@@ -224,6 +265,7 @@ class Simulation:
                 continue
             if self._happens(faults.crash):
                 replica.end("is killed")
+                replica.is_gone = self._is_gone_for_good(replica)
                 self._tell_of(replica)
             if self._happens(faults.hang):
                 replica.hang()
@@ -232,6 +274,11 @@ class Simulation:
             if self._happens(faults.cut):
                 self.trace.note(self.agenda.now, name, "is cut off")
                 self.network.cut(name, self._rng.random() * 6)
+        self._misfortune_of_all()
+        self.agenda.after(_STEP_S, self._misfortune)
+
+    def _misfortune_of_all(self) -> None:
+        faults = self.faults
         if self._happens(faults.controller_crash):
             self.controller.kill("is killed")
         if self._happens(faults.disk_full) and not self.disk.is_full:
@@ -240,15 +287,24 @@ class Simulation:
             self.agenda.after(self._rng.random() * 5, self._make_room)
         if self._happens(faults.people):
             self._ask()
-        self.agenda.after(_STEP_S, self._misfortune)
+        if not self.state.outcome and self._happens(faults.outage):
+            self._resume()
 
     def _happens(self, rate: float) -> bool:
         return rate > 0 and self._rng.random() < rate * _STEP_S
 
+    def _is_gone_for_good(self, replica: Replica) -> bool:
+        others = [each for each in self.replicas.values() if each.is_up and each.name[0] == replica.name[0]]
+        if not others or not self.faults.gone:
+            return False
+        is_complete = self.state.has_started if replica.name.startswith("p") else self.state.has_rollouts
+        return is_complete and self._rng.random() < self.faults.gone
+
     def _revive(self, name: str, replica: Replica) -> None:
         if replica.refusal and replica.is_up:
             replica.end(f"ends: {replica.refusal}")
-        if not replica.is_up and not replica.has_left and replica.back_at is None:
+        may_come_back = not replica.has_left and not replica.is_gone
+        if not replica.is_up and may_come_back and replica.back_at is None:
             replica.back_at = self.agenda.now + self._rng.random() * self._rng.choice(_DOWN_S)
         if replica.back_at is not None and self.agenda.now >= replica.back_at and not self.state.outcome:
             self.replicas[name] = self._start(name)

@@ -5,7 +5,10 @@
 | conservation | the machine's own invariants after every event |
 | terminal | a prompt that was consumed or dropped never comes back, and is counted once |
 | fence | a stale message, or a stale report in a fresh one, changes nothing; who was given up stays out |
-| batch | each step's batch is on record once, whole, and no prompt is in two of them |
+| batch | each step's batch is on record once, whole, of usable prompts, and no prompt is in two of them |
+| lease | a lease is given to who has room, with weights that will not be too old |
+| evaluation | a version is evaluated once, whole, with exactly its weights |
+| request | what was asked for and taken in is so |
 | weights | published weights, and those of policies in the run, are what the batches on record make of the first ones |
 | digest | a rollout replica that loaded anything else than what was published generates nothing |
 | drain | who drains gets nothing new, and leaves with nothing that anybody waits for |
@@ -19,20 +22,31 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import Final
 
 from cosmos_core.controller.machine import core
-from cosmos_core.controller.machine.events import EVENTS, Commanded, Event, ReplicaJoined, Reported, RunOpened
+from cosmos_core.controller.machine.events import (
+    EVENTS,
+    Commanded,
+    Event,
+    Recovered,
+    ReplicaJoined,
+    Reported,
+    Resumed,
+    RunOpened,
+)
 from cosmos_core.controller.machine.invariants import check
 from cosmos_core.controller.machine.state import State
 from cosmos_core.testing.replicas import FakePolicy
 from cosmos_core.testing.simulation.disk import Disk, Opened
 from cosmos_core.testing.simulation.fences import changes, fingerprint, stale_event, told
 from cosmos_core.testing.simulation.history import History
+from cosmos_core.testing.simulation.promises import kept
 from cosmos_core.transport.messages import Acknowledged, Answer, Directive, Down, Welcome
-from cosmos_core.transport.reports import Left, Report, WeightsLoaded
-from cosmos_core.transport.wire import REPORT
+from cosmos_core.transport.reports import Left, Report, StepFailed, WeightsLoaded
+from cosmos_core.transport.wire import REPORT, REQUEST
 
 LAUNCHER: Final = "launcher"
 """Begins the names of its requests: what it says is a fact about a replica, and is kept as that."""
@@ -73,6 +87,7 @@ class Witness:
         self.num_stale = 0
         self._disk: Final = disk
         self._read = 0
+        self._begun: History | None = None
         self._replay()
 
     @property
@@ -85,11 +100,18 @@ class Witness:
         self._look_at_disk()
         self._replay()
 
+    def reopen(self) -> None:
+        """The run goes on from a checkpoint, in a journal that begins with it."""
+        self._begun = self.history
+        self._read = 0
+        self.commands.clear()
+        self._replay()
+
     def _replay(self) -> None:
         opened, *events = (EVENTS.decode(data) for data in self._disk.committed)
-        assert isinstance(opened, RunOpened)
+        assert isinstance(opened, RunOpened | Recovered)
         self._state = core.begin(opened)
-        self.history = History(self._state)
+        self.history = History(self._state) if self._begun is None else copy.deepcopy(self._begun)
         for event in events:
             self._take(event)
 
@@ -114,12 +136,21 @@ class Witness:
     def _take(self, event: Event) -> None:
         state = self._state
         running, step = state.running, state.step
+        self._look_at(state, event)
         core.step(state, event)
         try:
             check(state)
         except AssertionError as error:
             raise Violation("conservation", str(error)) from error
-        _raise(self.history.observe(state, running, step))
+        _raise(self.history.observe(state, running, step, is_resumed=isinstance(event, Resumed)))
+        if isinstance(event, Commanded) and not state.outcome:
+            _raise(kept(state, REQUEST.decode(event.request)))
+
+    def _look_at(self, state: State, event: Event) -> None:
+        """Note payloads that are said to be gone by somebody who tried to fetch them."""
+        report = REPORT.decode(event.report) if isinstance(event, Reported) else None
+        if isinstance(event, Reported) and isinstance(report, StepFailed) and not stale_event(state, event, report):
+            self.history.promises.lose(report.missing)
 
     def _check_farewell(self, event: Event) -> None:
         replica = self._state.replicas[event.name] if isinstance(event, Reported) else None

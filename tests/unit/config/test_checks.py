@@ -25,6 +25,7 @@ def load(*overrides: str):
         (["model.config={hidden_size=8}"], "model.path: given .* besides model.config"),
         (["model={}"], "neither model.path nor model.config"),
         (['reward=[{plugin="a"}, {plugin="a"}]'], "a is listed 2 times"),
+        (['reward=[{plugin="a"}, {plugin="b", name="a"}]'], "a is listed 2 times; rewards are reported by name, give"),
         (
             ["environment.plugin=a", 'reward=[{plugin="a"}]'],
             "environment.plugin: a is the name of a reward, too",

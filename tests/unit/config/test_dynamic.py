@@ -108,9 +108,14 @@ def test_values_are_taken_as_the_key_holds_them(override, value):
         ("algorithm.options.shard=1", "no dynamic key of this run; did you mean algorithm.options.share?"),
         (
             "policy.replicas=2",
-            "policy.replicas: cannot change while the run goes on; dynamic are algorithm.options.sha",
+            "policy.replicas: cannot change while the run goes on: replicas come with `cosmos replica`",
         ),
-        ("reward.0.weight=2", "reward.0.weight: cannot change while the run goes on"),
+        ("reward.0.weight=2", "reward.0.weight: cannot change while the run goes on: what a run's weights and samples"),
+        ("control.keys=x", "control.keys: cannot change while the run goes on: processes take it from the recipe when"),
+        (
+            "model.options.x=1",
+            "model.options.x: cannot change while the run goes on: of plugins' options, only those of",
+        ),
         ("warmup.optimizer.eps=2", "warmup.optimizer.eps: cannot change while the run goes on"),
         ("sync.interval=2", "sync.interval: cannot change in this run: it is in lockstep"),
         ("algorithm.options.share", "algorithm.options.share: expected KEY=VALUE"),
@@ -128,7 +133,8 @@ def test_everything_wrong_is_told_at_once_and_a_key_is_set_once():
         chosen(
             KEYS, {}, ["algorithm.options.number=9", "nothing=1", "algorithm.options.way=a", "algorithm.options.way=b"]
         )
-    assert str(caught.value).count("\n") == 2
+    assert str(caught.value).count("\n") == 3
+    assert str(caught.value).endswith(f"dynamic in this run are {', '.join(sorted(each.key for each in KEYS))}")
     assert "algorithm.options.way: given twice" in str(caught.value)
     with pytest.raises(ConfigError, match="nothing to set"):
         chosen(KEYS, {}, [])

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cosmos_core.config.order import evaluation_seed, group_seed, row_of
+from cosmos_core.config.order import evaluation_seed, group_seed, row_of, window_problem
+from cosmos_core.protocols import Window
 
 # A resumed run must draw what it drew before, also with a newer release.
 GOLDEN_ROWS = [9, 3, 6, 2, 4, 8, 7, 5, 0, 1]
@@ -83,3 +84,44 @@ def test_evaluation_seeds_differ_by_run_and_row():
     seeds = [evaluation_seed(seed, row) for seed in range(4) for row in range(500)]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+WINDOWS = (Window(num_prompts=25, num_rows=10), Window(num_prompts=3, num_rows=40))
+
+
+def test_a_window_goes_through_its_rows_and_then_all_rows_come():
+    def drawn(first, last):
+        return [row_of(position, 100, 7, 0, WINDOWS)[1] for position in range(first, last)]
+
+    assert sorted(drawn(0, 10)) == sorted(drawn(10, 20)) == list(range(10))
+    assert drawn(0, 10) != drawn(10, 20)
+    assert all(row < 10 for row in drawn(20, 25))
+    assert all(row < 40 for row in drawn(25, 28))
+    assert sorted(drawn(28, 128)) == list(range(100))
+    # After the windows it is the order of a run that has none.
+    assert drawn(28, 128) == [row_of(position, 100, 7, 0)[1] for position in range(100)]
+
+
+def test_windows_of_one_size_have_orders_of_their_own():
+    same = (Window(num_prompts=10, num_rows=10), Window(num_prompts=10, num_rows=10))
+    rows = [row_of(position, 10, 7, 0, same)[1] for position in range(30)]
+    assert len({tuple(rows[first : first + 10]) for first in (0, 10, 20)}) == 3
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        [],
+        ((5, 5),),
+        (Window(num_prompts=0, num_rows=5),),
+        (Window(num_prompts=1, num_rows=0),),
+        (Window(num_prompts=1, num_rows=11),),
+    ],
+)
+def test_windows_that_no_run_can_keep(windows):
+    assert window_problem(windows, 10)
+
+
+def test_windows_that_a_run_can_keep():
+    assert not window_problem((), 10)
+    assert not window_problem((Window(num_prompts=1, num_rows=10),), 10)

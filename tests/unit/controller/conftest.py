@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import attrs
 import pytest
 
 from cosmos_core.controller.machine import core
@@ -19,8 +18,9 @@ from cosmos_core.controller.machine.events import (
     RunOpened,
 )
 from cosmos_core.controller.machine.invariants import check
-from cosmos_core.controller.machine.settings import Settings, StageSettings
+from cosmos_core.controller.machine.settings import Settings
 from cosmos_core.testing.replicas import FakePolicy, FakeRollout, World
+from cosmos_core.testing.settings import demonstrations, rollouts, small_settings
 from cosmos_core.transport.directives import Lease, PolicyDirective, RolloutDirective
 from cosmos_core.transport.reports import GroupFinished, Report, SampleReport
 from cosmos_core.transport.requests import Stop
@@ -29,32 +29,10 @@ from cosmos_core.transport.wire import REPORT, REQUEST
 
 def make_settings(*, warmup: int = 0, steps: int = 3, prompts: int = 2, **changes) -> Settings:
     """A small rollouts run: `prompts` groups of 4 a step, two of which are in flight on a replica."""
-    stages = [
-        StageSettings(source="rollouts", first_version=warmup, steps=steps, prompts_per_step=prompts, min_group_size=2)
-    ]
+    stages = [rollouts(warmup, steps, prompts)]
     if warmup:
-        first = StageSettings(
-            source="demonstrations", first_version=0, steps=warmup, prompts_per_step=3, min_group_size=1
-        )
-        stages.insert(0, first)
-    settings = Settings(
-        run_id="run",
-        seed=5,
-        num_rows=11,
-        stages=tuple(stages),
-        num_policies=1,
-        num_rollouts=1,
-        group_size=4,
-        capacity=3,
-        max_staleness=1,
-        synchronous=False,
-        sync_interval=1,
-        evaluation_prompts=0,
-        evaluation_interval=0,
-        checkpoint_interval=0,
-        rewards=("right",),
-    )
-    return attrs.evolve(settings, **changes)
+        stages.insert(0, demonstrations(0, warmup, 3))
+    return small_settings(*stages, **changes)
 
 
 def sample(index=0, *, version=0, newest=None, status="ok", reward=1.0, units=10, text="") -> SampleReport:

@@ -26,6 +26,7 @@ from cosmos_core.transport.messages import (
     Command,
     Directive,
     Hello,
+    Inquire,
     Refused,
     Reports,
     Watch,
@@ -122,6 +123,14 @@ def test_a_hello_is_welcomed_after_it_is_durable_and_directed(office):
     assert directive.rollout is None
 
 
+def test_who_asks_what_can_be_set_is_told_at_once_and_nothing_is_journaled(office):
+    (told,) = office.say(Inquire(run_id="run"), identity=b"person")
+    assert (told.step, told.keys, told.values, told.since) == (1, (), {}, {})
+    (refused,) = office.say(Inquire(run_id="another"), identity=b"person")
+    assert refused.reason == "this is run run, not another"
+    assert office.journal.kinds() == []
+
+
 def test_a_repeated_hello_is_welcomed_again_and_is_no_event(office):
     office.say(HELLO)
     assert office.say(HELLO) == [Welcome(term=3, acknowledged=0)]
@@ -136,6 +145,7 @@ def test_a_stranger_is_refused(office, changes, reason):
     (answer,) = office.say(attrs.evolve(HELLO, **changes))
     assert isinstance(answer, Refused)
     assert reason in answer.reason
+    assert answer.is_final
     assert office.journal.events == []
 
 
@@ -157,6 +167,7 @@ def test_another_incarnation_takes_the_name_and_the_old_one_is_refused(office):
         (answer,) = office.say(message)
         assert isinstance(answer, Refused)
         assert "it was given up" in answer.reason
+        assert not answer.is_final
     assert len(office.journal.events) == 3
 
 
@@ -194,6 +205,13 @@ def test_a_replica_of_an_older_term_is_told_and_not_believed(office):
     ]
     assert office.say(beat(7, term=2)) == [Acknowledged(term=3, acknowledged=0)]
     assert office.journal.kinds() == [ReplicaJoined]
+
+
+def test_one_that_is_shut_out_is_told_that_it_is_for_good(office):
+    office.say(HELLO)
+    office.desk.shut_out(b"id", "its key was revoked")
+    assert office.said() == [Refused(reason="its key was revoked", is_final=True)]
+    assert office.journal.kinds() == [ReplicaJoined, ReplicaLost]
 
 
 def test_a_report_that_cannot_be_read_ends_its_replica(office):

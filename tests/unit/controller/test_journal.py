@@ -37,7 +37,7 @@ def test_what_was_committed_is_read_back_with_its_time(tmp_path, run):
         assert journal.last == 4
         assert [sequence for sequence, _, _ in journal.read(2, 10)] == [3, 4]
         assert len(journal.read(0, 2)) == 2
-        assert list(journal.events()) == [event for _, _, event in found]
+        assert list(journal.timed()) == [(when, event) for _, when, event in found]
 
 
 def test_what_was_not_committed_is_not_there(tmp_path, run):

@@ -28,6 +28,7 @@ class Door:
 @attrs.define
 class Guarded:
     door: Door = attrs.field(factory=Door)
+    num_refused: int = 0
 
 
 class Known:

@@ -7,7 +7,14 @@ from cosmos_core.controller.machine import core, membership, rewinding
 from cosmos_core.controller.machine.changes import values_at
 from cosmos_core.controller.machine.events import Commanded, JoinTimedOut, RegroupDue, Rewound
 from cosmos_core.errors import JournalError
-from cosmos_core.transport.reports import CheckpointSaved, GenerationFormed, GroupFinished, StepDone, WeightsLoaded
+from cosmos_core.transport.reports import (
+    CheckpointFailed,
+    CheckpointSaved,
+    GenerationFormed,
+    GroupFinished,
+    StepDone,
+    WeightsLoaded,
+)
 from cosmos_core.transport.requests import Set
 from cosmos_core.transport.wire import REQUEST
 
@@ -256,6 +263,27 @@ def test_what_was_said_of_a_generation_that_was_undone_does_not_count(run):
     assert it.state.replicas["p1"].step == 0
     it.settle()
     assert it.state.outcome == "finished"
+
+
+def test_a_checkpoint_that_an_undone_generation_made_of_a_step_is_not_the_one_that_the_step_has_now(run):
+    it = run(steps=8, prompts=2, checkpoint_interval=2)
+    it.start()
+    advance(it, 2)
+    save(it)
+    advance(it, 4)
+    undone = it.state.generation_number
+    it.lose("p0")
+    rewind(it)
+    it.join("p1")
+    it.report("p1", CheckpointSaved(step=4, path="of a step that the run is not at", generation=undone))
+    assert sorted(it.state.checkpoints.saved) == [2]
+    advance(it, 4)
+    assert it.state.checkpoints.ordered == 4
+    it.report("p1", CheckpointSaved(step=4, path="of the first time", generation=undone))
+    it.report("p1", CheckpointFailed(step=4, reason="of the first time", generation=undone))
+    assert (it.state.checkpoints.ordered, sorted(it.state.checkpoints.saved)) == (4, [2])
+    it.report("p1", CheckpointSaved(step=4, path="of now", generation=it.state.generation_number))
+    assert (it.state.checkpoints.ordered, it.state.checkpoints.saved[4]) == (-1, "of now")
 
 
 def test_who_said_that_it_has_everything_after_its_generation_broke_keeps_the_run(run):

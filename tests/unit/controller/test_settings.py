@@ -21,6 +21,7 @@ from cosmos_core.config.schema import (
 from cosmos_core.controller.machine.events import EVENTS, RunOpened
 from cosmos_core.controller.machine.settings import StageSettings, settings_of
 from cosmos_core.errors import ConfigError
+from cosmos_core.protocols import Window
 
 DEMONSTRATIONS = StageFacts(source="demonstrations")
 ROLLOUTS = StageFacts(source="rollouts", min_group_size=2)
@@ -70,6 +71,15 @@ def test_the_policy_measures_what_the_plan_found(job):
     alone = attrs.evolve(imitating, recipe=attrs.evolve(job.recipe, reward=()), uses_rollouts=False)
     settings = settings_of(alone)
     assert (settings.heldout_rows, settings.evaluation_prompts) == (7, 0)
+
+
+def test_a_stage_draws_from_its_windows(job):
+    windows = (Window(num_prompts=6, num_rows=3),)
+    settings = settings_of(attrs.evolve(job, stages=(attrs.evolve(DEMONSTRATIONS, windows=windows), ROLLOUTS)))
+    assert sorted(settings.row_of(position, 0) for position in range(6)) == [0, 0, 1, 1, 2, 2]
+    assert sorted(settings.row_of(position, 1) for position in range(100)) == list(range(100))
+    opened = RunOpened(settings=settings)
+    assert EVENTS.decode(EVENTS.encode(opened)) == opened
 
 
 def test_settings_survive_the_journal(job):

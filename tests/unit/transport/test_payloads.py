@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 import time
 
@@ -103,6 +104,17 @@ def test_a_silent_endpoint_costs_its_timeout(client, context, caplog):
     began = time.monotonic()
     assert client.fetch({f"{address_of(silent)}/token": [5]}, 0.3) == {}
     assert 0.3 <= time.monotonic() - began < 2
+
+
+def test_an_endpoint_to_which_no_connection_comes_about_is_given_up(client, server, monkeypatch):
+    monkeypatch.setattr(payload_client, "_ABSENT_S", 0.3)
+    server.put(1, tokens(1))
+    # Connections wait there for somebody who never speaks, as they do where nothing comes back.
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        started = time.monotonic()
+        fetched = client.fetch({f"tcp://127.0.0.1:{mute.getsockname()[1]}/token": [5], server.endpoint: [1]}, 60)
+    assert values(fetched) == {1: 1}
+    assert time.monotonic() - started < 20
 
 
 def test_a_stranger_on_a_port_used_again_serves_nothing(server, client):

@@ -19,6 +19,13 @@ function tag(name, text, className) {
   return found;
 }
 
+function clock(seconds) {
+  const whole = Math.round(Math.max(0, seconds));
+  const [hours, minutes, rest] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
+  const padded = (number) => String(number).padStart(2, "0");
+  return hours ? `${hours}:${padded(minutes)}:${padded(rest)}` : `${minutes}:${padded(rest)}`;
+}
+
 function figures(run) {
   const queue = run.queue;
   const dropped = Object.entries(queue.dropped).map(([reason, count]) => `${count} ${reason}`).join(", ");
@@ -78,7 +85,7 @@ const show = {
     at("phase").className = run.outcome === "failed" ? "pill bad" : "pill";
     at("progress").max = Math.max(1, run.num_steps);
     at("progress").value = run.step;
-    at("steps").textContent = `step ${run.step} of ${run.num_steps}`;
+    at("steps").textContent = `step ${run.step} of ${run.num_steps}, ${clock(run.elapsed_s)}${run.eta_s === null ? "" : `, ETA ${clock(run.eta_s)}`}`;
     at("reason").textContent = run.reason;
     at("reason").hidden = !run.reason;
     figures(run);

@@ -1,5 +1,6 @@
 """What a run looks like, at moments of runs that are driven by hand."""
 
+import attrs
 import msgspec
 import pytest
 
@@ -7,7 +8,9 @@ from cosmos_core.config.schema import OptimizerConfig
 from cosmos_core.config.stages import Stage
 from cosmos_core.controller.live.chronicle import Chronicle
 from cosmos_core.controller.live.snapshot import MOST_REPLICAS, standing_of, take
+from cosmos_core.controller.live.timeline import Timeline
 from cosmos_core.controller.machine.events import Commanded, ReplicaLost
+from cosmos_core.run.watching.screen import facts
 from cosmos_core.transport.requests import Drain
 from cosmos_core.transport.wire import REQUEST
 
@@ -18,6 +21,7 @@ class Watched:
     def __init__(self, run):
         self.run = run
         self.chronicle = Chronicle()
+        self.timeline = Timeline()
         self.num_noted = 0
         self.now = 100.0
         self.look()
@@ -26,6 +30,7 @@ class Watched:
         self.now += 1.0
         for event in self.run.events[self.num_noted :]:
             self.chronicle.note(event, self.now)
+            self.timeline.take(self.now, event, self.run.state)
         self.num_noted = len(self.run.events)
         stage = Stage(
             index=0,
@@ -37,7 +42,7 @@ class Watched:
             prompts_per_step=2,
             optimizer=OptimizerConfig(),
         )
-        return take(self.run.state, self.chronicle, (stage,), gauges or {}, name="demo", now=self.now)
+        return take(self.run.state, self.chronicle, self.timeline, (stage,), gauges or {}, name="demo", now=self.now)
 
     def news(self, kind):
         return [news.text for news in self.look().news if news.kind == kind]
@@ -93,9 +98,23 @@ def test_a_run_to_its_end_has_curves_staleness_and_news(watched):
     assert [x for x, _ in curves["reward"]] == [1, 2, 3]
     assert sum(found.staleness.values()) == sum(record.num_samples for record in it.run.state.steps)
     assert found.reward == pytest.approx(sum(record.reward for record in it.run.state.steps) / 3)
+    assert found.rewards == {}
     kinds = {news.kind for news in found.news}
     assert {"joined", "generation", "checkpoint", "ended"} <= kinds
     assert len({news.time for news in found.news}) > 1
+
+
+def test_each_of_several_rewards_is_told(watched):
+    it = watched()
+    it.run.start()
+    it.run.settle()
+    first, *others = it.run.state.steps
+    it.run.state.steps[:] = [attrs.evolve(first, rewards={"right": 1.0, "brief": -0.5})] + [
+        attrs.evolve(each, rewards={"right": 0.5, "brief": 0.0}) for each in others
+    ]
+    found = it.look()
+    assert found.rewards == pytest.approx({"right": 2 / 3, "brief": -0.5 / 3})
+    assert ("rewards", "right 0.667, brief -0.167") in facts(found)
 
 
 def test_one_that_is_lost_is_shown_until_it_is_back(watched):

@@ -10,49 +10,11 @@ from collections.abc import Callable, Iterator
 import attrs
 import pytest
 
-from cosmos_core.controller.live.chronicle import News, SampleView
-from cosmos_core.controller.live.curves import Curve
-from cosmos_core.controller.live.snapshot import Queue, ReplicaView, Snapshot
+from cosmos_core.controller.live.snapshot import Snapshot
 from cosmos_core.controller.page.service import Page
+from tests import snapshots
 
-SNAPSHOT = Snapshot(
-    time=1000.0,
-    name="arithmetic",
-    run_id="run-1",
-    term=1,
-    phase="training",
-    outcome="",
-    reason="",
-    stage="grpo",
-    step=3,
-    num_steps=9,
-    version=3,
-    versions={2: 1, 3: 1},
-    generation=1,
-    members=("policy-0",),
-    standings={"policy": {"training": 1}, "rollout": {"generating": 1, "loading": 1}},
-    replicas=(
-        ReplicaView(name="policy-0", role="policy", standing="training", step=3, place="pid 1 on host"),
-        ReplicaView(name="rollout-0", role="rollout", standing="generating", step=3, in_flight=5, units_per_s=120.5),
-        ReplicaView(name="rollout-1", role="rollout", standing="loading", step=2, units_per_s=80.0),
-        ReplicaView(name="rollout-2", role="", standing="lost", detail="silent for 15 s"),
-    ),
-    queue=Queue(queued=1, in_flight=5, finished=2, claimed=4, consumed=12, dropped={"stale": 3}),
-    staleness={0: 10, 1: 6},
-    reward=0.5,
-    loss=0.25,
-    mismatch=1e-3,
-    accuracy=None,
-    policy_units_per_s=1000.0,
-    rollout_units_per_s=200.5,
-    settings={},
-    refused=0,
-    news=(News(time=999.0, kind="joined", text="rollout-0"),),
-    samples=(
-        SampleView(time=999.0, replica="rollout-0", version=3, status="ok", reward=1.0, units=9, text="3 + 4 = 7"),
-    ),
-    curves=(Curve(name="reward", points=((1.0, 0.25), (2.0, 0.5))), Curve(name="loss", points=((1.0, 1.0),))),
-)
+SNAPSHOT = snapshots.snapshot()
 
 
 @attrs.define

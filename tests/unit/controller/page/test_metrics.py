@@ -17,7 +17,8 @@ def test_every_line_is_of_the_text_format_and_every_name_is_ours(snapshot):
 
 
 def test_the_figures(snapshot):
-    lines = render(snapshot, num_clients=2).splitlines()
+    several = attrs.evolve(snapshot, rewards={"math": 0.75, "format": 1.0})
+    lines = render(several, num_clients=2).splitlines()
     for line in (
         "cosmos_step 3",
         "cosmos_weight_version 3",
@@ -28,6 +29,7 @@ def test_the_figures(snapshot):
         'cosmos_replica_weight_version{replica="rollout-1",role="rollout"} 2',
         'cosmos_units_per_second{pool="rollout"} 200.5',
         "cosmos_page_clients 2",
+        'cosmos_reward_part{reward="math"} 0.75',
     ):
         assert line in lines
 

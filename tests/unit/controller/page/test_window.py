@@ -1,5 +1,6 @@
 """The controller's side of the page, at a desk of its own."""
 
+import functools
 import time
 
 import pytest
@@ -83,7 +84,7 @@ def turn(desk, window, now=0.0):
 
 def test_what_is_asked_at_the_page_is_journaled_carried_out_and_answered(board, window, state):
     journal = Kept()
-    desk = Desk(state, Noted(journal, window.note), ControlConfig(), 0.0)
+    desk = Desk(state, Noted(journal, functools.partial(window.note, state)), ControlConfig(), 0.0)
     ask(board, Stop())
     turn(desk, window)
     assert board.answers == {"a": ""}
@@ -95,7 +96,7 @@ def test_what_is_asked_at_the_page_is_journaled_carried_out_and_answered(board, 
 
 def test_what_the_run_cannot_do_is_refused_and_not_journaled(board, window, state):
     journal = Kept()
-    desk = Desk(state, Noted(journal, window.note), ControlConfig(), 0.0)
+    desk = Desk(state, Noted(journal, functools.partial(window.note, state)), ControlConfig(), 0.0)
     ask(board, Drain(name="nobody"))
     turn(desk, window)
     assert "nobody" in board.answers["a"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cosmos_core.transport.allowed import Peer
-from cosmos_core.transport.keys import is_named
+from cosmos_core.transport.keys.allowed import Peer
+from cosmos_core.transport.keys.key import is_named
 from cosmos_core.transport.messages import Beat, Command, Hello, Reports, Up
 
 

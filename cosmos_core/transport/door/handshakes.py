@@ -9,7 +9,7 @@ from typing import Final
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from cosmos_core.errors import TransportError
+from cosmos_core.errors import RefusedError
 from cosmos_core.transport.sockets import Socket
 
 EVENTS: Final = (
@@ -48,7 +48,7 @@ class Handshakes:
         """Take in the news.
 
         Raises:
-            TransportError: The other side refuses this one, or is not who it should be; waiting does not help.
+            RefusedError: The other side refuses this one, or is not who it should be; waiting does not help.
         """
         while self.monitor.poll(0):
             news = recv_monitor_message(self.monitor)
@@ -56,7 +56,7 @@ class Handshakes:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._num_failed = 0
             elif problem := refusal(event, value):
-                raise TransportError(f"{self._address}: {problem}")
+                raise RefusedError(f"{self._address}: {problem}")
             elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and value in _HUNG_UP:
                 self._hung_up(time.monotonic())
 
@@ -71,7 +71,7 @@ class Handshakes:
             self._failing_since = now
         self._num_failed += 1
         if self._num_failed >= _MOST and now - self._failing_since >= _PATIENCE_S:
-            raise TransportError(
+            raise RefusedError(
                 f"{self._address}: whoever listens there hung up {self._num_failed} times in the handshake: it has "
                 "another key than `server` in this process's key file, or it is something else; does the folder of "
                 "keys (control.keys) belong to this run?"

@@ -1,21 +1,16 @@
-"""The audit of a journal: what became of every prompt, and what each step was trained on.
-
-The state machine says what happened; the books here are kept apart from it, from the events and the moves of single
-prompts, so that a mistake in its accounting is found. It takes one entry after another and works in a simulation, too.
-"""
+"""Takes a journal's entries in, and compares what the run says of itself with what is on record."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import attrs
 
-from cosmos_core.config.order import row_of
+from cosmos_core.controller.audit.books import Books
+from cosmos_core.controller.audit.found import Audit, Batch
 from cosmos_core.controller.machine import core
 from cosmos_core.controller.machine.events import ControllerStarted, Event, Recovered, ReplicaLost, Reported, RunOpened
 from cosmos_core.controller.machine.invariants import check
-from cosmos_core.controller.machine.ledger import Ledger
 from cosmos_core.controller.machine.settings import Settings
 from cosmos_core.controller.machine.state import Generation, RunningStep, State
 from cosmos_core.errors import JournalError
@@ -24,86 +19,6 @@ from cosmos_core.transport.reports import GenerationFormed, GroupFinished, Repor
 from cosmos_core.transport.wire import REPORT
 
 _MAX_PROBLEMS = 100
-
-
-@attrs.frozen(kw_only=True)
-class Batch:
-    """What one step was trained on.
-
-    Attributes:
-        step: The step.
-        stage: Index of its stage.
-        attempt: How many times it was ordered.
-        generation: The gradient group that applied it.
-        members: The replicas of that group.
-        groups: What was ordered: prompts, rows, leases, and how each sample ended.
-        dropped: Demonstrations of it that could not be used, by position, and why.
-        sequence: The journal's entry with which it was done.
-        time: Unix time of that entry.
-    """
-
-    step: int
-    stage: int
-    attempt: int
-    generation: int
-    members: tuple[str, ...]
-    groups: tuple[GroupRef, ...]
-    dropped: Mapping[int, str]
-    sequence: int
-    time: float
-
-
-@attrs.frozen(kw_only=True)
-class Fate:
-    """The end of one prompt: the step that consumed it, or the reason it was dropped for; exactly one of them."""
-
-    step: int | None = None
-    reason: str = ""
-    sequence: int
-
-
-@attrs.frozen(kw_only=True)
-class StageAudit:
-    """The prompts of a stage.
-
-    Attributes:
-        given_out: Positions of the stream that were ever touched, from 0 on.
-        consumed: Trained on.
-        dropped: Dropped, by reason.
-        live: Queued, in flight, finished or claimed when the journal ends.
-        before: Of all of these, those that ended before the journal began: it was recovered.
-    """
-
-    given_out: int
-    consumed: int
-    dropped: Mapping[str, int]
-    live: int
-    before: int
-
-
-@attrs.frozen(kw_only=True)
-class Audit:
-    """What a journal proves.
-
-    Attributes:
-        run_id: The run.
-        entries: Journal entries.
-        terms: Starts of the controller that are on record.
-        lost: How often a replica was lost.
-        stages: Of each stage.
-        batches: Of each step, in order.
-        undone: Steps that were applied and then given up, because the run went on from an earlier checkpoint.
-        problems: What does not add up; none: each prompt was consumed once, or dropped with a reason, or is live.
-    """
-
-    run_id: str
-    entries: int
-    terms: int
-    lost: int
-    stages: tuple[StageAudit, ...]
-    batches: tuple[Batch, ...]
-    undone: int
-    problems: tuple[str, ...]
 
 
 def audit(entries: Iterable[tuple[int, float, Event]]) -> Audit:
@@ -118,24 +33,12 @@ def audit(entries: Iterable[tuple[int, float, Event]]) -> Audit:
     return auditor.result()
 
 
-@attrs.define(kw_only=True)
-class _Books:
-    """Of one stage: where its prompts are, as far as they ended after the journal began."""
-
-    fates: dict[int, Fate] = attrs.field(factory=dict)
-    live: set[int] = attrs.field(factory=set)
-    given_out: int = 0
-    before: int = 0
-    consumed_before: int = 0
-    dropped_before: dict[str, int] = attrs.field(factory=dict)
-
-
 class Auditor:
     """Takes a journal's entries in, one by one."""
 
     def __init__(self) -> None:
         self._state: State | None = None
-        self._books: list[_Books] = []
+        self._books: list[Books] = []
         self._batches: list[Batch] = []
         self._first_step = 0
         self._closed_at: dict[int, int] = {}
@@ -174,7 +77,9 @@ class Auditor:
         if state.step > before[0] and running is not None:
             batch = self._close(sequence, time, running, generation, settings)
         for index, (books, ledger) in enumerate(zip(self._books, state.ledgers, strict=True)):
-            self._move(index, books, ledger, batch if batch is not None and batch.stage == index else None, sequence)
+            of_stage = batch if batch is not None and batch.stage == index else None
+            for problem in books.move(ledger, of_stage, sequence):
+                self._problem(problem)
         if batch is not None:
             self._check(state)
 
@@ -195,7 +100,7 @@ class Auditor:
             entries=self._entries,
             terms=self._starts,
             lost=self._lost,
-            stages=tuple(map(_stage, self._books)),
+            stages=tuple(books.found() for books in self._books),
             batches=tuple(self._batches),
             undone=self._undone,
             problems=tuple(self._problems),
@@ -207,16 +112,7 @@ class Auditor:
         self._state = state = core.begin(event)
         self._first_step = state.step
         self._closed_at = {state.step: sequence}
-        self._books = [
-            _Books(
-                live=set(_live(ledger)),
-                given_out=ledger.next_position,
-                before=ledger.consumed + ledger.num_dropped,
-                consumed_before=ledger.consumed,
-                dropped_before=dict(ledger.dropped),
-            )
-            for ledger in state.ledgers
-        ]
+        self._books = [Books(index, ledger) for index, ledger in enumerate(state.ledgers)]
 
     def _received(self, event: Event) -> int:
         """Number of the newest report of the process that an event is a report of; -1 if it is not in the run."""
@@ -273,7 +169,7 @@ class Auditor:
 
     def _unsound(self, settings: Settings, batch: Batch, group: GroupRef) -> Iterator[str]:
         """What is wrong with a group that was trained on."""
-        _, row = row_of(group.position, settings.num_rows, settings.seed, batch.stage)
+        row = settings.row_of(group.position, batch.stage)
         if row != group.row:
             yield f"is row {group.row}, but the order of the seed has row {row} there"
         if not settings.stages[batch.stage].uses_rollouts:
@@ -290,33 +186,6 @@ class Auditor:
         if age > settings.max_staleness:
             yield f"lags by {age} steps, allowed are {settings.max_staleness}"
 
-    def _move(self, stage: int, books: _Books, ledger: Ledger, batch: Batch | None, sequence: int) -> None:
-        """Book the prompts of a stage that were given out or came to their end."""
-        if ledger.next_position > books.given_out:
-            books.live.update(range(books.given_out, ledger.next_position))
-            books.given_out = ledger.next_position
-        ended = ledger.consumed + ledger.num_dropped
-        if ended == books.before + len(books.fates):
-            return
-        now = set(_live(ledger))
-        trained = {group.position for group in batch.groups} - batch.dropped.keys() if batch is not None else set()
-        known = _dropped(books)
-        risen = [reason for reason, number in ledger.dropped.items() if number > known.get(reason, 0)]
-        for position in sorted(books.live - now):
-            if position in books.fates:
-                self._problem(f"stage {stage}, prompt {position}: came to an end twice")
-            if position in trained and batch is not None:
-                books.fates[position] = Fate(step=batch.step, sequence=sequence)
-            else:
-                said = batch.dropped.get(position, "") if batch is not None else ""
-                reason = said or next((reason for reason in reversed(risen) if reason), "")
-                books.fates[position] = Fate(reason=reason, sequence=sequence)
-                if not reason:
-                    self._problem(f"stage {stage}, prompt {position}: was dropped without a reason")
-        for position in sorted(now & books.fates.keys()):
-            self._problem(f"stage {stage}, prompt {position}: came back from its end")
-        books.live = now
-
     def _rewind(self, state: State) -> None:
         """The run went on from an earlier step: what came after it did not happen."""
         kept = max(0, state.step - self._first_step)
@@ -328,23 +197,11 @@ class Auditor:
             closed_at = 0
         self._used = {lease: step for lease, step in self._used.items() if step <= state.step}
         for books, ledger in zip(self._books, state.ledgers, strict=True):
-            books.fates = {at: fate for at, fate in books.fates.items() if fate.sequence <= closed_at}
-            books.live = set(_live(ledger))
-            books.given_out = ledger.next_position
+            books.rewind(ledger, closed_at)
 
     def _totals(self, state: State) -> Iterator[str]:
-        for index, (books, ledger) in enumerate(zip(self._books, state.ledgers, strict=True)):
-            ended, live = books.fates.keys(), set(_live(ledger))
-            if both := sorted(ended & live):
-                yield f"stage {index}: prompts {both} have ended and are live"
-            accounted = books.before + len(ended) + len(live)
-            if accounted != ledger.next_position:
-                yield f"stage {index}: {ledger.next_position} prompts were given out, {accounted} are accounted for"
-            consumed = books.consumed_before + sum(fate.step is not None for fate in books.fates.values())
-            if consumed != ledger.consumed:
-                yield f"stage {index}: the run counts {ledger.consumed} consumed prompts, on record are {consumed}"
-            if _dropped(books) != {reason: number for reason, number in ledger.dropped.items() if number}:
-                yield f"stage {index}: the run counts the drops {ledger.dropped}, on record are {_dropped(books)}"
+        for books, ledger in zip(self._books, state.ledgers, strict=True):
+            yield from books.differences(ledger)
         recorded = [record.step for record in state.steps]
         if recorded[self._first_step :] != [batch.step for batch in self._batches]:
             yield f"the run has records of {len(recorded)} steps, on record are {len(self._batches)} batches"
@@ -358,26 +215,6 @@ class Auditor:
     def _problem(self, problem: str) -> None:
         if problem not in self._problems and len(self._problems) < _MAX_PROBLEMS:
             self._problems.append(problem)
-
-
-def _live(ledger: Ledger) -> tuple[int, ...]:
-    return (*ledger.queued, *ledger.in_flight, *ledger.finished, *ledger.claimed)
-
-
-def _dropped(books: _Books) -> dict[str, int]:
-    counts = Counter(books.dropped_before)
-    counts.update(fate.reason for fate in books.fates.values() if fate.step is None)
-    return dict(counts)
-
-
-def _stage(books: _Books) -> StageAudit:
-    return StageAudit(
-        given_out=books.given_out,
-        consumed=books.consumed_before + sum(fate.step is not None for fate in books.fates.values()),
-        dropped=_dropped(books),
-        live=len(books.live),
-        before=books.before,
-    )
 
 
 def _gist(sample: object) -> tuple[object, ...]:

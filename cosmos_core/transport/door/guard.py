@@ -17,8 +17,10 @@ import zmq
 from zmq.utils import z85
 
 from cosmos_core.errors import TransportError
-from cosmos_core.transport.allowed import AllowList, Peer
-from cosmos_core.transport.keys import ROLES, KeyPair, PeerRole
+from cosmos_core.transport.door.endpoints import hexadecimal
+from cosmos_core.transport.door.usher import EVENTS, Usher
+from cosmos_core.transport.keys.allowed import AllowList, Peer
+from cosmos_core.transport.keys.key import ROLES, KeyPair, PeerRole
 from cosmos_core.transport.sockets import Context, Limits, Socket, address_of, router
 
 _LOG: Final = logging.getLogger(__name__)
@@ -116,15 +118,31 @@ class Guarded:
     Attributes:
         socket: A ROUTER.
         door: Who may speak there; None: whoever finds it.
+        usher: Bounds those who have not spoken yet; None without a door.
         endpoint: Where others reach it: `tcp://HOST:PORT`, and `#` with its public key in hexadecimal if it has one.
     """
 
     socket: Socket
     door: Door | None
+    usher: Usher | None
     endpoint: str
+
+    def who(self, frame: zmq.Frame) -> Peer | None:
+        """Who sent a message, of which this is a frame; None if they may not speak (any more), or there is no door."""
+        peer = None if self.door is None else self.door.who(frame)
+        if peer is not None and self.usher is not None:
+            self.usher.heard(int(frame.get(zmq.SRCFD)))
+        return peer
+
+    @property
+    def num_refused(self) -> int:
+        """Connections that were refused for their key, or cut off because there were too many."""
+        return sum(each.num_refused for each in (self.door, self.usher) if each is not None)
 
     def close(self, *, linger_ms: int = 0) -> None:
         """Listen no more; what was said has so long to leave."""
+        if self.usher is not None:
+            self.usher.close()
         self.socket.close(linger=linger_ms)
         if self.door is not None:
             self.door.close()
@@ -164,45 +182,13 @@ def listen(
     """
     if own is None:
         socket = router(context, bind, port, limits)
-        return Guarded(socket=socket, door=None, endpoint=address_of(socket))
+        return Guarded(socket=socket, door=None, usher=None, endpoint=address_of(socket))
     assert allowed is not None, "whoever has a key has a list"
     door = Door(context, allowed, roles)
     try:
-        socket = router(context, bind, port, limits, own=own)
+        socket = router(context, bind, port, limits, own=own, events=EVENTS)
     except TransportError:
         door.close()
         raise
-    return Guarded(socket=socket, door=door, endpoint=f"{address_of(socket)}#{hexadecimal(own.public)}")
-
-
-def host_of(endpoint: str) -> str:
-    """The host of an endpoint."""
-    return shown(endpoint).removeprefix("tcp://").rpartition(":")[0].strip("[]")
-
-
-def shown(endpoint: str) -> str:
-    """An endpoint for people: without its key."""
-    return endpoint.partition("#")[0]
-
-
-def hexadecimal(public: str) -> str:
-    """A public key as it is written into endpoints, where the characters of Z85 would have other meanings."""
-    return z85.decode(public.encode("ascii")).hex()
-
-
-def parted(endpoint: str) -> tuple[str, str]:
-    """Address and public key (Z85; empty if it has none) of an endpoint.
-
-    Raises:
-        TransportError: What follows its `#` is no key.
-    """
-    address, mark, text = endpoint.partition("#")
-    if not mark:
-        return address, ""
-    try:
-        raw = bytes.fromhex(text)
-    except ValueError:
-        raw = b""
-    if len(raw) != 32:
-        raise TransportError(f"{endpoint!r}: what follows the # is no public key (64 hexadecimal digits)")
-    return address, z85.encode(raw).decode("ascii")
+    endpoint = f"{address_of(socket)}#{hexadecimal(own.public)}"
+    return Guarded(socket=socket, door=door, usher=Usher(socket), endpoint=endpoint)

@@ -11,8 +11,9 @@ import attrs
 
 from cosmos_core.config.nearest import suggestion
 from cosmos_core.errors import ConfigError
-from cosmos_core.transport.allowed import Peer, changing, read_peers
-from cosmos_core.transport.keys import (
+from cosmos_core.transport.keys.allowed import Peer, changing, read_peers
+from cosmos_core.transport.keys.files import controller_key, read_key, write_key
+from cosmos_core.transport.keys.key import (
     ALLOWED,
     CONTROLLER,
     ROLES,
@@ -21,10 +22,7 @@ from cosmos_core.transport.keys import (
     PeerRole,
     check_label,
     check_names,
-    controller_key,
     is_public,
-    read_key,
-    write_key,
 )
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from cosmos_core.errors import TransportError
-from cosmos_core.transport.allowed import AllowList
-from cosmos_core.transport.door import Guarded, listen, parted
-from cosmos_core.transport.keys import ALLOWED, Key, KeyPair, PeerRole
+from cosmos_core.transport.door.endpoints import parted
+from cosmos_core.transport.door.guard import Guarded, listen
+from cosmos_core.transport.keys.allowed import AllowList
+from cosmos_core.transport.keys.key import ALLOWED, Key, KeyPair, PeerRole
 from cosmos_core.transport.sockets import Context, Curve, Limits, Socket, dealer
 
 

@@ -6,20 +6,20 @@ import pytest
 import zmq
 
 from cosmos_core.errors import TransportError
-from cosmos_core.transport import key_folder
-from cosmos_core.transport.allowed import AllowList
 from cosmos_core.transport.door import Door, hexadecimal, host_of, listen, parted
-from cosmos_core.transport.handshakes import EVENTS, Handshakes
+from cosmos_core.transport.door.handshakes import EVENTS, Handshakes
+from cosmos_core.transport.door.ring import Ring, reach, serve
 from cosmos_core.transport.keys import ALLOWED, KeyPair, controller_key, read_key
+from cosmos_core.transport.keys import folder as key_folder
+from cosmos_core.transport.keys.allowed import AllowList
 from cosmos_core.transport.payloads import PayloadClient, PayloadServer
-from cosmos_core.transport.ring import Ring, reach, serve
 from cosmos_core.transport.sockets import BULK, CONTROL, Curve, address_of, dealer, offer, receive_marked, router
 from cosmos_core.types import Array, Payload
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("cosmos_core.transport.allowed._LOOK_S", 0.0)
+    monkeypatch.setattr("cosmos_core.transport.keys.allowed._LOOK_S", 0.0)
     key_folder.make(tmp_path / "keys", key_folder.USUAL)
     return tmp_path / "keys"
 

@@ -19,7 +19,7 @@ import attrs
 
 from cosmos_core.config.structure import structure
 from cosmos_core.errors import ConfigError
-from cosmos_core.transport.keys import ALLOWED, PeerRole, check_label, check_names, is_public
+from cosmos_core.transport.keys.key import ALLOWED, PeerRole, check_label, check_names, is_public
 
 _LOG: Final = logging.getLogger(__name__)
 

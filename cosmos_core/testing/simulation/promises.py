@@ -1,0 +1,150 @@
+"""What must hold of an order, a lease, an evaluation or a request in the moment in which it comes to be.
+
+Written apart from the machine: the rules are said again here, in few words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from cosmos_core.controller.machine.records import EvaluationRecord
+from cosmos_core.controller.machine.state import Replica, State
+from cosmos_core.transport.directives import GroupRef, Lease
+from cosmos_core.transport.requests import Drain, Request, Stop
+from cosmos_core.types import Scalar
+
+_KEYS: Final = {
+    "sync.max_staleness": "max_staleness",
+    "sync.interval": "sync_interval",
+    "policy.checkpoint.interval": "checkpoint_interval",
+}
+"""Dynamic keys that the controller goes by, and the settings that have their values."""
+
+
+class Promises:
+    """Sees what is new after each event."""
+
+    def __init__(self) -> None:
+        self._leases: dict[str, set[int]] = {}
+        self._gone: set[int] = set()
+        self._num_evaluations = 0
+        self._group: tuple[int, set[str]] | None = None
+        """Number and processes of the gradient group, once it has formed."""
+
+    def lose(self, leases: Iterable[int]) -> None:
+        """Payloads are gone: what was made under these leases can never be trained on."""
+        self._gone.update(leases)
+
+    def observe(self, state: State) -> Iterator[tuple[str, str]]:
+        """What is wrong after an event: the oracle's name, and what it saw."""
+        yield from self._order(state)
+        yield from self._generations(state)
+        yield from self._grants(state)
+        yield from self._evaluations(state)
+        if not state.attempts and not state.outcome:
+            yield from _settled(state)
+
+    def _order(self, state: State) -> Iterator[tuple[str, str]]:
+        if state.running is None:
+            return
+        order = state.running.order
+        if order.settings != (expected := _values(state, order.step)):
+            yield "settings", f"step {order.step} was ordered with {order.settings}, asked for was {expected}"
+        if state.generation is None or state.running.generation != state.generation.order.generation:
+            return
+        if not state.generation.is_ready:
+            yield "batch", f"step {order.step} was ordered of a generation that has not formed"
+        if again := self._gone.intersection(group.lease for group in order.groups):
+            yield "batch", f"step {order.step} is tried with payloads that are gone: leases {sorted(again)}"
+        stage = state.settings.stages[order.stage]
+        if stage.uses_rollouts and (few := [g.position for g in order.groups if _scored(g) < stage.min_group_size]):
+            yield "batch", f"step {order.step} has prompts with too few scored samples: {few}"
+
+    def _generations(self, state: State) -> Iterator[tuple[str, str]]:
+        before, generation = self._group, state.generation
+        present = {replica.name: replica.incarnation for replica in state.replicas.values()}
+        self._group = None
+        if generation is not None and generation.is_ready:
+            members = {present.get(name, "") for name in generation.order.members}
+            self._group = generation.order.generation, members
+        if before is None or generation is None or generation.order.generation == before[0] or state.running is None:
+            return
+        if before[1] <= set(present.values()):
+            yield "batch", f"step {state.running.order.step} was broken off, and nobody of its group was lost"
+
+    def _grants(self, state: State) -> Iterator[tuple[str, str]]:
+        before, self._leases = self._leases, {}
+        granted: list[tuple[Lease, Replica]] = []
+        for replica in state.replicas.values():
+            known = before.get(replica.incarnation, set())
+            self._leases[replica.incarnation] = set(replica.leases)
+            granted += [(lease, replica) for number, lease in replica.leases.items() if number not in known]
+        live = state.ledger.consumed + state.ledger.num_live
+        for lease, replica in sorted(granted, key=lambda each: -each[0].lease):
+            yield from _grant(state, replica, lease, live)
+            live -= lease.purpose == "train"
+
+    def _evaluations(self, state: State) -> Iterator[tuple[str, str]]:
+        if len(state.evaluations) <= self._num_evaluations:
+            self._num_evaluations = len(state.evaluations)
+            return
+        self._num_evaluations = len(state.evaluations)
+        made = [(done.version, done.loss is None) for done in state.evaluations]
+        if len(set(made)) != len(made):
+            yield "evaluation", f"a version was evaluated twice: {sorted(made)}"
+        newest, settings = state.evaluations[-1], state.settings
+        most = settings.evaluation_prompts if newest.loss is None else settings.heldout_rows
+        if newest.num_prompts != most:
+            yield "evaluation", f"{_name(newest)} has {newest.num_prompts} rows of {most}"
+
+
+def kept(state: State, request: Request) -> Iterator[tuple[str, str]]:
+    """Whether what was asked for, and taken in just now, is so."""
+    match request:
+        case Stop() if not state.is_stopping:
+            yield "request", "a stop was taken in, and the run goes on"
+        case Drain() if request.name in state.replicas and request.name not in state.draining:
+            yield "request", f"{request.name} was asked to leave, and stays"
+        case _:
+            pass
+
+
+def _grant(state: State, replica: Replica, lease: Lease, live: int) -> Iterator[tuple[str, str]]:
+    """What is wrong with a lease after which so many prompts were live or trained on."""
+    settings, stage = state.settings, state.stage
+    if lease.purpose == "evaluation":
+        if replica.version != lease.version:
+            yield "evaluation", f"{replica.name} holds version {replica.version}, leased was a row of {lease.version}"
+        return
+    if not settings.synchronous and replica.num_training > settings.capacity:
+        yield "lease", f"{replica.name} has {replica.num_training} prompts, and room for {settings.capacity}"
+    if settings.synchronous and replica.version != state.step:
+        yield "lease", f"{replica.name} shall generate with version {replica.version}, and the next step is of another"
+    steps = min(replica.version + settings.max_staleness + 1 - stage.first_version, stage.steps)
+    if live > steps * stage.prompts_per_step:
+        yield "lease", f"{live} prompts are live or trained on, {replica.name} was given one that will be too old"
+
+
+def _settled(state: State) -> Iterator[tuple[str, str]]:
+    values = _values(state, state.step + 1)
+    for key, name in _KEYS.items():
+        if key in values and getattr(state.settings, name) != values[key]:
+            yield "settings", f"the controller goes by {name} {getattr(state.settings, name)}, {key} is {values[key]}"
+
+
+def _values(state: State, step: int) -> dict[str, Scalar]:
+    """Of dynamic keys at a step, those that are not as in the recipe: the newest change counts."""
+    found: dict[str, Scalar] = {}
+    for change in state.changes:
+        if change.step <= step:
+            found[change.key] = change.after
+    return {key.key: found[key.key] for key in state.settings.dynamic if found.get(key.key, key.value) != key.value}
+
+
+def _scored(group: GroupRef) -> int:
+    return sum(sample.reward is not None for sample in group.samples)
+
+
+def _name(done: EvaluationRecord) -> str:
+    return f"the evaluation of version {done.version}"

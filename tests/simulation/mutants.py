@@ -1,0 +1,173 @@
+"""Bugs that a machine makes: one small change of the controller's state machine each, by rule.
+
+Comparisons are flipped, branches negated, `and` and `or` exchanged, statements removed, numbers raised by one. Left out
+is what only people read (`status_details`), refusals, and `invariants`, which is an oracle itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import random
+from collections.abc import Iterator
+from types import ModuleType
+
+import attrs
+
+from cosmos_core.controller.machine import (
+    account,
+    changes,
+    claim,
+    core,
+    directives,
+    dispatch,
+    evaluation,
+    leaving,
+    ledger,
+    membership,
+    offers,
+    progress,
+    publication,
+    relays,
+    requests,
+    rewinding,
+    settings,
+    state,
+)
+
+from .plants.planting import replaced, source_of
+
+MODULES = (
+    account,
+    changes,
+    claim,
+    core,
+    directives,
+    dispatch,
+    evaluation,
+    leaving,
+    ledger,
+    membership,
+    offers,
+    progress,
+    publication,
+    relays,
+    requests,
+    rewinding,
+    settings,
+    state,
+)
+_FLIPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+}
+_FOR_PEOPLE = ("status_details", "refusal", "_tell_", "tell_", "raise ", "assert ", "fail(")
+_UNREAD = ("settings_of", "_stages", "_dynamic", "_fixed", "_validate", "best_checkpoint", "refusal", "missing")
+"""Functions that make settings of a recipe, or words for people."""
+
+
+@attrs.frozen
+class Mutant:
+    """A change of a function.
+
+    Attributes:
+        function: `module:name` or `module:class.name`.
+        line: Of the function, from 1.
+        change: In words.
+        source: The changed function's.
+    """
+
+    function: str
+    line: int
+    change: str
+    source: str
+
+    @property
+    def name(self) -> str:
+        """Where it is and what it is."""
+        return f"{self.function.removeprefix('cosmos_core.controller.machine.')}:{self.line}: {self.change}"
+
+    def planted(self) -> contextlib.AbstractContextManager[None]:
+        """Have it in the program for a while."""
+        return replaced(self.function, self.source)
+
+
+def drawn(number: int, draw: int) -> list[Mutant]:
+    """So many of all mutants."""
+    every = [mutant for module in MODULES for function in _functions(module) for mutant in mutants(function)]
+    return random.Random(draw).sample(every, number)
+
+
+def mutants(function: str) -> Iterator[Mutant]:
+    """All of one function."""
+    source = source_of(function)
+    for index, node in enumerate(ast.walk(ast.parse(source))):
+        for kind in range(2):
+            tree = ast.parse(source)
+            same = next(each for number, each in enumerate(ast.walk(tree)) if number == index)
+            if change := _mutate(tree, same, kind):
+                yield Mutant(function, getattr(node, "lineno", 0), change, ast.unparse(ast.fix_missing_locations(tree)))
+
+
+def _functions(module: ModuleType) -> Iterator[str]:
+    for name, found in vars(module).items():
+        if inspect.isfunction(found) and found.__module__ == module.__name__ and name not in _UNREAD:
+            yield f"{module.__name__}:{name}"
+        if inspect.isclass(found) and found.__module__ == module.__name__:
+            body = ast.parse(inspect.getsource(found)).body[0]
+            assert isinstance(body, ast.ClassDef)
+            for method in body.body:
+                if isinstance(method, ast.FunctionDef) and method.name not in ("__init__", *_UNREAD):
+                    yield f"{module.__name__}:{name}.{method.name}"
+
+
+def _mutate(tree: ast.Module, node: ast.AST, kind: int) -> str:
+    """Change a node in its tree, in the first or second way there is for it; what was changed, empty if nothing."""
+    before = ast.unparse(node) if isinstance(node, ast.expr | ast.stmt) else ""
+    match node:
+        case ast.Compare(ops=[op]) if kind == 0:
+            node.ops = [_FLIPPED[type(op)]()]
+        case ast.BoolOp(op=op) if kind == 0:
+            node.op = ast.Or() if isinstance(op, ast.And) else ast.And()
+        case ast.If(test=test) | ast.IfExp(test=test) if kind == 0 and not _is_for_people(node):
+            node.test = ast.UnaryOp(ast.Not(), test)
+            return f"negated: if {ast.unparse(test)}"
+        case ast.Constant(value=bool(value)) if kind == 0:
+            node.value = not value
+        case ast.Constant(value=int(value)) if kind == 0:
+            node.value = value + 1
+        case ast.Expr() | ast.AugAssign() | ast.Delete() | ast.Assign() if kind == 1 and _is_removable(node):
+            _remove(tree, node)
+            return f"removed: {before}"
+        case _:
+            return ""
+    return f"{before} → {ast.unparse(node)}"
+
+
+def _is_removable(node: ast.stmt) -> bool:
+    """Whether the program would still be one; a docstring is no statement."""
+    if _is_for_people(node) or (isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call)):
+        return False
+    return not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name | ast.Tuple)
+
+
+def _is_for_people(node: ast.AST) -> bool:
+    head = ast.unparse(node).partition("\n")[0]
+    return any(word in head for word in _FOR_PEOPLE)
+
+
+def _remove(tree: ast.Module, node: ast.stmt) -> None:
+    for parent in ast.walk(tree):
+        for field in ("body", "orelse"):
+            block = getattr(parent, field, None)
+            if isinstance(block, list) and node in block:
+                block[block.index(node)] = ast.Pass()

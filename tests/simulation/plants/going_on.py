@@ -1,0 +1,123 @@
+"""Bugs in how a run goes on: dynamic keys, steps that are undone, checkpoints, resuming, recovery, its end."""
+
+from __future__ import annotations
+
+from .planting import plant
+
+MACHINE = "cosmos_core.controller.machine"
+REWINDING = f"{MACHINE}.rewinding"
+PROGRESS = f"{MACHINE}.progress"
+LEDGER = f"{MACHINE}.ledger:Ledger"
+
+PLANTS = (
+    plant(
+        "a change holds at a step that has been ordered",
+        (f"{MACHINE}.changes:next_step", "state.step + (2 if state.attempts else 1)", "state.step + 1"),
+    ),
+    plant(
+        "each attempt at a step goes by other values",
+        (
+            f"{MACHINE}.claim:_order",
+            "settings=changes.values_at(state, state.step + 1)",
+            "settings=changes.values_at(state, state.step + state.attempts)",
+        ),
+    ),
+    plant(
+        "a change holds one step late",
+        (f"{MACHINE}.changes:values_at", "if change.step <= step}", "if change.step < step}"),
+    ),
+    plant(
+        "the controller goes by the recipe for ever",
+        (f"{PROGRESS}:enter_step", "if changes.settle(state):", "if False:"),
+        (f"{MACHINE}.requests:take", "progress.enter_step(state)", "pass"),
+    ),
+    plant(
+        "a run without its weights waits for ever",
+        (f"{REWINDING}:is_headless", "return not any(", "return False and not any("),
+    ),
+    plant(
+        "prompts of undone steps stay consumed",
+        (f"{REWINDING}:rewind", "[ledger.rewound(mark) for ledger, mark in", "[ledger for ledger, mark in"),
+    ),
+    plant(
+        "weights of undone steps stay published",
+        (
+            f"{REWINDING}:_undo_publication",
+            "for version, known in state.published.items() if version <= step}",
+            "for version, known in state.published.items()}",
+        ),
+        (
+            f"{REWINDING}:_undo_publication",
+            "{target for target in state.targets if target <= step}",
+            "{target for target in state.targets}",
+        ),
+    ),
+    plant(
+        "rollout replicas keep weights of undone steps",
+        (f"{REWINDING}:_undo_generation", "if replica.version > step:", "if False:"),
+    ),
+    plant(
+        "rollout replicas are not told of undone steps",
+        (f"{MACHINE}.directives:_rollout", "rewinds=tuple(state.rewinds)", "rewinds=()"),
+    ),
+    plant(
+        "reports of undone generations count",
+        (f"{REWINDING}:_undo_training", "state.undone = state.generation_number", "pass"),
+    ),
+    plant("records of undone steps stay", (f"{REWINDING}:_undo_training", "del state.steps[step:]", "pass")),
+    plant(
+        "policy replicas with weights of undone steps stay",
+        (f"{REWINDING}:rewind", "if policy.step > event.step:", "if False:"),
+    ),
+    plant(
+        "changes of undone steps stay",
+        (f"{REWINDING}:_undo_changes", "state.changes = kept", "state.changes = []"),
+    ),
+    plant("a resumed run forgets what was live", (f"{LEDGER}.restore", "queued=list(mark.live)", "queued=[]")),
+    plant(
+        "a resumed run forgets what was asked for",
+        (f"{PROGRESS}:resume", "commands=state.commands,", ""),
+    ),
+    plant(
+        "a resumed run keeps records of steps that did not happen",
+        (f"{PROGRESS}:resume", "steps=state.steps[: event.step]", "steps=state.steps"),
+    ),
+    plant(
+        "who was in a run that is resumed may come back",
+        (
+            f"{PROGRESS}:resume",
+            'state.fenced[replica.incarnation] = f"{replica.name}: the run was resumed without it"',
+            "pass",
+        ),
+    ),
+    plant(
+        "an account is taken a prompt late",
+        (
+            f"{MACHINE}.account:account_of",
+            "marks=state.marks[step]",
+            "marks=tuple(ledger.mark() for ledger in state.ledgers)",
+        ),
+    ),
+    plant(
+        "accounts of checkpoints are forgotten",
+        (f"{PROGRESS}:_forget_mark", "if state.step not in wanted:", "if True:"),
+    ),
+    plant(
+        "checkpoints that were saved are ordered again and again",
+        (f"{PROGRESS}:_settle_checkpoint", "state.checkpoints.ordered = -1", "pass"),
+        (f"{PROGRESS}:on_saved", "state.checkpoints.saved[report.step] = report.path", "pass"),
+    ),
+    plant(
+        "a run ends without its last checkpoint",
+        (f"{PROGRESS}:close", "elif saved.ordered != state.step:", "elif False:"),
+        (f"{PROGRESS}:finish_step", "if state.settings.saves(state.step):", "if False:"),
+    ),
+    plant(
+        "a stop does not wait for the step that is running",
+        (
+            f"{PROGRESS}:close",
+            "        if state.running is not None:\n            return",
+            "        if state.running is not None:\n            state.step += 1",
+        ),
+    ),
+)

@@ -1,0 +1,112 @@
+"""Bugs at the desk and in the session: fences, durability, requests, deadlines."""
+
+from __future__ import annotations
+
+from .planting import plant
+
+MACHINE = "cosmos_core.controller.machine"
+BOOK = "cosmos_core.controller.book:Book"
+DESK = "cosmos_core.controller.desk:Desk"
+PATROL = "cosmos_core.controller.patrol:Patrol"
+LINES = "cosmos_core.controller.lines:Lines"
+LINE = "cosmos_core.controller.lines:Line"
+SESSION = "cosmos_core.replica.session:Session"
+
+PLANTS = (
+    plant(
+        "reports and beats of any incarnation are taken",
+        (f"{LINES}.find", "if replica is None or replica.incarnation != incarnation:", "if replica is None:"),
+        (f"{LINES}.find", "line is not None and line.incarnation == incarnation", "line is not None"),
+        (f"{MACHINE}.core:_report", "or replica.incarnation != event.incarnation ", ""),
+    ),
+    plant(
+        "who was given up may come back",
+        (f"{DESK}._refusal", "if hello.incarnation in self.state.fenced:", "if False:"),
+        (f"{MACHINE}.membership:join", "event.incarnation in state.fenced or ", ""),
+    ),
+    plant("the term is not checked", (f"{DESK}._current_line", "if message.term != self.state.term:", "if False:")),
+    plant(
+        "a controller that starts keeps the old term",
+        (f"{MACHINE}.core:step", "state.term = event.term", "state.term = state.term or event.term"),
+    ),
+    plant(
+        "acknowledged before the commit",
+        (f"{DESK}.commit", "self._book.commit()", "now % 1 < 0.5 and self._book.commit()"),
+    ),
+    plant(
+        "who is quiet, or lingers, is told of reports before the commit",
+        (f"{DESK}.turn", "settle()  # before the rest", "pass  # before the rest"),
+    ),
+    plant(
+        "a commit that fails is taken for one that did not",
+        (
+            f"{BOOK}.commit",
+            "    self._journal.commit()",
+            "    try:\n        self._journal.commit()\n    except Exception:\n        pass",
+        ),
+    ),
+    plant(
+        "reports are not deduplicated",
+        (f"{DESK}._on_reports", "skip = replica.received + 1 - message.first", "skip = 0"),
+    ),
+    plant(
+        "a gap in the reports is passed over",
+        (f"{DESK}._on_reports", "if skip < 0:\n        return", "skip = max(skip, 0)"),
+    ),
+    plant(
+        "a pause ends without an entry in the journal",
+        (f"{PATROL}.look", "self._book.record(RegroupDue())", "setattr(state, 'is_regrouping', False)"),
+    ),
+    plant(
+        "directives are sent once",
+        (f"{LINE}.is_overdue", "return self._content is not None and", "return False and"),
+    ),
+    plant(
+        "a request is carried out each time that it comes",
+        (f"{DESK}._on_command", "if command.ident not in self.state.commands:", "if True:"),
+    ),
+    plant(
+        "a request to leave is taken in and forgotten",
+        (f"{MACHINE}.leaving:drain", "state.draining.add(name)", "pass"),
+    ),
+    plant(
+        "a stop before the start is forgotten",
+        (f"{MACHINE}.requests:take", "state.is_stopping = True", "state.is_stopping = state.has_started"),
+    ),
+    plant(
+        "who is silent is never given up",
+        (f"{LINES}.failing", "if quiet_s > control.lost_after_s:", "if False:"),
+        (f"{LINES}.failing", "elif quiet_s > _QUIET_BEATS * control.heartbeat_s and", "elif False and"),
+    ),
+    plant(
+        "who hangs is never given up",
+        (f"{LINES}.failing", "idle_s > control.progress_timeout_s:", "idle_s > 1e9:"),
+    ),
+    plant(
+        "a launcher's word that a process has ended counts for any process of the name",
+        (
+            f"{DESK}._on_command",
+            "if self.lines.find(request.name, request.incarnation) is not None:",
+            "if found := self.state.replicas.get(request.name):",
+        ),
+        (
+            f"{DESK}._on_command",
+            "self._book.lose(request.name, request.incarnation, request.reason)",
+            "self._book.lose(request.name, found.incarnation, request.reason)",
+        ),
+    ),
+    plant(
+        "a session takes directives of any term",
+        (f"{SESSION}.receive", "case Directive() if message.term >= max(self._term, 1):", "case Directive():"),
+        (
+            f"{SESSION}._on_directive",
+            "(directive.term, directive.revision) > (newest.term, newest.revision)",
+            "directive.revision > newest.revision or directive.term > newest.term",
+        ),
+    ),
+    plant(
+        "a session does not go back to what was not acknowledged",
+        (f"{SESSION}.next_message", "self.outbox.rewind()", "pass"),
+        (f"{SESSION}._on_welcome", "self.outbox.rewind()", "pass"),
+    ),
+)

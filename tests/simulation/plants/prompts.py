@@ -1,0 +1,123 @@
+"""Bugs in what becomes of prompts: leases, dispatch, claims, staleness, accounts."""
+
+from __future__ import annotations
+
+from .planting import plant
+
+MACHINE = "cosmos_core.controller.machine"
+LEDGER = f"{MACHINE}.ledger:Ledger"
+
+PLANTS = (
+    plant(
+        "a report of any lease settles some lease",
+        (
+            f"{MACHINE}.core:_settle_lease",
+            "replica.leases.pop(report.lease, None)",
+            "replica.leases.pop(report.lease, None) or next(iter(replica.leases.values()), None)",
+        ),
+    ),
+    plant(
+        "a finished group leaves no room for another",
+        (f"{MACHINE}.core:_settle_lease", "state.spare.add(replica.name)", "pass"),
+    ),
+    plant(
+        "prompts of a lost replica are not queued again",
+        (f"{MACHINE}.dispatch:lost_with", "ledger.requeue(lease.position)", "pass"),
+    ),
+    plant(
+        "a replica is given one prompt more than it has room for",
+        (
+            f"{MACHINE}.dispatch:_stream",
+            "most = (settings.capacity - 1) * settings.group_size",
+            "most = settings.capacity * settings.group_size",
+        ),
+    ),
+    plant(
+        "prompts are given out a step too early",
+        (f"{MACHINE}.dispatch:_limit", "settings.max_staleness + 1 -", "settings.max_staleness + 2 -"),
+    ),
+    plant(
+        "a wave begins before all have its weights",
+        (
+            f"{MACHINE}.dispatch:_wave",
+            "if any(name not in state.draining for names in behind for name in names):",
+            "if not state.holders.get(state.target):",
+        ),
+    ),
+    plant(
+        "who drains is given prompts",
+        (f"{MACHINE}.dispatch:_stream", "elif name not in state.draining:", "else:"),
+    ),
+    plant(
+        "held-out rows are given to whoever has any weights",
+        (
+            f"{MACHINE}.dispatch:_evaluate",
+            "state.holders.get(state.pending[0].version, set())",
+            "(state.members['rollout'] - state.holders.get(-1, set()))",
+        ),
+    ),
+    plant(
+        "a batch is consumed and stays claimed",
+        (f"{LEDGER}.consume", "self.claimed.pop(position)", "self.claimed[position]"),
+    ),
+    plant(
+        "a prompt that is released is lost",
+        (f"{LEDGER}.release", "self.finished[position] = self.claimed.pop(position)", "self.claimed.pop(position)"),
+    ),
+    plant("what comes back is queued twice", (f"{LEDGER}.next", "heapq.heappop(self.queued)", "self.queued[0]")),
+    plant(
+        "samples of a dropped prompt are not counted",
+        (f"{LEDGER}.drop", "self.samples.drop(reason, len(group.samples))", "pass"),
+    ),
+    plant(
+        "the bound on staleness is one too large",
+        (f"{MACHINE}.claim:is_stale", "> state.settings.max_staleness", "> state.settings.max_staleness + 1"),
+        (f"{MACHINE}.dispatch:_limit", "settings.max_staleness + 1 -", "settings.max_staleness + 2 -"),
+    ),
+    plant(
+        "the newest token's weights count for a sample's",
+        (f"{MACHINE}.claim:on_finished", "min((sample.oldest_version", "max((sample.newest_version"),
+    ),
+    plant(
+        "what a step has made too old is kept",
+        (f"{MACHINE}.progress:finish_step", "claim.drop_stale(state)", "pass"),
+        (f"{MACHINE}.progress:enter_step", "claim.drop_stale(state)", "pass"),
+    ),
+    plant(
+        "groups with too few scored samples are trained on",
+        (f"{MACHINE}.claim:on_finished", "max(1, state.stage.min_group_size)", "1"),
+    ),
+    plant(
+        "a step that failed for missing payloads is repeated with the same batch",
+        (
+            f"{MACHINE}.claim:on_step_failed",
+            "for group in [group for group in state.ledger.finished.values() if group.lease in missing]:",
+            "for group in []:",
+        ),
+    ),
+    plant(
+        "a batch is made of prompts in the order in which they came",
+        (f"{MACHINE}.claim:form", "sorted(ledger.finished)[:size]", "list(ledger.finished)[:size]"),
+        (f"{MACHINE}.claim:form", "for position in positions]", "for position in positions[::-1]]"),
+    ),
+    plant(
+        "demonstrations are read once more than they are wanted",
+        (f"{MACHINE}.claim:_read", "ledger.finished[position] =", "ledger.finished[max(0, position - 7)] ="),
+    ),
+    plant(
+        "an evaluation ends one row early",
+        (
+            f"{MACHINE}.evaluation:_settle",
+            "== state.settings.evaluation_prompts",
+            ">= state.settings.evaluation_prompts - 1",
+        ),
+    ),
+    plant(
+        "held-out rows of a lost replica are not queued again",
+        (f"{MACHINE}.evaluation:requeue", "evaluation.queued.append(lease.row)", "pass"),
+    ),
+    plant(
+        "a held-out loss is measured with each step",
+        (f"{MACHINE}.evaluation:unmeasured", "if version not in known", "if True"),
+    ),
+)

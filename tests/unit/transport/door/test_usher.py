@@ -1,0 +1,170 @@
+"""Floods of connections at a socket with a door: what strangers can make a process keep is bounded, and counted."""
+
+import socket as network
+import threading
+import time
+
+import psutil
+import pytest
+import zmq
+
+from cosmos_core.transport.door import listen
+from cosmos_core.transport.door.usher import EVENTS, Usher
+from cosmos_core.transport.keys import ALLOWED, KeyPair, controller_key, read_key
+from cosmos_core.transport.keys import folder as key_folder
+from cosmos_core.transport.keys.allowed import AllowList
+from cosmos_core.transport.sockets import CONTROL, Curve, address_of, dealer, offer, receive_marked, router
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+MOST = 20
+
+
+@pytest.fixture
+def keys(tmp_path):
+    key_folder.make(tmp_path / "keys", key_folder.USUAL)
+    return tmp_path / "keys"
+
+
+@pytest.fixture
+def guarded(context, keys, monkeypatch):
+    monkeypatch.setattr(
+        "cosmos_core.transport.door.guard.Usher", lambda socket: Usher(socket, most=MOST, most_bytes=1 << 20)
+    )
+    own = controller_key(keys).pair
+    with listen(context, "127.0.0.1", 0, CONTROL, own=own, allowed=AllowList(keys / ALLOWED)) as found:
+        yield found
+
+
+class Friend:
+    """Somebody who may speak."""
+
+    def __init__(self, keys, guarded):
+        self._context = zmq.Context()
+        key = read_key(keys / "rollout.key")
+        curve = Curve(own=key.pair, server=key.server)
+        self._socket = dealer(self._context, address_of(guarded.socket), b"friend", curve=curve)
+        self._guarded = guarded
+
+    def speak(self, timeout_s=5.0):
+        """Say something until it is heard; the connection's file."""
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            self._socket.poll(50, zmq.POLLOUT)
+            offer(self._socket, [b"hello"])
+            if self._guarded.socket.poll(50):
+                first, _ = receive_marked(self._guarded.socket, 2)
+                assert self._guarded.who(first) is not None
+                return int(first.get(zmq.SRCFD))
+        raise AssertionError("was not heard")
+
+    def close(self):
+        self._socket.close()
+        self._context.term()
+
+
+@pytest.fixture
+def friend(keys, guarded):
+    found = Friend(keys, guarded)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def knock(guarded):
+    """Opens connections that send something, and stay."""
+    place = guarded.endpoint.removeprefix("tcp://").partition("#")[0].split(":")
+    opened = []
+
+    def knock(count, said=b""):
+        for _ in range(count):
+            opened.append(network.create_connection((place[0], int(place[1])), timeout=5))
+            opened[-1].settimeout(5)
+            opened[-1].sendall(said)
+        return opened[-count:]
+
+    yield knock
+    for connection in opened:
+        connection.close()
+
+
+def is_cut_off(connection):
+    """Whether the other end has closed it; one that stays is waited for as long as its timeout is."""
+    try:
+        while connection.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def wait_for(holds, timeout_s=5.0):
+    end = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("said", [b"", GREETING[:11], GREETING], ids=["silent", "half a greeting", "a greeting"])
+def test_strangers_are_cut_off_oldest_first_when_there_are_too_many(guarded, friend, knock, said):
+    connection = friend.speak()
+    before = psutil.Process().num_fds()
+    strangers = knock(10 * MOST, said)
+    wait_for(lambda: guarded.num_refused >= 9 * MOST)
+    wait_for(lambda: guarded.usher.num_strangers <= MOST)
+    assert all(is_cut_off(stranger) for stranger in strangers[: 9 * MOST])
+    wait_for(
+        lambda: psutil.Process().num_fds() <= before + 10 * MOST + MOST + 2
+    )  # the strangers' own are of this process
+    assert friend.speak() == connection, "who has spoken keeps the connection"
+
+
+def test_who_may_speak_gets_in_while_others_flood(keys, guarded, knock):
+    over, held = threading.Event(), []
+
+    def flood():
+        while not over.is_set():
+            held.extend(knock(5))
+            while len(held) > 3 * MOST:
+                held.pop(0).close()
+
+    flooding = threading.Thread(target=flood)
+    flooding.start()
+    try:
+        wait_for(lambda: guarded.num_refused > MOST)
+        for _ in range(3):
+            newcomer = Friend(keys, guarded)
+            newcomer.speak(10.0)
+            newcomer.close()
+    finally:
+        over.set()
+        flooding.join()
+
+
+def test_strangers_who_send_too_much_are_cut_off_and_small_ones_stay(guarded, knock):
+    (small,) = knock(1, GREETING)
+    # A handshake's message may be as large as any other: it says so, and is kept until it is whole.
+    large = knock(3, GREETING + b"\x06" + (8 << 20).to_bytes(8, "big") + bytes(600_000))
+    wait_for(lambda: guarded.num_refused >= 2)
+    for stranger in (*large, small):
+        stranger.settimeout(0.3)
+    assert sum(map(is_cut_off, large)) == 2
+    assert guarded.usher.num_strangers == 2
+    assert not is_cut_off(small)
+
+
+def test_whoever_leaves_is_no_stranger_any_more(guarded, knock):
+    for stranger in knock(5):
+        stranger.close()
+    wait_for(lambda: guarded.usher.num_strangers == 0)
+    assert guarded.num_refused == 0
+
+
+def test_closing_while_somebody_knocks(context):
+    socket = router(context, "127.0.0.1", 0, own=KeyPair.new(), events=EVENTS)
+    usher = Usher(socket)
+    network.create_connection(("127.0.0.1", int(address_of(socket).rpartition(":")[2]))).close()
+    usher.close()
+    usher.close()
+    assert not usher._thread.is_alive()
