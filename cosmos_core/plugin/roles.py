@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import cast
+
+import attrs
 
 from cosmos_core.config.checks import staleness_bound
 from cosmos_core.config.job import Job
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import Stage, stages
+from cosmos_core.plugin.nesting import dataset_context, named_parts
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import (
     KINDS,
     Algorithm,
     AlgorithmCapabilities,
     AlgorithmContext,
+    Consulting,
     Dataset,
-    DatasetContext,
     EnvironmentCapabilities,
     EnvironmentContext,
+    FrozenRole,
     Kind,
     Model,
     ModelContext,
@@ -27,6 +31,7 @@ from cosmos_core.protocols import (
     Reward,
     RewardContext,
     Source,
+    Valuing,
 )
 
 
@@ -34,9 +39,11 @@ def selections(recipe: Recipe, kinds: Collection[Kind] = KINDS) -> tuple[tuple[K
     """The plugins that a recipe names, of the given kinds, for `PluginSet.load`."""
     named: list[tuple[Kind, str]] = [
         ("model", recipe.model.plugin),
+        *(("model", frozen.plugin or recipe.model.plugin) for frozen in recipe.frozen.values()),
         *(("algorithm", stage.plugin) for stage in stages(recipe)),
         *(("reward", reward.plugin) for reward in recipe.reward),
         ("dataset", recipe.dataset.plugin),
+        *(("dataset", name) for name in named_parts(recipe.dataset.options)),
         ("engine", recipe.rollout.engine.plugin),
         *(() if recipe.environment is None else (("environment", recipe.environment.plugin),)),
         ("launcher", recipe.launch.launcher),
@@ -56,14 +63,46 @@ def model_source(job: Job) -> ModelSource:
     `~` is the home.
     """
     config = job.recipe.model
-    beside = job.recipe_directory / Path(config.path).expanduser() if config.path else None
     context = ModelContext(
-        path=str(beside.absolute()) if beside is not None and beside.exists() else config.path,
+        path=_found(job, config.path) if config.path else None,
         config=config.config,
         assets=job.assets,
         trust_remote_code=config.trust_remote_code,
     )
     return ModelSource(plugin=config.plugin, options=config.options, context=context)
+
+
+def _found(job: Job, path: str) -> str:
+    beside = job.recipe_directory / Path(path).expanduser()
+    return str(beside.absolute()) if beside.exists() else path
+
+
+def frozen_source(job: Job, role: FrozenRole) -> ModelSource:
+    """How to make a frozen model: the policy's model, but for what its table says otherwise."""
+    config, policy = job.recipe.frozen[role], model_source(job)
+    if config.plugin is None and config.path is None and not config.options:
+        return policy
+    context = attrs.evolve(
+        policy.context,
+        path=_found(job, config.path) if config.path else policy.context.path,
+        config=None if config.path else policy.context.config,
+    )
+    return ModelSource(
+        plugin=config.plugin or policy.plugin,
+        options=config.options or (policy.options if config.plugin in {None, policy.plugin} else {}),
+        context=context,
+    )
+
+
+def load_frozen(job: Job, plugins: PluginSet, role: FrozenRole) -> Model:
+    """A frozen model of the recipe.
+
+    Raises:
+        ConfigError: An option is wrong.
+        PluginError: The plugin failed.
+    """
+    source = frozen_source(job, role)
+    return cast("Model", plugins.create("model", source.plugin, source.options, source.context, f"{role}.options"))
 
 
 def load_model(job: Job, plugins: PluginSet) -> Model:
@@ -86,7 +125,7 @@ def load_dataset(job: Job, plugins: PluginSet) -> Dataset:
         PluginError: The plugin failed.
     """
     config = job.recipe.dataset
-    context = DatasetContext(seed=job.recipe.run.seed, directory=job.recipe_directory)
+    context = dataset_context(plugins, job.recipe.run.seed, job.recipe_directory)
     return cast("Dataset", plugins.create("dataset", config.plugin, config.options, context, "dataset.options"))
 
 
@@ -99,7 +138,7 @@ def load_algorithm(job: Job, plugins: PluginSet, stage: Stage) -> Algorithm:
     """
     rollout = job.recipe.rollout
     context = AlgorithmContext(
-        group_size=rollout.group_size if source_of(plugins, stage) == "rollouts" else 1,
+        group_size={"rollouts": rollout.group_size, "demonstrations": 1, "preferences": 2}[source_of(plugins, stage)],
         temperature=rollout.sampling.temperature,
         max_units=rollout.sampling.max_units,
         max_staleness=staleness_bound(job.recipe.sync),
@@ -117,7 +156,7 @@ def load_rewards(job: Job, plugins: PluginSet) -> tuple[Reward, ...]:
     """
     loaded = []
     for index, config in enumerate(job.recipe.reward):
-        context = RewardContext(name=config.plugin, seed=job.recipe.run.seed)
+        context = RewardContext(name=config.label, seed=job.recipe.run.seed)
         path = f"reward.{index}.options"
         loaded.append(cast("Reward", plugins.create("reward", config.plugin, config.options, context, path)))
     return tuple(loaded)
@@ -137,3 +176,17 @@ def load_environment(job: Job, plugins: PluginSet) -> EnvironmentCapabilities | 
     plugins.create("environment", config.plugin, config.options, context, "environment.options")
     capabilities: EnvironmentCapabilities = plugins.provider("environment", config.plugin).capabilities
     return capabilities
+
+
+def unmet(recipe: Recipe, stage: Stage, algorithm: Algorithm) -> Iterator[str]:
+    """Tables of models that an algorithm needs, and the recipe does not have."""
+    asks = f"{stage.plugin!r} with these {stage.key}.options"
+    for role in algorithm.consults if isinstance(algorithm, Consulting) else ():
+        if role not in recipe.frozen:
+            what = "empty: the weights the stage starts from" if role == "reference" else "path: a checkpoint"
+            yield (
+                f"{role}: {asks} consults a {role} model, and the recipe has none; add a table [{role}] ({what}), or "
+                "set options that need none"
+            )
+    if isinstance(algorithm, Valuing) and algorithm.needs_critic and recipe.critic is None:
+        yield f"critic: {asks} needs a critic, and the recipe has none; add a table [critic], empty for its defaults"

@@ -60,6 +60,19 @@ class PluginSet:
             plugins._providers[key] = ask_provider(plugins.manager, targets[key], record)
         return plugins
 
+    def include(self, kind: Kind, name: str) -> None:
+        """Load one more plugin, unless it is there already: what a selected one is made of.
+
+        Raises:
+            PluginError: See `load`.
+        """
+        if (kind, name) in self._providers:
+            return
+        record = choose(kind, name, discover())
+        target = self._register((kind, name), record)
+        self._check_hooks()
+        self._providers[kind, name] = ask_provider(self.manager, target, record)
+
     def __iter__(self) -> Iterator[PluginRecord]:
         return iter(self._records.values())
 

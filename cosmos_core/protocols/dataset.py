@@ -6,14 +6,20 @@ shuffled, resumed in the middle and shared between replicas without code of its 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 
-from cosmos_core.types import Prompt
+from cosmos_core.errors import ConfigError
+from cosmos_core.types import JSON, Prompt
 
 Split: TypeAlias = Literal["train", "heldout"]
+
+
+def _makes_no_others(plugin: str, _options: Mapping[str, JSON], path: str) -> Dataset:
+    raise ConfigError(f"{path}: dataset {plugin!r} is asked for where no other dataset can be made")
 
 
 @attrs.frozen(kw_only=True)
@@ -23,10 +29,13 @@ class DatasetContext:
     Attributes:
         seed: `run.seed`; generated datasets draw their rows from it.
         directory: Folder of the recipe file; relative paths in options are relative to it.
+        make: Makes a dataset that this one is made of, by the name of its plugin, its options, and their key path for
+            messages, such as `parts.0.options`; of this context.
     """
 
     seed: int
     directory: Path
+    make: Callable[[str, Mapping[str, JSON], str], Dataset] = attrs.field(default=_makes_no_others, eq=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -36,10 +45,13 @@ class DatasetCapabilities:
     Attributes:
         demonstrations: Whether its rows have demonstrations, for supervised algorithms.
         references: Whether its rows have references, for rewards that compare.
+        preferences: Whether its rows have a rejected completion beside their demonstration, for algorithms that learn
+            from preferences.
     """
 
     demonstrations: bool = False
     references: bool = True
+    preferences: bool = False
 
 
 class Dataset(Protocol):
@@ -59,5 +71,55 @@ class Dataset(Protocol):
         Raises:
             IndexError: `index` is not in `range(size(split))`.
             DataError: The row is unusable (file, line, reason).
+        """
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class Omission:
+    """Rows that are left out for one reason.
+
+    Attributes:
+        reason: What they have in common.
+        num_rows: How many they are.
+        first: The first of them: where it is, and what it is like.
+    """
+
+    reason: str
+    num_rows: int
+    first: str
+
+
+@runtime_checkable
+class Omitting(Protocol):
+    """What a dataset may also be: one that leaves rows of its source out, and tells which."""
+
+    def omitted(self, split: Split) -> tuple[Omission, ...]:
+        """Rows of the split that have no number, by reason; known when the dataset is made."""
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class Window:
+    """Consecutive prompts of a stage that are drawn from the first rows only.
+
+    Attributes:
+        num_prompts: How many prompts.
+        num_rows: They are drawn from train rows `range(num_rows)`, each once before any comes again.
+    """
+
+    num_prompts: int
+    num_rows: int
+
+
+@runtime_checkable
+class Paced(Protocol):
+    """What a dataset may also be: one whose train rows become available little by little, as in a curriculum."""
+
+    def windows(self, num_prompts: int) -> tuple[Window, ...]:
+        """The windows of a stage, in order; prompts after them are drawn from all rows. Asked for once, by the plan.
+
+        Args:
+            num_prompts: Prompts that the stage trains on as planned; more are drawn where some are dropped.
         """
         ...

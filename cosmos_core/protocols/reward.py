@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import attrs
 
@@ -15,7 +15,7 @@ class RewardContext:
     """What a reward is told of the run.
 
     Attributes:
-        name: The name under which the recipe selected it.
+        name: What the recipe reports it as: its `name`, or the plugin's.
         seed: `run.seed`, for rewards that draw random numbers.
     """
 
@@ -47,6 +47,7 @@ class Completion:
         truncated: Whether generation hit the longest length instead of stopping.
         turns: Who said what after the row, in order. Those of the role `assistant` are the model's, the others the
             environment's; of a completion without an environment, the one turn.
+        num_units: Units that the model generated (tokens); None where that is not known.
     """
 
     prompt: Prompt
@@ -54,6 +55,7 @@ class Completion:
     payload: Payload | None = None
     truncated: bool = False
     turns: tuple[Message, ...] = ()
+    num_units: int | None = None
 
     @property
     def own(self) -> str:
@@ -79,4 +81,36 @@ class Reward(Protocol):
 
     def score(self, completion: Completion) -> float | Score | Awaitable[float | Score]:
         """Score one completion; a finite number, higher is better. May be a coroutine function."""
+        ...
+
+
+@runtime_checkable
+class Vetting(Protocol):
+    """A reward that can tell from a prompt alone that no completion of it could be scored.
+
+    Optional, beside `Reward`. Planning asks it about some of the dataset's rows, so that a run does not find out later.
+    """
+
+    def vet(self, prompt: Prompt) -> None:
+        """Look at what the reward needs of a row: its reference, its metadata.
+
+        Raises:
+            DataError: It is missing or of the wrong type; `score` raises for every completion of such a prompt, too.
+        """
+        ...
+
+
+@runtime_checkable
+class Loading(Protocol):
+    """A reward that has something dear to do before its first score: weights to load, a key to read.
+
+    Optional, beside `Reward`. What is made of it while planning is never loaded.
+    """
+
+    def load(self) -> None:
+        """Do it, once, in a worker process.
+
+        Raises:
+            CosmosError: It cannot be done here; the run ends with the reason.
+        """
         ...

@@ -30,6 +30,8 @@ class Prompt:
         text: Plain text, or the turns of a chat that the model's own template renders.
         reference: What rewards compare a completion with (an answer, a schema, a label); any JSON value.
         demonstration: A completion to imitate, for supervised algorithms; None where the row has none.
+        rejected: A completion that is worse than `demonstration`, for algorithms that learn from preferences; None
+            where the row has none.
         media: Locations (paths or URLs) of conditioning images or videos, in order; where they stand in the text is for
             the model to say.
         metadata: Anything else the row carries; shown in samples, never interpreted by the core.
@@ -38,5 +40,6 @@ class Prompt:
     text: str | tuple[Message, ...]
     reference: JSON = None
     demonstration: str | None = None
+    rejected: str | None = None
     media: tuple[str, ...] = ()
     metadata: Mapping[str, JSON] = attrs.field(factory=dict)

@@ -71,7 +71,7 @@ class RewardPool(WorkerPool[RewardProcess]):
         self._rewards: Final = tuple(rewards)
         self._setup: Final = Setup(
             rewards=tuple(
-                RewardSetup(plugin=each.plugin, options=dict(each.options), timeout_s=each.timeout_s)
+                RewardSetup(plugin=each.plugin, name=each.label, options=dict(each.options), timeout_s=each.timeout_s)
                 for each in rewards
             ),
             seed=seed,
@@ -147,7 +147,7 @@ class RewardPool(WorkerPool[RewardProcess]):
         self._spawn()
 
     def _blame(self, assignment: Assignment, *, is_late: bool, how: str) -> None:
-        name = self._rewards[assignment.task.reward].plugin
+        name = self._rewards[assignment.task.reward].label
         if is_late:
             detail = f"{name}: no score within {assignment.timeout_s:g} s"
             outcome = Outcome(value=None, status=SampleStatus.REWARD_TIMEOUT, detail=detail)
@@ -172,6 +172,7 @@ class RewardPool(WorkerPool[RewardProcess]):
             text=completion.text,
             truncated=completion.truncated,
             turns=completion.turns,
+            num_units=completion.num_units,
             payload=None if payload is None else WirePayload.of(payload),
         )
         self._open[task.ticket] = (job, index)

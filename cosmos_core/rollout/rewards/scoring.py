@@ -24,6 +24,7 @@ def to_score(prompt: Prompt, played: Played, text: str) -> Completion:
         payload=None if payload.kind == "tokens" else payload,
         truncated=played.status is SampleStatus.TRUNCATED,
         turns=played.said or (Message(role="assistant", content=text),),
+        num_units=played.generated.num_units,
     )
 
 
@@ -36,6 +37,8 @@ def sample(
 ) -> Sample:
     """One sample of a group: the weighted sum of its rewards, or none of it if any of them, or generation, failed.
 
+    Where a reward is below its gate, the sum is of those with a gate alone.
+
     Args:
         index: Place in the group.
         played: The completion.
@@ -47,25 +50,23 @@ def sample(
         return _sample(index, played, status=played.status, reward=None, rewards={}, detail=played.detail)
     failed = next((outcome for outcome in outcomes if outcome.value is None), None)
     values: Mapping[str, float] = {
-        config.plugin: outcome.value
+        config.label: outcome.value
         for config, outcome in zip(rewards, outcomes, strict=True)
         if outcome.value is not None
     }
-    total = sum(
-        config.weight * outcome.value
-        for config, outcome in zip(rewards, outcomes, strict=True)
-        if outcome.value is not None
-    )
+    shut = _shut(values, rewards)
+    counted = [config for config in rewards if config.label in values and (not shut or config.gate is not None)]
+    total = sum(config.weight * values[config.label] for config in counted)
     if environment is not None and played.reward is not None:
         values = {**values, environment.plugin: played.reward}
-        total += environment.weight * played.reward
+        total += 0.0 if shut else environment.weight * played.reward
     return _sample(
         index,
         played,
         status=played.status if failed is None else failed.status,
         reward=float(total) if failed is None else None,
         rewards=values,
-        detail=_details(played, outcomes, rewards) if failed is None else failed.detail,
+        detail=_details(played, outcomes, rewards, shut) if failed is None else failed.detail,
     )
 
 
@@ -102,14 +103,24 @@ def report(scored: Sample, text: str | None) -> SampleReport:
     )
 
 
-def _details(played: Played, outcomes: Sequence[Outcome], rewards: Sequence[RewardConfig]) -> str:
+def _shut(values: Mapping[str, float], rewards: Sequence[RewardConfig]) -> list[str]:
+    """The rewards that are below their gates."""
+    return [
+        config.label
+        for config in rewards
+        if config.gate is not None and config.label in values and values[config.label] < config.gate
+    ]
+
+
+def _details(played: Played, outcomes: Sequence[Outcome], rewards: Sequence[RewardConfig], shut: Sequence[str]) -> str:
     """What the environment says of its turns and each reward of its score, as one line."""
     told = [played.detail] if played.detail else []
     told += [
-        f"{config.plugin}: {outcome.detail}" if len(rewards) > 1 else outcome.detail
+        f"{config.label}: {outcome.detail}" if len(rewards) > 1 else outcome.detail
         for config, outcome in zip(rewards, outcomes, strict=True)
         if outcome.detail
     ]
+    told += [f"{', '.join(shut)}: below the gate, the rewards without one do not count"] if shut else []
     return "; ".join(told)
 
 

@@ -15,6 +15,7 @@ class RewardSetup:
     """One reward of the recipe."""
 
     plugin: str
+    name: str
     options: dict[str, Any]
     timeout_s: float
 
@@ -82,6 +83,7 @@ class Task:
     text: str
     truncated: bool
     turns: tuple[Message, ...]
+    num_units: int | None
     payload: WirePayload | None
 
 

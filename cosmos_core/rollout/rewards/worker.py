@@ -13,10 +13,11 @@ import math
 import numbers
 import socket
 from collections.abc import Awaitable, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
+from cosmos_core.errors import CosmosError, PluginError
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.protocols import Completion, Reward, RewardContext, Score
+from cosmos_core.protocols import Completion, Loading, Reward, RewardContext, Score
 from cosmos_core.rollout.rewards.wire import (
     FROM_WORKER,
     TO_WORKER,
@@ -29,30 +30,36 @@ from cosmos_core.rollout.rewards.wire import (
     Unscored,
 )
 from cosmos_core.rollout.workers.frames import Unframer, frame
-from cosmos_core.rollout.workers.life import described, live
+from cosmos_core.rollout.workers.life import described, live, shown
 from cosmos_core.types import JSON
 
-_DETAIL: Final = 500
 _CHUNK: Final = 1 << 16
 
 
 def load(setup: Setup) -> list[Reward]:
-    """Make the rewards.
+    """Make the rewards, and have them load what they load.
 
     Raises:
-        CosmosError: A plugin is missing, broken or refuses its options.
+        CosmosError: A plugin is missing or broken, refuses its options, or cannot load.
     """
     plugins = PluginSet.load(("reward", each.plugin) for each in setup.rewards)
-    return [
-        plugins.create(
-            "reward",
-            each.plugin,
-            each.options,
-            RewardContext(name=each.plugin, seed=setup.seed),
-            f"reward.{index}.options",
-        )
-        for index, each in enumerate(setup.rewards)
-    ]
+    rewards: list[Reward] = []
+    for index, each in enumerate(setup.rewards):
+        context = RewardContext(name=each.name, seed=setup.seed)
+        reward: Reward = plugins.create("reward", each.plugin, each.options, context, f"reward.{index}.options")
+        if isinstance(reward, Loading):
+            _load(reward, f"reward {each.name}")
+        rewards.append(reward)
+    return rewards
+
+
+def _load(reward: Loading, what: str) -> None:
+    try:
+        reward.load()
+    except CosmosError as error:
+        raise type(error)(f"{what}: {error}") from error
+    except Exception as error:
+        raise PluginError(f"{what} could not load: {described(error)}") from error
 
 
 class Worker:
@@ -92,41 +99,52 @@ class Worker:
     def _score(self, reward: Reward, task: Task, timeout_s: float) -> None:
         payload = None if task.payload is None else task.payload.payload()
         completion = Completion(
-            prompt=task.prompt, text=task.text, payload=payload, truncated=task.truncated, turns=task.turns
+            prompt=task.prompt,
+            text=task.text,
+            payload=payload,
+            truncated=task.truncated,
+            turns=task.turns,
+            num_units=task.num_units,
         )
         try:
             outcome = reward.score(completion)
+            answer = None if inspect.isawaitable(outcome) else _judged(task.ticket, outcome)
         except Exception as error:  # noqa: BLE001 - any plugin error is an answer: this completion has no score
             self._send(Unscored(ticket=task.ticket, timed_out=False, detail=described(error)))
             return
-        if inspect.isawaitable(outcome):
+        if answer is None:
             self._send(Deferred(ticket=task.ticket))
-            waiter = asyncio.ensure_future(self._finish(task.ticket, outcome, timeout_s))
+            waiter = asyncio.ensure_future(self._finish(task.ticket, cast("Awaitable[Any]", outcome), timeout_s))
             self._deferred.add(waiter)
             waiter.add_done_callback(self._deferred.discard)
         else:
-            self._send(_judged(task.ticket, outcome))
+            self._send(answer)
 
-    async def _finish(self, ticket: int, outcome: Awaitable[float | Score], timeout_s: float) -> None:
+    async def _finish(self, ticket: int, outcome: Awaitable[Any], timeout_s: float) -> None:
         deadline = asyncio.timeout(timeout_s)
         try:
             async with deadline:
                 value = await outcome
+            answer = _judged(ticket, value)
         except Exception as error:  # noqa: BLE001 - as above
             late = deadline.expired()
             detail = f"no score within {timeout_s:g} s" if late else described(error)
             self._send(Unscored(ticket=ticket, timed_out=late, detail=detail))
         else:
-            self._send(_judged(ticket, value))
+            self._send(answer)
 
 
 def _judged(ticket: int, outcome: Any) -> Scored | Unscored:
-    """A finite number, or why it is none."""
+    """A finite number, or why it is none.
+
+    Raises:
+        Exception: What was returned cannot be looked at: a number too great for a float, details that are no JSON.
+    """
     value = outcome.value if isinstance(outcome, Score) else outcome
     if not isinstance(value, numbers.Real):
-        return Unscored(ticket=ticket, timed_out=False, detail=f"the score is no number but {value!r:.200}")
+        return Unscored(ticket=ticket, timed_out=False, detail=shown(f"the score is no number but {value!r:.200}"))
     if not math.isfinite(value):
-        return Unscored(ticket=ticket, timed_out=False, detail=f"the score is not finite: {value!r:.200}")
+        return Unscored(ticket=ticket, timed_out=False, detail=shown(f"the score is not finite: {value!r:.200}"))
     details = outcome.details if isinstance(outcome, Score) else {}
     return Scored(ticket=ticket, value=float(value), detail=_shown(details))
 
@@ -135,7 +153,7 @@ def _shown(details: Mapping[str, JSON]) -> str:
     text = ", ".join(
         f"{name}: {json.dumps(value, ensure_ascii=False, default=repr)}" for name, value in details.items()
     )
-    return text[:_DETAIL]
+    return shown(text)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,21 @@ EXACT = """
         value = float(completion.text == completion.prompt.reference)
 """
 
+VETS = """
+from cosmos_core.errors import DataError
+
+def vet(self, prompt):
+    if {condition}:
+        raise {error}("no reference")
+
+Reward.vet = vet
+"""
+LOADS = """
+def load(self):
+    self.unit = 1.0
+
+Reward.load = load
+"""
 LATENTS = """
 @pytest.fixture
 def completions(self):
@@ -66,6 +81,8 @@ GOOD = {
         "return 0.5 if completion.prompt.reference is None else float(completion.text == '8')", exact="\n"
     ),
     "needs-no-reference": reward("return float(completion.text == '8')", exact="\n"),
+    "vets": reward("return value") + VETS.format(condition="prompt.reference is None", error="DataError"),
+    "loads": reward("return value / self.unit") + LOADS,
 }
 PLANTED = {
     "raises": (
@@ -188,6 +205,27 @@ PLANTED = {
         ),
         "test_a_failure_costs_its_own_sample_alone",
         "keep no state of them",
+    ),
+    "vets-too-much": (
+        reward("return value") + VETS.format(condition="True", error="DataError"),
+        "test_what_it_scores_passes_its_vetting",
+        "`vet` refuses the prompt of the completion '7+5=12\\n12-4=8\\n#### 8' (reference '8'), which gets a score: no",
+    ),
+    "vets-with-another-error": (
+        reward("return value") + VETS.format(condition="prompt.reference is None", error="KeyError"),
+        "test_what_its_vetting_refuses_cannot_be_scored",
+        "`vet` raised KeyError ('no reference') for the prompt of the completion '8' (reference None); raise a Data",
+    ),
+    "scores-what-it-refused": (
+        reward("return float(completion.text == '8')", exact="\n")
+        + VETS.format(condition="prompt.reference is None", error="DataError"),
+        "test_what_its_vetting_refuses_cannot_be_scored",
+        "`vet` refuses the prompt of the completion '8' (reference None), but `score` returned; let both say the same",
+    ),
+    "cannot-load": (
+        reward("return value") + LOADS.replace("self.unit = 1.0", "raise OSError('no such weights')"),
+        "test_every_ordinary_completion_gets_a_score",
+        "could not load: OSError: no such weights",
     ),
     "latents-only": (
         reward("return value", capabilities="payload_kinds=frozenset({'latents'})"),

@@ -36,7 +36,18 @@ def default_of(field):
     value = field.default.factory() if isinstance(field.default, attrs.Factory) else field.default
     if isinstance(value, enum.Enum):
         value = value.value
+    if isinstance(value, tuple) and value and all(isinstance(each, str) for each in value):
+        return f"`{', '.join(value)}`"
     return "`none`" if value in (None, ()) else f"`{json.dumps(value, ensure_ascii=False)}`"
+
+
+def options_of(cls, prefix=""):
+    """(name, type, field) of every option; those of a table have its name before theirs."""
+    for name, hint in typing.get_type_hints(cls).items():
+        if attrs.has(hint):
+            yield from options_of(hint, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", hint, getattr(attrs.fields(cls), name)
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +68,11 @@ def test_every_option_has_its_exact_type_and_default(entry, text):
     section = section.partition(f"### `{entry.name}`\n")[2].partition("\n### ")[0].partition("\n## ")[0]
     provider = PluginSet.load([(entry.kind, entry.name)]).provider(entry.kind, entry.name)
     rows = {line.split(" | ")[0].strip("| "): line for line in section.splitlines() if line.startswith("| `")}
-    for name, hint in typing.get_type_hints(provider.options).items():
-        field = getattr(attrs.fields(provider.options), name)
+    for name, hint, field in options_of(provider.options):
         _, kind, default, help_text = rows[f"`{name}`"].strip("| ").split(" | ", 3)
-        assert kind.partition(", ≥")[0].partition(", >")[0].partition(", length")[0] == type_of(hint)
+        for bound in (", ≥", ", >", ", length", ", matches"):
+            kind = kind.partition(bound)[0]
+        assert kind == type_of(hint)
         assert default == default_of(field)
         said = " ".join(field.metadata["help"].split()).replace("|", "\\|")
         assert help_text == (f"{said} Dynamic." if field.metadata.get("dynamic") else said)

@@ -17,6 +17,9 @@ RUNS = ("eval", "exec", "compile", "__import__")
 ALLOWED = {
     # Reads the description of a checkpoint, with stand-ins only.
     ("cosmos_core/policy/checkpoints/reading.py", "import pickle"),
+    # Runs what a model wrote, in a process that has given up everything else: it is what this reward is for.
+    ("plugins/rewards/code/cosmos_reward_code/confinement/program.py", "compile(…)"),
+    ("plugins/rewards/code/cosmos_reward_code/confinement/program.py", "exec(…)"),
     # What processes that a test forked send it.
     ("cosmos_core/testing/worlds.py", "torch.load without weights_only"),
 }

@@ -18,4 +18,12 @@ def test_every_first_party_plugin_is_known_and_no_other():
 
 
 def test_names_of_a_kind():
-    assert known_names("dataset") == ["arithmetic", "jsonl", "shapes"]
+    assert known_names("dataset") == [
+        "arithmetic",
+        "curriculum",
+        "huggingface",
+        "jsonl",
+        "mixture",
+        "reason",
+        "shapes",
+    ]

@@ -10,6 +10,7 @@ import attrs
 import pytest
 
 from cosmos_core.config.schema import (
+    DatasetConfig,
     EnvironmentConfig,
     EvaluationConfig,
     PolicyConfig,
@@ -108,6 +109,7 @@ class Fixture:
             run=RunConfig(name="r", steps=1, seed=5),
             reward=(RewardConfig(plugin="math"),),
             environment=None,
+            dataset=DatasetConfig(plugin="rows", min_prompt_units=2, max_prompt_units=43),
             rollout=RolloutConfig(group_size=3, sampling=SamplingConfig(max_units=10, temperature=0.9)),
             evaluation=EvaluationConfig(max_units=7),
             policy=PolicyConfig(micro_batch_units=45),
@@ -245,6 +247,8 @@ def test_a_dropped_group_keeps_no_payload(rig):
         (14, "bad_row", "images or videos, which the engine does not take"),
         (100, "bad_row", "no row 100"),
         (0, "bad_row", "the prompt is empty"),
+        (1, "prompt_too_short", "row 1: a prompt of 1 is below dataset.min_prompt_units of 2"),
+        (44, "prompt_too_long", "row 44: a prompt of 44 is above dataset.max_prompt_units of 43"),
         (41, "prompt_too_long", "prompt of 41 .* of up to 10 .* context length of 50"),
         (36, "prompt_too_long", "prompt of 36 .* policy.micro_batch_units of 45"),
     ],
@@ -257,6 +261,13 @@ def test_a_prompt_that_cannot_be_completed_is_told_once(rig, row, reason, detail
     assert (report.lease, report.reason) == (1, reason)
     assert re.search(detail, report.detail)
     assert list(rig.engine.handles) == ["2"]
+
+
+def test_held_out_prompts_of_any_length_are_evaluated(rig):
+    rig.gate.confirm(3)
+    rig.generation.reconcile([evaluation(1, version=3, row=1)], ())
+    assert rig.reports == []
+    assert list(rig.engine.handles) == ["1"]
 
 
 def test_an_evaluation_waits_for_its_version_and_holds_it(rig):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cosmos_core.errors import TransportError
-from cosmos_core.protocols import Dataset, DatasetCapabilities, Split
+from cosmos_core.protocols import Dataset, DatasetCapabilities, Omission, Omitting, Split
 from cosmos_core.rollout.rewards.wire import TO_WORKER, Task
 from cosmos_core.testing.conformance.dataset.reading import SPLITS, Place, Rows, content_of, read_rows, take_row
 from cosmos_core.testing.conformance.dataset.subject import DatasetSubject, size_problem
@@ -58,7 +58,7 @@ class DatasetContents(DatasetSubject):
     def test_a_row_reaches_a_reward_unchanged(self, rows: Rows) -> None:
         """What cannot be sent to a worker cannot be scored."""
         for (split, index), row in rows.items():
-            task = Task(ticket=0, reward=0, prompt=row, text="", truncated=False, turns=(), payload=None)
+            task = Task(ticket=0, reward=0, prompt=row, text="", num_units=0, truncated=False, turns=(), payload=None)
             try:
                 received = TO_WORKER.decode(TO_WORKER.encode(task)).prompt
             except (TypeError, ValueError, OverflowError, TransportError) as error:
@@ -127,6 +127,41 @@ class DatasetContents(DatasetSubject):
                     what = f"{type(container).__name__} in their {name}"
                     fault(f"row{owner} and row{place} hold the same {what}; make a new one for each row")
 
+    def test_preferences_are_declared(self, capabilities: DatasetCapabilities, rows: Rows) -> None:
+        """A rejected completion is nothing without the one preferred to it, and no use where nobody knows of it."""
+        found = [place for place, row in rows.items() if row.rejected is not None]
+        for split, index in found:
+            row = rows[split, index]
+            if row.demonstration is None or row.demonstration == row.rejected:
+                fault(
+                    f"row {index} of {split} has the rejected completion {row.rejected!r:.100} and the demonstration "
+                    f"{row.demonstration!r:.100}; give both, and two that differ"
+                )
+        if found and not capabilities.preferences:
+            split, index = found[0]
+            fault(
+                f"row {index} of {split} has a rejected completion, but they are not declared: "
+                "DatasetCapabilities(preferences=True)"
+            )
+
+    def test_rows_that_are_left_out_are_counted(self, dataset: Dataset, make: Callable[..., Any], rows: Rows) -> None:
+        """Nobody misses a row that nobody tells of; planning shows the counts."""
+        if not isinstance(dataset, Omitting):
+            pytest.skip("it leaves no rows out")
+        first = {split: dataset.omitted(split) for split in SPLITS}
+        for split, omissions in first.items():
+            for problem in omission_problems(omissions):
+                fault(f"omitted({split!r}): {problem}")
+        read_rows(dataset, rows)
+        other = make()
+        for split, omissions in first.items():
+            for when, again in (("after rows were read", dataset), ("of another instance", other)):
+                if again.omitted(split) != omissions:
+                    fault(
+                        f"omitted({split!r}) is {omissions!r:.100} at first and {again.omitted(split)!r:.100} {when}; "
+                        "settle it when the dataset is made"
+                    )
+
     @pytest.mark.parametrize("what", ["demonstrations", "references"])
     def test_rows_have_what_is_declared(self, capabilities: DatasetCapabilities, rows: Rows, what: str) -> None:
         """A recipe whose algorithm or reward needs it is refused, or accepted, by what is declared."""
@@ -143,6 +178,19 @@ class DatasetContents(DatasetSubject):
             fault(f"row {index} of {split} has a {field}, but they are not declared: DatasetCapabilities({what}=True)")
 
 
+def omission_problems(omissions: Any) -> Iterator[str]:
+    """What is wrong with the counts of rows that are left out."""
+    if not isinstance(omissions, tuple) or not all(isinstance(each, Omission) for each in omissions):
+        yield f"{omissions!r:.100}; return a tuple of cosmos_core.protocols.Omission"
+        return
+    for each in omissions:
+        if not isinstance(each.num_rows, int) or each.num_rows < 1 or not each.reason:
+            yield f"{each!r:.200}; give a reason, and how many rows there are of it: 1 or more"
+    reasons = [each.reason for each in omissions]
+    for reason in dict.fromkeys(reason for reason in reasons if reasons.count(reason) > 1):
+        yield f"{reason!r} is counted twice; add the rows up"
+
+
 def _type_problems(row: Any) -> Iterator[str]:
     """What of a row is not what `Prompt` says; nothing checks that when one is made."""
     turns = row.text if isinstance(row.text, tuple) else ()
@@ -155,6 +203,8 @@ def _type_problems(row: Any) -> Iterator[str]:
             yield f"text has the turn {turn!r:.100}; its role and content are str"
     if not isinstance(row.demonstration, str | None):
         yield f"demonstration is {row.demonstration!r:.100}; give a str, or None"
+    if not isinstance(row.rejected, str | None):
+        yield f"rejected is {row.rejected!r:.100}; give a str, or None"
     if not isinstance(row.media, tuple) or not all(isinstance(each, str) for each in row.media):
         yield f"media is {row.media!r:.100}; give a tuple of paths or URLs, each a str"
     if not isinstance(row.metadata, dict):

@@ -12,8 +12,9 @@ from typing import Any
 import attrs
 import pytest
 
+from cosmos_core.config.order import window_problem
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.protocols import Dataset, DatasetContext, Split
+from cosmos_core.protocols import Dataset, DatasetContext, Paced, Split
 from cosmos_core.testing.conformance.dataset.process import as_sent, read_elsewhere
 from cosmos_core.testing.conformance.dataset.reading import (
     PURE,
@@ -31,6 +32,7 @@ from cosmos_core.types import JSON
 
 _NUM_THREADS = 4
 _NUM_READERS = 3
+_MANY_PROMPTS = 100_000
 
 
 class DatasetOrder(DatasetSubject):
@@ -104,6 +106,22 @@ class DatasetOrder(DatasetSubject):
         whole = read_rows(make(), order)
         middle = len(order) // 2
         compare(whole, read_rows(make(), order[middle:]), f"if a run resumes at position {middle}")
+
+    def test_its_pace_is_one_that_a_run_can_keep(
+        self, dataset: Dataset, make: Callable[..., Any], sizes: dict[Split, int], rows: Rows
+    ) -> None:
+        """The plan asks once for the windows of a stage, and the run draws from them to the end."""
+        if not isinstance(dataset, Paced):
+            pytest.skip("all its rows are available at any time")
+        for num_prompts in (1, 10, _MANY_PROMPTS):
+            windows = dataset.windows(num_prompts)
+            if problem := window_problem(windows, sizes["train"]):
+                fault(f"windows({num_prompts}): {problem}")
+            read_rows(dataset, rows)
+            other: Any = make()
+            for when, again in (("after rows were read", dataset), ("of another instance", other)):
+                if again.windows(num_prompts) != windows:
+                    fault(f"windows({num_prompts}) are others {when}; {PURE}")
 
     def test_readers_share_the_rows_between_them(self, make: Callable[..., Any], order: list[Place]) -> None:
         """Each replica reads its part of the positions: together every row of them, none twice."""

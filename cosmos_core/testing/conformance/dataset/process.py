@@ -10,6 +10,7 @@ from typing import Final
 import attrs
 import msgspec
 
+from cosmos_core.plugin.nesting import dataset_context
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import Dataset, DatasetContext
 from cosmos_core.testing.conformance.dataset.reading import Place, Rows
@@ -62,8 +63,8 @@ def as_sent(row: Prompt) -> Prompt:
 
 def _main(question: Path, answer: Path) -> None:
     request = msgspec.json.decode(question.read_bytes(), type=Request)
-    context = DatasetContext(seed=request.seed, directory=Path(request.directory))
     plugins = PluginSet.load([("dataset", request.plugin)])
+    context = dataset_context(plugins, request.seed, Path(request.directory))
     dataset: Dataset = plugins.create("dataset", request.plugin, request.options, context)
     answer.write_bytes(msgspec.json.encode([dataset.row(split, index) for split, index in request.places]))
 

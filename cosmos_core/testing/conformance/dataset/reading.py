@@ -60,7 +60,7 @@ def read_rows(dataset: Dataset, places: Iterable[Place]) -> Rows:
 
 def content_of(row: Prompt) -> str:
     """What a model and a reward see of a row: two rows of one content are one row read twice."""
-    return repr((row.text, row.demonstration, row.reference, row.media))
+    return repr((row.text, row.demonstration, row.rejected, row.reference, row.media))
 
 
 def compare(first: Mapping[Place, Prompt], second: Mapping[Place, Prompt], when: str, advice: str = PURE) -> None:

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from cosmos_core.plugin.nesting import dataset_context
+from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import Dataset, DatasetContext, Kind, Split
 from cosmos_core.testing.conformance.dataset.reading import SPLITS, Place, Rows, read_rows, spread
 from cosmos_core.testing.conformance.plugin import PluginConformance
@@ -22,9 +24,9 @@ class DatasetSubject(PluginConformance):
     holds_out_train_rows: ClassVar[bool] = False
 
     @pytest.fixture
-    def context(self, tmp_path: Path) -> DatasetContext:
+    def context(self, plugins: PluginSet, tmp_path: Path) -> DatasetContext:
         """A dataset's context: seed 0, and an empty folder for the recipe's."""
-        return DatasetContext(seed=0, directory=tmp_path)
+        return dataset_context(plugins, 0, tmp_path)
 
     @pytest.fixture
     def dataset(self, make: Callable[..., Any]) -> Dataset:

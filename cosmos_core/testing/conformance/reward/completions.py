@@ -25,7 +25,7 @@ def ordinary_completions() -> tuple[Completion, ...]:
         _completion("#### " + "9" * 5000, truncated=True),
         _completion("7+5=12 and " * 1000, truncated=True),
         _completion("7+5=1", truncated=True),
-        Completion(prompt=Prompt(text=_CHAT, reference="8"), text="#### 8", turns=(_own("#### 8"),)),
+        Completion(prompt=Prompt(text=_CHAT, reference="8"), text="#### 8", turns=(_own("#### 8"),), num_units=7),
         _dialogue(_own("calc: 7+5-4="), Message(role="tool", content="8\n"), _own("#### 9")),
     )
 
@@ -41,13 +41,16 @@ def shown(completion: Completion) -> str:
 def _completion(text: str, *, truncated: bool = False) -> Completion:
     metadata: dict[str, JSON] = {"source": "conformance kit", "tags": ["arithmetic", "kit"], "steps": {"number": 2}}
     prompt = Prompt(text=_QUESTION, reference="8", metadata=metadata)
-    return Completion(prompt=prompt, text=text, truncated=truncated, turns=(_own(text),))
+    return Completion(prompt=prompt, text=text, truncated=truncated, turns=(_own(text),), num_units=len(text) + 1)
 
 
 def _dialogue(*turns: Message) -> Completion:
     """What a tool says is part of the text."""
     return Completion(
-        prompt=Prompt(text=_QUESTION, reference="8"), text="".join(turn.content for turn in turns), turns=turns
+        prompt=Prompt(text=_QUESTION, reference="8"),
+        text="".join(turn.content for turn in turns),
+        turns=turns,
+        num_units=sum(len(turn.content) for turn in turns if turn.role == "assistant"),
     )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from cosmos_core.testing.conformance.reward.failures import RewardFailures
 from cosmos_core.testing.conformance.reward.values import RewardValues
+from cosmos_core.testing.conformance.reward.vetting import RewardVetting
 
 
-class RewardConformance(RewardFailures, RewardValues):
+class RewardConformance(RewardFailures, RewardValues, RewardVetting):
     """What every reward must satisfy: a number for whatever a model writes, in time, in the workers of a run.
 
     Set `plugin`, and what else the defaults do not do for.

@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from cosmos_core.config.schema import RewardConfig
-from cosmos_core.protocols import Completion, Kind, Reward, RewardCapabilities, RewardContext
+from cosmos_core.protocols import Completion, Kind, Loading, Reward, RewardCapabilities, RewardContext
 from cosmos_core.testing.conformance.plugin import PluginConformance, fault
 from cosmos_core.testing.conformance.reward.completions import ordinary_completions, shown
 from cosmos_core.testing.conformance.reward.scoring import Judged, judge
@@ -98,6 +98,8 @@ class RewardSubject(PluginConformance):
     def reward(self, sound_run: WorkerRun, make: Callable[..., Any]) -> Reward:  # noqa: ARG002 - a condition
         """The reward in this process, which it must neither hang nor end: a worker has shown that."""
         made: Reward = make()
+        if isinstance(made, Loading):
+            made.load()
         return made
 
     @pytest.fixture

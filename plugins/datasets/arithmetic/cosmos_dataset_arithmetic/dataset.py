@@ -10,7 +10,7 @@ from attrs import validators as check
 from cosmos_core.config import option
 from cosmos_core.protocols import DatasetContext, DrawnDataset, Split
 from cosmos_core.types import Prompt
-from cosmos_dataset_arithmetic.problem import careless_demonstration, draw_problem
+from cosmos_dataset_arithmetic.problem import careless_demonstration, draw_problem, wrong_demonstration
 
 
 @attrs.frozen(kw_only=True)
@@ -34,6 +34,9 @@ class ArithmeticOptions:
         help="Share of the mistakes that stop after the first step; the others give its result as the answer.",
         validator=check.and_(check.ge(0.0), check.le(1.0)),
     )
+    preferences: bool = option(
+        False, help="Whether each row has a rejected completion, with a mistake, beside its demonstration."
+    )
 
 
 class Arithmetic(DrawnDataset):
@@ -44,8 +47,9 @@ class Arithmetic(DrawnDataset):
         self._options = options
 
     def draw(self, rng: random.Random, split: Split) -> Prompt:
-        """Draw a problem, its words and its demonstration."""
+        """Draw a problem, its words, its demonstration, and a worse one if the options ask for it."""
         problem = draw_problem(rng, max_operand=self._options.max_operand, heldout=split == "heldout")
         question = problem.question(rng)
         demonstration = careless_demonstration(problem, rng, careless=self._options.careless, stops=self._options.stops)
-        return Prompt(text=question, reference=str(problem.answer), demonstration=demonstration)
+        rejected = wrong_demonstration(problem, rng, besides=demonstration) if self._options.preferences else None
+        return Prompt(text=question, reference=str(problem.answer), demonstration=demonstration, rejected=rejected)

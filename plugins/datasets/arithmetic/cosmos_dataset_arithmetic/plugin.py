@@ -12,5 +12,5 @@ def cosmos_dataset() -> Provider[Dataset]:
     return Provider(
         create=Arithmetic,
         options=ArithmeticOptions,
-        capabilities=DatasetCapabilities(demonstrations=True, references=True),
+        capabilities=DatasetCapabilities(demonstrations=True, references=True, preferences=True),
     )

@@ -73,6 +73,10 @@ class Problem:
         """The mistake of working both steps and giving the first one's result as the answer."""
         return f"{self._first_step}\n{self._second_step}\n#### {self.halfway}"
 
+    def miscounted(self) -> str:
+        """The mistake of ending one too high."""
+        return f"{self._first_step}\n{self._second_step}\n#### {self.answer + 1}"
+
     @property
     def _first_step(self) -> str:
         return f"{self.start}{self.first_operator}{self.first_operand}={self.halfway}"
@@ -111,6 +115,20 @@ def careless_demonstration(problem: Problem, rng: random.Random, *, careless: fl
     if problem.first_operator == "-" or rng.random() >= careless:
         return problem.worked()
     return problem.stopped() if rng.random() < stops else problem.mixed_up()
+
+
+def wrong_demonstration(problem: Problem, rng: random.Random, *, besides: str) -> str:
+    """A demonstration with a mistake that gives a wrong answer.
+
+    Args:
+        problem: The problem.
+        rng: Decides which mistake.
+        besides: A demonstration that it must not be.
+    """
+    mistakes = [text for text in (problem.stopped(), problem.mixed_up()) if text != besides]
+    if problem.halfway == problem.answer or not mistakes:
+        return problem.miscounted()
+    return rng.choice(mistakes)
 
 
 def _apply(left: int, operator: Operator, right: int) -> int:

@@ -13,5 +13,5 @@ def cosmos_dataset() -> Provider[Dataset]:
     return Provider(
         create=FileDataset,
         options=JsonlOptions,
-        capabilities=DatasetCapabilities(demonstrations=True, references=True),
+        capabilities=DatasetCapabilities(demonstrations=True, references=True, preferences=True),
     )

@@ -30,6 +30,25 @@ class TestParquet(DatasetConformance):
         return {"train": "rows.parquet", **MAPPING, "reference": "tags"}
 
 
+class TestPreferences(DatasetConformance):
+    plugin = "jsonl"
+
+    @pytest.fixture
+    def options(self, tmp_path):
+        rows = [{**row, "worse": f"I do not know what {row['question']} is"} for row in ROWS]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return {"train": "rows.jsonl", "rejected": "{worse}", "metadata": ["tags"], **MAPPING}
+
+
+class TestRowsCheckedWhenRead(DatasetConformance):
+    plugin = "jsonl"
+
+    @pytest.fixture
+    def options(self, tmp_path):
+        pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "rows.parquet", row_group_size=7)
+        return {"train": "rows.parquet", "check_rows": "when-read", **MAPPING}
+
+
 class TestChats(DatasetConformance):
     plugin = "jsonl"
 

@@ -99,8 +99,12 @@ def test_a_bad_row_is_skipped_counted_and_told(tmp_path, line, reason, caplog):
     with caplog.at_level(logging.WARNING):
         dataset = make(tmp_path, on_bad_row="skip")
     assert texts(dataset) == ["a\n", "b\n"]
-    assert dataset.num_bad_rows == 1
-    assert f"{path}:2: row skipped: {reason}" in caplog.text
+    (omission,) = dataset.omitted("train")
+    assert omission.num_rows == 1
+    assert omission.first.startswith(f"{path}:2: {reason}")
+    assert dataset.omitted("heldout") == ()
+    assert "1 row(s) left out: " in caplog.text
+    assert f"the first: {path}:2: {reason}" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -141,13 +145,13 @@ def test_parquet_rows_are_found_across_batches(tmp_path):
 def test_a_file_without_rows(tmp_path, content):
     path = tmp_path / "rows.jsonl"
     path.write_text(content)
-    with pytest.raises(DataError, match=re.escape(f"{path}: no usable rows (0 bad ones skipped)")):
+    with pytest.raises(DataError, match=re.escape(f"{path}: no usable rows (0 skipped)")):
         make(tmp_path)
 
 
 def test_only_bad_rows(tmp_path):
     (tmp_path / "rows.jsonl").write_text("x\ny\n")
-    with pytest.raises(DataError, match=r"no usable rows \(2 bad ones skipped\)"):
+    with pytest.raises(DataError, match=r"no usable rows \(2 skipped: 2 x no JSON\)"):
         make(tmp_path, on_bad_row="skip")
 
 
@@ -258,8 +262,8 @@ def test_a_file_that_changed_is_told(tmp_path):
     path = write(tmp_path / "rows.jsonl", ROWS)
     dataset = make(tmp_path)
     path.write_text('{"q": 1}\n' * 200)
-    with pytest.raises(DataError, match="the file changed since the run began"):
-        dataset.row("train", 3)
+    with pytest.raises(DataError, match="it changed since the run began"):
+        dataset.row("train", 0)
     path.unlink()
     with pytest.raises(DataError, match="cannot be read"):
         dataset.row("train", 3)

@@ -5,8 +5,6 @@ import re
 import pytest
 
 from cosmos_dataset_jsonl import JsonlOptions
-from cosmos_dataset_jsonl.rows import BadRowError
-from cosmos_dataset_jsonl.template import Template
 
 
 @pytest.mark.parametrize(
@@ -24,37 +22,15 @@ from cosmos_dataset_jsonl.template import Template
         ({"prompt": "{q}", "reference": "a", "reference_pattern": "("}, "no regular expression"),
         ({"prompt": "{q}", "heldout_fraction": 1.0}, "heldout_fraction"),
         ({"prompt": "{q}", "heldout_rows": 0}, "heldout_rows"),
+        ({"prompt": "{q}", "heldout_rows": 2, "heldout_fraction": 0.5}, "at most one of"),
+        ({"prompt": "{q}", "rejected": "{w}"}, "`rejected` needs `demonstration`"),
+        ({"prompt": "{q}", "demonstration": "{a}", "rejected_messages": "w"}, "needs `messages`"),
+        ({"messages": "m", "rejected": "{w}", "rejected_messages": "w"}, "at most one of `rejected`"),
+        ({"prompt": "{q}", "on_bad_row": "skip", "check_rows": "when-read"}, 'needs `check_rows = "at-start"`'),
+        ({"prompt": "{q}", "max_characters": 9, "check_rows": "when-read"}, 'need `check_rows = "at-start"`'),
+        ({"prompt": "{q}", "min_characters": 9, "max_characters": 8}, "`min_characters` is 9, more than"),
     ],
 )
 def test_contradictions(bad, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         JsonlOptions(train="x.jsonl", **bad)
-
-
-def test_a_template_fills_fields_and_keeps_braces():
-    template = Template("Q: {question} {{{number}}}\n")
-    assert template.fill({"question": "{x}", "number": 2.5}) == "Q: {x} {2.5}\n"
-    assert template.fields == {"question", "number"}
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"qestion": "x"}, "no field 'question'; did you mean 'qestion'?"),
-        ({"a": 1, "b": 2}, "no field 'question'; it has 'a', 'b'"),
-        ({}, "no field 'question'; it has none"),
-        ({"question": None}, "field 'question' is null, not text"),
-        ({"question": ["x"]}, "field 'question' is a list, not text"),
-        ({"question": True}, "field 'question' is a bool, not text"),
-    ],
-)
-def test_a_field_that_cannot_be_filled_in(row, message):
-    with pytest.raises(BadRowError, match=re.escape(message)):
-        Template("{question}").fill(row)
-
-
-def test_a_placeholder_never_reaches_into_python():
-    template = Template("{question.__class__}")
-    assert template.fill({"question.__class__": "a field like any other"}) == "a field like any other"
-    with pytest.raises(BadRowError, match="no field"):
-        template.fill({"question": "x"})

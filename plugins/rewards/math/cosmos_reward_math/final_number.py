@@ -6,13 +6,21 @@ from decimal import Decimal
 
 from cosmos_core.errors import DataError
 from cosmos_core.protocols import Completion, Score
-from cosmos_core.types import JSON
+from cosmos_core.types import JSON, Prompt
 from cosmos_reward_math.answer import after_marker, answer_part
 from cosmos_reward_math.number import read_number
 
 
 class FinalNumber:
     """1 for the right number, 0 for another one, for none and for anything beside it on its line."""
+
+    def vet(self, prompt: Prompt) -> None:
+        """Read the reference.
+
+        Raises:
+            DataError: It is no number.
+        """
+        _reference_number(prompt.reference)
 
     def score(self, completion: Completion) -> Score:
         """Compare the final number with the reference.

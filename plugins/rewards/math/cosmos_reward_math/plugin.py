@@ -8,6 +8,7 @@ import attrs
 
 from cosmos_core.config import option
 from cosmos_core.protocols import Completion, Provider, Reward, RewardCapabilities, RewardContext, Score, hookimpl
+from cosmos_core.types import Prompt
 from cosmos_reward_math.final_number import FinalNumber
 
 if TYPE_CHECKING:
@@ -30,6 +31,14 @@ class MathReward:
 
     def __init__(self, options: MathOptions, context: RewardContext) -> None:  # noqa: ARG002 - the kind's signature
         self._scorer: FinalNumber | MathVerify = FinalNumber() if options.mode == "final-number" else _math_verify()
+
+    def vet(self, prompt: Prompt) -> None:
+        """Look at the reference.
+
+        Raises:
+            DataError: It is unusable.
+        """
+        self._scorer.vet(prompt)
 
     def score(self, completion: Completion) -> Score:
         """Score one completion.

@@ -13,7 +13,7 @@ from math_verify import parse, verify
 
 from cosmos_core.errors import DataError
 from cosmos_core.protocols import Completion, Score
-from cosmos_core.types import JSON
+from cosmos_core.types import JSON, Prompt
 from cosmos_reward_math.answer import answer_part
 
 SHOWN_CHARACTERS: Final = 200
@@ -25,6 +25,14 @@ class MathVerify:
     def __init__(self) -> None:
         for name in ("math_verify.parser", "math_verify.grader"):
             logging.getLogger(name).addFilter(_is_no_timeout_notice)
+
+    def vet(self, prompt: Prompt) -> None:
+        """Read the reference.
+
+        Raises:
+            DataError: It cannot be read as mathematics.
+        """
+        _parse_reference(prompt.reference)
 
     def score(self, completion: Completion) -> Score:
         """Compare the answer with the reference.

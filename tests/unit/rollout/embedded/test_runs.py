@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cosmos_core.rollout.embedded.attention import SlotStep, Variant
+from cosmos_core.rollout.embedded import runs
+from cosmos_core.rollout.embedded.attention import SlotStep
 from cosmos_core.rollout.embedded.cache import LayerShape, SlotCache
+from cosmos_core.rollout.embedded.interface import Layer, Variant
 from cosmos_core.rollout.embedded.runs import Run, runs_of
 
 NUM, CAPACITY, SHARED = 9, 48, 21
@@ -47,14 +49,16 @@ def attended(cache, shared, variant, *, dtype):
     draw = torch.Generator().manual_seed(1)
     sizes = ((6, 8), (2, 8), (2, 5))
     queries, keys, values = (torch.randn(H, NUM, D, generator=draw).to(dtype) for H, D in sizes)
-    module = torch.nn.Module()
-    module.layer_idx = 0
-    return step.attend(module, queries=queries, keys=keys, values=values, variant=variant, extras={})
+    return step.attend(Layer(0), queries=queries, keys=keys, values=values, variant=variant, extras={})
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-6), (torch.bfloat16, 0.02)])
-def test_a_run_attends_as_its_slots_do_one_by_one(variant, dtype, atol):
+@pytest.mark.parametrize(
+    ("dtype", "atol", "keys_first"),
+    [(torch.float32, 1e-6, False), (torch.bfloat16, 0.02, False), (torch.bfloat16, 0.02, True)],
+)
+def test_a_run_attends_as_its_slots_do_one_by_one(variant, dtype, atol, keys_first, monkeypatch):
+    monkeypatch.setattr(runs, "_KEYS_FIRST", keys_first)
     cache = filled(dtype)
     expected = attended(cache, (), variant, dtype=dtype)
     found = attended(cache, RUNS, variant, dtype=dtype)
@@ -73,8 +77,8 @@ def test_what_is_shared_is_read_from_the_first_slot_of_the_run():
 
 
 def test_runs_and_what_is_between_them_cover_every_slot_once():
-    runs = list(runs_of(NUM, RUNS, CAPACITY))
-    assert [(run.first, run.last, run.num_units > 0) for run in runs] == [
+    found = list(runs_of(NUM, RUNS, CAPACITY))
+    assert [(run.first, run.last, run.num_units > 0) for run in found] == [
         (0, 1, False),
         (1, 5, True),
         (5, 7, True),

@@ -22,6 +22,7 @@ import asyncio, os, sys, time
 
 import attrs
 
+from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import Provider, Score, hookimpl
 
 
@@ -64,6 +65,19 @@ class Obedient:
             return rest
         if kind == "none":
             return None
+        if kind == "huge":
+            return 10**400
+        if kind == "circular":
+            details = {}
+            return Score(value=1.0, details={"a": details.setdefault("a", details)})
+        if kind == "surrogate":
+            return Score(value=1.0, details={"a": chr(0xD800)})
+        if kind == "units":
+            return completion.num_units
+        if kind == "loaded":
+            return self.loaded
+        if kind == "async-huge":
+            return self.huge()
         if kind == "async":
             return self.later(float(rest))
         if kind == "async-hang":
@@ -76,6 +90,17 @@ class Obedient:
     async def later(self, delay):
         await asyncio.sleep(delay)
         return delay
+
+    async def huge(self):
+        await asyncio.sleep(0)
+        return 10**400
+
+    def load(self):
+        if self.scale == 13.0:
+            raise OSError("no such weights")
+        if self.scale == 14.0:
+            raise ConfigError("no key")
+        self.loaded = os.getpid()
 
     async def fail(self):
         await asyncio.sleep(0)
@@ -168,6 +193,7 @@ def test_scores_come_back_in_order_without_torch(shared):
     assert values == [float(n) for n in range(100)]
     (scored,) = pool.score("score 2.5")
     assert (scored.value, scored.detail) == (2.5, "a: 1")
+    assert pool.score("surrogate")[0].detail == 'a: "?"'
     assert pool.value("torch") == 0.0
     assert pool.pool.scoring_s > 0
 
@@ -176,6 +202,7 @@ def test_a_reward_sees_the_prompt_and_payload(shared):
     pool = shared
     prompt = Prompt(text=(Message(role="user", content="abc"),), reference={"answer": 4})
     assert pool.value("prompt", prompt=prompt) == 7.0
+    assert pool.value("units", num_units=5) == 5.0
     array = Array(dtype="uint8", shape=(3,), data=memoryview(bytes([1, 2, 4])))
     assert pool.value("payload", payload=Payload(kind="media", arrays={"x": array})) == 7.0
 
@@ -189,6 +216,9 @@ def test_a_reward_sees_the_prompt_and_payload(shared):
         ("text high", "the score is no number but 'high'"),
         ("none", "the score is no number but None"),
         ("async-raise", "KeyError: 'lost'"),
+        ("huge", "OverflowError: int too large"),
+        ("async-huge", "OverflowError: int too large"),
+        ("circular", "ValueError: Circular reference detected"),
         ("exit", r"the reward ended its process \(exit code 3\)"),
         ("segfault", r"the reward ended its process \(signal SIGSEGV\)"),
     ],
@@ -252,10 +282,27 @@ def test_rewards_that_cannot_be_loaded_are_told(scorer):
     for config, message in (
         (RewardConfig(plugin="obedien"), "obedient"),
         (RewardConfig(plugin="obedient", options={"scal": 1.0}), "reward.0.options.scal.*scale"),
+        (
+            RewardConfig(plugin="obedient", name="mine", options={"scale": 13.0}),
+            "reward mine could not load: OSError: no s",
+        ),
+        (RewardConfig(plugin="obedient", name="mine", options={"scale": 14.0}), "reward mine: no key"),
     ):
         pool = scorer(rewards=[config])
         with pytest.raises(PluginError, match=message):
             pool.score("number 1")
+
+
+def test_a_worker_loads_before_it_scores(shared):
+    pid, loaded = shared.score("pid", "loaded")
+    assert loaded.value > 0
+    assert pid.status is OK
+
+
+def test_blame_is_by_the_name_that_the_recipe_gives(scorer):
+    configs = [RewardConfig(plugin="obedient", name="strict", timeout_s=0.2)]
+    (found,) = scorer(rewards=configs).score("hang")
+    assert found.detail == "strict: no score within 0.2 s"
 
 
 def test_a_row_that_cannot_be_sent_is_a_failure_of_it(shared):

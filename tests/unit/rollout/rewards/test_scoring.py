@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import attrs
 import pytest
 
-from cosmos_core.config.schema import RewardConfig
+from cosmos_core.config.schema import EnvironmentConfig, RewardConfig
 from cosmos_core.protocols import FinishReason, Generated
 from cosmos_core.rollout.episodes.dialogue import Played
 from cosmos_core.rollout.rewards import scoring
@@ -28,6 +29,44 @@ def test_the_reward_is_the_weighted_sum_and_each_is_kept():
     assert (made.index, made.status, made.detail) == (3, OK, "")
     assert (made.oldest_version, made.newest_version, made.num_units, made.num_prompt_units) == (2, 5, 7, 3)
     assert made.is_scored
+
+
+GATED = [
+    RewardConfig(plugin="format", weight=0.5, gate=1.0),
+    RewardConfig(plugin="math", weight=2.0),
+    RewardConfig(plugin="length", name="brief", weight=-1.0, gate=0.25),
+]
+
+
+@pytest.mark.parametrize(
+    ("values", "reward", "told"),
+    [
+        ((1.0, 1.0, 0.5), 0.5 + 2.0 - 0.5, ""),
+        ((1.0, 1.0, 0.25), 0.5 + 2.0 - 0.25, ""),
+        ((0.0, 1.0, 0.5), -0.5, "format: below the gate, the rewards without one do not count"),
+        ((0.9, 1.0, 0.0), 0.45, "format, brief: below the gate, the rewards without one do not count"),
+    ],
+)
+def test_below_a_gate_the_gates_alone_count_and_each_is_reported(values, reward, told):
+    made = scoring.sample(0, played(), [Outcome(value=value, status=OK) for value in values], GATED)
+    assert made.reward == pytest.approx(reward)
+    assert made.rewards == dict(zip(("format", "math", "brief"), values, strict=True))
+    assert (made.status, made.detail) == (OK, told)
+
+
+def test_below_a_gate_an_environments_reward_does_not_count_either():
+    paid = attrs.evolve(played(), reward=3.0)
+    environment = EnvironmentConfig(plugin="calculator", weight=1.0)
+    for value, reward in ((1.0, 3.5), (0.0, 0.0)):
+        made = scoring.sample(0, paid, [Outcome(value=value, status=OK)], GATED[:1], environment)
+        assert made.reward == reward
+        assert made.rewards["calculator"] == 3.0
+
+
+def test_a_failed_reward_leaves_the_sample_without_one_below_a_gate_too():
+    outcomes = [Outcome(value=0.0, status=OK), Outcome(value=None, status=LATE), Outcome(value=1.0, status=OK)]
+    made = scoring.sample(0, played(), outcomes, GATED)
+    assert (made.reward, made.status) == (None, LATE)
 
 
 def test_a_truncated_sample_is_scored_and_says_so():
@@ -69,7 +108,8 @@ def test_the_report_has_the_fields_of_the_sample_and_a_cut_text():
 
 
 def test_text_rewards_see_no_tokens_but_media_is_passed():
-    assert scoring.to_score(Prompt(text="p"), played(), "t").payload is None
+    seen = scoring.to_score(Prompt(text="p"), played(), "t")
+    assert (seen.payload, seen.num_units) == (None, 7)
     made = scoring.to_score(Prompt(text="p"), played(FinishReason.LENGTH, kind="media"), "")
     assert made.payload is not None
     assert made.truncated

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from cosmos_core.errors import EngineError
+from cosmos_core.errors import EngineError, EngineLostError
 from cosmos_core.rollout.serving.commands import Commands, LostProcessError
 
 
@@ -44,11 +44,13 @@ def test_a_refusal_fails_the_command_alone(commands):
     assert not ended
 
 
-def test_any_other_error_ends_the_thread_and_is_told_as_one_of_the_engine(commands):
+@pytest.mark.parametrize("kind", [EngineLostError, EngineError])
+def test_any_other_error_ends_the_thread_and_is_told_as_one_of_the_engine(commands, kind):
     made, ended, thread = commands
-    lost = LostProcessError("rank 1 of the engine did not answer")
+    lost = LostProcessError(kind("rank 1 of the engine did not answer"))
     with pytest.raises(EngineError, match=r"the engine's thread failed: LostProcessError: rank 1 .* answer") as caught:
         made.call(lambda: fail(lost))
     assert caught.value.__cause__ is lost
+    assert type(caught.value) is kind
     thread.join(5)
     assert ended == [lost]

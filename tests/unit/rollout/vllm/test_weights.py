@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from cosmos_core.errors import AttestationError, EngineError, WeightSyncError
+from cosmos_core.errors import AttestationError, EngineLostError, WeightSyncError
 from cosmos_core.protocols import EngineContext
 from cosmos_core.rollout import weights_sync
 from cosmos_core.rollout.gate import VersionGate
@@ -293,11 +293,11 @@ def test_a_worker_that_ended_before_commands_were_taken_refuses_the_start(ranks)
 
     def lost():
         build()
-        engine._lose(EngineError("vLLM's worker of rank 1 was ended by signal 9"))
+        engine._lose(EngineLostError("vLLM's worker of rank 1 was ended by signal 9"))
 
     engine._build = lost
-    with pytest.raises(EngineError, match="worker of rank 1 was ended by signal 9"):
+    with pytest.raises(EngineLostError, match="worker of rank 1 was ended by signal 9"):
         engine.start()
-    with pytest.raises(EngineError, match="worker of rank 1"):
+    with pytest.raises(EngineLostError, match="worker of rank 1"):
         engine.health()
     engine.shutdown()

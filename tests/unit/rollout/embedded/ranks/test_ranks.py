@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cosmos_core.errors import AttestationError, CosmosError, EngineError
+from cosmos_core.errors import AttestationError, CosmosError, EngineError, EngineLostError
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import EngineContext, ModelContext, ModelSource, Record, Request, Sampling
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
@@ -234,11 +234,11 @@ def test_the_end_of_a_rank_ends_the_engine_promptly(start, model, is_busy):
         os.kill(ranks[0].pid, signal.SIGKILL)
         killed = time.monotonic()
         for handle in handles:
-            with pytest.raises(EngineError, match="rank 1 of the 2 ranks of the engine ended: signal SIGKILL"):
+            with pytest.raises(EngineLostError, match="rank 1 of the 2 ranks of the engine ended: signal SIGKILL"):
                 handle.result(20)
-        assert "rank 1 of the 2 ranks of the engine ended: signal SIGKILL" in failure_of(engine)
+        assert "rank 1 of the 2 ranks of the engine ended: signal SIGKILL" in failure_of(engine, EngineLostError)
         assert time.monotonic() < killed + 10
-        with pytest.raises(EngineError, match="rank 1 of the 2 ranks"):
+        with pytest.raises(EngineLostError, match="rank 1 of the 2 ranks"):
             engine.abort(["0"])
 
 
@@ -249,14 +249,14 @@ def test_a_rank_that_answers_too_late_ends_the_engine(start, model, monkeypatch)
         # Its answer would be taken for that to the next update.
         monkeypatch.setattr(team, "_ANSWER_S", 0.2)
         os.kill(ranks[0].pid, signal.SIGSTOP)
-        with pytest.raises(EngineError, match=r"rank 1 of the engine did not answer within 0\.2 s"):
+        with pytest.raises(EngineLostError, match=r"rank 1 of the engine did not answer within 0\.2 s"):
             engine.commit_update()
-        assert "rank 1 of the engine did not answer" in failure_of(engine)
+        assert "rank 1 of the engine did not answer" in failure_of(engine, EngineLostError)
 
 
 def test_a_rank_that_cannot_be_told_ends_the_engine(start, model, monkeypatch):
     def send(process, message, descriptor=None):
-        raise EngineError("rank 1 of the engine cannot be told what to do: timed out")
+        raise EngineLostError("rank 1 of the engine cannot be told what to do: timed out")
 
     engine = start(2)
     write(engine, Pricer(model, seed=1).tensors(1))
@@ -264,7 +264,7 @@ def test_a_rank_that_cannot_be_told_ends_the_engine(start, model, monkeypatch):
     monkeypatch.setattr(RankProcess, "send", send)
     with pytest.raises(EngineError, match="rank 1 of the engine cannot be told what to do: timed out"):
         engine.commit_update()
-    assert "cannot be told what to do" in failure_of(engine)
+    assert "cannot be told what to do" in failure_of(engine, EngineLostError)
 
 
 def test_the_first_rank_waits_for_the_others_before_the_first_collective(start, monkeypatch):
@@ -290,17 +290,20 @@ def test_the_end_of_a_rank_while_the_engine_starts_is_not_missed(start, monkeypa
             time.sleep(0.01)
 
     monkeypatch.setattr(EmbeddedEngine, "_serve_with", serve)
-    with forked_ranks() as ranks, pytest.raises(EngineError, match="rank 1 of the 2 ranks of the engine ended: signal"):
+    with (
+        forked_ranks() as ranks,
+        pytest.raises(EngineLostError, match="rank 1 of the 2 ranks of the engine ended: signal"),
+    ):
         start(2)
     assert not dist.is_initialized()
 
 
-def failure_of(engine):
+def failure_of(engine, kind=EngineError):
     """Why the engine cannot serve any more."""
     for _ in range(1000):
         try:
             engine.health()
-        except EngineError as error:
+        except kind as error:
             return str(error)
         time.sleep(0.01)
     return "it can"
@@ -308,8 +311,10 @@ def failure_of(engine):
 
 def test_what_a_rank_fails_of_is_told(start, source):
     gone = attrs.evolve(source, options={"no_such_option": 1})
-    with pytest.raises(EngineError, match=r"rank 1 of the 2 ranks of the engine ended: .*no_such_option"):
+    with pytest.raises(EngineError, match=r"rank 1 of the 2 ranks of the engine ended: .*no_such_option") as caught:
         start(2, source=gone)
+    # Another one would fail of it, too.
+    assert not isinstance(caught.value, EngineLostError)
 
 
 def test_an_engine_that_could_not_start_leaves_room_for_another(start, model):

@@ -1,0 +1,33 @@
+"""Building blocks of datasets that read rows: where rows are, how they become prompts, which are left out.
+
+A dataset plugin gives the source of its rows (`RowSource`) and a mapping of one row to a `Prompt`; `RowsDataset` does
+the rest. Nothing here imports more than the standard library and attrs.
+"""
+
+from cosmos_core.data.dataset import RowsDataset, Sources
+from cosmos_core.data.jsonlines import JsonLinesFile
+from cosmos_core.data.mapping import FieldMapping, RowMapping
+from cosmos_core.data.media import locations
+from cosmos_core.data.options import FieldOptions, RowsOptions
+from cosmos_core.data.paths import expand, find_files
+from cosmos_core.data.rows import BadRowError, LeftOutError, field, text_field
+from cosmos_core.data.source import RawRow, RowSource
+
+__all__ = [
+    "BadRowError",
+    "FieldMapping",
+    "FieldOptions",
+    "JsonLinesFile",
+    "LeftOutError",
+    "RawRow",
+    "RowMapping",
+    "RowSource",
+    "RowsDataset",
+    "RowsOptions",
+    "Sources",
+    "expand",
+    "field",
+    "find_files",
+    "locations",
+    "text_field",
+]

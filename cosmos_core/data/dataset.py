@@ -1,0 +1,84 @@
+"""Rows of sources as a dataset of two splits."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+from cosmos_core.data.index import RowIndex
+from cosmos_core.data.mapping import RowMapping
+from cosmos_core.data.options import RowsOptions
+from cosmos_core.data.source import RowSource
+from cosmos_core.data.split import hold_out
+from cosmos_core.errors import DataError
+from cosmos_core.protocols import Omission, Split
+from cosmos_core.types import Prompt
+
+Sources: TypeAlias = Sequence[RowSource]
+
+
+class RowsDataset:
+    """The dataset (see `Dataset` and `Omitting`).
+
+    Args:
+        name: Of the plugin, for people.
+        options: When rows are checked, and which are held out.
+        mapping: Makes prompts of rows.
+        train: Where the train rows are.
+        heldout: Where the held-out rows are; None if they are some of the train rows, or if there are none.
+
+    Raises:
+        DataError: A source is missing, unreadable, empty or has a bad row (source, line, reason).
+    """
+
+    def __init__(
+        self, name: str, options: RowsOptions, mapping: RowMapping, train: Sources, heldout: Sources | None
+    ) -> None:
+        self._name: Final = name
+        trained = RowIndex(train, mapping, options)
+        held = None if heldout is None else RowIndex(heldout, mapping, options)
+        train_rows, heldout_rows = _numbers(options, len(trained), 0 if held is None else len(held))
+        self._splits: Final[dict[Split, tuple[RowIndex, range | array[int]]]] = {
+            "train": (trained, train_rows),
+            "heldout": (held or trained, heldout_rows),
+        }
+        nothing: tuple[Omission, ...] = ()
+        self._omitted: Final[dict[Split, tuple[Omission, ...]]] = {
+            "train": trained.omissions.told(),
+            "heldout": nothing if held is None else held.omissions.told(),
+        }
+
+    def size(self, split: Split) -> int:
+        """Number of usable rows."""
+        return len(self._splits[split][1])
+
+    def row(self, split: Split, index: int) -> Prompt:
+        """Read row `index` of the split.
+
+        Raises:
+            IndexError: `index` is not in `range(size(split))`.
+            DataError: The row is bad, or its source changed since it was checked.
+        """
+        rows, numbers = self._splits[split]
+        if not 0 <= index < len(numbers):
+            raise IndexError(f"{self._name}: row {index} of split {split!r}, which has {len(numbers)}")
+        return rows.prompt(numbers[index])
+
+    def omitted(self, split: Split) -> tuple[Omission, ...]:
+        """Rows of the split's sources that have no number; of rows held out of the train rows, see `train`."""
+        return self._omitted[split]
+
+
+def _numbers(options: RowsOptions, num_train: int, num_heldout: int) -> tuple[range | array[int], range | array[int]]:
+    """Row numbers of the train and held-out splits within their sources."""
+    wanted = options.heldout_rows
+    if options.heldout_fraction is not None:
+        wanted = max(1, round(options.heldout_fraction * num_train))
+    if wanted is None:
+        return range(num_train), range(num_heldout)
+    if wanted >= num_train:
+        raise DataError(
+            f"dataset.options: cannot hold {wanted} rows out of {num_train}; none would be left to train on"
+        )
+    return hold_out(num_train, wanted)

@@ -1,0 +1,96 @@
+"""The usable rows of some sources, by number: twelve bytes of memory for each."""
+
+from __future__ import annotations
+
+import array
+import logging
+from collections.abc import Sequence
+from typing import Final, NoReturn
+
+from cosmos_core.data.mapping import RowMapping
+from cosmos_core.data.omissions import Omissions
+from cosmos_core.data.options import RowsOptions
+from cosmos_core.data.rows import BadRowError, LeftOutError
+from cosmos_core.data.source import RawRow, RowSource
+from cosmos_core.errors import DataError
+from cosmos_core.types import Prompt
+
+logger = logging.getLogger(__name__)
+
+
+class RowIndex:
+    """Every usable row of the sources, in their order.
+
+    Args:
+        sources: Where rows are.
+        mapping: Makes prompts of them, and decides what is usable.
+        options: When rows are checked, and what becomes of bad ones.
+
+    Raises:
+        DataError: A source cannot be read, a row is bad (source, line, reason), or no row is left.
+    """
+
+    def __init__(self, sources: Sequence[RowSource], mapping: RowMapping, options: RowsOptions) -> None:
+        self._sources: Final = sources
+        self._mapping: Final = mapping
+        self._options: Final = options
+        self._source_numbers: Final = array.array("I")
+        self._locators: Final = array.array("Q")
+        self.omissions: Final = Omissions()
+        """Rows that are in none of the numbers."""
+        for number, source in enumerate(sources):
+            if options.check_rows == "at-start":
+                self._check(number, source)
+            else:
+                self._locators.extend(source.places())
+                self._source_numbers.extend([number] * (len(self._locators) - len(self._source_numbers)))
+        if not self._locators:
+            raise DataError(self._emptiness())
+        for each in self.omissions.told():
+            logger.warning("%d row(s) left out: %s; the first: %s", each.num_rows, each.reason, each.first)
+
+    def __len__(self) -> int:
+        return len(self._locators)
+
+    def prompt(self, number: int) -> Prompt:
+        """Usable row `number`, from 0.
+
+        Raises:
+            DataError: The row is bad; if all were checked at the start, the source changed since.
+        """
+        source = self._sources[self._source_numbers[number]]
+        changed = "; it changed since the run began" if self._options.check_rows == "at-start" else ""
+        try:
+            return self._mapping.prompt(source.read(self._locators[number]), source.folder)
+        except BadRowError as error:
+            raise DataError(f"{source.name}: row {number}: {error}{changed}") from error
+
+    def _check(self, number: int, source: RowSource) -> None:
+        for raw in source.scan():
+            problem = self._problem(raw, source)
+            if problem is None:
+                self._source_numbers.append(number)
+                self._locators.append(raw.locator)
+            elif self._options.on_bad_row == "refuse" and not isinstance(problem, LeftOutError):
+                _refuse(source, raw, problem)
+            else:
+                self.omissions.add(problem.kind, f"{source.name}:{raw.line}: {problem}")
+
+    def _problem(self, raw: RawRow, source: RowSource) -> BadRowError | None:
+        if raw.problem:
+            return BadRowError(raw.problem, raw.problem.partition(":")[0])
+        try:
+            self._mapping.prompt(raw.row, source.folder)
+        except BadRowError as error:
+            return error
+        return None
+
+    def _emptiness(self) -> str:
+        names = ", ".join(source.name for source in self._sources)
+        counts = "; ".join(f"{each.num_rows} x {each.reason}" for each in self.omissions.told())
+        reasons = f": {counts}" if counts else ""
+        return f"{names}: no usable rows ({self.omissions.total} skipped{reasons}); give a source that has some"
+
+
+def _refuse(source: RowSource, raw: RawRow, problem: BadRowError) -> NoReturn:
+    raise DataError(f"{source.name}:{raw.line}: {problem} (mend the row, or set dataset.options.on_bad_row = 'skip')")

@@ -1,0 +1,157 @@
+"""From a raw row to a prompt, as the options say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from cosmos_core.data.chats import chat_of
+from cosmos_core.data.media import locations
+from cosmos_core.data.options import FieldOptions
+from cosmos_core.data.rows import BadRowError, LeftOutError, field
+from cosmos_core.data.template import Template
+from cosmos_core.types import JSON, Message, Prompt
+
+
+class RowMapping(Protocol):
+    """Makes prompts of rows."""
+
+    def prompt(self, row: Any, folder: Path) -> Prompt:
+        """Make the prompt of a row.
+
+        Args:
+            row: As its source has it.
+            folder: Of that source, where relative paths of media start.
+
+        Raises:
+            BadRowError: The row cannot be used, or is left out, and why.
+        """
+        ...
+
+
+class FieldMapping:
+    """The mapping of `FieldOptions`."""
+
+    def __init__(self, options: FieldOptions) -> None:
+        self._options = options
+        self._prompt = _template(options.prompt)
+        self._demonstration = _template(options.demonstration)
+        self._rejected = _template(options.rejected)
+        self._pattern = None if options.reference_pattern is None else re.compile(options.reference_pattern)
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Every field that a row must have."""
+        options, templates = self._options, (self._prompt, self._demonstration, self._rejected)
+        named = {options.messages, options.rejected_messages, options.reference, options.media, *options.metadata}
+        filled = [template.fields for template in templates if template is not None]
+        return frozenset(name for name in named if name is not None).union(*filled)
+
+    def prompt(self, row: Any, folder: Path) -> Prompt:
+        """Make the prompt of a row (see `RowMapping`).
+
+        Raises:
+            BadRowError: The row cannot be used, or is left out, and why.
+        """
+        if not isinstance(row, Mapping):
+            raise BadRowError(f"a row is an object of named fields, not a {type(row).__name__}")
+        options = self._options
+        text, demonstration = self._text(row)
+        if self._demonstration is not None:
+            demonstration = _not_blank(self._demonstration.fill(row), "the demonstration")
+        rejected = self._rejected_of(row, text)
+        if rejected is not None:
+            _check_preference(demonstration, rejected)
+        self._check_length(text, demonstration, rejected)
+        return Prompt(
+            text=text,
+            reference=self._reference(row),
+            demonstration=demonstration,
+            rejected=rejected,
+            media=() if options.media is None else locations(row, options.media, folder),
+            metadata={name: plain(field(row, name), name) for name in options.metadata},
+        )
+
+    def _text(self, row: Mapping[str, Any]) -> tuple[str | tuple[Message, ...], str | None]:
+        """The prompt, and the demonstration if the chat ends with one."""
+        if self._prompt is not None:
+            text = _not_blank(self._prompt.fill(row), "the prompt")
+            if not self._options.chat:
+                return text, None
+            return (*self._system(), Message(role="user", content=text)), None
+        assert self._options.messages is not None
+        turns, answer = chat_of(row, self._options.messages)
+        return (*self._system(), *turns), answer
+
+    def _system(self) -> tuple[Message, ...]:
+        return () if self._options.system is None else (Message(role="system", content=self._options.system),)
+
+    def _rejected_of(self, row: Mapping[str, Any], text: str | tuple[Message, ...]) -> str | None:
+        if self._rejected is not None:
+            return _not_blank(self._rejected.fill(row), "the rejected completion")
+        name = self._options.rejected_messages
+        if name is None:
+            return None
+        turns, answer = chat_of(row, name)
+        if answer is None:
+            raise BadRowError(f"field {name!r} does not end with a turn of the assistant")
+        if (*self._system(), *turns) != text:
+            raise BadRowError(f"field {name!r} is another chat than {self._options.messages!r} before its last turn")
+        return _not_blank(answer, "the rejected completion")
+
+    def _check_length(self, text: str | Sequence[Message], *completions: str | None) -> None:
+        least, most = self._options.min_characters, self._options.max_characters
+        turns = [text] if isinstance(text, str) else [turn.content for turn in text]
+        length = sum(len(part) for part in (*turns, *completions) if part is not None)
+        if least is not None and length < least:
+            raise LeftOutError(f"{length} characters are fewer than min_characters, {least}", "below min_characters")
+        if most is not None and length > most:
+            raise LeftOutError(f"{length} characters are more than max_characters, {most}", "above max_characters")
+
+    def _reference(self, row: Mapping[str, Any]) -> JSON:
+        name = self._options.reference
+        if name is None:
+            return None
+        value = plain(field(row, name), name)
+        if value is None:
+            raise BadRowError(f"field {name!r} is null, and rewards need a reference")
+        return value if self._pattern is None else _last_group(self._pattern, str(value), name)
+
+
+def plain(value: Any, name: str) -> JSON:
+    """The value of a field, if JSON can hold it.
+
+    Raises:
+        BadRowError: It is something else, such as a date or bytes.
+    """
+    if value is not None and not isinstance(value, bool | int | float | str | list | dict):
+        raise BadRowError(f"field {name!r} is a {type(value).__name__}, which JSON cannot hold")
+    found: JSON = value
+    return found
+
+
+def _template(text: str | None) -> Template | None:
+    return None if text is None else Template(text)
+
+
+def _last_group(pattern: re.Pattern[str], text: str, name: str) -> str:
+    matches = list(pattern.finditer(text))
+    found = None if not matches else matches[-1].group(pattern.groups)
+    if not found or not found.strip():
+        raise BadRowError(f"field {name!r} has nothing that reference_pattern {pattern.pattern!r} finds")
+    return found.strip()
+
+
+def _check_preference(demonstration: str | None, rejected: str) -> None:
+    if demonstration is None:
+        raise BadRowError("there is a rejected completion, but no demonstration that is preferred to it")
+    if demonstration == rejected:
+        raise BadRowError("the rejected completion is the demonstration itself")
+
+
+def _not_blank(text: str, what: str) -> str:
+    if not text.strip():
+        raise BadRowError(f"{what} is empty")
+    return text

@@ -1,0 +1,58 @@
+"""Locations of the images and videos that a row names."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from cosmos_core.data.rows import BadRowError, field
+
+SCHEMES: Final = ("data:", "file:", "http:", "https:", "s3:", "gs:")
+
+
+def locations(row: Mapping[str, Any], name: str, folder: Path) -> tuple[str, ...]:
+    """What the field `name` lists, in order: one location or a list of them; null or an empty list is none.
+
+    A path is relative to the folder of the row's file, and has to exist. A URL stays as it is; whether it can be read
+    is for the model to say. An image inside a Parquet file (`bytes`, as the `datasets` library stores it) becomes a
+    data URL.
+
+    Raises:
+        BadRowError: The field is missing, has something else in it, or names a path that does not exist.
+    """
+    value = field(row, name)
+    listed = [] if value is None else value if isinstance(value, list) else [value]
+    return tuple(_location(each, name, folder) for each in listed)
+
+
+def _is_video(data: bytes) -> bool:
+    """Whether bytes begin as MP4 and QuickTime, Matroska and WebM, or AVI do."""
+    return data[4:8] == b"ftyp" or data[:4] == b"\x1aE\xdf\xa3" or (data[:4] == b"RIFF" and data[8:12] == b"AVI ")
+
+
+def _location(value: Any, name: str, folder: Path) -> str:
+    if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
+        if _is_video(value["bytes"]):
+            raise BadRowError(
+                f"field {name!r} has a video's bytes, and models read videos from files; write it to one, and name that"
+            )
+        # Readers tell the format of an image from its first bytes, whatever a URL says.
+        return f"data:image/png;base64,{base64.b64encode(value['bytes']).decode()}"
+    if isinstance(value, Mapping):
+        value = value.get("path")
+    if not isinstance(value, str) or not value:
+        raise BadRowError(
+            f"field {name!r} has {value!r:.80}, not the location of an image or video",
+            f"field {name!r} has no location of an image or video",
+        )
+    if value.startswith(SCHEMES):
+        return value
+    path = (folder / Path(value).expanduser()).resolve()
+    if not path.exists():
+        raise BadRowError(
+            f"field {name!r} names {value!r}, and there is no {path}",
+            f"field {name!r} names a file that does not exist",
+        )
+    return str(path)

@@ -1,0 +1,74 @@
+"""Completions that are scored together: what arrives within moments of each other goes through as one batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Generic, TypeVar
+
+import attrs
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@attrs.frozen(eq=False)
+class _Waiting(Generic[Item, Result]):
+    item: Item
+    result: asyncio.Future[Result]
+
+
+class Batcher(Generic[Item, Result]):
+    """Gathers single items into batches, for rewards whose `score` is a coroutine.
+
+    Args:
+        run: What is done with a batch; returns as many results, in the same order.
+        size: Most items of a batch.
+        wait_s: Seconds that the first item of a batch waits for others.
+    """
+
+    def __init__(
+        self, run: Callable[[Sequence[Item]], Awaitable[Sequence[Result]]], *, size: int, wait_s: float
+    ) -> None:
+        self._run: Final = run
+        self._size: Final = size
+        self._wait_s: Final = wait_s
+        self._waiting: list[_Waiting[Item, Result]] = []
+        self._running: Final[set[asyncio.Task[None]]] = set()
+
+    async def put(self, item: Item) -> Result:
+        """The item's result, once its batch is done; cancelling it costs the others of the batch nothing.
+
+        Raises:
+            Exception: What `run` raised, for every item of the batch.
+        """
+        loop = asyncio.get_running_loop()
+        # What is left of a loop that ended would wait for ever.
+        self._waiting = [each for each in self._waiting if not each.result.done()]
+        waiting = _Waiting[Item, Result](item, loop.create_future())
+        self._waiting.append(waiting)
+        if len(self._waiting) >= self._size:
+            self._begin()
+        elif len(self._waiting) == 1:
+            loop.call_later(self._wait_s, self._begin)
+        return await waiting.result
+
+    def _begin(self) -> None:
+        batch, self._waiting = [each for each in self._waiting if not each.result.done()], []
+        if batch:
+            task = asyncio.ensure_future(self._finish(batch))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+    async def _finish(self, batch: Sequence[_Waiting[Item, Result]]) -> None:
+        try:
+            results = await self._run([each.item for each in batch])
+            answers = list(zip(batch, results, strict=True))
+        except Exception as error:  # noqa: BLE001 - every item is told, and raises it where it is awaited
+            for each in batch:
+                if not each.result.done():
+                    each.result.set_exception(error)
+            return
+        for each, result in answers:
+            if not each.result.done():
+                each.result.set_result(result)

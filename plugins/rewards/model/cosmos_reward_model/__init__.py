@@ -1,0 +1,1 @@
+"""Hugging Face reward models: sequence classifiers that score a prompt and its completion."""

@@ -1,0 +1,1 @@
+"""Rewards from elsewhere: a language model as judge, or any HTTP service."""

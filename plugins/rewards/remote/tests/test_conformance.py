@@ -1,0 +1,31 @@
+"""Both rewards keep the protocol of rewards, against a server that answers."""
+
+import pytest
+
+from cosmos_core.protocols import Completion
+from cosmos_core.testing import RewardConformance
+from cosmos_core.types import Prompt
+
+
+def completion(text, reference="8"):
+    return Completion(prompt=Prompt(text="?", reference=reference), text=text)
+
+
+class TestJudge(RewardConformance):
+    plugin = "judge"
+    reference_is_optional = True
+    examples = ((completion("xx"), 0.4), (completion("x" * 99), 1.0))
+
+    @pytest.fixture
+    def options(self, standin, secret):
+        return {"url": f"{standin.url}/v1", "model": "any", "key_variable": "JUDGE_KEY", "backoff_s": 0.01}
+
+
+class TestService(RewardConformance):
+    plugin = "service"
+    reference_is_optional = True
+    examples = ((completion("xx"), 2.0), (completion(""), 0.0))
+
+    @pytest.fixture
+    def options(self, standin):
+        return {"url": f"{standin.url}/score", "wait_ms": 1.0}

@@ -1,0 +1,53 @@
+"""Recipes of the data page and of the data plugins' own pages are what these plugins take."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from cosmos_core.config.schema import DatasetConfig, RewardConfig
+from cosmos_core.config.structure import structure
+from cosmos_core.plugin.nesting import named_parts
+from cosmos_core.plugin.selection import PluginSet
+
+ROOT = Path(__file__).parents[3]
+PAGES = [
+    ROOT / "docs" / "data.md",
+    *(ROOT / "plugins" / "datasets" / name / "README.md" for name in ("jsonl", "huggingface", "mixture", "curriculum")),
+    *(ROOT / "plugins" / kind / "reason" / "README.md" for kind in ("datasets", "rewards")),
+]
+RECIPES = [
+    pytest.param(tomllib.loads(block), id=f"{page.parent.name}-{number}")
+    for page in PAGES
+    for number, block in enumerate(re.findall(r"^```toml\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL))
+]
+
+
+@pytest.fixture(scope="module")
+def plugins():
+    return PluginSet()
+
+
+def check_options(plugins, kind, name, options):
+    plugins.include(kind, name)
+    structure(options, plugins.provider(kind, name).options, f"{name}.options")
+    for part in [*options.get("parts", ()), *([options["part"]] if "part" in options else ())]:
+        check_options(plugins, "dataset", part["plugin"], part.get("options", {}))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_is_one_that_its_plugins_take(plugins, recipe):
+    assert recipe.keys() <= {"dataset", "reward"}
+    if "dataset" in recipe:
+        dataset = structure(recipe["dataset"], DatasetConfig, "dataset")
+        check_options(plugins, "dataset", dataset.plugin, dataset.options)
+        assert set(named_parts(dataset.options)) <= {record.name for record in plugins}
+    for table in recipe.get("reward", ()):
+        reward = structure(table, RewardConfig, "reward")
+        check_options(plugins, "reward", reward.plugin, reward.options)
+
+
+def test_every_page_has_a_recipe():
+    assert {str(recipe.id).rpartition("-")[0] for recipe in RECIPES} >= {"docs", "jsonl", "huggingface", "mixture"}
+    assert len(RECIPES) >= 15

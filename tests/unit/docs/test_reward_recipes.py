@@ -1,0 +1,46 @@
+"""Every recipe of the pages about rewards is one: its keys, its plugins, their options."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from cosmos_core.config.checks import check_recipe
+from cosmos_core.config.loading import recipe_from
+from cosmos_core.plugin.known import KNOWN
+from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.protocols import RewardContext
+
+ROOT = Path(__file__).parents[3]
+TOML = re.compile(r"^```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = [ROOT / "docs" / "rewards.md", *sorted((ROOT / "plugins" / "rewards").glob("*/README.md"))]
+BLOCKS = [(page, block) for page in PAGES for block in TOML.findall(page.read_text())]
+REWARDS = [name for (kind, name), package in KNOWN.items() if kind == "reward" and package.startswith("cosmos-reward-")]
+
+
+def test_the_page_has_a_recipe_and_a_row_for_every_reward():
+    text = PAGES[0].read_text()
+    for name in REWARDS:
+        assert f'plugin = "{name}"' in text
+        assert f"| `{name}` | `{KNOWN['reward', name]}` |" in text
+
+
+@pytest.mark.parametrize(
+    ("page", "block"), BLOCKS, ids=[f"{page.parent.name}-{n}" for n, (page, _) in enumerate(BLOCKS)]
+)
+def test_a_recipe_of_the_pages_makes_its_rewards(page, block):
+    recipe = recipe_from(
+        {
+            "run": {"name": "page", "steps": 1},
+            "model": {"plugin": "hf", "config": {"model_type": "qwen3"}},
+            "algorithm": {"plugin": "grpo"},
+            "dataset": {"plugin": "arithmetic"},
+            **tomllib.loads(block),
+        }
+    )
+    check_recipe(recipe)
+    plugins = PluginSet.load(("reward", each.plugin) for each in recipe.reward)
+    for each in recipe.reward:
+        context = RewardContext(name=each.label, seed=0)
+        plugins.create("reward", each.plugin, each.options, context, "reward.options")

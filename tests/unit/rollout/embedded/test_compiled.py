@@ -1,0 +1,129 @@
+"""The compiled forward, against the module as it is: mixed steps, updates, other modules beside it, refusals."""
+
+from __future__ import annotations
+
+import functools
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch._inductor.exc import InvalidCxxCompiler
+from transformers import Qwen3Config
+
+from cosmos_core.errors import EngineError
+from cosmos_core.protocols import EngineOutlook, Record
+from cosmos_core.rollout.embedded import packed
+from cosmos_core.rollout.embedded.compiled import CompiledForward
+from cosmos_core.rollout.embedded.foresight import foresee
+from cosmos_core.rollout.embedded.options import EmbeddedOptions
+
+needs_kernels = pytest.mark.skipif(
+    not packed._has_kernels(), reason="this CPU has no kernels for packed bfloat16 matrices"
+)
+
+
+@pytest.fixture(autouse=True)
+def forgetful():
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Forwards become graphs as ever, which run without being made into kernels: that takes a C++ compiler long."""
+    compile_ = torch.compile
+
+    @functools.wraps(compile_)
+    def trace(evaluate, *, options, **others):
+        filters = {"guard_filter_fn": options["guard_filter_fn"]}
+        return compile_(evaluate, backend="aot_eager", options=filters, **others)
+
+    monkeypatch.setattr(torch, "compile", trace)
+
+
+def num_graphs():
+    return counters["stats"]["unique_graphs"]
+
+
+def generate(kit, engine, name):
+    """Prompts in parts, samples of one prompt, and one sequence alone at the end: steps of all kinds."""
+    prompts = kit.ragged(5)
+    handles = [
+        *engine.submit([kit.request(f"{name}-{i}", p, seed=i, max_units=6) for i, p in enumerate(prompts[:4])]),
+        *engine.submit([kit.request(f"{name}-group", prompts[4], seed=9, max_units=14, num_samples=2)]),
+    ]
+    results = [handle.result(60) for handle in handles]
+    return [(prompt, each) for prompt, result in zip(prompts, results, strict=True) for each in result]
+
+
+def test_it_generates_what_the_module_does_over_an_update_with_one_graph(kit, make, traced):
+    model = kit.FakeModel(stop_ids=frozenset())
+    options = {"max_in_flight": 4, "prefill_units": 16, "cache_step": 8}
+    before = num_graphs()
+    compiled, plain = make(model, compile=True, **options), make(model, **options)
+    module = kit.reference()
+    for version in (0, 1):
+        if version:
+            module = model.build(seed=7, dtype=torch.float32, device=torch.device("cpu"))
+            for engine in (compiled, plain):
+                kit.load(engine, module, version=version)
+        found, expected = (generate(kit, engine, version) for engine in (compiled, plain))
+        for (prompt, one), (_, other) in zip(found, expected, strict=True):
+            assert kit.completion(one) == kit.completion(other)
+            own = kit.plain_logprobs(module, prompt, kit.completion(one))
+            np.testing.assert_allclose(kit.logprobs(one), own, atol=2e-5, rtol=0)
+    assert num_graphs() == before + 1
+
+
+@needs_kernels
+def test_packed_matrices_are_those_of_its_own_module_and_version(kit, make, traced):
+    wide = Qwen3Config(**{**kit.SHAPE, "hidden_size": 64, "num_hidden_layers": 1}, tie_word_embeddings=True)
+    models = [kit.FakeModel(), kit.FakeModel(wide)]
+    engines = [make(model, dtype=torch.bfloat16, compile=True, verify=False) for model in models]
+    (prompt,) = kit.ragged(1, low=9, high=10)
+    for version in (1, 2):
+        for seed, (model, engine) in enumerate(zip(models, engines, strict=True)):
+            weights = model.build(seed=10 * version + seed, dtype=torch.bfloat16, device=torch.device("cpu"))
+            kit.load(engine, weights, version=version)
+            (handle,) = engine.submit([kit.request(f"{version}", prompt, num_samples=2)])
+            for generated in handle.result(60):
+                own = kit.plain_logprobs(weights, prompt, kit.completion(generated))
+                assert abs(kit.logprobs(generated) - own).mean() < 0.05
+
+
+def test_without_a_compiler_it_is_refused_and_says_what_to_do(monkeypatch, tmp_path):
+    def absent(*_):
+        raise InvalidCxxCompiler
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", absent)
+    compiled = CompiledForward(lambda tokens, positions, kept: (tokens + positions).sin()[kept], "Qwen3ForCausalLM")
+    with pytest.raises(EngineError, match=r"options\.compile: the forward of Qwen3ForCausalLM.*set compile = false"):
+        compiled.compile(torch.arange(5), torch.arange(5))
+
+
+def test_it_is_refused_when_planned_where_it_cannot_be_had(kit, make):
+    model = kit.FakeModel()
+    outlook = EngineOutlook(
+        model=model,
+        facts=model.facts(),
+        device="cpu",
+        has_gpu=False,
+        precision="float32",
+        temperatures={},
+        shows_media=False,
+    )
+    compiles = EmbeddedOptions(compile=True)
+    assert foresee(compiles, outlook).problems == ()
+    several = attrs.evolve(outlook, num_ranks=2)
+    assert foresee(EmbeddedOptions(), several).problems == ()
+    (problem,) = foresee(compiles, several).problems
+    assert "options.compile: true, and rollout.mesh.tp = 2" in problem
+    model.records = lambda: [Record(name="experts", dtype="int32", shape=(2, 1), option="model.options.replay")]
+    model.record = lambda module: dict
+    (problem,) = foresee(compiles, outlook).problems
+    assert "records its forwards (experts)" in problem
+    with pytest.raises(EngineError, match="records its forwards"):
+        make(model, compile=True)
