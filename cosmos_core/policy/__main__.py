@@ -16,7 +16,6 @@ from cosmos_core.policy.batches.share import ShareReader
 from cosmos_core.policy.checkpoints.restoring import restore
 from cosmos_core.policy.checkpoints.saving import CheckpointSaver
 from cosmos_core.policy.device import choose_device
-from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.orders import FollowerOrders, LeaderOrders, Orders
 from cosmos_core.policy.place import place_of
 from cosmos_core.policy.processes.channel import open_channel
@@ -24,10 +23,11 @@ from cosmos_core.policy.processes.forming import Bond, bond, form_world, leave
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.publication import DTYPES, Publications
 from cosmos_core.policy.replica import Parts, PolicyReplica, UnitRate
+from cosmos_core.policy.training.making import make_trainer
 from cosmos_core.policy.training.step import StepRunner
-from cosmos_core.policy.training.terms import Terms
+from cosmos_core.policy.training.terms import OrderTerms
 from cosmos_core.policy.training.trainer import Trainer
-from cosmos_core.protocols import FORMATS, Model
+from cosmos_core.protocols import FORMATS
 from cosmos_core.replica.host import host_id, rack_id
 from cosmos_core.replica.process import RoleArgs, run_role
 from cosmos_core.transport.payloads import PayloadClient
@@ -56,9 +56,9 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
     job, recipe = args.job, args.job.recipe
     plugins = PluginSet.load(selections(recipe, ("model", "algorithm", "dataset")))
     model = load_model(job, plugins)
-    trainer = make_trainer(job, model, world)
+    trainer = make_trainer(job, model, world, plugins)
     _LOG.info("place on the mesh: %s", place_of(world, trainer.module))
-    terms = Terms(job, plugins, trainer)
+    terms = OrderTerms(job, plugins, trainer)
     begin_stage = terms.begin_stage
     begin_stage(0)
 
@@ -69,7 +69,7 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
         go_on_from(args.checkpoint)
     writer = make_writer(job, world)
     with (
-        WeightPublisher(job.run_id, recipe.control.bind, ring=args.ring, writer=writer) as publisher,
+        WeightPublisher(job.run_id, args.address, ring=args.ring, writer=writer) as publisher,
         PayloadClient(args.ring) as payloads,
     ):
         weights = _weights_endpoint(publisher, world)
@@ -87,7 +87,7 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
         parts = Parts(
             name=args.replica,
             run_id=job.run_id,
-            host=bound.host,
+            address=bound.address,
             orders=orders,
             trainer=trainer,
             runner=StepRunner(
@@ -130,26 +130,19 @@ def make_writer(job: Job, world: World) -> VersionWriter | None:
     return VersionWriter(sync.directory, job.run_id, is_only=sync.transport == "disk", removes=world.is_leader)
 
 
-def make_trainer(job: Job, model: Model, world: World) -> Trainer:
-    """The initial weights of a job, ready to train."""
-    policy = job.recipe.policy
-    device = choose_device(policy.device)
-    layout = layout_of(policy, world.mesh, device.type)
-    module = model.build(seed=job.recipe.run.seed, dtype=torch.float32, device=device, layout=layout)
-    return Trainer(model=model, module=module, policy=policy, device=device, world=world)
-
-
 def make_reader(job: Job, plugins: PluginSet, trainer: Trainer, payloads: PayloadClient) -> ShareReader:
-    """Reads shares; the dataset is loaded only where a stage learns from demonstrations."""
+    """Reads shares; the dataset is loaded only where a stage learns from its rows."""
     model = trainer.model
-    imitates = any(source_of(plugins, stage) == "demonstrations" for stage in stages(job.recipe))
-    dataset = load_dataset(job, plugins) if imitates else None
+    sources = {stage.index: source_of(plugins, stage) for stage in stages(job.recipe)}
+    dataset = load_dataset(job, plugins) if {*sources.values()} - {"rollouts"} else None
     return ShareReader(
         model=model,
         payloads=payloads,
         dataset=dataset,
         longest=min(model.facts().context_length, job.recipe.policy.micro_batch_units),
         world=trainer.world,
+        config=job.recipe.dataset,
+        paired_stages=frozenset(index for index, source in sources.items() if source == "preferences"),
     )
 
 

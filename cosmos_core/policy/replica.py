@@ -16,7 +16,8 @@ from cosmos_core.policy.adapters.beside import published_tensors
 from cosmos_core.policy.checkpoints.checkpoint import Place
 from cosmos_core.policy.checkpoints.saving import CheckpointSaver
 from cosmos_core.policy.orders import Orders
-from cosmos_core.policy.processes.group import GradientGroup, GradientGroupError, form_group
+from cosmos_core.policy.processes.group import GradientGroup, GradientGroupError
+from cosmos_core.policy.processes.joining import form_group
 from cosmos_core.policy.publication import Publications
 from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.policy.training.trainer import Trainer
@@ -38,7 +39,7 @@ class Parts:
     Attributes:
         name: The replica's name.
         run_id: The run.
-        host: Address of this machine for the gradient group.
+        address: IP address of this machine for the gradient group.
         orders: What to do.
         trainer: The weights.
         runner: Runs steps.
@@ -51,7 +52,7 @@ class Parts:
 
     name: str
     run_id: str
-    host: str
+    address: str
     orders: Orders
     trainer: Trainer
     runner: StepRunner
@@ -148,7 +149,7 @@ class PolicyReplica:
                 rank=order.members.index(self._parts.name),
                 size=len(order.members),
                 store=order.store,
-                host=self._parts.host,
+                address=self._parts.address,
                 device=self._trainer.state_device,
                 interrupted=lambda: self._parts.orders.is_pointless(order.generation),
                 world=self._trainer.world,

@@ -10,7 +10,16 @@ from cosmos_core.protocols.algorithm import (
     OldLogprobs,
     Source,
 )
-from cosmos_core.protocols.dataset import Dataset, DatasetCapabilities, DatasetContext, Split
+from cosmos_core.protocols.dataset import (
+    Dataset,
+    DatasetCapabilities,
+    DatasetContext,
+    Omission,
+    Omitting,
+    Paced,
+    Split,
+    Window,
+)
 from cosmos_core.protocols.drawn import DrawnDataset, is_held_out
 from cosmos_core.protocols.engine import (
     CachePolicy,
@@ -28,8 +37,18 @@ from cosmos_core.protocols.engine import (
     TensorSlice,
 )
 from cosmos_core.protocols.environment import Environment, EnvironmentCapabilities, EnvironmentContext, Turn
+from cosmos_core.protocols.estimating import Estimate, Estimating, Taken, Valuing
 from cosmos_core.protocols.facts import Compute, Extent, Kept, ModelFacts, ModelPart
 from cosmos_core.protocols.foresight import EngineOutlook, Foresight
+from cosmos_core.protocols.frozen import (
+    Against,
+    Consulting,
+    Divergence,
+    DivergenceKind,
+    FrozenRole,
+    Opinion,
+    Outlook,
+)
 from cosmos_core.protocols.hooks import PROJECT, RunInfo, hookimpl, hookspec
 from cosmos_core.protocols.launcher import (
     Exit,
@@ -61,7 +80,15 @@ from cosmos_core.protocols.model import (
 )
 from cosmos_core.protocols.provider import NoOptions, Provider
 from cosmos_core.protocols.quantization import FORMATS, Format, Quantization
-from cosmos_core.protocols.reward import Completion, Reward, RewardCapabilities, RewardContext, Score
+from cosmos_core.protocols.reward import (
+    Completion,
+    Loading,
+    Reward,
+    RewardCapabilities,
+    RewardContext,
+    Score,
+    Vetting,
+)
 from cosmos_core.protocols.versions import KINDS, PROTOCOL_VERSIONS, Kind, entry_point_group
 
 __all__ = [
@@ -70,6 +97,7 @@ __all__ = [
     "PROJECT",
     "PROTOCOL_VERSIONS",
     "AfterStep",
+    "Against",
     "Aggregation",
     "Algorithm",
     "AlgorithmCapabilities",
@@ -80,6 +108,7 @@ __all__ = [
     "Compute",
     "Conditioned",
     "Conditioning",
+    "Consulting",
     "ContextMethod",
     "Conversing",
     "Dataset",
@@ -87,6 +116,8 @@ __all__ = [
     "DatasetContext",
     "Decided",
     "Decisions",
+    "Divergence",
+    "DivergenceKind",
     "DrawnDataset",
     "EngineCapabilities",
     "EngineContext",
@@ -96,12 +127,15 @@ __all__ = [
     "Environment",
     "EnvironmentCapabilities",
     "EnvironmentContext",
+    "Estimate",
+    "Estimating",
     "Exit",
     "Extent",
     "FinishReason",
     "Float8",
     "Foresight",
     "Format",
+    "FrozenRole",
     "Generated",
     "Handle",
     "Kept",
@@ -110,6 +144,7 @@ __all__ = [
     "LauncherCapabilities",
     "LauncherContext",
     "Layout",
+    "Loading",
     "Lora",
     "Loss",
     "Mesh",
@@ -122,6 +157,11 @@ __all__ = [
     "ModelSource",
     "NoOptions",
     "OldLogprobs",
+    "Omission",
+    "Omitting",
+    "Opinion",
+    "Outlook",
+    "Paced",
     "PauseMode",
     "PipelinedModel",
     "Pool",
@@ -145,8 +185,12 @@ __all__ = [
     "Split",
     "Submission",
     "Submitting",
+    "Taken",
     "TensorSlice",
     "Turn",
+    "Valuing",
+    "Vetting",
+    "Window",
     "entry_point_group",
     "hookimpl",
     "hookspec",

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import attrs
 
+from cosmos_core.protocols.frozen import FrozenRole, Opinion
 from cosmos_core.types import Group
 
 if TYPE_CHECKING:
     import torch
 
-Source: TypeAlias = Literal["rollouts", "demonstrations"]
+Source: TypeAlias = Literal["rollouts", "demonstrations", "preferences"]
+"""`preferences` are demonstrations in pairs: one to imitate, one rejected, two sequences of one row."""
 OldLogprobs: TypeAlias = Literal["none", "behaviour", "recompute"]
 
 
@@ -39,7 +41,7 @@ class AlgorithmContext:
     """What the recipe says that an algorithm may need to know.
 
     Attributes:
-        group_size: Samples of each prompt (1 for demonstrations).
+        group_size: Samples of each prompt (1 for demonstrations, 2 for preferences).
         temperature: Sampling temperature.
         max_units: Longest completion.
         max_staleness: `sync.max_staleness`.
@@ -60,12 +62,14 @@ class AlgorithmCapabilities:
         payload_kinds: Kinds of payload it can price.
         min_group_size: Fewest samples of a prompt that its estimator needs.
         logprob_semantics: Engine log-prob semantics that it can use as the behaviour policy's.
+        needs_rewards: Whether rollouts must be scored; else a recipe may have no rewards, and each sample's is 0.
     """
 
     source: Source = "rollouts"
     payload_kinds: frozenset[str] = frozenset({"tokens", "latents"})
     min_group_size: int = 1
     logprob_semantics: frozenset[str] = frozenset({"processed"})
+    needs_rewards: bool = True
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -78,9 +82,12 @@ class Decisions:
         old_logprobs_N: float32, under the weights at the start of the step (`old_logprobs = "recompute"`), the
             behaviour's (`"behaviour"`), or None (`"none"`).
         entropy_N: float32, or None unless `needs_entropy`.
-        advantages_N: float32, each sequence's advantage at each of its decisions.
+        advantages_N: float32, each sequence's advantage at each of its decisions, or what `Estimating` made of it.
         sequence_N: int64 in [0, S), non-decreasing: the sequence of each decision.
         num_sequences: S.
+        frozen: What the frozen models say that the algorithm consults (`Consulting`), by role.
+        targets_N: float32, those of `Estimating`; None where it gives none.
+        values_N: float32, the critic's, which carry the gradient; None without a critic.
     """
 
     logprobs_N: torch.Tensor
@@ -90,6 +97,9 @@ class Decisions:
     advantages_N: torch.Tensor
     sequence_N: torch.Tensor
     num_sequences: int
+    frozen: Mapping[FrozenRole, Opinion] = attrs.field(factory=dict)
+    targets_N: torch.Tensor | None = None
+    values_N: torch.Tensor | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -297,6 +297,8 @@ class RolloutEngine(Protocol):
         """Return if the engine can serve.
 
         Raises:
-            EngineError: It cannot, and why (the engine thread's error chained).
+            EngineLostError: A process that it needs was killed, or does not answer: the replica ends, and another one
+                takes its place.
+            EngineError: It cannot for any other reason (the engine thread's error chained): the run ends with it.
         """
         ...

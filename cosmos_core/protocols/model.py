@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import attrs
 
 from cosmos_core.protocols.facts import ModelFacts
+from cosmos_core.protocols.frozen import Against, Divergence, DivergenceKind, Outlook
 from cosmos_core.protocols.layout import Axis, Layout
 from cosmos_core.types import JSON, Payload, Prompt
 
@@ -47,10 +48,15 @@ class ModelCapabilities:
     Attributes:
         payload_kinds: Kinds of payload that `pack` takes.
         mesh_axes: Axes of `[policy.mesh]` that may be greater than one; with `pp`, the model is a `PipelinedModel`.
+        divergences: From a frozen model that it can compute; with any, `decide` takes `outlook` and `against`.
+        features: Whether it gives what it knows at a decision, for a critic; then `decide` takes `with_features`, and
+            there are `ModelFacts.hidden_size` of them.
     """
 
     payload_kinds: frozenset[str] = frozenset({"tokens"})
     mesh_axes: frozenset[Axis] = frozenset()
+    divergences: frozenset[DivergenceKind] = frozenset()
+    features: bool = False
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -80,10 +86,19 @@ class Decided:
     Attributes:
         logprobs_N: float32 log-probability of each decision, after the temperature; carries the gradient.
         entropy_N: float32 entropy of each decision's distribution, detached; None where not asked for.
+        outlook: What a frozen model says besides; None where not asked for.
+        divergence_N: float32, of the distributions, from what `against` says; carries the gradient.
+        features_ND: What the model knows as it decides: of a language model, the hidden state from which the token is
+            drawn; they carry the gradient. None where not asked for.
+        values_N: float32, what a critic makes of the features, and no model itself.
     """
 
     logprobs_N: torch.Tensor
     entropy_N: torch.Tensor | None
+    outlook: Outlook | None = None
+    divergence_N: torch.Tensor | None = None
+    features_ND: torch.Tensor | None = None
+    values_N: torch.Tensor | None = None
 
 
 class Model(Protocol):
@@ -152,12 +167,29 @@ class Model(Protocol):
         ...
 
     def decide(
-        self, module: torch.nn.Module, batch: MicroBatch, *, temperature: float, with_entropy: bool = False
+        self,
+        module: torch.nn.Module,
+        batch: MicroBatch,
+        *,
+        temperature: float,
+        with_entropy: bool = False,
+        outlook: Divergence | None = None,
+        against: Against | None = None,
+        with_features: bool = False,
     ) -> Decided:
         """Evaluate the decisions of a micro-batch, in the order of `batch.sequences`.
 
         Every process that shares the sequences (all of `cp` and `tp`) is given the whole micro-batch, and returns all
         of its decisions; the gradient of each reaches the parameters exactly once, summed over processes.
+
+        Args:
+            module: The weights.
+            batch: What to evaluate.
+            temperature: Of the distributions.
+            with_entropy: Whether the entropy is asked for.
+            outlook: The divergence for which `Decided.outlook` is asked for; only of a model that has `divergences`.
+            against: What to compute `Decided.divergence_N` from; likewise.
+            with_features: Whether `Decided.features_ND` is asked for; only of a model that has `features`.
         """
         ...
 
@@ -204,6 +236,9 @@ class PipelinedModel(Model, Protocol):
         *,
         temperature: float,
         with_entropy: bool = False,
+        outlook: Divergence | None = None,
+        against: Against | None = None,
+        with_features: bool = False,
     ) -> Decided:
         """Run the last stage (see `decide`)."""
         ...

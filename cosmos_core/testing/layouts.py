@@ -213,7 +213,7 @@ def train_step(trainer: Trainer, payloads: Sequence[Payload], policy: PolicyConf
 
 def share_of(payloads: Sequence[Payload], sizes: MeshConfig, world: World) -> Share:
     """This process's share of a batch of demonstrations, each with a weight of its own."""
-    sequences = [TrainSequence(payload=p, advantage=1.0 + 0.25 * (i % 3)) for i, p in enumerate(payloads)]
+    sequences = [TrainSequence(payload=p, advantage=1.0 + 0.25 * (i % 3), place=i) for i, p in enumerate(payloads)]
     lengths = [sum(p.arrays[name].shape[0] for name in ("prompt", "completion")) for p in payloads]
     mesh = world.mesh
     place = mesh.place("dp_replicate") * mesh.size("dp_shard") + mesh.place("dp_shard")

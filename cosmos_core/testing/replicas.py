@@ -157,7 +157,8 @@ class FakePolicy:
         if directive.checkpoint == self.step != self._saved:
             self._saved = self.step
             self._world.checkpoints[self.step] = self.digest
-            reports.append(CheckpointSaved(step=self.step, path=f"checkpoints/step-{self.step}"))
+            path = f"checkpoints/step-{self.step}"
+            reports.append(CheckpointSaved(step=self.step, path=path, generation=self._generation))
         if directive.publish == self.step and self.step not in self._snapshots:
             reports.append(self._publish())
         for version in [version for version in self._snapshots if version < directive.retain]:

@@ -6,6 +6,7 @@ so has no gradient, still counts.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
@@ -57,12 +58,19 @@ class Counts:
 
 @attrs.frozen(kw_only=True, eq=False)
 class TrainSequence:
-    """One sequence to train on."""
+    """One sequence to train on.
+
+    Attributes:
+        payload: The sequence.
+        advantage: What the algorithm gave it.
+        place: In the step's whole batch, of all replicas.
+        temperature: At which its decisions were taken; None: that of the stage.
+    """
 
     payload: Payload
     advantage: float
+    place: int = 0
     temperature: float | None = None
-    """At which its decisions were taken; None: that of the stage."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -86,16 +94,24 @@ class Share:
 
 @attrs.frozen(kw_only=True)
 class Wanted:
-    """A sample of this replica's share with its advantage."""
+    """A sample of this replica's share with its advantage.
+
+    Attributes:
+        group: Its group.
+        index: Its own among the group's samples.
+        place: Its own among all samples of the batch.
+        advantage: What the algorithm gave it.
+    """
 
     group: GroupRef
+    index: int
     place: int
     advantage: float
 
     @property
     def sample(self) -> SampleReport:
         """The sample, as the control plane knows it."""
-        return self.group.samples[self.place]
+        return self.group.samples[self.index]
 
 
 def temperature_of(reference: GroupRef) -> float | None:
@@ -135,10 +151,11 @@ def group_of(reference: GroupRef) -> Group:
 def wanted_samples(algorithm: Algorithm, groups: Sequence[GroupRef], share: Sequence[int]) -> list[Wanted]:
     """The samples of a share that the algorithm gave an advantage, computed from the whole batch."""
     advantages = algorithm.advantages([group_of(group) for group in groups])
+    first = list(itertools.accumulate((len(group.samples) for group in groups), initial=0))
     return [
-        Wanted(group=groups[index], place=place, advantage=advantage)
-        for index in share
-        for place, advantage in enumerate(advantages[index])
+        Wanted(group=groups[number], index=index, place=first[number] + index, advantage=advantage)
+        for number in share
+        for index, advantage in enumerate(advantages[number])
         if advantage is not None
     ]
 
@@ -181,8 +198,9 @@ def rollout_sequences(
         raise MissingPayloadsError(missing, f"the payloads of {len(missing)} leases are gone or not as reported")
     return tuple(
         TrainSequence(
-            payload=payloads[item.group.lease][item.place],
+            payload=payloads[item.group.lease][item.index],
             advantage=item.advantage,
+            place=item.place,
             temperature=temperature_of(item.group),
         )
         for item in trained
@@ -194,7 +212,7 @@ def _is_held(item: Wanted, payloads: Mapping[int, Sequence[Payload]]) -> bool:
     held = payloads.get(item.group.lease, ())
     if len(held) != len(item.group.samples):
         return False
-    payload = held[item.place]
+    payload = held[item.index]
     if payload.kind != "tokens":
         return True
     recorded = [payload.arrays.get(name) for name in ("logprobs", "versions")]

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import attrs
 
+from cosmos_core.config.schema import DatasetConfig
 from cosmos_core.errors import DataError, TransportError
 from cosmos_core.policy.batches.balance import balanced
 from cosmos_core.policy.batches.batch import (
@@ -35,7 +36,7 @@ from cosmos_core.policy.processes.world import World
 from cosmos_core.protocols import Algorithm, Dataset, Mesh, Model, Split
 from cosmos_core.transport.directives import TrainOrder
 from cosmos_core.transport.payloads import PayloadClient
-from cosmos_core.types import Payload
+from cosmos_core.types import Payload, Prompt
 
 FETCH_TIMEOUT_S: Final = 60.0
 
@@ -47,11 +48,12 @@ BAD_ROW: Final = "bad_row"
 
 @attrs.frozen(kw_only=True)
 class _Row:
-    """A demonstration: where it is, and the number that it is reported under."""
+    """A demonstration: where it is, the number that it is reported under, and whether it is the rejected one."""
 
     split: Split
     row: int
     name: int
+    is_rejected: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -73,6 +75,8 @@ class ShareReader:
         dataset: Rows of demonstrations; None where no stage learns from them.
         longest: Most units of a demonstration that can be trained on.
         world: The processes of this replica.
+        config: Which lengths of prompts are trained on.
+        paired_stages: Stages that learn from preferences: each row is two sequences, the rejected one second.
     """
 
     model: Model
@@ -80,6 +84,8 @@ class ShareReader:
     dataset: Dataset | None
     longest: int
     world: World
+    config: DatasetConfig | None = None
+    paired_stages: frozenset[int] = frozenset()
 
     def read(self, order: TrainOrder, group: GradientGroup, algorithm: Algorithm) -> Share:
         """This process's part of a step's batch.
@@ -94,7 +100,12 @@ class ShareReader:
             MissingPayloadsError: Payloads could not be fetched.
         """
         if order.groups and not order.groups[0].endpoint:
-            rows = [_Row(split="train", row=each.row, name=each.position) for each in order.groups]
+            kinds = (False, True) if order.stage in self.paired_stages else (False,)
+            rows = [
+                _Row(split="train", row=each.row, name=each.position, is_rejected=is_rejected)
+                for each in order.groups
+                for is_rejected in kinds
+            ]
             return self._demonstrations(rows, group)
         wanted = wanted_samples(algorithm, order.groups, order.shares[group.rank])
         trained = needed(algorithm, wanted)
@@ -149,7 +160,7 @@ class ShareReader:
         encoded: dict[int, Payload] = {}
         first, each = group.rank * self.world.size + self.world.rank, group.size * self.world.size
         reads = {index: self._encode(rows[index], encoded, index) for index in range(first, len(rows), each)}
-        reads = self._exchange(reads, group)
+        reads = _whole_pairs(rows, self._exchange(reads, group))
         good = [index for index in range(len(rows)) if not reads[index].reason]
         lengths = [reads[index].prompt + reads[index].completion for index in good]
         size = data_size(self.world.mesh)
@@ -166,7 +177,7 @@ class ShareReader:
                 trained=len(own),
             ),
             filler=sequences[-1] if filler else None,
-            dropped=tuple((rows[index].name, read.reason) for index, read in sorted(reads.items()) if read.reason),
+            dropped=_dropped(rows, reads),
         )
 
     def _exchange(self, reads: dict[int, _Read], group: GradientGroup) -> dict[int, _Read]:
@@ -176,13 +187,16 @@ class ShareReader:
         return {index: _Read(**read) for data in group.exchange(replica) for index, read in json.loads(data)}
 
     def _encode(self, row: _Row, encoded: dict[int, Payload], index: int) -> _Read:
-        assert self.dataset is not None, "a stage of demonstrations has a dataset"
         try:
-            payload = self.model.encode_demonstration(self.dataset.row(row.split, row.row))
+            payload = self.model.encode_demonstration(self._prompt(row))
         except DataError as error:
             _LOG.warning("%s row %d: %s", row.split, row.row, error)
             return _Read(reason=BAD_ROW)
         prompt, completion = (payload.arrays[name].shape[0] for name in ("prompt", "completion"))
+        unfit, why = self.config.unfit(prompt) if self.config is not None and row.split == "train" else ("", "")
+        if unfit:
+            _LOG.warning("%s row %d: %s", row.split, row.row, why)
+            return _Read(reason=unfit)
         if prompt + completion > self.longest:
             _LOG.warning(
                 "%s row %d: %d units are more than the %d that fit",
@@ -197,9 +211,28 @@ class ShareReader:
 
     def _sequence(self, row: _Row, encoded: dict[int, Payload], index: int) -> TrainSequence:
         if index not in encoded:
-            assert self.dataset is not None
-            encoded[index] = self.model.encode_demonstration(self.dataset.row(row.split, row.row))
-        return TrainSequence(payload=encoded[index], advantage=1.0)
+            encoded[index] = self.model.encode_demonstration(self._prompt(row))
+        return TrainSequence(payload=encoded[index], advantage=-1.0 if row.is_rejected else 1.0, place=index)
+
+    def _prompt(self, row: _Row) -> Prompt:
+        assert self.dataset is not None, "a stage of demonstrations has a dataset"
+        prompt = self.dataset.row(row.split, row.row)
+        if not row.is_rejected:
+            return prompt
+        if prompt.rejected is None:
+            raise DataError("the row has no rejected completion, and the algorithm learns from preferences")
+        return attrs.evolve(prompt, demonstration=prompt.rejected)
+
+
+def _dropped(rows: Sequence[_Row], reads: Mapping[int, _Read]) -> tuple[tuple[int, str], ...]:
+    """The names of rows that cannot be used, each once, and why."""
+    return tuple({rows[index].name: read.reason for index, read in sorted(reads.items()) if read.reason}.items())
+
+
+def _whole_pairs(rows: Sequence[_Row], reads: dict[int, _Read]) -> dict[int, _Read]:
+    """The same, but that one of a pair is not used without the other."""
+    bad = {rows[index].name: read for index, read in sorted(reads.items(), reverse=True) if read.reason}
+    return {index: bad.get(rows[index].name, read) for index, read in reads.items()}
 
 
 def data_size(mesh: Mesh) -> int:

@@ -77,6 +77,24 @@ def completed(url: str) -> list[int]:
         return sorted(step for step in steps if files.exists(f"{root}/step-{step}/{COMPLETE}"))
 
 
+def genuine(url: str, generations: Mapping[int, int]) -> list[int]:
+    """Steps of the complete checkpoints that are of what the run came to, oldest first.
+
+    A step that was undone comes again with other weights, and what was saved of it before may still be there.
+
+    Args:
+        url: The folder.
+        generations: The steps that the run knows, and the gradient group that did each: a checkpoint that an earlier
+            group made is of the step before it was undone. One that does not say which group made it is believed.
+
+    Raises:
+        CheckpointError: The folder cannot be read, or one of these checkpoints is damaged.
+    """
+    found = [step for step in completed(url) if step in generations]
+    made = {step: read_place(path_of(url, step)).generation for step in found}
+    return [step for step in found if not made[step] or made[step] >= generations[step]]
+
+
 def read_place(path: str) -> Place:
     """Where in the run a checkpoint is.
 

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from cosmos_core.errors import CheckpointError
-from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Place, drop_undone, marker, path_of, prune
+from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Place, drop_undone, marker, path_of, prune, read_place
 from cosmos_core.policy.checkpoints.planners import SharesToSave
 from cosmos_core.policy.processes.channel import Channel
 from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved
@@ -156,17 +156,17 @@ class CheckpointSaver:
             writing.result()
 
     def _save(self, copied: Copied) -> None:
-        step = copied.place.step
+        step, generation = copied.place.step, copied.place.generation
         try:
             path = write_checkpoint(self._url, copied, self._channel)
         except CheckpointError as error:
             if self._channel.is_leader:
                 _LOG.warning("%s; training goes on", error)
-                self._report(CheckpointFailed(step=step, reason=str(error)))
+                self._report(CheckpointFailed(step=step, reason=str(error), generation=generation))
             return
         if not self._channel.is_leader:
             return
-        self._report(CheckpointSaved(step=step, path=path))
+        self._report(CheckpointSaved(step=step, path=path, generation=generation))
         try:
             prune(self._url, self._keep, newest=step)
         except CheckpointError as error:
@@ -183,8 +183,9 @@ def _write_local(final: Path, copied: Copied, channel: Channel) -> None:
             (partial / COMPLETE).write_bytes(marker(copied.place))
             _sync(partial / COMPLETE)
             _sync(partial)
+            _give_way(str(final), copied.place)
             if final.exists():
-                # Of the same step, before the run was resumed. Removing it takes time; renaming leaves hardly a gap.
+                # Of the same step, before it was undone. Removing it takes time; renaming leaves hardly a gap.
                 final.rename(replaced)
             partial.rename(final)
             _sync(final.parent)
@@ -209,18 +210,36 @@ def _sweep(folder: Path) -> None:
 
 
 def _write_remote(files: Any, root: str, path: str, copied: Copied, channel: Channel) -> None:
-    _from_leader(channel, lambda: _clear(files, root))
+    _from_leader(channel, lambda: _clear(files, root, path, copied.place))
     _write_tensors(path, copied, channel)
     if channel.is_leader:
         files.pipe_file(f"{root}/{COMPLETE}", marker(copied.place))
 
 
-def _clear(files: Any, root: str) -> str:
+def _clear(files: Any, root: str, path: str, place: Place) -> str:
+    _give_way(path, place)
     if files.exists(f"{root}/{COMPLETE}"):
         files.rm_file(f"{root}/{COMPLETE}")
     if files.exists(root):
         files.rm(root, recursive=True)
     return root
+
+
+def _give_way(path: str, place: Place) -> None:
+    """Leave alone what a later generation saved of the step: this process was given up, and comes too late.
+
+    Raises:
+        OSError: There is such a checkpoint.
+    """
+    try:
+        made = read_place(path)
+    except CheckpointError:
+        return
+    if made.run_id == place.run_id and made.generation > place.generation:
+        raise OSError(
+            f"generation {made.generation} has saved the step already, and this is generation {place.generation}: the "
+            "run has gone on without this replica"
+        )
 
 
 def _from_leader(channel: Channel, settle: Callable[[], str]) -> str:

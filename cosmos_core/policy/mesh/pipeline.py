@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,7 @@ from torch import nn
 from cosmos_core.policy.mesh.frames import broadcasted
 from cosmos_core.policy.mesh.placement import stage_indices
 from cosmos_core.policy.mesh.schedules import Line, Message, Schedule, StageWork, num_filled, run_schedule
-from cosmos_core.protocols import Decided, Mesh, MicroBatch, PipelinedModel
+from cosmos_core.protocols import Against, Decided, Divergence, Mesh, MicroBatch, PipelinedModel
 
 STAGES_PER_PROCESS: Final[Mapping[Schedule, int]] = {"1f1b": 1, "interleaved": 2, "zero-bubble": 2}
 
@@ -64,7 +64,13 @@ class Pipeline:
         self._copies: Final[Sequence[tuple[nn.Parameter, nn.Parameter]]] = getattr(module, "copies", ())
 
     def evaluate(
-        self, batches: Sequence[MicroBatch], *, temperature: float, with_entropy: bool = False
+        self,
+        batches: Sequence[MicroBatch],
+        *,
+        temperature: float,
+        with_entropy: bool = False,
+        outlook: Divergence | None = None,
+        with_features: bool = False,
     ) -> list[Decided] | None:
         """Evaluate without gradients; None on a process without the last stage."""
         is_last = self._num_stages - 1 in self._stages
@@ -74,7 +80,14 @@ class Pipeline:
 
         def conclude(stage: nn.Module, batch: MicroBatch, received: torch.Tensor) -> None:
             decided.append(
-                self._model.conclude(stage, batch, received, temperature=temperature, with_entropy=with_entropy)
+                self._model.conclude(
+                    stage,
+                    batch,
+                    received,
+                    temperature=temperature,
+                    with_entropy=with_entropy,
+                    **beside(outlook=outlook, with_features=with_features or None),
+                )
             )
 
         with torch.no_grad():
@@ -89,6 +102,8 @@ class Pipeline:
         temperature: float,
         with_entropy: bool,
         loss: Callable[[int, Decided], torch.Tensor],
+        against: Sequence[Against] = (),
+        with_features: bool = False,
     ) -> None:
         """Run forward and backward of each micro-batch; gradients are added to those there are.
 
@@ -105,7 +120,16 @@ class Pipeline:
                 return self._advance(index, batch, None if index == 0 else received, message)
             if number >= len(batches):
                 return received.float().sum() * 0.0
-            decided = self._model.conclude(stage, batch, received, temperature=temperature, with_entropy=with_entropy)
+            decided = self._model.conclude(
+                stage,
+                batch,
+                received,
+                temperature=temperature,
+                with_entropy=with_entropy,
+                **beside(
+                    against=against[number] if number < len(against) else None, with_features=with_features or None
+                ),
+            )
             return loss(number, decided)
 
         works = [
@@ -226,6 +250,11 @@ class Pipeline:
             per_process=STAGES_PER_PROCESS[self._schedule],
             is_v_shaped=self._schedule == "zero-bubble",
         )
+
+
+def beside(**asked: Any) -> dict[str, Any]:
+    """What is asked of a forward besides the plain; models that cannot give it are never asked."""
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def _bind(

@@ -7,6 +7,7 @@ import cosmos_core.policy.modeling.lean  # noqa: F401 - before anything of trans
 
 # isort: split
 from cosmos_core.policy.modeling.attention.packed import PACKED, Packing
+from cosmos_core.policy.modeling.divergence import DIVERGENCES
 from cosmos_core.policy.modeling.encoding import HuggingFaceOptions
 from cosmos_core.policy.modeling.huggingface import HuggingFaceModel
 from cosmos_core.policy.modeling.packing import pack
@@ -15,6 +16,7 @@ from cosmos_core.policy.modeling.tokens import tokens_payload, values
 from cosmos_core.policy.modeling.vision import VisionLanguageModel
 
 __all__ = [
+    "DIVERGENCES",
     "PACKED",
     "HuggingFaceModel",
     "HuggingFaceOptions",

@@ -1,12 +1,9 @@
 """From hidden states to the log-probabilities of the tokens that were taken.
 
 Only places that decide something pass through the output layer, and over a large vocabulary they do so in chunks
-whose logits are recomputed in the backward pass, so that no [N, V] float32 tensor is ever held. Under tensor
-parallelism each process has the logits of its part of the vocabulary, and only sums and maxima of rows travel.
+whose logits are recomputed in the backward pass, so that no [N, V] float32 tensor is ever held.
 
-Source: arXiv:1909.08053 section 3 (parallel cross entropy).
-
-Shape legend: N decisions, D hidden size, V vocabulary (of this process, where it is split).
+Shape legend: N decisions, D hidden size, V vocabulary (of this process, where it is split), K tokens told apart.
 """
 
 from __future__ import annotations
@@ -14,35 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-import attrs
 import torch
-import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
-from cosmos_core.policy.mesh.collectives import sum_over_group
-from cosmos_core.protocols import Decided
+from cosmos_core.policy.modeling.divergence import Likeliest, diverge
+from cosmos_core.policy.modeling.vocabulary import Vocabulary, rows_of, total
+from cosmos_core.protocols import Against, Decided, Divergence
 
 CHUNK_ELEMENTS: Final = 1 << 25
 """Largest number of logits held at once (128 MiB in float32)."""
 
 _PART: Final = "_cosmos_vocabulary"
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Vocabulary:
-    """This process's part of a vocabulary that is split over a group.
-
-    Attributes:
-        start: Its first token.
-        size: Its tokens.
-        most: Those of the largest part, which all processes take as many decisions at once for.
-        group: The processes; None where it is whole.
-    """
-
-    start: int
-    size: int
-    most: int = attrs.field(default=attrs.Factory(lambda self: self.size, takes_self=True))
-    group: dist.ProcessGroup | None = None
 
 
 def vocabulary_of(module: torch.nn.Module) -> Vocabulary:
@@ -81,8 +60,10 @@ def evaluate(
     vocabulary: Vocabulary,
     temperature: float,
     with_entropy: bool,
+    outlook: Divergence | None = None,
+    against: Against | None = None,
 ) -> Decided:
-    """Log-probability of each target, after the temperature, and the entropy if asked for.
+    """Log-probability of each target, after the temperature, and what else is asked for.
 
     Args:
         logits: Gives [n, V] for [n, D].
@@ -91,53 +72,44 @@ def evaluate(
         vocabulary: The tokens that the logits are of.
         temperature: Divides the logits.
         with_entropy: Whether to give the entropy (detached).
+        outlook: The divergence for which to give the likeliest tokens.
+        against: What to give the divergence from.
     """
+    theirs = None if against is None else Likeliest.of(against.outlook)
+    num_tokens = total(vocabulary) if outlook is not None else 0
+    num_told = min(num_tokens, outlook.top or num_tokens) if outlook is not None else 0
 
-    def one(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        scaled_NV = _divide(logits(hidden).float(), temperature)
-        if vocabulary.group is not None:
-            return _split_log_probs(scaled_NV, targets, vocabulary, vocabulary.group, with_entropy=with_entropy)
-        log_probs = torch.log_softmax(scaled_NV, dim=-1)
-        detached = log_probs.detach()
-        entropy = -(detached.exp() * detached).nan_to_num(0.0).sum(-1) if with_entropy else detached[:, 0]
-        return log_probs.gather(-1, targets[:, None])[:, 0], entropy
+    def one(hidden: torch.Tensor, targets: torch.Tensor, *compared: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = rows_of(_divide(logits(hidden).float(), temperature), vocabulary)
+        given = [rows.pick(targets[:, None])[:, 0]]
+        if with_entropy:
+            given.append(rows.entropy())
+        if outlook is not None:
+            given += rows.likeliest(num_told)
+        if compared:
+            assert against is not None
+            assert theirs is not None
+            ids, logprobs = compared
+            given.append(diverge(against.divergence, rows.pick(ids), logprobs, is_whole=theirs.is_whole))
+        return tuple(given)
 
-    rows = max(1, CHUNK_ELEMENTS // vocabulary.most)
-    if len(targets_N) <= rows:
-        logprobs_N, entropy_N = one(hidden_ND, targets_N)
+    each = (hidden_ND, targets_N, *(() if theirs is None else (theirs.ids_NK, theirs.logprobs_NK)))
+    num_rows = max(1, CHUNK_ELEMENTS // vocabulary.most)
+    if len(targets_N) <= num_rows:
+        given = list(one(*each))
     else:
-        pairs = [
-            checkpoint(one, hidden, targets, use_reentrant=False)
-            for hidden, targets in zip(torch.split(hidden_ND, rows), torch.split(targets_N, rows), strict=True)
-        ]
-        logprobs_N, entropy_N = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-    return Decided(logprobs_N=logprobs_N, entropy_N=entropy_N if with_entropy else None)
+        chunks = zip(*(torch.split(tensor, num_rows) for tensor in each), strict=True)
+        parts = [checkpoint(one, *chunk, use_reentrant=False) for chunk in chunks]
+        given = [torch.cat(part) for part in zip(*parts, strict=True)]
+    return Decided(
+        logprobs_N=given.pop(0),
+        entropy_N=given.pop(0) if with_entropy else None,
+        outlook=None
+        if outlook is None
+        else Likeliest(ids_NK=given.pop(0), logprobs_NK=given.pop(0), is_whole=num_told == num_tokens).outlook(),
+        divergence_N=given.pop(0) if theirs is not None else None,
+    )
 
 
 def _divide(logits_NV: torch.Tensor, temperature: float) -> torch.Tensor:
     return logits_NV if temperature == 1.0 else logits_NV / temperature
-
-
-def _split_log_probs(
-    logits_NV: torch.Tensor,
-    targets_N: torch.Tensor,
-    vocabulary: Vocabulary,
-    group: dist.ProcessGroup,
-    *,
-    with_entropy: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of each target and entropy, of a vocabulary split over a group; the same on each process."""
-    highest_N = logits_NV.detach().amax(-1)
-    dist.all_reduce(highest_N, dist.ReduceOp.MAX, group=group)
-    shifted_NV = logits_NV - highest_N[:, None]
-    normalizer_N = sum_over_group(shifted_NV.exp().sum(-1), group).log()
-    place_N = targets_N - vocabulary.start
-    is_own_N = (place_N >= 0) & (place_N < vocabulary.size)
-    own_N = shifted_NV.gather(-1, place_N.masked_fill(~is_own_N, 0)[:, None])[:, 0].masked_fill(~is_own_N, 0.0)
-    log_probs_N = sum_over_group(own_N, group) - normalizer_N
-    if not with_entropy:
-        return log_probs_N, log_probs_N.detach()
-    detached_NV = shifted_NV.detach() - normalizer_N.detach()[:, None]
-    entropy_N = -(detached_NV.exp() * detached_NV).nan_to_num(0.0).sum(-1)
-    dist.all_reduce(entropy_N, group=group)
-    return log_probs_N, entropy_N

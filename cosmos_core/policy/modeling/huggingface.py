@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import attrs
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -26,6 +27,7 @@ from cosmos_core.policy.adapters.beside import published_state
 from cosmos_core.policy.mesh.rooted import layout_of, within
 from cosmos_core.policy.modeling import facts, head
 from cosmos_core.policy.modeling.building import Blueprint, build_part, build_whole, lay_out
+from cosmos_core.policy.modeling.decided import Asked, decided_of, sliced, tensors_of
 from cosmos_core.policy.modeling.encoding import GENERATION_FILE, HuggingFaceOptions, TextEncoding
 from cosmos_core.policy.modeling.packing import pack
 from cosmos_core.policy.modeling.parallel import anatomy
@@ -40,7 +42,7 @@ from cosmos_core.policy.modeling.weights.stored import absence, holds_weights
 from cosmos_core.policy.modeling.weights.streaming import Streamed
 from cosmos_core.policy.modeling.weights.verification import verify_packing
 from cosmos_core.policy.processes.channel import Channel, open_channel
-from cosmos_core.protocols import Decided, Layout, MicroBatch, ModelContext, ModelFacts
+from cosmos_core.protocols import Against, Decided, Divergence, Layout, MicroBatch, ModelContext, ModelFacts
 from cosmos_core.types import Payload
 
 CONFIG_FILE = "config.json"
@@ -182,10 +184,25 @@ class HuggingFaceModel(TextEncoding):
         return pack(payloads, budget=budget, multiple=multiple, is_uniform=is_uniform)
 
     def decide(
-        self, module: torch.nn.Module, batch: MicroBatch, *, temperature: float, with_entropy: bool = False
+        self,
+        module: torch.nn.Module,
+        batch: MicroBatch,
+        *,
+        temperature: float,
+        with_entropy: bool = False,
+        outlook: Divergence | None = None,
+        against: Against | None = None,
+        with_features: bool = False,
     ) -> Decided:
         """Log-probabilities of the completion tokens; only their places pass through the output layer."""
-        return self._conclude(module, self._row(module, batch), None, temperature, with_entropy)
+        asked = Asked(
+            temperature=temperature,
+            with_entropy=with_entropy,
+            outlook=outlook,
+            against=against,
+            with_features=with_features,
+        )
+        return self._conclude(module, self._row(module, batch), None, asked)
 
     def stages(self, module: torch.nn.Module) -> Sequence[torch.nn.Module]:
         """The stages that this process holds, in the order of the model."""
@@ -205,9 +222,19 @@ class HuggingFaceModel(TextEncoding):
         *,
         temperature: float,
         with_entropy: bool = False,
+        outlook: Divergence | None = None,
+        against: Against | None = None,
+        with_features: bool = False,
     ) -> Decided:
         """Run the last stage (see `decide`)."""
-        return self._conclude(stage, self._row(stage, batch), received, temperature, with_entropy)
+        asked = Asked(
+            temperature=temperature,
+            with_entropy=with_entropy,
+            outlook=outlook,
+            against=against,
+            with_features=with_features,
+        )
+        return self._conclude(stage, self._row(stage, batch), received, asked)
 
     def hidden(self, module: torch.nn.Module, row: Row, received: torch.Tensor | None = None) -> torch.Tensor:
         """Hidden states [U, D] of this process's slice of the row: of a last stage, as they enter the output layer.
@@ -365,19 +392,24 @@ class HuggingFaceModel(TextEncoding):
     def _row(self, module: torch.nn.Module, batch: MicroBatch) -> Row:
         return Row.of(batch, device_of(module), layout_of(module))
 
-    def _conclude(
-        self, module: torch.nn.Module, row: Row, received: torch.Tensor | None, temperature: float, with_entropy: bool
-    ) -> Decided:
+    def _conclude(self, module: torch.nn.Module, row: Row, received: torch.Tensor | None, asked: Asked) -> Decided:
+        names: list[str] = []
+
         def body() -> tuple[torch.Tensor, ...]:
+            hidden_ND = self.hidden(module, row, received).index_select(0, row.decisions_n)
             decided = head.evaluate(
-                lambda hidden_ND: self.logits(module, hidden_ND),
-                self.hidden(module, row, received).index_select(0, row.decisions_n),
+                lambda each_ND: self.logits(module, each_ND),
+                hidden_ND,
                 row.targets_n,
                 vocabulary=head.vocabulary_of(module),
-                temperature=temperature,
-                with_entropy=with_entropy,
+                temperature=asked.temperature,
+                with_entropy=asked.with_entropy,
+                outlook=asked.outlook,
+                against=sliced(asked.against, row.own),
             )
-            return (decided.logprobs_N,) if decided.entropy_N is None else (decided.logprobs_N, decided.entropy_N)
+            tensors = tensors_of(attrs.evolve(decided, features_ND=hidden_ND if asked.with_features else None))
+            names[:] = tensors
+            return tuple(tensors.values())
 
-        logprobs_n, *entropy_n = within(module, body)
-        return Decided(logprobs_N=row.whole(logprobs_n), entropy_N=row.whole(entropy_n[0]) if entropy_n else None)
+        tensors = within(module, body)
+        return decided_of({name: row.whole(tensor) for name, tensor in zip(names, tensors, strict=True)})

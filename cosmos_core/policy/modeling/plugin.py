@@ -7,6 +7,7 @@ from typing import get_args
 from transformers import CONFIG_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig
 
 from cosmos_core.errors import ConfigError
+from cosmos_core.policy.modeling.divergence import DIVERGENCES
 from cosmos_core.policy.modeling.huggingface import HuggingFaceModel
 from cosmos_core.policy.modeling.seeing import GenericOptions, SeeingModel
 from cosmos_core.policy.modeling.weights.loading import LIBRARY_ERRORS
@@ -21,6 +22,8 @@ def cosmos_model() -> Provider[Model]:
         options=GenericOptions,
         capabilities=ModelCapabilities(
             payload_kinds=frozenset({"tokens"}),
+            divergences=DIVERGENCES,
+            features=True,
             # Those that a model cannot use are refused by its facts.
             mesh_axes=frozenset(get_args(Axis)),
         ),

@@ -74,8 +74,12 @@ class Row:
             shared=shared,
         )
 
+    def own(self, values_N: torch.Tensor) -> torch.Tensor:
+        """Of values [N, ...] of the micro-batch's decisions, those of this slice."""
+        return values_N if self.shared is None else values_N.index_select(0, self.shared.own_n)
+
     def whole(self, values_n: torch.Tensor) -> torch.Tensor:
-        """One value for each decision of the micro-batch [N], from those of all slices.
+        """The values [N, ...] of all decisions of the micro-batch, from those of all slices.
 
         Every process is given the same, and computes the same loss from it: its own part of the gradient is whole.
         """
@@ -121,5 +125,6 @@ class Shared:
 
     def whole(self, values_n: torch.Tensor) -> torch.Tensor:
         """See `Row.whole`."""
-        padded = torch.nn.functional.pad(values_n, (0, self.most - len(values_n)))
+        padding = (0, 0) * (values_n.dim() - 1) + (0, self.most - len(values_n))
+        padded = torch.nn.functional.pad(values_n, padding)
         return gather_for_shared(padded, 0, self.context.group).index_select(0, self.places_N)

@@ -10,17 +10,23 @@ from typing import Final, Protocol, cast
 
 import torch
 
-from cosmos_core.policy.mesh.pipeline import Pipeline
+from cosmos_core.policy.mesh.pipeline import Pipeline, beside
 from cosmos_core.policy.mesh.rooted import layout_of
 from cosmos_core.policy.mesh.schedules import Schedule
-from cosmos_core.protocols import Decided, Mesh, MicroBatch, Model, PipelinedModel
+from cosmos_core.protocols import Against, Decided, Divergence, Mesh, MicroBatch, Model, PipelinedModel
 
 
 class Executor(Protocol):
     """Evaluates micro-batches, and computes gradients of them."""
 
     def evaluate(
-        self, batches: Sequence[MicroBatch], *, temperature: float, with_entropy: bool = False
+        self,
+        batches: Sequence[MicroBatch],
+        *,
+        temperature: float,
+        with_entropy: bool = False,
+        outlook: Divergence | None = None,
+        with_features: bool = False,
     ) -> list[Decided] | None:
         """Evaluate without gradients.
 
@@ -28,6 +34,8 @@ class Executor(Protocol):
             batches: The micro-batches.
             temperature: Divides the logits.
             with_entropy: Whether the entropy is needed.
+            outlook: The divergence for which the outlook is needed.
+            with_features: Whether features are needed.
 
         Returns:
             What is decided in each; None on a process that has no last stage.
@@ -41,6 +49,8 @@ class Executor(Protocol):
         temperature: float,
         with_entropy: bool,
         loss: Callable[[int, Decided], torch.Tensor],
+        against: Sequence[Against] = (),
+        with_features: bool = False,
     ) -> None:
         """Run forward and backward of each micro-batch; gradients are added to those there are.
 
@@ -50,6 +60,8 @@ class Executor(Protocol):
             with_entropy: Whether the entropy is needed.
             loss: Gives the scalar to differentiate, for the index of a micro-batch and what is decided in it; called
                 once for each, in any order, and only where the last stage is.
+            against: What each of the first micro-batches is compared with; where the last stage is.
+            with_features: Whether features are needed.
         """
         ...
 
@@ -67,12 +79,19 @@ class Sequential:
         self._module: Final = module
 
     def evaluate(
-        self, batches: Sequence[MicroBatch], *, temperature: float, with_entropy: bool = False
+        self,
+        batches: Sequence[MicroBatch],
+        *,
+        temperature: float,
+        with_entropy: bool = False,
+        outlook: Divergence | None = None,
+        with_features: bool = False,
     ) -> list[Decided]:
         """Evaluate without gradients."""
+        besides = beside(outlook=outlook, with_features=with_features or None)
         with torch.no_grad():
             return [
-                self._model.decide(self._module, batch, temperature=temperature, with_entropy=with_entropy)
+                self._model.decide(self._module, batch, temperature=temperature, with_entropy=with_entropy, **besides)
                 for batch in batches
             ]
 
@@ -83,10 +102,17 @@ class Sequential:
         temperature: float,
         with_entropy: bool,
         loss: Callable[[int, Decided], torch.Tensor],
+        against: Sequence[Against] = (),
+        with_features: bool = False,
     ) -> None:
         """Run forward and backward of each micro-batch; gradients are added to those there are."""
         for index, batch in enumerate(batches):
-            decided = self._model.decide(self._module, batch, temperature=temperature, with_entropy=with_entropy)
+            besides = beside(
+                against=against[index] if index < len(against) else None, with_features=with_features or None
+            )
+            decided = self._model.decide(
+                self._module, batch, temperature=temperature, with_entropy=with_entropy, **besides
+            )
             loss(index, decided).backward()  # type: ignore[no-untyped-call]
 
 

@@ -5,6 +5,7 @@ Shape legend: N decisions of a micro-batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from cosmos_core.errors import TrainingError
 from cosmos_core.policy.training.meter import Meter
 from cosmos_core.policy.training.objective import Known
-from cosmos_core.protocols import Decided, Loss
+from cosmos_core.protocols import Decided, Estimate, Loss
 
 OWN: Final = frozenset({"loss", "entropy", "behaviour_kl", "mismatch_kl", "mismatch_max_ratio", "grad_norm", "lr"})
 """Names that an algorithm's metrics may not have: under one name two quantities would be mixed."""
@@ -45,13 +46,23 @@ class Measures:
         number = len(known.weights_N)
         self._add("loss", total, 0)
         for name, values_N in loss.metrics.items():
-            if name in OWN:
-                raise TrainingError(f"the algorithm reports a metric {name!r}, which the core measures; rename it")
+            _check_name(name)
             self._add(name, values_N.detach().sum(), number)
         if decided.entropy_N is not None:
             self._add("entropy", decided.entropy_N.sum(), number)
         if known.has_behaviour and number:
             self._compare(decided.logprobs_N.detach(), known, version)
+
+    def take_estimates(self, estimates: Sequence[Estimate]) -> None:
+        """Take in what the algorithm made of sequences.
+
+        Raises:
+            TrainingError: See `take`.
+        """
+        for estimate in estimates:
+            for name, value in estimate.metrics.items():
+                _check_name(name)
+                self._add(name, torch.tensor(value), 1)
 
     def meter(self) -> Meter:
         """The step's quantities on this replica, moved to the CPU in one go."""
@@ -88,3 +99,8 @@ class Measures:
     def _add(self, name: str, total: torch.Tensor, count: torch.Tensor | int) -> None:
         self._sums[name] = self._sums[name] + total if name in self._sums else total
         self._counts[name] = self._counts.get(name, 0) + count
+
+
+def _check_name(name: str) -> None:
+    if name in OWN:
+        raise TrainingError(f"the algorithm reports a metric {name!r}, which the core measures; rename it")

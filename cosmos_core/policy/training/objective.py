@@ -8,7 +8,8 @@ Shape legend: N decisions of a micro-batch, S its sequences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import attrs
@@ -16,7 +17,17 @@ import numpy as np
 import torch
 
 from cosmos_core.policy.batches.batch import Counts, TrainSequence
-from cosmos_core.protocols import Aggregation, Algorithm, Decided, Decisions, Loss, MicroBatch
+from cosmos_core.protocols import (
+    Aggregation,
+    Algorithm,
+    Decided,
+    Decisions,
+    Estimate,
+    FrozenRole,
+    Loss,
+    MicroBatch,
+    Opinion,
+)
 from cosmos_core.types import Payload
 
 CPU: Final = torch.device("cpu")
@@ -35,6 +46,7 @@ class Known:
         weights_N: float32, each decision's part of the batch's average.
         num_sequences: S.
         has_behaviour: Whether an engine recorded log-probs (demonstrations have none).
+        targets_N: float32, what an algorithm that estimates wants of each decision; None where it wants nothing.
     """
 
     behaviour_logprobs_N: torch.Tensor
@@ -44,6 +56,16 @@ class Known:
     weights_N: torch.Tensor
     num_sequences: int
     has_behaviour: bool
+    targets_N: torch.Tensor | None = None
+
+    def settled(self, estimates: Sequence[Estimate]) -> Known:
+        """The same with what the algorithm made of each sequence."""
+        targets = [each.targets_n for each in estimates if each.targets_n is not None]
+        return attrs.evolve(
+            self,
+            advantages_N=torch.cat([each.advantages_n for each in estimates]).detach(),
+            targets_N=torch.cat(targets).detach() if targets else None,
+        )
 
     def on(self, device: torch.device) -> Known:
         """The same on a device."""
@@ -103,7 +125,13 @@ def know(
     ).on(device)
 
 
-def price(algorithm: Algorithm, decided: Decided, known: Known, old_logprobs_N: torch.Tensor | None) -> Loss:
+def price(
+    algorithm: Algorithm,
+    decided: Decided,
+    known: Known,
+    old_logprobs_N: torch.Tensor | None,
+    frozen: Mapping[FrozenRole, Opinion] = MappingProxyType({}),
+) -> Loss:
     """The algorithm's loss of each decision."""
     return algorithm.loss(
         Decisions(
@@ -114,6 +142,9 @@ def price(algorithm: Algorithm, decided: Decided, known: Known, old_logprobs_N: 
             advantages_N=known.advantages_N,
             sequence_N=known.sequence_N,
             num_sequences=known.num_sequences,
+            frozen=frozen,
+            targets_N=known.targets_N,
+            values_N=decided.values_N,
         )
     )
 

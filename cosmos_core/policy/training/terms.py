@@ -11,8 +11,8 @@ import attrs
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import recipe_with
 from cosmos_core.config.stages import Stage, stages
-from cosmos_core.errors import CheckpointError
-from cosmos_core.plugin.roles import load_algorithm, source_of
+from cosmos_core.errors import CheckpointError, ConfigError
+from cosmos_core.plugin.roles import load_algorithm, source_of, unmet
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import Algorithm
@@ -21,7 +21,7 @@ from cosmos_core.types import Scalar
 _LOG: Final = logging.getLogger(__name__)
 
 
-class Terms:
+class OrderTerms:
     """Makes a trainer take up stages, and go by the values of each step's order.
 
     Args:
@@ -69,7 +69,10 @@ class Terms:
         recipe = recipe_with(self._job.recipe, values)
         self._present = attrs.evolve(self._job, recipe=recipe)
         stage = stages(recipe)[self._trainer.stage.index]
-        self._trainer.change(stage, self._algorithm(stage))
+        algorithm = self._algorithm(stage)
+        if lacking := [*unmet(recipe, stage, algorithm)]:
+            raise ConfigError("\n".join(lacking))
+        self._trainer.change(stage, algorithm)
         _LOG.info("from step %d on, other than the recipe: %s", self._trainer.step + 1, dict(values) or "nothing")
         self._values = dict(values)
 

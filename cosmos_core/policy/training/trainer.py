@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, TypedDict
 
 import attrs
 import torch
@@ -21,17 +23,20 @@ from cosmos_core.policy.adapters.beside import trained_tensors
 from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence
 from cosmos_core.policy.processes.group import GradientGroup
 from cosmos_core.policy.processes.world import World
+from cosmos_core.policy.training.beforehand import Beforehand, Prepared, divergence_of, settled
+from cosmos_core.policy.training.critic import Critic
 from cosmos_core.policy.training.execution import Executor, make_executor
+from cosmos_core.policy.training.frozen import FrozenModel
 from cosmos_core.policy.training.gradients import GradientBuffer
 from cosmos_core.policy.training.measures import Measures
 from cosmos_core.policy.training.meter import Meter, Stopwatch
-from cosmos_core.policy.training.objective import Known, know, price
+from cosmos_core.policy.training.objective import know, price
 from cosmos_core.policy.training.optimizer import AdamW
 from cosmos_core.policy.training.schedule import learning_rate
 from cosmos_core.policy.training.tallies import Tallies
 from cosmos_core.policy.training.ties import Ties
 from cosmos_core.policy.training.vitals import watch_layers
-from cosmos_core.protocols import Algorithm, Decided, MicroBatch, Model
+from cosmos_core.protocols import Algorithm, Consulting, Decided, Estimating, FrozenRole, MicroBatch, Model, Valuing
 from cosmos_core.replica.activity import Activity
 
 
@@ -48,23 +53,12 @@ class Applied:
     meter: Meter
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Prepared:
-    """Micro-batches of a step whose decisions were taken at one temperature.
+class _Packing(TypedDict):
+    """How micro-batches are packed (see `Model.pack`)."""
 
-    Attributes:
-        batches: As many as every other process of the replica has; those after `num_real` only keep step.
-        known: What is known of the real ones before their forward, on the training device.
-        weights: Weights of the decisions of the real ones, on the CPU.
-        num_real: Those that count.
-        temperature: At which their decisions were taken.
-    """
-
-    batches: Sequence[MicroBatch]
-    known: Sequence[Known]
-    weights: Sequence[torch.Tensor]
-    num_real: int
-    temperature: float
+    budget: int
+    multiple: int
+    is_uniform: bool
 
 
 class Trainer:
@@ -76,6 +70,8 @@ class Trainer:
         policy: Precision, budget and guards.
         device: Where the module is.
         world: The processes of this replica.
+        frozen: Models that an algorithm may consult, by role.
+        critic: Estimates returns; None without one.
 
     Attributes:
         step: Global step whose weights these are; negative while they are a mixture of two (see `transfer`).
@@ -86,7 +82,15 @@ class Trainer:
     """
 
     def __init__(
-        self, *, model: Model, module: torch.nn.Module, policy: PolicyConfig, device: torch.device, world: World
+        self,
+        *,
+        model: Model,
+        module: torch.nn.Module,
+        policy: PolicyConfig,
+        device: torch.device,
+        world: World,
+        frozen: Mapping[FrozenRole, FrozenModel] = MappingProxyType({}),
+        critic: Critic | None = None,
     ) -> None:
         self.model = model
         self.module = module
@@ -102,6 +106,8 @@ class Trainer:
         self._optimizer: AdamW
         self._temperature = 1.0
         self._policy = policy
+        self._frozen: Final = frozen
+        self._critic: Final = critic
         self._executor: Executor = make_executor(model, module, world.mesh, policy.parallel.schedule)
         self._ties = Ties.of(module, world)
         self._tallies = Tallies(model, module, world.mesh, device)
@@ -138,6 +144,10 @@ class Trainer:
         self._temperature = temperature
         self._algorithm = algorithm
         self._optimizer = AdamW(self.module, stage.optimizer)
+        for frozen in self._followers.values():
+            frozen.take_over(self.module)
+        if self._critic is not None:
+            self._critic.begin_stage(stage.optimizer)
 
     def change(self, stage: Stage, algorithm: Algorithm) -> None:
         """Go by other values of dynamic keys from now on; weights and optimizer state stay.
@@ -154,7 +164,18 @@ class Trainer:
         """Every tensor that training goes on from, by flat name, in a fixed order; no copies."""
         tensors = {f"model.{name}": tensor for name, tensor in trained_tensors(self.module).items()}
         tensors.update({f"optimizer.{name}": tensor for name, tensor in self._optimizer.state().items()})
+        for role, frozen in self._followers.items():
+            tensors.update({f"{role}.{name}": tensor for name, tensor in frozen.state().items()})
+        if self._critic is not None:
+            tensors.update({f"critic.{name}": tensor for name, tensor in self._critic.state().items()})
         return tensors
+
+    @property
+    def _followers(self) -> Mapping[FrozenRole, FrozenModel]:
+        """Frozen models whose weights no recipe names: a stage before has trained them."""
+        if self.stage.first_step == 0:
+            return {}
+        return {role: frozen for role, frozen in self._frozen.items() if frozen.follows}
 
     @functools.cached_property
     def below(self) -> str:
@@ -181,9 +202,14 @@ class Trainer:
         # Whatever a step that broke off left behind is forgotten here.
         self._gradients.zero()
         self._tallies.zero()
+        if self._critic is not None:
+            self._critic.zero()
         measures = Measures()
+        with watch("beforehand_s"), self._compute_precision():
+            known = self._know(parts, group, measures)
         with watch("forward_backward_s"), self._compute_precision():
-            self._accumulate(parts, measures)
+            for prepared, before in known:
+                self._accumulate(prepared, before, measures)
         with watch("reduce_s"):
             self._gradients.collect()
             self._ties.sum(self._gradients)
@@ -192,8 +218,11 @@ class Trainer:
                 self._gradients.sum(self.world.mesh.group("dp_replicate"))
             group.sum(self._gradients.flat)
             self._tallies.sum(group)
+            critic_norm = 0.0
+            if self._critic is not None:
+                critic_norm = self._critic.reduce(self.world, group, counts=self._is_measured)
         with watch("optimizer_s"):
-            return self._apply(measures.meter())
+            return self._apply(measures.meter(), critic_norm)
 
     def measure(self, share: Share) -> float:
         """Evaluate demonstrations without learning from them.
@@ -204,7 +233,7 @@ class Trainer:
         Returns:
             Minus the sum of their decisions' log-probabilities; 0 where another process of the replica has them, too.
         """
-        batches, num_real = self._pack(share, share.sequences)
+        batches, _, num_real = self._pack(share, share.sequences)
         if not batches:
             return 0.0
         with self._compute_precision():
@@ -220,17 +249,20 @@ class Trainer:
 
     def _prepared(self, share: Share, totals: Counts, temperature: float | None) -> Prepared:
         drawn = tuple(sequence for sequence in share.sequences if sequence.temperature == temperature)
-        batches, num_real = self._pack(share, drawn)
+        batches, packed, num_real = self._pack(share, drawn)
         known = [know(self._algorithm, batch, drawn, totals) for batch in batches[:num_real]]
         return Prepared(
             batches=batches,
+            sequences=packed,
             known=[each.on(self.device) for each in known],
             weights=[each.weights_N for each in known],
             num_real=num_real,
             temperature=self._temperature if temperature is None else temperature,
         )
 
-    def _pack(self, share: Share, chosen: Sequence[TrainSequence]) -> tuple[list[MicroBatch], int]:
+    def _pack(
+        self, share: Share, chosen: Sequence[TrainSequence]
+    ) -> tuple[list[MicroBatch], Sequence[TrainSequence], int]:
         """Pack, and bring every process to the same number of micro-batches: they meet in each forward.
 
         Args:
@@ -238,34 +270,83 @@ class Trainer:
             chosen: The sequences of it to pack.
 
         Returns:
-            The micro-batches, and how many of them, the first, are real.
+            The micro-batches, the sequences in them, and how many of them, the first, are real.
         """
-        mesh = self.world.mesh
         sequences = chosen or share.sequences[:1] or tuple(filter(None, [share.filler]))
-        batches = self.model.pack(
-            [sequence.payload for sequence in sequences],
-            budget=self._policy.micro_batch_units,
-            multiple=mesh.size("cp") * mesh.size("tp"),
-            is_uniform=mesh.size("pp") > 1,
-        )
+        batches = self.model.pack([sequence.payload for sequence in sequences], **self._packing)
         num_real = len(batches) if chosen else 0
         number = self.world.most(len(batches))
         if number > len(batches):
             batches += [min(batches, key=lambda batch: batch.num_units)] * (number - len(batches))
-        return batches, num_real
+        return batches, sequences, num_real
+
+    @functools.cached_property
+    def _packing(self) -> _Packing:
+        mesh = self.world.mesh
+        return _Packing(
+            budget=self._policy.micro_batch_units,
+            multiple=mesh.size("cp") * mesh.size("tp"),
+            is_uniform=mesh.size("pp") > 1,
+        )
+
+    @property
+    def _judges(self) -> Callable[[Decided], Decided] | None:
+        """Gives values, where the algorithm needs them."""
+        if self._critic is None or not isinstance(self._algorithm, Valuing) or not self._algorithm.needs_critic:
+            return None
+        return self._critic.judge
 
     @property
     def _is_measured(self) -> bool:
         """Whether this process measures: of those that share sequences, and so their decisions, one does."""
         return self.world.mesh.place("cp") == 0 and self.world.mesh.place("tp") == 0
 
-    def _accumulate(self, parts: Sequence[Prepared], measures: Measures) -> None:
-        # Every old log-prob is taken before the first backward: they are of the step's starting weights.
-        olds = [self._old_logprobs(prepared) for prepared in parts]
-        for prepared, own in zip(parts, olds, strict=True):
-            self._accumulate_part(prepared, own, measures)
+    def _know(
+        self, parts: Sequence[Prepared], group: GradientGroup, measures: Measures
+    ) -> list[tuple[Prepared, Beforehand]]:
+        """Evaluate what must be known of the whole batch before the first backward changes anything."""
+        known = [(prepared, self._beforehand(prepared)) for prepared in parts]
+        if not isinstance(self._algorithm, Estimating):
+            return known
+        settling = settled(self._algorithm, known, self.world, group)
+        done = []
+        for (prepared, before), estimates in zip(known, settling, strict=True):
+            if self._is_measured:
+                for each in estimates:
+                    measures.take_estimates(each)
+            pairs = zip(prepared.known, estimates, strict=True) if before.is_here else ()
+            done.append((attrs.evolve(prepared, known=[one.settled(each) for one, each in pairs]), before))
+        return done
 
-    def _accumulate_part(self, prepared: Prepared, olds: Sequence[torch.Tensor | None], measures: Measures) -> None:
+    def _beforehand(self, prepared: Prepared) -> Beforehand:
+        algorithm, asked = self._algorithm, divergence_of(self._algorithm)
+        consulted = algorithm.consults if isinstance(algorithm, Consulting) else ()
+        payloads = [sequence.payload for sequence in prepared.sequences]
+        frozen = {
+            role: self._frozen[role].evaluate(
+                prepared.batches,
+                payloads,
+                **self._packing,
+                temperature=prepared.temperature,
+                outlook=asked[1] if asked is not None and asked[0] == role else None,
+            )
+            for role in consulted
+        }
+        old: list[Decided] | None = []
+        judges = self._judges
+        if algorithm.old_logprobs == "recompute" or judges is not None:
+            old = self._executor.evaluate(
+                prepared.batches, temperature=prepared.temperature, with_features=judges is not None
+            )
+        if judges is not None and old is not None:
+            with torch.no_grad():
+                old = [judges(each) for each in old]
+        if old is None or None in frozen.values():
+            return Beforehand(is_here=False)
+        looks = {role: looks for role, looks in frozen.items() if looks is not None}
+        return Beforehand(old=old, frozen=looks, diverges=asked)
+
+    def _accumulate(self, prepared: Prepared, before: Beforehand, measures: Measures) -> None:
         weighed = [
             attrs.evolve(batch, weights_N=weights_N)
             for batch, weights_N in zip(prepared.batches, prepared.weights, strict=False)
@@ -275,7 +356,9 @@ class Trainer:
             if index >= prepared.num_real:
                 return decided.logprobs_N.sum() * 0.0
             known = prepared.known[index]
-            priced = price(self._algorithm, decided, known, olds[index])
+            decided = decided if self._judges is None else self._judges(decided)
+            old_N = before.old_logprobs(self._algorithm, known, index)
+            priced = price(self._algorithm, decided, known, old_N, before.opinions(index, decided))
             total = torch.dot(priced.loss_N, known.weights_N)
             if self._is_measured:
                 measures.take(total.detach(), decided, priced, known, version=self.step)
@@ -286,26 +369,21 @@ class Trainer:
             temperature=prepared.temperature,
             with_entropy=self._algorithm.needs_entropy,
             loss=loss,
+            against=before.against(),
+            with_features=self._judges is not None,
         )
         self.num_units += sum(batch.num_units for batch in prepared.batches[: prepared.num_real])
 
-    def _old_logprobs(self, prepared: Prepared) -> Sequence[torch.Tensor | None]:
-        match self._algorithm.old_logprobs:
-            case "none":
-                return [None] * prepared.num_real
-            case "behaviour":
-                return [known.behaviour_logprobs_N for known in prepared.known]
-            case "recompute":
-                decided = self._executor.evaluate(prepared.batches, temperature=prepared.temperature)
-                return [None] * prepared.num_real if decided is None else [each.logprobs_N for each in decided]
-
-    def _apply(self, meter: Meter) -> Applied:
+    def _apply(self, meter: Meter, critic_norm: float = 0.0) -> Applied:
         lr = learning_rate(self.stage.optimizer, step=self.step + 1 - self.stage.first_step, steps=self.stage.steps)
         norm = math.sqrt(float(self.world.sum(self._gradients.square())))
-        is_finite = math.isfinite(norm)
+        is_finite = math.isfinite(norm) and math.isfinite(critic_norm)
         if is_finite:
             self._gradients.clip(norm, self.stage.optimizer.clip_norm)
             self._optimizer.step(lr, self.stage.optimizer.weight_decay)
+            if self._critic is not None and self._judges is not None:
+                self._critic.step(critic_norm, self.stage.optimizer.clip_norm)
+                meter.peak("critic_grad_norm", critic_norm)
             for name, value in self._tallies.act().items():
                 meter.peak(name, value)
             self.nonfinite_steps = 0

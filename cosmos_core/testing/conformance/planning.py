@@ -15,7 +15,7 @@ from cosmos_core.protocols import (
     ModelFacts,
     RewardCapabilities,
 )
-from cosmos_core.run.checks import Measured, Parts, problems
+from cosmos_core.run.planning.checks import Measured, Parts, problems
 
 _FACTS: Final = ModelFacts(
     architecture="Any",
@@ -49,7 +49,7 @@ def planned(
         engine=engine,
         num_train_rows=10,
         num_heldout_rows=10,
-        measured=Measured(num_rows=10, num_demonstrations=10, shortest_prompt=4, longest_prompt=8),
+        measured=Measured(num_rows=10, num_demonstrations=10, num_preferences=10, shortest_prompt=4, longest_prompt=8),
         environment=environment,
     )
     return problems(recipe, parts)

@@ -123,6 +123,15 @@ FORWARD_TESTS = {
     "test_what_is_shown_lacks_no_array",
 }
 """Those of what engines run themselves; likewise."""
+COMPARING_TESTS = {
+    "test_divergences_are_distances",
+    "test_divergences_do_not_depend_on_what_else_is_packed",
+    "test_features_are_there_where_declared",
+    "test_fewer_outcomes_told_apart_are_not_further_apart",
+    "test_the_gradient_of_a_divergence_brings_distributions_together",
+    "test_what_is_asked_besides_changes_no_log_prob",
+}
+"""Those of what is asked besides log-probs; likewise."""
 
 
 def only(*tests):

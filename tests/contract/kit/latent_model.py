@@ -15,7 +15,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cosmos_core.errors import DataError
-from cosmos_core.protocols import Decided, MicroBatch, ModelCapabilities, ModelFacts, NoOptions, Provider, hookimpl
+from cosmos_core.protocols import (
+    Decided,
+    MicroBatch,
+    ModelCapabilities,
+    ModelFacts,
+    NoOptions,
+    Outlook,
+    Provider,
+    hookimpl,
+)
 from cosmos_core.types import Array, Payload
 
 SIGMA = 0.5
@@ -100,14 +109,26 @@ class Denoiser:
             bins[-1].append((index, steps))
         return [self._lay_out(payloads, members) for members in bins]
 
-    def decide(self, module, batch, *, temperature, with_entropy=False):
+    def decide(
+        self, module, batch, *, temperature, with_entropy=False, outlook=None, against=None, with_features=False
+    ):
         held = batch.inputs
         means_ND = module(held["states"], held["conditions"]).float()
         variance = SIGMA**2 * temperature
         errors_N = (held["targets"] - means_ND).square().sum(-1)
         constant = 0.5 * self.width * math.log(2 * math.pi * variance)
         entropy_N = torch.full_like(errors_N, constant + self.width / 2).detach()
-        return Decided(logprobs_N=-errors_N / (2 * variance) - constant, entropy_N=entropy_N if with_entropy else None)
+        apart_N = None
+        if against is not None:
+            # Between Gaussians of one variance, both ways round.
+            apart_N = (means_ND - against.outlook.arrays["means"]).square().sum(-1) / (2 * variance)
+        return Decided(
+            logprobs_N=-errors_N / (2 * variance) - constant,
+            entropy_N=entropy_N if with_entropy else None,
+            outlook=None if outlook is None else Outlook(arrays={"means": means_ND.detach()}),
+            divergence_N=apart_N,
+            features_ND=means_ND if with_features else None,
+        )
 
     def export(self, module, directory):
         directory.mkdir(parents=True, exist_ok=True)
@@ -134,4 +155,9 @@ class Denoiser:
 
 @hookimpl
 def cosmos_model():
-    return Provider(create=Denoiser, capabilities=ModelCapabilities(payload_kinds=frozenset({"latents"})))
+    return Provider(
+        create=Denoiser,
+        capabilities=ModelCapabilities(
+            payload_kinds=frozenset({"latents"}), divergences=frozenset({"forward-kl", "reverse-kl"}), features=True
+        ),
+    )

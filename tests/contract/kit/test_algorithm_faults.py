@@ -57,12 +57,56 @@ mean = sum(reward or 0.0 for reward in rewards) / len(rewards)
 return [None if reward is None else reward - mean for reward in rewards]
 """
 FREE = {"declared": 'old_logprobs = "none"'}
+WEIGHTED = """
+weight_N = (d.logprobs_N.detach() - d.old_logprobs_N).clamp(-20, 20).exp().clamp(max=1.05)
+return Loss(loss_N=-weight_N * d.advantages_N * d.logprobs_N)
+"""
+WEIGHTED_FORMULA = """
+def reference(self, d):
+    weight_N = (d.logprobs_N.detach() - d.old_logprobs_N).exp().clamp(max=1.05)
+    return -weight_N * d.advantages_N * d.logprobs_N
+"""
+CONSULTING = 'consults = {"reference": None}; skips_zero_advantage = False'
+NEAR = """
+ratio_N = (d.logprobs_N - d.old_logprobs_N).clamp(-20, 20).exp()
+distance_N = (d.frozen["reference"].logprobs_N - d.logprobs_N).clamp(-20, 20)
+return Loss(loss_N=-d.advantages_N * ratio_N + 0.1 * (distance_N.exp() - 1 - distance_N))
+"""
 
 
 def algorithm(*, loss=LOSS, admit="return None", advantages="", declared="", capabilities="min_group_size=2"):
     inside = {"loss": loss, "admit": admit, "advantages": advantages}
     blocks = {name: textwrap.indent(code.strip(), " " * 8).lstrip() for name, code in inside.items()}
     return ALGORITHM.format(declared=declared.replace("; ", "\n    "), capabilities=capabilities, **blocks)
+
+
+ESTIMATING = """
+from cosmos_core.protocols import Estimate
+
+class Whitened(Algorithm):
+    def shaped(self, taken):
+        kl_n = (taken.logprobs_n - taken.frozen_n["reference"]).clamp(-20, 20)
+        {shape}
+        return taken.advantage - 0.1 * kl_n.flip(0).cumsum(0).flip(0)
+
+    def summarise(self, taken):
+        values_n = self.shaped(taken)
+        {summarise}
+        return [len(values_n), float(values_n.sum())]
+
+    def estimate(self, taken, batch):
+        {estimate}
+        mean = sum(batch[place][1] for place in sorted(batch)) / sum(batch[place][0] for place in batch)
+        return Estimate(advantages_n=self.shaped(taken) - mean)
+"""
+
+
+def estimating(*, shape="", summarise="", estimate=""):
+    """An algorithm that takes a divergence off the reward and centres advantages over the batch."""
+    blocks = {"shape": shape, "summarise": summarise, "estimate": estimate}
+    blocks = {name: textwrap.indent(code.strip(), " " * 8).lstrip() for name, code in blocks.items()}
+    source = algorithm(declared=CONSULTING) + ESTIMATING.format(**blocks)
+    return source.replace("Provider(create=Algorithm,", "Provider(create=Whitened,")
 
 
 def altered(old, new):
@@ -120,6 +164,24 @@ SOUND = {
     "bonus": (
         algorithm(loss=altered("ratio_N,", "ratio_N + 0.01 * ratio_N,"), declared="skips_zero_advantage = False"),
         "has_other_terms = True",
+    ),
+    "weighted": (algorithm(loss=WEIGHTED), WEIGHTED_FORMULA),
+    "near-a-reference": (algorithm(loss=NEAR, declared=CONSULTING), "has_other_terms = True"),
+    "divergence-of-distributions": (
+        algorithm(
+            loss=altered("* ratio_N,", '* ratio_N + 0.1 * d.frozen["teacher"].divergence_N,'),
+            declared='consults = {"teacher": Divergence(kind="jsd")}; skips_zero_advantage = False',
+        ).replace("Loss,", "Divergence, Loss,", 1),
+        "has_other_terms = True",
+    ),
+    "estimating": (estimating(), ""),
+    "preferences": (
+        algorithm(
+            loss="return Loss(loss_N=-d.advantages_N * d.logprobs_N)",
+            declared='old_logprobs = "none"; skips_zero_advantage = False',
+            capabilities="source='preferences'",
+        ),
+        "",
     ),
     "contrast-only": (
         algorithm(
@@ -230,6 +292,22 @@ PLANTED = {
         "test_a_step_does_not_depend_on_its_ranks[two ranks]",
         "with two ranks; price each decision from its own sequence alone",
     ),
+    "on-the-first-micro-batch": (
+        algorithm(
+            loss="""
+is_whole = isinstance(self.seen, torch.Tensor) and len(self.seen) >= len(d.advantages_N)
+first = self.seen = self.seen if is_whole else d.advantages_N
+return Loss(loss_N=-first[:len(d.logprobs_N)] * (d.logprobs_N - d.old_logprobs_N).clamp(-20, 20).exp())
+"""
+        ),
+        "test_a_step_does_not_depend_on_its_micro_batches[two micro-batches]",
+        "with two micro-batches; price each decision from its own sequence alone",
+    ),
+    "gradient-through-a-clamped-weight": (
+        algorithm(loss=WEIGHTED.replace(".detach()", "").replace(" * d.logprobs_N)", ")")),
+        "test_the_loss_equals_its_reference[0.05]",
+        "the price of a decision is",
+    ),
     "by-place": (
         algorithm(loss=altered("ratio_N, metrics", "ratio_N * (1 + d.sequence_N), metrics")),
         "test_a_step_does_not_depend_on_the_order_of_sequences[the sequences reversed]",
@@ -287,6 +365,61 @@ PLANTED = {
         algorithm(declared="needs_entropy = True"),
         "test_the_entropy_that_it_asks_for_is_used",
         "needs_entropy is True, but prices and gradients are the same whatever",
+    ),
+    "entropy-bonus-without-gradient": (
+        algorithm(
+            loss=altered("* ratio_N,", "* ratio_N - 0.01 * d.entropy_N.detach(),"), declared="needs_entropy = True"
+        ),
+        "test_the_entropy_that_it_asks_for_is_used",
+        "decisions.entropy_N changes prices and no gradient: it is detached, so a bonus of it moves nothing",
+    ),
+    "reference-for-nothing": (
+        algorithm(declared='consults = {"reference": None}'),
+        "test_the_frozen_models_that_it_consults_are_used",
+        "consults names the reference, but gradients are the same whatever it says",
+    ),
+    "reference-without-asking": (
+        algorithm(loss=NEAR, declared="skips_zero_advantage = False"),
+        "test_every_decision_gets_a_price",
+        "raised KeyError: 'reference'",
+    ),
+    "reference-as-a-constant": (
+        algorithm(loss=NEAR.replace("- d.logprobs_N).clamp", "- d.logprobs_N.detach()).clamp"), declared=CONSULTING),
+        "test_the_frozen_models_that_it_consults_are_used",
+        "gradients are the same whatever it says",
+    ),
+    "an-unknown-model": (
+        algorithm(loss=NEAR, declared='consults = {"judge": None}'),
+        "test_properties_have_values_that_the_trainer_knows",
+        "give a mapping with keys among 'reference', 'teacher'",
+    ),
+    "estimates-what-it-has-seen": (
+        estimating(
+            summarise="self.seen += float(values_n.sum())",
+            estimate="return Estimate(advantages_n=self.shaped(taken) - self.seen)",
+        ),
+        "test_an_estimate_depends_on_what_was_summarised_alone",
+        "estimates made by an instance that summarised nothing differ",
+    ),
+    "estimates-by-order": (
+        estimating(estimate="return Estimate(advantages_n=self.shaped(taken) - next(iter(batch.values()))[1])"),
+        "test_an_estimate_does_not_depend_on_the_order_of_others",
+        "an estimate changes with the order of the other sequences",
+    ),
+    "estimates-in-place": (
+        estimating(shape="taken.logprobs_n.mul_(0.5)"),
+        "test_what_was_taken_is_left_as_it_is",
+        "summarise or estimate changed log-probs in place",
+    ),
+    "estimates-one-number": (
+        estimating(estimate="return Estimate(advantages_n=self.shaped(taken).mean())"),
+        "test_every_decision_gets_a_price",
+        "estimate gave a float32 tensor of shape [] as advantages_n of 5 decisions",
+    ),
+    "estimates-infinity": (
+        estimating(estimate="return Estimate(advantages_n=self.shaped(taken) / 0.0)"),
+        "test_every_decision_gets_a_price",
+        "in advantages_n; bound what it is computed from",
     ),
     "learns-its-scale": (
         algorithm(loss="self.seen = self.seen or d.logprobs_N.min().item()\n" + altered("-d", "self.seen * d")),
@@ -446,6 +579,7 @@ PLANTED = {
 BODIES = {name: body for name, (_, body) in SOUND.items()} | {
     "advantage-against-nothing": "has_other_terms = True",
     "coupled-sequences": "couples_decisions = True",
+    "gradient-through-a-clamped-weight": WEIGHTED_FORMULA,
     "not-the-formula": "def reference(self, d): return -d.advantages_N * (d.logprobs_N - d.old_logprobs_N).exp()",
 }
 

@@ -6,6 +6,7 @@ import pytest
 
 from cosmos_core.testing.conformance.plugin import PluginConformance
 from tests.contract.kit.faulty_family import (
+    COMPARING_TESTS,
     FORWARD_TESTS,
     LAYOUT_TESTS,
     OWN_BUILD,
@@ -508,6 +509,8 @@ def outcomes(run_kit):
 def test_a_good_language_model_passes(outcomes):
     assert {each.test: each.message for each in outcomes["good"] if each.result != "passed"} == {
         **NOT_DECLARED,
+        **{test: "it declares no divergences" for test in COMPARING_TESTS if "features" not in test},
+        "test_features_are_there_where_declared": "it declares no features",
         "test_what_a_user_says_never_becomes_tokens_that_steer": "not declared: the model takes no chats",
     }
 
@@ -534,6 +537,7 @@ def test_the_fault_is_named(outcomes, name):
 def test_every_test_of_the_kit_can_fail():
     planted = {test.partition("[")[0] for _, test, _ in PLANTED.values()}
     # Those of every kind are proven with rewards (test_options_faults), those of many processes in test_layout_faults,
-    # those of what engines run themselves in test_forward_faults.
+    # those of what engines run themselves in test_forward_faults, those of divergences in test_comparing_faults.
     elsewhere = {name for name in TESTS if name in vars(PluginConformance)} | LAYOUT_TESTS | FORWARD_TESTS
+    elsewhere |= COMPARING_TESTS
     assert set(TESTS) - elsewhere == planted

@@ -70,8 +70,9 @@ def random_sequences(number, *, seed=0, vocab=64):
                 generator.integers(0, vocab, generator.integers(1, 12)),
             ),
             advantage=float(generator.normal()),
+            place=place,
         )
-        for _ in range(number)
+        for place in range(number)
     ]
 
 
@@ -124,10 +125,18 @@ def stage_of(optimizer=None, *, index=0, steps=100, first_step=0):
     )
 
 
-def make_trainer(model, algorithm=None, *, optimizer=None, seed=0, **policy):
+def make_trainer(model, algorithm=None, *, optimizer=None, seed=0, frozen=None, critic=None, **policy):
     settings = PolicyConfig(**{"precision": "fp32", **policy})
     module = model.build(seed=seed, dtype=torch.float32, device=CPU)
-    trainer = Trainer(model=model, module=module, policy=settings, device=CPU, world=single_world())
+    trainer = Trainer(
+        model=model,
+        module=module,
+        policy=settings,
+        device=CPU,
+        world=single_world(),
+        frozen=frozen or {},
+        critic=critic,
+    )
     trainer.begin_stage(stage_of(optimizer), algorithm or Reinforce(), 1.0)
     return trainer
 

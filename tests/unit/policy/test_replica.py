@@ -12,7 +12,8 @@ from cosmos_core.policy.checkpoints.checkpoint import Place, completed, marker, 
 from cosmos_core.policy.checkpoints.restoring import restore
 from cosmos_core.policy.checkpoints.saving import CheckpointSaver
 from cosmos_core.policy.orders import LeaderOrders
-from cosmos_core.policy.processes.group import GradientGroupError, GroupStore
+from cosmos_core.policy.processes.group import GradientGroupError
+from cosmos_core.policy.processes.store import GroupStore
 from cosmos_core.policy.publication import Publications
 from cosmos_core.policy.replica import Parts, PolicyReplica, UnitRate
 from cosmos_core.policy.training.step import StepRunner
@@ -133,7 +134,7 @@ def run(kit, model, script, held, tmp_path, *, name="policy-0", seed=0, stop=Non
         parts = Parts(
             name=name,
             run_id="run",
-            host="127.0.0.1",
+            address="127.0.0.1",
             orders=LeaderOrders(script, trainer.world, Lifeline(), stop or threading.Event()),
             trainer=trainer,
             runner=StepRunner(

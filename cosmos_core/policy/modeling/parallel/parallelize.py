@@ -35,11 +35,12 @@ from cosmos_core.policy.mesh.tensor import (
     own_part,
 )
 from cosmos_core.policy.modeling.attention import context
-from cosmos_core.policy.modeling.head import Vocabulary, note_part
+from cosmos_core.policy.modeling.head import note_part
 from cosmos_core.policy.modeling.parallel.anatomy import Anatomy
 from cosmos_core.policy.modeling.parallel.float8 import install_float8
 from cosmos_core.policy.modeling.parallel.lora import add_adapters, surround_adapted
 from cosmos_core.policy.modeling.parallel.plan import KEYS_AND_VALUES, QUERIES, ParallelPlan, pattern_of
+from cosmos_core.policy.modeling.vocabulary import Vocabulary
 from cosmos_core.protocols import Layout
 
 Styles: TypeAlias = dict[nn.Module, Style]

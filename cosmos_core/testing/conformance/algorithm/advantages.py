@@ -59,7 +59,7 @@ class AlgorithmAdvantages(AlgorithmSubject):
     ) -> None:
         """A reward that failed on a hard prompt must not pass for a bad answer, nor for a good one."""
         size = context.group_size
-        if capabilities.source == "demonstrations" or size <= max(1, capabilities.min_group_size):
+        if capabilities.source != "rollouts" or size <= max(1, capabilities.min_group_size):
             pytest.skip("no sample can be unscored")
 
         def others(sign: float, first: float | None) -> Group:
@@ -103,9 +103,11 @@ class AlgorithmAdvantages(AlgorithmSubject):
             )
 
     def test_a_higher_reward_never_lowers_the_advantage_of_its_sample(
-        self, estimator: Algorithm, kept: Sequence[Group]
+        self, estimator: Algorithm, kept: Sequence[Group], capabilities: AlgorithmCapabilities
     ) -> None:
         """Advantages are all that a policy learns of its rewards; in some group a higher reward must show."""
+        if not capabilities.needs_rewards:
+            pytest.skip("needs_rewards is False")
         if not self.rewards_order_advantages:
             pytest.skip("rewards_order_advantages is False")
         shows = False

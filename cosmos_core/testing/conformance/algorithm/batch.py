@@ -8,8 +8,8 @@ Shape legend: N decisions of the whole batch or of a part of it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Final, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias, cast, get_args
 
 import attrs
 import numpy as np
@@ -17,14 +17,32 @@ import torch
 
 from cosmos_core.policy.batches.batch import Counts, TrainSequence
 from cosmos_core.policy.training.objective import Known, know
-from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, Decided, Loss, MicroBatch
-from cosmos_core.testing.conformance.algorithm.calls import priced
+from cosmos_core.protocols import (
+    Algorithm,
+    AlgorithmCapabilities,
+    Consulting,
+    Decided,
+    Estimate,
+    Estimating,
+    FrozenRole,
+    Loss,
+    MicroBatch,
+    Opinion,
+    Taken,
+    Valuing,
+)
+from cosmos_core.testing.conformance.algorithm.calls import consulted, estimates_of, priced
 from cosmos_core.types import Array, Payload
 
 Ranks: TypeAlias = Sequence[Sequence[Sequence[int]]]
 """How a batch is split: of each rank, its micro-batches, each with the indices of its sequences."""
 
 _CPU: Final = torch.device("cpu")
+_STRENGTHS: Final = {
+    "rollouts": (1.0, -0.5, 0.25, -1.5, 0.75, -0.125),
+    "demonstrations": (1.0,),
+    "preferences": (1.0, -1.0),
+}
 
 EXTREME_LOGPROBS: Final = (0.0, -1e-3, -30.0, -100.0)
 """exp() of a float32 overflows at 88.7; a decision may become that unlikely, or have been."""
@@ -41,7 +59,10 @@ class Batch:
         old_logprobs_N: float32, under the weights at the start of the step.
         behaviour_logprobs_N: float32, under the weights that generated; None for demonstrations.
         entropy_N: float32.
+        frozen_N: float32, under frozen models, by role.
+        values_N: float32, what a critic makes of them.
         payload_kind: Kind of the payloads.
+        strength: What advantages are multiplied by once they are all known.
     """
 
     lengths: tuple[int, ...]
@@ -50,7 +71,10 @@ class Batch:
     old_logprobs_N: torch.Tensor
     behaviour_logprobs_N: torch.Tensor | None
     entropy_N: torch.Tensor
+    frozen_N: Mapping[FrozenRole, torch.Tensor]
+    values_N: torch.Tensor
     payload_kind: str
+    strength: float = 1.0
 
     def advantages_of_decisions(self) -> torch.Tensor:
         """float32 [N], each sequence's advantage at each of its decisions."""
@@ -68,7 +92,21 @@ class Batch:
             values = self.behaviour_logprobs_N[self.decisions_of(index)].numpy()
             versions = np.zeros(self.lengths[index], dtype=np.int32)
             arrays = {"logprobs": _array(values), "versions": _array(versions)}
-        return TrainSequence(payload=Payload(kind=self.payload_kind, arrays=arrays), advantage=self.advantages[index])
+        payload = Payload(kind=self.payload_kind, arrays=arrays)
+        return TrainSequence(payload=payload, advantage=self.advantages[index], place=index)
+
+    def taken(self, index: int, algorithm: Algorithm) -> Taken:
+        """What is known of a sequence before the step, as an algorithm that estimates advantages is told."""
+        places = torch.tensor(self.decisions_of(index))
+        behaviour_N = self.behaviour_logprobs_N
+        old_N = {"none": None, "behaviour": behaviour_N, "recompute": self.old_logprobs_N}[algorithm.old_logprobs]
+        return Taken(
+            place=index,
+            advantage=self.advantages[index],
+            logprobs_n=None if old_N is None else old_N[places],
+            frozen_n={role: self.frozen_N[role][places] for role in consulted(algorithm)},
+            values_n=self.values_N[places] if _is_judged(algorithm) else None,
+        )
 
     def counts(self) -> Counts:
         """Counts of the whole batch."""
@@ -83,12 +121,14 @@ class Part:
         known: What was known of its decisions.
         decided: What its forward gave.
         old_logprobs_N: The old log-probs that the algorithm asked for.
+        frozen: What frozen models say of them.
         loss: The price of each decision.
     """
 
     known: Known
     decided: Decided
     old_logprobs_N: torch.Tensor | None
+    frozen: Mapping[FrozenRole, Opinion]
     loss: Loss
 
     def situation(self, place: int) -> str:
@@ -98,6 +138,7 @@ class Part:
             "log-prob": self.decided.logprobs_N,
             "old log-prob": self.old_logprobs_N,
             "behaviour log-prob": self.known.behaviour_logprobs_N if self.known.has_behaviour else None,
+            **{f"{role} log-prob": opinion.logprobs_N for role, opinion in self.frozen.items()},
         }
         return ", ".join(
             f"{name} {values_N[place].item():g}" for name, values_N in values.items() if values_N is not None
@@ -145,14 +186,18 @@ def draw(
     logprobs_N = -noise().abs() - 0.1
     old_logprobs_N = logprobs_N + drift * noise()
     behaviour_logprobs_N = old_logprobs_N + drift * noise()
-    strengths = itertools.cycle((1.0, -0.5, 0.25, -1.5, 0.75, -0.125))
+    strengths = itertools.cycle(_STRENGTHS[capabilities.source])
+    entropy_N = noise().abs() + 0.1
     return Batch(
         lengths=tuple(lengths),
-        advantages=tuple(next(strengths) if is_generated else 1.0 for _ in lengths),
+        advantages=tuple(next(strengths) for _ in lengths),
         logprobs_N=logprobs_N,
         old_logprobs_N=old_logprobs_N,
         behaviour_logprobs_N=behaviour_logprobs_N if is_generated else None,
-        entropy_N=noise().abs() + 0.1,
+        entropy_N=entropy_N,
+        # However near to on-policy: a frozen model is another one.
+        frozen_N={role: logprobs_N + 0.3 * noise() for role in get_args(FrozenRole)},
+        values_N=noise(),
         payload_kind=min(capabilities.payload_kinds, default="tokens"),
     )
 
@@ -168,6 +213,8 @@ def extreme(capabilities: AlgorithmCapabilities, *, advantages: Sequence[float])
         old_logprobs_N=old_logprobs_N.contiguous(),
         behaviour_logprobs_N=behaviour_logprobs_N.contiguous() if capabilities.source == "rollouts" else None,
         entropy_N=logprobs_N.abs(),
+        frozen_N={"reference": old_logprobs_N.contiguous(), "teacher": behaviour_logprobs_N.contiguous()},
+        values_N=torch.zeros_like(logprobs_N),
         payload_kind=min(capabilities.payload_kinds, default="tokens"),
     )
 
@@ -176,6 +223,12 @@ def price_all(algorithm: Algorithm, batch: Batch) -> Part:
     """Price the whole batch as one micro-batch; its `decided.logprobs_N` takes the gradient."""
     everything = range(len(batch.lengths))
     return _price_part(algorithm, batch, everything, everything, batch.logprobs_N.clone().requires_grad_())
+
+
+def estimated(algorithm: Estimating, batch: Batch) -> list[Estimate]:
+    """What an algorithm that estimates advantages makes of each sequence of a batch."""
+    asked = cast("Algorithm", algorithm)
+    return estimates_of(algorithm, [batch.taken(index, asked) for index in range(len(batch.lengths))])
 
 
 def gradient_of(part: Part, weights_N: torch.Tensor | None = None) -> torch.Tensor:
@@ -201,10 +254,12 @@ def train(algorithm: Algorithm, batch: Batch, ranks: Ranks) -> Step:
         share = [index for members in micro_batches for index in members]
         for members in micro_batches:
             part = _price_part(algorithm, batch, share, members, leaf_N)
-            total = torch.dot(part.loss.loss_N, part.known.weights_N)
+            weights_N = part.known.weights_N.double()
+            # In float64, so that nothing but the prices themselves can differ.
+            total = torch.dot(part.loss.loss_N.double(), weights_N)
             total.backward()  # type: ignore[no-untyped-call]
             loss += float(total.detach())
-            magnitude += float(torch.dot(part.loss.loss_N.detach().abs(), part.known.weights_N))
+            magnitude += float(torch.dot(part.loss.loss_N.detach().abs().double(), weights_N))
     assert leaf_N.grad is not None, "every price carries a gradient"
     return Step(loss=loss, magnitude=magnitude, gradient_N=leaf_N.grad)
 
@@ -221,11 +276,37 @@ def _price_part(
         inputs={},
     )
     known = know(algorithm, micro_batch, [batch.sequence(index) for index in share], batch.counts(), _CPU)
+    if isinstance(algorithm, Estimating):
+        estimates = estimated(algorithm, batch)
+        known = known.settled([estimates[index] for index in members])
+    known = attrs.evolve(known, advantages_N=known.advantages_N * batch.strength)
     entropy_N = batch.entropy_N[chosen] if algorithm.needs_entropy else None
-    decided = Decided(logprobs_N=leaf_N[chosen], entropy_N=entropy_N)
+    values_N = batch.values_N[chosen].requires_grad_() if _is_judged(algorithm) else None
+    decided = Decided(logprobs_N=leaf_N[chosen], entropy_N=entropy_N, values_N=values_N)
     old_logprobs_N = _old_logprobs(algorithm, batch.old_logprobs_N[chosen], known)
-    loss = priced(algorithm, decided, known, old_logprobs_N)
-    return Part(known=known, decided=decided, old_logprobs_N=old_logprobs_N, loss=loss)
+    frozen = _opinions(algorithm, decided, {role: values_N[chosen] for role, values_N in batch.frozen_N.items()})
+    loss = priced(algorithm, decided, known, old_logprobs_N, frozen)
+    return Part(known=known, decided=decided, old_logprobs_N=old_logprobs_N, frozen=frozen, loss=loss)
+
+
+def _is_judged(algorithm: Algorithm) -> bool:
+    return isinstance(algorithm, Valuing) and algorithm.needs_critic
+
+
+def _opinions(
+    algorithm: Algorithm, decided: Decided, frozen_N: Mapping[FrozenRole, torch.Tensor]
+) -> Mapping[FrozenRole, Opinion]:
+    """What the frozen models that the algorithm consults say; a divergence is a stand-in that carries a gradient."""
+    if not isinstance(algorithm, Consulting):
+        return {}
+
+    def divergence(values_N: torch.Tensor) -> torch.Tensor:
+        return (decided.logprobs_N - values_N).clamp(-20.0, 20.0).square() / 2.0
+
+    return {
+        role: Opinion(logprobs_N=frozen_N[role], divergence_N=None if asked is None else divergence(frozen_N[role]))
+        for role, asked in algorithm.consults.items()
+    }
 
 
 def _old_logprobs(algorithm: Algorithm, recomputed_N: torch.Tensor, known: Known) -> torch.Tensor | None:

@@ -11,12 +11,26 @@ import math
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, get_args
 
 import torch
 
 from cosmos_core.policy.training.objective import Known, price
-from cosmos_core.protocols import Aggregation, Algorithm, Decided, Loss, OldLogprobs
+from cosmos_core.protocols import (
+    Aggregation,
+    Algorithm,
+    Consulting,
+    Decided,
+    Divergence,
+    Estimate,
+    Estimating,
+    FrozenRole,
+    Loss,
+    OldLogprobs,
+    Opinion,
+    Taken,
+)
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Group
 
@@ -53,11 +67,48 @@ def properties_of(algorithm: Algorithm) -> dict[str, object]:
     return values
 
 
-def priced(algorithm: Algorithm, decided: Decided, known: Known, old_logprobs_N: torch.Tensor | None) -> Loss:
+def consulted(algorithm: Algorithm) -> Mapping[FrozenRole, Divergence | None]:
+    """The frozen models that the algorithm consults, of which at most one is asked for a divergence."""
+    if not isinstance(algorithm, Consulting):
+        return {}
+    with calling("reading consults"):
+        asked: object = algorithm.consults
+    roles = get_args(FrozenRole)
+    if (
+        not isinstance(asked, Mapping)
+        or not asked.keys() <= {*roles}
+        or not all(value is None or isinstance(value, Divergence) for value in asked.values())
+        or sum(value is not None for value in asked.values()) > 1
+    ):
+        fault(
+            f"consults is {asked!r}; give a mapping with keys among {', '.join(map(repr, roles))} whose values are "
+            "None or a Divergence, at most one of the latter"
+        )
+    return asked
+
+
+def estimates_of(algorithm: Estimating, sequences: Sequence[Taken]) -> list[Estimate]:
+    """What the algorithm makes of each sequence of a batch, from what it says of all of them."""
+    with calling("summarise"):
+        said = {taken.place: [*map(float, algorithm.summarise(taken))] for taken in sequences}
+    if len({len(numbers) for numbers in said.values()}) > 1:
+        fault(f"summarise gave {sorted({len(each) for each in said.values()})} numbers; give as many for each sequence")
+    with calling("estimate"):
+        found: list[object] = [algorithm.estimate(taken, said) for taken in sequences]
+    return [_expect_estimate(estimate, taken) for estimate, taken in zip(found, sequences, strict=True)]
+
+
+def priced(
+    algorithm: Algorithm,
+    decided: Decided,
+    known: Known,
+    old_logprobs_N: torch.Tensor | None,
+    frozen: Mapping[FrozenRole, Opinion] = MappingProxyType({}),
+) -> Loss:
     """What the trainer gets for a micro-batch: one float32 price for each decision, with a gradient."""
     number = len(known.weights_N)
     with calling(f"loss, on {number} decisions{_absent(algorithm)},"):
-        loss: object = price(algorithm, decided, known, old_logprobs_N)
+        loss: object = price(algorithm, decided, known, old_logprobs_N, frozen)
     if not isinstance(loss, Loss):
         fault(f"loss returned a {type(loss).__name__}; return cosmos_core.protocols.Loss(loss_N=...)")
     seen: object = loss.loss_N
@@ -120,6 +171,22 @@ def described(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)}"
     return f"a {type(value).__name__}"
+
+
+def _expect_estimate(estimate: object, taken: Taken) -> Estimate:
+    """Fault an estimate that is none, or does not fit its sequence."""
+    if not isinstance(estimate, Estimate):
+        fault(f"estimate returned a {type(estimate).__name__}; return cosmos_core.protocols.Estimate(advantages_n=...)")
+    known = next((each for each in (taken.logprobs_n, *taken.frozen_n.values()) if each is not None), None)
+    number = len(estimate.advantages_n) if known is None else len(known)
+    for name, values in (("advantages_n", estimate.advantages_n), ("targets_n", estimate.targets_n)):
+        if name == "targets_n" and values is None:
+            continue
+        if not isinstance(values, torch.Tensor) or values.dtype != torch.float32 or values.shape != (number,):
+            fault(f"estimate gave {described(values)} as {name} of {number} decisions; give one float32 for each")
+        if not values.isfinite().all():
+            fault(f"estimate gave {values[~values.isfinite()][0].item()} in {name}; bound what it is computed from")
+    return estimate
 
 
 def _is_finite(value: object) -> bool:

@@ -17,7 +17,7 @@ from cosmos_core.protocols import (
     Source,
 )
 from cosmos_core.testing.conformance.algorithm.batch import Batch, price_all
-from cosmos_core.testing.conformance.algorithm.calls import properties_of
+from cosmos_core.testing.conformance.algorithm.calls import consulted, properties_of
 from cosmos_core.testing.conformance.algorithm.subject import AlgorithmSubject
 from cosmos_core.testing.conformance.planning import planned
 from cosmos_core.testing.conformance.plugin import fault
@@ -36,8 +36,8 @@ class AlgorithmDeclarations(AlgorithmSubject):
         smallest: object = capabilities.min_group_size
         if not isinstance(smallest, int) or smallest < 1:
             fault(f"min_group_size is {smallest!r}; it must be an integer of at least 1")
-        if capabilities.source == "demonstrations" and capabilities.min_group_size > 1:
-            fault(f"min_group_size is {capabilities.min_group_size}, but a demonstration is a group of one")
+        if capabilities.source != "rollouts" and capabilities.min_group_size > 1:
+            fault(f"min_group_size is {capabilities.min_group_size}, but {capabilities.source} are in no groups")
         for name, known in (("payload_kinds", None), ("logprob_semantics", frozenset(_SEMANTICS))):
             declared: object = getattr(capabilities, name)
             if not isinstance(declared, frozenset) or not declared or (known is not None and not declared <= known):
@@ -49,8 +49,9 @@ class AlgorithmDeclarations(AlgorithmSubject):
     ) -> None:
         """The trainer acts on them without a second look."""
         values = properties_of(algorithm)
-        if capabilities.source == "demonstrations" and values["old_logprobs"] == "behaviour":
+        if capabilities.source != "rollouts" and values["old_logprobs"] == "behaviour":
             fault("old_logprobs is 'behaviour', but nobody generated a demonstration; use 'none' or 'recompute'")
+        consulted(algorithm)
 
     def test_properties_do_not_change(self, make: Callable[..., Any], trainable: Algorithm, batch: Batch) -> None:
         """Every replica reads them for itself, at different times."""
@@ -77,7 +78,7 @@ class AlgorithmDeclarations(AlgorithmSubject):
     def test_log_prob_semantics_that_are_not_declared_are_refused(self, capabilities: AlgorithmCapabilities) -> None:
         """Ratios between different sorts of log-probs are wrong."""
         others = [each for each in _SEMANTICS if each not in capabilities.logprob_semantics]
-        if capabilities.source == "demonstrations" or not others:
+        if capabilities.source != "rollouts" or not others:
             pytest.skip("it can use every sort of log-probs")
         engine = EngineCapabilities(logprob_semantics=others[0], payload_kinds=capabilities.payload_kinds)
         _expect(
@@ -86,17 +87,17 @@ class AlgorithmDeclarations(AlgorithmSubject):
 
     def test_payloads_that_are_not_declared_are_refused(self, capabilities: AlgorithmCapabilities) -> None:
         """It could not price them."""
-        if capabilities.source == "demonstrations":
-            pytest.skip("demonstrations come from no engine")
+        if capabilities.source != "rollouts":
+            pytest.skip(f"{capabilities.source} come from no engine")
         engine = EngineCapabilities(logprob_semantics=_usable(capabilities), payload_kinds=frozenset({"undeclared"}))
         _expect("algorithm", self._problems(capabilities, engine=engine), "an engine that makes other payloads")
 
     def test_a_source_that_is_not_declared_is_refused(self, capabilities: AlgorithmCapabilities) -> None:
         """It learns from rollouts with rewards, or from rows with demonstrations."""
-        if capabilities.source == "demonstrations":
+        if capabilities.source != "rollouts":
             found = self._problems(capabilities, dataset=DatasetCapabilities())
             _expect("demonstrations", found, "a dataset without demonstrations")
-        else:
+        elif capabilities.needs_rewards:
             _expect("reward", self._problems(capabilities, reward=[]), "a recipe without rewards")
 
     def _problems(

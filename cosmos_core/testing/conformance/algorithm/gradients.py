@@ -11,7 +11,7 @@ import attrs
 import pytest
 import torch
 
-from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, Decisions
+from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, Decisions, Opinion
 from cosmos_core.testing.conformance.algorithm.batch import (
     Batch,
     Part,
@@ -34,6 +34,7 @@ class AlgorithmGradients(AlgorithmSubject):
         self, trainable: Algorithm, capabilities: AlgorithmCapabilities
     ) -> None:
         """On-policy, the gradient of a decision's price is minus its advantage, times `on_policy_scale`."""
+        _expect_rewards(capabilities)
         batch = draw(capabilities, drift=0.0)
         advantages_N = price_all(trainable, batch).known.advantages_N
         gradient_N = _policy_gradient(trainable, batch, capabilities)
@@ -50,8 +51,9 @@ class AlgorithmGradients(AlgorithmSubject):
         self, trainable: Algorithm, capabilities: AlgorithmCapabilities
     ) -> None:
         """A sequence that is neither better nor worse than expected must not move the policy."""
-        if capabilities.source == "demonstrations":
-            pytest.skip("demonstrations have no advantage")
+        if capabilities.source != "rollouts":
+            pytest.skip(f"{capabilities.source} have no advantage")
+        _expect_rewards(capabilities)
         if trainable.skips_zero_advantage:
             _expect_exactly_no_gradient(trainable, extreme(capabilities, advantages=(0.0,)))
             return
@@ -74,7 +76,7 @@ class AlgorithmGradients(AlgorithmSubject):
         self, trainable: Algorithm, capabilities: AlgorithmCapabilities
     ) -> None:
         """One price or gradient that is not finite and the whole step is lost."""
-        strengths = _STRENGTHS if capabilities.source == "rollouts" else (1.0,)
+        strengths = {"rollouts": _STRENGTHS, "demonstrations": (1.0,), "preferences": (1.0, -1.0)}[capabilities.source]
         part = price_all(trainable, extreme(capabilities, advantages=strengths))
         for name, values_N in (("price", part.loss.loss_N), ("gradient", gradient_of(part))):
             place = first_nonfinite(values_N)
@@ -130,6 +132,11 @@ class AlgorithmGradients(AlgorithmSubject):
                 )
 
 
+def _expect_rewards(capabilities: AlgorithmCapabilities) -> None:
+    if not capabilities.needs_rewards:
+        pytest.skip("needs_rewards is False: it learns from something else than advantages")
+
+
 def _expect_scale(factors_N: torch.Tensor, scale: float) -> None:
     """Fault factors between minus the advantage and the policy gradient that are not all `scale`."""
     low, high, middle = factors_N.min().item(), factors_N.max().item(), factors_N.median().item()
@@ -175,15 +182,15 @@ def _expect_exactly_no_gradient(algorithm: Algorithm, batch: Batch) -> None:
 
 
 def _policy_gradient(algorithm: Algorithm, batch: Batch, capabilities: AlgorithmCapabilities) -> torch.Tensor:
-    """The part of the gradient that changes sign with the advantage; the whole of it for demonstrations."""
+    """The part of the gradient that changes sign with the advantage; the whole of it where nothing was rolled out."""
     gradient_N = gradient_of(price_all(algorithm, batch))
-    if capabilities.source == "demonstrations":
+    if capabilities.source != "rollouts":
         return gradient_N
     return (gradient_N - gradient_of(price_all(algorithm, _with_advantages(batch, -1.0)))) / 2.0
 
 
 def _with_advantages(batch: Batch, factor: float) -> Batch:
-    return attrs.evolve(batch, advantages=tuple(factor * advantage for advantage in batch.advantages))
+    return attrs.evolve(batch, strength=factor)
 
 
 def _direction(gradient: float) -> str:
@@ -203,4 +210,7 @@ def _in_float64(part: Part) -> Decisions:
         advantages_N=known.advantages_N.double(),
         sequence_N=known.sequence_N,
         num_sequences=known.num_sequences,
+        values_N=None if part.decided.values_N is None else part.decided.values_N.detach().double(),
+        frozen={role: Opinion(logprobs_N=said.logprobs_N.double()) for role, said in part.frozen.items()},
+        targets_N=None if known.targets_N is None else known.targets_N.double(),
     )

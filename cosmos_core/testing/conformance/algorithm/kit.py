@@ -6,6 +6,7 @@ from cosmos_core.testing.conformance.algorithm.admission import AlgorithmAdmissi
 from cosmos_core.testing.conformance.algorithm.advantages import AlgorithmAdvantages
 from cosmos_core.testing.conformance.algorithm.changing import AlgorithmChanging
 from cosmos_core.testing.conformance.algorithm.declarations import AlgorithmDeclarations
+from cosmos_core.testing.conformance.algorithm.estimating import AlgorithmEstimating
 from cosmos_core.testing.conformance.algorithm.gradients import AlgorithmGradients
 from cosmos_core.testing.conformance.algorithm.pricing import AlgorithmPricing
 from cosmos_core.testing.conformance.algorithm.splits import AlgorithmSplits
@@ -15,6 +16,7 @@ class AlgorithmConformance(
     AlgorithmDeclarations,
     AlgorithmAdmission,
     AlgorithmAdvantages,
+    AlgorithmEstimating,
     AlgorithmPricing,
     AlgorithmGradients,
     AlgorithmSplits,
@@ -29,7 +31,8 @@ class AlgorithmConformance(
             set. None if it is no constant: only the sign is tested.
         couples_decisions: Whether the price of a decision depends on the log-probs of its whole sequence, as with
             ratios of sequences; False unless set. Sequences never depend on one another.
-        ignores: What is asked for without changing the loss: `"old_logprobs"` or `"entropy"`, only to be reported.
+        ignores: What is asked for without changing the loss, only to be reported: `"old_logprobs"`, `"entropy"`, or
+            the role of a frozen model.
         rewards_order_advantages: Whether a sample's advantage rises with its own reward, all else the same, in one
             group at least, and falls in none; True unless set.
         has_other_terms: Whether the loss has a term that moves the policy on-policy whatever the advantage, such as a

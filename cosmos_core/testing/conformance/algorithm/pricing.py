@@ -13,16 +13,17 @@ import pytest
 import torch
 
 from cosmos_core.policy.training.measures import OWN
-from cosmos_core.protocols import Algorithm, AlgorithmCapabilities
+from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, Estimating
 from cosmos_core.testing.conformance.algorithm.batch import (
     Batch,
     Part,
+    estimated,
     extreme,
     first_nonfinite,
     gradient_of,
     price_all,
 )
-from cosmos_core.testing.conformance.algorithm.calls import described, properties_of
+from cosmos_core.testing.conformance.algorithm.calls import consulted, described, properties_of
 from cosmos_core.testing.conformance.algorithm.subject import AlgorithmSubject
 from cosmos_core.testing.conformance.plugin import fault
 
@@ -55,12 +56,34 @@ class AlgorithmPricing(AlgorithmSubject):
         if "entropy" in self.ignores:
             pytest.skip("entropy is in `ignores`")
         other = attrs.evolve(batch, entropy_N=batch.entropy_N.flip(0) + 0.5)
-        if _same(price_all(trainable, batch), price_all(trainable, other)):
+        first, second = price_all(trainable, batch), price_all(trainable, other)
+        if not torch.equal(gradient_of(first), gradient_of(second)):
+            return
+        if torch.equal(first.loss.loss_N, second.loss.loss_N):
             fault(
                 "needs_entropy is True, but prices and gradients are the same whatever decisions.entropy_N holds; "
                 "declare needs_entropy = False, or, if it is only to be reported, ignores = frozenset({'entropy'}) "
                 "in the test class"
             )
+        fault(
+            "decisions.entropy_N changes prices and no gradient: it is detached, so a bonus of it moves nothing; make "
+            "it a factor of a term that has a gradient, or take it out"
+        )
+
+    def test_the_frozen_models_that_it_consults_are_used(self, trainable: Algorithm, batch: Batch) -> None:
+        """Each is a whole model in memory, and a forward of the batch."""
+        roles = [role for role in consulted(trainable) if role not in self.ignores]
+        if not roles:
+            pytest.skip("it consults no frozen model, or all are in `ignores`")
+        for role in roles:
+            others = {**batch.frozen_N, role: batch.frozen_N[role] + 0.2}
+            other = attrs.evolve(batch, frozen_N=others)
+            if torch.equal(gradient_of(price_all(trainable, batch)), gradient_of(price_all(trainable, other))):
+                fault(
+                    f"consults names the {role}, but gradients are the same whatever it says; use "
+                    f"decisions.frozen[{role!r}], or, if it is only to be reported, set ignores = "
+                    f"frozenset({{{role!r}}}) in the test class"
+                )
 
     def test_the_same_decisions_cost_the_same_each_time(
         self, make: Callable[..., Any], trainable: Algorithm, batch: Batch
@@ -81,10 +104,13 @@ class AlgorithmPricing(AlgorithmSubject):
     def test_the_loss_leaves_its_inputs_as_they_are(self, trainable: Algorithm, batch: Batch) -> None:
         """The trainer measures and reports from the same tensors afterwards."""
         part = price_all(trainable, batch)
+        advantages_N = batch.advantages_of_decisions()
+        if isinstance(trainable, Estimating):
+            advantages_N = torch.cat([each.advantages_n for each in estimated(trainable, batch)])
         inputs = {
             "logprobs_N": (part.decided.logprobs_N, batch.logprobs_N),
             "behaviour_logprobs_N": (part.known.behaviour_logprobs_N, batch.behaviour_logprobs_N),
-            "advantages_N": (part.known.advantages_N, batch.advantages_of_decisions()),
+            "advantages_N": (part.known.advantages_N, advantages_N),
             "entropy_N": (part.decided.entropy_N, batch.entropy_N),
         }
         if trainable.old_logprobs == "recompute":

@@ -30,8 +30,9 @@ class AlgorithmSubject(OneThread):
     @pytest.fixture
     def context(self, capabilities: AlgorithmCapabilities) -> AlgorithmContext:
         """What a recipe that the algorithm can run in says."""
-        if capabilities.source == "demonstrations":
-            return AlgorithmContext(group_size=1, temperature=1.0, max_units=16, max_staleness=0)
+        if capabilities.source != "rollouts":
+            size = 2 if capabilities.source == "preferences" else 1
+            return AlgorithmContext(group_size=size, temperature=1.0, max_units=16, max_staleness=0)
         size = max(4, capabilities.min_group_size)
         return AlgorithmContext(group_size=size, temperature=1.0, max_units=16, max_staleness=2)
 
@@ -59,8 +60,8 @@ class AlgorithmSubject(OneThread):
     @pytest.fixture
     def groups(self, capabilities: AlgorithmCapabilities, context: AlgorithmContext) -> Sequence[Group]:
         """Finished groups: ordinary rewards, equal ones, far and near ones, some of them unscored."""
-        if capabilities.source == "demonstrations":
-            pytest.skip("demonstrations are in no groups")
+        if capabilities.source != "rollouts":
+            pytest.skip(f"{capabilities.source} are in no groups")
         return sampled_groups(capabilities, context)
 
     @pytest.fixture

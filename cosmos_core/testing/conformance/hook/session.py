@@ -12,8 +12,8 @@ import pluggy
 
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import RunInfo
-from cosmos_core.run.hooks import HookRunner
-from cosmos_core.run.hookset import make_in_time
+from cosmos_core.run.hooks.hookset import make_in_time
+from cosmos_core.run.hooks.runner import HookRunner
 from cosmos_core.testing.conformance.hook.story import Call
 from cosmos_core.types import JSON
 

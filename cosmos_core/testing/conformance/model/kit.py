@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cosmos_core.testing.conformance.model.building import ModelBuilding
+from cosmos_core.testing.conformance.model.comparing import ModelComparing
 from cosmos_core.testing.conformance.model.conditioning import ModelConditioning
 from cosmos_core.testing.conformance.model.conversing import ModelConversing
 from cosmos_core.testing.conformance.model.decisions import ModelDecisions
@@ -24,6 +25,7 @@ class ModelConformance(
     ModelPacking,
     ModelPadding,
     ModelDecisions,
+    ModelComparing,
     ModelGradients,
     ModelWeights,
     ModelTallies,

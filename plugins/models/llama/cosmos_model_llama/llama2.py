@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cosmos_core.policy.modeling import HuggingFaceOptions
+from cosmos_core.policy.modeling import DIVERGENCES, HuggingFaceOptions
 from cosmos_core.protocols import Model, ModelCapabilities, Provider, hookimpl
 from cosmos_model_llama.model import Llama2Model
 
@@ -15,6 +15,8 @@ def cosmos_model() -> Provider[Model]:
         options=HuggingFaceOptions,
         capabilities=ModelCapabilities(
             payload_kinds=frozenset({"tokens"}),
+            divergences=DIVERGENCES,
+            features=True,
             mesh_axes=frozenset({"pp", "dp_replicate", "dp_shard", "cp", "tp"}),
         ),
     )

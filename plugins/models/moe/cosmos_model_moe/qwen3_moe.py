@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cosmos_core.policy.modeling import DIVERGENCES
 from cosmos_core.protocols import Model, ModelCapabilities, Provider, hookimpl
 from cosmos_model_moe.families import QwenMoeModel
 from cosmos_model_moe.options import MixtureOptions
@@ -15,6 +16,8 @@ def cosmos_model() -> Provider[Model]:
         options=MixtureOptions,
         capabilities=ModelCapabilities(
             payload_kinds=frozenset({"tokens"}),
+            divergences=DIVERGENCES,
+            features=True,
             mesh_axes=frozenset({"pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"}),
         ),
     )

@@ -66,7 +66,8 @@ def test_advantages_are_of_the_whole_batch_and_unscored_samples_take_no_part(kit
 
     wanted = wanted_samples(Spy(), groups, (1,))
     assert asked == [[10, 20]]
-    assert [(item.group.lease, item.place, item.advantage) for item in wanted] == [(2, 0, 0.0), (2, 1, 3.0)]
+    found = [(item.group.lease, item.index, item.place, item.advantage) for item in wanted]
+    assert found == [(2, 0, 2, 0.0), (2, 1, 3, 3.0)]
     assert [item.place for item in wanted_samples(Spy(), groups, (0,))] == [0]
 
 
@@ -127,7 +128,7 @@ def dialogue(decided, *, num_units=2, recorded=2):
     }
     reference = group(1, 1.0)
     reference = attrs.evolve(reference, samples=(attrs.evolve(reference.samples[0], num_units=num_units),))
-    return [Wanted(group=reference, place=0, advantage=1.0)], {1: [Payload(kind="tokens", arrays=arrays)]}
+    return [Wanted(group=reference, index=0, place=0, advantage=1.0)], {1: [Payload(kind="tokens", arrays=arrays)]}
 
 
 def test_a_dialogue_has_one_recorded_value_for_each_decision():

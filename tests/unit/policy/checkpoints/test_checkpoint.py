@@ -72,6 +72,16 @@ def test_those_of_steps_that_were_undone_are_dropped_unless_a_later_group_made_t
     assert checkpoint.drop_undone(url, 0, 6) == []
 
 
+def test_those_that_an_earlier_group_made_of_a_step_than_did_it_are_not_genuine(url):
+    write(url, 2, generation=1)
+    write(url, 4, generation=3)
+    write(url, 6, generation=2)
+    write(url, 8)
+    write(url, 9, generation=9, complete=False)
+    assert checkpoint.genuine(url, {2: 1, 4: 2, 6: 3, 8: 3, 9: 3, 10: 3}) == [2, 4, 8]
+    assert checkpoint.genuine(url, {4: 3}) == [4]
+
+
 def test_an_incomplete_one_is_refused(url):
     write(url, 7, complete=False)
     with pytest.raises(CheckpointError, match=r"step-7 is no complete checkpoint: it has no complete\.json"):

@@ -137,7 +137,7 @@ def save_in_background(folder, failing):
 
 def test_the_leader_alone_reports(tmp_path):
     outcomes = run_world(4, save_in_background, str(tmp_path), False)
-    assert outcomes == [[CheckpointSaved(step=3, path=str(tmp_path / "step-3"))], [], [], []]
+    assert outcomes == [[CheckpointSaved(step=3, path=str(tmp_path / "step-3"), generation=0)], [], [], []]
     load("one", str(tmp_path / "step-3"))
 
 

@@ -13,7 +13,7 @@ from cosmos_core.errors import CheckpointError
 from cosmos_core.policy.checkpoints.checkpoint import Place
 from cosmos_core.policy.checkpoints.reading import CheckpointReader
 from cosmos_core.policy.checkpoints.saving import Copied, write_checkpoint
-from cosmos_core.run.export import load_weights
+from cosmos_core.run.artifacts.export import load_weights
 from cosmos_core.weights.held import all_held
 
 PLACE = Place(run_id="r", step=1, stage=0, nonfinite_steps=0)

@@ -5,6 +5,7 @@ import sys
 import textwrap
 import time
 
+import attrs
 import pytest
 import torch
 
@@ -75,7 +76,7 @@ def test_the_saved_state_is_that_of_the_moment(model, kit, tmp_path):
     saver.save(trainer.state(), place(0))
     steps(trainer, sequences, kit.counts_of(sequences), 3)
     saver.wait()
-    assert outcomes == [CheckpointSaved(step=0, path=str(tmp_path / "step-0"))]
+    assert outcomes == [CheckpointSaved(step=0, path=str(tmp_path / "step-0"), generation=0)]
     fresh = kit.make_trainer(model, seed=4)
     restore(fresh, outcomes[0].path, no_stage)
     assert all(torch.equal(tensor, before[name]) for name, tensor in fresh.state().items())
@@ -101,6 +102,22 @@ def test_a_checkpoint_of_an_abandoned_timeline_is_replaced(model, kit, url):
     path = write_checkpoint(url, copy_state(second.state(), place(3)))
     restore(first, path, no_stage)
     assert all(torch.equal(tensor, second.state()[name]) for name, tensor in first.state().items())
+
+
+def test_who_was_given_up_and_writes_late_replaces_nothing_that_the_run_went_on_to(model, kit, url):
+    early, late = kit.make_trainer(model), kit.make_trainer(model, seed=1)
+    outcomes = []
+    saver = CheckpointSaver(url, 2, outcomes.append)
+    saver.save(early.state(), attrs.evolve(place(3), generation=7))
+    saver.save(late.state(), attrs.evolve(place(3), generation=4))
+    saver.wait()
+    assert [(type(outcome), outcome.generation) for outcome in outcomes] == [
+        (CheckpointSaved, 7),
+        (CheckpointFailed, 4),
+    ]
+    assert "generation 7 has saved the step already, and this is generation 4" in outcomes[1].reason
+    restore(late, outcomes[0].path, no_stage)
+    assert all(torch.equal(tensor, early.state()[name]) for name, tensor in late.state().items())
 
 
 def test_a_stage_is_taken_up_before_its_optimizer_is_loaded(model, kit, tmp_path):

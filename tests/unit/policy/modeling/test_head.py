@@ -4,12 +4,13 @@ import torch.distributed as dist
 
 from cosmos_core.policy.mesh.collectives import copy_to_group
 from cosmos_core.policy.modeling import head
+from cosmos_core.policy.modeling.vocabulary import Vocabulary
 from cosmos_core.testing.worlds import run_world
 
 
 def evaluate(hidden, weight, targets, **options):
     settings = {
-        "vocabulary": head.Vocabulary(start=0, size=len(weight)),
+        "vocabulary": Vocabulary(start=0, size=len(weight)),
         "temperature": 1.0,
         "with_entropy": False,
         **options,
@@ -45,7 +46,7 @@ def test_chunks_change_neither_values_nor_gradients(inputs, monkeypatch):
         lambda x: rows.append(len(x)) or x @ weight.T,
         hidden,
         targets,
-        vocabulary=head.Vocabulary(start=0, size=11),
+        vocabulary=Vocabulary(start=0, size=11),
         temperature=1.0,
         with_entropy=True,
     )
@@ -91,7 +92,7 @@ def split(chunk, size):
         lambda each: copy_to_group(each, group) @ part.T,
         hidden,
         targets,
-        vocabulary=head.Vocabulary(start=rank * 6, size=len(part), most=6, group=group),
+        vocabulary=Vocabulary(start=rank * 6, size=len(part), most=6, group=group),
         temperature=0.5,
         with_entropy=True,
     )

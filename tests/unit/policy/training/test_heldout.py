@@ -17,7 +17,9 @@ from cosmos_core.policy.batches.share import ShareReader
 from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions, tokens_payload
-from cosmos_core.policy.processes.group import GradientGroupError, GroupStore, form_group, solo
+from cosmos_core.policy.processes.group import GradientGroupError, solo
+from cosmos_core.policy.processes.joining import form_group
+from cosmos_core.policy.processes.store import GroupStore
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.training.heldout import HeldOut
 from cosmos_core.policy.training.step import StepRunner
@@ -126,7 +128,7 @@ def members(work, size=2):
                 rank=rank,
                 size=size,
                 store=store.endpoint,
-                host="127.0.0.1",
+                address="127.0.0.1",
                 device=CPU,
                 interrupted=lambda: False,
                 timeout_s=20.0,

@@ -1,15 +1,19 @@
 """Steps of groups of one and of two (threads with gloo), from orders to reports."""
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from cosmos_core.config.schema import DatasetConfig
 from cosmos_core.errors import DataError, TransportError
 from cosmos_core.policy.batches.batch import Share, TrainSequence
 from cosmos_core.policy.batches.share import ShareReader
 from cosmos_core.policy.modeling import tokens_payload
-from cosmos_core.policy.processes.group import GroupStore, form_group, solo
+from cosmos_core.policy.processes.group import solo
+from cosmos_core.policy.processes.joining import form_group
+from cosmos_core.policy.processes.store import GroupStore
 from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.policy.training.transfer import transfer_state
 from cosmos_core.protocols import Aggregation
@@ -99,7 +103,7 @@ def pair(work):
             rank=rank,
             size=2,
             store=store.endpoint,
-            host="127.0.0.1",
+            address="127.0.0.1",
             device=CPU,
             interrupted=lambda: False,
             timeout_s=20.0,
@@ -190,6 +194,18 @@ def test_a_malformed_stream_makes_every_lease_missing(model, kit, batch):
     failed = runner_of(kit, model, held, error="garbage").run(order_of(groups, tuple(range(6))), solo(), nothing, 0.0)
     assert failed.missing == (0, 1, 3, 4, 5)
     assert failed.reason == "member 0: garbage"
+
+
+def test_demonstrations_of_prompts_of_unwanted_lengths_are_dropped(model, kit):
+    trainer = kit.make_trainer(model)
+    pairs = {0: ([1], [3, 2]), 1: ([1, 2], [3, 2]), 2: ([1, 2, 3], [4, 2])}
+    encoding = SimpleNamespace(encode_demonstration=lambda prompt: tokens_payload(*prompt))
+    config = DatasetConfig(plugin="rows", min_prompt_units=2, max_prompt_units=2)
+    parts = {"model": encoding, "payloads": Payloads({}), "dataset": Rows(pairs), "longest": 59, "world": trainer.world}
+    groups = tuple(GroupRef(position=row, row=row, lease=0, endpoint="", samples=()) for row in pairs)
+    share = ShareReader(**parts, config=config).read(order_of(groups, (0, 1, 2)), solo(), None)
+    assert share.dropped == ((0, "prompt_too_short"), (2, "prompt_too_long"))
+    assert len(share.sequences) == 1
 
 
 def test_demonstrations_are_read_and_unusable_rows_are_dropped(model, kit):

@@ -7,7 +7,7 @@ from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.schema import OptimizerConfig
 from cosmos_core.errors import CheckpointError
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.policy.training.terms import Terms
+from cosmos_core.policy.training.terms import OrderTerms
 
 DATA = {
     "run": {"name": "r", "steps": 3},
@@ -52,7 +52,7 @@ def terms(tmp_path):
     )
     trainer = Trainer()
     plugins = PluginSet.load([("algorithm", "grpo"), ("algorithm", "sft")])
-    return SimpleNamespace(terms=Terms(job, plugins, trainer), trainer=trainer)
+    return SimpleNamespace(terms=OrderTerms(job, plugins, trainer), trainer=trainer)
 
 
 def test_values_are_adopted_once_and_the_algorithm_is_made_anew(terms):

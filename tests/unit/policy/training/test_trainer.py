@@ -28,7 +28,7 @@ def gradient(trainer, sequences, totals):
     """The gradient that a step would apply."""
     held = []
     apply = trainer._apply
-    trainer._apply = lambda meter: held.append(trainer._gradients.flat.clone()) or apply(meter)
+    trainer._apply = lambda *given: held.append(trainer._gradients.flat.clone()) or apply(*given)
     applied = train(trainer, sequences, totals)
     return held[0], applied.meter.report()
 

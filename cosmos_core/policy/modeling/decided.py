@@ -1,0 +1,61 @@
+"""What is decided as named tensors with one row a decision: what hooks round a forward pass on, and slices join.
+
+Shape legend: N decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import attrs
+import torch
+
+from cosmos_core.protocols import Against, Decided, Divergence, Outlook
+
+_OUTLOOK: Final = "outlook."
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Asked:
+    """What is asked of a forward (see `cosmos_core.protocols.Model.decide`)."""
+
+    temperature: float
+    with_entropy: bool = False
+    outlook: Divergence | None = None
+    against: Against | None = None
+    with_features: bool = False
+
+
+def tensors_of(decided: Decided) -> dict[str, torch.Tensor]:
+    """The tensors [N, ...] that there are, by name."""
+    own = {
+        "logprobs_N": decided.logprobs_N,
+        "entropy_N": decided.entropy_N,
+        "divergence_N": decided.divergence_N,
+        "features_ND": decided.features_ND,
+    }
+    shown = {} if decided.outlook is None else decided.outlook.arrays
+    return {name: tensor for name, tensor in own.items() if tensor is not None} | {
+        _OUTLOOK + name: tensor for name, tensor in shown.items()
+    }
+
+
+def decided_of(tensors: Mapping[str, torch.Tensor]) -> Decided:
+    """The reverse of `tensors_of`."""
+    shown = {name.removeprefix(_OUTLOOK): each for name, each in tensors.items() if name.startswith(_OUTLOOK)}
+    return Decided(
+        logprobs_N=tensors["logprobs_N"],
+        entropy_N=tensors.get("entropy_N"),
+        outlook=Outlook(arrays=shown) if shown else None,
+        divergence_N=tensors.get("divergence_N"),
+        features_ND=tensors.get("features_ND"),
+    )
+
+
+def sliced(against: Against | None, own: Callable[[torch.Tensor], torch.Tensor]) -> Against | None:
+    """What some of the decisions are compared with; `own` takes these out of [N, ...]."""
+    if against is None:
+        return None
+    arrays = {name: own(tensor) for name, tensor in against.outlook.arrays.items()}
+    return attrs.evolve(against, outlook=Outlook(arrays=arrays))

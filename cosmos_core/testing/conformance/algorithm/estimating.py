@@ -1,0 +1,76 @@
+"""Tests of advantages that an algorithm works out from log-probs, frozen models or the whole batch (`Estimating`).
+
+Shape legend: n decisions of one sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from cosmos_core.protocols import Algorithm, Estimate, Estimating, Taken
+from cosmos_core.testing.conformance.algorithm.batch import Batch
+from cosmos_core.testing.conformance.algorithm.calls import calling, estimates_of
+from cosmos_core.testing.conformance.algorithm.subject import AlgorithmSubject
+from cosmos_core.testing.conformance.plugin import fault
+
+
+class AlgorithmEstimating(AlgorithmSubject):
+    """Whether estimates are the same however the batch lies, and leave what they are made from as it is."""
+
+    @pytest.fixture
+    def taken(self, trainable: Algorithm, batch: Batch) -> Sequence[Taken]:
+        """All sequences of a batch."""
+        if not isinstance(trainable, Estimating):
+            pytest.skip("it has no summarise and estimate")
+        return [batch.taken(index, trainable) for index in range(len(batch.lengths))]
+
+    def test_an_estimate_depends_on_what_was_summarised_alone(
+        self, make: Callable[..., Any], taken: Sequence[Taken]
+    ) -> None:
+        """Other sequences lie in other processes, of which nothing else is known."""
+        first = estimates_of(make(), taken)
+        said = {each.place: [*map(float, make().summarise(each))] for each in taken}
+        for when, algorithm, order in (
+            ("by an instance that summarised nothing", make(), taken),
+            ("in another order", make(), taken[::-1]),
+        ):
+            with calling("estimate"):
+                again = [algorithm.estimate(each, said) for each in order]
+            again = again if order is taken else again[::-1]
+            if not all(map(_same, first, again)):
+                fault(
+                    f"estimates made {when} differ; keep no state, and tell of other sequences what is needed by the "
+                    "numbers of summarise"
+                )
+
+    def test_an_estimate_does_not_depend_on_the_order_of_others(
+        self, make: Callable[..., Any], taken: Sequence[Taken]
+    ) -> None:
+        """Processes hear of each other's sequences in any order."""
+        algorithm = make()
+        said = {each.place: [*map(float, algorithm.summarise(each))] for each in taken}
+        backward = dict(reversed(said.items()))
+        for each in taken:
+            pair = algorithm.estimate(each, said), algorithm.estimate(each, backward)
+            if not torch.allclose(pair[0].advantages_n, pair[1].advantages_n, rtol=1e-6, atol=1e-9):
+                fault("an estimate changes with the order of the other sequences; go by their places")
+
+    def test_what_was_taken_is_left_as_it_is(self, make: Callable[..., Any], taken: Sequence[Taken]) -> None:
+        """The trainer prices decisions from the same tensors."""
+        before = [_copies(each) for each in taken]
+        estimates_of(make(), taken)
+        if not all(all(map(torch.equal, was, _copies(each))) for was, each in zip(before, taken, strict=True)):
+            fault("summarise or estimate changed log-probs in place; work on a copy (no method that ends in _)")
+
+
+def _same(first: Estimate, second: Estimate) -> bool:
+    return torch.equal(first.advantages_n, second.advantages_n) and first.metrics == second.metrics
+
+
+def _copies(taken: Taken) -> list[torch.Tensor]:
+    own = [] if taken.logprobs_n is None else [taken.logprobs_n]
+    return [values_n.clone() for values_n in (*own, *taken.frozen_n.values())]

@@ -1,0 +1,34 @@
+"""The divergence from the teacher's distribution, at each place of the policy's own completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cosmos_algorithm_distill.objective import Distillation
+from cosmos_algorithm_distill.options import DistillOptions
+from cosmos_core.protocols import Decisions, Divergence, FrozenRole, Loss
+
+
+class ExactDistillation(Distillation):
+    """L_t = D(teacher, policy) at the places that the policy came to; no gradient through how it came there.
+
+    Source: 2306.13649 (GKD), equation 2 with λ = 1, and equation 1 for the divergence.
+    """
+
+    def __init__(self, options: DistillOptions) -> None:
+        self._divergence = Divergence(kind=options.divergence, beta=options.beta, top=options.top)
+
+    @property
+    def consults(self) -> Mapping[FrozenRole, Divergence | None]:
+        """The divergence from the teacher."""
+        return {"teacher": self._divergence}
+
+    def loss(self, decisions: Decisions) -> Loss:
+        """The divergence of each decision."""
+        opinion = decisions.frozen["teacher"]
+        assert opinion.divergence_N is not None
+        distance_N = opinion.logprobs_N - decisions.logprobs_N.detach()
+        return Loss(
+            loss_N=opinion.divergence_N,
+            metrics={"teacher_divergence": opinion.divergence_N.detach(), "teacher_kl": -distance_N},
+        )

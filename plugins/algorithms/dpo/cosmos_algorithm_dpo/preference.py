@@ -1,0 +1,140 @@
+"""What objectives over pairs share: the pair's margin, and the gradient of a loss of it.
+
+A pair's loss depends on both of its sequences, which may lie in different micro-batches, processes and replicas. Its
+derivative by each sequence's log-probability is known before the forward, since a batch is trained on once: from the
+log-probs under the step's starting weights. Each decision then costs minus that derivative times its log-prob.
+
+Source: 2305.18290 (DPO), section 4.
+
+Shape legend: N decisions of a micro-batch, n of one sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import attrs
+
+from cosmos_core.protocols import Aggregation, Decisions, Divergence, Estimate, FrozenRole, Loss, OldLogprobs, Taken
+from cosmos_core.types import Group
+
+if TYPE_CHECKING:
+    import torch
+
+
+@attrs.frozen(kw_only=True)
+class Margin:
+    """Log-ratios of policy to reference, log π(y) - log π_ref(y), summed over a sequence.
+
+    Attributes:
+        chosen: Of the pair's preferred completion.
+        rejected: Of the other.
+        mean: Of all sequences of the batch.
+    """
+
+    chosen: float
+    rejected: float
+    mean: float
+
+
+@attrs.frozen(kw_only=True)
+class Slope:
+    """A pair's loss and its derivatives.
+
+    Attributes:
+        loss: Of the pair.
+        chosen: By the preferred completion's log-ratio.
+        rejected: By the other's.
+    """
+
+    loss: float
+    chosen: float
+    rejected: float
+
+
+Shape: TypeAlias = Callable[[Margin], Slope]
+
+
+class PreferenceObjective:
+    """An objective over pairs (see `cosmos_core.protocols.Estimating`).
+
+    Args:
+        shape: The loss of a pair by its margin.
+        beta: Factor of log-ratios in the rewards that are reported.
+    """
+
+    def __init__(self, shape: Shape, beta: float) -> None:
+        self._shape = shape
+        self._beta = beta
+
+    @property
+    def aggregation(self) -> Aggregation:
+        """The mean over sequences of sums over tokens."""
+        return Aggregation.SEQUENCE_MEAN_TOKEN_SUM
+
+    @property
+    def constant_length(self) -> int:
+        """Sums are not divided."""
+        return 1
+
+    @property
+    def old_logprobs(self) -> OldLogprobs:
+        """Those of the starting weights, from which margins follow."""
+        return "recompute"
+
+    @property
+    def needs_entropy(self) -> bool:
+        """No entropy term."""
+        return False
+
+    @property
+    def skips_zero_advantage(self) -> bool:
+        """Both of a pair are always trained on."""
+        return False
+
+    @property
+    def consults(self) -> Mapping[FrozenRole, Divergence | None]:
+        """The reference's log-probs."""
+        return {"reference": None}
+
+    def admit(self, group: Group) -> str | None:  # noqa: ARG002 - the protocol's name for it
+        """Everything is trained on."""
+        return None
+
+    def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
+        """None for every sample: preferences have no rewards."""
+        return [[None] * len(group.samples) for group in groups]
+
+    def summarise(self, taken: Taken) -> Sequence[float]:
+        """The log-ratio of the sequence, in float64."""
+        assert taken.logprobs_n is not None
+        return [float((taken.logprobs_n.double() - taken.frozen_n["reference"].double()).sum())]
+
+    def estimate(self, taken: Taken, batch: Mapping[int, Sequence[float]]) -> Estimate:
+        """Minus the pair's derivative at each decision, and this sequence's part of its loss."""
+        assert taken.logprobs_n is not None
+        is_chosen = taken.advantage > 0.0
+        own, other = batch[taken.place][0], batch[taken.place ^ 1][0]
+        chosen, rejected = (own, other) if is_chosen else (other, own)
+        margin = Margin(
+            chosen=chosen, rejected=rejected, mean=sum(batch[place][0] for place in sorted(batch)) / len(batch)
+        )
+        slope = self._shape(margin)
+        # A pair is two sequences of the mean, and one of the loss.
+        derivative = 2.0 * (slope.chosen if is_chosen else slope.rejected)
+        return Estimate(
+            advantages_n=taken.logprobs_n.new_full(taken.logprobs_n.shape, -derivative),
+            targets_n=taken.logprobs_n.new_full(taken.logprobs_n.shape, slope.loss / max(len(taken.logprobs_n), 1)),
+            metrics={
+                "preference_accuracy": 0.5 if chosen == rejected else float(chosen > rejected),
+                "preference_margin": self._beta * (chosen - rejected),
+                "chosen_reward" if is_chosen else "rejected_reward": self._beta * own,
+            },
+        )
+
+    def loss(self, decisions: Decisions) -> Loss:
+        """The derivative times the log-prob, with the value of the pair's loss."""
+        assert decisions.targets_N is not None
+        moved_N: torch.Tensor = decisions.logprobs_N - decisions.logprobs_N.detach()
+        return Loss(loss_N=decisions.targets_N - decisions.advantages_N * moved_N)

@@ -1,0 +1,198 @@
+"""The entry point `ppo`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import attrs
+from attrs import validators as check
+
+from cosmos_algorithm_grpo.advantage import Whitening
+from cosmos_algorithm_grpo.kl import kl_estimate
+from cosmos_algorithm_grpo.ratio import log_ratio
+from cosmos_algorithm_grpo.surrogate import Clip
+from cosmos_algorithm_ppo.gae import generalised_advantages
+from cosmos_core.config import option
+from cosmos_core.protocols import (
+    Aggregation,
+    Algorithm,
+    AlgorithmCapabilities,
+    AlgorithmContext,
+    Decisions,
+    Divergence,
+    Estimate,
+    FrozenRole,
+    Loss,
+    OldLogprobs,
+    Provider,
+    Taken,
+    hookimpl,
+)
+from cosmos_core.types import Group
+
+if TYPE_CHECKING:
+    import torch
+
+
+@attrs.frozen(kw_only=True)
+class PpoOptions:
+    """Options of `ppo`."""
+
+    clip: float = option(0.2, help="The ratio counts within 1 ± this.", validator=check.gt(0.0), dynamic=True)
+    gamma: float = option(
+        1.0, help="Discount of what comes a decision later.", validator=check.and_(check.gt(0.0), check.le(1.0))
+    )
+    lam: float = option(
+        0.95,
+        help="How far advantages look before they trust the critic: 1 to the end, 0 one decision.",
+        validator=check.and_(check.ge(0.0), check.le(1.0)),
+    )
+    value_weight: float = option(0.5, help="Factor of the critic's squared error in the loss.", validator=check.gt(0.0))
+    whiten: bool = option(True, help="Whether advantages are brought to mean 0 and deviation 1 over the batch.")
+    kl_weight: float = option(
+        0.0,
+        help="Reward that a decision loses by its divergence from the reference.",
+        validator=check.ge(0.0),
+        dynamic=True,
+    )
+    old_logprobs: Literal["behaviour", "recompute"] = option(
+        "behaviour",
+        help="What the ratio compares with: `behaviour`, the weights that generated each token, corrects for stale "
+        "samples; `recompute`, the weights at the start of the step.",
+    )
+
+
+class Ppo:
+    """Clipped policy gradient with the advantages of a critic, and the critic's own regression.
+
+    A sample's reward counts at its last decision; with `kl_weight`, each decision pays log π - log π_ref. The critic
+    learns A + V, the returns that λ makes of it.
+
+    Source: 1707.06347, equations 7 and 9; advantages 1506.02438; the divergence in the reward 1909.08593, equation 2.
+    Deviations: the critic's error is not clipped, as a batch is trained on once; a sample that was cut off counts as
+    one that ended.
+    """
+
+    def __init__(self, options: PpoOptions, context: AlgorithmContext) -> None:  # noqa: ARG002 - the kind's signature
+        self._options = options
+        self._clip = Clip(low=options.clip, high=options.clip)
+
+    @property
+    def aggregation(self) -> Aggregation:
+        """The mean over tokens."""
+        return Aggregation.TOKEN_MEAN
+
+    @property
+    def constant_length(self) -> int:
+        """Unused by this aggregation."""
+        return 1
+
+    @property
+    def old_logprobs(self) -> OldLogprobs:
+        """As the option says."""
+        return self._options.old_logprobs
+
+    @property
+    def needs_entropy(self) -> bool:
+        """No entropy term."""
+        return False
+
+    @property
+    def needs_critic(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def skips_zero_advantage(self) -> bool:
+        """A sample without a reward is one for the critic to learn from."""
+        return False
+
+    @property
+    def consults(self) -> Mapping[FrozenRole, Divergence | None]:
+        """The reference, if the divergence from it counts."""
+        return {"reference": None} if self._options.kl_weight > 0.0 else {}
+
+    def admit(self, group: Group) -> str | None:
+        """Drop a group with a reward that is no finite number."""
+        known = [sample.reward for sample in group.samples if sample.reward is not None]
+        return None if all(map(math.isfinite, known)) else "reward not finite"
+
+    def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
+        """The rewards: what they are worth is `estimate`'s to say."""
+        return [[sample.reward if sample.is_scored else None for sample in group.samples] for group in groups]
+
+    def summarise(self, taken: Taken) -> Sequence[float]:
+        """The number of decisions, the sum of their advantages and that of the squares."""
+        advantages = self._advantages(taken)
+        return [float(len(advantages)), math.fsum(advantages), math.fsum(each * each for each in advantages)]
+
+    def estimate(self, taken: Taken, batch: Mapping[int, Sequence[float]]) -> Estimate:
+        """The advantage of each decision, whitened, and the return that its value is drawn to."""
+        values_n = _values(taken)
+        raw = self._advantages(taken)
+        advantages = raw
+        if self._options.whiten:
+            # In the order of places, so that rounding is the same in every process.
+            whiten = Whitening([batch[place] for place in sorted(batch)], eps=1e-8)
+            advantages = [whiten(each) for each in raw]
+        returns = [advantage + value for advantage, value in zip(raw, values_n.tolist(), strict=True)]
+        metrics = {"return": taken.advantage}
+        if "reference" in taken.frozen_n and len(raw):
+            metrics["reference_kl"] = float(self._divergence(taken).mean())
+        return Estimate(
+            advantages_n=values_n.new_tensor(advantages), targets_n=values_n.new_tensor(returns), metrics=metrics
+        )
+
+    def loss(self, decisions: Decisions) -> Loss:
+        """The surrogate's price, and the critic's error."""
+        assert decisions.old_logprobs_N is not None
+        assert decisions.values_N is not None
+        assert decisions.targets_N is not None
+        priced = self._clip(
+            logprobs_N=decisions.logprobs_N,
+            log_ratio_N=log_ratio(decisions.logprobs_N, decisions.old_logprobs_N),
+            advantages_N=decisions.advantages_N,
+        )
+        error_N = (decisions.values_N - decisions.targets_N).square()
+        return Loss(
+            loss_N=priced.loss_N + 0.5 * self._options.value_weight * error_N,
+            metrics={
+                **priced.metrics,
+                "value": decisions.values_N.detach(),
+                "value_error": error_N.detach(),
+            },
+        )
+
+    def _advantages(self, taken: Taken) -> list[float]:
+        """Before whitening."""
+        values = _values(taken).tolist()
+        rewards = [0.0] * len(values)
+        if self._options.kl_weight > 0.0:
+            rewards = [-self._options.kl_weight * each for each in self._divergence(taken).tolist()]
+        if rewards:
+            rewards[-1] += taken.advantage
+        return generalised_advantages(rewards, values, gamma=self._options.gamma, lam=self._options.lam)
+
+    def _divergence(self, taken: Taken) -> torch.Tensor:
+        """log π - log π_ref of each decision, float64."""
+        assert taken.logprobs_n is not None
+        return kl_estimate(taken.logprobs_n.double(), taken.frozen_n["reference"].double(), "k1")
+
+
+def _values(taken: Taken) -> torch.Tensor:
+    assert taken.values_n is not None, "the trainer gives values to what needs a critic"
+    return taken.values_n.detach()
+
+
+@hookimpl
+def cosmos_algorithm() -> Provider[Algorithm]:
+    """Provide proximal policy optimisation."""
+    return Provider(
+        create=Ppo,
+        options=PpoOptions,
+        capabilities=AlgorithmCapabilities(
+            payload_kinds=frozenset({"tokens"}), logprob_semantics=frozenset({"processed"})
+        ),
+    )
