@@ -44,7 +44,7 @@ from cosmos_core.policy.modeling.head import evaluate, vocabulary_of
 from cosmos_core.policy.modeling.tokens import values
 from cosmos_core.policy.processes.world import World
 from cosmos_core.protocols import MicroBatch, ModelContext
-from cosmos_core.run.memory import policy_memory
+from cosmos_core.run.planning.memory import policy_memory
 from cosmos_core.testing.layouts import make_trainer, train_step
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.types import Payload

@@ -43,6 +43,10 @@ class TransportError(CosmosError):
     """A message or a payload could not be sent, received or decoded."""
 
 
+class RefusedError(TransportError):
+    """The other side does not let this one in, or is not who it should be: waiting does not help."""
+
+
 class JournalError(CosmosError):
     """The controller's journal could not be written or read."""
 
@@ -81,3 +85,7 @@ class UnknownSubmissionError(ReplicaError):
 
 class ProcessLostError(ReplicaError):
     """A process of this replica ended without a word: nothing is wrong with the run, another can take its place."""
+
+
+class EngineLostError(EngineError, ProcessLostError):
+    """A process that a rollout engine needs is gone without a word, or does not answer: its replica ends with it."""

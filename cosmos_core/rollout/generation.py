@@ -202,6 +202,10 @@ class Generation:
             return None
         sampling = self._sampling(lease)
         size = encoded.arrays["prompt"].shape[0] if "prompt" in encoded.arrays else 0
+        unfit, why = self._parts.recipe.dataset.unfit(size) if not is_evaluation else ("", "")
+        if unfit:
+            self._fail(lease, unfit, f"row {lease.row}: {why}")
+            return None
         too_long = self._too_long(size + sampling.max_units, is_evaluation=is_evaluation)
         if too_long:
             detail = f"row {lease.row}: a prompt of {size} and a completion of up to {sampling.max_units} {too_long}"

@@ -18,7 +18,7 @@ import torch
 
 from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
-from cosmos_core.transport.ring import Ring
+from cosmos_core.transport.door.ring import Ring
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.shards import EngineLayout
 from cosmos_core.weights.snapshot import Snapshot

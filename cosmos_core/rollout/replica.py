@@ -115,7 +115,7 @@ class Replica:
         self._engine = make_engine(job, plugins, model)
         self._engine.start()
         stack.callback(self._engine.shutdown)
-        payloads = stack.enter_context(PayloadServer(recipe.control.bind, args.ring))
+        payloads = stack.enter_context(PayloadServer(args.address, args.ring))
         gate = VersionGate()
         engine: EngineCapabilities = plugins.provider("engine", recipe.rollout.engine.plugin).capabilities
         self._sync = self._weight_sync(args, engine, gate, stack)
@@ -160,7 +160,7 @@ class Replica:
         self, args: RoleArgs, engine: EngineCapabilities, gate: VersionGate, stack: contextlib.ExitStack
     ) -> WeightSync:
         job = args.job
-        sync, bind = job.recipe.sync, job.recipe.control.bind
+        sync = job.recipe.sync
         receiver = WeightReceiver(
             sync.transport,
             run_id=job.run_id,
@@ -176,7 +176,7 @@ class Replica:
             cache=sync.cache,
             in_flight_update=engine.in_flight_update,
             report=self._report,
-            relay=stack.enter_context(Relay(job.run_id, bind, ring=args.ring)),
+            relay=stack.enter_context(Relay(job.run_id, args.address, ring=args.ring)),
             relay_timeout_s=sync.relay_timeout_s,
             base=stack.enter_context(Base()) if sync.delta else None,
         )

@@ -10,8 +10,8 @@ from typing import Final, Self
 
 import torch
 
+from cosmos_core.transport.door.ring import Ring
 from cosmos_core.transport.reports import WeightsPublished
-from cosmos_core.transport.ring import Ring
 from cosmos_core.weights import digest, wire
 from cosmos_core.weights.held import Placement
 from cosmos_core.weights.quantization.shares import MatrixShare

@@ -15,7 +15,7 @@ from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.transport import sockets
 from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.transport.door import shown
-from cosmos_core.transport.ring import Ring
+from cosmos_core.transport.door.ring import Ring
 from cosmos_core.weights import digest, wire
 from cosmos_core.weights.base import Base
 from cosmos_core.weights.fetch import Fetch, Patience, Ready, plan_of, problems, wait

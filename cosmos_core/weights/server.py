@@ -18,8 +18,8 @@ from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
 from cosmos_core.transport.door import host_of
+from cosmos_core.transport.door.ring import Ring, serve
 from cosmos_core.transport.keys import PeerRole
-from cosmos_core.transport.ring import Ring, serve
 from cosmos_core.weights import slices, wire
 from cosmos_core.weights.changes import Encoded, encode
 from cosmos_core.weights.lanes.sending import Sender
@@ -30,6 +30,8 @@ _LIMITS: Final = attrs.evolve(sockets.BULK, part_bytes=4 << 20)
 """A server only receives requests."""
 _SERVED: Final[tuple[PeerRole, ...]] = ("rollout",)
 _POLL_MS: Final = 100
+MOST_LANES: Final = 256
+"""Receivers to which slices are sent over lanes of their own at once, each by a thread."""
 _JOIN_S: Final = 1.0
 """How long `close` waits for what is still being sent."""
 
@@ -66,6 +68,8 @@ class SliceServer:
         self._lock: Final = threading.Lock()
         self._stop: Final = threading.Event()
         self._senders: Final[dict[bytes, Sender]] = {}
+        self._leaving: list[Sender] = []
+        self._num_denied = 0
         self._ignored = 0
         self._context: Final[sockets.Context] = zmq.Context()
         try:
@@ -118,7 +122,7 @@ class SliceServer:
         for sender in self._senders.values():
             sender.close()
         deadline = time.monotonic() + _JOIN_S
-        for sender in self._senders.values():
+        for sender in (*self._senders.values(), *self._leaving):
             sender.join(max(0.0, deadline - time.monotonic()))
 
     def _serve(self) -> None:
@@ -129,8 +133,7 @@ class SliceServer:
     def _answer_next(self) -> None:
         try:
             first, body = sockets.receive_marked(self._socket, 2)
-            door = self._guarded.door
-            if door is not None and door.who(first) is None:
+            if self._guarded.door is not None and self._guarded.who(first) is None:
                 raise TransportError("its key may not speak here any more")  # noqa: TRY301 - told as others are
             peer, request = first.bytes, wire.CODEC.decode(b"".join(body))
         except (zmq.Again, TransportError) as error:
@@ -173,9 +176,19 @@ class SliceServer:
     def _open(self, peer: bytes, request: wire.Open) -> Answer:
         if request.run_id != self._run_id:
             return wire.Denied(request=request.request, reason=f"it serves the run {self._run_id!r}")
+        self._dismiss(peer)
         for gone in [each for each, sender in self._senders.items() if sender.is_over]:
             del self._senders[gone]
-        self._dismiss(peer)
+        self._leaving = [sender for sender in self._leaving if not sender.is_over]
+        if len(self._senders) + len(self._leaving) >= MOST_LANES:
+            self._num_denied += 1
+            if self._num_denied.bit_count() == 1:
+                _LOGGER.warning("weight server: refused a lane (%d so far): it has %d", self._num_denied, MOST_LANES)
+            return wire.Denied(
+                request=request.request,
+                reason=f"it serves {MOST_LANES} receivers over lanes of their own already; ask again later, or let "
+                "fewer replicas read from one publisher (sync.fan_out)",
+            )
         try:
             sender = Sender(request.lane, host_of(self.endpoint))
         except TransportError as error:
@@ -187,6 +200,7 @@ class SliceServer:
         sender = self._senders.pop(peer, None)
         if sender is not None:
             sender.close()
+            self._leaving.append(sender)  # its thread may wait for the receiver for a while
 
     def _read(self, request: wire.Read) -> tuple[Answer, Sequence[memoryview]]:
         with self._lock:

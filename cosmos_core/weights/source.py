@@ -19,9 +19,9 @@ from cosmos_core.errors import TransportError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
 from cosmos_core.transport.door import host_of, shown
-from cosmos_core.transport.handshakes import EVENTS as HANDSHAKES
-from cosmos_core.transport.handshakes import Handshakes
-from cosmos_core.transport.ring import Ring, reach
+from cosmos_core.transport.door.handshakes import EVENTS as HANDSHAKES
+from cosmos_core.transport.door.handshakes import Handshakes
+from cosmos_core.transport.door.ring import Ring, reach
 from cosmos_core.weights import slices, wire
 from cosmos_core.weights.base import Base
 from cosmos_core.weights.changes import Encoding, decode

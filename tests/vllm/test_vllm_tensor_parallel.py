@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from cosmos_core.errors import AttestationError, EngineError, WeightSyncError
+from cosmos_core.errors import AttestationError, EngineLostError, WeightSyncError
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import FORMATS, EngineContext
 from cosmos_core.testing.conformance.engine.driver import EngineDriver
@@ -166,10 +166,11 @@ def test_a_worker_that_is_killed_ends_the_engine_promptly(engine, model):
     os.kill(processes[1], signal.SIGKILL)
     begin = time.monotonic()
     for handle in handles:
-        with pytest.raises(EngineError, match=rf"worker of rank 1 \(process {processes[1]}\) was ended by signal 9"):
+        ended = rf"worker of rank 1 \(process {processes[1]}\) was ended by signal 9"
+        with pytest.raises(EngineLostError, match=ended):
             engine.results(handle)
     assert time.monotonic() - begin < 10.0
-    with pytest.raises(EngineError, match="worker of rank 1"):
+    with pytest.raises(EngineLostError, match="worker of rank 1"):
         engine.health()
     engine.shutdown()
     assert not any(map(is_alive, processes))

@@ -13,7 +13,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, TypeVar
 
-from cosmos_core.errors import EngineError
+from cosmos_core.errors import EngineError, EngineLostError
 from cosmos_core.rollout.vllm.extension import Answer
 
 T = TypeVar("T")
@@ -151,11 +151,14 @@ class Workers:
         rank = next(ranks[each] for each in ended if isinstance(each, int))
         process = self.processes[rank]
         code = _exit_code(process)
-        how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-        self.failure = EngineError(
-            f"vLLM's worker of rank {rank} (process {process.pid}) {how}: the replica ends, and a new one takes its "
-            "place; a worker that is killed again and again lacks memory, see the replica's log"
-        )
+        where = f"vLLM's worker of rank {rank} (process {process.pid})"
+        if code is not None and code < 0:
+            self.failure = EngineLostError(
+                f"{where} was ended by signal {-code}: the replica ends with it; one that is killed again and again "
+                "lacks memory, see the replica's log"
+            )
+        else:
+            self.failure = EngineError(f"{where} ended with exit code {code}: the replica's log has its error")
         # The others wait for it for ever, and vLLM for them.
         self._kill()
         self._lost(self.failure)

@@ -7,24 +7,23 @@ of all: the first of its host, where that has a place left.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-import numpy as np
-
 from cosmos_core.errors import WeightSyncError
-from cosmos_core.weights.planning.topology import Place, distances
+from cosmos_core.weights.planning.topology import Place
 
 ORIGIN: Final = -1
 """Stands for those who have the version to begin with."""
 
 
 def parents(replicas: Sequence[Place], origin: Place, fan_out: int) -> list[int]:
-    """The replica from which each one reads, or `ORIGIN`.
+    """The replica from which each one reads, or `ORIGIN`. Takes time in proportion to n log n.
 
     Args:
-        replicas: Where they run.
+        replicas: Where they run; only host and rack count, as no two are one process.
         origin: Where those run who have the version.
         fan_out: Most readers of one replica, and of the origin.
 
@@ -33,21 +32,75 @@ def parents(replicas: Sequence[Place], origin: Place, fan_out: int) -> list[int]
     """
     if fan_out < 1:
         raise WeightSyncError(f"a fan-out of {fan_out}: somebody must be allowed to read; give 1 or more")
-    number = len(replicas)
-    # The origin is the last, so that its number is ORIGIN as an index, too.
-    far = distances([*replicas, origin], replicas)
-    depths, readers = np.full(number + 1, number + 1), np.zeros(number + 1, np.int64)
-    depths[ORIGIN] = 0
-    deepest = least_depth(number, fan_out)
-    found = [ORIGIN] * number
+    deepest = least_depth(len(replicas), fan_out)
+    free = _Free(fan_out)
+    if deepest:
+        free.add(ORIGIN, origin, 0)
+    found = [ORIGIN] * len(replicas)
     for replica, is_first in _order(replicas):
-        free = np.flatnonzero((depths < deepest) & (readers < fan_out))
-        keys = (depths[free], far[free, replica]) if is_first else (far[free, replica], depths[free])
-        parent = int(free[np.lexsort((free, readers[free], *reversed(keys)))[0]])
-        readers[parent] += 1
-        depths[replica] = depths[parent] + 1
-        found[replica] = parent if parent < number else ORIGIN
+        place = replicas[replica]
+        parent = free.shallowest(place) if is_first else free.nearest(place)
+        found[replica] = parent
+        depth = free.give(parent) + 1
+        if depth < deepest:
+            free.add(replica, place, depth)
     return found
+
+
+class _Free:
+    """Those that more replicas may read from: by how deep they are, then by how many read from them already.
+
+    Args:
+        fan_out: Most readers of one.
+    """
+
+    def __init__(self, fan_out: int) -> None:
+        self._fan_out: Final = fan_out
+        self._readers: Final[Counter[int]] = Counter()
+        self._depths: Final[dict[int, int]] = {}
+        self._places: Final[dict[int, Place]] = {}
+        self._heaps: Final[defaultdict[tuple[str, str], list[tuple[int, int, int]]]] = defaultdict(list)
+        """By label. An entry with another number of readers than its source has is out of date."""
+
+    def add(self, source: int, place: Place, depth: int) -> None:
+        """Somebody can be read from."""
+        self._depths[source], self._places[source] = depth, place
+        self._note(source)
+
+    def give(self, source: int) -> int:
+        """One more reads from a source; the source's depth."""
+        self._readers[source] += 1
+        if self._readers[source] < self._fan_out:
+            self._note(source)
+        return self._depths[source]
+
+    def shallowest(self, reader: Place) -> int:
+        """The nearest of the least depth at which there is a place left."""
+        tops = [top for label in _labels(reader) if (top := self._top(label)) is not None]
+        return min(tops, key=lambda top: top[0])[2]
+
+    def nearest(self, reader: Place) -> int:
+        """The shallowest of those that are nearest."""
+        return next(top[2] for label in _labels(reader) if (top := self._top(label)) is not None)
+
+    def _note(self, source: int) -> None:
+        for label in _labels(self._places[source]):
+            heapq.heappush(self._heaps[label], (self._depths[source], self._readers[source], source))
+
+    def _top(self, label: tuple[str, str]) -> tuple[int, int, int] | None:
+        heap = self._heaps[label]
+        while heap and heap[0][1] != self._readers[heap[0][2]]:
+            heapq.heappop(heap)
+        return heap[0] if heap else None
+
+
+def _labels(place: Place) -> Iterator[tuple[str, str]]:
+    """Where somebody runs, from near to anywhere; of what is not known nothing is shared."""
+    if place.host:
+        yield "host", place.host
+    if place.rack:
+        yield "rack", place.rack
+    yield "", ""
 
 
 def least_depth(number: int, fan_out: int) -> int:

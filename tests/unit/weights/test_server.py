@@ -1,0 +1,56 @@
+"""What receivers may make a weight server keep."""
+
+from __future__ import annotations
+
+import pytest
+import zmq
+
+from cosmos_core.transport.sockets import dealer
+from cosmos_core.weights import server as module
+from cosmos_core.weights import wire
+from cosmos_core.weights.lanes import sending
+from cosmos_core.weights.server import SliceServer
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(module, "MOST_LANES", 2)
+    monkeypatch.setattr(sending, "FORM_S", 1.0)
+    found = SliceServer("run", "127.0.0.1")
+    yield found
+    found.close()
+
+
+class Receiver:
+    """Asks for a lane, and never comes to meet the sender."""
+
+    def __init__(self, server, context, name):
+        self._socket = dealer(context, server.endpoint, name, queued=True)
+
+    def ask(self):
+        self._socket.send(wire.CODEC.encode(wire.Open(request=1, run_id="run", lane="gloo")))
+        assert self._socket.poll(5000)
+        return wire.CODEC.decode(self._socket.recv())
+
+    def close(self):
+        self._socket.close()
+
+
+def test_lanes_are_bounded_and_more_are_refused_with_the_reason(server):
+    with zmq.Context() as context:
+        receivers = [Receiver(server, context, name) for name in (b"a", b"b", b"c")]
+        one, two, three = receivers
+        try:
+            assert isinstance(one.ask(), wire.Opened)
+            assert isinstance(two.ask(), wire.Opened)
+            denied = three.ask()
+            assert isinstance(denied, wire.Denied)
+            assert "serves 2 receivers over lanes of their own already" in denied.reason
+            # Asking again for one's own lane gives the old one up, which takes a moment: it counts until it is over.
+            assert isinstance(one.ask(), wire.Denied)
+            for sender in (*server._senders.values(), *server._leaving):
+                sender.join(5.0)
+            assert isinstance(three.ask(), wire.Opened)
+        finally:
+            for receiver in receivers:
+                receiver.close()
