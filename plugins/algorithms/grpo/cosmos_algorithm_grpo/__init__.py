@@ -1,7 +1,8 @@
-"""Group-relative policy optimisation: GRPO, Dr. GRPO and DAPO, one module each, on composable parts."""
+"""Group-relative policy optimisation and its kin: one module a preset, on parts that combine."""
 
-from cosmos_algorithm_grpo.dapo import Dapo, DapoOptions
-from cosmos_algorithm_grpo.dr_grpo import DrGrpo, DrGrpoOptions
-from cosmos_algorithm_grpo.grpo import Grpo, GrpoOptions
+from cosmos_algorithm_grpo.making import clipped, weighted
+from cosmos_algorithm_grpo.objective import CAPABILITIES, Objective
+from cosmos_algorithm_grpo.options import ClippedOptions, WeightedOptions
+from cosmos_algorithm_grpo.preset import defaults
 
-__all__ = ["Dapo", "DapoOptions", "DrGrpo", "DrGrpoOptions", "Grpo", "GrpoOptions"]
+__all__ = ["CAPABILITIES", "ClippedOptions", "Objective", "WeightedOptions", "clipped", "defaults", "weighted"]

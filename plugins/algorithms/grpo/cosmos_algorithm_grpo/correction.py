@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cosmos_algorithm_grpo.surrogate import log_ratio
+from cosmos_algorithm_grpo.ratio import log_ratio, mean_of_sequence
 
 if TYPE_CHECKING:
     import torch
@@ -60,8 +60,5 @@ def kept_sequences(
     the mean, either way.
     """
     distance_N = log_ratio(behaviour_logprobs_N, logprobs_N.detach())
-    zeros_S = distance_N.new_zeros(num_sequences)
-    lengths_S = zeros_S.index_add(0, sequence_N, distance_N.new_ones(len(distance_N)))
-    means_S = zeros_S.index_add(0, sequence_N, distance_N) / lengths_S.clamp(min=1.0)
-    is_far_N = (means_S > limit).index_select(0, sequence_N)
+    is_far_N = mean_of_sequence(distance_N, sequence_N, num_sequences) > limit
     return (~(is_far_N & (advantages_N < 0))).to(distance_N.dtype)

@@ -1,24 +1,35 @@
-"""What GRPO, Dr. GRPO and DAPO share: options, old log-probs, and the loss of a decision.
-
-None of them has a KL or entropy term, so a sequence of advantage 0 has exactly zero gradient.
-"""
+"""An objective put together from its parts: advantages, a ratio, a surrogate, corrections, a divergence."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-import attrs
-from attrs import validators as check
-
+from cosmos_algorithm_grpo.advantage import all_equal, centred, over_group_deviation, scored, whitened
+from cosmos_algorithm_grpo.combination import check_combination
 from cosmos_algorithm_grpo.correction import kept_sequences, masked_weight, truncated_weight
-from cosmos_algorithm_grpo.surrogate import Clip, clipped_surrogate
-from cosmos_core.config import option
-from cosmos_core.errors import ConfigError
-from cosmos_core.protocols import AlgorithmCapabilities, AlgorithmContext, Decisions, Loss, OldLogprobs
-from cosmos_core.types import Group
+from cosmos_algorithm_grpo.kl import kl_estimate
+from cosmos_algorithm_grpo.options import PolicyOptions
+from cosmos_algorithm_grpo.ratio import log_ratio, sequence_log_ratio
+from cosmos_algorithm_grpo.surrogate import Surrogate
+from cosmos_core.protocols import (
+    Aggregation,
+    AlgorithmCapabilities,
+    AlgorithmContext,
+    Decisions,
+    Divergence,
+    FrozenRole,
+    Loss,
+    OldLogprobs,
+)
+from cosmos_core.types import Group, Sample
 
 if TYPE_CHECKING:
     import torch
+
+Shaping: TypeAlias = Callable[[Sample], float]
+"""What is added to the reward of a scored sample."""
 
 CAPABILITIES: Final = AlgorithmCapabilities(
     source="rollouts",
@@ -28,68 +39,47 @@ CAPABILITIES: Final = AlgorithmCapabilities(
 )
 
 
-@attrs.frozen(kw_only=True)
-class ClippedOptions:
-    """Options of every clipped objective."""
+class Objective:
+    """A policy-gradient objective.
 
-    clip_low: float = option(
-        0.2,
-        help="The ratio counts down to 1 - clip_low.",
-        validator=check.and_(check.gt(0.0), check.lt(1.0)),
-        dynamic=True,
-    )
-    clip_high: float = option(0.2, help="The ratio counts up to 1 + clip_high.", validator=check.gt(0.0), dynamic=True)
-    dual_clip: float | None = option(
-        None,
-        help="Bound of the ratio for negative advantages (3 is usual); absent, there is none.",
-        validator=check.optional(check.gt(1.0)),
-        dynamic=True,
-    )
-    old_logprobs: Literal["behaviour", "recompute"] = option(
-        "behaviour",
-        help="What the ratio compares with: `behaviour`, the weights that generated each token, corrects for stale "
-        "samples; `recompute`, the weights at the start of the step, costs one more forward.",
-    )
-    importance_cap: float | None = option(
-        None,
-        help="With `recompute`: weigh each token by the ratio of recomputed to behaviour probability, at most this.",
-        validator=check.optional(check.gt(0.0)),
-    )
-    importance_floor: float | None = option(
-        None,
-        help="With `importance_cap`: a token whose ratio is below this or above the cap does not count at all (0.5 "
-        "with a cap of 5 is usual); absent, the ratio is cut at the cap.",
-        validator=check.optional(check.gt(0.0)),
-    )
-    sequence_limit: float | None = option(
-        None,
-        help="A sequence of negative advantage does not count if the mean of log(behaviour / current probability) of "
-        "its tokens exceeds this; absent, all count.",
-        validator=check.optional(check.gt(0.0)),
-        dynamic=True,
-    )
+    Args:
+        options: Which part stands in each place.
+        context: What the recipe says.
+        surrogate: The policy term of a decision.
+        shaping: Changes rewards before anything is computed of them.
 
+    Raises:
+        ConfigError: The options make no sense together, or in this recipe.
+    """
 
-class ClippedObjective:
-    """The part of an algorithm that prices decisions; subclasses add advantages and aggregation."""
+    def __init__(
+        self,
+        options: PolicyOptions,
+        context: AlgorithmContext,
+        *,
+        surrogate: Surrogate,
+        shaping: Shaping = lambda _: 0.0,
+    ) -> None:
+        check_combination(options, context)
+        self._options: Final = options
+        self._surrogate: Final = surrogate
+        self._shaping: Final = shaping
+        self._max_units: Final = context.max_units
 
-    def __init__(self, options: ClippedOptions, context: AlgorithmContext) -> None:
-        _check_correction(options, context)
-        self._clip = Clip(low=options.clip_low, high=options.clip_high, dual=options.dual_clip)
-        self._old_logprobs: OldLogprobs = options.old_logprobs
-        self._importance_cap = options.importance_cap
-        self._importance_floor = options.importance_floor
-        self._sequence_limit = options.sequence_limit
+    @property
+    def aggregation(self) -> Aggregation:
+        """As the option says."""
+        return Aggregation(self._options.aggregation)
 
     @property
     def constant_length(self) -> int:
-        """Unused unless the aggregation divides by a constant length."""
-        return 1
+        """What the sum over tokens is divided by."""
+        return self._options.constant_length or self._max_units
 
     @property
     def old_logprobs(self) -> OldLogprobs:
         """As the option says."""
-        return self._old_logprobs
+        return self._options.old_logprobs
 
     @property
     def needs_entropy(self) -> bool:
@@ -98,68 +88,93 @@ class ClippedObjective:
 
     @property
     def skips_zero_advantage(self) -> bool:
-        """Every term is a multiple of the advantage."""
-        return True
+        """Without a divergence every term is a multiple of the advantage."""
+        return self._options.kl_weight == 0.0
 
-    def admit(self, group: Group) -> str | None:  # noqa: ARG002 - the protocol's name for it
-        """Every group is trained on."""
+    @property
+    def consults(self) -> Mapping[FrozenRole, Divergence | None]:
+        """The reference, if the divergence from it counts."""
+        return {"reference": None} if self._options.kl_weight > 0.0 else {}
+
+    def admit(self, group: Group) -> str | None:
+        """Drop a group with a reward that is no finite number, and, if the option says so, one of equal rewards."""
+        rewards = rewards_of(group)
+        known = scored(rewards)
+        if not all(map(math.isfinite, known)):
+            return "reward not finite"
+        if self._options.dynamic_sampling and len(known) > 1 and all_equal(rewards):
+            return "equal rewards"
         return None
 
+    def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
+        """Rewards, shaped, above the baseline and on the scale of the options."""
+        values = [self._advantages(group) for group in groups]
+        if self._options.scale != "batch":
+            return values
+        num_units = [[sample.num_units for sample in group.samples] for group in groups]
+        return whitened(values, num_units, eps=self._options.advantage_eps)
+
     def loss(self, decisions: Decisions) -> Loss:
-        """Price decisions by the clipped surrogate, and weigh those that are off-policy as the options say."""
+        """Price decisions by the surrogate, weigh those that are off-policy, and add the divergence."""
         assert decisions.old_logprobs_N is not None
-        priced = clipped_surrogate(
+        priced = self._surrogate(
             logprobs_N=decisions.logprobs_N,
-            old_logprobs_N=decisions.old_logprobs_N,
+            log_ratio_N=self._log_ratio(decisions, decisions.old_logprobs_N),
             advantages_N=decisions.advantages_N,
-            clip=self._clip,
         )
-        loss_N, metrics = priced.loss_N, dict(priced.metrics)
-        if self._importance_cap is not None:
-            weight_N = self._weight(decisions.old_logprobs_N, decisions.behaviour_logprobs_N, self._importance_cap)
-            loss_N = weight_N * loss_N
-            metrics["importance_weight"] = weight_N
-            if self._importance_floor is not None:
-                metrics["masked_tokens"] = (weight_N == 0).to(weight_N.dtype)
-        if self._sequence_limit is not None:
+        loss_N, metrics = priced.loss_N, {**priced.metrics}
+        for factor_N, told in self._factors(decisions, decisions.old_logprobs_N):
+            loss_N = factor_N * loss_N
+            metrics.update(told)
+        if self._options.kl_weight > 0.0 and self._options.kl_place == "loss":
+            reference_N = decisions.frozen["reference"].logprobs_N
+            kl_N = kl_estimate(decisions.logprobs_N, reference_N, self._options.kl_estimator)
+            loss_N = loss_N + self._options.kl_weight * kl_N
+            metrics["reference_kl"] = kl_N.detach()
+        return Loss(loss_N=loss_N, metrics=metrics)
+
+    def _factors(
+        self, decisions: Decisions, old_logprobs_N: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+        """Detached factors of the prices of off-policy decisions, each with its metrics."""
+        floor, cap = self._options.importance_floor, self._options.importance_cap
+        behaviour_N = decisions.behaviour_logprobs_N
+        if cap is not None and floor is None:
+            weight_N = truncated_weight(old_logprobs_N=old_logprobs_N, behaviour_logprobs_N=behaviour_N, cap=cap)
+            yield weight_N, {"importance_weight": weight_N}
+        if cap is not None and floor is not None:
+            weight_N = masked_weight(
+                old_logprobs_N=old_logprobs_N, behaviour_logprobs_N=behaviour_N, floor=floor, cap=cap
+            )
+            yield weight_N, {"importance_weight": weight_N, "masked_tokens": (weight_N == 0).to(weight_N.dtype)}
+        if self._options.sequence_limit is not None:
             kept_N = kept_sequences(
                 logprobs_N=decisions.logprobs_N,
-                behaviour_logprobs_N=decisions.behaviour_logprobs_N,
+                behaviour_logprobs_N=behaviour_N,
                 advantages_N=decisions.advantages_N,
                 sequence_N=decisions.sequence_N,
                 num_sequences=decisions.num_sequences,
-                limit=self._sequence_limit,
+                limit=self._options.sequence_limit,
             )
-            loss_N = kept_N * loss_N
-            metrics["sequence_masked_tokens"] = 1.0 - kept_N
-        return Loss(loss_N=loss_N, metrics=metrics)
+            yield kept_N, {"sequence_masked_tokens": 1.0 - kept_N}
 
-    def _weight(self, old_N: torch.Tensor, behaviour_N: torch.Tensor, cap: float) -> torch.Tensor:
-        if self._importance_floor is None:
-            return truncated_weight(old_logprobs_N=old_N, behaviour_logprobs_N=behaviour_N, cap=cap)
-        floor = self._importance_floor
-        return masked_weight(old_logprobs_N=old_N, behaviour_logprobs_N=behaviour_N, floor=floor, cap=cap)
+    def _advantages(self, group: Group) -> list[float | None]:
+        """The advantage of each sample, as far as its group alone decides it."""
+        rewards = [
+            None if reward is None else reward + self._shaping(sample)
+            for reward, sample in zip(rewards_of(group), group.samples, strict=True)
+        ]
+        values = centred(rewards, self._options.baseline)
+        if self._options.scale == "group-std":
+            return over_group_deviation(values, rewards, eps=self._options.advantage_eps)
+        return values
+
+    def _log_ratio(self, decisions: Decisions, old_logprobs_N: torch.Tensor) -> torch.Tensor:
+        if self._options.ratio == "token":
+            return log_ratio(decisions.logprobs_N, old_logprobs_N)
+        return sequence_log_ratio(decisions.logprobs_N, old_logprobs_N, decisions.sequence_N, decisions.num_sequences)
 
 
 def rewards_of(group: Group) -> list[float | None]:
     """The reward of each sample, None where it has none that may be used."""
     return [sample.reward if sample.is_scored else None for sample in group.samples]
-
-
-def _check_correction(options: ClippedOptions, context: AlgorithmContext) -> None:
-    if options.old_logprobs == "behaviour" and options.importance_cap is not None:
-        raise ConfigError(
-            f"algorithm.options.importance_cap = {options.importance_cap}: it needs old_logprobs = 'recompute'; with "
-            "'behaviour' the clipped ratio itself corrects for stale samples, so leave importance_cap out"
-        )
-    if options.importance_floor is not None and options.importance_floor >= (options.importance_cap or 0.0):
-        raise ConfigError(
-            f"algorithm.options.importance_floor = {options.importance_floor}: it is the lower end of a range whose "
-            f"upper end is importance_cap, which is {options.importance_cap}; set a larger importance_cap, such as 5.0"
-        )
-    if options.old_logprobs == "recompute" and options.importance_cap is None and context.max_staleness > 0:
-        raise ConfigError(
-            "algorithm.options.old_logprobs = 'recompute': the ratio would compare the weights of one step with "
-            f"themselves, and samples up to {context.max_staleness} steps old would go uncorrected; set "
-            "importance_cap (2.0 is usual), old_logprobs = 'behaviour', or sync.mode = 'sync'"
-        )

@@ -1,13 +1,11 @@
-"""The clipped surrogate of each decision.
-
-Tensors' own methods are used throughout, so that importing an algorithm imports no torch.
+"""The policy term of each decision: a ratio that is clipped, or a weight.
 
 Shape legend: N decisions of a micro-batch.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
@@ -16,56 +14,72 @@ from cosmos_core.protocols import Loss
 if TYPE_CHECKING:
     import torch
 
-LOG_RATIO_LIMIT: Final = 20.0
-"""e^20 is far outside every clip range and still finite in float32."""
+
+class Surrogate(Protocol):
+    """Prices decisions."""
+
+    def __call__(self, *, logprobs_N: torch.Tensor, log_ratio_N: torch.Tensor, advantages_N: torch.Tensor) -> Loss:
+        """The price of each decision, and metrics.
+
+        Args:
+            logprobs_N: float32, with gradient.
+            log_ratio_N: float32, log(new / old) within ±20, with gradient.
+            advantages_N: float32, detached.
+        """
+        ...
 
 
 @attrs.frozen(kw_only=True)
 class Clip:
-    """How far the ratio counts.
+    """-min(r A, clip(r, 1 - low, 1 + high) A): the gradient flows through the ratio r, and is 0 where it is clipped.
 
     Attributes:
-        low: The ratio counts down to 1 - low.
+        low: The ratio counts down to 1 - low; 1 does not bound it.
         high: The ratio counts up to 1 + high.
         dual: With a negative advantage A, the surrogate counts down to dual · A; None does not bound it.
+
+    Source: 1707.06347, equation 7; dual clip 1912.09729; asymmetric bounds 2503.14476, equation 10.
+    Deviation: log r is limited to ±20, so that r is finite.
     """
 
     low: float
     high: float
     dual: float | None = None
 
+    def __call__(self, *, logprobs_N: torch.Tensor, log_ratio_N: torch.Tensor, advantages_N: torch.Tensor) -> Loss:  # noqa: ARG002 - of the protocol
+        """The price of each decision, `ratio` and `clip_fraction` (decisions whose gradient the bounds removed)."""
+        ratio_N = log_ratio_N.exp()
+        free_N = ratio_N * advantages_N
+        bounded_N = ratio_N.clamp(min=1.0 - self.low, max=1.0 + self.high) * advantages_N
+        surrogate_N = free_N.minimum(bounded_N)
+        clipped_N = bounded_N.detach() < free_N.detach()
+        if self.dual is not None:
+            floor_N = self.dual * advantages_N
+            below_N = (advantages_N < 0) & (surrogate_N.detach() < floor_N)
+            surrogate_N = floor_N.where(below_N, surrogate_N)
+            clipped_N = clipped_N | below_N
+        metrics = {"ratio": ratio_N.detach(), "clip_fraction": clipped_N.to(ratio_N.dtype)}
+        return Loss(loss_N=-surrogate_N, metrics=metrics)
 
-def log_ratio(logprobs_N: torch.Tensor, old_logprobs_N: torch.Tensor) -> torch.Tensor:
-    """log(new / old), limited so that its exponential is finite."""
-    return (logprobs_N - old_logprobs_N).clamp(min=-LOG_RATIO_LIMIT, max=LOG_RATIO_LIMIT)
 
+@attrs.frozen(kw_only=True)
+class Weight:
+    """-w A log p with the detached weight w = clip(r, floor, cap): the gradient flows through log p, of every decision.
 
-def clipped_surrogate(
-    *, logprobs_N: torch.Tensor, old_logprobs_N: torch.Tensor, advantages_N: torch.Tensor, clip: Clip
-) -> Loss:
-    """-min(r A, clip(r, 1 - low, 1 + high) A), r = exp(logprob - old logprob).
+    Attributes:
+        floor: Least weight; 0 does not bound it.
+        cap: Largest weight.
 
-    Args:
-        logprobs_N: float32, with gradient.
-        old_logprobs_N: float32, detached: of the weights that the ratio compares with.
-        advantages_N: float32, detached.
-        clip: The bounds.
-
-    Returns:
-        The price of each decision, `ratio` and `clip_fraction` (decisions whose gradient the bounds removed).
-
-    Source: 1707.06347, equation 7; dual clip 1912.09729; asymmetric bounds 2503.14476, equation 10.
+    Source: 2506.13585, equations 4 and 5; 2505.24034, with a cap alone.
     Deviation: log r is limited to ±20, so that r is finite.
     """
-    ratio_N = log_ratio(logprobs_N, old_logprobs_N).exp()
-    free_N = ratio_N * advantages_N
-    bounded_N = ratio_N.clamp(min=1.0 - clip.low, max=1.0 + clip.high) * advantages_N
-    surrogate_N = free_N.minimum(bounded_N)
-    clipped_N = bounded_N.detach() < free_N.detach()
-    if clip.dual is not None:
-        floor_N = clip.dual * advantages_N
-        below_N = (advantages_N < 0) & (surrogate_N.detach() < floor_N)
-        surrogate_N = floor_N.where(below_N, surrogate_N)
-        clipped_N = clipped_N | below_N
-    metrics = {"ratio": ratio_N.detach(), "clip_fraction": clipped_N.to(ratio_N.dtype)}
-    return Loss(loss_N=-surrogate_N, metrics=metrics)
+
+    floor: float
+    cap: float
+
+    def __call__(self, *, logprobs_N: torch.Tensor, log_ratio_N: torch.Tensor, advantages_N: torch.Tensor) -> Loss:
+        """The price of each decision, `ratio` and `clip_fraction` (decisions whose weight is not their ratio)."""
+        ratio_N = log_ratio_N.detach().exp()
+        weight_N = ratio_N.clamp(min=self.floor, max=self.cap)
+        metrics = {"ratio": ratio_N, "clip_fraction": (weight_N != ratio_N).to(ratio_N.dtype)}
+        return Loss(loss_N=-weight_N * advantages_N * logprobs_N, metrics=metrics)

@@ -4,12 +4,27 @@ import math
 
 import pytest
 
-from cosmos_algorithm_grpo.advantage import all_equal, mean_only, normalised
+from cosmos_algorithm_grpo.advantage import Whitening, all_equal, centred, over_group_deviation, whitened
 
 
-def test_normalised_divides_by_the_sample_standard_deviation():
+def mean_only(rewards):
+    return centred(rewards, "group-mean")
+
+
+def leave_one_out(rewards):
+    return centred(rewards, "leave-one-out")
+
+
+def normalised(rewards, eps=0.0):
+    return over_group_deviation(mean_only(rewards), rewards, eps=eps)
+
+
+ALL = [normalised, mean_only, leave_one_out]
+
+
+def test_the_group_deviation_is_the_sample_one():
     # mean 0.25; squares 3 · 0.0625 + 0.5625 = 0.75; sample variance 0.75 / 3 = 0.25, std 0.5 (population: 0.433)
-    assert normalised([1.0, 0.0, 0.0, 0.0], eps=0.0) == [1.5, -0.5, -0.5, -0.5]
+    assert normalised([1.0, 0.0, 0.0, 0.0]) == [1.5, -0.5, -0.5, -0.5]
 
 
 def test_eps_is_added_to_the_standard_deviation():
@@ -20,25 +35,32 @@ def test_mean_only_has_no_divisor():
     assert mean_only([3.0, 1.0, 2.0]) == [1.0, -1.0, 0.0]
 
 
-@pytest.mark.parametrize("estimate", [lambda rewards: normalised(rewards, eps=0.0), mean_only])
+def test_leave_one_out_compares_with_the_others():
+    # 4 - (1 + 1) / 2, 1 - (4 + 1) / 2 twice
+    assert leave_one_out([4.0, 1.0, 1.0]) == pytest.approx([3.0, -1.5, -1.5])
+    # Without the unscored one: 4 - 1, 1 - 4
+    assert leave_one_out([4.0, None, 1.0]) == [pytest.approx(3.0), None, pytest.approx(-3.0)]
+
+
+def test_without_a_baseline_rewards_stay():
+    assert centred([1.0, None, 1.0], "none") == [1.0, None, 1.0]
+
+
+@pytest.mark.parametrize("estimate", ALL)
 def test_an_unscored_sample_is_no_zero(estimate):
     """Counted as 0, the failed sample would pull the mean to 2/3 and the right answers would differ from 0."""
     assert estimate([1.0, None, 1.0]) == [0.0, None, 0.0]
-    assert estimate([2.0, None, 1.0]) == [pytest.approx(v) if v else v for v in estimate_pair(estimate)]
-
-
-def estimate_pair(estimate):
     high, low = estimate([2.0, 1.0])
-    return [high, None, low]
+    assert estimate([2.0, None, 1.0]) == [pytest.approx(high), None, pytest.approx(low)]
 
 
-@pytest.mark.parametrize("estimate", [lambda rewards: normalised(rewards, eps=0.0), mean_only])
+@pytest.mark.parametrize("estimate", ALL)
 def test_equal_rewards_give_exactly_zero_despite_rounding(estimate):
     assert math.fsum([0.1] * 7) / 7 != 0.1 or sum([0.1] * 7) / 7 != 0.1
     assert estimate([0.1] * 7) == [0.0] * 7
 
 
-@pytest.mark.parametrize("estimate", [lambda rewards: normalised(rewards, eps=0.0), mean_only])
+@pytest.mark.parametrize("estimate", ALL)
 def test_one_scored_sample_or_none_teaches_nothing(estimate):
     assert estimate([5.0, None]) == [0.0, None]
     assert estimate([None, None]) == [None, None]
@@ -47,3 +69,23 @@ def test_one_scored_sample_or_none_teaches_nothing(estimate):
 def test_all_equal_looks_at_scored_samples_only():
     assert all_equal([1.0, None, 1.0])
     assert not all_equal([1.0, None, 0.0])
+
+
+def test_whitening_counts_each_decision_of_all_groups():
+    # Decisions 2, 2, 2, -1, 0, 1: mean 1, squares 1 + 1 + 1 + 4 + 1 + 0 = 8, sample variance 8 / 5
+    std = math.sqrt(8 / 5)
+    found = whitened([[2.0, None, -1.0], [0.0, 1.0]], [[3, 9, 1], [1, 1]], eps=0.0)
+    assert found == [[pytest.approx(1 / std), None, pytest.approx(-2 / std)], [pytest.approx(-1 / std), 0.0]]
+    assert whitened([[2.0, -1.0], [0.0, 1.0]], [[3, 1], [1, 1]], eps=1.0)[0][0] == pytest.approx(1 / (std + 1.0))
+
+
+@pytest.mark.parametrize("batch", [[[0.1] * 7, [0.1]], [[3.0]], [[]], [[None]]])
+def test_a_batch_without_contrast_teaches_nothing(batch):
+    found = whitened(batch, [[3] * len(group) for group in batch], eps=0.0)
+    assert found == [[None if value is None else 0.0 for value in group] for group in batch]
+
+
+def test_whitening_adds_up_over_parts():
+    sums = [(2.0, 3.0, 5.0), (1.0, -1.0, 1.0), (3.0, 0.5, 2.0)]
+    one, other = Whitening(sums, eps=0.0), Whitening(sums[::-1], eps=0.0)
+    assert (one.mean, one.factor) == (other.mean, other.factor)

@@ -1,4 +1,4 @@
-"""GRPO, Dr. GRPO and DAPO satisfy what every algorithm must, and equal the formulae of their papers."""
+"""Each preset satisfies what every algorithm must, and equals the formula of its paper."""
 
 import pytest
 import torch
@@ -14,17 +14,17 @@ def surrogate(decisions, *, low, high):
     return -gain_N
 
 
+def weighted(decisions, *, cap):
+    """Equation 4 of 2506.13585."""
+    weight_N = (decisions.logprobs_N - decisions.old_logprobs_N).detach().exp().clamp(max=cap)
+    return -weight_N * decisions.advantages_N * decisions.logprobs_N
+
+
 class TestGrpo(AlgorithmConformance):
     plugin = "grpo"
 
     def reference(self, decisions):
         return surrogate(decisions, low=0.2, high=0.2)
-
-
-class TestGrpoOnTokens(TestGrpo):
-    @pytest.fixture
-    def options(self):
-        return {"aggregation": "token-mean"}
 
 
 class TestDrGrpo(AlgorithmConformance):
@@ -41,8 +41,68 @@ class TestDapo(AlgorithmConformance):
         return surrogate(decisions, low=0.2, high=0.28)
 
 
-class Corrected(AlgorithmConformance):
-    """With every correction on: the ratio against the step's start, the weight against the behaviour policy."""
+class TestGspo(AlgorithmConformance):
+    plugin = "gspo"
+
+    def reference(self, decisions):
+        """Equation 13 of 2507.18071."""
+        log_ratio_N = decisions.logprobs_N - decisions.old_logprobs_N
+        prices_N = torch.empty_like(log_ratio_N)
+        for sequence in range(decisions.num_sequences):
+            mine_N = decisions.sequence_N == sequence
+            own_n, advantages_n = decisions.logprobs_N[mine_N], decisions.advantages_N[mine_N]
+            ratio_n = log_ratio_N[mine_N].mean().exp().detach() * (own_n - own_n.detach()).exp()
+            clipped_n = ratio_n.clamp(1 - 3e-4, 1 + 4e-4)
+            prices_N[mine_N] = -(ratio_n * advantages_n).minimum(clipped_n * advantages_n)
+        return prices_N
+
+
+class TestCispo(AlgorithmConformance):
+    plugin = "cispo"
+
+    def reference(self, decisions):
+        return weighted(decisions, cap=5.0)
+
+
+class TestRloo(AlgorithmConformance):
+    plugin = "rloo"
+
+    def reference(self, decisions):
+        return weighted(decisions, cap=2.0)
+
+
+class TestReinforcePlusPlus(AlgorithmConformance):
+    plugin = "reinforce-plus-plus"
+
+    def reference(self, decisions):
+        return surrogate(decisions, low=0.2, high=0.2)
+
+
+class TestReinforcePlusPlusNearAReference(TestReinforcePlusPlus):
+    """The divergence is in the advantages, which are whitened over the batch."""
+
+    @pytest.fixture
+    def options(self):
+        return {"kl_weight": 0.2}
+
+
+class TestGrpoNearAReference(AlgorithmConformance):
+    plugin = "grpo"
+    has_other_terms = True
+
+    @pytest.fixture
+    def options(self):
+        return {"kl_weight": 0.2}
+
+    def reference(self, decisions):
+        distance_N = decisions.frozen["reference"].logprobs_N - decisions.logprobs_N
+        return surrogate(decisions, low=0.2, high=0.2) + 0.2 * (distance_N.exp() - distance_N - 1)
+
+
+class TestDapoCorrected(AlgorithmConformance):
+    """With every bound: the ratio against the step's start, the weight against the behaviour policy."""
+
+    plugin = "dapo"
 
     @pytest.fixture
     def options(self):
@@ -50,21 +110,9 @@ class Corrected(AlgorithmConformance):
 
     def reference(self, decisions):
         weight_N = (decisions.old_logprobs_N - decisions.behaviour_logprobs_N).exp().clamp(max=1.0)
-        clipped_N = surrogate(decisions, low=0.2, high=0.28 if self.plugin == "dapo" else 0.2)
+        clipped_N = surrogate(decisions, low=0.2, high=0.28)
         is_bad_N = decisions.advantages_N < 0
         return weight_N * clipped_N.minimum(-2.0 * decisions.advantages_N).where(is_bad_N, clipped_N)
-
-
-class TestGrpoCorrected(Corrected):
-    plugin = "grpo"
-
-
-class TestDrGrpoCorrected(Corrected):
-    plugin = "dr-grpo"
-
-
-class TestDapoCorrected(Corrected):
-    plugin = "dapo"
 
 
 class TestGrpoOnPolicy(TestGrpo):
@@ -77,21 +125,3 @@ class TestGrpoOnPolicy(TestGrpo):
     @pytest.fixture
     def options(self):
         return {"old_logprobs": "recompute"}
-
-
-class TestGrpoMasked(TestGrpo):
-    """Tokens, and sequences of negative advantage, that trainer and engine see too differently do not count."""
-
-    @pytest.fixture
-    def options(self):
-        return {"old_logprobs": "recompute", "importance_cap": 1.2, "importance_floor": 0.8, "sequence_limit": 0.05}
-
-    def reference(self, decisions):
-        ratio_N = (decisions.old_logprobs_N - decisions.behaviour_logprobs_N).exp()
-        weight_N = torch.where((ratio_N < 0.8) | (ratio_N > 1.2), 0.0, ratio_N)
-        for sequence in range(decisions.num_sequences):
-            mine_N = decisions.sequence_N == sequence
-            distance_N = (decisions.behaviour_logprobs_N - decisions.logprobs_N.detach())[mine_N]
-            if len(distance_N) and distance_N.mean() > 0.05:
-                weight_N = torch.where(mine_N & (decisions.advantages_N < 0), 0.0, weight_N)
-        return weight_N * surrogate(decisions, low=0.2, high=0.2)
