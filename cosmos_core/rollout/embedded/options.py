@@ -23,6 +23,10 @@ class EmbeddedOptions:
         True,
         help="On a CPU in bfloat16: keep matrices packed for its kernels too: faster, at twice the memory.",
     )
+    compile: bool = option(
+        False,
+        help="Compile the forward at start: faster steps, a longer start. On a CPU it needs a C++ compiler.",
+    )
     verify: bool = option(
         True, help="Whether to check at start that the model decodes to the same log-probs as its own forward."
     )

@@ -4,6 +4,8 @@ The product of a matrix with the few rows of a step takes about as long as bring
 kernel reads it in. So linear layers compute with copies in that order, made once for each version. The parameters stay
 as they are: they are what updates write to and digests are read from. Products of inputs that lie in order are the same
 to the last bit; of others, a bias is added before rounding instead of after.
+
+In a compiled forward a product is an operator of its own, which takes the parameter and looks its copy up when it runs.
 """
 
 from __future__ import annotations
@@ -13,13 +15,18 @@ from collections.abc import Mapping
 from typing import Final
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from cosmos_core.errors import AttestationError
+from cosmos_core.rollout.embedded.operators import operator
 from cosmos_core.rollout.serving.comparing import same_bits
 
 _KERNELS: Final = torch.ops.mkldnn
 _ROWS: Final = 64
 """A hint for the packing: the rows that a step has, about."""
+
+_COPIES: Final = WeakTensorKeyDictionary()
+"""The packed copy of a parameter, while that lives."""
 
 
 class PackedMatrices:
@@ -50,8 +57,8 @@ class PackedMatrices:
         """Take over the parameters as they are now."""
         for name, layer in self._layers.items():
             packed = _KERNELS._reorder_linear_weight(layer.weight.detach(), _ROWS)  # noqa: SLF001 - as below
-            self._packed[name] = packed
-            layer.forward = functools.partial(_product, packed, layer.bias)  # type: ignore[method-assign]
+            self._packed[name] = _COPIES[layer.weight] = packed
+            layer.forward = functools.partial(_forward, packed, layer.weight, layer.bias)  # type: ignore[method-assign]
 
     def check(self) -> None:
         """Read the packed matrices back.
@@ -67,10 +74,31 @@ class PackedMatrices:
                 )
 
 
+def _forward(
+    packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, inputs: torch.Tensor
+) -> torch.Tensor:
+    if torch.compiler.is_compiling():
+        return _packed_product(inputs, weight, bias)
+    return _product(packed, bias, inputs)
+
+
 def _product(packed: torch.Tensor, bias: torch.Tensor | None, inputs: torch.Tensor) -> torch.Tensor:
     # torch has packed products for its compiler only: there is no public way to them.
     product: torch.Tensor = _KERNELS._linear_pointwise(inputs, packed, bias, "none", [], "")  # noqa: SLF001
     return product
+
+
+def _product_of_copy(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return _product(_COPIES[weight], bias, inputs)
+
+
+def _product_like(inputs: torch.Tensor, weight: torch.Tensor, _bias: torch.Tensor | None) -> torch.Tensor:
+    return inputs.new_empty(*inputs.shape[:-1], weight.shape[0])
+
+
+_packed_product: Final = operator(
+    "packed_product(Tensor inputs, Tensor weight, Tensor? bias) -> Tensor", _product_of_copy, _product_like
+)
 
 
 def _gains(layer: torch.nn.Linear) -> bool:

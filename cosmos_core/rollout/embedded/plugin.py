@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cosmos_core.protocols import FORMATS, EngineCapabilities, EngineContext, Provider, RolloutEngine, hookimpl
+from cosmos_core.rollout.embedded.foresight import foresee
 from cosmos_core.rollout.embedded.options import EmbeddedOptions
 
 
@@ -27,4 +28,5 @@ def cosmos_engine() -> Provider[RolloutEngine]:
             mesh_axes=frozenset({"tp"}),
             only_alone=frozenset({"media", "records", "quantizations"}),
         ),
+        foresee=foresee,
     )

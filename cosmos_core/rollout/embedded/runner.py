@@ -10,8 +10,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from cosmos_core.rollout.embedded.attention import Piece, SlotStep, Step, meaning
+from cosmos_core.rollout.embedded.attention import Piece, SlotStep
 from cosmos_core.rollout.embedded.cache import SlotCache
+from cosmos_core.rollout.embedded.compiled import CompiledForward
+from cosmos_core.rollout.embedded.interface import Step, meaning
 from cosmos_core.rollout.embedded.prompts import Prompts, Span
 from cosmos_core.rollout.embedded.ranks.vocabulary import Vocabulary
 from cosmos_core.rollout.embedded.scheduler import Plan
@@ -28,7 +30,12 @@ class Runner:
         device: Where it is.
         prompts: Enters conditioned prompts; None for a model that has none.
         vocabulary: Makes logits whole where the vocabulary is split over ranks; None where it is not.
+
+    Attributes:
+        compiled: The forward, compiled; None for the module as it is.
     """
+
+    compiled: CompiledForward | None = None
 
     def __init__(
         self,
@@ -49,13 +56,29 @@ class Runner:
         self, tokens_N: torch.Tensor, positions_N: torch.Tensor, step: Step, kept_R: torch.Tensor | None
     ) -> torch.Tensor:
         """float32 logits [R, V] of the tokens at `kept_R` (of all if None)."""
-        keep = {"logits_to_keep": 0 if kept_R is None else kept_R} if self._keeps_logits else {}
+        evaluate = self._evaluate
+        if self.compiled is not None and isinstance(step, SlotStep) and self.compiled.takes(tokens_N):
+            evaluate = self.compiled
         with meaning(step):
-            output = self._module(input_ids=tokens_N[None], position_ids=positions_N[None], use_cache=False, **keep)
+            return self.whole(evaluate(tokens_N, positions_N, kept_R)).float()
+
+    def _evaluate(self, tokens_N: torch.Tensor, positions_N: torch.Tensor, kept_R: torch.Tensor | None) -> torch.Tensor:
+        keep = {"logits_to_keep": 0 if kept_R is None else kept_R} if self._keeps_logits else {}
+        output = self._module(input_ids=tokens_N[None], position_ids=positions_N[None], use_cache=False, **keep)
         logits: torch.Tensor = output.logits[0]
-        if kept_R is not None and not self._keeps_logits:
-            logits = logits[kept_R]
-        return self.whole(logits).float()
+        return logits if kept_R is None or self._keeps_logits else logits[kept_R]
+
+    def compile(self, tokens_N: torch.Tensor, positions_N: torch.Tensor) -> None:
+        """Compile the forward, with some tokens of a sequence at hand.
+
+        Raises:
+            EngineError: It cannot be compiled; says why, and what to do.
+        """
+        compiled = CompiledForward(self._evaluate, type(self._module).__name__)
+        if compiled.takes(tokens_N):
+            with meaning(SlotStep.alone(len(tokens_N), tokens_N.device)):
+                compiled.compile(tokens_N, positions_N)
+        self.compiled = compiled
 
     def whole(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] of the whole vocabulary, from what the module gives on this rank."""

@@ -14,6 +14,8 @@ from typing import Final
 import attrs
 import torch
 
+_KEYS_FIRST: Final = torch.cpu._is_amx_tile_supported()  # noqa: SLF001 - there is no public name in torch 2.11
+"""Whether a CPU's bfloat16 kernel brings its second matrix into another order first: it should be the small one."""
 _SHARING_UNITS: Final = 1024
 """Units that slots must save to share: what the products of a run cost besides reading."""
 
@@ -71,8 +73,7 @@ def runs_of(num: int, shared: tuple[Run, ...], capacity: int) -> Iterator[Run]:
 
 def _products(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """float32 [B, Q, T] of queries [B, Q, D], few, with keys [B, T, D], many."""
-    if queries.device.type == "cpu" and queries.dtype is torch.bfloat16:
-        # The kernel brings its second matrix into another order first, so that is the small one.
+    if _KEYS_FIRST and queries.device.type == "cpu" and queries.dtype is torch.bfloat16:
         products = torch.bmm(keys, queries.transpose(1, 2)).transpose(1, 2)
     else:
         products = torch.bmm(queries, keys.transpose(1, 2))

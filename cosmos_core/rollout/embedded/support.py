@@ -11,8 +11,9 @@ import attrs
 import torch
 
 from cosmos_core.errors import EngineError
-from cosmos_core.rollout.embedded.attention import NAME, Fork, Piece, SlotStep, Variant
+from cosmos_core.rollout.embedded.attention import Fork, Piece, SlotStep
 from cosmos_core.rollout.embedded.cache import LayerShape, SlotCache
+from cosmos_core.rollout.embedded.interface import NAME, Caller, Variant
 from cosmos_core.rollout.embedded.runner import Runner
 
 _PROBE_UNITS: Final = 12
@@ -40,7 +41,7 @@ class Survey:
 
     def attend(
         self,
-        module: torch.nn.Module,
+        module: Caller,
         *,
         queries: torch.Tensor,
         keys: torch.Tensor,
@@ -59,18 +60,13 @@ class Survey:
             raise EngineError(f"{kind} attends with {feature}, which the embedded engine does not support")
         shape = LayerShape(num_heads=keys.shape[0], key_dim=keys.shape[-1], value_dim=values.shape[-1])
         self.calls[layer] = Call(shape=shape, variant=variant)
-        size = queries.shape[1]
-        step = SlotStep(
-            None,
-            slots_N=torch.zeros(size, dtype=torch.int64, device=queries.device),
-            places_N=torch.arange(size, device=queries.device),
-            num_decoding=0,
-            pieces=(Piece(first=0, last=size, start=0, slot=0),),
-        )
+        step = SlotStep.alone(queries.shape[1], queries.device)
         return step.attend(module, queries=queries, keys=keys, values=values, variant=variant, extras={})
 
 
-def adopt(module: torch.nn.Module, runner: Runner, *, context_length: int, verify: bool) -> dict[int, LayerShape]:
+def adopt(
+    module: torch.nn.Module, runner: Runner, *, context_length: int, verify: bool, compiles: bool = False
+) -> dict[int, LayerShape]:
     """Let a module attend through the engine.
 
     Args:
@@ -78,12 +74,13 @@ def adopt(module: torch.nn.Module, runner: Runner, *, context_length: int, verif
         runner: Calls it.
         context_length: Units of the longest sequence.
         verify: Whether to compare decoding with the module's own forward.
+        compiles: Whether the runner is to compile the forward; then that is what is compared.
 
     Returns:
         What each layer caches of a unit.
 
     Raises:
-        EngineError: It cannot be served; names the feature.
+        EngineError: It cannot be served, or not be compiled; names the feature.
     """
     _check_class(module)
     config: Any = module.config
@@ -103,6 +100,8 @@ def adopt(module: torch.nn.Module, runner: Runner, *, context_length: int, verif
     runner.forward(tokens_N, positions_N, survey, None)
     _check_layers(type(module).__name__, config, survey.calls, context_length)
     shapes = {layer: call.shape for layer, call in survey.calls.items()}
+    if compiles:
+        runner.compile(tokens_N, positions_N)
     if own_NV is not None:
         dtype = next(module.parameters()).dtype
         _verify(type(module).__name__, runner, shapes=shapes, tokens_N=tokens_N, own_NV=own_NV, dtype=dtype)

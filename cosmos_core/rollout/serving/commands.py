@@ -6,18 +6,25 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-from cosmos_core.errors import CosmosError, EngineError
+from cosmos_core.errors import CosmosError, EngineError, EngineLostError
 
 T = TypeVar("T")
 
 
 class LostProcessError(RuntimeError):
-    """A process that the engine needs is gone, or does not answer.
+    """A process that the engine needs is of no use any more.
 
     No `CosmosError`: that would fail a command, and it is the engine's thread that has to fail.
+
+    Args:
+        reason: What others are told: `EngineLostError`, unless that process has failed by an error of its own.
     """
+
+    def __init__(self, reason: EngineError) -> None:
+        super().__init__(str(reason))
+        self.reason: Final = reason
 
 
 class Commands:
@@ -60,7 +67,7 @@ class Commands:
         future: Future[T] = Future()
         with self._lock:
             if self._closed is not None:
-                raise EngineError(str(self._closed)) from self._closed
+                raise type(self._closed)(str(self._closed)) from self._closed
             if threading.get_ident() != self._thread:
                 self._queue.put((command, future))
                 return future
@@ -80,8 +87,10 @@ class Commands:
 
 
 def broken(error: BaseException) -> EngineError:
-    """What others are told of an error that ended the engine's thread."""
-    failure = EngineError(f"the engine's thread failed: {type(error).__name__}: {error}")
+    """What others are told of an error that ended the engine's thread: `EngineLostError` if that was a lost process."""
+    told = error.reason if isinstance(error, LostProcessError) else error
+    kind = EngineLostError if isinstance(told, EngineLostError) else EngineError
+    failure = kind(f"the engine's thread failed: {type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure
 

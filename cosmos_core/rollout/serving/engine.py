@@ -202,7 +202,7 @@ class ServedEngine(abc.ABC):
         """Let the engine fail of the end of a process that it needs, even if it has nothing to do; from any thread."""
 
         def fail() -> None:
-            raise LostProcessError(str(error)) from error
+            raise LostProcessError(error) from error
 
         # Before the command: while there are none yet, this is looked at as soon as there are.
         self._loss = error
@@ -216,10 +216,15 @@ class ServedEngine(abc.ABC):
                 waiter.set_exception(reason)
 
     def health(self) -> None:
-        """Return if the engine can serve, else raise EngineError with the thread's error chained."""
+        """Return if the engine can serve.
+
+        Raises:
+            EngineLostError: A process that it needs is gone.
+            EngineError: It cannot for any other reason; the thread's error is chained.
+        """
         closed = self._commands.closed
         if closed is not None:
-            raise EngineError(str(closed)) from (closed.__cause__ or closed)
+            raise type(closed)(str(closed)) from (closed.__cause__ or closed)
 
     def stats(self) -> EngineStats:
         """Counters and gauges."""

@@ -46,7 +46,7 @@ class EmbeddedHandle:
             if not self._condition.wait_for(lambda: self.is_done, timeout_s):
                 raise TimeoutError(f"request {self._request.request_id!r} is not finished after {timeout_s} s")
         if self._error is not None:
-            raise EngineError(str(self._error)) from self._error
+            raise type(self._error)(str(self._error)) from self._error
         assert self._results is not None
         return self._results
 

@@ -21,6 +21,7 @@ from cosmos_core.observe.live import clock
 from cosmos_core.protocols import Dataset
 from cosmos_core.run.files.folder import REPORT
 from cosmos_core.run.following.follower import Follower
+from cosmos_core.run.reporting.measures import own_measures
 from cosmos_core.run.reporting.plots import Series, plot
 from cosmos_core.types import JSON, Prompt
 
@@ -126,6 +127,10 @@ def _plots(job: Job, follower: Follower) -> Iterator[tuple[str, str]]:
     heldout = Series(label="held-out loss", points=_heldout(follower, "loss"), marked=True)
     loss = [Series(label="loss", points=_metric(steps, "loss")), heldout]
     yield "Loss", plot("loss", loss, x_label="step", y_label="loss", boundary=boundary, changes=changes)
+    first = all_stages[-1].first_step
+    for name, points in own_measures([timed for timed in steps if timed.record.step > first]).items():
+        drawn = plot(f"own-{name}", [Series(label=name, points=points)], x_label="step", y_label=name, changes=changes)
+        yield name.replace("_", " ").capitalize(), drawn
     norm = [Series(label="gradient norm", points=_metric(steps, "grad_norm", positive=True))]
     title = "Gradient norm"
     drawn = plot("norm", norm, x_label="step", y_label="norm", boundary=boundary, changes=changes, logarithmic=True)

@@ -21,6 +21,7 @@ from cosmos_core.controller.machine.state import State
 from cosmos_core.observe.live import clock
 from cosmos_core.run.files.folder import REPORT, SUMMARY
 from cosmos_core.run.following.follower import Follower
+from cosmos_core.run.reporting.measures import begun_and_ended
 from cosmos_core.run.reporting.planes import planes_of
 from cosmos_core.run.supervising.ending import Ending
 
@@ -62,6 +63,7 @@ def summarise(
         "prompts": _prompts(state),
         "tokens_per_s": _tokens_per_s(follower),
         "staleness": _staleness(follower.steps),
+        "measures": begun_and_ended(_of_main_stage(follower)),
         "stages": _stages(job, follower),
         "skipped_steps": sum(timed.record.skipped for timed in follower.steps),
         "weights": _weights(follower),
@@ -128,6 +130,11 @@ def _prompts(state: State | None) -> dict[str, Any]:
     for ledger in state.ledgers if state else ():
         dropped.update(ledger.dropped)
     return {"consumed": sum(ledger.consumed for ledger in state.ledgers) if state else 0, "dropped": dict(dropped)}
+
+
+def _of_main_stage(follower: Follower) -> list[TimedStep]:
+    first = follower.state.settings.main.first_version if follower.state else 0
+    return [timed for timed in follower.steps if timed.record.step > first]
 
 
 def _tokens_per_s(follower: Follower) -> dict[str, float | None]:
@@ -230,6 +237,8 @@ def _figures(summary: Mapping[str, Any]) -> Table:
         table.add_row("staleness", f"mean {staleness['mean']:.2f}, max {staleness['max']}")
     if summary["restarts"]:
         table.add_row("started again", ", ".join(f"{name} {n}x" for name, n in summary["restarts"].items()))
+    for name, mean in summary["measures"].items():
+        table.add_row(name.replace("_", " "), f"{mean['first']:.4g} → {mean['last']:.4g}")
     for label, what in _happenings(summary):
         # What an error says may look like markup, such as a path in brackets.
         table.add_row(label, Text(what))

@@ -98,10 +98,10 @@ class Lead:
         except LostProcessError:
             raise
         except RuntimeError as error:  # what torch raises of every fault, a closed connection among them
-            reason = self._team.reason(error)
-            if reason is error:
+            failure = self._team.failure()
+            if failure is None:
                 raise
-            raise LostProcessError(str(reason)) from error
+            raise LostProcessError(failure) from error
 
     # -- steps --------------------------------------------------------------------------------------------------------
 

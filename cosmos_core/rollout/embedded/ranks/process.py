@@ -10,7 +10,9 @@ import sys
 from collections.abc import Iterator
 from typing import Final, Protocol
 
-from cosmos_core.errors import EngineError
+import attrs
+
+from cosmos_core.errors import EngineLostError
 from cosmos_core.rollout.embedded.ranks.messages import FROM_RANK, TO_RANK
 from cosmos_core.rollout.workers.frames import Unframer, frame
 
@@ -38,6 +40,14 @@ def spawn(theirs: socket.socket) -> Process:
     return subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
 
 
+@attrs.frozen(kw_only=True)
+class Ended:
+    """How a rank ended, in words, and whether it was killed, so that nothing is known to be wrong with it."""
+
+    how: str
+    is_killed: bool
+
+
 class RankProcess:
     """A rank after the first.
 
@@ -58,7 +68,7 @@ class RankProcess:
         """Tell it something, with a descriptor if there is one.
 
         Raises:
-            EngineError: It has ended, or does not read.
+            EngineLostError: It has ended, or does not read.
         """
         framed = frame(TO_RANK.encode(message))
         try:
@@ -68,7 +78,7 @@ class RankProcess:
             sent = socket.send_fds(self.socket, [framed], [descriptor])
             self.socket.sendall(framed[sent:])
         except OSError as error:
-            raise EngineError(f"rank {self.rank} of the engine cannot be told what to do: {error}") from error
+            raise EngineLostError(f"rank {self.rank} of the engine cannot be told what to do: {error}") from error
 
     def receive(self) -> Iterator[object]:
         """Each message that came; something can be read.
@@ -90,12 +100,13 @@ class RankProcess:
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
-    def end(self, grace_s: float) -> str:
-        """How it ended, in words: by force, unless it has ended or does so within `grace_s`."""
+    def end(self, grace_s: float) -> Ended:
+        """How it ended: by force, unless it has ended or does so within `grace_s`."""
         try:
             code = self._process.wait(grace_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-            return "killed"
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            return Ended(how="killed", is_killed=True)
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return Ended(how=how, is_killed=code < 0)

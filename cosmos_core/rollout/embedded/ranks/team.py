@@ -13,12 +13,12 @@ from typing import Final, TypeVar
 import torch
 import torch.distributed as dist
 
-from cosmos_core.errors import EngineError, TransportError
+from cosmos_core.errors import EngineError, EngineLostError, TransportError
 from cosmos_core.protocols import EngineContext
 from cosmos_core.rollout.embedded.options import EmbeddedOptions
 from cosmos_core.rollout.embedded.ranks import mesh as ranks_mesh
 from cosmos_core.rollout.embedded.ranks.messages import Built, Failed, Join, Loaded, Ready, Setup, Share
-from cosmos_core.rollout.embedded.ranks.process import RankProcess
+from cosmos_core.rollout.embedded.ranks.process import Ended, RankProcess
 from cosmos_core.rollout.serving.commands import LostProcessError
 from cosmos_core.weights.shards import dtype_name
 
@@ -123,8 +123,8 @@ class Team:
         """
         try:
             self._processes[rank - 1].send(message, descriptor)
-        except EngineError as error:
-            raise LostProcessError(str(self.reason(error))) from error
+        except EngineLostError as error:
+            raise LostProcessError(self.failure() or error) from error
 
     def collect(self, kind: type[T], timeout_s: float) -> dict[int, T]:
         """The next answer of each rank.
@@ -139,16 +139,17 @@ class Team:
             try:
                 answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                raise LostProcessError(f"rank {rank} of the engine did not answer within {timeout_s:g} s") from None
+                silent = EngineLostError(f"rank {rank} of the engine did not answer within {timeout_s:g} s")
+                raise LostProcessError(silent) from None
             if isinstance(answer, EngineError):
-                raise LostProcessError(str(answer)) from answer
+                raise LostProcessError(answer) from answer
             assert isinstance(answer, kind), f"rank {rank} answered {answer!r} where a {kind.__name__} was due"
             found[rank] = answer
         return found
 
-    def reason(self, error: Exception) -> Exception:
-        """Why something that all ranks do together failed: a rank's end, if one did, else the error itself."""
-        return self._failure if self._failed.wait(_DEATH_S) and self._failure is not None else error
+    def failure(self) -> EngineError | None:
+        """How the first rank ended that did, once something that all do together has failed; None if none has."""
+        return self._failure if self._failed.wait(_DEATH_S) else None
 
     def close(self) -> None:
         """End all ranks, and be one no more. Idempotent."""
@@ -197,28 +198,29 @@ class Team:
             while selector.get_map():
                 for key, _ in selector.select():
                     spoken: RankProcess = key.data
-                    how = self._take(spoken)
-                    if how is not None:
+                    end = self._take(spoken)
+                    if end is not None:
                         selector.unregister(spoken.socket)
-                        self._note(spoken, how)
+                        self._note(spoken, end)
 
-    def _take(self, process: RankProcess) -> str | None:
-        """Pass on what a rank says; why it is of no use any more, if it is not."""
+    def _take(self, process: RankProcess) -> Ended | None:
+        """Pass on what a rank says; how it ended, if it is of no use any more."""
         try:
             for message in process.receive():
                 if isinstance(message, Failed):
-                    return message.reason
+                    return Ended(how=message.reason, is_killed=False)
                 self._answers[process.rank].put(message)
         except EOFError:
-            return "" if self._closing else process.end(_DEATH_S)
+            return Ended(how="", is_killed=False) if self._closing else process.end(_DEATH_S)
         except (TransportError, OSError) as error:
-            return f"what it says cannot be read: {error}"
+            return Ended(how=f"what it says cannot be read: {error}", is_killed=False)
         return None
 
-    def _note(self, process: RankProcess, how: str) -> None:
+    def _note(self, process: RankProcess, end: Ended) -> None:
         if self._closing or self._failure is not None:
             return
-        self._failure = EngineError(f"rank {process.rank} of the {self._size} ranks of the engine ended: {how}")
+        kind = EngineLostError if end.is_killed else EngineError
+        self._failure = kind(f"rank {process.rank} of the {self._size} ranks of the engine ended: {end.how}")
         self._failed.set()
         for answers in self._answers.values():
             answers.put(self._failure)

@@ -12,8 +12,7 @@ import attrs
 import pytest
 import torch
 
-from cosmos_core.policy.training.measures import OWN
-from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, Estimating
+from cosmos_core.protocols import CORE_METRICS, Algorithm, AlgorithmCapabilities, Estimating, is_core_metric
 from cosmos_core.testing.conformance.algorithm.batch import (
     Batch,
     Part,
@@ -133,8 +132,10 @@ class AlgorithmPricing(AlgorithmSubject):
 
 
 def _expect_metric(name: str, value: object, number: int) -> None:
-    if name in OWN:
-        fault(f"the metric {name!r} has a name of the core's own ({', '.join(sorted(OWN))}); rename it")
+    if is_core_metric(name):
+        fault(
+            f"the metric {name!r} has a name of the core's own ({', '.join(sorted(CORE_METRICS))}, and all that end in _s); rename it"
+        )
     if not isinstance(value, torch.Tensor) or value.shape != (number,) or value.dtype != torch.float32:
         fault(
             f"the metric {name!r} is {described(value)} for {number} decisions; give one float32 for each: the trainer "

@@ -79,8 +79,8 @@ def test_it_generates_what_the_module_does_over_an_update_with_one_graph(kit, ma
 
 @needs_kernels
 def test_packed_matrices_are_those_of_its_own_module_and_version(kit, make, traced):
-    wide = Qwen3Config(**{**kit.SHAPE, "hidden_size": 64, "num_hidden_layers": 1}, tie_word_embeddings=True)
-    models = [kit.FakeModel(), kit.FakeModel(wide)]
+    shapes = ({**kit.SHAPE, "num_hidden_layers": 1, "hidden_size": size} for size in (32, 64))
+    models = [kit.FakeModel(Qwen3Config(**shape, tie_word_embeddings=True)) for shape in shapes]
     engines = [make(model, dtype=torch.bfloat16, compile=True, verify=False) for model in models]
     (prompt,) = kit.ragged(1, low=9, high=10)
     for version in (1, 2):
