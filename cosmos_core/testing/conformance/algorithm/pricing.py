@@ -133,9 +133,8 @@ class AlgorithmPricing(AlgorithmSubject):
 
 def _expect_metric(name: str, value: object, number: int) -> None:
     if is_core_metric(name):
-        fault(
-            f"the metric {name!r} has a name of the core's own ({', '.join(sorted(CORE_METRICS))}, and all that end in _s); rename it"
-        )
+        own = ", ".join(sorted(CORE_METRICS))
+        fault(f"the metric {name!r} has a name of the core's own ({own}, and all that end in _s); rename it")
     if not isinstance(value, torch.Tensor) or value.shape != (number,) or value.dtype != torch.float32:
         fault(
             f"the metric {name!r} is {described(value)} for {number} decisions; give one float32 for each: the trainer "
