@@ -72,8 +72,10 @@ def _model(recipe: Recipe) -> Iterator[str]:
 
 
 def _frozen(recipe: Recipe) -> Iterator[str]:
-    teacher = recipe.teacher
-    if teacher is not None and teacher.path is None:
+    for role, config in recipe.frozen.items():
+        if config.path is not None and not config.path.strip():
+            yield f"{role}.path: empty; name a checkpoint{', or leave it out' if role == 'reference' else ''}"
+    if recipe.teacher is not None and recipe.teacher.path is None:
         yield "teacher.path: not given; a teacher without a checkpoint would be the policy itself: name one"
 
 

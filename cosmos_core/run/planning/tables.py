@@ -64,7 +64,21 @@ def _parts(plan: Plan) -> Table:
     for record in plan.plugins:
         what = described.get((record.kind, record.name), "")
         table.add_row(record.kind, record.name, f"{record.distribution} {record.version}", what)
+    for name, what in _beside(plan):
+        table.add_row(name, "", "", what)
     return table
+
+
+def _beside(plan: Plan) -> Iterator[tuple[str, str]]:
+    """The models that algorithms ask, in words."""
+    recipe, parts = plan.job.recipe, plan.parts
+    consulted = {role for asked in parts.consults.values() for role in asked}
+    for role, config in recipe.frozen.items():
+        where = config.path or "the weights that its stage starts from"
+        unused = "" if role in consulted else "; not asked with these options, but loaded: remove its table"
+        yield role, f"{where}, {config.placement}{unused}"
+    if recipe.critic is not None:
+        yield "critic", f"a head on {parts.facts.hidden_size} features, lr {recipe.critic.lr:g}"
 
 
 def _rows(parts: Parts) -> str:

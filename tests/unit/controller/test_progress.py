@@ -72,6 +72,10 @@ def test_the_best_checkpoint_is_the_saved_one_with_the_best_evaluation(run):
         attrs.evolve(done, accuracy=None, loss=losses.get(done.version, 0.1)) for done in it.state.evaluations
     ]
     assert best_checkpoint(it.state) == 1
+    # Where preferences are learnt, the loss of the preferred completions says nothing of it.
+    stages = (attrs.evolve(it.state.settings.main, source="preferences"),)
+    it.state.settings = attrs.evolve(it.state.settings, stages=stages)
+    assert best_checkpoint(it.state) is None
 
 
 def test_a_stop_saves_at_the_next_step_boundary_and_ends(run):

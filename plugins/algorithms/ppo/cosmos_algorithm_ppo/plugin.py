@@ -53,7 +53,7 @@ class PpoOptions:
     whiten: bool = option(True, help="Whether advantages are brought to mean 0 and deviation 1 over the batch.")
     kl_weight: float = option(
         0.0,
-        help="Reward that a decision loses by its divergence from the reference.",
+        help="Reward that a decision loses by its divergence from the reference; above 0 it needs `[reference]`.",
         validator=check.ge(0.0),
         dynamic=True,
     )
