@@ -15,6 +15,7 @@ from typing import Self
 
 import attrs
 import pytest
+import zmq
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_recipe
@@ -27,7 +28,7 @@ from cosmos_core.run.files.announcement import announced
 from cosmos_core.run.following.follower import Follower
 from cosmos_core.run.following.observer import Observer
 from cosmos_core.run.planning.plan import make_plan
-from cosmos_core.transport import payload_client
+from cosmos_core.transport import payload_client, sockets
 from cosmos_core.transport.keys import folder as keys
 from cosmos_core.transport.keys import person_key
 from cosmos_core.transport.payloads import PayloadClient
@@ -239,6 +240,34 @@ def test_who_fetches_from_a_host_that_is_cut_off_gives_up_soon_and_finds_it_agai
                 hosts.mend("bravo")
                 assert list(client.fetch({endpoint: [1]}, 30)) == [1]
             server.kill()
+
+
+LISTENER = """
+    import sys, zmq
+    from cosmos_core.transport import sockets
+    server = sockets.router(zmq.Context(), sys.argv[1], 0, events=zmq.EVENT_DISCONNECTED)
+    print(sockets.address_of(server), flush=True)
+    server.recv_multipart()
+    print("heard", flush=True)
+    monitor = server.get_monitor_socket()
+    print("closed" if monitor.poll(int(sys.argv[2])) else "open", flush=True)
+"""
+
+
+def test_an_idle_connection_to_a_host_that_is_gone_is_closed(tmp_path):
+    with network(tmp_path / "names", "alpha", "bravo") as hosts, zmq.Context() as context:
+        alpha = hosts["alpha"]
+        program = textwrap.dedent(LISTENER)
+        with subprocess.Popen(
+            alpha.command(sys.executable, "-c", program, alpha.address, "40000"), stdout=subprocess.PIPE, text=True
+        ) as listener:
+            with hosts["bravo"].network():
+                client = sockets.dealer(context, listener.stdout.readline().strip(), b"x", queued=True)
+            sockets.offer(client, [b"hello"])
+            assert listener.stdout.readline() == "heard\n"
+            hosts.cut("bravo")
+            assert listener.stdout.readline() == "closed\n"
+            client.close()
 
 
 WHERE = "from cosmos_core.transport.addresses import own_address; print(own_address({arguments}))"

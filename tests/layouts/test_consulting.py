@@ -4,6 +4,7 @@ Each axis does something else to decisions: `cp` slices them, `tp` splits the vo
 stage, `dp_shard` gives processes sequences of their own.
 """
 
+import functools
 from typing import ClassVar
 
 import attrs
@@ -79,7 +80,14 @@ def two_steps(world, mesh):
 
     frozen = {
         role: FrozenModel(
-            role, model, build(seed), policy=policy, mesh=world.mesh, device=device, is_offloaded=True, follows=False
+            role,
+            model,
+            functools.partial(build, seed),
+            policy=policy,
+            mesh=world.mesh,
+            device=device,
+            is_offloaded=True,
+            follows=False,
         )
         for role, seed in (("reference", 5), ("teacher", 6))
     }

@@ -9,6 +9,7 @@ import pytest
 from cosmos_core.errors import ConfigError
 from cosmos_core.testing.simulation import Faults, Scenario, Simulation, Violation
 from cosmos_core.testing.simulation.__main__ import main
+from cosmos_core.testing.simulation.simulation import _HOPELESS
 from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
 
 from .plants import PLANTS
@@ -140,3 +141,17 @@ def test_faults_are_written_as_they_are_read():
 
 def test_a_violation_is_an_oracle_and_what_it_saw():
     assert str(Violation("batch", "twice")) == "batch: twice"
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_hopeless"),
+    [
+        ("step 4 was tried 3 times without success; last: its leases were lost", True),
+        ("the gradient group broke 4 times in a row; last: p0 was lost", True),
+        ("the policy replicas were lost 4 times before a checkpoint after step 2; see their logs", True),
+        ("step 4 is running after step 2", False),
+        ("step 4 has no account", False),
+    ],
+)
+def test_only_what_came_to_nothing_too_often_is_excused(reason, is_hopeless):
+    assert bool(_HOPELESS.match(reason)) == is_hopeless

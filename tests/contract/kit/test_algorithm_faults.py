@@ -101,12 +101,21 @@ class Whitened(Algorithm):
 """
 
 
-def estimating(*, shape="", summarise="", estimate=""):
+def estimating(*, shape="", summarise="", estimate="", declared=CONSULTING, loss=LOSS):
     """An algorithm that takes a divergence off the reward and centres advantages over the batch."""
     blocks = {"shape": shape, "summarise": summarise, "estimate": estimate}
     blocks = {name: textwrap.indent(code.strip(), " " * 8).lstrip() for name, code in blocks.items()}
-    source = algorithm(declared=CONSULTING) + ESTIMATING.format(**blocks)
+    source = algorithm(declared=declared, loss=loss) + ESTIMATING.format(**blocks)
     return source.replace("Provider(create=Algorithm,", "Provider(create=Whitened,")
+
+
+VALUING = CONSULTING + "; needs_critic = True"
+VALUES_ALONE = 'old_logprobs = "none"; needs_critic = True'
+
+
+def targets(values):
+    """What estimates these targets for the critic."""
+    return f"return Estimate(advantages_n=self.shaped(taken), targets_n={values})"
 
 
 def altered(old, new):
@@ -409,7 +418,36 @@ return Loss(loss_N=-first[:len(d.logprobs_N)] * (d.logprobs_N - d.old_logprobs_N
     "estimates-in-place": (
         estimating(shape="taken.logprobs_n.mul_(0.5)"),
         "test_what_was_taken_is_left_as_it_is",
-        "summarise or estimate changed log-probs in place",
+        "summarise or estimate changed log-probs or values in place",
+    ),
+    "estimates-change-values": (
+        estimating(shape="taken.values_n.mul_(0.5)", declared=VALUING),
+        "test_what_was_taken_is_left_as_it_is",
+        "summarise or estimate changed log-probs or values in place",
+    ),
+    "targets-what-it-has-seen": (
+        estimating(summarise="self.seen += 1", estimate=targets("taken.values_n - self.seen"), declared=VALUING),
+        "test_an_estimate_depends_on_what_was_summarised_alone",
+        "estimates made by an instance that summarised nothing differ",
+    ),
+    "targets-by-order": (
+        estimating(estimate=targets("taken.values_n - next(iter(batch.values()))[1]"), declared=VALUING),
+        "test_an_estimate_does_not_depend_on_the_order_of_others",
+        "an estimate changes with the order of the other sequences",
+    ),
+    "targets-of-some": (
+        estimating(estimate=targets("taken.values_n if taken.place else None"), declared=VALUING),
+        "test_every_decision_gets_a_price",
+        "estimate gave targets_n for some sequences and None for others",
+    ),
+    "estimates-longer-than-values": (
+        estimating(
+            estimate="return Estimate(advantages_n=torch.zeros(len(taken.values_n) + 1))",
+            declared=VALUES_ALONE,
+            loss=REINFORCE,
+        ).replace("self.shaped(taken)", "taken.values_n"),
+        "test_every_decision_gets_a_price",
+        "estimate gave a float32 tensor of shape [6] as advantages_n of 5 decisions",
     ),
     "estimates-one-number": (
         estimating(estimate="return Estimate(advantages_n=self.shaped(taken).mean())"),

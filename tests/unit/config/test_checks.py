@@ -56,6 +56,7 @@ def load(*overrides: str):
         (["tracking.hooks=['mlflow']", "tracking.options.mlfow.x=1"], r"mlfow: no such hook.*did you mean mlflow\?"),
         (["tracking.hooks=['mlflow', 'mlflow']"], "mlflow is listed 2 times"),
         (["teacher={}"], "teacher.path: not given; a teacher without a checkpoint would be the policy itself"),
+        (["reference.plugin=moe"], "reference.plugin: 'moe', but a reference without a path has the policy's own"),
         (["teacher.path="], "teacher.path: empty; name a checkpoint$"),
         (["reference.path="], "reference.path: empty; name a checkpoint, or leave it out"),
         (["rollout.sampling.temperature=0"], "rollout.sampling.temperature: must be > 0.0, got 0.0"),

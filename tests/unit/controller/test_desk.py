@@ -296,8 +296,9 @@ def test_what_is_no_request_is_refused_and_not_kept(office):
 
 
 def test_watchers_are_noted(office):
-    office.say(Watch(run_id="run", after=4), b"w")
-    assert office.desk.watches == [(b"w", 4)]
+    watch = Watch(run_id="run", after=4)
+    office.say(watch, b"w")
+    assert office.desk.watches == [(b"w", watch)]
 
 
 def test_a_newcomer_to_a_run_that_is_over_is_refused(office):

@@ -70,6 +70,14 @@ def test_rows_checked_when_read_are_not_scanned():
         dataset.row("train", 4)
 
 
+def test_a_row_is_told_by_its_number_in_its_own_source():
+    first, second = Numbers(5), Numbers(8)
+    second.name = "others"
+    dataset = RowsDataset("odd", RowsOptions(check_rows="when-read"), Odd(), [first, second], None)
+    with pytest.raises(DataError, match=r"others: row 7: it is 7$"):
+        dataset.row("train", 12)
+
+
 def test_nothing_usable_says_why():
     with pytest.raises(DataError, match=r"numbers: no usable rows \(1 skipped: 1 x even\)"):
         make(1)

@@ -66,6 +66,7 @@ def test_every_first_party_plugin_is_in_the_gallery(text):
 def test_every_option_has_its_exact_type_and_default(entry, text):
     section = text.partition(f"## {entry.kind.capitalize()}s\n")[2]
     section = section.partition(f"### `{entry.name}`\n")[2].partition("\n### ")[0].partition("\n## ")[0]
+    section = section.partition("\n| declares |")[0]
     provider = PluginSet.load([(entry.kind, entry.name)]).provider(entry.kind, entry.name)
     rows = {line.split(" | ")[0].strip("| "): line for line in section.splitlines() if line.startswith("| `")}
     for name, hint, field in options_of(provider.options):

@@ -39,6 +39,14 @@ def test_errors_of_a_part_have_the_path_of_its_options():
         context.make("arithmetics", {}, "part.options")
 
 
+def test_errors_of_a_part_of_a_part_have_the_whole_path():
+    context = dataset_context(PluginSet(), 0, Path())
+    parts = [{"plugin": "arithmetic", "options": {"train_row": 5}}]
+    whole = r"dataset\.options\.parts\.1\.options\.parts\.0\.options"
+    with pytest.raises(ConfigError, match=rf"{whole}\.train_row: unknown option"):
+        context.make("mixture", {"parts": parts}, "parts.1.options")
+
+
 def test_a_context_without_plugins_makes_nothing():
     with pytest.raises(ConfigError, match="part: dataset 'arithmetic' is asked for where no other dataset can be made"):
         DatasetContext(seed=0, directory=Path()).make("arithmetic", {}, "part")

@@ -69,8 +69,8 @@ class Peer:
                 return
 
     def close(self) -> None:
-        self.socket.close()
         self.guarded.close()
+        self.socket.close()
         self.context.term()
 
 

@@ -22,6 +22,7 @@ from cosmos_core.run.reporting.report import write_report
 from cosmos_core.run.reporting.summary import print_summary, summarise
 from cosmos_core.run.supervising.ending import Ending
 from cosmos_core.run.watching.look import settings_lines
+from cosmos_core.transport.messages import Settable
 from cosmos_core.transport.requests import Set
 from cosmos_core.transport.wire import REQUEST
 from cosmos_core.types import Prompt
@@ -148,6 +149,21 @@ def test_what_only_the_algorithm_can_see_is_refused_too(asked, history, job):
     save_job(attrs.evolve(job, recipe=recipe_from(data)))
     with pytest.raises(ConfigError, match="samples up to 2 steps old would go uncorrected"):
         setting.change_settings(job.directory, ["sync.max_staleness=2"])
+    assert asked.requests == ()
+
+
+def test_a_model_that_the_recipe_lacks_is_told_of_before_anybody_is_asked(asked, history, job):
+    """A penalty needs a reference, which no running process has."""
+    data = unstructure(job.recipe)
+    data |= {"algorithm": {"plugin": "ppo"}, "critic": {}}
+    plugins = PluginSet.load([("algorithm", "ppo")])
+    options = plugins.provider("algorithm", "ppo").options
+    facts = attrs.evolve(job.stages[1], dynamic=dynamic_keys(options, options(), "algorithm.options"))
+    save_job(attrs.evolve(job, recipe=recipe_from(data), stages=(job.stages[0], facts)))
+    known = Settable(step=1, keys=facts.dynamic, fixed={}, values={}, since={})
+    asked.settable = lambda: known
+    with pytest.raises(ConfigError, match=r"consults a reference model, and the recipe has none"):
+        setting.change_settings(job.directory, ["algorithm.options.kl_weight=0.1"])
     assert asked.requests == ()
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import socket as network
 
 import attrs
@@ -110,6 +111,18 @@ def test_every_option_is_set(context):
         assert made.getsockopt(zmq.MAXMSGSIZE) == limits.part_bytes
         assert made.getsockopt(zmq.SNDHWM) == made.getsockopt(zmq.RCVHWM) == limits.queue
         assert made.getsockopt(zmq.HANDSHAKE_IVL) == 10_000
-        assert made.getsockopt(zmq.HEARTBEAT_IVL) == limits.heartbeat_ms
-        assert made.getsockopt(zmq.HEARTBEAT_TIMEOUT) == limits.heartbeat_timeout_ms
+        assert made.getsockopt(zmq.HEARTBEAT_IVL) == 0
+        assert made.getsockopt(zmq.TCP_MAXRT) == 0
     assert client.getsockopt(zmq.RECONNECT_IVL_MAX) == 1000
+
+
+def test_the_kernel_asks_whether_an_idle_peer_is_there(context):
+    server = router(context, "127.0.0.1", 0)
+    client = dealer(context, address_of(server), b"x", queued=True)
+    offer(client, [b"hello"])
+    assert server.poll(2000)
+    taken = network.socket(fileno=os.dup(server.recv(copy=False).get(zmq.SRCFD)))
+    with taken:
+        assert taken.getsockopt(network.SOL_SOCKET, network.SO_KEEPALIVE) == 1
+        options = (network.TCP_KEEPIDLE, network.TCP_KEEPINTVL, network.TCP_KEEPCNT)
+        assert [taken.getsockopt(network.IPPROTO_TCP, option) for option in options] == [5, 5, 4]

@@ -90,6 +90,20 @@ def test_telling_fewer_outcomes_apart_never_gives_more(kind):
         assert (fewer <= more + 1e-5).all()
 
 
+@pytest.mark.parametrize("chunk", [head.CHUNK_ELEMENTS, 2 * VOCABULARY])
+@pytest.mark.parametrize(("top", "names"), [(None, {"logprobs"}), (99, {"logprobs"}), (3, {"logprobs", "ids"})])
+def test_ids_are_kept_of_a_part_of_the_vocabulary_alone(top, names, chunk, monkeypatch):
+    """Twice as many bytes as the log-probs of all tokens would say nothing."""
+    monkeypatch.setattr(head, "CHUNK_ELEMENTS", chunk)
+    hidden, weight, targets = draw(0)
+    look = evaluate(hidden, weight, targets, outlook=Divergence(kind="jsd", top=top)).outlook
+    assert {*look.arrays} == names
+    whole = probs(hidden, weight).log().float()
+    ids = look.arrays.get("ids", torch.arange(VOCABULARY).expand(DECISIONS, -1))
+    torch.testing.assert_close(look.arrays["logprobs"], whole.gather(-1, ids), rtol=1e-4, atol=1e-5)
+    assert not look.arrays["logprobs"].requires_grad
+
+
 def test_an_impossible_outcome_is_no_nan():
     hidden, weight, targets = draw(0)
     look = evaluate(*draw(1)[:2], targets, outlook=Divergence(kind="jsd")).outlook
@@ -110,7 +124,8 @@ def test_a_split_vocabulary_gives_the_same_on_each_process(top):
     grads = torch.autograd.grad((whole * torch.arange(1.0, 6.0)).sum(), (hidden, weight))
     for rank, (ids, logprobs, divergence_N, hidden_grad, weight_grad) in enumerate(run_world(2, split, top)):
         torch.testing.assert_close(logprobs, look.arrays["logprobs"])
-        assert torch.equal(ids, look.arrays["ids"])
+        assert (ids is None) == (top is None)
+        assert ids is None or torch.equal(ids, look.arrays["ids"])
         torch.testing.assert_close(divergence_N, whole.detach())
         torch.testing.assert_close(hidden_grad, grads[0], rtol=1e-4, atol=2e-5)
         torch.testing.assert_close(weight_grad, grads[1][rank * 6 : rank * 6 + 6], rtol=1e-4, atol=2e-5)
@@ -128,4 +143,4 @@ def split(top):
     copied = copy_to_group(hidden, group)
     decided = evaluate(copied, own, targets, vocabulary, against=Against(outlook=look, divergence=divergence))
     grads = torch.autograd.grad((decided.divergence_N * torch.arange(1.0, 6.0)).sum(), (hidden, own))
-    return look.arrays["ids"], look.arrays["logprobs"], decided.divergence_N.detach(), *grads
+    return look.arrays.get("ids"), look.arrays["logprobs"], decided.divergence_N.detach(), *grads

@@ -47,6 +47,28 @@ def test_sum_and_copy(store):
     assert members(store, 3, work) == [([6.0] * 3, [1.0] * 4)] * 3
 
 
+def test_what_waits_elsewhere_is_copied_through_the_groups_device(store):
+    """Its backend takes tensors of no other."""
+
+    class Elsewhere:
+        def __init__(self, value):
+            self.value = torch.tensor([value])
+
+        def to(self, device):
+            assert device == CPU
+            return self.value.clone()
+
+        def copy_(self, other):
+            self.value = other.clone()
+
+    def work(group):
+        waiting = Elsewhere(float(group.rank))
+        group.copy([waiting], 1)
+        return waiting.value.item()
+
+    assert members(store, 2, work) == [1.0, 1.0]
+
+
 @pytest.mark.parametrize("size", [0, 10, SMALL_BYTES, SMALL_BYTES + 1, 5000])
 def test_exchange_of_any_size(store, size):
     messages = [bytes([rank]) * (size * (rank + 1) // 2) for rank in range(2)]

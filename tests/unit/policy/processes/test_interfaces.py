@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +12,7 @@ from cosmos_core.policy.processes.interfaces import GLOO, NCCL, gloo_devices, us
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch):
-    for name in (GLOO, NCCL):
+    for name in (GLOO, NCCL, interfaces._OURS):
         # Set first, so that what the code sets is taken back, too.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -27,8 +28,18 @@ def test_on_one_host_gloo_uses_loopback_and_nccl_finds_its_way():
     use_interface_of("127.0.0.1")
     assert os.environ[GLOO] == "lo"
     assert NCCL not in os.environ
-    # The group in which replicas exchange gradients does as the default one.
-    assert len(gloo_devices("203.0.113.7")) == 1
+
+
+def test_a_group_uses_the_address_itself_not_the_first_one_of_its_interface(monkeypatch):
+    made = []
+    monkeypatch.setattr(interfaces, "ProcessGroupGloo", SimpleNamespace(create_device=lambda **how: made.append(how)))
+    for _ in range(2):
+        use_interface_of("127.0.0.1")
+        gloo_devices("127.0.0.1")
+    assert made == [{"hostname": "127.0.0.1"}] * 2
+    monkeypatch.setenv(GLOO, "eth0")
+    gloo_devices("127.0.0.1")
+    assert made[2:] == [{"interface": "eth0"}]
 
 
 def test_an_address_without_an_interface_leaves_them_to_themselves():

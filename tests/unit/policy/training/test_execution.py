@@ -1,3 +1,4 @@
+import attrs
 import pytest
 import torch
 
@@ -37,6 +38,25 @@ def test_one_process_evaluates_in_order_without_gradients(module):
     assert [each.entropy_N.tolist() for each in decided] == [[1.0, 2.0], [1.0]]
     assert not any(each.logprobs_N.requires_grad for each in decided)
     assert executor.evaluate(make_batches(1), temperature=1.0)[0].entropy_N is None
+
+
+def test_what_is_kept_of_a_micro_batch_is_made_before_the_next_is_evaluated(module):
+    order = []
+
+    class Told(Line):
+        def decide(self, module, batch, **asked):
+            order.append(batch.num_units)
+            return super().decide(module, batch, **asked)
+
+    def judge(decided):
+        order.append("judged")
+        return attrs.evolve(decided, entropy_N=None)
+
+    executor = make_executor(Told(), module, single(), "1f1b")
+    decided = executor.evaluate(make_batches(2, 1), temperature=1.0, with_entropy=True, judge=judge)
+    assert order == [2, "judged", 1, "judged"]
+    assert [each.entropy_N for each in decided] == [None, None]
+    assert executor.concludes
 
 
 def test_gradients_are_added_to_those_there_are(module):

@@ -3,27 +3,31 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from cosmos_core.config.schema import OptimizerConfig, PolicyConfig
+from cosmos_core.config.schema import LoraConfig, OptimizerConfig, ParallelConfig, PolicyConfig
 from cosmos_core.errors import TrainingError
 from cosmos_core.policy.batches.batch import Share
 from cosmos_core.policy.checkpoints.checkpoint import Place
 from cosmos_core.policy.checkpoints.restoring import restore
 from cosmos_core.policy.checkpoints.saving import copy_state, write_checkpoint
+from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.policy.training.frozen import FrozenModel
+from cosmos_core.policy.training.measures import Measures
 from cosmos_core.policy.training.meter import Stopwatch
-from cosmos_core.protocols import Divergence, Estimate, Loss
+from cosmos_core.policy.training.trainer import Trainer
+from cosmos_core.protocols import Divergence, Estimate, Loss, Record
+from cosmos_core.types import Array
 
 TEMPERATURE = 0.7
 
 
-def frozen_model(model, *, seed, role="reference", follows=False):
+def frozen_model(model, *, seed, role="reference", follows=False, layout=None):
     device = torch.device("cpu")
     return FrozenModel(
         role,
         model,
-        model.build(seed=seed, dtype=torch.float32, device=device),
+        lambda: model.build(seed=seed, dtype=torch.float32, device=device, layout=layout),
         policy=PolicyConfig(precision="fp32"),
         mesh=single_world().mesh,
         device=device,
@@ -120,6 +124,47 @@ def test_the_gradient_of_a_divergence_is_that_of_transformers_own_forwards(model
     torch.testing.assert_close(flats[0], expected, rtol=1e-3, atol=1e-5)
 
 
+def test_forwards_of_frozen_models_are_progress(model, kit):
+    reference, sequences = frozen_model(model, seed=7), drawn(kit)
+    trainer = kit.make_trainer(model, frozen={"reference": reference})
+    payloads = [sequence.payload for sequence in sequences]
+    before = trainer.activity.pulse().progress
+    packing = {"budget": 20, "multiple": 1, "is_uniform": False}
+    reference.evaluate(model.pack(payloads, **packing), payloads, **packing, temperature=1.0, outlook=None)
+    assert trainer.activity.pulse().progress > before
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_model_with_weights_of_its_own_does_not_repeat_what_the_policys_forwards_did(model, kit, follows):
+    packed = []
+
+    class Repeating:
+        def __getattr__(self, name):
+            return getattr(model, name)
+
+        def records(self):
+            return (Record(name="experts", dtype="int16", shape=(2, 1), option="model.options.router_replay"),)
+
+        def record(self, module):
+            raise AssertionError
+
+        def pack(self, payloads, **packing):
+            packed.append(payloads)
+            return model.pack(payloads, **packing)
+
+    experts = Array(dtype="int16", shape=(0, 2, 1), data=b"")
+    sequences = [
+        attrs.evolve(each, payload=attrs.evolve(each.payload, arrays={**each.payload.arrays, "experts": experts}))
+        for each in drawn(kit)
+    ]
+    reference = frozen_model(Repeating(), seed=0, follows=follows)
+    trainer = kit.make_trainer(model, consulting(kit), frozen={"reference": reference})
+    step(trainer, sequences, kit.counts_of(sequences))
+    payloads = packed[0]
+    own = {"prompt", "completion"}
+    assert {*payloads[0].arrays} == (own | {"logprobs", "versions", "experts"} if follows else own)
+
+
 def test_a_frozen_model_that_counts_units_otherwise_is_refused(model, kit):
     other = frozen_model(model, seed=7)
 
@@ -183,6 +228,44 @@ def test_estimates_know_the_whole_batch_whatever_the_micro_batches(model, kit):
         assert metrics["off"] == pytest.approx(0.0, abs=1e-6)
 
 
+def test_a_process_without_the_last_stage_estimates_nothing(model, kit):
+    """Even where nothing is evaluated before: its sequences are told of, and measured, by the one that has it."""
+    batches = []
+    algorithm = attrs.evolve(estimating(kit, batches), old_logprobs="behaviour")
+    trainer = kit.make_trainer(model, algorithm)
+
+    class Early:
+        concludes = False
+
+        def train(self, batches, **asked):
+            pass
+
+    trainer._executor = Early()
+    sequences = drawn(kit)
+    _, metrics = step(trainer, sequences, kit.counts_of(sequences))
+    assert batches == []
+    assert "share" not in metrics
+
+
+def test_estimates_are_measured_where_no_loss_is():
+    measures = Measures()
+    measures.take_estimates([Estimate(advantages_n=torch.zeros(1), metrics={"share": value}) for value in (1.0, 2.0)])
+    assert measures.meter().report() == {"share": 1.5}
+
+
+def test_targets_of_some_sequences_are_refused(model, kit):
+    algorithm = estimating(kit, [])
+
+    class Some(type(algorithm)):
+        def estimate(self, taken, batch):
+            found = super().estimate(taken, batch)
+            return attrs.evolve(found, targets_n=None) if taken.place == 3 else found
+
+    sequences = drawn(kit)
+    with pytest.raises(TrainingError, match="gave targets_n for some sequences of the step and None for others"):
+        step(kit.make_trainer(model, Some(), micro_batch_units=20), sequences, kit.counts_of(sequences))
+
+
 def test_an_estimate_of_another_length_is_refused(model, kit):
     algorithm = estimating(kit, [])
 
@@ -215,3 +298,49 @@ def test_a_reference_without_a_checkpoint_is_what_its_stage_starts_from(model, k
     restore(fresh, path, lambda index: fresh.begin_stage(second, consulting(kit), 1.0))
     for name, parameter in again._module.named_parameters():
         assert torch.equal(parameter, begun[name])
+
+
+def test_a_reference_with_adapters_is_the_same_once_the_run_is_resumed(model, kit, tmp_path):
+    """What lies below adapters never changes, but the adapters of the warm-up are the reference's, too."""
+    policy = PolicyConfig(precision="fp32", parallel=ParallelConfig(compile="off"), lora=LoraConfig(rank=2))
+    layout = layout_of(policy, single_world().mesh, "cpu")
+    second = kit.stage_of(OptimizerConfig(lr=1e-2), index=1, first_step=1)
+
+    def begun():
+        reference = frozen_model(model, seed=0, follows=True, layout=layout)
+        trainer = Trainer(
+            model=model,
+            module=model.build(seed=0, dtype=torch.float32, device=kit.CPU, layout=layout),
+            policy=policy,
+            device=kit.CPU,
+            world=single_world(),
+            frozen={"reference": reference},
+        )
+        trainer.begin_stage(kit.stage_of(), kit.Reinforce(), 1.0)
+        return trainer, reference
+
+    sequences = drawn(kit)
+    trainer, reference = begun()
+    step(trainer, sequences, kit.counts_of(sequences))
+    trainer.begin_stage(second, kit.Reinforce(), 1.0)
+    saved = {name for name in trainer.state() if name.startswith("reference.")}
+    assert saved == {name.replace("model.", "reference.", 1) for name in trainer.state() if name.startswith("model.")}
+    assert saved
+    step(trainer, sequences, kit.counts_of(sequences))
+    place = Place(run_id="run", step=2, stage=1, nonfinite_steps=0)
+    path = write_checkpoint(str(tmp_path), copy_state(trainer.state(), place))
+    fresh, again = begun()
+    restore(fresh, path, lambda index: fresh.begin_stage(second, kit.Reinforce(), 1.0))
+    for name, parameter in again._module.named_parameters():
+        assert torch.equal(parameter, reference._module.get_parameter(name)), name
+
+
+def test_a_run_that_goes_back_to_its_first_stage_has_its_first_reference_again(model, kit):
+    reference = frozen_model(model, seed=0, follows=True)
+    begun = {name: tensor.clone() for name, tensor in reference._module.named_parameters()}
+    trainer = kit.make_trainer(model, frozen={"reference": reference})
+    sequences, first = drawn(kit), trainer.stage
+    step(trainer, sequences, kit.counts_of(sequences))
+    trainer.begin_stage(kit.stage_of(index=1, first_step=1), kit.Reinforce(), 1.0)
+    trainer.begin_stage(first, kit.Reinforce(), 1.0)
+    assert all(torch.equal(tensor, begun[name]) for name, tensor in reference._module.named_parameters())

@@ -5,7 +5,7 @@ import pytest
 from cosmos_core.config.job import Job, StageFacts
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.schema import OptimizerConfig
-from cosmos_core.errors import CheckpointError
+from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.policy.training.terms import OrderTerms
 
@@ -37,8 +37,13 @@ class Trainer:
 
 
 @pytest.fixture
-def terms(tmp_path):
-    recipe = recipe_from(DATA)
+def data():
+    return DATA
+
+
+@pytest.fixture
+def terms(tmp_path, data):
+    recipe = recipe_from(data)
     job = Job(
         run_id="r",
         directory=tmp_path,
@@ -51,7 +56,7 @@ def terms(tmp_path):
         stages=(StageFacts(source="demonstrations"), StageFacts(source="rollouts")),
     )
     trainer = Trainer()
-    plugins = PluginSet.load([("algorithm", "grpo"), ("algorithm", "sft")])
+    plugins = PluginSet.load([("algorithm", data["algorithm"]["plugin"]), ("algorithm", "sft")])
     return SimpleNamespace(terms=OrderTerms(job, plugins, trainer), trainer=trainer)
 
 
@@ -64,7 +69,7 @@ def test_values_are_adopted_once_and_the_algorithm_is_made_anew(terms):
     terms.terms.adopt({CLIP: 0.4, LR: 0.5})
     ((stage, algorithm),) = terms.trainer.changed
     assert stage.optimizer == OptimizerConfig(lr=0.5)
-    assert (before._clip.high, algorithm._clip.high) == (0.2, 0.4)
+    assert (before._surrogate.high, algorithm._surrogate.high) == (0.2, 0.4)
     terms.terms.adopt({})
     assert terms.trainer.stage.optimizer == OptimizerConfig()
 
@@ -80,6 +85,16 @@ def test_a_stage_begins_with_the_values_that_hold(terms):
     assert temperature == 0.8
     terms.terms.adopt({LR: 0.5, TEMPERATURE: 0.3})
     assert len(terms.trainer.changed) == 1
+
+
+@pytest.mark.parametrize("data", [{**DATA, "algorithm": {"plugin": "ppo"}, "critic": {}}])
+def test_a_stage_does_not_begin_with_values_that_need_a_model_the_recipe_lacks(terms):
+    """Adopted in the stage before, they come into force with their own."""
+    terms.terms.begin_stage(0)
+    terms.terms.adopt({"algorithm.options.kl_weight": 0.1})
+    with pytest.raises(ConfigError, match=r"reference: 'ppo' with these algorithm\.options consults a reference"):
+        terms.terms.begin_stage(1)
+    assert len(terms.trainer.begun) == 1
 
 
 def test_a_stage_that_the_recipe_lacks(terms):

@@ -51,6 +51,8 @@ class Obedient:
             return float(completion.prompt.reference["answer"] + len(completion.prompt.text[0].content))
         if kind == "raise":
             raise ValueError("cannot read " + rest)
+        if kind == "stop":
+            raise StopIteration
         if kind == "hang":
             while True:
                 time.sleep(0.01)
@@ -80,6 +82,8 @@ class Obedient:
             return self.huge()
         if kind == "async":
             return self.later(float(rest))
+        if kind == "async-steps":
+            return self.wait(int(rest))
         if kind == "async-hang":
             return self.later(1000.0)
         if kind == "async-raise":
@@ -90,6 +94,11 @@ class Obedient:
     async def later(self, delay):
         await asyncio.sleep(delay)
         return delay
+
+    async def wait(self, times):
+        for _ in range(times):
+            await asyncio.sleep(0.01)
+        return times
 
     async def huge(self):
         await asyncio.sleep(0)
@@ -255,6 +264,18 @@ def test_coroutines_run_beside_each_other(shared):
     found = pool.score(*["async 0.2"] * 40)
     assert {outcome.value for outcome in found} == {0.2}
     assert time.monotonic() - begin < 2.0
+
+
+def test_plain_scores_hold_up_no_coroutine(scorer):
+    """A coroutine waits five times for a moment, while plain scores take longer than it may."""
+    found = scorer(timeout_s=0.7).score("async-steps 5", *["sleep 0.3"] * 6)
+    assert [outcome.status for outcome in found] == [OK] * 7
+
+
+def test_a_score_that_ends_the_loop_of_another_is_a_failure_of_it(shared):
+    found = shared.score("stop", "number 2")
+    assert [outcome.status for outcome in found] == [FAILED, OK]
+    assert "StopIteration" in found[0].detail
 
 
 def test_several_rewards_each_with_its_options(scorer):

@@ -130,7 +130,7 @@ def beginnings_in_a_run():
     )
     recipe = SimpleNamespace(
         run=RunConfig(name="r", steps=1, seed=RUN_SEED),
-        reward=(SimpleNamespace(name="math", plugin="math", weight=1.0),),
+        reward=(SimpleNamespace(name="math", label="math", plugin="math", weight=1.0, gate=None),),
         environment=DEALER,
         rollout=RolloutConfig(),
         evaluation=EvaluationConfig(max_units=7),

@@ -5,9 +5,10 @@ import pytest
 import zmq
 
 from cosmos_core.controller.machine.events import EVENTS
+from cosmos_core.errors import TransportError
 from cosmos_core.run.following.observer import Observer, so_far
 from cosmos_core.transport import sockets
-from cosmos_core.transport.messages import Acknowledged, Answer, Command, Notices, Watch
+from cosmos_core.transport.messages import Acknowledged, Answer, Command, Notices, Refused, Watch
 from cosmos_core.transport.requests import Stop
 from cosmos_core.transport.wire import DOWN, REQUEST, UP
 
@@ -67,7 +68,7 @@ def test_a_gap_is_asked_for_again_and_not_taken(server, observer, finished):
     assert len(collect(observer, 3)) == 3
     tell(server, identity, finished.entries[5:7])
     _, watch = hear(server, observer, Watch)
-    assert watch.after == 3
+    assert (watch.after, watch.again) == (3, True)
     tell(server, identity, finished.entries[3:7])
     assert collect(observer, 4) == finished.entries[3:7]
 
@@ -128,3 +129,42 @@ def test_the_journal_so_far_is_all_of_it_however_late_it_comes(server, finished)
     reader.join(10)
     assert not reader.is_alive()
     assert found == whole
+
+
+def test_more_is_asked_for_after_every_ten_messages(server, observer, finished):
+    identity, _ = hear(server, observer, Watch)
+    for place in range(10):
+        tell(server, identity, finished.entries[place : place + 1])
+    assert len(collect(observer, 10)) == 10
+    _, watch = hear(server, observer, Watch)
+    assert (watch.after, watch.again) == (10, False)
+
+
+def test_what_was_lost_at_the_end_is_asked_for_again(server, observer, finished):
+    identity, _ = hear(server, observer, Watch)
+    tell(server, identity, finished.entries[:3], last=8)
+    again, deadline = None, time.monotonic() + 5
+    while again is None and time.monotonic() < deadline:
+        tell(server, identity, [], {"controller": {"events": 1.0}}, last=8)
+        observer.poll(0.05)
+        if server.poll(0) and (watch := UP.decode(server.recv_multipart()[1])).again:
+            again = watch
+    assert again.after == 3
+
+
+def test_a_controller_without_room_is_asked_again(server, observer, finished):
+    identity, _ = hear(server, observer, Watch)
+    server.send_multipart([identity, DOWN.encode(Refused(reason="64 observers watch the run already"))])
+    hear(server, observer, Watch)
+    assert observer.refusal == "64 observers watch the run already"
+    assert observer.silence_s < 5
+    tell(server, identity, finished.entries[:3])
+    assert len(collect(observer, 3)) == 3
+    assert observer.refusal == ""
+
+
+def test_a_refusal_for_good_is_an_error(server, observer):
+    identity, _ = hear(server, observer, Watch)
+    server.send_multipart([identity, DOWN.encode(Refused(reason="this is run a, not b", is_final=True))])
+    with pytest.raises(TransportError, match="refuses: this is run a, not b"):
+        collect(observer, 1)

@@ -23,6 +23,7 @@ class Line:
     """An observer whose controller is heard for some polls, and then no more."""
 
     num_gauges = 1
+    refusal = ""
 
     def __init__(self, history, heard):
         self.entries, self.heard, self.is_closed = list(history.entries), heard, False

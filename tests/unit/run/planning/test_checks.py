@@ -2,11 +2,13 @@ import attrs
 import pytest
 
 from cosmos_core.config.loading import recipe_from
+from cosmos_core.config.schema import MeshConfig
 from cosmos_core.config.stages import stages
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import (
     AlgorithmCapabilities,
     DatasetCapabilities,
+    Divergence,
     EngineCapabilities,
     EnvironmentCapabilities,
     Extent,
@@ -17,6 +19,8 @@ from cosmos_core.protocols import (
     RewardCapabilities,
 )
 from cosmos_core.run.planning.checks import Measured, Parts, problems
+from cosmos_core.run.planning.frozen import FrozenFacts
+from cosmos_core.run.planning.outlooks import outlook_bytes
 from cosmos_core.run.planning.plan import check_gpus, check_present
 
 RECIPE = {
@@ -378,3 +382,45 @@ def test_what_an_engine_only_does_in_one_process_is_refused_for_several():
             "model.options.replay, which records what forwards do",
         )
     ]
+
+
+def teacher(*, plugin="hf", capabilities=None, **facts):
+    capabilities = capabilities or ModelCapabilities(divergences=frozenset({"jsd"}))
+    return FrozenFacts(facts=attrs.evolve(FACTS, **facts), misfit="", plugin=plugin, capabilities=capabilities)
+
+
+def test_a_frozen_model_lies_on_the_policys_mesh():
+    mesh = {"policy": {"mesh": {"dp_shard": 2}, "lora": {"rank": 2}}}
+    spread = ModelCapabilities(mesh_axes=frozenset({"dp_shard"}))
+    assert check(mesh, model=spread, frozen={"teacher": teacher(capabilities=spread)}) == []
+    (problem,) = check(mesh, model=spread, frozen={"teacher": teacher()})
+    assert problem.startswith("teacher: it lies on the policy's mesh; policy.mesh.dp_shard")
+    # What the policy itself cannot do is told once.
+    assert len(check(mesh, frozen={"teacher": teacher()})) == 1
+
+
+def test_a_frozen_model_has_room_for_the_policys_sequences():
+    assert check(frozen={"teacher": teacher(context_length=120)}) == []
+    (problem,) = check(frozen={"teacher": teacher(context_length=119)})
+    assert problem.startswith("teacher: its context is 119 units, and sequences of this run may have 120;")
+
+
+def test_a_divergence_takes_both_model_plugins():
+    able, unable = (ModelCapabilities(divergences=kinds) for kinds in (frozenset({"jsd"}), frozenset()))
+    asks = {"consults": {1: {"teacher": Divergence(kind="jsd")}}}
+    assert check(**asks, model=able, frozen={"teacher": teacher(plugin="other")}) == []
+    (problem,) = check(**asks, model=able, frozen={"teacher": teacher(plugin="other", capabilities=unable)})
+    assert "asks for the jsd divergence from the teacher, and model plugin 'other' computes none" in problem
+    (problem,) = check(**asks, model=unable, frozen={"teacher": teacher(plugin="other")})
+    assert "model plugin 'hf' computes none" in problem
+
+
+@pytest.mark.parametrize(("top", "each"), [(None, 300 * 4), (300, 300 * 4), (64, 64 * 12)])
+def test_outlooks_of_a_steps_decisions_are_kept_together(top, each):
+    changes = {"rollout": {"group_size": 4, "sampling": {"max_units": 100}}, "policy": {"prompts_per_step": 6}}
+    consults = {1: {"reference": None, "teacher": Divergence(kind="jsd", top=top)}}
+    recipe, parts = recipe_from({**RECIPE, **changes}), parts_of(changes, consults=consults)
+    assert outlook_bytes(recipe, parts) == 6 * 4 * 100 * each
+    spread = attrs.evolve(recipe, policy=attrs.evolve(recipe.policy, replicas=2, mesh=MeshConfig(dp_shard=2, cp=2)))
+    assert outlook_bytes(spread, parts) == 6 * 4 * 100 * each // 8
+    assert outlook_bytes(recipe, parts_of(changes)) == 0

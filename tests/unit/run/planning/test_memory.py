@@ -47,7 +47,7 @@ EXPERTS = ModelPart(
 )
 
 
-def memory(mesh=None, *, facts=FACTS, **policy):
+def memory(mesh=None, *, facts=FACTS, outlooks=0, **policy):
     recipe = recipe_from(
         {
             "run": {"name": "demo", "steps": 1},
@@ -57,7 +57,13 @@ def memory(mesh=None, *, facts=FACTS, **policy):
             "policy": {"micro_batch_units": 16, "precision": "fp32", "mesh": mesh or {}, **policy},
         }
     )
-    return policy_memory(recipe, facts)
+    return policy_memory(recipe, facts, outlooks=outlooks)
+
+
+def test_outlooks_lie_where_the_output_layer_is():
+    first, last = memory({"pp": 2}, outlooks=1234)
+    assert last.device["outlooks"] == 1234
+    assert "outlooks" not in first.device
 
 
 def test_one_process():

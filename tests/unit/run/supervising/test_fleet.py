@@ -133,3 +133,18 @@ def test_who_was_killed_is_why_though_those_that_it_took_along_are_seen_first(fl
     fleet.note(ended("policy-0.1", -9), 0.0)
     (member,) = fleet.gone(0.0)
     assert (member.first.name, member.first.code) == ("policy-0.1", -9)
+
+
+def test_who_was_killed_here_is_never_why(fleet, launcher):
+    fleet.note(ended("policy-0.1", 75), 0.0)
+    fleet.gone(4.0)
+    assert launcher.killed == ["policy-0"]
+    fleet.note(ended("policy-0", -9), 4.1)
+    (member,) = fleet.gone(4.2)
+    assert (member.first.name, member.first.code) == ("policy-0.1", 75)
+    fleet.start(member)
+    fleet.kill(member)
+    fleet.note(ended("policy-0", -9), 5.0)
+    fleet.note(ended("policy-0.1", 1), 5.0)
+    (member,) = fleet.gone(5.1)
+    assert (member.first.name, member.first.code) == ("policy-0.1", 1)

@@ -196,3 +196,15 @@ def test_a_server_that_took_the_port_of_another_is_not_believed(folder):
         forged = f"{address}#{server.endpoint.partition('#')[2].partition('/')[0]}/{rest.partition('/')[2]}"
         with PayloadClient(policy) as client:
             assert client.fetch({forged: [1]}, 5.0) == {}
+
+
+def test_a_key_that_could_not_be_looked_up_keeps_no_other_out(guarded, folder, monkeypatch, caplog):
+    monkeypatch.setattr(guarded.door, "find", lambda public: 1 // 0)
+    key = read_key(folder / "rollout.key")
+    curve = Curve(own=key.pair, server=key.server)
+    with Client(address_of(guarded.socket), curve) as client:
+        assert not client.is_in(0.5)
+    assert "ZeroDivisionError" in caplog.text
+    monkeypatch.undo()
+    with Client(address_of(guarded.socket), curve) as client:
+        assert client.is_in()

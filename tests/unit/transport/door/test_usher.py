@@ -1,5 +1,6 @@
 """Floods of connections at a socket with a door: what strangers can make a process keep is bounded, and counted."""
 
+import resource
 import socket as network
 import threading
 import time
@@ -8,8 +9,10 @@ import psutil
 import pytest
 import zmq
 
+from cosmos_core.transport import sockets
 from cosmos_core.transport.door import listen
-from cosmos_core.transport.door.usher import EVENTS, Usher
+from cosmos_core.transport.door import usher as usher_module
+from cosmos_core.transport.door.usher import EVENTS, Usher, raised_limit
 from cosmos_core.transport.keys import ALLOWED, KeyPair, controller_key, read_key
 from cosmos_core.transport.keys import folder as key_folder
 from cosmos_core.transport.keys.allowed import AllowList
@@ -107,17 +110,49 @@ def wait_for(holds, timeout_s=5.0):
 
 
 @pytest.mark.parametrize("said", [b"", GREETING[:11], GREETING], ids=["silent", "half a greeting", "a greeting"])
-def test_strangers_are_cut_off_oldest_first_when_there_are_too_many(guarded, friend, knock, said):
+def test_strangers_beyond_the_bound_are_cut_off_newest_first(guarded, friend, knock, said):
     connection = friend.speak()
     before = psutil.Process().num_fds()
     strangers = knock(10 * MOST, said)
     wait_for(lambda: guarded.num_refused >= 9 * MOST)
-    wait_for(lambda: guarded.usher.num_strangers <= MOST)
-    assert all(is_cut_off(stranger) for stranger in strangers[: 9 * MOST])
+    assert guarded.usher.num_strangers <= MOST
+    assert all(is_cut_off(stranger) for stranger in strangers[MOST:])
+    for stranger in strangers[:MOST]:
+        stranger.settimeout(0.01)
+    assert not any(is_cut_off(stranger) for stranger in strangers[:MOST])
     wait_for(
         lambda: psutil.Process().num_fds() <= before + 10 * MOST + MOST + 2
     )  # the strangers' own are of this process
     assert friend.speak() == connection, "who has spoken keeps the connection"
+
+
+def test_who_says_nothing_is_ended_and_leaves_room(keys, monkeypatch, context):
+    monkeypatch.setattr(sockets, "_HANDSHAKE_MS", 300)
+    monkeypatch.setattr("cosmos_core.transport.door.guard.Usher", lambda socket: Usher(socket, most=2))
+    own = controller_key(keys).pair
+    with listen(context, "127.0.0.1", 0, CONTROL, own=own, allowed=AllowList(keys / ALLOWED)) as guarded:
+        place = ("127.0.0.1", int(address_of(guarded.socket).rpartition(":")[2]))
+        with network.create_connection(place), network.create_connection(place):
+            wait_for(lambda: guarded.usher.num_strangers == 2)
+            newcomer = Friend(keys, guarded)
+            newcomer.speak()
+            newcomer.close()
+
+
+def test_the_bound_is_half_of_the_files_that_may_be_open(context):
+    usher = Usher(router(context, "127.0.0.1", 0, own=KeyPair.new(), events=EVENTS))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert hard == resource.RLIM_INFINITY or soft >= min(hard, 65_536)
+    assert usher._most == max(256, soft // 2)
+    usher.close()
+
+
+def test_more_files_are_asked_for(monkeypatch):
+    asked = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 20_000))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
+    assert raised_limit() == 20_000
+    assert asked == [(20_000, 20_000)]
 
 
 def test_who_may_speak_gets_in_while_others_flood(keys, guarded, knock):
@@ -126,13 +161,12 @@ def test_who_may_speak_gets_in_while_others_flood(keys, guarded, knock):
     def flood():
         while not over.is_set():
             held.extend(knock(5))
-            while len(held) > 3 * MOST:
+            while len(held) > MOST // 2:
                 held.pop(0).close()
 
     flooding = threading.Thread(target=flood)
     flooding.start()
     try:
-        wait_for(lambda: guarded.num_refused > MOST)
         for _ in range(3):
             newcomer = Friend(keys, guarded)
             newcomer.speak(10.0)
@@ -140,6 +174,40 @@ def test_who_may_speak_gets_in_while_others_flood(keys, guarded, knock):
     finally:
         over.set()
         flooding.join()
+
+
+CROWD = 1000
+
+
+def test_a_crowd_of_those_who_may_speak_is_heard(keys, context):
+    own, key = controller_key(keys).pair, read_key(keys / "rollout.key")
+    heard, over = set(), threading.Event()
+
+    def speak(address, clients):
+        curve = Curve(own=key.pair, server=key.server)
+        crowd = [dealer(clients, address, f"{number}".encode(), curve=curve) for number in range(CROWD)]
+        while not over.wait(0.2):
+            for member in crowd:
+                offer(member, [b"hello"])
+        for member in crowd:
+            member.close()
+
+    with (
+        zmq.Context() as clients,
+        listen(context, "127.0.0.1", 0, CONTROL, own=own, allowed=AllowList(keys / ALLOWED)) as guarded,
+    ):
+        clients.set(zmq.MAX_SOCKETS, 4 * CROWD)
+        speaking = threading.Thread(target=speak, args=(address_of(guarded.socket), clients))
+        speaking.start()
+        end = time.monotonic() + 30
+        while len(heard) < CROWD and time.monotonic() < end:
+            if guarded.socket.poll(100):
+                first, _ = receive_marked(guarded.socket, 2)
+                assert guarded.who(first) is not None
+                heard.add(first.bytes)
+        over.set()
+        speaking.join()
+        assert (len(heard), guarded.num_refused) == (CROWD, 0)
 
 
 def test_strangers_who_send_too_much_are_cut_off_and_small_ones_stay(guarded, knock):
@@ -168,3 +236,49 @@ def test_closing_while_somebody_knocks(context):
     usher.close()
     usher.close()
     assert not usher._thread.is_alive()
+
+
+def test_a_socket_that_is_closed_already_is_passed_over(context):
+    socket = router(context, "127.0.0.1", 0, own=KeyPair.new(), events=EVENTS)
+    usher = Usher(socket)
+    socket.close()
+    usher.close()
+    assert not usher._thread.is_alive()
+
+
+def test_it_goes_on_after_a_failure(guarded, knock, monkeypatch, caplog):
+    monkeypatch.setattr(usher_module, "_address_of", lambda descriptor: 1 // 0)
+    knock(1)
+    wait_for(lambda: "ZeroDivisionError" in caplog.text)
+    monkeypatch.undo()
+    knock(1)
+    wait_for(lambda: guarded.usher.num_strangers == 1)
+
+
+class Told:
+    """A connection's file that may be of another by now."""
+
+    def __init__(self, monkeypatch, socket):
+        self.usher, self.host = Usher(socket), "10.0.0.1"
+        monkeypatch.setattr(usher_module, "_address_of", lambda descriptor: (self.host, 1234))
+
+
+def test_a_number_that_is_anothers_by_now_is_not_taken_for_heard(context, monkeypatch):
+    told = Told(monkeypatch, router(context, "127.0.0.1", 0, own=KeyPair.new(), events=EVENTS))
+    told.usher._take(zmq.EVENT_ACCEPTED, 900)
+    told.usher.heard(900, "10.0.0.2")
+    assert told.usher.num_strangers == 1
+    told.usher.heard(900, "10.0.0.1")
+    assert told.usher.num_strangers == 0
+    told.usher.close()
+
+
+def test_who_is_heard_before_it_is_told_of_is_no_stranger(context, monkeypatch):
+    told = Told(monkeypatch, router(context, "127.0.0.1", 0, own=KeyPair.new(), events=EVENTS))
+    told.usher.heard(900, "10.0.0.1")
+    told.usher._take(zmq.EVENT_ACCEPTED, 900)
+    assert told.usher.num_strangers == 0
+    told.usher._take(zmq.EVENT_DISCONNECTED, 900)
+    told.usher._take(zmq.EVENT_ACCEPTED, 900)
+    assert told.usher.num_strangers == 1
+    told.usher.close()

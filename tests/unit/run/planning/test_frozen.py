@@ -1,0 +1,68 @@
+"""Frozen models are asked about the policy's own sequences: they must encode rows as it does."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from cosmos_core.config.loading import recipe_from
+from cosmos_core.errors import DataError
+from cosmos_core.run.planning import frozen
+from cosmos_core.types import Array, Payload, Prompt
+
+RECIPE = {
+    "run": {"name": "demo", "steps": 6},
+    "model": {"plugin": "hf", "config": {"model_type": "qwen3"}},
+    "algorithm": {"plugin": "distill"},
+    "dataset": {"plugin": "jsonl"},
+    "teacher": {"path": "somewhere", "plugin": "moe"},
+}
+
+
+class Characters:
+    """Encodes texts by their characters, and refuses those that it has no template for."""
+
+    def __init__(self, offset=0, refuses=""):
+        self._offset, self._refuses = offset, refuses
+
+    def facts(self):
+        return "facts"
+
+    def encode(self, prompt):
+        if prompt.text == self._refuses:
+            raise DataError("no chat template")
+        ids = np.frombuffer(prompt.text.encode(), dtype=np.uint8).astype(np.int32) + self._offset
+        return Payload(kind="tokens", arrays={"prompt": Array(dtype="int32", shape=ids.shape, data=ids.tobytes())})
+
+
+@pytest.fixture
+def found(monkeypatch):
+    """What planning finds of a teacher beside a policy."""
+
+    def find(policy, teacher):
+        monkeypatch.setattr(frozen, "load_frozen", lambda *_: teacher)
+        source = SimpleNamespace(plugin="moe")
+        monkeypatch.setattr(frozen, "frozen_source", lambda *_: source)
+        plugins = SimpleNamespace(provider=lambda kind, name: SimpleNamespace(capabilities=(kind, name)))
+        rows = SimpleNamespace(row=lambda split, index: Prompt(text=f"row {index}"))
+        return frozen.frozen_facts(SimpleNamespace(recipe=recipe_from(RECIPE)), plugins, policy, rows, 3)["teacher"]
+
+    return find
+
+
+def test_what_is_found_of_a_teacher_is_its_own(found):
+    each = found(Characters(), Characters())
+    assert (each.facts, each.plugin, each.capabilities, each.misfit) == ("facts", "moe", ("model", "moe"), "")
+
+
+def test_rows_that_are_encoded_otherwise_are_told(found):
+    assert found(Characters(), Characters(1)).misfit == (
+        "train row 0 ('row 0') has another 'prompt' for it than for the policy"
+    )
+
+
+def test_a_row_that_only_the_other_model_refuses_is_a_misfit(found):
+    assert found(Characters(), Characters(refuses="row 2")).misfit == (
+        "train row 2 ('row 2'), which the policy encodes, is refused by it (no chat template)"
+    )
+    assert found(Characters(refuses="row 2"), Characters(refuses="row 2")).misfit == ""
