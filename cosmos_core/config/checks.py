@@ -75,6 +75,12 @@ def _frozen(recipe: Recipe) -> Iterator[str]:
     for role, config in recipe.frozen.items():
         if config.path is not None and not config.path.strip():
             yield f"{role}.path: empty; name a checkpoint{', or leave it out' if role == 'reference' else ''}"
+    reference = recipe.reference
+    if reference is not None and reference.path is None and reference.plugin not in {None, recipe.model.plugin}:
+        yield (
+            f"reference.plugin: {reference.plugin!r}, but a reference without a path has the policy's own weights, "
+            f"which are of {recipe.model.plugin!r}; leave it out, or give reference.path a checkpoint"
+        )
     if recipe.teacher is not None and recipe.teacher.path is None:
         yield "teacher.path: not given; a teacher without a checkpoint would be the policy itself: name one"
 

@@ -74,18 +74,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(job: Job, resume_step: int | None, port: int | None, stop: threading.Event) -> int:
     control = job.recipe.control
-    with zmq.Context() as context:
+    with (
+        zmq.Context() as context,
+        Journal(job.journal, durable=control.durable) as journal,
+        opened(job) as page,
+    ):
+        state, timeline = restore(journal, job, resume_step)
+        if page.window is not None:
+            page.window.go_on_from(timeline)
+        accounts = Accounts(job.accounts, keep=job.recipe.policy.checkpoint.keep)
+        facts = facts_of(job.recipe, plugin_versions(job.recipe, KINDS))
+        # Not before: whoever connects is a stranger until it is heard, and a long journal takes a while to fold.
         guarded = _listen(job, context, control.port if port is None else port)
         try:
-            with Journal(job.journal, durable=control.durable) as journal, opened(job) as page:
-                state, timeline = restore(journal, job, resume_step)
-                if page.window is not None:
-                    page.window.go_on_from(timeline)
-                _announce(job, sockets.address_of(guarded.socket), state.term, page.announcement)
-                accounts = Accounts(job.accounts, keep=job.recipe.policy.checkpoint.keep)
-                facts = facts_of(job.recipe, plugin_versions(job.recipe, KINDS))
-                server = Server(state, journal, guarded, control, accounts, window=page.window, facts=facts)
-                has_ended = server.run(stop)
+            _announce(job, sockets.address_of(guarded.socket), state.term, page.announcement)
+            server = Server(state, journal, guarded, control, accounts, window=page.window, facts=facts)
+            has_ended = server.run(stop)
         finally:
             guarded.close(linger_ms=_LINGER_MS)
     if not has_ended:

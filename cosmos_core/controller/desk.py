@@ -77,7 +77,7 @@ class Desk:
     ) -> None:
         self.state: Final = state
         self.lines: Final = Lines(state, now)
-        self.watches: list[tuple[bytes, int]] = []
+        self.watches: list[tuple[bytes, Watch]] = []
         self._book: Final = Book(state, journal)
         self._patrol: Final = Patrol(self._book, self.lines, control, now)
         self._facts: Final = facts or {}
@@ -149,11 +149,11 @@ class Desk:
     def _on_person(self, identity: bytes, message: Watch | Command | Inquire) -> None:
         own = self.state.settings.run_id
         if message.run_id != own:
-            self._answers.append((identity, Refused(reason=f"this is run {own}, not {message.run_id}")))
+            self._answers.append((identity, Refused(reason=f"this is run {own}, not {message.run_id}", is_final=True)))
             return
         match message:
             case Watch():
-                self.watches.append((identity, message.after))
+                self.watches.append((identity, message))
             case Command():
                 self._on_command(identity, message)
             case Inquire():

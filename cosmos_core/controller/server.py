@@ -61,7 +61,7 @@ class Server:
         kept = Accounted(journal, accounts, state)
         noted = kept if window is None else Noted(kept, functools.partial(window.note, state))
         self._desk: Final = Desk(state, noted, control, time.monotonic(), facts)
-        self._observers: Final = Observers(journal, self._offer)
+        self._observers: Final = Observers(journal, self._offer, lambda: len(state.replicas))
 
     def run(self, stop: threading.Event) -> bool:
         """Serve until the run has ended and everyone was told, or `stop` is set; whether it has ended.
@@ -98,8 +98,8 @@ class Server:
             elif taken.answer is not None:
                 self._offer(taken.identity, taken.answer)
         self._shut_out()
-        for identity, after in self._desk.watches:
-            self._observers.watch(identity, after, now)
+        for identity, watch in self._desk.watches:
+            self._observers.watch(identity, watch.after, now, again=watch.again)
         self._desk.watches.clear()
 
     def _shut_out(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import bisect
 import logging
 from collections.abc import Sequence
 from typing import Final, NoReturn
@@ -58,12 +59,15 @@ class RowIndex:
         Raises:
             DataError: The row is bad; if all were checked at the start, the source changed since.
         """
-        source = self._sources[self._source_numbers[number]]
-        changed = "; it changed since the run began" if self._options.check_rows == "at-start" else ""
+        source_number = self._source_numbers[number]
+        source = self._sources[source_number]
         try:
             return self._mapping.prompt(source.read(self._locators[number]), source.folder)
         except BadRowError as error:
-            raise DataError(f"{source.name}: row {number}: {error}{changed}") from error
+            row = number - bisect.bisect_left(self._source_numbers, source_number)
+            if self._options.check_rows == "at-start":
+                raise DataError(f"{source.name}: usable row {row}: {error}; it changed since the run began") from error
+            raise DataError(f"{source.name}: row {row}: {error}") from error
 
     def _check(self, number: int, source: RowSource) -> None:
         for raw in source.scan():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -121,15 +122,28 @@ class FieldMapping:
 
 
 def plain(value: Any, name: str) -> JSON:
-    """The value of a field, if JSON can hold it.
+    """The value of a field, if JSON can hold it and all that is in it.
 
     Raises:
-        BadRowError: It is something else, such as a date or bytes.
+        BadRowError: It is something else, such as a date, bytes or NaN, or has such in it.
     """
-    if value is not None and not isinstance(value, bool | int | float | str | list | dict):
-        raise BadRowError(f"field {name!r} is a {type(value).__name__}, which JSON cannot hold")
+    left = [value]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            left += [*part, *part.values()]
+        elif isinstance(part, list):
+            left += part
+        elif isinstance(part, float) and not math.isfinite(part):
+            raise BadRowError(f"field {name!r} {_has(part, value)} {part}, which JSON cannot hold")
+        elif part is not None and not isinstance(part, bool | int | float | str):
+            raise BadRowError(f"field {name!r} {_has(part, value)} a {type(part).__name__}, which JSON cannot hold")
     found: JSON = value
     return found
+
+
+def _has(part: Any, value: Any) -> str:
+    return "is" if part is value else "has in it"
 
 
 def _template(text: str | None) -> Template | None:

@@ -20,7 +20,7 @@ def locations(row: Mapping[str, Any], name: str, folder: Path) -> tuple[str, ...
     data URL.
 
     Raises:
-        BadRowError: The field is missing, has something else in it, or names a path that does not exist.
+        BadRowError: The field is missing, has something else in it, or names a path that cannot be or does not exist.
     """
     value = field(row, name)
     listed = [] if value is None else value if isinstance(value, list) else [value]
@@ -49,8 +49,17 @@ def _location(value: Any, name: str, folder: Path) -> str:
         )
     if value.startswith(SCHEMES):
         return value
-    path = (folder / Path(value).expanduser()).resolve()
-    if not path.exists():
+    try:
+        path = (folder / Path(value).expanduser()).resolve()
+        is_there = path.exists()
+    # A name that is too long, such as an image in base64; a loop of links; a home of nobody; a NUL.
+    except (OSError, RuntimeError, ValueError) as error:
+        raise BadRowError(
+            f"field {name!r} has {value!r:.80}, which is no path ({error!s:.80}); an image in the row itself is a "
+            "URL, `data:image/png;base64,...`",
+            f"field {name!r} has no path",
+        ) from None
+    if not is_there:
         raise BadRowError(
             f"field {name!r} names {value!r}, and there is no {path}",
             f"field {name!r} names a file that does not exist",

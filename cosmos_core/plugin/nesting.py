@@ -33,10 +33,16 @@ def dataset_context(plugins: PluginSet, seed: int, directory: Path) -> DatasetCo
         seed: `run.seed`.
         directory: Folder of the recipe file.
     """
+    return _context(plugins, seed, directory, "dataset.options")
+
+
+def _context(plugins: PluginSet, seed: int, directory: Path, key_path: str) -> DatasetContext:
+    """The context of a dataset whose options are at this key path."""
 
     def make(plugin: str, options: Mapping[str, JSON], path: str) -> Dataset:
         plugins.include("dataset", plugin)
-        return cast("Dataset", plugins.create("dataset", plugin, options, context, f"dataset.options.{path}"))
+        place = f"{key_path}.{path}"
+        context = _context(plugins, seed, directory, place)
+        return cast("Dataset", plugins.create("dataset", plugin, options, context, place))
 
-    context = DatasetContext(seed=seed, directory=directory, make=make)
-    return context
+    return DatasetContext(seed=seed, directory=directory, key_path=key_path, make=make)

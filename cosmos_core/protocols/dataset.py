@@ -29,12 +29,15 @@ class DatasetContext:
     Attributes:
         seed: `run.seed`; generated datasets draw their rows from it.
         directory: Folder of the recipe file; relative paths in options are relative to it.
-        make: Makes a dataset that this one is made of, by the name of its plugin, its options, and their key path for
-            messages, such as `parts.0.options`; of this context.
+        key_path: Of the dataset's options in the recipe, for messages: of a part of another dataset, such as
+            `dataset.options.parts.0.options`.
+        make: Makes a dataset that this one is made of, by the name of its plugin, its options, and their key path
+            within those of this one, such as `parts.0.options`; of this context but for the key path.
     """
 
     seed: int
     directory: Path
+    key_path: str = attrs.field(default="dataset.options", eq=False)
     make: Callable[[str, Mapping[str, JSON], str], Dataset] = attrs.field(default=_makes_no_others, eq=False)
 
 

@@ -80,7 +80,10 @@ class Reward(Protocol):
     """
 
     def score(self, completion: Completion) -> float | Score | Awaitable[float | Score]:
-        """Score one completion; a finite number, higher is better. May be a coroutine function."""
+        """Score one completion; a finite number, higher is better.
+
+        May be a coroutine function. A plain one is called on one thread of its worker, which is not the main thread.
+        """
         ...
 
 

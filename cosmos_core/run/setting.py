@@ -12,8 +12,8 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job, recipe_with
 from cosmos_core.config.reference import fields
 from cosmos_core.config.stages import Stage, stages
-from cosmos_core.errors import ReplicaError
-from cosmos_core.plugin.roles import load_algorithm, selections
+from cosmos_core.errors import ConfigError, ReplicaError
+from cosmos_core.plugin.roles import load_algorithm, selections, unmet
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.run.asking import conversation
 from cosmos_core.transport.messages import Settable
@@ -83,7 +83,8 @@ def _checked(job: Job, known: Settable, overrides: Sequence[str]) -> dict[str, S
     recipe = recipe_with(job.recipe, known.values | asked)
     changed = attrs.evolve(job, recipe=recipe)
     for stage in stages(recipe):
-        load_algorithm(changed, plugins, stage)
+        if lacking := [*unmet(recipe, stage, load_algorithm(changed, plugins, stage))]:
+            raise ConfigError("\n".join(lacking))
     return asked
 
 

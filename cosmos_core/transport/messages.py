@@ -82,10 +82,15 @@ class Reports:
 
 @attrs.frozen(kw_only=True)
 class Watch:
-    """An observer wants the journal from event `after` on."""
+    """An observer has the journal up to event `after`, and wants what follows.
+
+    It says so again for every few messages that it took, which lets the next ones come, and when nothing came.
+    """
 
     run_id: Word
     after: Count
+    again: bool = False
+    """Whether what was sent of that got lost."""
 
 
 @attrs.frozen(kw_only=True)

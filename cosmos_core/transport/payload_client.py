@@ -32,7 +32,8 @@ _MOST_REFUSALS: Final = 5
 _ABSENT_S: Final = 10.0
 """Time without a connection after which an endpoint is given up: a machine that is cut off does not even refuse."""
 _LIMITS: Final = attrs.evolve(BULK, cut_ms=5000)
-"""A client sends small requests and pings: what stays unconfirmed waits behind nothing, its link is cut."""
+"""A client sends one small request at a time, which fits into the buffers of a server that is slow or stopped: what
+stays unconfirmed is not waiting to be read, its link is cut."""
 _LOOK_S: Final = 0.5
 
 

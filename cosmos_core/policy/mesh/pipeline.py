@@ -63,6 +63,11 @@ class Pipeline:
         # Copies within a process are listed by no one else (see `modeling.stages.Stages`).
         self._copies: Final[Sequence[tuple[nn.Parameter, nn.Parameter]]] = getattr(module, "copies", ())
 
+    @property
+    def concludes(self) -> bool:
+        """Whether this process has the last stage."""
+        return self._num_stages - 1 in self._stages
+
     def evaluate(
         self,
         batches: Sequence[MicroBatch],
@@ -71,24 +76,24 @@ class Pipeline:
         with_entropy: bool = False,
         outlook: Divergence | None = None,
         with_features: bool = False,
+        judge: Callable[[Decided], Decided] | None = None,
     ) -> list[Decided] | None:
         """Evaluate without gradients; None on a process without the last stage."""
-        is_last = self._num_stages - 1 in self._stages
+        is_last = self.concludes
         decided: list[Decided] = []
         if not batches:
             return decided if is_last else None
 
         def conclude(stage: nn.Module, batch: MicroBatch, received: torch.Tensor) -> None:
-            decided.append(
-                self._model.conclude(
-                    stage,
-                    batch,
-                    received,
-                    temperature=temperature,
-                    with_entropy=with_entropy,
-                    **beside(outlook=outlook, with_features=with_features or None),
-                )
+            found = self._model.conclude(
+                stage,
+                batch,
+                received,
+                temperature=temperature,
+                with_entropy=with_entropy,
+                **beside(outlook=outlook, with_features=with_features or None),
             )
+            decided.append(found if judge is None else judge(found))
 
         with torch.no_grad():
             self._copy_weights()

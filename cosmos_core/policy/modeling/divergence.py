@@ -25,27 +25,23 @@ class Likeliest:
     """The outlook of a language model: of each decision, the tokens that it finds likeliest.
 
     Attributes:
-        ids_NK: int64, the likeliest first.
         logprobs_NK: float32.
-        is_whole: Whether these are all there are.
+        ids_NK: int64, the likeliest first; None where these are all there are, in their order.
     """
 
-    ids_NK: torch.Tensor
     logprobs_NK: torch.Tensor
-    is_whole: bool
+    ids_NK: torch.Tensor | None
 
     def outlook(self) -> Outlook:
         """As algorithms and trainers pass it on."""
-        whole_N = torch.full(self.ids_NK.shape[:1], self.is_whole, device=self.ids_NK.device)
-        return Outlook(arrays={"ids": self.ids_NK, "logprobs": self.logprobs_NK, "is_whole": whole_N})
+        ids = {} if self.ids_NK is None else {"ids": self.ids_NK}
+        return Outlook(arrays={"logprobs": self.logprobs_NK, **ids})
 
     @staticmethod
     def of(outlook: Outlook) -> Likeliest:
         """From an outlook that another language model gave."""
         arrays = outlook.arrays
-        return Likeliest(
-            ids_NK=arrays["ids"], logprobs_NK=arrays["logprobs"], is_whole=bool(arrays["is_whole"].all().item())
-        )
+        return Likeliest(logprobs_NK=arrays["logprobs"], ids_NK=arrays.get("ids"))
 
 
 def diverge(

@@ -78,6 +78,7 @@ def evaluate(
     theirs = None if against is None else Likeliest.of(against.outlook)
     num_tokens = total(vocabulary) if outlook is not None else 0
     num_told = min(num_tokens, outlook.top or num_tokens) if outlook is not None else 0
+    is_whole = num_told == num_tokens
 
     def one(hidden: torch.Tensor, targets: torch.Tensor, *compared: torch.Tensor) -> tuple[torch.Tensor, ...]:
         rows = rows_of(_divide(logits(hidden).float(), temperature), vocabulary)
@@ -85,15 +86,16 @@ def evaluate(
         if with_entropy:
             given.append(rows.entropy())
         if outlook is not None:
-            given += rows.likeliest(num_told)
+            given += [rows.whole(num_tokens)] if is_whole else rows.likeliest(num_told)
         if compared:
             assert against is not None
-            assert theirs is not None
-            ids, logprobs = compared
-            given.append(diverge(against.divergence, rows.pick(ids), logprobs, is_whole=theirs.is_whole))
+            logprobs, *ids = compared
+            ours = rows.pick(*ids) if ids else rows.whole(logprobs.shape[-1])
+            given.append(diverge(against.divergence, ours, logprobs, is_whole=not ids))
         return tuple(given)
 
-    each = (hidden_ND, targets_N, *(() if theirs is None else (theirs.ids_NK, theirs.logprobs_NK)))
+    compared = () if theirs is None else (theirs.logprobs_NK, theirs.ids_NK)
+    each = (hidden_ND, targets_N, *(tensor for tensor in compared if tensor is not None))
     num_rows = max(1, CHUNK_ELEMENTS // vocabulary.most)
     if len(targets_N) <= num_rows:
         given = list(one(*each))
@@ -106,7 +108,7 @@ def evaluate(
         entropy_N=given.pop(0) if with_entropy else None,
         outlook=None
         if outlook is None
-        else Likeliest(ids_NK=given.pop(0), logprobs_NK=given.pop(0), is_whole=num_told == num_tokens).outlook(),
+        else Likeliest(logprobs_NK=given.pop(0).detach(), ids_NK=None if is_whole else given.pop(0)).outlook(),
         divergence_N=given.pop(0) if theirs is not None else None,
     )
 

@@ -47,8 +47,12 @@ class Rows(Protocol):
         """Entropy [N], detached."""
         ...
 
+    def whole(self, num_tokens: int) -> torch.Tensor:
+        """Log-probabilities [N, K] of all tokens, of which there are so many, in order; they carry the gradient."""
+        ...
+
     def likeliest(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids [N, K] of so many tokens, the likeliest first, and their log-probabilities, detached."""
+        """Log-probabilities [N, K] of so many tokens, the likeliest first, and their ids, detached."""
         ...
 
 
@@ -82,6 +86,11 @@ class _Whole:
         """See `Rows.pick`."""
         return self._logprobs_NV.gather(-1, ids_NK)
 
+    def whole(self, num_tokens: int) -> torch.Tensor:
+        """See `Rows.whole`."""
+        assert num_tokens == self._logprobs_NV.shape[-1], "models of other vocabularies are compared by no whole one"
+        return self._logprobs_NV
+
     def entropy(self) -> torch.Tensor:
         """See `Rows.entropy`."""
         return _entropy(self._logprobs_NV.detach())
@@ -89,7 +98,7 @@ class _Whole:
     def likeliest(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Rows.likeliest`."""
         logprobs_NK, ids_NK = self._logprobs_NV.detach().topk(number, dim=-1)
-        return ids_NK, logprobs_NK
+        return logprobs_NK, ids_NK
 
 
 class _Split:
@@ -116,6 +125,12 @@ class _Split:
         own_NK = self._shifted_NV.gather(-1, places_NK.masked_fill(is_absent_NK, 0)).masked_fill(is_absent_NK, 0.0)
         return sum_over_group(own_NK, self._group) - self._normalizer_N[:, None]
 
+    def whole(self, num_tokens: int) -> torch.Tensor:
+        """See `Rows.whole`."""
+        start, size = self._vocabulary.start, self._vocabulary.size
+        padded_NK = torch.nn.functional.pad(self._shifted_NV, (start, num_tokens - start - size))
+        return sum_over_group(padded_NK, self._group) - self._normalizer_N[:, None]
+
     def entropy(self) -> torch.Tensor:
         """See `Rows.entropy`."""
         entropy_N = _entropy(self._own())
@@ -134,7 +149,7 @@ class _Split:
         dist.all_gather(all_logprobs, logprobs, group=self._group)
         dist.all_gather(all_ids, ids, group=self._group)
         logprobs_NK, places_NK = torch.cat(all_logprobs, -1).topk(number, dim=-1)
-        return torch.cat(all_ids, -1).gather(-1, places_NK), logprobs_NK
+        return logprobs_NK, torch.cat(all_ids, -1).gather(-1, places_NK)
 
     def _own(self) -> torch.Tensor:
         return self._shifted_NV.detach() - self._normalizer_N.detach()[:, None]

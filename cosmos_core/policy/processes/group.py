@@ -72,7 +72,7 @@ class GradientGroup:
         self._together(lambda: self._run(lambda backend: backend.allreduce([tensor])))
 
     def copy(self, tensors: Iterable[torch.Tensor], source: int) -> None:
-        """Overwrite tensors with those of member `source`.
+        """Overwrite tensors with those of member `source`; those that wait on another device go through the group's.
 
         Raises:
             GradientGroupError: The group broke.
@@ -85,7 +85,10 @@ class GradientGroup:
 
         def copy_all() -> None:
             for tensor in tensors:
-                self._run(start(tensor))
+                here = tensor.to(self._device)
+                self._run(start(here))
+                if here is not tensor:
+                    tensor.copy_(here)
 
         self._together(copy_all)
 

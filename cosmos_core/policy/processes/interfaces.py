@@ -1,7 +1,8 @@
 """Which network interface process groups use: that of this process's address, unless the environment names another.
 
 torch's default group takes gloo's interface from `GLOO_SOCKET_IFNAME`, and else that of the machine's name, which may
-be loopback; NCCL takes the one that it finds best. A group that is made here does as the default group does.
+be loopback; NCCL takes the one that it finds best. A group that is made here uses the
+address itself, as an interface may have several.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from cosmos_core.transport.addresses import interface_of, interfaces
 
 GLOO: Final = "GLOO_SOCKET_IFNAME"
 NCCL: Final = "NCCL_SOCKET_IFNAME"
+_OURS: Final = "COSMOS_GLOO_SOCKET_IFNAME"
+"""What was set here, for this process and those that it starts."""
 
 
 def use_interface_of(address: str) -> None:
@@ -38,14 +41,15 @@ def use_interface_of(address: str) -> None:
                 f"one of them, or unset it: gloo then uses that of {address}"
             )
     if interface := interface_of(address):
-        os.environ.setdefault(GLOO, interface)
+        if GLOO not in os.environ or _is_ours():
+            os.environ[GLOO] = os.environ[_OURS] = interface
         if not is_loopback(address):  # on one host NCCL finds its way
             # Without "=", it would take every interface whose name begins so.
             os.environ.setdefault(NCCL, f"={interface}")
 
 
 def gloo_devices(address: str) -> list[Any]:
-    """What gloo connects through: each interface that `GLOO_SOCKET_IFNAME` names, else the one of an address.
+    """What gloo connects through: each interface that somebody named in `GLOO_SOCKET_IFNAME`, else an address.
 
     Raises:
         RuntimeError: There is no such interface, or it has no address.
@@ -55,5 +59,11 @@ def gloo_devices(address: str) -> list[Any]:
     return [ProcessGroupGloo.create_device(hostname=address)]
 
 
+def _is_ours() -> bool:
+    """Whether the environment names the interface that `use_interface_of` chose."""
+    return os.environ.get(_OURS, "") == os.environ.get(GLOO)
+
+
 def _named() -> list[str]:
-    return [name for name in os.environ.get(GLOO, "").split(",") if name]
+    """The interfaces that somebody chose."""
+    return [] if _is_ours() else [name for name in os.environ.get(GLOO, "").split(",") if name]

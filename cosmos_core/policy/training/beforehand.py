@@ -142,7 +142,12 @@ def settled(
     replica = [pair for said in world.exchange(json.dumps(own).encode()) for pair in json.loads(said)]
     everyone = [pair for said in group.exchange(json.dumps(replica).encode()) for pair in json.loads(said)]
     batch: dict[int, Sequence[float]] = dict(everyone)
-    return [[[_fitting(algorithm.estimate(each, batch), each) for each in some] for some in part] for part in taken]
+    found = [[[_fitting(algorithm.estimate(each, batch), each) for each in some] for some in part] for part in taken]
+    if len({each.targets_n is None for part in found for some in part for each in some}) > 1:
+        raise TrainingError(
+            "the algorithm gave targets_n for some sequences of the step and None for others; for all or for none"
+        )
+    return found
 
 
 def _taken(algorithm: Algorithm, prepared: Prepared, before: Beforehand, index: int) -> Iterator[Taken]:

@@ -19,6 +19,11 @@ from cosmos_core.protocols import Against, Decided, Divergence, Mesh, MicroBatch
 class Executor(Protocol):
     """Evaluates micro-batches, and computes gradients of them."""
 
+    @property
+    def concludes(self) -> bool:
+        """Whether this process has the last stage, and so learns what is decided."""
+        ...
+
     def evaluate(
         self,
         batches: Sequence[MicroBatch],
@@ -27,6 +32,7 @@ class Executor(Protocol):
         with_entropy: bool = False,
         outlook: Divergence | None = None,
         with_features: bool = False,
+        judge: Callable[[Decided], Decided] | None = None,
     ) -> list[Decided] | None:
         """Evaluate without gradients.
 
@@ -36,6 +42,7 @@ class Executor(Protocol):
             with_entropy: Whether the entropy is needed.
             outlook: The divergence for which the outlook is needed.
             with_features: Whether features are needed.
+            judge: Gives what is kept of each in its place, before the next is evaluated.
 
         Returns:
             What is decided in each; None on a process that has no last stage.
@@ -78,6 +85,11 @@ class Sequential:
         self._model: Final = model
         self._module: Final = module
 
+    @property
+    def concludes(self) -> bool:
+        """Each process has all of it."""
+        return True
+
     def evaluate(
         self,
         batches: Sequence[MicroBatch],
@@ -86,14 +98,18 @@ class Sequential:
         with_entropy: bool = False,
         outlook: Divergence | None = None,
         with_features: bool = False,
+        judge: Callable[[Decided], Decided] | None = None,
     ) -> list[Decided]:
         """Evaluate without gradients."""
         besides = beside(outlook=outlook, with_features=with_features or None)
+        found = []
         with torch.no_grad():
-            return [
-                self._model.decide(self._module, batch, temperature=temperature, with_entropy=with_entropy, **besides)
-                for batch in batches
-            ]
+            for batch in batches:
+                decided = self._model.decide(
+                    self._module, batch, temperature=temperature, with_entropy=with_entropy, **besides
+                )
+                found.append(decided if judge is None else judge(decided))
+        return found
 
     def train(
         self,

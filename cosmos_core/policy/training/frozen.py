@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+import attrs
 import torch
 
 from cosmos_core.config.schema import PolicyConfig
 from cosmos_core.errors import TrainingError
 from cosmos_core.policy.adapters.beside import trained_tensors
 from cosmos_core.policy.training.execution import Executor, make_executor
-from cosmos_core.protocols import Decided, Divergence, FrozenRole, Mesh, MicroBatch, Model
+from cosmos_core.policy.training.vitals import watch_layers
+from cosmos_core.protocols import Decided, Divergence, FrozenRole, Mesh, MicroBatch, Model, Recording
+from cosmos_core.replica.activity import Activity
 from cosmos_core.types import Payload
+from cosmos_core.weights.shards import canonical_tensors
+
+_GENERATED: Final = frozenset({"logprobs", "versions"})
+"""Arrays that an engine adds to whatever it generates."""
 
 
 class FrozenModel:
@@ -22,20 +29,21 @@ class FrozenModel:
     Args:
         role: What it is to the algorithm, for people.
         model: Evaluates the module.
-        module: Its weights, spread like the policy's.
+        build: Makes its weights, spread like the policy's.
         policy: The order of micro-batches in a pipeline.
         mesh: The processes of the replica.
         device: Where the policy is.
         is_offloaded: Whether a module of one process waits in the CPU's memory between uses. One that is spread over
             processes does so by its layout.
-        follows: Whether its weights are those that each stage starts from.
+        follows: Whether its weights are those that each stage starts from. One that has weights of its own decides by
+            them alone: it does not repeat what the policy's forwards did while they generated (`Recording`).
     """
 
     def __init__(
         self,
         role: FrozenRole,
         model: Model,
-        module: torch.nn.Module,
+        build: Callable[[], torch.nn.Module],
         *,
         policy: PolicyConfig,
         mesh: Mesh,
@@ -46,7 +54,14 @@ class FrozenModel:
         self.follows: Final = follows
         self._role: Final = role
         self._model: Final = model
+        self._build: Final = build
+        module = build()
+        # By what is trained of the policy's: once frozen, nothing tells what lies below adapters.
+        self._saved: Final = frozenset(trained_tensors(module))
         self._module: Final = module.requires_grad_(False)
+        self._is_initial = True
+        recorded = {record.name for record in model.records()} if isinstance(model, Recording) else set()
+        self._unread: Final = frozenset() if follows or not recorded else recorded | _GENERATED
         self._executor: Final[Executor] = make_executor(model, module, mesh, policy.parallel.schedule)
         self._device: Final = device
         self._moves: Final = is_offloaded and mesh.world_size == 1 and device.type != "cpu"
@@ -81,7 +96,9 @@ class FrozenModel:
         Raises:
             TrainingError: This model packs the sequences otherwise.
         """
-        own = self._model.pack(payloads, budget=budget, multiple=multiple, is_uniform=is_uniform)
+        own = self._model.pack(
+            [self._readable(each) for each in payloads], budget=budget, multiple=multiple, is_uniform=is_uniform
+        )
         if len(batches) > len(own):
             own += [min(own, key=lambda batch: batch.num_units)] * (len(batches) - len(own))
         for batch, mine in zip(batches, own, strict=True):
@@ -94,16 +111,37 @@ class FrozenModel:
         with self._here():
             return self._executor.evaluate(own, temperature=temperature, outlook=outlook)
 
-    @torch.no_grad()
     def take_over(self, module: torch.nn.Module) -> None:
         """Have the weights that a module of the same make has now."""
+        self._is_initial = False
+        self._copy(module)
+
+    def begin_again(self) -> None:
+        """Have the weights that it was built with; all processes of the replica call it."""
+        if not self._is_initial:
+            self._copy(self._build())
+            self._is_initial = True
+
+    def watch(self, activity: Activity) -> None:
+        """Count its forwards as progress, too."""
+        watch_layers(self._module, activity)
+
+    @torch.no_grad()
+    def _copy(self, module: torch.nn.Module) -> None:
         sources = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         for name, tensor in [*self._module.named_parameters(), *self._module.named_buffers()]:
             tensor.copy_(sources[name])
 
     def state(self) -> dict[str, torch.Tensor]:
         """Its weights by name, without those below adapters; no copies."""
-        return trained_tensors(self._module)
+        return {name: each for name, each in canonical_tensors(self._module).items() if name in self._saved}
+
+    def _readable(self, payload: Payload) -> Payload:
+        """A payload without what the policy's forwards recorded: as if it were a demonstration."""
+        if not self._unread & payload.arrays.keys():
+            return payload
+        arrays = {name: array for name, array in payload.arrays.items() if name not in self._unread}
+        return attrs.evolve(payload, arrays=arrays)
 
     @contextmanager
     def _here(self) -> Iterator[None]:

@@ -38,22 +38,22 @@ def make_frozen(job: Job, role: FrozenRole, world: World, plugins: PluginSet) ->
     follows = config.path is None
     is_offloaded = config.placement == "offloaded"
     model = load_frozen(job, plugins, role)
-    module = model.build(
-        seed=job.recipe.run.seed,
-        dtype=torch.float32,
-        device=device,
-        layout=attrs.evolve(
-            layout,
-            cpu_offload=is_offloaded and device.type != "cpu",
-            recompute="none",
-            # What follows the policy has its adapters, too.
-            lora=layout.lora if follows else None,
-        ),
+    layout = attrs.evolve(
+        layout,
+        # FSDP's; a module of one process is moved as a whole.
+        cpu_offload=is_offloaded and device.type != "cpu" and world.size > 1,
+        recompute="none",
+        # What follows the policy has its adapters, too.
+        lora=layout.lora if follows else None,
     )
+
+    def build() -> torch.nn.Module:
+        return model.build(seed=job.recipe.run.seed, dtype=torch.float32, device=device, layout=layout)
+
     return FrozenModel(
         role,
         model,
-        module,
+        build,
         policy=policy,
         mesh=world.mesh,
         device=device,

@@ -66,7 +66,8 @@ class Measures:
         meter = Meter()
         if not self._sums:
             return meter
-        device = self._sums["loss"].device
+        # Estimates are numbers: only a loss says where the decisions are.
+        device = self._sums.get("loss", self._max_log_ratio).device
         counts = (torch.as_tensor(count, device=device) for count in self._counts.values())
         rows = [*self._sums.values(), *counts, self._max_log_ratio.exp()]
         *numbers, max_ratio = torch.stack([row.to(device, torch.float64) for row in rows]).tolist()

@@ -42,6 +42,8 @@ class OrderTerms:
 
         Raises:
             CheckpointError: The recipe has no such stage.
+            ConfigError: The algorithm refuses its options, or the recipe lacks a model that it needs.
+            PluginError: The algorithm failed.
         """
         known = stages(self._present.recipe)
         if index >= len(known):
@@ -69,12 +71,12 @@ class OrderTerms:
         recipe = recipe_with(self._job.recipe, values)
         self._present = attrs.evolve(self._job, recipe=recipe)
         stage = stages(recipe)[self._trainer.stage.index]
-        algorithm = self._algorithm(stage)
-        if lacking := [*unmet(recipe, stage, algorithm)]:
-            raise ConfigError("\n".join(lacking))
-        self._trainer.change(stage, algorithm)
+        self._trainer.change(stage, self._algorithm(stage))
         _LOG.info("from step %d on, other than the recipe: %s", self._trainer.step + 1, dict(values) or "nothing")
         self._values = dict(values)
 
     def _algorithm(self, stage: Stage) -> Algorithm:
-        return load_algorithm(self._present, self._plugins, stage)
+        algorithm = load_algorithm(self._present, self._plugins, stage)
+        if lacking := [*unmet(self._present.recipe, stage, algorithm)]:
+            raise ConfigError("\n".join(lacking))
+        return algorithm

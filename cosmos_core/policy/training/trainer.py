@@ -101,6 +101,8 @@ class Trainer:
         self.num_units = 0
         self.activity = Activity()
         watch_layers(module, self.activity)
+        for each in frozen.values():
+            each.watch(self.activity)
         self.stage: Stage
         self._algorithm: Algorithm
         self._optimizer: AdamW
@@ -144,8 +146,14 @@ class Trainer:
         self._temperature = temperature
         self._algorithm = algorithm
         self._optimizer = AdamW(self.module, stage.optimizer)
-        for frozen in self._followers.values():
-            frozen.take_over(self.module)
+        for frozen in self._frozen.values():
+            if not frozen.follows:
+                continue
+            if stage.first_step == 0:
+                # A run may go back to its first stage, whose checkpoints have no reference.
+                frozen.begin_again()
+            else:
+                frozen.take_over(self.module)
         if self._critic is not None:
             self._critic.begin_stage(stage.optimizer)
 
@@ -336,13 +344,11 @@ class Trainer:
         judges = self._judges
         if algorithm.old_logprobs == "recompute" or judges is not None:
             old = self._executor.evaluate(
-                prepared.batches, temperature=prepared.temperature, with_features=judges is not None
+                prepared.batches, temperature=prepared.temperature, with_features=judges is not None, judge=judges
             )
-        if judges is not None and old is not None:
-            with torch.no_grad():
-                old = [judges(each) for each in old]
-        if old is None or None in frozen.values():
+        if not self._executor.concludes:
             return Beforehand(is_here=False)
+        assert old is not None, "the last stage is here"
         looks = {role: looks for role, looks in frozen.items() if looks is not None}
         return Beforehand(old=old, frozen=looks, diverges=asked)
 

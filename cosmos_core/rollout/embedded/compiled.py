@@ -35,6 +35,8 @@ class CompiledForward:
     """
 
     def __init__(self, evaluate: Evaluate, name: str) -> None:
+        if torch._dynamo.config.disable:  # noqa: SLF001 - documented as TORCHDYNAMO_DISABLE
+            raise EngineError(_refusal(name, "TORCHDYNAMO_DISABLE is set; unset it"))
         if "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
             raise EngineError(_refusal(name, f"torch {torch.__version__} is too old; install torch 2.13 or later"))
         self._name = name
@@ -44,12 +46,13 @@ class CompiledForward:
             # What guards of modules would check at every step cannot change: this engine alone has the module.
             isolate_recompiles=True,
             # One thread compiles: a pool of processes would outlast the compilation.
-            options={"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe, "compile_threads": 1},
+            options={
+                "guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe,
+                "compile_threads": 1,
+                # Frozen, weights would be constants of the graph, and updates would not reach them.
+                "freezing": False,
+            },
         )
-
-    def takes(self, tokens_N: torch.Tensor) -> bool:
-        """Whether it can evaluate so many tokens."""
-        return len(tokens_N) >= _LEAST
 
     def compile(self, tokens_N: torch.Tensor, positions_N: torch.Tensor) -> None:
         """Compile, for any number of tokens and of rows; inside `interface.meaning`.
@@ -63,17 +66,30 @@ class CompiledForward:
         try:
             self._graph(*inputs)
         except RuntimeError as error:  # what the compiler raises of every fault, those of a C++ compiler among them
-            reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            told = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+            cause = next((line for line in told[1:] if "error:" in line), "")
+            reason = f"{told[0]} {cause}".strip()
             raise EngineError(_refusal(self._name, reason)) from error
 
     def __call__(self, tokens_N: torch.Tensor, positions_N: torch.Tensor, kept_R: torch.Tensor | None) -> torch.Tensor:
-        """Logits of the tokens at `kept_R` (of all if None)."""
+        """Logits of the tokens at `kept_R` (of all if None).
+
+        A single token is fed twice, so that a unit comes out alike whether others are beside it or not; the step's
+        meaning must say so (`interface.meaning`).
+        """
         if kept_R is None:
             kept_R = torch.arange(len(tokens_N), device=tokens_N.device)
         num = len(kept_R)
         rows = kept_R if num >= _LEAST else torch.cat([kept_R, torch.arange(_LEAST - num, device=kept_R.device)])
+        if is_single(tokens_N):
+            tokens_N, positions_N, rows = tokens_N.repeat(2), positions_N.repeat(2), torch.arange(2, device=rows.device)
         logits_RV: torch.Tensor = self._graph(tokens_N.contiguous(), positions_N.contiguous(), rows)
         return logits_RV[:num]
+
+
+def is_single(tokens_N: torch.Tensor) -> bool:
+    """Whether a compiled forward must be fed a step's unit twice."""
+    return len(tokens_N) < _LEAST
 
 
 def _refusal(name: str, reason: str) -> str:

@@ -63,19 +63,25 @@ class Step(Protocol):
 
 class _Current(threading.local):
     step: Step | None = None
+    is_doubled: bool = False
 
 
 _CURRENT: Final = _Current()
 
 
 @contextlib.contextmanager
-def meaning(step: Step) -> Iterator[None]:
-    """Forwards of this thread mean `step` inside."""
-    _CURRENT.step = step
+def meaning(step: Step, *, is_doubled: bool = False) -> Iterator[None]:
+    """Forwards of this thread mean `step` inside.
+
+    Args:
+        step: What they mean.
+        is_doubled: Whether its one unit is fed twice, to a compiled forward, which takes one for a constant.
+    """
+    _CURRENT.step, _CURRENT.is_doubled = step, is_doubled
     try:
         yield
     finally:
-        _CURRENT.step = None
+        _CURRENT.step, _CURRENT.is_doubled = None, False
 
 
 def _attention(  # noqa: PLR0917 - called by Hugging Face's modules
@@ -91,7 +97,8 @@ def _attention(  # noqa: PLR0917 - called by Hugging Face's modules
     **extras: Any,
 ) -> tuple[torch.Tensor, None]:
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if torch.compiler.is_compiling():
+    # Not `is_compiling`, which is so for the whole process while any engine in it compiles.
+    if torch.compiler.is_dynamo_compiling():
         layer = module.layer_idx
         return _attend(query[0], key[0], value[0], layer, scaling, sliding_window, softcap, s_aux)[None], None
     step = _CURRENT.step
@@ -119,7 +126,11 @@ def _attend_now(  # noqa: PLR0917 - an operator's
     step = _CURRENT.step
     assert step is not None, "a compiled forward of the embedded engine was called outside of it"
     variant = Variant(scaling=scaling, window=window, softcap=softcap, sinks_H=sinks)
-    return step.attend(Layer(layer), queries=queries, keys=keys, values=values, variant=variant, extras={})
+    if not _CURRENT.is_doubled:
+        return step.attend(Layer(layer), queries=queries, keys=keys, values=values, variant=variant, extras={})
+    queries, keys, values = queries[:, :1], keys[:, :1], values[:, :1]
+    attended = step.attend(Layer(layer), queries=queries, keys=keys, values=values, variant=variant, extras={})
+    return attended.repeat(2, 1, 1)
 
 
 def _attended_like(queries: torch.Tensor, _keys: torch.Tensor, values: torch.Tensor, *_: object) -> torch.Tensor:

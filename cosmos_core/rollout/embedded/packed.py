@@ -77,7 +77,7 @@ class PackedMatrices:
 def _forward(
     packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, inputs: torch.Tensor
 ) -> torch.Tensor:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return _packed_product(inputs, weight, bias)
     return _product(packed, bias, inputs)
 

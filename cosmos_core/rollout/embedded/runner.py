@@ -12,7 +12,7 @@ import torch
 
 from cosmos_core.rollout.embedded.attention import Piece, SlotStep
 from cosmos_core.rollout.embedded.cache import SlotCache
-from cosmos_core.rollout.embedded.compiled import CompiledForward
+from cosmos_core.rollout.embedded.compiled import CompiledForward, is_single
 from cosmos_core.rollout.embedded.interface import Step, meaning
 from cosmos_core.rollout.embedded.prompts import Prompts, Span
 from cosmos_core.rollout.embedded.ranks.vocabulary import Vocabulary
@@ -56,10 +56,10 @@ class Runner:
         self, tokens_N: torch.Tensor, positions_N: torch.Tensor, step: Step, kept_R: torch.Tensor | None
     ) -> torch.Tensor:
         """float32 logits [R, V] of the tokens at `kept_R` (of all if None)."""
-        evaluate = self._evaluate
-        if self.compiled is not None and isinstance(step, SlotStep) and self.compiled.takes(tokens_N):
-            evaluate = self.compiled
-        with meaning(step):
+        evaluate, is_doubled = self._evaluate, False
+        if self.compiled is not None and isinstance(step, SlotStep):
+            evaluate, is_doubled = self.compiled, is_single(tokens_N)
+        with meaning(step, is_doubled=is_doubled):
             return self.whole(evaluate(tokens_N, positions_N, kept_R)).float()
 
     def _evaluate(self, tokens_N: torch.Tensor, positions_N: torch.Tensor, kept_R: torch.Tensor | None) -> torch.Tensor:
@@ -75,7 +75,7 @@ class Runner:
             EngineError: It cannot be compiled; says why, and what to do.
         """
         compiled = CompiledForward(self._evaluate, type(self._module).__name__)
-        if compiled.takes(tokens_N):
+        if not is_single(tokens_N):
             with meaning(SlotStep.alone(len(tokens_N), tokens_N.device)):
                 compiled.compile(tokens_N, positions_N)
         self.compiled = compiled

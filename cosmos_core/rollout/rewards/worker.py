@@ -1,12 +1,13 @@
 """A process that scores completions: `python -m cosmos_core.rollout.rewards.worker FD`.
 
-It speaks over an inherited socket, loads the recipe's rewards by name, runs plain scores in the order of arrival and
-coroutines beside each other, and ends when the socket closes or its parent dies.
+It speaks over an inherited socket, loads the recipe's rewards by name, runs plain scores on one thread in the order of
+arrival and coroutines beside them and each other, and ends when the socket closes or its parent dies.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import inspect
 import json
 import math
@@ -68,6 +69,7 @@ class Worker:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._deferred: set[asyncio.Task[None]] = set()
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "scores")
 
     async def serve(self) -> None:
         """Load the rewards, then score until the other side closes."""
@@ -84,8 +86,9 @@ class Worker:
                 else:
                     assert setup is not None
                     assert rewards is not None
-                    self._score(rewards[message.reward], message, setup.rewards[message.reward].timeout_s)
-                    # Coroutines under way get their turn between two scores.
+                    timeout_s = setup.rewards[message.reward].timeout_s
+                    await self._score(rewards[message.reward], message, timeout_s)
+                    # Coroutines under way get their turn between two calls.
                     await asyncio.sleep(0)
 
     def send_broken(self, reason: str) -> None:
@@ -96,29 +99,19 @@ class Worker:
     def _send(self, message: object) -> None:
         self._writer.write(frame(FROM_WORKER.encode(message)))
 
-    def _score(self, reward: Reward, task: Task, timeout_s: float) -> None:
-        payload = None if task.payload is None else task.payload.payload()
-        completion = Completion(
-            prompt=task.prompt,
-            text=task.text,
-            payload=payload,
-            truncated=task.truncated,
-            turns=task.turns,
-            num_units=task.num_units,
-        )
-        try:
-            outcome = reward.score(completion)
-            answer = None if inspect.isawaitable(outcome) else _judged(task.ticket, outcome)
-        except Exception as error:  # noqa: BLE001 - any plugin error is an answer: this completion has no score
-            self._send(Unscored(ticket=task.ticket, timed_out=False, detail=described(error)))
-            return
-        if answer is None:
-            self._send(Deferred(ticket=task.ticket))
-            waiter = asyncio.ensure_future(self._finish(task.ticket, cast("Awaitable[Any]", outcome), timeout_s))
-            self._deferred.add(waiter)
-            waiter.add_done_callback(self._deferred.discard)
+    async def _score(self, reward: Reward, task: Task, timeout_s: float) -> None:
+        # Making a coroutine takes no time; any other call may, and coroutines under way go on meanwhile.
+        if inspect.iscoroutinefunction(reward.score):
+            answer = _scored(reward, task)
         else:
+            answer = await asyncio.get_running_loop().run_in_executor(self._thread, _scored, reward, task)
+        if isinstance(answer, Scored | Unscored):
             self._send(answer)
+            return
+        self._send(Deferred(ticket=task.ticket))
+        waiter = asyncio.ensure_future(self._finish(task.ticket, answer, timeout_s))
+        self._deferred.add(waiter)
+        waiter.add_done_callback(self._deferred.discard)
 
     async def _finish(self, ticket: int, outcome: Awaitable[Any], timeout_s: float) -> None:
         deadline = asyncio.timeout(timeout_s)
@@ -132,6 +125,24 @@ class Worker:
             self._send(Unscored(ticket=ticket, timed_out=late, detail=detail))
         else:
             self._send(answer)
+
+
+def _scored(reward: Reward, task: Task) -> Scored | Unscored | Awaitable[Any]:
+    """What the reward says of a completion, or will say."""
+    payload = None if task.payload is None else task.payload.payload()
+    completion = Completion(
+        prompt=task.prompt,
+        text=task.text,
+        payload=payload,
+        truncated=task.truncated,
+        turns=task.turns,
+        num_units=task.num_units,
+    )
+    try:
+        outcome = reward.score(completion)
+        return cast("Awaitable[Any]", outcome) if inspect.isawaitable(outcome) else _judged(task.ticket, outcome)
+    except Exception as error:  # noqa: BLE001 - any plugin error is an answer: this completion has no score
+        return Unscored(ticket=task.ticket, timed_out=False, detail=described(error))
 
 
 def _judged(ticket: int, outcome: Any) -> Scored | Unscored:

@@ -1,7 +1,7 @@
 """A connection to the controller that watches the run, and passes on what people ask of it.
 
 `Watch` is repeated with the last sequence number seen whenever nothing came for a second, so a restarted controller
-or a lost message costs a second, never an event.
+or a lost message costs a second, never an event; and after every ten messages with entries, which lets more come.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _SILENCE_S: Final = 1.0
 _ANSWER_S: Final = 5.0
 _POLL_S: Final = 0.1
 _RENEW_S: Final = 10.0  # the controller forgets observers that do not say that they are still there
+_RENEW_BATCHES: Final = 10  # and sends so many more ahead
 
 
 class Observer:
@@ -37,6 +38,7 @@ class Observer:
         gauges: The newest gauges of each process.
         num_gauges: How often gauges came.
         newest: Number of the journal's newest entry, as the controller told it last; -1 before it did.
+        refusal: Why the controller does not take this observer in for now; empty if it does. It is asked again.
         answers: Why each request that was answered was refused, by its `ident`; empty where it was taken in.
     """
 
@@ -56,6 +58,12 @@ class Observer:
         self._run_id: Final = run_id
         self._watched_at = float("-inf")
         self._heard_at = float("-inf")
+        self._num_batches = 0
+        # Since when nothing was left to receive, though entries are missing.
+        self._dry_since = float("inf")
+        self._has_gap = False
+        self._again_at = float("-inf")
+        self.refusal = ""
         self.last_sequence = 0
         self.gauges: dict[str, dict[str, float]] = {}
         self.num_gauges = 0
@@ -66,13 +74,17 @@ class Observer:
         """New journal entries (sequence, unix time, event), in order; waits at most `timeout_s` for some.
 
         Raises:
-            TransportError: The controller refuses this observer, or sent something that is not a message.
+            TransportError: The controller refuses this observer for good, or sent something that is not a message.
         """
         self._watch()
         fresh: list[tuple[int, float, Event]] = []
         if self._socket.poll(int(timeout_s * 1000)):
             while not fresh and (notices := self._receive()) is not None:
                 fresh = self._accept(notices)
+        if fresh or self.newest <= self.last_sequence:
+            self._dry_since = float("inf")
+        else:
+            self._dry_since = min(self._dry_since, time.monotonic())
         self._handshakes.check()
         return fresh
 
@@ -95,10 +107,17 @@ class Observer:
     def _watch(self) -> None:
         now = time.monotonic()
         waited = now - self._watched_at
-        if waited < _SILENCE_S or (waited < _RENEW_S and now - self._heard_at < _SILENCE_S):
+        is_silent = waited >= _SILENCE_S and now - self._heard_at >= _SILENCE_S
+        is_lost = self._has_gap or now - self._dry_since >= _SILENCE_S
+        again = is_lost and now - self._again_at >= _SILENCE_S  # what is sent again may come behind more with a gap
+        if not (again or is_silent or waited >= _RENEW_S or self._num_batches >= _RENEW_BATCHES):
             return
         self._watched_at = now
-        sockets.offer(self._socket, [UP.encode(Watch(run_id=self._run_id, after=self.last_sequence))])
+        watch = Watch(run_id=self._run_id, after=self.last_sequence, again=again)
+        if sockets.offer(self._socket, [UP.encode(watch)]):
+            self._num_batches = 0
+            if again:
+                self._has_gap, self._again_at = False, now
 
     def _receive(self) -> Notices | None:
         """The next notices; None if nothing more has come. Answers are noted on the way."""
@@ -110,21 +129,30 @@ class Observer:
             if isinstance(message, Notices):
                 return message
             if isinstance(message, Refused):
-                raise TransportError(f"the controller refuses: {message.reason}")
+                self._refused(message)
+                continue
             if not isinstance(message, Answer):
                 raise TransportError(f"the controller sent an observer {type(message).__name__}, not Notices")
             self.answers[message.ident] = message.refusal
 
+    def _refused(self, message: Refused) -> None:
+        if message.is_final:
+            raise TransportError(f"the controller refuses: {message.reason}")
+        self._heard_at = time.monotonic()
+        self.refusal = message.reason
+
     def _accept(self, notices: Notices) -> list[tuple[int, float, Event]]:
         self._heard_at = time.monotonic()
+        self.refusal = ""
         self.newest = notices.last
+        self._num_batches += bool(notices.entries)
         if notices.gauges:
             self.gauges = notices.gauges
             self.num_gauges += 1
         fresh: list[tuple[int, float, Event]] = []
         for sequence, when, data in notices.entries:
             if sequence > self.last_sequence + 1:
-                self._watched_at = float("-inf")  # a gap: ask again from where it begins
+                self._has_gap = True
                 break
             if sequence == self.last_sequence + 1:
                 fresh.append((sequence, when, EVENTS.decode(data)))
@@ -144,7 +172,8 @@ def so_far(
         gauges: Filled with the newest gauges of each process, if there are any.
 
     Raises:
-        TransportError: The controller does not answer, or sent something that is not a message.
+        TransportError: The controller does not answer, has no room for one more who watches, or sent something that
+            is not a message.
     """
     observer = Observer(address, run_id, key)
     deadline = time.monotonic() + _ANSWER_S
@@ -157,6 +186,8 @@ def so_far(
             if end is None and observer.newest >= 0:
                 end = observer.newest
             if time.monotonic() > deadline:
+                if observer.refusal:
+                    raise TransportError(f"the controller at {address} shows nothing: {observer.refusal}")
                 raise TransportError(
                     f"the controller at {address} does not answer: it has not sent its journal within {_ANSWER_S:g} s; "
                     "it hangs, or is stopped (see logs/controller.log in the run's folder)"

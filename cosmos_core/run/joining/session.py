@@ -97,6 +97,8 @@ class _Session:
         while self._observer.num_gauges < 1 or self._follower.state is None:
             self._follower.fold(self._observer.poll(_POLL_S))
             if time.monotonic() > deadline:
+                if self._observer.refusal:
+                    raise ReplicaError(f"the controller at {where} shows nothing: {self._observer.refusal}")
                 raise ReplicaError(
                     f"no controller of this run answers at {where} within {_ANSWER_S:g} s; check that the run goes on "
                     f"(cosmos status {self._joining.job.directory}), that the address is the one in its "

@@ -5,7 +5,7 @@ What a recipe alone shows is checked when it is loaded (`cosmos_core.config.chec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import attrs
 
@@ -117,10 +117,35 @@ def problems(recipe: Recipe, parts: Parts) -> list[str]:
     found += parts.unmet
     if recipe.critic is not None and not parts.model.features:
         found.append(f"critic: model plugin {recipe.model.plugin!r} gives no features to a critic; take another model")
+    found += [*_consulted(recipe, parts, known=found)]
+    return [*found, *_records(recipe, parts), *_environment(recipe, parts), *parts.foresight.problems]
+
+
+def _consulted(recipe: Recipe, parts: Parts, known: Collection[str]) -> Iterator[str]:
+    """What keeps frozen models from being asked about the policy's sequences, on its processes.
+
+    Args:
+        recipe: The run's.
+        parts: What was found of them.
+        known: What is wrong with the policy itself, which is not told again.
+    """
+    longest = parts.measured.longest_prompt
+    if parts.engine is not None:
+        longest += recipe.rollout.sampling.max_units
+    longest = min(longest, parts.facts.context_length)
     for role, frozen in parts.frozen.items():
         if frozen.misfit:
-            found.append(f"{role}: {frozen.misfit}; it needs the policy's tokenizer and chat template")
-    return [*found, *_records(recipe, parts), *_environment(recipe, parts), *parts.foresight.problems]
+            yield f"{role}: {frozen.misfit}; it needs the policy's tokenizer and chat template"
+        # Adapters lie beside the policy's weights alone.
+        policy = attrs.evolve(recipe.policy, lora=None)
+        for problem in misfits(policy, frozen.capabilities, frozen.facts):
+            if problem not in known:
+                yield f"{role}: it lies on the policy's mesh; {problem}"
+        if longest > frozen.facts.context_length:
+            yield (
+                f"{role}: its context is {frozen.facts.context_length} units, and sequences of this run may have "
+                f"{longest}; take a model with a longer one, or shorten prompts or completions"
+            )
 
 
 def emptiness(name: str, num_train_rows: int) -> Iterator[str]:
@@ -263,12 +288,16 @@ def _frozen(recipe: Recipe, parts: Parts, stage: Stage) -> Iterator[str]:
                 f"and {stage.plugin!r} compares whole distributions; take options that need the {role}'s log-probs "
                 "alone, or models of one vocabulary"
             )
-        if divergence.kind not in parts.model.divergences:
-            able = ", ".join(sorted(parts.model.divergences)) or "none"
-            yield (
-                f"{stage.key}.options: {stage.plugin!r} asks for the {divergence.kind} divergence from the {role}, and "
-                f"model plugin {recipe.model.plugin!r} computes {able}; take another divergence, or another model"
-            )
+        able = {recipe.model.plugin: parts.model.divergences}
+        if found is not None:
+            able.setdefault(found.plugin, found.capabilities.divergences)
+        for plugin, kinds in able.items():
+            if divergence.kind not in kinds:
+                yield (
+                    f"{stage.key}.options: {stage.plugin!r} asks for the {divergence.kind} divergence from the {role}, "
+                    f"and model plugin {plugin!r} computes {', '.join(sorted(kinds)) or 'none'}; take another "
+                    "divergence, or another model"
+                )
 
 
 def _logprobs(

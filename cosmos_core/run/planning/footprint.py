@@ -9,6 +9,7 @@ from typing import Final
 from cosmos_core.config.mesh import world_size
 from cosmos_core.run.planning.estimate import rollout_memory
 from cosmos_core.run.planning.memory import RankMemory, policy_memory
+from cosmos_core.run.planning.outlooks import outlook_bytes
 from cosmos_core.run.planning.plan import Plan
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -32,7 +33,9 @@ def memory_by_pool(plan: Plan) -> dict[str, tuple[RankMemory, ...]]:
     """Each kind of process of one policy replica, and of one rollout replica if there are any."""
     recipe, facts = plan.job.recipe, plan.parts.facts
     frozen = {role: found.facts for role, found in plan.parts.frozen.items()}
-    found = {"policy": policy_memory(recipe, facts, publishes=plan.job.uses_rollouts, frozen=frozen)}
+    outlooks = outlook_bytes(recipe, plan.parts)
+    policy = policy_memory(recipe, facts, publishes=plan.job.uses_rollouts, frozen=frozen, outlooks=outlooks)
+    found = {"policy": policy}
     if plan.job.uses_rollouts:
         parts = rollout_memory(recipe, facts, plan.parts.measured.longest_prompt)
         count = world_size(recipe.rollout.mesh)

@@ -8,9 +8,9 @@ import attrs
 
 from cosmos_core.config.job import Job
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.plugin.roles import load_frozen
+from cosmos_core.plugin.roles import frozen_source, load_frozen
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.protocols import Dataset, FrozenRole, Model, ModelFacts
+from cosmos_core.protocols import Dataset, FrozenRole, Model, ModelCapabilities, ModelFacts
 from cosmos_core.types import Payload, Prompt
 
 _COMPARED_ROWS = 16
@@ -23,10 +23,14 @@ class FrozenFacts:
     Attributes:
         facts: Of the model.
         misfit: How it encodes a row otherwise than the policy; empty if it encodes all that were tried alike.
+        plugin: Name of its model plugin.
+        capabilities: Of this plugin.
     """
 
     facts: ModelFacts
     misfit: str
+    plugin: str
+    capabilities: ModelCapabilities
 
 
 def frozen_facts(
@@ -52,7 +56,13 @@ def frozen_facts(
         except ConfigError as error:
             # A model knows its own table only.
             raise ConfigError(f"{role}{str(error).removeprefix('model')}") from error
-        found[role] = FrozenFacts(facts=facts, misfit=next(_misfits(model, other, dataset, num_rows), ""))
+        name = frozen_source(job, role).plugin
+        found[role] = FrozenFacts(
+            facts=facts,
+            misfit=next(_misfits(model, other, dataset, num_rows), ""),
+            plugin=name,
+            capabilities=plugins.provider("model", name).capabilities,
+        )
     return found
 
 
@@ -62,16 +72,27 @@ def _misfits(model: Model, other: Model, dataset: Dataset, num_rows: int) -> Ite
         row = index * num_rows // count
         try:
             prompt = dataset.row("train", row)
-            pairs = [(model.encode(prompt), other.encode(prompt))]
-            if prompt.demonstration is not None:
-                pairs.append((model.encode_demonstration(prompt), other.encode_demonstration(prompt)))
+            encoded = _encoded(model, prompt)
         except DataError:
             # Unusable rows are told of where rows are measured.
+            continue
+        where = f"train row {row} ({_shown(prompt)})"
+        try:
+            pairs = zip(encoded, _encoded(other, prompt), strict=True)
+        except DataError as error:
+            yield f"{where}, which the policy encodes, is refused by it ({error})"
             continue
         for ours, theirs in pairs:
             for name in ours.arrays:
                 if name not in theirs.arrays or not _is_alike(ours, theirs, name):
-                    yield f"train row {row} ({_shown(prompt)}) has another {name!r} for it than for the policy"
+                    yield f"{where} has another {name!r} for it than for the policy"
+
+
+def _encoded(model: Model, prompt: Prompt) -> list[Payload]:
+    found = [model.encode(prompt)]
+    if prompt.demonstration is not None:
+        found.append(model.encode_demonstration(prompt))
+    return found
 
 
 def _is_alike(ours: Payload, theirs: Payload, name: str) -> bool:

@@ -54,6 +54,7 @@ def policy_memory(
     *,
     publishes: bool = True,
     frozen: Mapping[FrozenRole, ModelFacts] = MappingProxyType({}),
+    outlooks: int = 0,
 ) -> tuple[RankMemory, ...]:
     """Each kind of process of one policy replica: those of one pipeline stage are alike, and neighbours may be.
 
@@ -62,10 +63,11 @@ def policy_memory(
         facts: Of the model.
         publishes: Whether rollout replicas read the weights.
         frozen: Of the models that the algorithm consults, by role.
+        outlooks: Bytes that a process with the output layer keeps of what these say.
     """
     mesh = recipe.policy.mesh
     each = [
-        _Rank(recipe=recipe, facts=facts, place=place, publishes=publishes, frozen=frozen).memory()
+        _Rank(recipe=recipe, facts=facts, place=place, publishes=publishes, frozen=frozen, outlooks=outlooks).memory()
         for place in range(mesh.pp)
     ]
     found, first, per_stage = [], 0, world_size(mesh) // mesh.pp
@@ -124,6 +126,7 @@ class _Rank:
     place: int
     publishes: bool
     frozen: Mapping[FrozenRole, ModelFacts] = attrs.field(factory=dict)
+    outlooks: int = 0
 
     @property
     def policy(self) -> PolicyConfig:
@@ -172,6 +175,7 @@ class _Rank:
             "whole gradients": self._accumulated(parts),
             "activations": self._activations(stages),
             "logits": self._logits(parts),
+            "outlooks": self.outlooks if self._has_output(parts) else 0,
             "communication": self._communication(parts),
         }
         each = version_bytes(self.recipe, self.facts) / max(1, self.facts.num_parameters)
@@ -272,13 +276,15 @@ class _Rank:
 
     def _logits(self, parts: Sequence[ModelPart]) -> int:
         """Of the process that has the output layer, as if every unit were a decision."""
-        has_output = not self.facts.parts or self.facts.parts[-1].name in {part.name for part in parts}
-        if not has_output:
+        if not self._has_output(parts):
             return 0
         values = self.units * self.facts.vocab_size
         if self.facts.most_outputs:
             values = min(values, max(self.facts.most_outputs, self.facts.vocab_size))
         return math.ceil(OUTPUT_COPIES * 4 * values / self.policy.mesh.tp)
+
+    def _has_output(self, parts: Sequence[ModelPart]) -> bool:
+        return not self.facts.parts or self.facts.parts[-1].name in {part.name for part in parts}
 
     def _activations(self, stages: Sequence[Sequence[ModelPart]]) -> int:
         """Of all micro-batches in flight, and of the layer that is computed again."""

@@ -27,7 +27,9 @@ class Member:
         incarnation: The leader's, as the controller knows it.
         running: Names of the processes that have not ended.
         has_joined: Whether the controller took this incarnation in.
-        first: How the process ended that ended first; None while all run.
+        killed: Names of the processes that were killed here: that a signal ended them tells nothing.
+        first: How the process ended that ended first of its own accord, or for a reason from outside; if none did,
+            that ended first. None while all run.
         given_up: Why the controller has given it up, if it was killed for that.
         ended_at: When that was.
     """
@@ -36,6 +38,7 @@ class Member:
     specs: tuple[ProcessSpec, ...]
     incarnation: str = ""
     running: set[str] = attrs.field(factory=set)
+    killed: set[str] = attrs.field(factory=set)
     has_joined: bool = False
     first: Exit | None = None
     given_up: str = ""
@@ -85,6 +88,7 @@ class Fleet:
         """
         session = secrets.token_hex(8)
         member.has_joined, member.first, member.given_up = False, None, ""
+        member.killed.clear()
         for spec in member.specs:
             incarnation = secrets.token_hex(6)
             if spec is member.specs[0]:
@@ -103,7 +107,9 @@ class Fleet:
         member.running.discard(ended.name)
         if member.first is None:
             member.first, member.ended_at = ended, now
-        elif _is_echo(member.first, ended, leader=member.name):
+        elif _is_ours(member, ended):
+            return
+        elif _is_ours(member, member.first) or _is_echo(member.first, ended, leader=member.name):
             member.first = ended
 
     def look(self, state: State) -> list[Member]:
@@ -130,6 +136,7 @@ class Fleet:
     def kill(self, member: Member) -> None:
         """End what runs of a replica, at once."""
         for name in member.running:
+            member.killed.add(name)
             self._launcher.kill(name)
 
     def gone(self, now: float) -> list[Member]:
@@ -142,6 +149,11 @@ class Fleet:
     def forget(self, member: Member) -> None:
         """Leave a replica that has ended alone from now on."""
         del self._members[member.name]
+
+
+def _is_ours(member: Member, ended: Exit) -> bool:
+    """Whether a process ended because it was killed here."""
+    return ended.name in member.killed and ended.code < 0
 
 
 def _is_echo(earlier: Exit, later: Exit, *, leader: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 from typing import Final
 
 import attrs
@@ -31,7 +32,11 @@ _WITHIN_S: Final = 120.0
 _LEFT: Final = 0.5
 """Chance that a run that was stopped is left at that."""
 _DOWN_S: Final = (0.05, 0.5, 4.0)
-_HOPELESS: Final = ("the policy replicas were lost", "the gradient group broke", "step ")
+_HOPELESS: Final = re.compile(
+    r"the policy replicas were lost \d+ times before a checkpoint after step \d+; see "
+    r"|the gradient group broke \d+ times in a row; last: "
+    r"|step \d+ was tried \d+ times without success; last: "
+)
 """Ends of a run that is given up on, as it came to nothing too often."""
 _AVOIDABLE: Final = ("members hold the weights of", "payloads are gone")
 """What the controller itself must put right before it gives up."""
@@ -167,7 +172,7 @@ class Simulation:
         state, settings = self.state, self.scenario.settings
         was_stopped = any(isinstance(person.request, Stop) for person in self.people)
         is_avoidable = any(words in state.reason for words in _AVOIDABLE)
-        if state.outcome == "failed" and state.reason.startswith(_HOPELESS) and not is_avoidable:
+        if state.outcome == "failed" and _HOPELESS.match(state.reason) and not is_avoidable:
             return
         if state.outcome != "finished" and not (was_stopped and state.outcome == "stopped"):
             raise Violation("liveness", f"the run {state.outcome}: {state.reason}")

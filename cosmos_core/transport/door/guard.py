@@ -28,7 +28,9 @@ _LOG: Final = logging.getLogger(__name__)
 _ZAP: Final = "inproc://zeromq.zap.01"
 _VERSION: Final = b"1.0"
 _POLL_MS: Final = 100
+_PAUSE_S: Final = 0.1
 _USER: Final = "User-Id"
+_HOST: Final = "Peer-Address"
 
 
 class Door:
@@ -79,8 +81,12 @@ class Door:
 
     def _serve(self) -> None:
         while not self._stop.is_set():
-            if self._socket.poll(_POLL_MS):
-                self._answer(self._socket.recv_multipart())
+            try:
+                if self._socket.poll(_POLL_MS):
+                    self._answer(self._socket.recv_multipart())
+            except Exception:  # noqa: BLE001 - without an answer nobody could connect any more
+                _LOG.exception("a connection's key could not be looked up; going on")
+                self._stop.wait(_PAUSE_S)
 
     def _answer(self, request: list[bytes]) -> None:
         # Envelope (an identity, and an empty part), version, request, domain, address, identity, mechanism, and of
@@ -131,7 +137,8 @@ class Guarded:
         """Who sent a message, of which this is a frame; None if they may not speak (any more), or there is no door."""
         peer = None if self.door is None else self.door.who(frame)
         if peer is not None and self.usher is not None:
-            self.usher.heard(int(frame.get(zmq.SRCFD)))
+            host = str(frame.get(_HOST)).partition("%")[0]
+            self.usher.heard(int(frame.get(zmq.SRCFD)), host)
         return peer
 
     @property

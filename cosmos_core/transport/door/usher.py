@@ -1,8 +1,9 @@
 """Bounds the connections of strangers: of whoever was accepted and has said nothing yet that could be read.
 
 libzmq accepts connections until the process has no files left, and reads what a handshake says up to the largest
-message. Those who may speak do so within moments, so when there are too many strangers, or they send too much, whoever
-has been one for longest, or sent most, is cut off; one who may speak connects again.
+message. A crowd of replicas are strangers, too, until they were heard, so only what would use up the process's files
+is too many: whoever comes then is cut off, and connects again, and those who are silent are ended by libzmq
+(`HANDSHAKE_IVL`). If strangers send too much, whoever sent most is cut off.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import socket as network
 import struct
 import threading
@@ -27,17 +29,23 @@ _LOG: Final = logging.getLogger(__name__)
 
 EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | zmq.EVENT_DISCONNECTED
 """What the socket must monitor."""
-MOST_STRANGERS: Final = 256
+_FEWEST: Final = 256
+_FILES: Final = 65_536
+"""That are asked for: each connection takes some 15 KB of memory besides."""
 MOST_BYTES: Final = 64 << 20
 """That all strangers together may have sent."""
 _POLL_MS: Final = 100
 _WEIGH_S: Final = 0.1
+_REST: Final = 9
+"""Times as long as weighing took; then it takes a tenth of the thread's time at most."""
+_KEPT: Final = 1024
+"""Connections that were heard, which are remembered in case the monitor is late: as many as it queues."""
 _RECEIVED: Final = struct.Struct("=Q")
 _RECEIVED_AT: Final = 128
 """Of `tcpi_bytes_received` in Linux's `struct tcp_info`."""
 
 
-@attrs.define
+@attrs.frozen(eq=False)
 class _Stranger:
     descriptor: int
     address: tuple[object, ...]
@@ -48,17 +56,19 @@ class Usher:
 
     Args:
         socket: Made with `EVENTS` (`sockets.router`); closed after this.
-        most: Strangers at once.
+        most: Strangers at once; None: half of the files that this process may have open (`raised_limit`).
         most_bytes: That they may have sent, all together.
     """
 
-    def __init__(self, socket: Socket, most: int = MOST_STRANGERS, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, socket: Socket, most: int | None = None, most_bytes: int = MOST_BYTES) -> None:
         self._socket: Final = socket
-        self._most: Final = most
+        self._most: Final = max(_FEWEST, raised_limit() // 2) if most is None else most
         self._most_bytes: Final = most_bytes
         self._monitor: Final[Socket] = socket.get_monitor_socket()
-        # By the number of the connection's file, the oldest first.
+        # Both by the number of the connection's file, the oldest first; they change together.
         self._strangers: Final[dict[int, _Stranger]] = {}
+        self._heard: Final[dict[int, str]] = {}
+        self._lock: Final = threading.Lock()
         self._stop: Final = threading.Event()
         self._num_refused = 0
         self._num_failed = 0
@@ -75,46 +85,83 @@ class Usher:
         """Connections from which nothing was heard yet."""
         return len(self._strangers)
 
-    def heard(self, descriptor: int) -> None:
-        """Take a connection, by the number of its file, for that of somebody who may speak. From any thread."""
-        self._strangers.pop(descriptor, None)
+    def heard(self, descriptor: int, host: str) -> None:
+        """Take a connection for that of somebody who may speak. From any thread.
+
+        Args:
+            descriptor: Number of its file (`ZMQ_SRCFD`), which another may have by now.
+            host: At its other end (`Peer-Address`).
+        """
+        if self._heard.get(descriptor) == host and descriptor not in self._strangers:  # as with almost every message
+            return
+        with self._lock:
+            stranger = self._strangers.get(descriptor)
+            if stranger is not None and _host_of(stranger.address) == host:
+                del self._strangers[descriptor]
+            self._heard.pop(descriptor, None)
+            self._heard[descriptor] = host
+            if len(self._heard) > _KEPT:
+                del self._heard[next(iter(self._heard))]
 
     def close(self) -> None:
         """Follow no more. Called by the socket's thread, before it closes the socket. Idempotent."""
-        if not self._monitor.closed:
+        if self._monitor.closed:
+            return
+        if not self._socket.closed:
             self._socket.disable_monitor()  # else libzmq would wait for whoever reads what it tells
-            self._stop.set()
-            self._thread.join()
-            self._monitor.close()
+        self._stop.set()
+        self._thread.join()
+        self._monitor.close()
 
     def _serve(self) -> None:
-        weighed_at = time.monotonic()
+        weigh_at = 0.0
         while not self._stop.is_set():
-            if self._monitor.poll(_POLL_MS):
-                news = recv_monitor_message(self._monitor)
-                self._take(news["event"], news["value"])
-            if time.monotonic() - weighed_at >= _WEIGH_S:
-                self._weigh()
-                weighed_at = time.monotonic()
+            try:
+                if self._monitor.poll(_POLL_MS):
+                    news = recv_monitor_message(self._monitor)
+                    self._take(news["event"], news["value"])
+                if (now := time.monotonic()) >= weigh_at:
+                    self._weigh()
+                    weigh_at = time.monotonic() + max(_WEIGH_S, _REST * (time.monotonic() - now))
+            except Exception:  # noqa: BLE001 - whatever it is, the others are still bounded
+                _LOG.exception("strangers are not bounded as they should be; going on")
+                self._stop.wait(_WEIGH_S)
 
     def _take(self, event: int, descriptor: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
-            self._strangers.pop(descriptor, None)
-            if (address := _address_of(descriptor)) is not None:
-                self._strangers[descriptor] = _Stranger(descriptor, address)
-            while len(self._strangers) > self._most:
-                self._cut_off(next(iter(self._strangers.values()), None), f"more than {self._most} at once")
+            self._welcome(descriptor)
         elif event == zmq.EVENT_DISCONNECTED:
-            self._strangers.pop(descriptor, None)
+            self._forget(descriptor)
         elif event == zmq.EVENT_ACCEPT_FAILED:
             self._num_failed += 1
             if self._num_failed.bit_count() == 1:
                 why = os.strerror(descriptor)
                 _LOG.warning("a connection could not be accepted (%d so far): %s", self._num_failed, why)
 
+    def _welcome(self, descriptor: int) -> None:
+        address = _address_of(descriptor)
+        if address is None:
+            self._forget(descriptor)
+            return
+        with self._lock:
+            self._strangers.pop(descriptor, None)
+            if self._heard.get(descriptor) == _host_of(address):  # before this thread came to it
+                return
+            stranger = self._strangers[descriptor] = _Stranger(descriptor, address)
+            are_too_many = len(self._strangers) > self._most
+        if are_too_many:
+            self._cut_off(stranger, f"more than {self._most} at once")
+
+    def _forget(self, descriptor: int) -> None:
+        with self._lock:
+            self._strangers.pop(descriptor, None)
+            self._heard.pop(descriptor, None)
+
     def _weigh(self) -> None:
         """Cut off those who sent most, until what is left is not too much."""
-        sizes = [(_received(stranger), stranger) for stranger in list(self._strangers.values())]
+        with self._lock:
+            strangers = list(self._strangers.values())
+        sizes = [(_received(stranger), stranger) for stranger in strangers]
         total = sum(size for size, _ in sizes)
         for size, stranger in sorted(sizes, key=lambda each: -each[0]):
             if total <= self._most_bytes:
@@ -122,10 +169,11 @@ class Usher:
             total -= size
             self._cut_off(stranger, f"{total + size:,} bytes before a word that could be read")
 
-    def _cut_off(self, stranger: _Stranger | None, reason: str) -> None:
-        if stranger is None:  # it has been heard meanwhile
-            return
-        self._strangers.pop(stranger.descriptor, None)
+    def _cut_off(self, stranger: _Stranger, reason: str) -> None:
+        with self._lock:
+            if self._strangers.get(stranger.descriptor) is not stranger:  # it has been heard meanwhile
+                return
+            del self._strangers[stranger.descriptor]
         self._num_refused += 1
         if self._num_refused.bit_count() == 1:  # ever less often: whoever knocks must not fill the log
             _LOG.warning("cut off a stranger at %s (%d so far): %s", stranger.address, self._num_refused, reason)
@@ -133,6 +181,20 @@ class Usher:
             # libzmq may have closed it, and its number be another's by now.
             if connection is not None and connection.getpeername() == stranger.address:
                 connection.shutdown(network.SHUT_RDWR)
+
+
+def raised_limit() -> int:
+    """How many files this process may have open, after asking for as many as it may be given."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return _FILES if soft == resource.RLIM_INFINITY else soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError) as error:  # some systems have a lower bound of their own
+        _LOG.info("%d files may be open, and no more can be had: %s", soft, error)
+        return soft
+    return wanted
 
 
 @contextlib.contextmanager
@@ -158,6 +220,10 @@ def _address_of(descriptor: int) -> tuple[object, ...] | None:
     with _opened(descriptor) as connection, contextlib.suppress(OSError):
         return connection.getpeername() if connection is not None else None
     return None
+
+
+def _host_of(address: tuple[object, ...]) -> str:
+    return str(address[0])
 
 
 def _received(stranger: _Stranger) -> int:

@@ -95,7 +95,12 @@ def estimates_of(algorithm: Estimating, sequences: Sequence[Taken]) -> list[Esti
         fault(f"summarise gave {sorted({len(each) for each in said.values()})} numbers; give as many for each sequence")
     with calling("estimate"):
         found: list[object] = [algorithm.estimate(taken, said) for taken in sequences]
-    return [_expect_estimate(estimate, taken) for estimate, taken in zip(found, sequences, strict=True)]
+    estimates = [_expect_estimate(estimate, taken) for estimate, taken in zip(found, sequences, strict=True)]
+    if 0 < sum(each.targets_n is None for each in estimates) < len(estimates):
+        fault(
+            "estimate gave targets_n for some sequences and None for others; give them for all of a batch or for none"
+        )
+    return estimates
 
 
 def priced(
@@ -177,7 +182,8 @@ def _expect_estimate(estimate: object, taken: Taken) -> Estimate:
     """Fault an estimate that is none, or does not fit its sequence."""
     if not isinstance(estimate, Estimate):
         fault(f"estimate returned a {type(estimate).__name__}; return cosmos_core.protocols.Estimate(advantages_n=...)")
-    known = next((each for each in (taken.logprobs_n, *taken.frozen_n.values()) if each is not None), None)
+    held = (taken.logprobs_n, *taken.frozen_n.values(), taken.values_n)
+    known = next((each for each in held if each is not None), None)
     number = len(estimate.advantages_n) if known is None else len(known)
     for name, values in (("advantages_n", estimate.advantages_n), ("targets_n", estimate.targets_n)):
         if name == "targets_n" and values is None:

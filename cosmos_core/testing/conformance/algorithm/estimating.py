@@ -56,7 +56,7 @@ class AlgorithmEstimating(AlgorithmSubject):
         backward = dict(reversed(said.items()))
         for each in taken:
             pair = algorithm.estimate(each, said), algorithm.estimate(each, backward)
-            if not torch.allclose(pair[0].advantages_n, pair[1].advantages_n, rtol=1e-6, atol=1e-9):
+            if not all(_close(*both) for both in zip(*map(_given, pair), strict=True)):
                 fault("an estimate changes with the order of the other sequences; go by their places")
 
     def test_what_was_taken_is_left_as_it_is(self, make: Callable[..., Any], taken: Sequence[Taken]) -> None:
@@ -64,13 +64,30 @@ class AlgorithmEstimating(AlgorithmSubject):
         before = [_copies(each) for each in taken]
         estimates_of(make(), taken)
         if not all(all(map(torch.equal, was, _copies(each))) for was, each in zip(before, taken, strict=True)):
-            fault("summarise or estimate changed log-probs in place; work on a copy (no method that ends in _)")
+            fault(
+                "summarise or estimate changed log-probs or values in place; work on a copy (no method that ends in _)"
+            )
 
 
 def _same(first: Estimate, second: Estimate) -> bool:
-    return torch.equal(first.advantages_n, second.advantages_n) and first.metrics == second.metrics
+    alike = [_equal(*both) for both in zip(_given(first), _given(second), strict=True)]
+    return all(alike) and first.metrics == second.metrics
+
+
+def _given(estimate: Estimate) -> tuple[torch.Tensor | None, ...]:
+    return estimate.advantages_n, estimate.targets_n
+
+
+def _equal(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
+    return torch.equal(first, second) if first is not None and second is not None else first is second
+
+
+def _close(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return torch.allclose(first, second, rtol=1e-6, atol=1e-9)
 
 
 def _copies(taken: Taken) -> list[torch.Tensor]:
-    own = [] if taken.logprobs_n is None else [taken.logprobs_n]
-    return [values_n.clone() for values_n in (*own, *taken.frozen_n.values())]
+    held = (taken.logprobs_n, *taken.frozen_n.values(), taken.values_n)
+    return [each_n.clone() for each_n in held if each_n is not None]

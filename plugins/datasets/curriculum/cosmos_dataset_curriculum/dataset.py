@@ -29,7 +29,7 @@ class Curriculum:
         self._part: Final = context.make(options.part.plugin, options.part.options, "part.options")
         if isinstance(self._part, Paced):
             raise ConfigError(
-                f"dataset.options.part.plugin: {options.part.plugin!r} has a pace of its own; "
+                f"{context.key_path}.part.plugin: {options.part.plugin!r} has a pace of its own; "
                 "name the dataset that it is made of"
             )
         self._ranked: Final = _ranked(self._part, options, context.seed)

@@ -100,7 +100,7 @@ def test_a_difficulty_that_is_not_carried_is_told(tmp_path):
 
 
 def test_no_infinite_difficulty(tmp_path):
-    with pytest.raises(DataError, match="inf, no number"):
+    with pytest.raises(DataError, match="field 'level' is inf, which JSON cannot hold"):
         make(tmp_path, [1, float("inf")])
 
 

@@ -61,6 +61,16 @@ def test_what_is_no_location_is_refused(folder, value):
         read(folder, [{"shown": value}])
 
 
+@pytest.mark.parametrize("value", ["iVBORw0KGgo" * 500, "~nobody-here/a.png", "a\0.png", "loop.png"])
+def test_what_can_be_no_path_is_an_error_of_its_row(folder, value):
+    (folder / "loop.png").symlink_to(folder / "loop.png")
+    rows = [{"shown": "pictures/a.png"}, {"shown": [value]}]
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: field 'shown' (has|names) '"):
+        read(folder, rows)
+    dataset = read(folder, rows, on_bad_row="skip")
+    assert (dataset.size("train"), [each.num_rows for each in dataset.omitted("train")]) == (1, [1])
+
+
 def test_a_row_without_the_field_is_refused(folder):
     with pytest.raises(DataError, match=r"rows\.jsonl:1: no field 'shown'"):
         read(folder, [{}])

@@ -22,7 +22,8 @@ from cosmos_dataset_mixture.proportions import rows_of_epoch
 class Mixture:
     """The mixture. An epoch of it has a fixed number of rows of each part; the run shuffles it, as any other.
 
-    Rows of a part are drawn in the part's own shuffled epochs, so that what comes again comes equally often.
+    Rows of a part are drawn in the part's own shuffled epochs, so that within an epoch of the mixture each comes as
+    often as any other, to within one; those that come once more are the same in every epoch.
 
     Raises:
         ConfigError: A part's options are wrong, or a part cannot be mixed.
@@ -32,6 +33,7 @@ class Mixture:
     def __init__(self, options: MixtureOptions, context: DatasetContext) -> None:
         self._options: Final = options
         self._seed: Final = context.seed
+        self._key_path: Final = context.key_path
         self._parts: Final = tuple(_make(number, part, context) for number, part in enumerate(options.parts))
         self._sizes: Final = tuple(part.size("train") for part in self._parts)
         self._counts: Final = self._checked(_counts(options, self._sizes))
@@ -78,8 +80,8 @@ class Mixture:
         for part, count in zip(self._options.parts, counts, strict=True):
             if not count:
                 raise DataError(
-                    f"dataset.options.parts: an epoch that ends with the shortest part has no row of {part.label!r} "
-                    f"(weight {part.weight:g}); set dataset.options.epoch = 'longest', or change the weights"
+                    f"{self._key_path}.parts: an epoch that ends with the shortest part has no row of {part.label!r} "
+                    f"(weight {part.weight:g}); set {self._key_path}.epoch = 'longest', or change the weights"
                 )
         return counts
 
@@ -112,11 +114,13 @@ def _make(number: int, part: Part, context: DatasetContext) -> Dataset:
     dataset = context.make(part.plugin, part.options, f"{path}.options")
     if isinstance(dataset, Paced):
         raise ConfigError(
-            f"dataset.options.{path}.plugin: {part.plugin!r} paces its rows, which a mixture would shuffle; "
+            f"{context.key_path}.{path}.plugin: {part.plugin!r} paces its rows, which a mixture would shuffle; "
             "make the mixture the part of it instead"
         )
     if not dataset.size("train"):
-        raise DataError(f"dataset.options.{path}: {part.plugin!r} has no train rows; remove it, or check its options")
+        raise DataError(
+            f"{context.key_path}.{path}: {part.plugin!r} has no train rows; remove it, or check its options"
+        )
     return dataset
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
-from typing import TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import Final, TypeAlias
 
 import attrs
 
 from cosmos_core.errors import DataError
 from cosmos_core.types import JSON
+
+_DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 @attrs.frozen(kw_only=True)
@@ -34,7 +36,7 @@ def cases_of(reference: JSON) -> tuple[Case, ...]:
     """The test cases of a reference: one or many of `{"stdin": …, "stdout": …}` and of code with asserts.
 
     Raises:
-        DataError: It is anything else, or code without an assert.
+        DataError: It is anything else, or code that asserts nothing when it is run.
     """
     listed = reference if isinstance(reference, list) else [reference]
     if not listed:
@@ -57,9 +59,33 @@ def _case(reference: JSON) -> Case:
 
 def _asserts(source: str) -> Asserts:
     try:
+        # As it will be: after a program, where no `from __future__` may stand.
+        compile(f"pass\n{source}", "reference", "exec", dont_inherit=True)
         tree = ast.parse(source)
-    except (SyntaxError, ValueError) as error:
-        raise DataError(f"reward code: the reference {source!r:.200} is no Python code ({error})") from None
-    if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
-        raise DataError(f"reward code: the reference {source!r:.200} asserts nothing, so that any program would pass")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise DataError(
+            f"reward code: the reference {source!r:.200} is no Python code to run after a program ({error})"
+        ) from None
+    is_asserting = any(isinstance(node, ast.Assert) for node in ast.walk(tree))
+    if not is_asserting or not any(isinstance(node, ast.Assert | ast.Call) for node in _run(tree)):
+        raise DataError(
+            f"reward code: the reference {source!r:.200} asserts nothing when it is run, so that any program would "
+            "pass; give it an assert, or a call of the function that has one"
+        )
     return Asserts(source=source)
+
+
+def _run(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a module that are run when it is: none of what is defined for a call, or for the main module."""
+    left = [tree]
+    while left:
+        node = left.pop()
+        yield node
+        if not isinstance(node, _DEFINITIONS) and not _is_for_main(node):
+            left += ast.iter_child_nodes(node)
+
+
+def _is_for_main(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and any(
+        isinstance(each, ast.Name) and each.id == "__name__" for each in ast.walk(node.test)
+    )

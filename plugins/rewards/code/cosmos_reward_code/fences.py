@@ -3,14 +3,41 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
-_FENCED: Final = re.compile(r"^```[ \t]*(?:python|py|python3)?[ \t]*\r?\n(.*?)^```[ \t]*\r?$", re.MULTILINE | re.DOTALL)
+_FENCE: Final = re.compile(r"([ \t]*)(`{3,})([^`]*)")
+_PYTHON: Final = frozenset({"python", "python3", "py"})
 
 
 def program_in(text: str, *, needs_fence: bool) -> str | None:
-    """The last block between lines of ``` (of Python, or of no language); without any, the text or None."""
-    blocks = _FENCED.findall(text)
-    if blocks:
-        return str(blocks[-1])
-    return None if needs_fence else text
+    """The last block of Python, or else the last one of no language; without any, the text or None."""
+    untagged: str | None = None
+    tagged: str | None = None
+    for language, source in _blocks(text):
+        if language in _PYTHON:
+            tagged = source
+        elif not language:
+            untagged = source
+    program = untagged if tagged is None else tagged
+    return text if program is None and not needs_fence else program
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Yield (language in lower case, source) of each closed block, less the indentation of its first line.
+
+    Source: https://spec.commonmark.org/0.31.2/#fenced-code-blocks, with any indentation and backticks alone.
+    """
+    opening: re.Match[str] | None = None
+    lines: list[str] = []
+    for line in text.split("\n"):
+        fence = _FENCE.fullmatch(line.rstrip())
+        if opening is None:
+            opening, lines = fence, []
+        elif fence is not None and not fence[3] and len(fence[2]) >= len(opening[2]):
+            language, *_ = opening[3].lower().split() or [""]
+            yield language, "".join(lines)
+            opening = None
+        else:
+            indent = len(opening[1])
+            lines.append(f"{line[:indent].lstrip()}{line[indent:]}\n")

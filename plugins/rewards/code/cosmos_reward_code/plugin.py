@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import signal
+import time
 from typing import Final, Literal
 
 import attrs
@@ -31,6 +32,12 @@ class CodeOptions:
         True, help="Whether the program must stand between lines of ```; else a text without any is the program."
     )
     time_s: float = option(5.0, help="Seconds that one test case may take.", validator=check.gt(0.0))
+    total_s: float = option(
+        8.0,
+        help="Seconds that all test cases of a row may take together, those that are left then count as failed; set it "
+        "below `timeout_s` of the reward.",
+        validator=check.gt(0.0),
+    )
     cpu_s: float = option(
         5.0, help="Seconds of processor that one test case may take, rounded up.", validator=check.gt(0.0)
     )
@@ -78,8 +85,9 @@ class CodeReward:
         if program is None:
             return Score(value=0.0, details={"passed": 0, "of": len(cases), "why": "no program"})
         passed, why = 0, ""
+        end = time.monotonic() + self._options.total_s
         for case in cases:
-            failure = self._failure(program, case)
+            failure = self._failure(program, case, end - time.monotonic())
             passed += not failure
             why = why or failure
             if failure and self._options.credit == "all":
@@ -87,17 +95,20 @@ class CodeReward:
         value = passed / len(cases) if self._options.credit == "fraction" else float(passed == len(cases))
         return Score(value=value, details={"passed": passed, "of": len(cases)} | ({"why": why} if why else {}))
 
-    def _failure(self, program: str, case: Case) -> str:
-        """Why the program fails the test case; empty if it passes."""
+    def _failure(self, program: str, case: Case, left_s: float) -> str:
+        """Why the program fails the test case, with so many seconds left for all; empty if it passes."""
+        if left_s <= 0.0:
+            return "time limit of all test cases"
+        limits = attrs.evolve(self._limits, time_s=min(self._limits.time_s, left_s))
         if isinstance(case, Dialogue):
-            ran = sandbox.run(program, case.given, self._limits, name="__main__")
+            ran = sandbox.run(program, case.given, limits, name="__main__")
             if ran.ending != "finished":
                 return _told(ran)
             is_right = _lines(ran.output) == _lines(case.expected)
             return "" if is_right else f"printed {ran.output!r:.{_SHOWN_CHARACTERS}}"
         # A program that ends on its own account has passed nothing: the end is reached by way of the asserts.
         reached = secrets.token_hex(16)
-        ran = sandbox.run(_with_asserts(program, case, reached), "", self._limits, name="solution")
+        ran = sandbox.run(_with_asserts(program, case, reached), "", limits, name="solution")
         if ran.ending == "finished" and ran.output.endswith(reached):
             return ""
         return "ended before the asserts" if ran.ending == "finished" else _told(ran)
@@ -111,9 +122,16 @@ def _told(ran: sandbox.Ran) -> str:
     if ran.ending != "failed":
         return ran.ending
     if ran.code < 0:
-        return f"signal {signal.Signals(-ran.code).name}"
+        return f"signal {_named(-ran.code)}"
     lines = ran.errors.strip().splitlines()
     return lines[-1][-_SHOWN_CHARACTERS:] if lines else f"exit code {ran.code}"
+
+
+def _named(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # signals of real time have names at both ends alone
+        return str(number)
 
 
 def _lines(text: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -27,6 +28,7 @@ def score(program, reference, **options):
         ("x = 1", "assert x == 2", "AssertionError"),
         ("import time; time.sleep(9)", "assert True", "time limit"),
         ("import os; os.abort()", "assert True", "signal SIGABRT"),
+        ("import os; os.kill(os.getpid(), 40)", "assert True", "signal 40"),
     ],
 )
 def test_the_details_say_what_went_wrong(program, reference, why):
@@ -60,9 +62,39 @@ def test_the_last_block_is_the_program():
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "Sample:\n```json\n{}\n```\nSo:\n```python\na\n  b\n```\n",
+        "```Python title=x\na\n  b\n```\nIt prints\n```\n1\n```",
+        "1. So:\n   ```python3\n   a\n     b\n   ```\n2. Done.",
+        "````\na\n  b\n`````\n```text\nno\n```",
+        "```\nno\n```\n```\na\n  b\n```",
+        "```py\na\n  b\n```\n```python\nnever closed",
+    ],
+)
+def test_the_program_is_found_among_other_blocks(text):
+    assert program_in(text, needs_fence=True) == "a\n  b\n"
+    assert program_in(text.replace("\n", "\r\n"), needs_fence=True) == "a\r\n  b\r\n"
+
+
+@pytest.mark.parametrize("piece", ["```python\n", "```\n", " ", "`", "``` x", "``` "])
+def test_blocks_are_found_in_linear_time(piece):
+    began = time.process_time()
+    program_in(piece * (1_000_000 // len(piece)) + "`x", needs_fence=True)
+    assert time.process_time() - began < 3.0
+
+
+@pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("x = 1", "asserts nothing, so that any program would pass"),
+        ("x = 1", "asserts nothing when it is run, so that any program would pass"),
+        ("def check(f):\n    assert f(1) == 2", "asserts nothing when it is run"),
+        ("if __name__ == '__main__':\n    assert f(1) == 2", "asserts nothing when it is run"),
+        (
+            "from __future__ import annotations\nassert f(1) == 2",
+            "is no Python code to run after a program .from __fut",
+        ),
+        ("return\nassert f(1) == 2", "is no Python code"),
         ("assert (", "is no Python code"),
         ([], "an empty list"),
         ({"stdin": 1, "stdout": "1"}, "is no test case; give code with asserts"),
@@ -72,6 +104,21 @@ def test_an_unusable_reference_is_told_before_the_run(reference, message):
     reward = CodeReward(CodeOptions(), RewardContext(name="code", seed=0))
     with pytest.raises(DataError, match=message):
         reward.vet(Prompt(text="?", reference=reference))
+
+
+def test_asserts_of_a_function_count_where_it_is_called():
+    check = "def check(f):\n    assert f(1) == 2\n\ncheck(add)"
+    assert score("def add(n): return n + 1", check).value == 1.0
+    assert score("def add(n): return n", check).value == 0.0
+
+
+def test_what_is_left_after_the_time_of_all_test_cases_is_failed():
+    cases = [{"stdin": "", "stdout": "1"}, *[{"stdin": "x", "stdout": "1"}] * 5]
+    program = "import sys\nif sys.stdin.read(): import time; time.sleep(9)\nprint(1)"
+    began = time.monotonic()
+    scored = score(program, cases, credit="fraction", time_s=1.0, total_s=1.5)
+    assert time.monotonic() - began < 4.0
+    assert (scored.value, scored.details["why"]) == (1 / 6, "time limit")
 
 
 def test_the_inside_of_the_sandbox_needs_the_standard_library_alone():

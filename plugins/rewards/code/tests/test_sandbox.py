@@ -24,6 +24,34 @@ def run(source, given="", **limits):
     return sandbox.run(source, given, sandbox.Limits(**changed), name="__main__")
 
 
+def changed_package(folder, module, source):
+    """A copy of the package with more at the end of a module of its inside; returns the folder to import it from."""
+    copy = folder / "cosmos_reward_code"
+    subprocess.run(["cp", "-r", Path(sandbox._ROOT) / copy.name, copy], check=True)
+    path = copy / "confinement" / f"{module}.py"
+    path.write_text(f"{path.read_text()}\n\n{source}")
+    return folder
+
+
+_OLD_LANDLOCK = """
+_of_today = syscall
+
+def syscall(number, *arguments):
+    result = _of_today(number, *arguments)
+    return min(result, 1) if (number, *arguments) == (_CREATE_RULESET, None, 0, _GET_VERSION) else result
+"""
+
+
+@pytest.fixture(params=["Linux of today", "Linux 5.13"])
+def kernel(request, monkeypatch, tmp_path):
+    """The kernel's Landlock, and its first version."""
+    if request.param == "Linux 5.13":
+        folder = tmp_path / "old"
+        folder.mkdir()
+        monkeypatch.setattr(sandbox, "_ROOT", str(changed_package(folder, "landlock", _OLD_LANDLOCK)))
+    return request.param
+
+
 @pytest.fixture
 def secret(tmp_path):
     path = tmp_path / "secret.txt"
@@ -61,6 +89,19 @@ def test_much_goes_in_and_what_is_not_read_is_no_failure():
         ("import resource as r, os; r.prlimit(os.getppid(), r.RLIMIT_CPU)", "PermissionError"),
         ("import os; os.setpriority(os.PRIO_PROCESS, os.getppid(), 0)", "PermissionError"),
         ("import resource as r; r.setrlimit(r.RLIMIT_AS, (-1, -1))", "not allowed to raise maximum limit"),
+        ("import fcntl, os; fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid())", "PermissionError"),
+        ("import fcntl, os; fcntl.fcntl(0, 15, bytes(8))", "PermissionError"),
+        ("import fcntl; fcntl.fcntl(0, 10, 9)", "PermissionError"),
+        (
+            "import fcntl, socket; a, b = socket.socketpair(); fcntl.ioctl(a, 0x8901, (1).to_bytes(4, 'little'))",
+            "PermissionError",
+        ),
+        ("import socket; socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)", "PermissionError"),
+        ("import socket; socket.socketpair(socket.AF_UNIX, socket.SOCK_RAW)", "PermissionError"),
+        ("import socket; socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)", "PermissionError"),
+        ("import socket; socket.socketpair(socket.AF_INET)", "PermissionError"),
+        ("import os; os.open('/dev/null', os.O_RDONLY | os.O_TRUNC)", "PermissionError"),
+        ("import os; os.open('/dev/null', os.O_WRONLY)", "PermissionError"),
         ("open('/etc/passwd')", "PermissionError"),
         ("open('/proc/self/environ')", "PermissionError"),
         ("open('/tmp/left-behind', 'w')", "PermissionError"),
@@ -79,6 +120,7 @@ def test_much_goes_in_and_what_is_not_read_is_no_failure():
         ("\x00", "SyntaxError"),
     ],
 )
+@pytest.mark.usefixtures("kernel")
 def test_what_a_program_may_not_do_fails_in_it(source, error):
     ran = run(source)
     assert (ran.ending, ran.code) == ("failed", 1)
@@ -87,6 +129,48 @@ def test_what_a_program_may_not_do_fails_in_it(source, error):
 
 def test_no_file_of_others_can_be_read(secret):
     assert "PermissionError" in run(f"print(open({str(secret)!r}).read())").errors
+
+
+@pytest.mark.usefixtures("kernel")
+def test_no_file_that_can_be_read_can_be_emptied(secret, monkeypatch, tmp_path):
+    more = f"_usual = _readable\n\ndef _readable():\n    yield from _usual()\n    yield {str(secret)!r}\n"
+    folder = tmp_path / "readable"
+    folder.mkdir()
+    monkeypatch.setattr(sandbox, "_ROOT", str(changed_package(folder, "program", more)))
+    ran = run(
+        f"import os\nprint(open({str(secret)!r}).read())\n"
+        f"for more in (os.O_TRUNC, os.O_CREAT | os.O_TRUNC, os.O_RDWR):\n"
+        f"    try: os.open({str(secret)!r}, more)\n"
+        "    except PermissionError: print('no')"
+    )
+    assert ran.output == "for the reward alone\nno\nno\nno\n"
+    assert secret.read_text() == "for the reward alone"
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("kind", ["SOCK_DGRAM", "SOCK_RAW", "SOCK_STREAM"])
+def test_no_message_reaches_a_socket_in_the_file_system(kind, tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        path = str(tmp_path / "s")
+        server.bind(path)
+        ran = run(f"import socket; socket.socketpair(socket.AF_UNIX, socket.{kind})[0].sendto(b'x', {path!r})")
+        assert ran.ending == "failed"
+        server.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            server.recv(1)
+
+
+@pytest.mark.usefixtures("kernel")
+def test_no_signal_is_sent_by_way_of_a_descriptor():
+    with subprocess.Popen(["sleep", "20"]) as victim:
+        ran = run(
+            f"import fcntl, os; r, w = os.pipe(); fcntl.fcntl(r, fcntl.F_SETOWN, {victim.pid}); "
+            "fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC); os.write(w, b'x')"
+        )
+        assert "PermissionError" in ran.errors
+        time.sleep(0.05)
+        assert victim.poll() is None
+        victim.kill()
 
 
 def test_no_connection_is_made():
@@ -146,12 +230,9 @@ def test_a_program_dies_with_the_process_that_ran_it():
 @pytest.mark.parametrize(("module", "name"), [(landlock, "Landlock"), (seccomp, "seccomp")])
 def test_what_cannot_be_confined_is_not_run(module, name, monkeypatch, tmp_path):
     """In a copy of the package whose kernel refuses."""
-    copy = tmp_path / "cosmos_reward_code"
-    subprocess.run(["cp", "-r", Path(sandbox.__file__).parent, copy], check=True)
-    source = copy / "confinement" / f"{module.__name__.rpartition('.')[2]}.py"
     refusal = "def restrict(*_):\n    raise OSError(38, 'Function not implemented')\n"
-    source.write_text(f"{source.read_text()}\n\n{refusal}")
-    monkeypatch.setattr(sandbox, "_ROOT", str(tmp_path))
+    folder = changed_package(tmp_path, module.__name__.rpartition(".")[2], refusal)
+    monkeypatch.setattr(sandbox, "_ROOT", str(folder))
     with pytest.raises(PluginError, match=f"was not run: {name} cannot be used here .Function not implemented"):
         run("print(1)")
     with pytest.raises(ConfigError, match=f"so none is run.*{name}"):

@@ -17,6 +17,7 @@ from cosmos_core.types import JSON, Prompt
 from cosmos_reward_remote.posting import Poster, PostingOptions
 
 _PLACES: Final = re.compile(r"\{(question|answer|reference)\}")
+_OUT_OF: Final = re.compile(r"\s*(?:/|out of)\s*", re.IGNORECASE)
 _SHOWN_CHARACTERS: Final = 200
 _TEMPLATE: Final = """\
 Judge how good the answer to the question is.
@@ -46,8 +47,9 @@ class JudgeOptions(PostingOptions):
         "Absent: how good the answer is, from 0 to 10.",
     )
     pattern: str = option(
-        r"(?im)^\W*score[\s:=*_]*(-?\d+(?:\.\d+)?)",
-        help="Regular expression with one group, the score; the last match in what the judge says counts.",
+        r"(?im)^\W*score[\s:=*_]*(-?\d+(?:\.\d+)?(?:\s*%|\s*(?:[-\u2013\u2014/]|to|out of)\s*\d+(?:\.\d+)?)?)",
+        help="Regular expression with one group, the score; the last match in what the judge says counts. `4/5` and "
+        "`4 out of 5` are 4 where `highest` is 5, and an error elsewhere.",
     )
     lowest: float = option(0.0, help="The judge's lowest score, which is 0 here.")
     highest: float = option(10.0, help="The judge's highest score, which is 1 here.")
@@ -113,11 +115,7 @@ class Judge:
                 "temperature": options.temperature,
             }
         )
-        said = _said(answer)
-        if said is None:
-            raise PluginError(
-                f"reward {self._name}: the judge's answer has no text: {json.dumps(answer)[:_SHOWN_CHARACTERS]}"
-            )
+        said = self._said(answer)
         number = self._number(said)
         value = (number - options.lowest) / (options.highest - options.lowest)
         return Score(value=value, details={"score": number, "said": said[:_SHOWN_CHARACTERS]})
@@ -134,12 +132,36 @@ class Judge:
         # In one pass: what is put in is not looked through again.
         return _PLACES.sub(lambda place: texts[place[1]], self._template)
 
+    def _said(self, answer: Any) -> str:
+        """What the judge says, less what it thinks before."""
+        try:
+            choice = answer["choices"][0]
+            said, is_cut_off = choice["message"]["content"], choice.get("finish_reason") == "length"
+        except (AttributeError, KeyError, IndexError, TypeError):
+            said, is_cut_off = None, False
+        if is_cut_off:
+            raise PluginError(
+                f"reward {self._name}: the judge was cut off at max_tokens, {self._options.max_tokens}; raise it, or "
+                "ask for less"
+            )
+        if not isinstance(said, str):
+            raise PluginError(
+                f"reward {self._name}: the judge's answer has no text: {json.dumps(answer)[:_SHOWN_CHARACTERS]}"
+            )
+        return said.rpartition("</think>")[2].partition("<think>")[0]
+
     def _number(self, said: str) -> float:
         found = self._pattern.findall(said)
         if not found:
             raise PluginError(f"reward {self._name}: the judge gave no score: {said[-_SHOWN_CHARACTERS:]!r}")
+        value, *highest = _OUT_OF.split(found[-1], maxsplit=1)
+        if highest and highest[0] != f"{self._options.highest:g}":
+            raise PluginError(
+                f"reward {self._name}: the judge's score is {found[-1]!r:.50}, and its scale goes to "
+                f"{self._options.highest:g}"
+            )
         try:
-            number = float(found[-1])
+            number = float(value)
         except ValueError:
             raise PluginError(f"reward {self._name}: the judge's score is no number: {found[-1]!r:.50}") from None
         if not math.isfinite(number) or not self._options.lowest <= number <= self._options.highest:
@@ -148,14 +170,6 @@ class Judge:
                 f"{self._options.lowest:g} to {self._options.highest:g}"
             )
         return number
-
-
-def _said(answer: Any) -> str | None:
-    try:
-        said = answer["choices"][0]["message"]["content"]
-    except (KeyError, IndexError, TypeError):
-        return None
-    return said if isinstance(said, str) else None
 
 
 def _as_text(reference: JSON) -> str:

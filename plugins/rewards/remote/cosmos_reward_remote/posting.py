@@ -53,15 +53,19 @@ class Poster:
         name: Of the reward, for messages.
         options: See there.
         url: The address, if it is another one than the options'.
+        repeats_timeouts: Whether what was not answered in time is sent again.
 
     Raises:
         ConfigError: The address is none.
     """
 
-    def __init__(self, name: str, options: PostingOptions, url: str | None = None) -> None:
+    def __init__(
+        self, name: str, options: PostingOptions, url: str | None = None, *, repeats_timeouts: bool = True
+    ) -> None:
         self._name: Final = name
         self._options: Final = options
         self._url: Final = url or options.url
+        self._repeats_timeouts: Final = repeats_timeouts
         self._key = ""
         self._free: Final = asyncio.Semaphore(options.concurrency)
         parts = urlsplit(self._url)
@@ -116,7 +120,8 @@ class Poster:
             ):
                 data = await _read(answer)
         except TimeoutError:
-            raise _PassingError(f"no answer within {self._options.request_timeout_s:g} s") from None
+            late = f"no answer within {self._options.request_timeout_s:g} s"
+            raise (_PassingError(late) if self._repeats_timeouts else self._error(late)) from None
         except aiohttp.ClientConnectionError as error:
             raise _PassingError(f"no connection ({error})") from None
         except aiohttp.ClientError as error:

@@ -84,7 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CosmosError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    web.run_app(application(Scorer(reward), key), host=chosen.host, port=chosen.port)
+    # What nobody waits for any longer is not scored.
+    web.run_app(application(Scorer(reward), key), host=chosen.host, port=chosen.port, handler_cancellation=True)
     return 0
 
 

@@ -20,6 +20,12 @@ from cosmos_reward_remote.protocol import request_of, scores_of
 class ServiceOptions(PostingOptions):
     """Options of `service`."""
 
+    retries: int = option(
+        3,
+        help="Times that a request is repeated after a lost connection or a status of 408, 429 or 5xx. After a timeout "
+        "it is not: the service may still be at it.",
+        validator=check.ge(0),
+    )
     batch: int = option(16, help="Most completions of a request.", validator=check.ge(1))
     wait_ms: float = option(
         20.0, help="Milliseconds that a completion waits for others of the same request.", validator=check.ge(0.0)
@@ -31,7 +37,7 @@ class Service:
 
     def __init__(self, options: ServiceOptions, context: RewardContext) -> None:
         self._name: Final = context.name
-        self._poster: Final = Poster(context.name, options)
+        self._poster: Final = Poster(context.name, options, repeats_timeouts=False)
         self._batcher: Final = Batcher(self._ask, size=options.batch, wait_s=options.wait_ms / 1000.0)
 
     def load(self) -> None:

@@ -64,6 +64,11 @@ def test_turns_of_a_prompt_are_told_apart(standin):
         ("endless", "an answer of more than 4194304 bytes"),
         ("refuse", "status 401: 'wrong key None'"),
         ("redirect", "status 302"),
+        ("cut-off", "the judge was cut off at max_tokens, 1024"),
+        ("range", "the judge's score is no number: '3-4'"),
+        ("percent", "the judge's score is no number: '10%'"),
+        ("of-five", "the judge's score is '4 out of 5', and its scale goes to 10"),
+        ("thinking", "the judge gave no score: ''"),
         ("silent", "no answer within 0.2 s (2 attempts)"),
         ("hangs-up", "no connection"),
     ],
@@ -76,6 +81,12 @@ def test_what_is_no_score_is_an_error(standin, path, message):
     assert str(error).startswith("reward mine: ")
     tried_again = path in ("silent", "hangs-up")
     assert len(standin.requests) == 1 + tried_again
+
+
+@pytest.mark.parametrize("path", ["thought", "of-ten", "slash"])
+def test_what_is_a_score(standin, path):
+    (scored,) = score(make(f"{standin.url}/{path}"), "x")
+    assert scored.value == 0.7
 
 
 def test_a_judge_that_is_not_there(standin):

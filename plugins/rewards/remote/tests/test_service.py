@@ -1,6 +1,7 @@
 """The service, over real sockets, and the server that comes with it in a process of its own."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -74,21 +75,26 @@ def test_an_answer_that_cannot_be_used_fails_every_completion_of_it(standin, pat
     assert all(message in str(each) and str(each).startswith("reward mine: ") for each in errors)
 
 
+def test_what_was_not_answered_in_time_is_not_asked_again(standin):
+    (error,) = score(f"{standin.url}/silent", "a", request_timeout_s=0.2, retries=3)
+    assert "no answer within 0.2 s" in str(error)
+    assert len(standin.requests) == 1
+
+
 def test_an_error_is_of_its_completion_alone(standin):
     first, second, third = score(f"{standin.url}/some", "a", "bad", "c")
     assert (first.value, third.value) == (2.0, 2.0)
     assert "the service has no score: no idea" in str(second)
 
 
-@pytest.fixture(scope="module")
-def server():
-    """`math` as a service, for those with the key."""
+@contextlib.contextmanager
+def serving(name, options, *arguments):
+    """An installed reward as a service; gives its address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "cosmos_reward_remote.server", "math", "--port", str(port)]
-    options = ["--options", '{"mode": "final-number"}', "--key-variable", "SERVICE_KEY"]
+    command = [sys.executable, "-m", "cosmos_reward_remote.server", name, "--port", str(port), "--options", options]
     with subprocess.Popen(
-        [*command, *options], env={**os.environ, "SERVICE_KEY": "k"}, stdout=subprocess.DEVNULL
+        [*command, *arguments], env={**os.environ, "SERVICE_KEY": "k"}, stdout=subprocess.DEVNULL
     ) as process:
         for _ in range(400):
             with socket.socket() as probe:
@@ -98,6 +104,13 @@ def server():
         yield f"http://127.0.0.1:{port}/score"
         process.send_signal(signal.SIGINT)
         process.wait(10)
+
+
+@pytest.fixture(scope="module")
+def server():
+    """`math` as a service, for those with the key."""
+    with serving("math", '{"mode": "final-number"}', "--key-variable", "SERVICE_KEY") as url:
+        yield url
 
 
 def test_any_reward_is_served_and_what_fails_fails_alone(server, monkeypatch):
@@ -121,6 +134,18 @@ def test_the_server_refuses_who_has_no_key_and_what_is_no_request(server, monkey
             urllib.request.urlopen(request)
         assert refused.value.code == 400
         refused.value.close()
+
+
+def test_what_nobody_waits_for_is_not_scored():
+    pytest.importorskip("cosmos_reward_code")
+    slow, quick = "import time; time.sleep(0.7); print(1)", "print(1)"
+    reference = {"stdin": "", "stdout": "1"}
+    with serving("code", '{"needs_fence": false}') as url:
+        errors = score(url, *[slow] * 8, references=[reference] * 8, batch=8, request_timeout_s=0.5)
+        assert {type(each) for each in errors} == {PluginError}
+        began = time.monotonic()
+        (scored,) = score(url, quick, references=[reference])
+        assert (scored.value, time.monotonic() - began < 3.0) == (1.0, True)
 
 
 def test_a_reward_that_is_not_there_is_not_served():

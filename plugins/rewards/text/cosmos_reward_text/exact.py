@@ -28,7 +28,7 @@ class ExactOptions:
 
 
 class Exact:
-    """1 if the answer is the reference or one of several, else 0."""
+    """1 if the answer is the reference or one of several, else 0. A reference that is the number 8.0 is `8`, too."""
 
     def __init__(self, options: ExactOptions, context: RewardContext) -> None:
         self._options: Final = options
@@ -66,11 +66,17 @@ class Exact:
                 f"reward {self._name}: the reference {reference!r:.200} is no text, no number and no list of them; "
                 "check the dataset's reference field"
             )
-        return [self._plain(str(each)) for each in usable]
+        return [self._plain(text) for each in usable for text in _texts(each)]
 
     def _plain(self, text: str) -> str:
         text = " ".join(text.split()) if self._options.ignore_spaces else text.strip()
         return text.casefold() if self._options.ignore_case else text
+
+
+def _texts(reference: str | float) -> list[str]:
+    """A number of a table, where 8 is often stored as 8.0, in both forms."""
+    is_whole = isinstance(reference, float) and reference.is_integer()
+    return [str(reference), str(int(reference))] if is_whole else [str(reference)]
 
 
 @hookimpl

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
@@ -18,8 +17,8 @@ from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.protocols import Completion, Provider, Reward, RewardCapabilities, RewardContext, Score, hookimpl
 from cosmos_core.types import JSON, Prompt
 from cosmos_reward_text.answer import inside, tag_option
+from cosmos_reward_text.fences import json_in
 
-_FENCED: Final = re.compile(r"^```[ \t]*(?:json)?[ \t]*\r?\n(.*?)^```[ \t]*\r?$", re.MULTILINE | re.DOTALL)
 _SHOWN_CHARACTERS: Final = 200
 
 
@@ -29,7 +28,9 @@ class JsonSchemaOptions:
 
     schema: Mapping[str, JSON] | None = option(None, help="The schema; absent, each row's reference is one.")
     tag: str | None = tag_option()
-    fenced: bool = option(False, help="Whether to look at the last block between lines of ``` alone.")
+    fenced: bool = option(
+        False, help="Whether to look at the last block between lines of ``` alone: of `json`, or else of no language."
+    )
 
 
 class JsonSchema:
@@ -62,13 +63,13 @@ class JsonSchema:
         validator = self._validator(completion.prompt)
         text = inside(completion.own, self._options.tag)
         if text is not None and self._options.fenced:
-            text = next(reversed(_FENCED.findall(text)), None)
+            text = json_in(text)
         if text is None:
             return Score(value=0.0, details={"fault": "no answer"})
         try:
             answer = json.loads(text, parse_constant=_refuse)
             fault = next((each.message for each in validator.iter_errors(answer)), "")
-        except (ValueError, RecursionError) as error:
+        except (ValueError, OverflowError, RecursionError) as error:
             fault = f"no JSON: {error}"
         except Unresolvable as error:
             raise DataError(f"reward {self._name}: the schema refers to {error.ref!r}, which is not in it") from None

@@ -21,7 +21,8 @@ UNUSABLE = tuple(completion("8", reference) for reference in (None, True, "", []
 class TestExact(RewardConformance):
     plugin = "exact"
     examples = examples(
-        [("8",), (" 8\n",), ("8", 8), ("0.5", 0.5), ("b", ["a", "b"])], [("9",), ("",), ("8.0",), ("#### 8",), ("08",)]
+        [("8",), (" 8\n",), ("8", 8), ("8", 8.0), ("8.0", 8.0), ("0.5", 0.5), ("b", ["a", "b"])],
+        [("9",), ("",), ("8.0",), ("#### 8",), ("08",)],
     )
     unscorable = UNUSABLE
 

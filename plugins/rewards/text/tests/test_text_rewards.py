@@ -154,6 +154,10 @@ SCHEMA = {"type": "object", "required": ["answer"]}
     ("text", "score"),
     [
         ('So:\n```json\n{"answer": 8}\n```\n', 1.0),
+        ('```text\nhi\n```\n```JSON\n{"answer": 8}\n```\nor\n```\n8\n```', 1.0),
+        ('- So:\n  ```\n  {"answer": 8}\n  ```', 1.0),
+        ('```python\n{"answer": 8}\n```', 0.0),
+        ("```json\n" * 100_000, 0.0),
         ('{"answer": 8}', 0.0),
         ("```\n{}\n```", 0.0),
         ("```\nNaN\n```", 0.0),
@@ -163,6 +167,12 @@ SCHEMA = {"type": "object", "required": ["answer"]}
 )
 def test_a_block_of_json_against_the_schema_of_the_row(text, score):
     assert JsonSchema(JsonSchemaOptions(fenced=True), CONTEXT).score(completion(text, SCHEMA)).value == score
+
+
+@pytest.mark.parametrize("text", ["1e999", "1" + "0" * 400])
+def test_a_number_beyond_all_floats_is_no_failure(text):
+    scored = JsonSchema(JsonSchemaOptions(schema={"multipleOf": 0.01}), CONTEXT).score(completion(text))
+    assert scored.value == 0.0
 
 
 @pytest.mark.parametrize("schema", [None, "8", {}, {"type": "objekt"}, {"$ref": "http://127.0.0.1:9/x"}])

@@ -8,28 +8,28 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import socket
 import struct
 from collections.abc import Iterator
 from typing import Final
 
 from cosmos_reward_code.confinement.kernel import prctl
-from cosmos_reward_code.confinement.syscalls import ALLOWED, MACHINES, ONLY_UNIX, ONLY_WITH_OWN_PID, ONLY_WITH_ZERO
+from cosmos_reward_code.confinement.syscalls import ALLOWED, MACHINES, Condition, conditions
 
 _AUDIT: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _PR_SET_SECCOMP: Final = 22
 _MODE_FILTER: Final = 2
 _LOAD: Final = 0x20
+_AND: Final = 0x54
 _IF_EQUAL: Final = 0x15
 _RETURN: Final = 0x06
 _ALLOW: Final = 0x7FFF0000
 _REFUSE: Final = 0x00050000 | errno.EPERM
 _KILL: Final = 0x80000000
-# Places in `struct seccomp_data`; of an argument, the lower half on machines that are little-endian, and the upper.
+# Places in `struct seccomp_data`; of the first argument the lower half, on machines that are little-endian.
 _NUMBER: Final = 0
 _MACHINE: Final = 4
-_LOWER: Final = 16
-_UPPER: Final = 20
+_ARGUMENTS: Final = 16
+_ARGUMENT_BYTES: Final = 8
 
 
 def restrict() -> None:
@@ -48,32 +48,25 @@ def _program(machine: str, pid: int) -> Iterator[bytes]:
     yield _instruction(_IF_EQUAL, _AUDIT[machine], skip_if=1)
     yield _instruction(_RETURN, _KILL)
     yield _instruction(_LOAD, _NUMBER)
+    conditional = conditions(pid)
     for name, numbers in ALLOWED.items():
         number = numbers[MACHINES[machine]]
         if number is None:
             continue
-        wanted = _first_argument(name, pid)
-        if wanted is None:
-            yield _instruction(_IF_EQUAL, number, skip_else=1)
-            yield _instruction(_RETURN, _ALLOW)
-        else:
-            yield _instruction(_IF_EQUAL, number, skip_else=6)
-            yield _instruction(_LOAD, _UPPER)
-            yield _instruction(_IF_EQUAL, 0, skip_else=3)
-            yield _instruction(_LOAD, _LOWER)
-            yield _instruction(_IF_EQUAL, wanted, skip_else=1)
-            yield _instruction(_RETURN, _ALLOW)
-            yield _instruction(_RETURN, _REFUSE)
+        checks = [step for condition in conditional.get(name, ()) for step in _checked(condition)]
+        yield _instruction(_IF_EQUAL, number, skip_else=len(checks) + 1)
+        yield from checks
+        yield _instruction(_RETURN, _ALLOW)
     yield _instruction(_RETURN, _REFUSE)
 
 
-def _first_argument(name: str, pid: int) -> int | None:
-    """What the call's first argument must be; None: anything."""
-    if name in ONLY_WITH_OWN_PID:
-        return pid
-    if name in ONLY_UNIX:
-        return int(socket.AF_UNIX)
-    return 0 if name in ONLY_WITH_ZERO else None
+def _checked(condition: Condition) -> Iterator[bytes]:
+    """Go on after these instructions if the condition holds, else refuse."""
+    yield _instruction(_LOAD, _ARGUMENTS + _ARGUMENT_BYTES * condition.argument)
+    yield _instruction(_AND, condition.mask)
+    for left in range(len(condition.values), 0, -1):
+        yield _instruction(_IF_EQUAL, condition.values[-left], skip_if=left)
+    yield _instruction(_RETURN, _REFUSE)
 
 
 def _instruction(code: int, operand: int, *, skip_if: int = 0, skip_else: int = 0) -> bytes:

@@ -1,21 +1,52 @@
 """The system calls that a confined program may make, with their numbers by machine; all others fail with EPERM.
 
-There is none that starts a process or a thread, opens a socket, changes a file, or touches another process.
+There is none that starts a process or a thread, opens a socket, changes a file, or touches another process: where one
+could, its arguments are looked at.
 """
 
-from typing import Final
+import fcntl
+import os
+import socket
+import termios
+from typing import Final, NamedTuple
 
 MACHINES: Final = {"x86_64": 0, "aarch64": 1}
 """Places in the tuples below."""
 
-ONLY_WITH_OWN_PID: Final = frozenset({"kill", "tgkill"})
-"""Their first argument must be the program's own process."""
+_WHOLE: Final = 0xFFFFFFFF
 
-ONLY_WITH_ZERO: Final = frozenset({"prlimit64"})
-"""Their first argument must be 0: the program itself."""
 
-ONLY_UNIX: Final = frozenset({"socketpair"})
-"""Their first argument must be AF_UNIX, which reaches nobody else; event loops wake themselves by it."""
+class Condition(NamedTuple):
+    """What an argument must be: one of these values where the mask has ones. The kernel reads 32 bits of each of them.
+
+    A named tuple, and no attrs class, for the confined process has the standard library alone.
+    """
+
+    argument: int
+    values: tuple[int, ...]
+    mask: int = _WHOLE
+
+
+def conditions(pid: int) -> dict[str, tuple[Condition, ...]]:
+    """By system call, what all must hold of its arguments; `pid` is the program's own process."""
+    # What can be read could be emptied by O_TRUNC where Landlock knows no truncation (Linux before 6.2).
+    changing = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC
+    # The kernel sends signals to whom F_SETOWN or an ioctl names, and Landlock holds them back from Linux 6.12 on only.
+    duplicating = (fcntl.F_DUPFD, fcntl.F_DUPFD_CLOEXEC)
+    flags = (fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_SETFL)
+    # Sockets of other types than streams send to any socket of the file system, connected or not.
+    stream = Condition(1, (socket.SOCK_STREAM,), _WHOLE & ~(socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK))
+    return {
+        "fcntl": (Condition(1, (*duplicating, *flags)),),
+        "ioctl": (Condition(1, (termios.TCGETS, termios.FIONBIO, termios.FIOCLEX, termios.FIONREAD)),),
+        "kill": (Condition(0, (pid,)),),
+        "open": (Condition(1, (os.O_RDONLY,), changing),),
+        "openat": (Condition(2, (os.O_RDONLY,), changing),),
+        "prlimit64": (Condition(0, (0,)),),
+        "socketpair": (Condition(0, (socket.AF_UNIX,)), stream),
+        "tgkill": (Condition(0, (pid,)),),
+    }
+
 
 ALLOWED: Final[dict[str, tuple[int | None, int | None]]] = {
     "access": (21, None),
