@@ -69,5 +69,7 @@ def test_a_planted_corruption_of_a_fused_layout_is_named(start, pricer, dtype):
 )
 def test_a_model_whose_weights_vllm_brings_into_another_form_is_refused(start, tmp_path, dtype, config, named):
     other = make_model(tmp_path, **config)
-    with pytest.raises(EngineError, match=rf"form of its own.*first are .*{named}.*use the engine 'embedded'"):
+    # On some processors vLLM drops the matrices that it makes others of, on some it keeps both.
+    why = "(form of its own|no tensor of the model goes into)"
+    with pytest.raises(EngineError, match=rf"{why}.*first are .*{named}.*use the engine 'embedded'"):
         start(model=other, dtype=dtype)
