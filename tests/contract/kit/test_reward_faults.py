@@ -63,7 +63,7 @@ def reward(*lines, capabilities="", head="def score(self, completion):", exact=E
 
 
 GOOD = {
-    "exact": reward("return value"),
+    "returned": reward("return value"),
     "explained": reward("return Score(value=value, details={'length': len(completion.text), 'parts': [1, None]})"),
     "coroutine": reward("await asyncio.sleep(0.01)", "return value", head="async def score(self, completion):"),
     "latents": reward(

@@ -18,6 +18,7 @@ ALLOWED = {
     # Reads the description of a checkpoint, with stand-ins only.
     ("cosmos_core/policy/checkpoints/reading.py", "import pickle"),
     # Runs what a model wrote, in a process that has given up everything else: it is what this reward is for.
+    ("plugins/rewards/code/cosmos_reward_code/cases.py", "compile(…)"),
     ("plugins/rewards/code/cosmos_reward_code/confinement/program.py", "compile(…)"),
     ("plugins/rewards/code/cosmos_reward_code/confinement/program.py", "exec(…)"),
     # What processes that a test forked send it.
