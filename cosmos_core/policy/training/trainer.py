@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, TypedDict
 
@@ -210,8 +210,9 @@ class Trainer:
         # Whatever a step that broke off left behind is forgotten here.
         self._gradients.zero()
         self._tallies.zero()
-        if self._critic is not None:
-            self._critic.zero()
+        critic = self._asked_critic
+        if critic is not None:
+            critic.zero()
         measures = Measures()
         with watch("beforehand_s"), self._compute_precision():
             known = self._know(parts, group, measures)
@@ -227,8 +228,8 @@ class Trainer:
             group.sum(self._gradients.flat)
             self._tallies.sum(group)
             critic_norm = 0.0
-            if self._critic is not None:
-                critic_norm = self._critic.reduce(self.world, group, counts=self._is_measured)
+            if critic is not None:
+                critic_norm = critic.reduce(self.world, group, counts=self._is_measured)
         with watch("optimizer_s"):
             return self._apply(measures.meter(), critic_norm)
 
@@ -298,11 +299,10 @@ class Trainer:
         )
 
     @property
-    def _judges(self) -> Callable[[Decided], Decided] | None:
-        """Gives values, where the algorithm needs them."""
-        if self._critic is None or not isinstance(self._algorithm, Valuing) or not self._algorithm.needs_critic:
-            return None
-        return self._critic.judge
+    def _asked_critic(self) -> Critic | None:
+        """The critic, where the algorithm needs it."""
+        is_asked = isinstance(self._algorithm, Valuing) and self._algorithm.needs_critic
+        return self._critic if is_asked else None
 
     @property
     def _is_measured(self) -> bool:
@@ -341,10 +341,13 @@ class Trainer:
             for role in consulted
         }
         old: list[Decided] | None = []
-        judges = self._judges
-        if algorithm.old_logprobs == "recompute" or judges is not None:
+        critic = self._asked_critic
+        if algorithm.old_logprobs == "recompute" or critic is not None:
             old = self._executor.evaluate(
-                prepared.batches, temperature=prepared.temperature, with_features=judges is not None, judge=judges
+                prepared.batches,
+                temperature=prepared.temperature,
+                with_features=critic is not None,
+                judge=None if critic is None else critic.judge,
             )
         if not self._executor.concludes:
             return Beforehand(is_here=False)
@@ -357,12 +360,13 @@ class Trainer:
             attrs.evolve(batch, weights_N=weights_N)
             for batch, weights_N in zip(prepared.batches, prepared.weights, strict=False)
         ]
+        critic = self._asked_critic
 
         def loss(index: int, decided: Decided) -> torch.Tensor:
             if index >= prepared.num_real:
                 return decided.logprobs_N.sum() * 0.0
             known = prepared.known[index]
-            decided = decided if self._judges is None else self._judges(decided)
+            decided = decided if critic is None else critic.judge(decided)
             old_N = before.old_logprobs(self._algorithm, known, index)
             priced = price(self._algorithm, decided, known, old_N, before.opinions(index, decided))
             total = torch.dot(priced.loss_N, known.weights_N)
@@ -376,7 +380,7 @@ class Trainer:
             with_entropy=self._algorithm.needs_entropy,
             loss=loss,
             against=before.against(),
-            with_features=self._judges is not None,
+            with_features=critic is not None,
         )
         self.num_units += sum(batch.num_units for batch in prepared.batches[: prepared.num_real])
 
@@ -387,8 +391,9 @@ class Trainer:
         if is_finite:
             self._gradients.clip(norm, self.stage.optimizer.clip_norm)
             self._optimizer.step(lr, self.stage.optimizer.weight_decay)
-            if self._critic is not None and self._judges is not None:
-                self._critic.step(critic_norm, self.stage.optimizer.clip_norm)
+            critic = self._asked_critic
+            if critic is not None:
+                critic.step(critic_norm, self.stage.optimizer.clip_norm)
                 meter.peak("critic_grad_norm", critic_norm)
             for name, value in self._tallies.act().items():
                 meter.peak(name, value)
