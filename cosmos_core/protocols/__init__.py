@@ -7,6 +7,7 @@ from cosmos_core.protocols.algorithm import (
     AlgorithmCapabilities,
     AlgorithmContext,
     Decisions,
+    Imitating,
     Loss,
     OldLogprobs,
     Source,
@@ -22,6 +23,7 @@ from cosmos_core.protocols.dataset import (
     Split,
     Window,
 )
+from cosmos_core.protocols.denoising import Canvas, Denoising, Noising
 from cosmos_core.protocols.drawn import DrawnDataset, is_held_out
 from cosmos_core.protocols.engine import (
     CachePolicy,
@@ -44,12 +46,15 @@ from cosmos_core.protocols.facts import Compute, Extent, Kept, ModelFacts, Model
 from cosmos_core.protocols.foresight import EngineOutlook, Foresight
 from cosmos_core.protocols.frozen import (
     Against,
+    Blend,
+    Blended,
     Consulting,
     Divergence,
     DivergenceKind,
     FrozenRole,
     Opinion,
     Outlook,
+    Question,
 )
 from cosmos_core.protocols.hooks import PROJECT, RunInfo, hookimpl, hookspec
 from cosmos_core.protocols.launcher import (
@@ -79,6 +84,7 @@ from cosmos_core.protocols.model import (
     Recording,
     Showing,
     Shown,
+    Span,
 )
 from cosmos_core.protocols.provider import NoOptions, Provider
 from cosmos_core.protocols.quantization import FORMATS, Format, Quantization
@@ -106,7 +112,10 @@ __all__ = [
     "AlgorithmCapabilities",
     "AlgorithmContext",
     "Axis",
+    "Blend",
+    "Blended",
     "CachePolicy",
+    "Canvas",
     "Completion",
     "Compute",
     "Conditioned",
@@ -119,6 +128,7 @@ __all__ = [
     "DatasetContext",
     "Decided",
     "Decisions",
+    "Denoising",
     "Divergence",
     "DivergenceKind",
     "DrawnDataset",
@@ -141,6 +151,7 @@ __all__ = [
     "FrozenRole",
     "Generated",
     "Handle",
+    "Imitating",
     "Kept",
     "Kind",
     "Launcher",
@@ -159,6 +170,7 @@ __all__ = [
     "ModelPart",
     "ModelSource",
     "NoOptions",
+    "Noising",
     "OldLogprobs",
     "Omission",
     "Omitting",
@@ -171,6 +183,7 @@ __all__ = [
     "ProcessSpec",
     "Provider",
     "Quantization",
+    "Question",
     "Recompute",
     "Record",
     "Recording",
@@ -185,6 +198,7 @@ __all__ = [
     "Showing",
     "Shown",
     "Source",
+    "Span",
     "Split",
     "Submission",
     "Submitting",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 
@@ -187,4 +187,23 @@ class Algorithm(Protocol):
 
     def loss(self, decisions: Decisions) -> Loss:
         """Price the decisions of a micro-batch."""
+        ...
+
+
+@runtime_checkable
+class Imitating(Algorithm, Protocol):
+    """An algorithm of rollouts that imitates demonstrations beside them: of the rows that a step has groups of.
+
+    Optional. Each demonstration is weighed over the step's demonstrations alone, as `aggregation` says, and its loss is
+    added to that of the rollouts. It is read where it is trained on, with a seed of the group's (`Noising`). A recipe
+    whose dataset has no demonstrations is refused.
+    """
+
+    @property
+    def num_demonstrations(self) -> int:
+        """Demonstrations for each group: the same one with other draws, where more than one; 0 for none."""
+        ...
+
+    def imitation(self, decisions: Decisions) -> Loss:
+        """Price the decisions of a micro-batch of demonstrations; their advantages are 1."""
         ...

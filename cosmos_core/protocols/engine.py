@@ -72,7 +72,9 @@ class Generated:
         reason: Why it ended. An aborted one holds the partial result.
         oldest_version: Oldest weight version among its units.
         newest_version: Newest weight version among its units.
-        num_units: Generated units.
+        num_units: Generated units: decisions that the payload has.
+        media: What it looks like, of an engine that `renders`: a payload of kind `media`. It goes to rewards and
+            reports, never to the policy.
     """
 
     payload: Payload
@@ -80,6 +82,7 @@ class Generated:
     oldest_version: int
     newest_version: int
     num_units: int
+    media: Payload | None = None
 
 
 class Handle(Protocol):
@@ -111,6 +114,8 @@ class EngineCapabilities:
     Attributes:
         payload_kinds: Kinds of payload that it generates.
         media: Whether it takes prompts that show images or videos, in arrays of the payload that the model plugin adds.
+        renders: Whether it gives what it generates as images or videos, too (`Generated.media`), so that rewards which
+            score payloads of kind `media` fit.
         records: Whether it keeps what a model's forwards record (`Recording`), and adds it to payloads.
         mesh_axes: Axes of `[rollout.mesh]` that may be greater than one.
         only_alone: Names of what it supports here, but not where an axis of its mesh is greater than one: of `media`,
@@ -125,6 +130,7 @@ class EngineCapabilities:
 
     payload_kinds: frozenset[str] = frozenset({"tokens"})
     media: bool = False
+    renders: bool = False
     records: bool = False
     mesh_axes: frozenset[str] = frozenset()
     only_alone: frozenset[Literal["media", "records", "quantizations"]] = frozenset()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import attrs
 
 from cosmos_core.protocols.facts import ModelFacts
-from cosmos_core.protocols.frozen import Against, Divergence, DivergenceKind, Outlook
+from cosmos_core.protocols.frozen import Against, Blended, DivergenceKind, Outlook, Question
 from cosmos_core.protocols.layout import Axis, Layout
 from cosmos_core.types import JSON, Payload, Prompt
 
@@ -51,12 +51,28 @@ class ModelCapabilities:
         divergences: From a frozen model that it can compute; with any, `decide` takes `outlook` and `against`.
         features: Whether it gives what it knows at a decision, for a critic; then `decide` takes `with_features`, and
             there are `ModelFacts.hidden_size` of them.
+        blends: Whether its decisions may be regressions, and it can tell how far blends of its predictions with those
+            of another model are off (`Blend`).
     """
 
     payload_kinds: frozenset[str] = frozenset({"tokens"})
     mesh_axes: frozenset[Axis] = frozenset()
     divergences: frozenset[DivergenceKind] = frozenset()
     features: bool = False
+    blends: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Span:
+    """Some decisions of a sequence, one after another.
+
+    Attributes:
+        first: Index of the first of them among the sequence's.
+        total: Decisions of the whole sequence.
+    """
+
+    first: int
+    total: int
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -68,6 +84,8 @@ class MicroBatch:
         num_decisions: Decisions of each packed sequence, in order; their sum is N.
         num_units: Units (prompt included) that the forward processes.
         inputs: Tensors that only the model plugin interprets, on the CPU.
+        spans: Which decisions of each packed sequence these are, where a sequence may lie in several micro-batches (a
+            forward of a world model is one decision); empty: all of each.
         weights_N: float32, each decision's part of the batch's loss, for a model that adds a term of its own to it,
             on the CPU; None where nothing is learned (`pack` leaves it so, the trainer sets it).
     """
@@ -76,6 +94,7 @@ class MicroBatch:
     num_decisions: tuple[int, ...]
     num_units: int
     inputs: Mapping[str, torch.Tensor]
+    spans: tuple[Span, ...] = ()
     weights_N: torch.Tensor | None = None
 
 
@@ -88,6 +107,7 @@ class Decided:
         entropy_N: float32 entropy of each decision's distribution, detached; None where not asked for.
         outlook: What a frozen model says besides; None where not asked for.
         divergence_N: float32, of the distributions, from what `against` says; carries the gradient.
+        blended: How far blends are off, from what `against` says; None where not asked for.
         features_ND: What the model knows as it decides: of a language model, the hidden state from which the token is
             drawn; they carry the gradient. None where not asked for.
         values_N: float32, what a critic makes of the features, and no model itself.
@@ -97,6 +117,7 @@ class Decided:
     entropy_N: torch.Tensor | None
     outlook: Outlook | None = None
     divergence_N: torch.Tensor | None = None
+    blended: Blended | None = None
     features_ND: torch.Tensor | None = None
     values_N: torch.Tensor | None = None
 
@@ -151,9 +172,11 @@ class Model(Protocol):
     def pack(
         self, payloads: Sequence[Payload], *, budget: int, multiple: int = 1, is_uniform: bool = False
     ) -> list[MicroBatch]:
-        """Pack payloads into micro-batches of at most `budget` units each, every payload exactly once.
+        """Pack payloads into micro-batches of at most `budget` units each, every decision of each exactly once.
 
-        Deterministic in its arguments. Sequences never see one another. Padding is never a decision.
+        A sequence lies in one micro-batch, unless the model splits sequences (`MicroBatch.spans`): then its decisions
+        are in order, over micro-batches that follow each other. Deterministic in its arguments. Sequences never see
+        one another. Padding is never a decision.
 
         Args:
             payloads: What to pack.
@@ -173,7 +196,7 @@ class Model(Protocol):
         *,
         temperature: float,
         with_entropy: bool = False,
-        outlook: Divergence | None = None,
+        outlook: Question | None = None,
         against: Against | None = None,
         with_features: bool = False,
     ) -> Decided:
@@ -187,8 +210,8 @@ class Model(Protocol):
             batch: What to evaluate.
             temperature: Of the distributions.
             with_entropy: Whether the entropy is asked for.
-            outlook: The divergence for which `Decided.outlook` is asked for; only of a model that has `divergences`.
-            against: What to compute `Decided.divergence_N` from; likewise.
+            outlook: What `Decided.outlook` is asked for; only of a model that has such `divergences`, or `blends`.
+            against: What to compute `Decided.divergence_N` or `blended` from; likewise.
             with_features: Whether `Decided.features_ND` is asked for; only of a model that has `features`.
         """
         ...
@@ -236,7 +259,7 @@ class PipelinedModel(Model, Protocol):
         *,
         temperature: float,
         with_entropy: bool = False,
-        outlook: Divergence | None = None,
+        outlook: Question | None = None,
         against: Against | None = None,
         with_features: bool = False,
     ) -> Decided:

@@ -43,7 +43,9 @@ class Completion:
     Attributes:
         prompt: The dataset row.
         text: The completion as text, stop token stripped; empty for world models. Of a dialogue, both sides of it.
-        payload: The arrays, for rewards that look at latents or media; None for text rewards.
+        payload: The arrays, for rewards that look at latents; None for text rewards.
+        media: What it looks like, `frames` uint8 [F, height, width, 3] and `fps` (kind `media`); None where the engine
+            renders nothing.
         truncated: Whether generation hit the longest length instead of stopping.
         turns: Who said what after the row, in order. Those of the role `assistant` are the model's, the others the
             environment's; of a completion without an environment, the one turn.
@@ -53,6 +55,7 @@ class Completion:
     prompt: Prompt
     text: str
     payload: Payload | None = None
+    media: Payload | None = None
     truncated: bool = False
     turns: tuple[Message, ...] = ()
     num_units: int | None = None

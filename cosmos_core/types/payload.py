@@ -66,8 +66,15 @@ class Payload:
       of an environment, which condition what follows and are never trained on. Without it all are, and C = N.
       A demonstration has ``prompt`` and ``completion`` only. A model that sees images or videos adds arrays of its own
       for what placeholders in ``prompt`` stand for.
-    - ``latents``: what a diffusion engine and its model agree on; the core only moves it.
-    - ``media``: encoded images or video, ``data`` uint8 [bytes].
+    - ``latents``: ``times`` float32 [N], one for each decision (1 is noise, 0 is data), and of what was generated
+      ``logprobs`` float32 [N] and ``versions`` int32 [N]. The rest is between engine and model (see
+      `cosmos_core.protocols.denoising`; latents are float32 [C, T, H, W]):
+      of transitions ``states`` float32 [M, C, T, H, W] that are kept, ``places`` int32 [N, 2], the states before and
+      after each, and ``steps`` float32 [N, 3]: the coefficients of x_t and of the velocity in the mean of x', and the
+      standard deviation; ``offsets`` float32 [N, C, T, H, W] where the mean has one. Of regressions ``noise_seed``
+      int64 []. ``sample`` float32 [C, T, H, W] is x_0: of demonstrations, and of what was generated where regressions
+      are learned; ``guidance`` float32 [] that of the velocities. A model adds arrays of its own for its conditioning.
+    - ``media``: ``frames`` uint8 [F, height, width, 3] (RGB; an image is one frame), ``fps`` float32 [].
     """
 
     kind: str

@@ -91,7 +91,7 @@ def evaluate(
             assert against is not None
             logprobs, *ids = compared
             ours = rows.pick(*ids) if ids else rows.whole(logprobs.shape[-1])
-            given.append(diverge(against.divergence, ours, logprobs, is_whole=not ids))
+            given.append(diverge(against.question, ours, logprobs, is_whole=not ids))
         return tuple(given)
 
     compared = () if theirs is None else (theirs.logprobs_NK, theirs.ids_NK)

@@ -86,7 +86,7 @@ class Beforehand:
             return []
         role, divergence = self.diverges
         looks = [each.outlook for each in self.frozen[role]]
-        return [Against(outlook=look, divergence=divergence) for look in looks if look is not None]
+        return [Against(outlook=look, question=divergence) for look in looks if look is not None]
 
     def opinions(self, index: int, decided: Decided) -> dict[FrozenRole, Opinion]:
         """What the frozen models say of a micro-batch, once its forward is known."""

@@ -41,7 +41,7 @@ FAULTS = {
     "summed": (apart("own.sum()"), "test_divergences_are_distances", "give one finite float32 for each"),
     "top-ignored": (
         asked(
-            "scale = 1.0 if against is None or against.divergence.top is None else 9.0; "
+            "scale = 1.0 if against is None or against.question.top is None else 9.0; "
             "own = decided.divergence_N; "
             "decided = decided if own is None else attrs.evolve(decided, divergence_N=own * scale)"
         ),

@@ -164,7 +164,7 @@ def _compared(
     with torch.no_grad():
         look = model.decide(other, batch, temperature=_TEMPERATURE, outlook=divergence)
     outlook = _expect_outlook(look, divergence)
-    against = Against(outlook=outlook, divergence=divergence)
+    against = Against(outlook=outlook, question=divergence)
     decided = model.decide(module, batch, temperature=_TEMPERATURE, against=against)
     found, number = decided.divergence_N, len(decided.logprobs_N)
     if found is None or found.shape != (number,) or found.dtype != torch.float32 or not bool(found.isfinite().all()):

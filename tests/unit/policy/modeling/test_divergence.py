@@ -65,7 +65,7 @@ def test_divergences_and_their_gradients_are_those_of_the_definitions(kind, top,
     other_hidden, other_weight, _ = draw(1)
     with torch.no_grad():
         theirs = evaluate(other_hidden, other_weight, targets, outlook=divergence)
-    decided = evaluate(hidden, weight, targets, against=Against(outlook=theirs.outlook, divergence=divergence))
+    decided = evaluate(hidden, weight, targets, against=Against(outlook=theirs.outlook, question=divergence))
     asked = Divergence(kind=kind, beta=0.3, top=top if top == 3 else None)
     want = expected(asked, probs(hidden, weight), probs(other_hidden, other_weight).detach())
     torch.testing.assert_close(decided.divergence_N.double(), want, rtol=1e-5, atol=1e-6)
@@ -84,7 +84,7 @@ def test_telling_fewer_outcomes_apart_never_gives_more(kind):
     for top in (1, 2, 4, 8, None):
         divergence = Divergence(kind=kind, top=top)
         look = evaluate(*other[:2], targets, outlook=divergence).outlook
-        against = Against(outlook=look, divergence=divergence)
+        against = Against(outlook=look, question=divergence)
         found.append(evaluate(hidden, weight, targets, against=against).divergence_N)
     for fewer, more in itertools.pairwise(found):
         assert (fewer <= more + 1e-5).all()
@@ -111,7 +111,7 @@ def test_an_impossible_outcome_is_no_nan():
     logprobs[:, -1] = -math.inf
     outlook = Outlook(arrays={**look.arrays, "logprobs": logprobs})
     for kind in ("forward-kl", "jsd"):
-        against = Against(outlook=outlook, divergence=Divergence(kind=kind))
+        against = Against(outlook=outlook, question=Divergence(kind=kind))
         assert evaluate(hidden, weight, targets, against=against).divergence_N.isfinite().all()
 
 
@@ -120,7 +120,7 @@ def test_a_split_vocabulary_gives_the_same_on_each_process(top):
     divergence = Divergence(kind="jsd", beta=0.3, top=top)
     hidden, weight, targets = draw(0)
     look = evaluate(*draw(1)[:2], targets, outlook=divergence).outlook
-    whole = evaluate(hidden, weight, targets, against=Against(outlook=look, divergence=divergence)).divergence_N
+    whole = evaluate(hidden, weight, targets, against=Against(outlook=look, question=divergence)).divergence_N
     grads = torch.autograd.grad((whole * torch.arange(1.0, 6.0)).sum(), (hidden, weight))
     for rank, (ids, logprobs, divergence_N, hidden_grad, weight_grad) in enumerate(run_world(2, split, top)):
         torch.testing.assert_close(logprobs, look.arrays["logprobs"])
@@ -141,6 +141,6 @@ def split(top):
     with torch.no_grad():
         look = evaluate(other_hidden, other, targets, vocabulary, outlook=divergence).outlook
     copied = copy_to_group(hidden, group)
-    decided = evaluate(copied, own, targets, vocabulary, against=Against(outlook=look, divergence=divergence))
+    decided = evaluate(copied, own, targets, vocabulary, against=Against(outlook=look, question=divergence))
     grads = torch.autograd.grad((decided.divergence_N * torch.arange(1.0, 6.0)).sum(), (hidden, own))
     return look.arrays.get("ids"), look.arrays["logprobs"], decided.divergence_N.detach(), *grads
