@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import shutil
+
+import attrs
 import pytest
+import torch
 
 from cosmos_core.testing import EngineConformance
 from cosmos_core.testing.ranks import forked_ranks
@@ -18,6 +22,31 @@ class TestEmbeddedInSmallSteps(EngineConformance):
     @pytest.fixture
     def options(self):
         return {"prefill_units": 7, "cache_step": 8}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="kernels are compiled with g++, which this machine lacks")
+class TestEmbeddedCompiled(EngineConformance):
+    """Its forward is one graph, in kernels of the machine's own compiler; compiled once, for all tests."""
+
+    plugin = "embedded"
+
+    @pytest.fixture
+    def options(self):
+        return {"compile": True}
+
+    @pytest.fixture
+    def capabilities(self, provider):
+        """Compiled forwards record nothing: `options.compile` refuses it, so that there is nothing to show of it."""
+        return attrs.evolve(provider.capabilities, records=False)
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def compiled_once(cls, tmp_path_factory):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
+            yield
+        torch._dynamo.reset()
 
 
 @pytest.mark.slow
