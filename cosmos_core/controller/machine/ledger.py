@@ -7,7 +7,8 @@ the journal has the rest). Positions from `next_position` on were never touched.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import attrs
@@ -46,7 +47,8 @@ class LedgerMark:
     """A ledger at one moment, with what was live then by position only."""
 
     next_position: int
-    live: tuple[int, ...]
+    live: tuple[tuple[int, int], ...]
+    """Ranges, the first position of each, and the one after its last. One is kept for each checkpoint of the run."""
     num_held: int
     consumed: int
     dropped: dict[str, int]
@@ -143,7 +145,7 @@ class Ledger:
         """Remember this moment."""
         return LedgerMark(
             next_position=self.next_position,
-            live=tuple(sorted((*self.queued, *self.in_flight, *self.finished, *self.claimed))),
+            live=_ranges(sorted((*self.queued, *self.in_flight, *self.finished, *self.claimed))),
             num_held=self.num_held,
             consumed=self.consumed,
             dropped=dict(self.dropped),
@@ -165,7 +167,7 @@ class Ledger:
         samples.drop(reason, mark.num_held)
         return cls(
             next_position=mark.next_position,
-            queued=list(mark.live),
+            queued=[position for first, end in mark.live for position in range(first, end)],
             consumed=mark.consumed,
             dropped=dict(mark.dropped),
             samples=samples,
@@ -176,3 +178,11 @@ class Ledger:
             return None
         group = self.finished.pop(position, None)
         return group if group is not None else self.claimed.pop(position)
+
+
+def _ranges(positions: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Ascending positions as ranges."""
+    # What follows each other is as far from its place as the one before.
+    runs = itertools.groupby(enumerate(positions), key=lambda pair: pair[1] - pair[0])
+    spans = ([position for _, position in run] for _, run in runs)
+    return tuple((span[0], span[-1] + 1) for span in spans)

@@ -47,3 +47,15 @@ def test_a_restored_ledger_queues_all_that_was_live(make_sample):
     assert restored.samples.dropped == {"lost": 1}
     restored.samples.drop("stale", 1)
     assert mark.samples.dropped == {}
+
+
+def test_a_mark_holds_what_was_live_in_ranges_and_gives_each_position_back():
+    ledger = Ledger()
+    for lease in range(9):
+        ledger.lease(lease)
+    for position in (0, 3, 4):
+        ledger.drop(position, "lost")
+    ledger.requeue(6)
+    mark = ledger.mark()
+    assert mark.live == ((1, 3), (5, 9))
+    assert sorted(Ledger.restore(mark).queued) == [1, 2, 5, 6, 7, 8]
