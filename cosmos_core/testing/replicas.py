@@ -34,6 +34,8 @@ INITIAL_DIGEST: Final = "initial"
 _FAILED_MEASUREMENTS: Final = 0.2
 _IMPATIENCE: Final = 0.01
 """How often a rollout replica gives up on those that pass weights on to it."""
+_LONG_ROWS: Final = 0.05
+"""How often a held-out prompt cannot be completed."""
 _CORRUPTIONS: Final = 0.1
 """How often weights do not arrive as they were published."""
 
@@ -166,6 +168,20 @@ class FakePolicy:
         if directive.train is not None and order is not None and order.generation == self._generation:
             reports += self._train(directive.train, order)
         return reports
+
+    def lacks(self, order: GenerationOrder) -> bool:
+        """Whether it is to be sent the weights of a generation, and has not formed it."""
+        return order.transfer and order.generation > self._generation and order.members[order.source] != self.name
+
+    def still_holds(self, report: Report) -> bool:
+        """Whether the weights that a report tells of are still those it has; its present group was told of once."""
+        match report:
+            case StepDone():
+                return report.step == self.step
+            case GenerationFormed():
+                return report.step == self.step and report.generation < self._generation
+            case _:
+                return False
 
     def _form(self, order: GenerationOrder) -> list[Report]:
         if order.checkpoint and self.step != order.step:
@@ -330,6 +346,8 @@ class FakeRollout:
         every = self._drop_every if lease.purpose == "train" else 0
         if every and lease.position % (7 * every) == 1:
             return GroupFailed(lease=lease.lease, reason="too_long", detail="the prompt has 9 units")
+        if lease.purpose == "evaluation" and self._rng is not None and self._rng.random() < _LONG_ROWS:
+            return GroupFailed(lease=lease.lease, reason="too_long", detail="the held-out prompt has 9 units")
         number = self._world.group_size if lease.purpose == "train" else 1
         if lease.purpose == "train":
             self._payloads.add(lease.lease)

@@ -9,7 +9,7 @@ import pytest
 from cosmos_core.errors import ConfigError
 from cosmos_core.testing.simulation import Faults, Scenario, Simulation, Violation
 from cosmos_core.testing.simulation.__main__ import main
-from cosmos_core.testing.simulation.simulation import _HOPELESS
+from cosmos_core.testing.simulation.verdict import HOPELESS
 from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
 
 from .plants import PLANTS
@@ -154,4 +154,4 @@ def test_a_violation_is_an_oracle_and_what_it_saw():
     ],
 )
 def test_only_what_came_to_nothing_too_often_is_excused(reason, is_hopeless):
-    assert bool(_HOPELESS.match(reason)) == is_hopeless
+    assert bool(HOPELESS.match(reason)) == is_hopeless

@@ -40,14 +40,24 @@ class Disk:
         self.is_full = False
         self.num_commits = 0
         self.num_failures = 0
+        self._noted = (0, 0, 0)
         self._rng: Final = rng
 
     def keep_accounts(self, state: State) -> None:
-        """Keep an account of each checkpoint that is new, and none of what was undone; all of `state` is durable."""
+        """Keep an account of the newest checkpoint, with its evaluations, and none of what was undone.
+
+        Each controller writes one: a run that goes on from it must not use a term or a lease twice.
+
+        Args:
+            state: The run's, all of it durable.
+        """
         for step in [step for step in self.accounts if step > state.step]:
             del self.accounts[step]
-        for step in state.checkpoints.saved.keys() - self.accounts.keys():
-            self.accounts[step] = ACCOUNT.encode(account_of(state, step))
+        newest = max(state.checkpoints.saved, default=-1)
+        due = state.term, newest, len(state.evaluations)
+        if newest >= 0 and due != self._noted:
+            self._noted = due
+            self.accounts[newest] = ACCOUNT.encode(account_of(state, newest))
 
     def go_on(self, state: State, *, is_lost: bool) -> int | None:
         """Have the run go on from its newest checkpoint: what its journal goes on with, or a new one begins with.

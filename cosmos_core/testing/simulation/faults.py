@@ -26,6 +26,8 @@ class Faults:
         slow: Chance that a process takes ten times as long for all that it does.
         broken_group: Chance that a policy replica fails to join a gradient group, or in a step.
         stutter: Chance that a replica says again what it reported earlier, as news.
+        wreck: Chance of a policy replica that, when it is about to be sent the newest weights or to leave, it is cut
+            off for a while and all others are killed.
         corrupt: Chance that weights which a replica says it has loaded are others than those published.
         controller_crash: Rate of kills of the controller between its turns.
         commit_crash: Chance that it is killed in a commit: before it is durable, after, or while it tells.
@@ -33,7 +35,8 @@ class Faults:
         slow_s: How long a slow commit takes at most.
         commit_failure: Chance that a commit fails: written or not, the controller cannot know.
         disk_full: Rate of moments from which on nothing can be written until somebody makes room.
-        people: Rate of what people do: stop the run, drain a replica, start another one, set a dynamic key.
+        people: Rate of what people do: stop the run, start a replica, set a dynamic key, drain a replica, which may
+            well be cut off soon after.
         outage: Rate of moments in which every process ends; the run is resumed from its newest checkpoint, if it has
             one. One that was stopped is resumed half of the time where this is not 0.
         gone: Chance that a replica that was killed never comes back, where another one of its role is there.
@@ -51,6 +54,7 @@ class Faults:
     slow: float = 0.0
     broken_group: float = 0.0
     stutter: float = 0.0
+    wreck: float = 0.0
     corrupt: float = 0.0
     controller_crash: float = 0.0
     commit_crash: float = 0.0
@@ -101,13 +105,14 @@ _CHOICES: Final[dict[str, tuple[float, ...]]] = {
     "loss": (0.0, 0.05, 0.15),
     "repeat": (0.0, 0.05, 0.2),
     "delay_s": (0.1, 0.5, 1.5),
-    "crash": (0.0, 0.0, 0.05, 0.2),
+    "crash": (0.0, 0.05, 0.2),
     "freeze": (0.0, 0.0, 0.03),
     "hang": (0.0, 0.0, 0.03),
     "cut": (0.0, 0.0, 0.03),
     "slow": (0.0, 0.0, 0.3),
-    "broken_group": (0.0, 0.0, 0.05),
-    "stutter": (0.0, 0.0, 0.02),
+    "broken_group": (0.0, 0.0, 0.05, 0.1),
+    "stutter": (0.0, 0.05, 0.2),
+    "wreck": (0.0, 0.3, 0.6),
     "corrupt": (0.0, 0.0, 0.05),
     "controller_crash": (0.0, 0.0, 0.05, 0.2),
     "commit_crash": (0.0, 0.0, 0.01),
@@ -115,9 +120,9 @@ _CHOICES: Final[dict[str, tuple[float, ...]]] = {
     "slow_s": (0.3, 2.0),
     "commit_failure": (0.0, 0.0, 0.01),
     "disk_full": (0.0, 0.0, 0.05),
-    "people": (0.0, 0.0, 0.1, 0.5),
-    "outage": (0.0, 0.0, 0.2),
-    "journal_loss": (0.0, 0.5),
+    "people": (0.0, 0.0, 0.3, 1.0),
+    "outage": (0.0, 0.05, 0.2),
+    "journal_loss": (0.0, 0.5, 0.8),
     "until_s": (15.0, 30.0),
     "gone": (0.0, 0.0, 0.3),
 }

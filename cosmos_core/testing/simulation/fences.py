@@ -89,13 +89,14 @@ def _stale_sender(state: State, message: Beat | Reports) -> str:
     )
 
 
-def stale_event(state: State, event: ReplicaJoined | Reported, report: Report | None) -> str:
+def stale_event(state: State, event: ReplicaJoined | Reported, report: Report | None, undone: int) -> str:
     """Why an event of the journal must change nothing but what `told` allows; empty if it may.
 
     Args:
         state: Before the event.
         event: What happened.
         report: What was reported, decoded.
+        undone: What generations up to this one came to did not happen.
     """
     replica = state.replicas.get(event.name)
     if isinstance(event, ReplicaJoined):
@@ -104,16 +105,18 @@ def stale_event(state: State, event: ReplicaJoined | Reported, report: Report | 
         return "a report of an incarnation that is not in the run"
     if event.sequence != replica.received + 1:
         return f"report {event.sequence} after {replica.received}"
-    return _stale_report(state, replica, report)
+    return _stale_report(state, replica, report, undone)
 
 
-def _stale_report(state: State, replica: Replica, report: Report | None) -> str:
+def _stale_report(state: State, replica: Replica, report: Report | None, undone: int) -> str:
     match report:
         case GroupFinished() | GroupFailed() if report.lease not in replica.leases:
             return f"lease {report.lease} is not the replica's"
+        case StepDone() | GenerationFormed() if report.generation <= undone:
+            return f"the run was taken back, and generation {report.generation} is older"
         case StepDone() | StepFailed():
             return _stale_step(state, report)
-        case GenerationFormed() if state.generation is None and state.undone < report.generation:
+        case GenerationFormed() if state.generation is None:
             return ""  # that it has the newest weights after all lets the next generation be ordered
         case GenerationFormed() | GenerationFailed():
             present = state.generation
@@ -135,6 +138,15 @@ def _stale_step(state: State, report: StepDone | StepFailed) -> str:
     return ""
 
 
-def told(event: ReplicaJoined | Reported) -> set[str]:
-    """Parts of a state that a stale report may change: how many there were, and what the replica holds."""
-    return {f"{event.name}.received", f"{event.name}.step"} if isinstance(event, Reported) else set()
+def told(event: ReplicaJoined | Reported, report: Report | None, undone: int) -> set[str]:
+    """Parts of a state that a stale report may change: how many there were, and what the replica holds.
+
+    Args:
+        event: What happened.
+        report: What was reported, decoded.
+        undone: What was held in generations up to this one was undone.
+    """
+    if not isinstance(event, Reported):
+        return set()
+    is_undone = isinstance(report, StepDone | GenerationFormed) and report.generation <= undone
+    return {f"{event.name}.received"} | (set() if is_undone else {f"{event.name}.step"})

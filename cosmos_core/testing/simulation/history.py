@@ -16,6 +16,7 @@ class History:
 
     Attributes:
         promises: What holds of orders, leases and evaluations.
+        undone: The newest generation of the gradient group when the run was last taken back.
         weights: Digest of the weights of each step, which follow from the batches alone.
     """
 
@@ -26,6 +27,8 @@ class History:
         self._batches: Final[dict[int, tuple[int, set[int]]]] = {}
         self._joined: Final[dict[str, str]] = {}
         self._left: Final[set[str]] = set()
+        self.undone = 0
+        self._newest_generation = 0
         self._num_rewinds = 0
         self._ended: Final[dict[int, list[set[int]]]] = {0: [set() for _ in state.ledgers]}
         self._settings: Final[dict[int, dict[str, Scalar]]] = {}
@@ -46,6 +49,10 @@ class History:
         is_rewound = is_resumed or len(state.rewinds) != self._num_rewinds
         if is_rewound:
             yield from self._rewound(state)
+            if not is_resumed:
+                yield from _taken_back(state, step)
+        if state.generation is not None:
+            self._newest_generation = state.generation.order.generation
         yield from self._prompts(state)
         yield from self._replicas(state)
         yield from self._drains(state)
@@ -71,6 +78,8 @@ class History:
         """What was done after a step did not happen; what had ended before it has."""
         self._num_rewinds = len(state.rewinds)
         step = state.step
+        self.undone = self._newest_generation
+        self.promises.asked.undo(step)
         for kept in (self.weights, self._batches, self._ended, self._settings):
             for later in [each for each in kept if each > step]:
                 del kept[later]
@@ -146,11 +155,29 @@ class History:
                 yield "weights", f"{policy.name} holds other weights than those of step {policy.step}"
 
 
+def _taken_back(state: State, step: int) -> Iterable[tuple[str, str]]:
+    """What is wrong with having taken a run back from a step."""
+    if state.step >= step:
+        yield "weights", f"the run was taken back from step {step} to step {state.step}"
+    for replica in state.replicas.values():
+        if replica.role == "policy" and replica.step > state.step:
+            yield "weights", f"{replica.name} holds weights of step {replica.step}, and the run is back at {state.step}"
+
+
 def _claimed(state: State) -> Iterable[tuple[str, str]]:
-    """A batch that is being trained must not be older than the bound."""
-    if state.running is None or state.outcome:
+    """What is trained on, or waits for that, must not be older than the bound."""
+    if state.outcome:
+        return
+    bound = state.settings.max_staleness
+    for group in state.ledger.finished.values():
+        oldest = min((sample.oldest_version for sample in group.samples), default=state.step)
+        if state.step - oldest > bound:
+            yield "staleness", f"prompt {group.position} is kept for step {state.step + 1}, of version {oldest}"
+        if group.samples and group.oldest_version != oldest:
+            yield "staleness", f"prompt {group.position} is of version {oldest}, on record is {group.oldest_version}"
+    if state.running is None:
         return
     order = state.running.order
     oldest = min((sample.oldest_version for group in order.groups for sample in group.samples), default=order.step)
-    if order.step - 1 - oldest > state.settings.max_staleness:
+    if order.step - 1 - oldest > bound:
         yield "staleness", f"step {order.step} trains on samples of version {oldest}"

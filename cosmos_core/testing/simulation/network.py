@@ -47,6 +47,11 @@ class Network:
         """Whether a link carries nothing now."""
         return self._cut_until.get(link, 0.0) > self._agenda.now
 
+    def deliver_late(self, seconds: float, deliver: Callable[[], None]) -> None:
+        """Something was under way for long, and arrives in so many seconds."""
+        outages = self._num_outages
+        self._agenda.after(seconds, lambda: deliver() if outages == self._num_outages else None)
+
     def carry(self, link: str, data: bytes, deliver: Callable[[bytes], None], *, after: float = 0.0) -> None:
         """Take a message along, which leaves `after` so many seconds."""
         if self.is_cut(link) or self._rng.random() < self.faults.loss:

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from cosmos_core.controller.machine.records import EvaluationRecord
-from cosmos_core.controller.machine.state import Replica, State
+from cosmos_core.controller.machine.state import Generation, Replica, State
+from cosmos_core.testing.simulation.asked import Asked
 from cosmos_core.transport.directives import GroupRef, Lease
 from cosmos_core.transport.requests import Drain, Request, Stop
-from cosmos_core.types import Scalar
 
 _KEYS: Final = {
     "sync.max_staleness": "max_staleness",
@@ -23,14 +23,23 @@ _KEYS: Final = {
 
 
 class Promises:
-    """Sees what is new after each event."""
+    """Sees what is new after each event.
+
+    Attributes:
+        asked: What dynamic keys were asked to be.
+    """
 
     def __init__(self) -> None:
+        self.asked: Final = Asked()
         self._leases: dict[str, set[int]] = {}
         self._gone: set[int] = set()
         self._num_evaluations = 0
         self._group: tuple[int, set[str]] | None = None
         """Number and processes of the gradient group, once it has formed."""
+        self._running = 0
+        """The step that was running after the event before."""
+        self._leaving: set[str] = set()
+        self._outcome = ""
 
     def lose(self, leases: Iterable[int]) -> None:
         """Payloads are gone: what was made under these leases can never be trained on."""
@@ -42,14 +51,23 @@ class Promises:
         yield from self._generations(state)
         yield from self._grants(state)
         yield from self._evaluations(state)
-        if not state.attempts and not state.outcome:
-            yield from _settled(state)
+        yield from self._leaves(state)
+        self._running = state.running.order.step if state.running is not None else 0
+        if state.outcome != self._outcome:
+            self._outcome = state.outcome
+            yield from _concluded(state)
+        if state.outcome:
+            return
+        yield from _served(state)
+        if not state.attempts:
+            yield from self._settled(state)
 
     def _order(self, state: State) -> Iterator[tuple[str, str]]:
         if state.running is None:
             return
         order = state.running.order
-        if order.settings != (expected := _values(state, order.step)):
+        self.asked.order(order.step)
+        if order.settings != (expected := self.asked.values(state.settings, order.step)):
             yield "settings", f"step {order.step} was ordered with {order.settings}, asked for was {expected}"
         if state.generation is None or state.running.generation != state.generation.order.generation:
             return
@@ -68,10 +86,18 @@ class Promises:
         if generation is not None and generation.is_ready:
             members = {present.get(name, "") for name in generation.order.members}
             self._group = generation.order.generation, members
+            if before is None or before[0] != generation.order.generation:
+                yield from self._formed(state, generation)
         if before is None or generation is None or generation.order.generation == before[0] or state.running is None:
             return
         if before[1] <= set(present.values()):
             yield "batch", f"step {state.running.order.step} was broken off, and nobody of its group was lost"
+
+    def _formed(self, state: State, generation: Generation) -> Iterator[tuple[str, str]]:
+        """Members begin with the same weights: those of the newest step, or of the one that was running."""
+        newest, steps = max(state.step, self._running), set(generation.formed.values())
+        if len(steps) > 1 or max(steps) > newest:
+            yield "weights", f"the group has formed with the weights of {generation.formed}, the newest are of {newest}"
 
     def _grants(self, state: State) -> Iterator[tuple[str, str]]:
         before, self._leases = self._leases, {}
@@ -98,16 +124,46 @@ class Promises:
         if newest.num_prompts != most:
             yield "evaluation", f"{_name(newest)} has {newest.num_prompts} rows of {most}"
 
+    def _leaves(self, state: State) -> Iterator[tuple[str, str]]:
+        """Who is told to leave has nothing that anybody waits for."""
+        before = self._leaving
+        self._leaving = {replica.incarnation for replica in state.replicas.values() if replica.is_leaving}
+        for replica in state.replicas.values():
+            if replica.incarnation not in self._leaving - before:
+                continue
+            generation = state.generation
+            if replica.role == "rollout":
+                is_free = not replica.leases and not replica.held
+            else:
+                is_free = generation is not None and generation.is_ready and replica.name not in generation.formed
+            if not is_free:
+                yield "drain", f"{replica.name} is told to leave, and is not free: its group is {generation}"
+
+    def _settled(self, state: State) -> Iterator[tuple[str, str]]:
+        values = self.asked.values(state.settings, state.step + 1)
+        for key, name in _KEYS.items():
+            present = getattr(state.settings, name)
+            if key in values and present != values[key]:
+                yield "settings", f"the controller goes by {name} {present}, {key} is {values[key]}"
+
 
 def kept(state: State, request: Request) -> Iterator[tuple[str, str]]:
     """Whether what was asked for, and taken in just now, is so."""
     match request:
         case Stop() if not state.is_stopping:
             yield "request", "a stop was taken in, and the run goes on"
-        case Drain() if request.name in state.replicas and request.name not in state.draining:
-            yield "request", f"{request.name} was asked to leave, and stays"
+        case Drain() if request.name in state.replicas:
+            yield from _draining(state, request.name)
         case _:
             pass
+
+
+def _draining(state: State, name: str) -> Iterator[tuple[str, str]]:
+    role = state.replicas[name].role
+    if name not in state.draining:
+        yield "request", f"{name} was asked to leave, and stays"
+    if all(each.role != role or each.name in state.draining for each in state.replicas.values()):
+        yield "request", f"{name} was asked to leave, and no other {role} replica stays"
 
 
 def _grant(state: State, replica: Replica, lease: Lease, live: int) -> Iterator[tuple[str, str]]:
@@ -126,20 +182,22 @@ def _grant(state: State, replica: Replica, lease: Lease, live: int) -> Iterator[
         yield "lease", f"{live} prompts are live or trained on, {replica.name} was given one that will be too old"
 
 
-def _settled(state: State) -> Iterator[tuple[str, str]]:
-    values = _values(state, state.step + 1)
-    for key, name in _KEYS.items():
-        if key in values and getattr(state.settings, name) != values[key]:
-            yield "settings", f"the controller goes by {name} {getattr(state.settings, name)}, {key} is {values[key]}"
+def _concluded(state: State) -> Iterator[tuple[str, str]]:
+    """A run that ends as it should has a checkpoint of its newest step, and no other step under way."""
+    if not state.has_started or state.outcome not in ("finished", "stopped"):
+        return
+    ended = f"the run {state.outcome} at step {state.step}"
+    if state.running is not None:
+        yield "request", f"{ended}, and step {state.running.order.step} is running"
+    if state.step not in state.checkpoints.saved:
+        yield "request", f"{ended}, there are checkpoints of {sorted(state.checkpoints.saved)}"
 
 
-def _values(state: State, step: int) -> dict[str, Scalar]:
-    """Of dynamic keys at a step, those that are not as in the recipe: the newest change counts."""
-    found: dict[str, Scalar] = {}
-    for change in state.changes:
-        if change.step <= step:
-            found[change.key] = change.after
-    return {key.key: found[key.key] for key in state.settings.dynamic if found.get(key.key, key.value) != key.value}
+def _served(state: State) -> Iterator[tuple[str, str]]:
+    """Weights that shall be loaded, and that nobody of the policy has any more, are made up for by newer ones."""
+    known = state.published.get(state.target)
+    if known is not None and not known.sources and state.publish < state.step:
+        yield "weights", f"nobody can serve version {state.target}, and none is asked for after {state.publish}"
 
 
 def _scored(group: GroupRef) -> int:

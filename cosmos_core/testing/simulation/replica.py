@@ -19,15 +19,19 @@ from cosmos_core.transport.messages import Acknowledged, Directive, Down, Hello,
 from cosmos_core.transport.outbox import Outbox
 from cosmos_core.transport.reports import (
     GenerationFailed,
+    GenerationFormed,
     GroupFailed,
     GroupFinished,
     Report,
+    StepDone,
     StepFailed,
 )
 from cosmos_core.transport.wire import DOWN, REPORT, UP
 
 _FENCED: Final = (GroupFinished, GroupFailed, StepFailed, GenerationFailed)
 """What can be said again without being wrong: it carries what it belongs to, and nothing that a replica holds now."""
+_HOLDING: Final = (StepDone, GenerationFormed)
+"""What can be said again for as long as the replica still holds the weights that it tells of."""
 
 _LAZINESS: Final = {"policy": 0.6, "rollout": 0.3}
 _SLOW_LAZINESS: Final = 0.95
@@ -89,6 +93,7 @@ class Replica:
         self._identity: Final = f"{hello.name}|{hello.incarnation}".encode()
         self._inbox: list[bytes] = []
         self.is_hung = False
+        self._is_threatened = rng.random() < faults.wreck
         self._laziness: Final = _SLOW_LAZINESS if rng.random() < faults.slow else _LAZINESS[hello.role]
         self._term = 0
         self._past: Final[list[Report]] = []
@@ -105,9 +110,24 @@ class Replica:
         return self._session.hello.incarnation
 
     @property
+    def hello(self) -> tuple[bytes, bytes]:
+        """Its identity, and how it introduces itself."""
+        return self._identity, UP.encode(self._session.hello)
+
+    @property
     def refusal(self) -> str:
         """Why the controller does not want it."""
         return self._session.refusal
+
+    def is_at_stake(self, *, is_leaving: bool) -> bool:
+        """Whether it was just told to take over the newest weights, or shall leave with them; True once at most."""
+        directive = self._session.directive
+        if not self._is_threatened or directive is None or directive.policy is None:
+            return False
+        order = directive.policy.generation
+        takes_over = order is not None and isinstance(self.fake, FakePolicy) and self.fake.lacks(order)
+        self._is_threatened = not (takes_over or is_leaving)
+        return not self._is_threatened
 
     @property
     def is_frozen(self) -> bool:
@@ -188,15 +208,23 @@ class Replica:
         for report in reports:
             self._report(report)
         if self._past and self._rng.random() < self.faults.stutter:
-            self._say_again(self._rng.choice(self._past))
+            self._stutter()
         if (is_over or self.fake.has_left) and not len(self._session.outbox):
             self.has_left = True
             self.end("leaves: the run is over" if is_over else "leaves, as it was asked to")
 
     def _report(self, report: Report) -> None:
         self._say_again(report)
-        if isinstance(report, _FENCED):
+        if isinstance(report, _FENCED + _HOLDING):
             self._past.append(report)
+
+    def _stutter(self) -> None:
+        said = [each for each in self._past if isinstance(each, _FENCED) or self._still_holds(each)]
+        if said:
+            self._say_again(self._rng.choice(said))
+
+    def _still_holds(self, report: Report) -> bool:
+        return isinstance(self.fake, FakePolicy) and self.fake.still_holds(report)
 
     def _say_again(self, report: Report) -> None:
         data = REPORT.encode(report)

@@ -59,7 +59,7 @@ def _rolling_out(rng: random.Random) -> Settings:
         stages.insert(0, demonstrations(0, warmup, 3))
     return small_settings(
         *stages,
-        num_policies=rng.choice((1, 2, 3)),
+        num_policies=rng.choice((1, 2, 2, 3)),
         num_rollouts=rng.choice((1, 2, 3, 6, 9)),
         synchronous=synchronous,
         sync_interval=interval,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import random
-import re
 from typing import Final
 
 import attrs
@@ -21,6 +20,7 @@ from cosmos_core.testing.simulation.people import Person
 from cosmos_core.testing.simulation.replica import Replica
 from cosmos_core.testing.simulation.scenario import Scenario
 from cosmos_core.testing.simulation.trace import Trace
+from cosmos_core.testing.simulation.verdict import check_outcome, standing
 from cosmos_core.testing.simulation.witness import LAUNCHER, Violation, Witness
 from cosmos_core.transport.messages import WIRE_VERSION, Hello
 from cosmos_core.transport.reports import Report
@@ -32,14 +32,10 @@ _WITHIN_S: Final = 120.0
 _LEFT: Final = 0.5
 """Chance that a run that was stopped is left at that."""
 _DOWN_S: Final = (0.05, 0.5, 4.0)
-_HOPELESS: Final = re.compile(
-    r"the policy replicas were lost \d+ times before a checkpoint after step \d+; see "
-    r"|the gradient group broke \d+ times in a row; last: "
-    r"|step \d+ was tried \d+ times without success; last: "
-)
-"""Ends of a run that is given up on, as it came to nothing too often."""
-_AVOIDABLE: Final = ("members hold the weights of", "payloads are gone")
-"""What the controller itself must put right before it gives up."""
+_WANTED: Final = (2, 7, 3, 9)
+"""How often people want a run to be stopped, a replica to leave, another one, another value of a dynamic key."""
+_FAILING: Final = 0.3
+"""Chance that who is asked to leave is about to fail."""
 
 
 class Simulation:
@@ -142,9 +138,10 @@ class Simulation:
         end = self.agenda.now + _WITHIN_S
         while not self._is_over():
             if self.agenda.now > end:
-                raise Violation("liveness", f"nothing went wrong for {_WITHIN_S:g} s: {_standing(self.state)}")
+                raise Violation("liveness", f"nothing went wrong for {_WITHIN_S:g} s: {standing(self.state)}")
             self.agenda.proceed()
-        self._check_outcome()
+        was_stopped = any(isinstance(person.request, Stop) for person in self.people)
+        check_outcome(self.state, self.scenario.settings, was_stopped=was_stopped)
 
     def _is_resumed(self) -> bool:
         """Whether a run that was stopped goes on."""
@@ -167,17 +164,6 @@ class Simulation:
         self.disk.is_full = False
         for replica in self.replicas.values():
             replica.frozen_until = 0.0
-
-    def _check_outcome(self) -> None:
-        state, settings = self.state, self.scenario.settings
-        was_stopped = any(isinstance(person.request, Stop) for person in self.people)
-        is_avoidable = any(words in state.reason for words in _AVOIDABLE)
-        if state.outcome == "failed" and _HOPELESS.match(state.reason) and not is_avoidable:
-            return
-        if state.outcome != "finished" and not (was_stopped and state.outcome == "stopped"):
-            raise Violation("liveness", f"the run {state.outcome}: {state.reason}")
-        if state.outcome == "finished" and state.step != settings.last_step:
-            raise Violation("liveness", f"the run finished at step {state.step} of {settings.last_step}")
 
     def _start_all(self) -> None:
         settings = self.scenario.settings
@@ -205,8 +191,15 @@ class Simulation:
             self.witness.reopen()
         else:
             self.witness.forget()
+            self._delay_hellos()
         self.replicas.clear()
         self._start_all()
+
+    def _delay_hellos(self) -> None:
+        """What those who have ended said long ago may arrive only when the run has gone on without them."""
+        late = self._stream(f"hellos before {self._count}")
+        for replica in self.replicas.values():
+            self.network.deliver_late(4 * late.random(), functools.partial(self.controller.hear, *replica.hello))
 
     def _start(self, name: str) -> Replica:
         self._count += 1
@@ -272,15 +265,42 @@ class Simulation:
                 replica.end("is killed")
                 replica.is_gone = self._is_gone_for_good(replica)
                 self._tell_of(replica)
+            if faults.wreck and replica.is_at_stake(is_leaving=self._is_leaving(replica)):
+                self._wreck(replica)
             if self._happens(faults.hang):
                 replica.hang()
             if self._happens(faults.freeze) and not replica.is_frozen:
                 replica.freeze(self._rng.random() * 6)
             if self._happens(faults.cut):
-                self.trace.note(self.agenda.now, name, "is cut off")
-                self.network.cut(name, self._rng.random() * 6)
+                self._cut(name, self._rng.random() * 6)
         self._misfortune_of_all()
         self.agenda.after(_STEP_S, self._misfortune)
+
+    def _cut(self, name: str, seconds: float) -> None:
+        if self.agenda.now < self._planned.until_s:
+            self.trace.note(self.agenda.now, name, "is cut off")
+            self.network.cut(name, seconds)
+
+    def _cut_soon(self, name: str) -> None:
+        seconds = 3 * self._rng.random()
+        self.agenda.after(self._rng.random(), lambda: self._cut(name, seconds))
+
+    def _is_leaving(self, replica: Replica) -> bool:
+        known = self.state.replicas.get(replica.name)
+        return known is not None and known.incarnation == replica.incarnation and known.is_leaving
+
+    def _wreck(self, left: Replica) -> None:
+        """Nobody but one is left of the policy, and is not heard: what it has taken over is not known of it."""
+        longest = self.scenario.control.lost_after_s
+        self._cut(left.name, longest * (0.5 + 0.5 * self._rng.random()))
+        others = [each for name, each in self.replicas.items() if name.startswith("p") and each is not left]
+        self.agenda.after(0.1 + 0.4 * self._rng.random(), lambda: self._end(others))
+
+    def _end(self, replicas: list[Replica]) -> None:
+        for replica in replicas:
+            if replica.is_up and self.faults.wreck:
+                replica.end("is killed with all others of the policy but one")
+                self._tell_of(replica, chance=1.0)
 
     def _misfortune_of_all(self) -> None:
         faults = self.faults
@@ -321,11 +341,14 @@ class Simulation:
     def _ask(self) -> None:
         """Somebody wants something."""
         rng, settings = self._rng, self.scenario.settings
-        match rng.choice(("stop", "drain", "drain", "start", "set", "set", "set") if rng.random() < 0.3 else ("set",)):
+        match rng.choices(("stop", "drain", "start", "set"), _WANTED)[0]:
             case "stop":
                 self._request(Stop())
             case "drain":
-                self._request(Drain(name=rng.choice(sorted(self.replicas))))
+                name = rng.choice(sorted(self.replicas))
+                self._request(Drain(name=name))
+                if rng.random() < _FAILING:
+                    self._cut_soon(name)
             case "start":
                 self._count += 1
                 role = "r" if settings.num_rollouts and rng.random() < 0.5 else "p"
@@ -339,9 +362,9 @@ class Simulation:
         name = f"{whose}-{len(self.people)}"
         self.people.append(Person(name, request, agenda=self.agenda, trace=self.trace, say=self._say_up))
 
-    def _tell_of(self, replica: Replica) -> None:
+    def _tell_of(self, replica: Replica, *, chance: float = 0.5) -> None:
         """The launcher may see that a process has ended, and say so."""
-        if self._rng.random() < 0.5:
+        if self._rng.random() < chance:
             lost = Lost(name=replica.name, incarnation=replica.incarnation, reason="its process ended")
             self._request(lost, LAUNCHER)
 
@@ -359,15 +382,3 @@ class Simulation:
 _CALMED: Final = tuple(
     field.name for field in attrs.fields(Faults) if field.name not in ("delay_s", "slow_s", "until_s")
 )
-
-
-def _standing(state: State) -> str:
-    """Where a run stands, for people."""
-    books = state.ledger
-    return (
-        f"term {state.term}, step {state.step} of {state.settings.last_step}, running "
-        f"{state.running and state.running.order.step}, generation {state.generation and state.generation.order}, "
-        f"queued {books.queued}, in flight {books.in_flight}, finished {sorted(books.finished)}, replicas "
-        f"{sorted(state.replicas)}, target {state.target}, evaluations due "
-        f"{[due.version for due in state.pending]}, outcome {state.outcome!r}"
-    )

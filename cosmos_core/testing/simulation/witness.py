@@ -8,11 +8,12 @@
 | batch | each step's batch is on record once, whole, of usable prompts, and no prompt is in two of them |
 | lease | a lease is given to who has room, with weights that will not be too old |
 | evaluation | a version is evaluated once, whole, with exactly its weights |
-| request | what was asked for and taken in is so |
+| request | what was asked for and taken in is so; a run ends at a step of which there is a checkpoint |
+| told | each replica was told what the state wants of it, once a turn is over |
 | weights | published weights, and those of policies in the run, are what the batches on record make of the first ones |
-| digest | a rollout replica that loaded anything else than what was published generates nothing |
-| drain | who drains gets nothing new, and leaves with nothing that anybody waits for |
-| settings | every attempt at a step goes by the same dynamic keys, which are on record with it |
+| digest | a rollout replica that loaded anything else than what was published generates nothing and passes nothing on |
+| drain | who drains gets nothing new, leaves with nothing that anybody waits for, and is out of the run then |
+| settings | every attempt at a step goes by the same dynamic keys, those asked for, which are on record with it |
 | staleness | no batch has a sample older than the bound |
 | durable | nothing is said before what it follows from is durable; the journal has each report as it was made, once |
 | replay | the journal alone leads to the state that the controller has |
@@ -27,6 +28,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from cosmos_core.controller.machine import core
+from cosmos_core.controller.machine.directives import directive_for
 from cosmos_core.controller.machine.events import (
     EVENTS,
     Commanded,
@@ -38,14 +40,18 @@ from cosmos_core.controller.machine.events import (
     RunOpened,
 )
 from cosmos_core.controller.machine.invariants import check
+from cosmos_core.controller.machine.offers import Offers
 from cosmos_core.controller.machine.state import State
 from cosmos_core.testing.replicas import FakePolicy
 from cosmos_core.testing.simulation.disk import Disk, Opened
+from cosmos_core.testing.simulation.doubts import Doubts
 from cosmos_core.testing.simulation.fences import changes, fingerprint, stale_event, told
 from cosmos_core.testing.simulation.history import History
 from cosmos_core.testing.simulation.promises import kept
+from cosmos_core.transport.directives import PolicyDirective, RolloutDirective
 from cosmos_core.transport.messages import Acknowledged, Answer, Directive, Down, Welcome
-from cosmos_core.transport.reports import Left, Report, StepFailed, WeightsLoaded
+from cosmos_core.transport.reports import Left, Report, StepFailed, WeightsLoaded, WeightsRejected
+from cosmos_core.transport.requests import Set
 from cosmos_core.transport.wire import REPORT, REQUEST
 
 LAUNCHER: Final = "launcher"
@@ -75,6 +81,7 @@ class Witness:
         made: What each incarnation reported, in order.
         commands: Requests of people in the journal.
         history: Of prompts, batches and weights.
+        doubts: Who has weights that are not those published.
         num_events: Events seen.
         num_stale: Of these and of messages, those that were stale.
     """
@@ -88,6 +95,8 @@ class Witness:
         self._disk: Final = disk
         self._read = 0
         self._begun: History | None = None
+        self._told: Final[dict[str, tuple[int, PolicyDirective | RolloutDirective | None]]] = {}
+        """Term and content of the newest directive of each incarnation."""
         self._replay()
 
     @property
@@ -111,7 +120,12 @@ class Witness:
         opened, *events = (EVENTS.decode(data) for data in self._disk.committed)
         assert isinstance(opened, RunOpened | Recovered)
         self._state = core.begin(opened)
-        self.history = History(self._state) if self._begun is None else copy.deepcopy(self._begun)
+        self.doubts = Doubts()
+        if self._begun is None:
+            self.history = History(self._state)
+        else:
+            self.history = copy.deepcopy(self._begun)
+            self.history.promises.asked.recover(self._state.changes, self._state.step)
         for event in events:
             self._take(event)
 
@@ -120,15 +134,18 @@ class Witness:
         self.num_events += 1
         state = self._state
         report: Report | None = REPORT.decode(event.report) if isinstance(event, Reported) else None
-        stale = stale_event(state, event, report) if isinstance(event, ReplicaJoined | Reported) else ""
+        undone = self.history.undone
+        stale = stale_event(state, event, report, undone) if isinstance(event, ReplicaJoined | Reported) else ""
         before = fingerprint(state) if stale else {}
         if isinstance(report, Left) and not stale:
             self._check_farewell(event)
         known = state.published.get(report.version) if isinstance(report, WeightsLoaded) else None
         self._take(event)
+        if isinstance(event, Reported) and isinstance(report, Left) and not stale and event.name in state.replicas:
+            raise Violation("drain", f"{event.name} has left, and is in the run")
         if stale and isinstance(event, ReplicaJoined | Reported):
             self.num_stale += 1
-            if changed := changes(before, fingerprint(state)) - told(event):
+            if changed := changes(before, fingerprint(state)) - told(event, report, undone):
                 raise Violation("fence", f"{sorted(changed)} changed by {event.name}, though {stale}")
         if isinstance(event, Reported) and isinstance(report, WeightsLoaded):
             self._check_load(event, report, known.digest if known else None)
@@ -147,15 +164,26 @@ class Witness:
             _raise(kept(state, REQUEST.decode(event.request)))
 
     def _look_at(self, state: State, event: Event) -> None:
-        """Note payloads that are said to be gone by somebody who tried to fetch them."""
+        """Note what is asked for, and what is said of payloads and weights by somebody who tried to fetch them."""
+        if isinstance(event, Commanded) and event.ident not in state.commands:
+            request = REQUEST.decode(event.request)
+            if isinstance(request, Set):
+                self.history.promises.asked.ask(request, state.step)
         report = REPORT.decode(event.report) if isinstance(event, Reported) else None
-        if isinstance(event, Reported) and isinstance(report, StepFailed) and not stale_event(state, event, report):
+        if not isinstance(event, Reported) or stale_event(state, event, report, self.history.undone):
+            return
+        if isinstance(report, StepFailed):
             self.history.promises.lose(report.missing)
+        if isinstance(report, WeightsLoaded | WeightsRejected):
+            self.doubts.hear(state, event.incarnation, report)
 
     def _check_farewell(self, event: Event) -> None:
         replica = self._state.replicas[event.name] if isinstance(event, Reported) else None
         if replica is not None and (replica.leases or replica.held or not replica.is_leaving):
             raise Violation("drain", f"{replica.name} leaves with leases {replica.leases}, holding {replica.held}")
+        generation = self._state.generation
+        if replica is not None and generation is not None and replica.name in generation.order.members:
+            raise Violation("drain", f"{replica.name} leaves its gradient group, {generation.order}")
 
     def _check_load(self, event: Reported, report: WeightsLoaded, published: str | None) -> None:
         replica = self._state.replicas.get(event.name)
@@ -169,6 +197,14 @@ class Witness:
             ours, its = fingerprint(self._state), fingerprint(live)
             raise Violation("replay", f"{sorted(changes(ours, its)) or 'the order of something'} differs")
         _raise(self.history.diverged(live, policies))
+        self._check_told(live)
+
+    def _check_told(self, live: State) -> None:
+        offers = Offers(live)
+        for replica in live.replicas.values():
+            term, content = self._told.get(replica.incarnation, (0, None))
+            if term == live.term and content != (wanted := directive_for(live, replica.name, offers)):
+                raise Violation("told", f"{replica.name} was told {content}, wanted is {wanted}")
 
     def committed(self) -> None:
         """Something was made durable: the journal has each report once, as it was made."""
@@ -202,6 +238,10 @@ class Witness:
             )
         match message:
             case Acknowledged() | Welcome() | Directive():
+                if isinstance(message, Directive):
+                    self._told[incarnation] = message.term, message.rollout or message.policy
+                    if message.rollout is not None:
+                        _raise(self.doubts.spread(incarnation, message.rollout))
                 durable = self.durable.get(incarnation, 0)
                 if message.acknowledged > durable:
                     raise Violation("durable", f"report {message.acknowledged} of {incarnation} is not in the journal")

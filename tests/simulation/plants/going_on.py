@@ -71,9 +71,12 @@ PLANTS = (
     ),
     plant(
         "changes of undone steps stay",
-        (f"{REWINDING}:_undo_changes", "state.changes = kept", "state.changes = []"),
+        (f"{REWINDING}:_undo_changes", "state.changes = kept", "pass"),
     ),
-    plant("a resumed run forgets what was live", (f"{LEDGER}.restore", "queued=list(mark.live)", "queued=[]")),
+    plant(
+        "a resumed run forgets what was live",
+        (f"{LEDGER}.restore", "for position in range(first, end)]", "for position in ()]"),
+    ),
     plant(
         "a resumed run forgets what was asked for",
         (f"{PROGRESS}:resume", "commands=state.commands,", ""),
@@ -117,7 +120,7 @@ PLANTS = (
         (
             f"{PROGRESS}:close",
             "        if state.running is not None:\n            return",
-            "        if state.running is not None:\n            state.step += 1",
+            "        if False:\n            return",
         ),
     ),
 )
