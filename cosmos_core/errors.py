@@ -39,6 +39,10 @@ class DataError(CosmosError):
     """A dataset, a row or a tokenizer is unusable; the message names file, line and reason."""
 
 
+class StorageError(CosmosError):
+    """A store of files is out of reach, refuses, or lacks what it should have; the message names URL and reason."""
+
+
 class TransportError(CosmosError):
     """A message or a payload could not be sent, received or decoded."""
 

@@ -34,8 +34,9 @@ def shown(completion: Completion) -> str:
     """A completion in a message."""
     text = completion.text if len(completion.text) <= 60 else f"{completion.text[:50]}… ({len(completion.text)} long)"
     payload = "" if completion.payload is None else f", a payload of {completion.payload.kind}"
+    media = "" if completion.media is None else f", frames {list(completion.media.arrays['frames'].shape)}"
     cut = ", truncated" if completion.truncated else ""
-    return f"the completion {text!r} (reference {completion.prompt.reference!r:.60}{payload}{cut})"
+    return f"the completion {text!r} (reference {completion.prompt.reference!r:.60}{payload}{media}{cut})"
 
 
 def _completion(text: str, *, truncated: bool = False) -> Completion:

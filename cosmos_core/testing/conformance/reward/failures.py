@@ -85,6 +85,19 @@ class RewardFailures(RewardSubject):
                     "`reference_is_optional = True` if the reward judges answers without a reference on purpose"
                 )
 
+    def test_what_was_not_rendered_raises(
+        self, capabilities: RewardCapabilities, reward: Reward, completions: Sequence[Completion]
+    ) -> None:
+        """An engine that renders nothing gives pictures no score, and certainly not that of a black one."""
+        if "media" not in capabilities.payload_kinds or completions[0].media is None:
+            pytest.skip("not declared: payloads of kind media, or not looked at")
+        bare = attrs.evolve(completions[0], payload=None, media=None)
+        error = attempt(reward, bare)
+        if not isinstance(error, Exception):
+            fault(f"{shown(bare)} has no frames, but `score` returned {number(error)}; raise an error that says so")
+        if not str(error).strip():
+            fault(f"{shown(bare)} has no frames, and raised {error!r} without a message; say so")
+
     def test_a_failure_costs_its_own_sample_alone(
         self, in_worker: ScoreInWorker, sound_run: WorkerRun, completions: Sequence[Completion]
     ) -> None:

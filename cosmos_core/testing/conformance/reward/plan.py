@@ -10,7 +10,10 @@ from cosmos_core.testing.conformance.planning import planned
 
 
 def refusals(plugin: str, capabilities: RewardCapabilities, made: AbstractSet[str]) -> list[str]:
-    """Why planning refuses the reward beside an engine that makes payloads of the kinds `made`."""
+    """Why planning refuses the reward beside an engine that makes payloads of the kinds `made`.
+
+    Payloads of kind `media` are what an engine of latents renders.
+    """
     recipe = Recipe(
         run=RunConfig(name="conformance", steps=1),
         model=ModelConfig(config={}),
@@ -18,12 +21,12 @@ def refusals(plugin: str, capabilities: RewardCapabilities, made: AbstractSet[st
         dataset=DatasetConfig(plugin="any"),
         reward=(RewardConfig(plugin=plugin),),
     )
-    kinds = frozenset(made)
+    kinds = frozenset(kind if kind != "media" else "latents" for kind in made)
     found = planned(
         recipe,
         algorithm=AlgorithmCapabilities(payload_kinds=kinds),
         reward=capabilities,
-        engine=EngineCapabilities(payload_kinds=kinds),
+        engine=EngineCapabilities(payload_kinds=kinds, renders="media" in made),
         dataset=DatasetCapabilities(),
     )
     return [problem for problem in found if f"reward {plugin!r}" in problem]

@@ -30,7 +30,7 @@ class Judged:
         completion: What was scored.
         outcome: What `score` returned, or its coroutine.
         awaited: Whether `score` returned a coroutine.
-        changed: Whether the prompt or the payload is another one since.
+        changed: Whether the prompt, the payload or the media are others since.
     """
 
     completion: Completion
@@ -102,8 +102,8 @@ async def _judge(reward: Reward, completion: Completion) -> Judged:
 
 
 def _contents(completion: Completion) -> Any:
-    payload = completion.payload
-    return copy.deepcopy((completion.prompt, completion.text, None if payload is None else WirePayload.of(payload)))
+    payloads = [None if each is None else WirePayload.of(each) for each in (completion.payload, completion.media)]
+    return copy.deepcopy((completion.prompt, completion.text, payloads))
 
 
 async def _cancel(reward: Reward, completion: Completion) -> Ending:

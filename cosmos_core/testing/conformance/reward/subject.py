@@ -13,6 +13,7 @@ from cosmos_core.config.schema import RewardConfig
 from cosmos_core.protocols import Completion, Kind, Loading, Reward, RewardCapabilities, RewardContext
 from cosmos_core.testing.conformance.plugin import PluginConformance, fault
 from cosmos_core.testing.conformance.reward.completions import ordinary_completions, shown
+from cosmos_core.testing.conformance.reward.pictures import ordinary_pictures
 from cosmos_core.testing.conformance.reward.scoring import Judged, judge
 from cosmos_core.testing.conformance.reward.workers import WorkerRun, score_in_worker
 from cosmos_core.types import JSON
@@ -43,13 +44,13 @@ class RewardSubject(PluginConformance):
     @pytest.fixture
     def completions(self, capabilities: RewardCapabilities) -> Sequence[Completion]:
         """Ordinary completions, all of which must get a score."""
-        if "tokens" not in capabilities.payload_kinds:
+        if not capabilities.payload_kinds & {"tokens", "media"}:
             kinds = ", ".join(sorted(capabilities.payload_kinds))
             fault(
-                f"it scores payloads of kind {kinds}, and the kit's own completions are text; "
+                f"it scores payloads of kind {kinds}, and the kit's own completions are text or pictures; "
                 "override the fixture `completions` with some that have payloads"
             )
-        return ordinary_completions()
+        return ordinary_completions() if "tokens" in capabilities.payload_kinds else ordinary_pictures()
 
     @pytest.fixture
     def in_worker(self, options: Mapping[str, JSON], context: RewardContext) -> ScoreInWorker:

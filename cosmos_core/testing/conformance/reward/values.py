@@ -45,7 +45,7 @@ class RewardValues(RewardSubject):
         """Other rewards and samples of the group see the same prompt."""
         for each in judged:
             if each.changed:
-                fault(f"scoring changed the prompt or payload of {shown(each.completion)}; work on a copy")
+                fault(f"scoring changed the prompt, payload or media of {shown(each.completion)}; work on a copy")
 
     def test_the_same_completion_gets_the_same_score(
         self, capabilities: RewardCapabilities, judged: list[Judged], reward: Reward, completions: Sequence[Completion]

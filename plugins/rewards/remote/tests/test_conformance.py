@@ -1,4 +1,4 @@
-"""Both rewards keep the protocol of rewards, against a server that answers."""
+"""Every reward of the package keeps the protocol of rewards, against a server that answers."""
 
 import pytest
 
@@ -29,3 +29,12 @@ class TestService(RewardConformance):
     @pytest.fixture
     def options(self, standin):
         return {"url": f"{standin.url}/score", "wait_ms": 1.0}
+
+
+class TestQueued(RewardConformance):
+    plugin = "reward-service"
+
+    @pytest.fixture
+    def options(self, queueing):
+        queueing("good")
+        return {"scorers": {"mean": 1.0}, "wait_ms": 1.0}

@@ -1,0 +1,23 @@
+"""Stores of files: local folders, and what fsspec reaches, such as S3 with the credentials of the environment.
+
+Imports no torch, and fsspec's own packages (s3fs) only where a URL needs them.
+"""
+
+from cosmos_core.storage.cache import LocalCache, cache_folder
+from cosmos_core.storage.folders import MARKS, fetch_model, is_url, send_folder
+from cosmos_core.storage.opening import failures, file_system, is_out_of_reach, reason_of, storage_options, told
+
+__all__ = [
+    "MARKS",
+    "LocalCache",
+    "cache_folder",
+    "failures",
+    "fetch_model",
+    "file_system",
+    "is_out_of_reach",
+    "is_url",
+    "reason_of",
+    "send_folder",
+    "storage_options",
+    "told",
+]

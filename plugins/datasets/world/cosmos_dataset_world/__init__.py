@@ -1,0 +1,1 @@
+"""Datasets of world models: videos with captions, prompts alone, and made-up ones."""

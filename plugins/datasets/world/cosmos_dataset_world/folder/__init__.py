@@ -1,0 +1,1 @@
+"""`world-folder`: a local folder of captions and videos."""

@@ -1,0 +1,99 @@
+"""The entry point `world-webdataset`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from cosmos_core.data import RowsDataset, RowSource, expand, find_files
+from cosmos_core.errors import DataError
+from cosmos_core.protocols import Dataset, DatasetCapabilities, DatasetContext, Provider, hookimpl
+from cosmos_core.storage import file_system, is_url, told
+from cosmos_dataset_world.clips import ClipMapping
+from cosmos_dataset_world.clips.copies import copies
+from cosmos_dataset_world.clips.probing import Prober
+from cosmos_dataset_world.webdataset.options import WebDatasetOptions
+from cosmos_dataset_world.webdataset.source import ClipTar
+
+_RANGE: Final = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_MAX_TARS: Final = 1_000_000
+
+
+class WorldWebDataset(RowsDataset):
+    """The dataset.
+
+    Raises:
+        ConfigError: PyAV is needed and not installed.
+        DataError: There is no such tar, it has no usable clip, or a clip is bad (tar, name, reason).
+        StorageError: A tar cannot be read.
+    """
+
+    def __init__(self, options: WebDatasetOptions, context: DatasetContext) -> None:
+        cache = copies(options)
+        mapping = ClipMapping(options, Prober(options.check_videos), cache)
+
+        def clips(name: str, value: str) -> list[RowSource]:
+            return [ClipTar(url, options, mapping, cache) for url in find_tars(name, value, context.directory)]
+
+        super().__init__(
+            "world-webdataset",
+            options,
+            mapping,
+            train=clips("train", options.train),
+            heldout=None if options.heldout is None else clips("heldout", options.heldout),
+        )
+
+
+def find_tars(option: str, value: str, directory: Path) -> list[str]:
+    """The tars that an option names, in order.
+
+    Args:
+        option: Name of the option, for error messages.
+        value: Path or URL, with `${NAME}`, ranges such as `{00..63}`, and globs.
+        directory: Where relative paths start.
+
+    Raises:
+        DataError: There is no such file.
+        StorageError: The store cannot be listed.
+    """
+    found = []
+    for each in _in_ranges(expand(option, value), option):
+        if is_url(each):
+            found += _in_store(each, option)
+        else:
+            found += [str(path.absolute()) for path in find_files(option, each, directory)]
+    return found
+
+
+def _in_ranges(value: str, option: str) -> list[str]:
+    match = _RANGE.search(value)
+    if match is None:
+        return [value]
+    first, last, width = int(match[1]), int(match[2]), len(match[1])
+    if not 0 <= last - first < _MAX_TARS:
+        raise DataError(f"dataset.options.{option}: the range {match[0]} counts down, or is too long")
+    filled = (f"{value[: match.start()]}{number:0{width}}{value[match.end() :]}" for number in range(first, last + 1))
+    return [each for one in filled for each in _in_ranges(one, option)]
+
+
+def _in_store(url: str, option: str) -> list[str]:
+    if not any(sign in url for sign in "*?["):
+        return [url]
+    with told(url):
+        store, pattern = file_system(url)
+        store.invalidate_cache()
+        found = [store.unstrip_protocol(path) for path in sorted(store.glob(pattern))]
+    if not found:
+        raise DataError(f"dataset.options.{option}: no file at {url}")
+    return found
+
+
+@hookimpl
+def cosmos_dataset() -> Provider[Dataset]:
+    """Provide WebDataset tars of clips."""
+    return Provider(
+        create=WorldWebDataset,
+        options=WebDatasetOptions,
+        capabilities=DatasetCapabilities(demonstrations=True, references=False),
+    )

@@ -1,0 +1,175 @@
+"""Requests over HTTP: bounded in time and size, tried again after what may pass, their secret told to nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import random
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import SplitResult, urlsplit
+
+import aiohttp
+import attrs
+
+from cosmos_core.errors import ConfigError, PluginError
+
+_MOST_BYTES: Final = 1 << 22
+_CHUNK: Final = 1 << 16
+_SHOWN_CHARACTERS: Final = 200
+_MAY_PASS: Final = frozenset({408, 429, 500, 502, 503, 504})
+_LONGEST_PAUSE_S: Final = 30.0
+
+
+@attrs.frozen(kw_only=True)
+class Answer:
+    """What the other side said: a status that does not pass by itself, and a body of at most 4 MiB."""
+
+    status: int
+    data: bytes
+
+    @property
+    def shown(self) -> str:
+        """The beginning of the body, for messages."""
+        return repr(self.data[:_SHOWN_CHARACTERS].decode(errors="replace"))
+
+
+@attrs.frozen(kw_only=True)
+class Patience:
+    """How long, and how often.
+
+    Attributes:
+        request_timeout_s: Seconds until a request is given up.
+        retries: Times that one is repeated.
+        backoff_s: Seconds before the first repetition, doubled before each other one.
+        repeats_timeouts: Whether what was not answered in time is sent again.
+        passing: Statuses that may be others in a moment.
+    """
+
+    request_timeout_s: float
+    retries: int
+    backoff_s: float
+    repeats_timeouts: bool = True
+    passing: frozenset[int] = _MAY_PASS
+
+
+class Exchange:
+    """Sends requests.
+
+    Args:
+        name: Of the reward, for messages.
+        patience: How long, and how often.
+    """
+
+    def __init__(self, name: str, patience: Patience) -> None:
+        self._name: Final = name
+        self._patience: Final = patience
+        self._secret = ""
+
+    def bear(self, secret: str) -> None:
+        """Send this with every request from now on, and keep it out of messages."""
+        self._secret = secret
+
+    async def send(self, method: str, url: str, *, headers: Mapping[str, str] | None = None, **body: Any) -> Answer:
+        """Send a request, again if need be.
+
+        Raises:
+            PluginError: There is no answer, only statuses that may pass, or no end of the answer.
+        """
+        patience, attempt = self._patience, 0
+        while True:
+            try:
+                return await self._once(method, url, headers or {}, body)
+            except _PassingError as error:
+                if attempt >= patience.retries:
+                    raise self.error(url, f"{error} ({attempt + 1} attempts)") from None
+                pause_s = patience.backoff_s * 2**attempt * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+                attempt += 1
+                await asyncio.sleep(min(_LONGEST_PAUSE_S, max(pause_s, error.pause_s)))
+
+    def error(self, url: str, what: str) -> PluginError:
+        """An error that does not tell the secret."""
+        message = f"reward {self._name}: {url}: {what}"
+        return PluginError(message.replace(self._secret, "***") if self._secret else message)
+
+    async def _once(self, method: str, url: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Answer:
+        patience = self._patience
+        timeout = aiohttp.ClientTimeout(total=patience.request_timeout_s)
+        sent = {**headers, "Authorization": f"Bearer {self._secret}"} if self._secret else dict(headers)
+        try:
+            # Redirects are not followed: the secret is for this address alone.
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.request(method, url, headers=sent, allow_redirects=False, **body) as answer,
+            ):
+                data = await _read(answer)
+        except TimeoutError:
+            late = f"no answer within {patience.request_timeout_s:g} s"
+            if patience.repeats_timeouts:
+                raise _PassingError(late) from None
+            raise self.error(url, late) from None
+        except aiohttp.ClientConnectionError as error:
+            raise _PassingError(f"no connection ({error})") from None
+        except aiohttp.ClientError as error:
+            raise self.error(url, f"no HTTP: {error}") from None
+        found = Answer(status=answer.status, data=data)
+        if answer.status in patience.passing:
+            raise _PassingError(f"status {answer.status}: {found.shown}", _pause_s(answer))
+        if len(data) > _MOST_BYTES:
+            raise self.error(url, f"an answer of more than {_MOST_BYTES} bytes")
+        return found
+
+
+class _PassingError(Exception):
+    """What may be otherwise in a moment, or after the pause that the other side asks for."""
+
+    def __init__(self, what: str, pause_s: float = 0.0) -> None:
+        super().__init__(what)
+        self.pause_s = pause_s
+
+
+def address(key: str, url: str) -> SplitResult:
+    """The parts of an address.
+
+    Args:
+        key: What it was given as, for messages.
+        url: The address.
+
+    Raises:
+        ConfigError: It is none, or holds a password.
+    """
+    parts = urlsplit(url)
+    if parts.username is not None or parts.password is not None:
+        raise ConfigError(
+            f"{key}: it holds a name or password, which recipes and logs would show; keys have a variable"
+        )
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{key}: {url!r} is no address; give one such as https://judge.example/v1")
+    return parts
+
+
+def is_in_the_clear(parts: SplitResult) -> bool:
+    """Whether what is sent there can be read by others on the way."""
+    return parts.scheme == "http" and not _is_this_machine(parts.hostname or "")
+
+
+async def _read(answer: aiohttp.ClientResponse) -> bytes:
+    """The body, or its beginning if there is no end of it."""
+    data = bytearray()
+    while len(data) <= _MOST_BYTES and (part := await answer.content.read(_CHUNK)):
+        data += part
+    return bytes(data)
+
+
+def _pause_s(answer: aiohttp.ClientResponse) -> float:
+    try:
+        return float(answer.headers.get("Retry-After", "0"))
+    except ValueError:  # a date
+        return 0.0
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,156 @@
+"""Reward `reward-service`: a reward service looks at what was generated, and gives the scores when it has them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+import attrs
+from attrs import validators as check
+
+from cosmos_core.config import option
+from cosmos_core.errors import ConfigError, PluginError
+from cosmos_core.protocols import Completion, Provider, Reward, RewardCapabilities, RewardContext, Score, hookimpl
+from cosmos_core.rollout.rewards.batching import Batcher
+from cosmos_reward_remote.access import PREFIXES, Access, access
+from cosmos_reward_remote.exchange import Exchange, Patience
+from cosmos_reward_remote.wires import CosmosRlWire, CosmosWire, Results, Seen, Wire, seen_of
+
+_POSITIVE: Final = check.gt(0.0)
+
+
+@attrs.frozen(kw_only=True)
+class QueuedOptions:
+    """Options of `reward-service`; where the service is, and its token, are in the environment."""
+
+    scorers: Mapping[str, float] = option(
+        help="Scorers of the service, each with its factor in the sum.", validator=check.min_len(1)
+    )
+    send: Literal["media", "latents"] = option("media", help="What is sent: rendered frames, or the latents.")
+    wire: Literal["cosmos", "cosmos-rl"] = option(
+        "cosmos", help="Format: of `cosmos reward-service`, or of cosmos-rl's reward service."
+    )
+    score_keys: Mapping[str, str] = option(
+        factory=dict,
+        help="With wire = 'cosmos-rl', of each scorer which of its scores counts; absent: that of its own name.",
+    )
+    allow_http: bool = option(False, help="Whether the token may go to other machines unencrypted.")
+    batch: int = option(8, help="Most completions of a request.", validator=check.ge(1))
+    wait_ms: float = option(
+        50.0, help="Milliseconds that a completion waits for others of the same request.", validator=check.ge(0.0)
+    )
+    concurrency: int = option(16, help="Most requests of a worker under way.", validator=check.ge(1))
+    request_timeout_s: float = option(60.0, help="Seconds until an HTTP request is given up.", validator=_POSITIVE)
+    retries: int = option(
+        5,
+        help="Times that an HTTP request is repeated after a lost connection, a timeout or a status 408, 429 or 5xx.",
+        validator=check.ge(0),
+    )
+    backoff_s: float = option(
+        0.5, help="Seconds before the first repetition, doubled before each other one.", validator=_POSITIVE
+    )
+    poll_s: float = option(
+        0.5, help="With wire = 'cosmos-rl', seconds between requests for results.", validator=_POSITIVE
+    )
+    patience_s: float = option(600.0, help="Seconds until results are given up.", validator=_POSITIVE)
+
+
+class Queued:
+    """The sum of a service's scores. What one of them has no score for is an error of that completion alone."""
+
+    def __init__(self, options: QueuedOptions, context: RewardContext) -> None:
+        self._options: Final = options
+        self._name: Final = context.name
+        unknown = sorted(options.score_keys.keys() - options.scorers.keys())
+        if unknown:
+            raise ConfigError(f"score_keys: {', '.join(unknown)} is not among scorers, {', '.join(options.scorers)}")
+        if options.score_keys and options.wire != "cosmos-rl":
+            raise ConfigError("score_keys: only with wire = 'cosmos-rl'; scorers of this format give one score")
+        self._wire: Final[Wire] = (
+            CosmosRlWire(options.score_keys, options.poll_s)
+            if options.wire == "cosmos-rl"
+            else CosmosWire(min(30.0, options.request_timeout_s / 2.0))
+        )
+        self._exchange: Final = Exchange(
+            context.name,
+            Patience(request_timeout_s=options.request_timeout_s, retries=options.retries, backoff_s=options.backoff_s),
+        )
+        self._batcher: Final = Batcher(self._ask, size=options.batch, wait_s=options.wait_ms / 1000.0)
+        self._free: Final = asyncio.Semaphore(options.concurrency)
+        # Where a run is planned may be another machine than where it runs; what is there must be right.
+        self._access: Access | None = access(os.environ, allow_http=options.allow_http)
+
+    def load(self) -> None:
+        """Take the addresses and the token from the environment.
+
+        Raises:
+            ConfigError: They are not there, or not right.
+        """
+        self._access = access(os.environ, allow_http=self._options.allow_http)
+        if self._access is None:
+            prefix = PREFIXES[0]
+            raise ConfigError(
+                f"{prefix}_ENQUEUE_URL: not set where this rollout replica runs; set it, {prefix}_FETCH_URL and "
+                f"{prefix}_TOKEN to where the service is and what lets one in"
+            )
+        self._exchange.bear(self._access.token)
+
+    async def score(self, completion: Completion) -> Score:
+        """Ask the service.
+
+        Raises:
+            DataError: There is nothing to send.
+            PluginError: The service did not answer, or has no score for this completion.
+        """
+        scored = await self._batcher.put(seen_of(completion, self._options.send, self._name))
+        if isinstance(scored, str):
+            raise PluginError(f"reward {self._name}: the service has no score: {scored}")
+        return scored
+
+    async def _ask(self, seen: Sequence[Seen]) -> list[Score | str]:
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for index, each in enumerate(seen):
+            # Arrays of one request have one shape in the other format.
+            shape = each.array.shape if self._options.wire == "cosmos-rl" else ()
+            groups.setdefault(shape, []).append(index)
+        scored: dict[int, Score | str] = {}
+        answers = await asyncio.gather(*(self._ask_group([seen[index] for index in each]) for each in groups.values()))
+        for indices, answer in zip(groups.values(), answers, strict=True):
+            scored.update(zip(indices, answer, strict=True))
+        return [scored[index] for index in range(len(seen))]
+
+    async def _ask_group(self, seen: Sequence[Seen]) -> list[Score | str]:
+        assert self._access is not None
+        scorers, patience_s = tuple(self._options.scorers), self._options.patience_s
+        try:
+            async with self._free, asyncio.timeout(patience_s):
+                body = await asyncio.to_thread(self._wire.body, seen, scorers)
+                ticket = await self._wire.enqueue(self._exchange, self._access, body, uuid.uuid4().hex)
+                results = await self._wire.fetch(self._exchange, self._access, ticket, scorers)
+        except TimeoutError:
+            raise self._exchange.error(self._access.fetch_url, f"no results within {patience_s:g} s") from None
+        wrong = {name: len(row) for name, row in results.values.items() if len(row) != len(seen)}
+        if wrong:
+            raise self._exchange.error(self._access.fetch_url, f"scores {wrong} for {len(seen)} completions")
+        return [self._sum(results, index) for index in range(len(seen))]
+
+    def _sum(self, results: Results, index: int) -> Score | str:
+        total, told = 0.0, {}
+        for name, weight in self._options.scorers.items():
+            value = results.values[name][index]
+            if isinstance(value, str):
+                return f"{name}: {value}"
+            total += weight * value
+            detail = results.details[name][index] if name in results.details else ""
+            told[name] = f"{value:g}, {detail}" if detail else value
+        return Score(value=total, details=told)
+
+
+@hookimpl
+def cosmos_reward() -> Provider[Reward]:
+    """Provide the service."""
+    capabilities = RewardCapabilities(payload_kinds=frozenset({"media", "latents"}), deterministic=False)
+    return Provider(create=Queued, options=QueuedOptions, capabilities=capabilities)

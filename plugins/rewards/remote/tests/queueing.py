@@ -1,0 +1,122 @@
+"""Real HTTP servers that queue requests, in both formats, well or badly, by the path that they are asked at."""
+
+import io
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+from safetensors.numpy import load
+
+TOKEN = "wfm-very-secret"
+
+
+class Queueing(ThreadingHTTPServer):
+    """Every scorer gives each completion the mean of its array; `NaN` and `error` rows are asked for by path."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.lock = threading.Lock()
+        self.reset()
+
+    def reset(self):
+        self.requests, self.jobs, self.busy, self.polls = [], {}, 0, 0
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def send(self, status, said, headers=None):
+        data = said if isinstance(said, bytes) else json.dumps(said).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(data)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def handle_one_request(self):
+        try:
+            super().handle_one_request()
+        except OSError:  # who asked has given up
+            self.close_connection = True
+
+    def do_POST(self):
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return self.send(401, f"not {self.headers.get('Authorization')}".encode())
+        kind, _, verb = self.path.strip("/").partition("/")
+        with self.server.lock:
+            self.server.requests.append((self.path, dict(self.headers), data, time.monotonic()))
+            if self.server.busy:
+                self.server.busy -= 1
+                return self.send(429, {"error": "full"}, {"Retry-After": "0.2"})
+        if verb == "pull":
+            return self.pull(kind, parse_qs(data.decode()))
+        line, _, arrays = data.partition(b"\n")
+        line = json.loads(line)
+        if kind == "refused":
+            return self.send(400, {"error": "scorers: 'x' is none of this service; it has a, b"})
+        ticket = self.headers.get("Idempotency-Key") or f"u{len(self.server.jobs)}"
+        if "prompts" in line:
+            rows, scorers = np.load(io.BytesIO(arrays)), list(line["reward_fn"])
+        else:
+            named = load(arrays)
+            rows, scorers = [named[str(index)] for index in range(len(named))], line["scorers"]
+        self.server.jobs[ticket] = (kind, [float(row.mean()) for row in rows], scorers, rows)
+        if "prompts" in line:
+            return self.send(200, {"uuid": ticket, "replica_id": "r7"})
+        return self.send(202, {"id": ticket, "status": "pending"})
+
+    def do_GET(self):
+        query = parse_qs(urlsplit(self.path).query)
+        ticket = query["id"][0]
+        kind, values, scorers, _ = self.server.jobs[ticket]
+        with self.server.lock:
+            self.server.polls += 1
+            polls = self.server.polls
+        if kind == "expired":
+            return self.send(410, {"error": "the result has expired"})
+        if kind == "never" or (kind == "pending" and polls < 3):
+            time.sleep(0.05)
+            return self.send(202, {"id": ticket, "status": "pending"})
+        if kind == "garbage":
+            return self.send(200, b"<html>")
+        rows = {name: [{"value": value, "detail": f"by {name}"} for value in values] for name in scorers}
+        if kind == "odd":
+            rows[scorers[0]][0] = {"value": float("nan")}
+        if kind == "huge":
+            rows[scorers[0]][0] = {"value": 10**400}
+        if kind == "failed":
+            rows[scorers[0]][0] = {"error": "no score within 1 s", "status": "reward_timeout"}
+        if kind == "too-few":
+            rows[scorers[0]] = rows[scorers[0]][1:]
+        if kind == "absent":
+            del rows[scorers[0]]
+        return self.send(200, {"id": ticket, "status": "done", "scores": rows})
+
+    def pull(self, kind, form):
+        (ticket,), (scorer,) = form["uuid"], form["type"]
+        with self.server.lock:
+            self.server.polls += 1
+            polls = self.server.polls
+        if polls < 3 or kind == "never":
+            return self.send(400, {"message": f"Not found scores for {ticket}"})
+        if self.headers.get("X-Lepton-Replica-Target") != "r7":
+            return self.send(404, {"message": "another replica"})
+        values = self.server.jobs[ticket][1]
+        scores = {scorer: values, "first": values, "second": [1.0] * len(values)}
+        if kind == "renamed":
+            del scores[scorer]
+        return self.send(200, {"scores": scores, "input_info": {}, "duration": "0.1", "type": scorer})

@@ -1,0 +1,231 @@
+"""The client of reward services, over real sockets: what it sends, waits for, and makes of the answers."""
+
+import asyncio
+import json
+import time
+
+import attrs
+import numpy as np
+import pytest
+
+from cosmos_core.errors import ConfigError, DataError, PluginError
+from cosmos_core.protocols import Completion, RewardContext
+from cosmos_core.rollout.service.bodies import read_body
+from cosmos_core.rollout.service.cosmos_rl import read_foreign
+from cosmos_core.testing.conformance.reward.pictures import shown_as
+from cosmos_core.types import Array, Payload, Prompt
+from cosmos_reward_remote.queued import Queued, QueuedOptions
+
+VIDEO, OTHER = np.full((2, 4, 6, 3), 10, np.uint8), np.full((3, 5, 5, 3), 20, np.uint8)
+IMAGE = np.full((1, 4, 6, 3), 30, np.uint8)
+SECRET = "wfm-very-secret"
+
+
+def make(**options):
+    made = {"scorers": {"a": 1.0}, "backoff_s": 0.01, "wait_ms": 5.0, "poll_s": 0.01, **options}
+    reward = Queued(QueuedOptions(**made), RewardContext(name="mine", seed=0))
+    reward.load()
+    return reward
+
+
+def score(reward, *completions):
+    async def all_of_them():
+        return await asyncio.gather(*map(reward.score, completions), return_exceptions=True)
+
+    return asyncio.run(all_of_them())
+
+
+def latents(values):
+    array = Array(dtype="float32", shape=values.shape, data=values.astype("f4").tobytes())
+    return Completion(prompt=Prompt(text="p"), text="", payload=Payload(kind="latents", arrays={"sample": array}))
+
+
+def frames(completion):
+    array = completion.media.arrays["frames"]
+    return np.frombuffer(array.data, np.uint8).reshape(array.shape)
+
+
+def test_what_is_shown_goes_in_batches_and_is_what_the_service_reads(queueing):
+    server = queueing("good")
+    shown = [shown_as(each) for each in (VIDEO, OTHER, IMAGE)]
+    scored = score(make(scorers={"a": 1.0, "b": 0.5}), *shown)
+    assert [each.value for each in scored] == [15.0, 30.0, 45.0]
+    assert scored[0].details == {"a": "10, by a", "b": "10, by b"}
+    ((path, headers, data, _),) = server.requests
+    assert path == "/good/enqueue"
+    assert headers["Authorization"] == f"Bearer {SECRET}"
+    assert len(headers["Idempotency-Key"]) == 32
+    read = read_body(data, most=3)
+    assert (read.kind, read.scorers) == ("media", ("a", "b"))
+    for sent, found in zip(shown, read.completions, strict=True):
+        assert np.array_equal(frames(found), frames(sent))
+        assert found.prompt == sent.prompt
+        assert bytes(found.media.arrays["fps"].data) == bytes(sent.media.arrays["fps"].data)
+
+
+def test_more_than_a_batch_are_several_requests(queueing):
+    server = queueing("good")
+    scored = score(make(batch=4), *(shown_as(VIDEO + index) for index in range(10)))
+    assert [each.value for each in scored] == [10.0 + index for index in range(10)]
+    assert sorted(len(read_body(data, most=9).completions) for *_, data, _ in server.requests) == [2, 4, 4]
+
+
+def test_latents_are_sent_where_that_is_asked_for(queueing):
+    server = queueing("good")
+    values = np.linspace(-1, 2, 2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+    (scored,) = score(make(send="latents"), latents(values))
+    assert scored.value == pytest.approx(0.5)
+    read = read_body(server.requests[0][2], most=1)
+    assert read.kind == "latents"
+    (error,) = score(make(send="latents"), shown_as(VIDEO))
+    assert isinstance(error, DataError)
+    assert "has no latents of its end" in str(error)
+    (error,) = score(make(), latents(values))
+    assert "the completion has no frames; use an engine that renders" in str(error)
+
+
+def test_a_full_queue_is_asked_again_when_it_says_and_what_is_pending_is_waited_for(queueing):
+    server = queueing("pending")
+    server.busy = 2
+    (scored,) = score(make(), shown_as(VIDEO))
+    assert scored.value == 10.0
+    times = [at for *_, at in server.requests]
+    assert len(times) == 3
+    assert times[2] - times[0] > 0.39
+    assert len({headers["Idempotency-Key"] for _, headers, *_ in server.requests}) == 1
+    assert server.polls == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("refused", "status 400: '{\"error\": \"scorers: \\'x\\' is none of this service; it has a, b\"}'"),
+        ("expired", 'status 410: \'{"error": "the result has expired"}\''),
+        ("garbage", "an answer that is no JSON object: '<html>'"),
+        ("odd", "the service has no score: a: the score is no finite number: nan"),
+        ("huge", "the service has no score: a: the score is no finite number: 1000"),
+        ("failed", "the service has no score: a: no score within 1 s"),
+        ("too-few", "scores {'a': 1} for 2 completions"),
+        ("absent", "an answer without scores of a"),
+        ("never", "no results within 0.5 s"),
+    ],
+)
+def test_what_is_no_score_is_an_error_and_never_a_number(queueing, kind, message):
+    queueing(kind)
+    first, second = score(make(patience_s=0.5), shown_as(VIDEO), shown_as(VIDEO))
+    assert isinstance(first, PluginError)
+    assert str(first).startswith("reward mine: ")
+    assert message in str(first)
+    if kind in ("odd", "huge", "failed"):
+        assert second.value == 10.0
+    else:
+        assert str(second) == str(first)
+
+
+def test_a_service_that_is_not_there_is_given_up(queueing, monkeypatch):
+    queueing("good")
+    monkeypatch.setenv("WFM_REWARD_ENQUEUE_URL", "http://127.0.0.1:9/enqueue")
+    (error,) = score(make(retries=1), shown_as(VIDEO))
+    assert "http://127.0.0.1:9/enqueue: no connection" in str(error)
+    assert "(2 attempts)" in str(error)
+
+
+def test_the_token_is_in_no_message(queueing, monkeypatch, caplog, capfd):
+    queueing("good")
+    monkeypatch.setenv("WFM_REWARD_TOKEN", "another-secret")
+    with caplog.at_level(0):
+        reward = make()
+        (error,) = score(reward, shown_as(VIDEO))
+    assert "status 401: 'not Bearer ***'" in str(error)
+    assert "another-secret" not in str(error) + caplog.text + "".join(capfd.readouterr()) + repr(reward._access)
+
+
+def test_videos_images_and_latents_go_to_a_service_of_cosmos_rl_as_it_reads_them(queueing):
+    server = queueing("good", prefix="REMOTE_REWARD", fetch="pull")
+    shown = [shown_as(each) for each in (VIDEO, IMAGE, VIDEO + 1)]
+    scored = score(make(wire="cosmos-rl"), *shown)
+    assert [each.value for each in scored] == [10.0, 30.0, 11.0]
+    sent = {
+        json.loads(data.partition(b"\n")[0])["media_type"]: data
+        for path, _, data, _ in server.requests
+        if "pull" not in path
+    }
+    assert sent.keys() == {"image", "video"}
+    videos = read_foreign(sent["video"], most=2)
+    assert [
+        np.array_equal(frames(each), array) for each, array in zip(videos.completions, (VIDEO, VIDEO + 1), strict=True)
+    ] == [True] * 2
+    assert json.loads(sent["video"].partition(b"\n")[0]) == {
+        "prompts": [shown[0].prompt.text] * 2,
+        "reward_fn": {"a": 1.0},
+        "media_type": "video",
+        "video_infos": [{"video_fps": 8.0}] * 2,
+    }
+    assert np.array_equal(frames(read_foreign(sent["image"], most=1).completions[0]), IMAGE)
+    server.reset()
+    values = np.linspace(-1, 2, 2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+    (scored,) = score(make(wire="cosmos-rl", send="latents"), latents(values))
+    assert scored.value == pytest.approx(0.5, abs=1e-3)
+    assert json.loads(server.requests[0][2].partition(b"\n")[0])["media_type"] == "latent"
+    assert read_foreign(server.requests[0][2], most=1).kind == "latents"
+
+
+def test_which_score_of_cosmos_rl_counts_is_an_option(queueing):
+    queueing("renamed", fetch="pull")
+    (scored,) = score(make(wire="cosmos-rl", score_keys={"a": "first+second"}), shown_as(VIDEO))
+    assert scored.value == 11.0
+    (error,) = score(make(wire="cosmos-rl"), shown_as(VIDEO))
+    assert "no scores 'a' of 'a'; there are first, second: set score_keys to one" in str(error)
+    queueing("never", fetch="pull")
+    begin = time.monotonic()
+    (error,) = score(make(wire="cosmos-rl", patience_s=0.3), shown_as(VIDEO))
+    assert "no results within 0.3 s" in str(error)
+    assert time.monotonic() - begin < 5.0
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"WFM_REWARD_ENQUEUE_URL": "https://s/e", "WFM_REWARD_FETCH_URL": "https://s/f"}, "WFM_REWARD_TOKEN: not set"),
+        (
+            {
+                "WFM_REWARD_ENQUEUE_URL": "https://s/e",
+                "REMOTE_REWARD_TOKEN": "t",
+                "REMOTE_REWARD_FETCH_URL": "https://o/f",
+            },
+            "WFM_REWARD_FETCH_URL and WFM_REWARD_TOKEN: not set, but WFM_REWARD_ENQUEUE_URL is",
+        ),
+        ({"REMOTE_REWARD_FETCH_URL": "https://s/f", "REMOTE_REWARD_TOKEN": "t"}, "REMOTE_REWARD_ENQUEUE_URL: not set"),
+        ({"ENQUEUE": "s/e"}, "WFM_REWARD_ENQUEUE_URL: 's/e' is no address"),
+        (
+            {"ENQUEUE": "http://s/e"},
+            "WFM_REWARD_ENQUEUE_URL: 'http://s/e' would send the token in the clear; use https",
+        ),
+        ({"ENQUEUE": "https://me:hidden@s/e"}, "WFM_REWARD_ENQUEUE_URL: it holds a name or password"),
+    ],
+)
+def test_a_service_that_is_not_wholly_named_is_refused_before_a_run(queueing, monkeypatch, environment, message):
+    if "ENQUEUE" in environment:
+        enqueue = {"WFM_REWARD_ENQUEUE_URL": environment["ENQUEUE"]}
+        environment = enqueue | {"WFM_REWARD_FETCH_URL": "https://s/f", "WFM_REWARD_TOKEN": "t"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError) as found:
+        Queued(QueuedOptions(scorers={"a": 1.0}), RewardContext(name="mine", seed=0))
+    assert message in str(found.value)
+    assert "hidden" not in str(found.value)
+
+
+def test_no_service_at_all_is_told_where_it_is_needed_and_not_when_planning(queueing):
+    reward = Queued(QueuedOptions(scorers={"a": 1.0}), RewardContext(name="mine", seed=0))
+    with pytest.raises(ConfigError, match="WFM_REWARD_ENQUEUE_URL: not set where this rollout replica runs"):
+        reward.load()
+
+
+def test_options_that_contradict_each_other_are_refused():
+    context = RewardContext(name="mine", seed=0)
+    options = QueuedOptions(scorers={"a": 1.0}, wire="cosmos-rl", score_keys={"b": "x"})
+    with pytest.raises(ConfigError, match="score_keys: b is not among scorers, a"):
+        Queued(options, context)
+    with pytest.raises(ConfigError, match="score_keys: only with wire = 'cosmos-rl'"):
+        Queued(attrs.evolve(options, wire="cosmos", score_keys={"a": "x"}), context)

@@ -1,0 +1,82 @@
+"""Every reward of the package keeps the protocol of rewards."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cosmos_core.protocols import Completion
+from cosmos_core.testing import RewardConformance
+from cosmos_core.testing.conformance.reward.pictures import shown_as
+from cosmos_core.types import Prompt
+
+READER = """
+class RapidOCR:
+    def __call__(self, picture):
+        if not picture.any():
+            return None, 0.0
+        return [[None, "GO", "0.9"], [None, "garbage", "0.1"]], [0.0, 0.0, 0.0]
+"""
+WHITE = np.full((2, 4, 4, 3), 255, np.uint8)
+
+
+def of(frames, text="a thing", reference=None):
+    shown = shown_as(frames)
+    return Completion(prompt=Prompt(text=text, reference=reference), text="", media=shown.media)
+
+
+class TestColour(RewardConformance):
+    plugin = "colour"
+    reference_is_optional = True
+    examples = (
+        (of(WHITE, "white as snow"), 0.0),
+        (of(WHITE, "a Black cat"), -2.0 * math.sqrt(3.0)),
+        (of(WHITE, "a red ball", "blue"), -math.sqrt(8.0)),
+    )
+    unscorable = (of(WHITE), of(WHITE, "a red and a blue ball"), of(WHITE, "red", "reddish"), of(WHITE, "red", [1, 2]))
+
+
+class TestBrightness(RewardConformance):
+    plugin = "brightness"
+    examples = ((of(WHITE), 1.0), (of(WHITE // 5), 0.2))
+
+
+class TestSharpness(RewardConformance):
+    plugin = "sharpness"
+    examples = ((of(WHITE), 0.0),)
+    unscorable = (of(WHITE[:, :2]),)
+
+
+class TestJpeg(RewardConformance):
+    plugin = "jpeg-compressibility"
+
+
+class TestSteadiness(RewardConformance):
+    plugin = "temporal-consistency"
+    examples = ((of(WHITE), 0.0), (of(np.stack([WHITE[0], WHITE[0] // 5])), -0.8))
+    unscorable = (of(WHITE[:1]),)
+
+
+class TestClip(RewardConformance):
+    plugin = "clip-similarity"
+    timeout_s = 30.0
+
+    @pytest.fixture
+    def options(self, clip):
+        return {"path": str(clip)}
+
+
+class TestOcr(RewardConformance):
+    plugin = "ocr"
+    reference_is_optional = True
+    examples = ((of(WHITE, reference="g o"), 1.0), (of(WHITE, 'It says "GOAL".'), 0.5), (of(WHITE * 0, 'a "b"'), 0.0))
+    unscorable = (of(WHITE), of(WHITE, reference=" "), of(WHITE, reference=8))
+
+    @pytest.fixture(autouse=True)
+    def reader(self, tmp_path, monkeypatch):
+        """What stands in for RapidOCR, here and in workers."""
+        (tmp_path / "rapidocr_onnxruntime.py").write_text(READER)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setenv("PYTHONPATH", str(Path(tmp_path)))
+        monkeypatch.delitem(__import__("sys").modules, "rapidocr_onnxruntime", raising=False)

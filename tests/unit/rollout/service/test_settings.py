@@ -1,0 +1,78 @@
+"""The file of a service, and what it serves."""
+
+import pytest
+
+from cosmos_core.errors import ConfigError, PluginError
+from cosmos_core.rollout.service.settings import kinds_of, load_settings, unknown_scorers
+
+PLUGIN = """
+from cosmos_core.protocols import Provider, RewardCapabilities, hookimpl
+
+class Sees:
+    def __init__(self, options, context):
+        pass
+
+    def load(self):
+        raise AssertionError("it is loaded in workers alone")
+
+    def score(self, completion):
+        return 0.0
+
+@hookimpl
+def cosmos_reward():
+    return Provider(create=Sees, capabilities=RewardCapabilities(payload_kinds=frozenset({"media", "tokens"})))
+"""
+SEES = '[[scorer]]\nplugin = "sees"\n'
+
+
+@pytest.fixture
+def kinds(make_distribution, tmp_path):
+    make_distribution("sees-reward", entries={"reward/sees": "sees_plugin"}, modules={"sees_plugin.py": PLUGIN})
+
+    def of(text, **overrides):
+        path = tmp_path / "rewards.toml"
+        path.write_text(text)
+        return kinds_of(load_settings(path, overrides))
+
+    return of
+
+
+def test_scorers_have_names_and_the_kinds_that_requests_can_bring(kinds):
+    assert kinds(SEES + '[[scorer]]\nplugin = "sees"\nname = "again"\n', port=1) == {
+        "sees": {"media"},
+        "again": {"media"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "scorer: required, but not given"),
+        ("scorer = []", "scorer: "),
+        ('[[scorer]]\nplugin = "seez"\n', "no reward plugin named 'seez' is installed"),
+        ('[[scorer]]\nplugin = "math"\n', "scorer.0.plugin: 'math' scores tokens, and requests bring latents or media"),
+        (SEES + SEES, "sees is there twice; give them names"),
+        (SEES + "options = { scale = 2 }\n", "scorer.0.options.scale: unknown option"),
+        (SEES + "timeout_s = 0\n", "scorer.0.timeout_s: "),
+        ("prot = 1\n" + SEES, "prot: unknown option; did you mean port?"),
+        ("port = 65536\n" + SEES, "port: "),
+        ("queue_mb = 1\n" + SEES, "queue_mb: 1 is less than body_mb, 512"),
+        ("[scorer]\n", "scorer: expected an array"),
+    ],
+)
+def test_a_file_that_cannot_be_served_is_refused(kinds, text, message):
+    with pytest.raises((ConfigError, PluginError)) as found:
+        kinds(text)
+    assert message in str(found.value)
+
+
+def test_a_scorer_that_is_not_there_is_named_with_those_that_are():
+    kinds = {"colour": frozenset({"media"}), "motion": frozenset({"media", "latents"})}
+    assert unknown_scorers(("colour", "motion"), kinds, "media") == ""
+    assert unknown_scorers(("color",), kinds, "media") == (
+        "scorers: 'color' is none of this service; did you mean colour? it has colour, motion"
+    )
+    assert unknown_scorers(("x",), kinds, "media") == "scorers: 'x' is none of this service; it has colour, motion"
+    assert unknown_scorers(("motion", "colour"), kinds, "latents") == (
+        "scorers: 'colour' scores media, and the request brings latents"
+    )

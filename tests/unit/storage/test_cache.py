@@ -1,0 +1,105 @@
+import os
+import threading
+import time
+
+import pytest
+
+from cosmos_core.errors import StorageError
+from cosmos_core.storage import cache
+from cosmos_core.storage.cache import LocalCache, cache_folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "cache"
+
+
+def write(content):
+    return lambda path: path.write_bytes(content)
+
+
+def age(folder, name, seconds):
+    past = time.time() - seconds
+    os.utime(folder / name, (past, past))
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def test_a_file_is_made_once(folder):
+    made = LocalCache(folder, 1000)
+    assert made.get("a", write(b"first")).read_bytes() == b"first"
+    assert LocalCache(folder, 1000).get("a", write(b"second")).read_bytes() == b"first"
+    assert names(folder) == ["a"]
+
+
+def test_what_fails_leaves_nothing(folder):
+    def fail(path):
+        path.write_bytes(b"half")
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        LocalCache(folder, 1000).get("a", fail)
+    assert [path.name for path in folder.iterdir() if path.name != ".lock"] == []
+
+
+def test_the_oldest_make_room_and_what_is_in_use_stays(folder):
+    made = LocalCache(folder, 1000)
+    for name in "abcd":
+        made.get(name, write(bytes(300)))
+    assert names(folder) == ["a", "b", "c", "d"], "all are in use"
+    for seconds, name in ((4000, "b"), (3000, "a"), (2000, "c"), (1000, "d")):
+        age(folder, name, seconds)
+    made.get("b", write(b"never made"))
+    made.get("e", write(bytes(300)))
+    assert names(folder) == ["b", "d", "e"]
+
+
+def test_what_was_left_half_written_makes_room_too(folder):
+    made = LocalCache(folder, 1000)
+    made.get("a", write(bytes(10)))
+    (folder / ".partial-0-x").write_bytes(bytes(2000))
+    age(folder, ".partial-0-x", 100_000)
+    made.get("b", write(bytes(100)))
+    assert not (folder / ".partial-0-x").exists()
+    assert names(folder) == ["a", "b"]
+
+
+def test_many_at_once_get_whole_files(folder, monkeypatch):
+    monkeypatch.setattr(cache, "IN_USE_S", 0.0)
+    made = [LocalCache(folder, 4000) for _ in range(2)]
+    faults = []
+
+    def read(number):
+        for turn in range(60):
+            name = str((turn * 7 + number) % 9)
+            path = made[number % 2].get(name, write(name.encode() * 1000))
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:
+                continue  # nothing is in use here, so it may be gone at once
+            if content != name.encode() * 1000:
+                faults.append((name, len(content)))
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 5000
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"file/cache cannot be used: .*; set COSMOS_CACHE to a folder"):
+        LocalCache(tmp_path / "file" / "cache", 10).get("a", write(b""))
+
+
+def test_where_the_cache_is(monkeypatch, tmp_path):
+    monkeypatch.delenv("COSMOS_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "cosmos"
+    monkeypatch.setenv("COSMOS_CACHE", str(tmp_path / "own"))
+    assert cache_folder() == tmp_path / "own"

@@ -1,0 +1,123 @@
+import fsspec
+import pytest
+
+from cosmos_core.errors import StorageError
+from cosmos_core.storage import fetch_model, file_system, is_url, send_folder
+
+URL = "memory://models/one"
+
+
+@pytest.fixture
+def store(monkeypatch, tmp_path):
+    monkeypatch.setenv("COSMOS_CACHE", str(tmp_path / "cache"))
+    yield fsspec.filesystem("memory")
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    (folder / "transformer").mkdir(parents=True)
+    for name in ("a.safetensors", "config.json", "transformer/config.json"):
+        (folder / name).write_text(f"content of {name}")
+    return folder
+
+
+def contents(folder):
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("form", ["memory", "file"])
+def test_what_is_sent_is_fetched(store, model, tmp_path, form):
+    url = URL if form == "memory" else f"file://{tmp_path}/sent"
+    send_folder(model, url)
+    assert contents(fetch_model(url)) == contents(model)
+
+
+def test_it_is_fetched_once_and_again_when_it_changes(store, model, monkeypatch):
+    send_folder(model, URL)
+    first = fetch_model(URL)
+    asked = []
+    get = type(store).get_file
+    monkeypatch.setattr(
+        type(store), "get_file", lambda self, *given, **more: asked.append(given) or get(self, *given, **more)
+    )
+    assert fetch_model(URL) == first
+    assert asked == []
+    (model / "a.safetensors").write_text("of another size")
+    send_folder(model, URL)
+    assert fetch_model(URL) != first
+    assert (fetch_model(URL) / "a.safetensors").read_text() == "of another size"
+
+
+def test_files_of_the_model_before_are_removed(store, model):
+    send_folder(model, URL)
+    (model / "a.safetensors").rename(model / "b.safetensors")
+    send_folder(model, URL)
+    assert contents(fetch_model(URL)) == contents(model)
+
+
+@pytest.mark.parametrize("num_sent", range(3))
+def test_what_is_cut_off_is_no_model(store, model, monkeypatch, num_sent):
+    send_folder(model, URL)
+    sent = []
+    put = type(store).put_file
+
+    def cut(self, *given, **more):
+        if len(sent) == num_sent:
+            raise ConnectionResetError("the server is gone")
+        sent.append(given)
+        put(self, *given, **more)
+
+    monkeypatch.setattr(type(store), "put_file", cut)
+    with pytest.raises(StorageError, match=f"{URL}: the server is gone"):
+        send_folder(model, URL)
+    with pytest.raises(
+        StorageError, match=f"{URL} is no whole model: it has . files, and neither config.json nor model_"
+    ):
+        fetch_model(URL)
+    monkeypatch.undo()
+
+
+def test_a_file_of_another_size_is_told(store, model, monkeypatch):
+    put = type(store).put_file
+    short = model.parent / "short"
+    short.write_text("x")
+    monkeypatch.setattr(type(store), "put_file", lambda self, _, to, **more: put(self, str(short), to, **more))
+    with pytest.raises(StorageError, match=r"a.safetensors has 1 bytes there, and 24 were sent"):
+        send_folder(model, URL)
+
+
+def test_something_else_is_not_written_over(store, model):
+    files, root = file_system(URL)
+    files.pipe_file(f"{root}/holiday.png", b"picture")
+    with pytest.raises(StorageError, match=r"exists and is no exported model; choose another place"):
+        send_folder(model, URL)
+    with pytest.raises(StorageError, match="is no whole model: it has 1 files"):
+        fetch_model(URL)
+    assert files.cat_file(f"{root}/holiday.png") == b"picture"
+
+
+def test_a_folder_that_is_no_model_is_not_sent(store, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"is no model: it has neither config.json nor model_index.json"):
+        send_folder(tmp_path, URL)
+
+
+def test_nothing_is_written_outside_of_the_copy(store, model, monkeypatch):
+    send_folder(model, URL)
+    find = type(store).find
+
+    def found(self, *given, **more):
+        listed = find(self, *given, **more)
+        return {**listed, "/models/one/../../../evil": {"size": 1, "type": "file", "name": "evil"}}
+
+    monkeypatch.setattr(type(store), "find", found)
+    with pytest.raises(StorageError, match=r"has a file '../../../evil', which would be outside"):
+        fetch_model(URL)
+
+
+def test_urls_are_told_from_paths():
+    assert is_url("s3://bucket/model")
+    assert not is_url("/s3/model")
+    assert not is_url("org/model")

@@ -1,0 +1,81 @@
+import pytest
+
+from cosmos_core.errors import StorageError
+from cosmos_core.storage import failures, file_system, is_out_of_reach, reason_of, storage_options, told
+
+NAMES = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "ENDPOINT_URL", "REGION_NAME")
+
+
+@pytest.fixture(autouse=True)
+def no_credentials(monkeypatch):
+    for name in NAMES:
+        monkeypatch.delenv(f"PROD_S3_CHECKPOINT_{name}", raising=False)
+    for name in ("AWS_MAX_ATTEMPTS", "AWS_RETRY_MODE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def give(monkeypatch, **values):
+    for name, value in values.items():
+        monkeypatch.setenv(f"PROD_S3_CHECKPOINT_{name}", value)
+
+
+def test_only_s3_takes_credentials(monkeypatch):
+    give(monkeypatch, ACCESS_KEY_ID="key", SECRET_ACCESS_KEY="secret")
+    for url in ("/tmp/here", "file:///tmp/here", "memory://here", "gs://bucket/here"):
+        assert storage_options(url) == {}
+    assert storage_options("s3://bucket/here")["secret"] == "secret"
+
+
+def test_they_are_read_each_time(monkeypatch):
+    retries = {"config_kwargs": {"retries": {"mode": "legacy", "total_max_attempts": 8}}}
+    assert storage_options("s3://b") == retries
+    give(monkeypatch, ACCESS_KEY_ID="key", SECRET_ACCESS_KEY="a", ENDPOINT_URL="http://here", REGION_NAME="eu-west-1")
+    expected = {"key": "key", "secret": "a", "endpoint_url": "http://here", **retries}
+    assert storage_options("s3://b") == {**expected, "client_kwargs": {"region_name": "eu-west-1"}}
+    give(monkeypatch, SECRET_ACCESS_KEY="b")
+    assert storage_options("s3://b")["secret"] == "b"
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    assert "config_kwargs" not in storage_options("s3://b")
+
+
+@pytest.mark.parametrize(("there", "lacking"), [NAMES[:2], NAMES[1::-1]])
+def test_half_of_them_are_refused_without_telling_which(monkeypatch, there, lacking):
+    give(monkeypatch, **{there: "tell-nobody"})
+    with pytest.raises(StorageError, match=f"CHECKPOINT_{there} is set and .*CHECKPOINT_{lacking} is not") as caught:
+        storage_options("s3://bucket/here")
+    assert "tell-nobody" not in str(caught.value)
+
+
+def test_failures_say_what_to_do():
+    class NoCredentialsError(Exception):
+        pass
+
+    assert "set PROD_S3_CHECKPOINT_ACCESS_KEY_ID and" in reason_of(NoCredentialsError("Unable to locate credentials"))
+    assert "(403: refused); the credentials have expired" in reason_of(PermissionError("Forbidden"))
+    assert reason_of(PermissionError(13, "Permission denied", "/tmp/x")) == "[Errno 13] Permission denied: '/tmp/x'"
+    assert reason_of(ImportError("Install s3fs")) == "Install s3fs; for s3:// install cosmos-core[s3]"
+    assert reason_of(OSError("first\nsecond")) == "first"
+    assert reason_of(ValueError()) == "ValueError"
+
+
+def test_what_a_store_holds_is_unknown_where_it_cannot_be_asked():
+    assert is_out_of_reach(PermissionError("Forbidden"))
+    assert is_out_of_reach(ConnectionRefusedError())
+    assert is_out_of_reach(StorageError())
+    assert not is_out_of_reach(PermissionError(13, "Permission denied", "/tmp/x"))
+    assert not is_out_of_reach(FileNotFoundError())
+    assert not is_out_of_reach(ValueError())
+
+
+def test_errors_of_botocore_are_failures():
+    exceptions = pytest.importorskip("botocore.exceptions")
+    unreachable = exceptions.EndpointConnectionError(endpoint_url="http://here")
+    assert isinstance(unreachable, failures())
+    assert is_out_of_reach(unreachable)
+    with pytest.raises(StorageError, match="s3://here: Could not connect"), told("s3://here"):
+        raise unreachable
+
+
+def test_a_kind_of_url_that_there_is_not_is_told():
+    with pytest.raises(ValueError, match="Protocol not known: nowhere"):
+        file_system("nowhere://here")
