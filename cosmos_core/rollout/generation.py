@@ -16,6 +16,7 @@ from cosmos_core.errors import DataError, EngineError
 from cosmos_core.protocols import (
     Dataset,
     EnvironmentCapabilities,
+    Generated,
     Handle,
     Model,
     Request,
@@ -26,6 +27,7 @@ from cosmos_core.rollout.episodes.dialogue import Played
 from cosmos_core.rollout.episodes.episode import EpisodeParts, Episodes
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.gate import VersionGate
+from cosmos_core.rollout.keeping import MediaKeeper
 from cosmos_core.rollout.rewards import scoring
 from cosmos_core.rollout.rewards.pool import Outcomes, RewardPool
 from cosmos_core.rollout.terms import LeaseTerms
@@ -60,6 +62,7 @@ class Parts:
         payloads: Holds what was generated.
         gate: Keeps evaluations and updates apart.
         report: Tells the controller.
+        keeper: Keeps the media of held-out samples; None where they are not kept.
         takes_media: Whether the engine takes prompts that show images or videos.
         environments: Answer the model's turns; None where a completion is one turn.
         environment: What the environment plugin declares.
@@ -76,6 +79,7 @@ class Parts:
     payloads: PayloadServer
     gate: VersionGate
     report: Callable[[Report], None]
+    keeper: MediaKeeper | None = None
     takes_media: bool = False
     environments: EnvironmentPool | None = None
     environment: EnvironmentCapabilities = attrs.field(factory=EnvironmentCapabilities)
@@ -189,6 +193,22 @@ class Generation:
         budget = self._parts.recipe.policy.micro_batch_units
         return "" if is_evaluation or units <= budget else f"units exceed policy.micro_batch_units of {budget}"
 
+    def _unfit(self, encoded: Payload, sampling: Sampling, *, is_evaluation: bool) -> tuple[str, str]:
+        """Why a prompt is not generated for, as a reason and in words; both empty where it is.
+
+        What is denoised has no length: its steps see one another's results alone, and micro-batches split them.
+        """
+        if encoded.kind == "latents":
+            return "", ""
+        size = encoded.arrays["prompt"].shape[0] if "prompt" in encoded.arrays else 0
+        unfit, why = self._parts.recipe.dataset.unfit(size) if not is_evaluation else ("", "")
+        if unfit:
+            return unfit, why
+        too_long = self._too_long(size + sampling.max_units, is_evaluation=is_evaluation)
+        if too_long:
+            return "prompt_too_long", f"a prompt of {size} and a completion of up to {sampling.max_units} {too_long}"
+        return "", ""
+
     def _prepare(self, lease: Lease) -> Request | None:
         """The request of a lease; None if it is to wait, or failed."""
         is_evaluation = lease.purpose == "evaluation"
@@ -201,15 +221,9 @@ class Generation:
             self._fail(lease, "bad_row", str(error))
             return None
         sampling = self._sampling(lease)
-        size = encoded.arrays["prompt"].shape[0] if "prompt" in encoded.arrays else 0
-        unfit, why = self._parts.recipe.dataset.unfit(size) if not is_evaluation else ("", "")
-        if unfit:
-            self._fail(lease, unfit, f"row {lease.row}: {why}")
-            return None
-        too_long = self._too_long(size + sampling.max_units, is_evaluation=is_evaluation)
-        if too_long:
-            detail = f"row {lease.row}: a prompt of {size} and a completion of up to {sampling.max_units} {too_long}"
-            self._fail(lease, "prompt_too_long", detail)
+        reason, why = self._unfit(encoded, sampling, is_evaluation=is_evaluation)
+        if reason:
+            self._fail(lease, reason, f"row {lease.row}: {why}")
             return None
         if is_evaluation and not self._parts.gate.enter(lease.version):
             return None
@@ -309,8 +323,8 @@ class Generation:
         group = Group(position=lease.position, samples=samples)
         drop = (self._parts.terms.of(lease.settings).algorithm.admit(group) or "") if is_train else ""
         reports = tuple(
-            scoring.report(sample, None if is_train and sample.index else text)
-            for sample, text in zip(samples, texts, strict=True)
+            scoring.report(sample, None if is_train and sample.index else text, self._kept(lease, each.generated))
+            for sample, text, each in zip(samples, texts, played, strict=True)
         )
         with self._lock:
             if self._active.pop(lease.lease, None) is None:
@@ -320,3 +334,10 @@ class Generation:
             if is_train and not drop:
                 self._parts.payloads.put(lease.lease, [each.generated.payload for each in played])
             self._parts.report(GroupFinished(lease=lease.lease, samples=reports, drop=drop))
+
+    def _kept(self, lease: Lease, generated: Generated) -> str:
+        """Where the media of a held-out sample were put; empty where there are none, or they are not kept."""
+        keeper = self._parts.keeper
+        if keeper is None or generated.media is None or lease.purpose != "evaluation":
+            return ""
+        return keeper.keep(generated.newest_version, lease.row, generated.media)

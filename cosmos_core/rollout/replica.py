@@ -31,6 +31,7 @@ from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.gauges import Gauges, Vitals
 from cosmos_core.rollout.generation import Generation, Parts
+from cosmos_core.rollout.keeping import MediaKeeper
 from cosmos_core.rollout.relay import Relay
 from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.rollout.terms import LeaseTerms
@@ -135,6 +136,7 @@ class Replica:
                 payloads=payloads,
                 gate=gate,
                 report=self._report,
+                keeper=MediaKeeper(job.directory) if engine.renders else None,
                 takes_media=engine.media,
                 environments=environments,
                 environment=environment,

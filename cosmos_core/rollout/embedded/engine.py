@@ -36,8 +36,8 @@ from cosmos_core.rollout.embedded.scheduler import Plan, Scheduler
 from cosmos_core.rollout.embedded.slots import SlotNumbers
 from cosmos_core.rollout.embedded.support import adopt
 from cosmos_core.rollout.serving.commands import LostProcessError
-from cosmos_core.rollout.serving.engine import ServedEngine
 from cosmos_core.rollout.serving.given import to_score
+from cosmos_core.rollout.serving.tokens import TokenEngine
 from cosmos_core.rollout.serving.updates import Update, whole_layout
 from cosmos_core.types import Payload
 from cosmos_core.weights.shards import canonical_tensors
@@ -45,7 +45,7 @@ from cosmos_core.weights.shards import canonical_tensors
 _ALONE: Final = "images or videos, which the embedded engine takes in one process only: set rollout.mesh.tp = 1"
 
 
-class EmbeddedEngine(ServedEngine):
+class EmbeddedEngine(TokenEngine):
     """Generates with continuous batching: in this process, or in as many as share each layer of the model."""
 
     def __init__(self, options: EmbeddedOptions, context: EngineContext) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from cosmos_core.protocols import Conditioned, Conditioning, Entering
 from cosmos_core.rollout.embedded.scheduler import Plan
-from cosmos_core.rollout.serving.sequence import Flight
+from cosmos_core.rollout.serving.sequence import TokenFlight
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -35,7 +35,7 @@ class Prompts:
     def __init__(self, model: Conditioned, module: torch.nn.Module) -> None:
         self._model = model
         self._module = module
-        self._features: dict[Flight, Mapping[str, torch.Tensor]] = {}
+        self._features: dict[TokenFlight, Mapping[str, torch.Tensor]] = {}
 
     def spans(self, plan: Plan) -> list[Span]:
         """Where a step feeds units of conditioned prompts, in the order of its units."""
@@ -57,7 +57,7 @@ class Prompts:
                 spans.append(self._span(flight, flight.conditioning, row, start, min(start + size, flight.num_prompt)))
         return spans
 
-    def _span(self, flight: Flight, conditioning: Conditioning, row: int, start: int, stop: int) -> Span:
+    def _span(self, flight: TokenFlight, conditioning: Conditioning, row: int, start: int, stop: int) -> Span:
         if flight not in self._features:
             self._features[flight] = self.enter(conditioning)
         return Span(conditioning=conditioning, features=self._features[flight], row=row, start=start, stop=stop)
@@ -107,5 +107,5 @@ class Prompts:
         self._features.clear()
 
 
-def _waits(flight: Flight) -> bool:
-    return any(sequence.slot < 0 and sequence.reason is None for sequence in flight.sequences)
+def _waits(flight: TokenFlight) -> bool:
+    return any(sequence.slot < 0 and sequence.reason is None for sequence in flight.samples)

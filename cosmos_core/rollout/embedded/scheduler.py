@@ -17,7 +17,7 @@ from cosmos_core.rollout.embedded.attention import Fork, Piece
 from cosmos_core.rollout.embedded.cache import SlotCache
 from cosmos_core.rollout.embedded.runs import Run
 from cosmos_core.rollout.embedded.slots import SlotNumbers, Traits
-from cosmos_core.rollout.serving.sequence import Flight, Sequence
+from cosmos_core.rollout.serving.sequence import Sequence, TokenFlight
 from cosmos_core.rollout.serving.waiting import Waiting
 
 
@@ -67,7 +67,7 @@ class Scheduler:
         self._numbers = numbers
         self._num_slots = num_slots
         self._prefill_units = prefill_units
-        self._waiting = Waiting()
+        self._waiting: Waiting[Sequence] = Waiting()
         self._running: list[Sequence] = []
         self._partial: Sequence | None = None
         self._traits: Traits | None = None
@@ -169,14 +169,10 @@ class Scheduler:
         self._place([*draft.late, *draft.in_order()])
         return self._finish(draft, num_decoding + len(draft.late))
 
-    def _holder(self, flight: Flight) -> Sequence | None:
+    def _holder(self, flight: TokenFlight) -> Sequence | None:
         """A decoding sample of the request whose prompt was cached under the loaded weights."""
         return next(
-            (
-                s
-                for s in flight.sequences
-                if s.slot >= 0 and s.prefix_version == self.version and s is not self._partial
-            ),
+            (s for s in flight.samples if s.slot >= 0 and s.prefix_version == self.version and s is not self._partial),
             None,
         )
 
@@ -248,7 +244,7 @@ class _Draft:
         self.late: list[Sequence] = []
         self._budget = budget
         self._may_decode = may_decode
-        self._leaders: dict[Flight, Sequence] = {}
+        self._leaders: dict[TokenFlight, Sequence] = {}
         self._forks: dict[tuple[Sequence, int], list[Sequence]] = {}
 
     def has_room(self, sequence: Sequence, holder: Sequence | None) -> bool:

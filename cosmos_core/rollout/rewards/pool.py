@@ -80,6 +80,18 @@ class RewardPool(WorkerPool[RewardProcess]):
         self._open: Final[dict[int, tuple[_Job, int]]] = {}
         self._next_ticket = 0
         self._scoring_s = 0.0
+        self._num_replaced = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every worker has loaded the rewards."""
+        workers = tuple(self._workers)
+        return len(workers) == self._num_workers and all(worker.is_ready for worker in workers)
+
+    @property
+    def num_replaced(self) -> int:
+        """Workers that hung or ended, each replaced by another."""
+        return self._num_replaced
 
     @property
     def scoring_s(self) -> float:
@@ -144,6 +156,7 @@ class RewardPool(WorkerPool[RewardProcess]):
         for suspect in suspects:
             suspect.alone = True
         self._waiting.extendleft(reversed(suspects + others))
+        self._num_replaced += 1
         self._spawn()
 
     def _blame(self, assignment: Assignment, *, is_late: bool, how: str) -> None:
@@ -164,7 +177,7 @@ class RewardPool(WorkerPool[RewardProcess]):
 
     def _add(self, job: _Job, index: int, reward: int, completion: Completion) -> None:
         self._next_ticket += 1
-        payload = completion.payload
+        payload, media = completion.payload, completion.media
         task = Task(
             ticket=self._next_ticket,
             reward=reward,
@@ -174,6 +187,7 @@ class RewardPool(WorkerPool[RewardProcess]):
             turns=completion.turns,
             num_units=completion.num_units,
             payload=None if payload is None else WirePayload.of(payload),
+            media=None if media is None else WirePayload.of(media),
         )
         self._open[task.ticket] = (job, index)
         try:
@@ -182,6 +196,8 @@ class RewardPool(WorkerPool[RewardProcess]):
             detail = f"the row cannot be sent to a reward worker: {error}"
             self._close(task, Outcome(value=None, status=SampleStatus.REWARD_FAILED, detail=detail))
             return
+        # What is sent is in the frame; a video need not lie here twice.
+        task = attrs.evolve(task, payload=None, media=None)
         timeout_s = self._rewards[reward].timeout_s
         self._waiting.append(Assignment(task=task, timeout_s=timeout_s, encoded=encoded))
 

@@ -5,27 +5,39 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import attrs
+
 from cosmos_core.config.schema import EnvironmentConfig, RewardConfig
 from cosmos_core.protocols import Completion
 from cosmos_core.rollout.episodes.dialogue import Played
 from cosmos_core.rollout.rewards.pool import Outcome
 from cosmos_core.transport.reports import SampleReport
-from cosmos_core.types import Message, Prompt, Sample, SampleStatus
+from cosmos_core.types import Message, Payload, Prompt, Sample, SampleStatus
 
 TEXT_LENGTH: Final = 2000
+_WAY: Final = frozenset({"states", "places", "steps", "offsets"})
+"""Arrays of transitions (see `cosmos_core.types.Payload`)."""
 
 
 def to_score(prompt: Prompt, played: Played, text: str) -> Completion:
-    """What a reward sees of a completion; tokens are seen as text only, a dialogue's with what stands between turns."""
+    """What a reward sees of a completion; tokens are seen as text only, a dialogue's with what stands between turns.
+
+    Of what was denoised it sees the sample, not the way there, which is many times as large.
+    """
     payload = played.generated.payload
     return Completion(
         prompt=prompt,
         text=text,
-        payload=None if payload.kind == "tokens" else payload,
+        payload=None if payload.kind == "tokens" else _without_way(payload),
+        media=played.generated.media,
         truncated=played.status is SampleStatus.TRUNCATED,
         turns=played.said or (Message(role="assistant", content=text),),
         num_units=played.generated.num_units,
     )
+
+
+def _without_way(payload: Payload) -> Payload:
+    return attrs.evolve(payload, arrays={name: payload.arrays[name] for name in payload.arrays if name not in _WAY})
 
 
 def sample(
@@ -87,8 +99,14 @@ def _sample(
     )
 
 
-def report(scored: Sample, text: str | None) -> SampleReport:
-    """A sample as the controller is told of it; `text` is cut, and None if nobody will look at this sample."""
+def report(scored: Sample, text: str | None, media: str = "") -> SampleReport:
+    """A sample as the controller is told of it.
+
+    Args:
+        scored: The sample.
+        text: Of the completion, which is cut; None if nobody will look at this sample.
+        media: Where its image or video was kept.
+    """
     return SampleReport(
         index=scored.index,
         status=scored.status.value,
@@ -100,6 +118,7 @@ def report(scored: Sample, text: str | None) -> SampleReport:
         num_prompt_units=scored.num_prompt_units,
         detail=scored.detail if text is not None or not scored.is_scored else "",
         text=(text or "")[:TEXT_LENGTH],
+        media=media,
     )
 
 

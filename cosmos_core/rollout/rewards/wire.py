@@ -85,6 +85,7 @@ class Task:
     turns: tuple[Message, ...]
     num_units: int | None
     payload: WirePayload | None
+    media: WirePayload | None = None
 
 
 @attrs.frozen(kw_only=True)

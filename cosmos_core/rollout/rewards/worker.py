@@ -134,6 +134,7 @@ def _scored(reward: Reward, task: Task) -> Scored | Unscored | Awaitable[Any]:
         prompt=task.prompt,
         text=task.text,
         payload=payload,
+        media=None if task.media is None else task.media.payload(),
         truncated=task.truncated,
         turns=task.turns,
         num_units=task.num_units,

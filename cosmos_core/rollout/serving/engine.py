@@ -12,14 +12,13 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 import torch
 
 from cosmos_core.errors import EngineError, WeightSyncError
 from cosmos_core.protocols import (
     CachePolicy,
-    Conditioning,
     EngineContext,
     EngineStats,
     FinishReason,
@@ -29,16 +28,17 @@ from cosmos_core.protocols import (
     TensorSlice,
 )
 from cosmos_core.rollout.serving.commands import Commands, LostProcessError, broken
-from cosmos_core.rollout.serving.requests import check_request, condition
-from cosmos_core.rollout.serving.sequence import EmbeddedHandle, Flight, prompt_ids
-from cosmos_core.rollout.serving.sequence import Sequence as Sample
+from cosmos_core.rollout.serving.flight import Flight, S
 from cosmos_core.rollout.serving.updates import Update
 
 _JOIN_S: Final = 20.0
 """How long a shutdown waits for the step under way: a device that hangs must not keep the process from ending."""
 
 
-class SampleQueue(Protocol):
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class SampleQueue(Protocol[T_contra]):
     """Samples that run or wait, on the engine's thread."""
 
     version: int
@@ -58,16 +58,16 @@ class SampleQueue(Protocol):
         """Whether a step would do anything."""
         ...
 
-    def add(self, sequences: Iterable[Sample]) -> None:
+    def add(self, samples: Iterable[T_contra], /) -> None:
         """Let samples wait."""
         ...
 
-    def remove(self, finished: Iterable[Sample]) -> None:
+    def remove(self, finished: Iterable[T_contra], /) -> None:
         """Take samples out, running or waiting."""
         ...
 
 
-class ServedEngine(abc.ABC):
+class ServedEngine(abc.ABC, Generic[S]):
     """Serves on one thread, which alone touches the model and the scheduler.
 
     Every public method that does posts a command, which runs between two steps; so a pause, an update or an abort
@@ -79,9 +79,9 @@ class ServedEngine(abc.ABC):
         self._commands = Commands()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._flights: dict[str, Flight] = {}
+        self._flights: dict[str, Flight[S]] = {}
         self._number = 0
-        self._held: list[Flight] = []
+        self._held: list[Flight[S]] = []
         self._update: Update | None = None
         self._stopping = False
         self._loss: EngineError | None = None
@@ -96,13 +96,12 @@ class ServedEngine(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def _queue(self) -> SampleQueue:
+    def _queue(self) -> SampleQueue[S]:
         """Who runs and who waits, once it is built."""
 
-    @property
     @abc.abstractmethod
-    def _vocabulary(self) -> int:
-        """Token ids below it can be in a prompt."""
+    def _admit(self, request: Request) -> Flight[S]:
+        """A request on its way, its number still to be given; EngineError if it cannot be generated."""
 
     @abc.abstractmethod
     def _build(self) -> None:
@@ -247,17 +246,15 @@ class ServedEngine(abc.ABC):
         Raises:
             EngineError: A request does not fit or asks for what cannot be done; none of the call is queued then.
         """
-        conditionings = [self._check(request) for request in requests]
+        flights = [self._admit(request) for request in requests]
         with self._lock:
             names = [request.request_id for request in requests]
             taken = [name for name in names if name in self._flights or names.count(name) > 1]
             if taken:
                 raise EngineError(f"request id {taken[0]!r} is in flight already")
-            flights = []
-            for request, conditioning in zip(requests, conditionings, strict=True):
+            for flight in flights:
                 self._number += 1
-                prompt = prompt_ids(request.prompt).tolist()
-                flights.append(Flight(request, EmbeddedHandle(request), self._number, prompt, conditioning))
+                flight.number = self._number
             self._flights.update((flight.request.request_id, flight) for flight in flights)
         try:
             self._commands.post(lambda: self._enter(flights))
@@ -268,27 +265,22 @@ class ServedEngine(abc.ABC):
             raise
         return [flight.handle for flight in flights]
 
-    def _check(self, request: Request) -> Conditioning | None:
-        """How a request's prompt enters; EngineError if it cannot be generated."""
-        check_request(request, context_length=self._context.context_length, vocabulary=self._vocabulary)
-        return condition(request.prompt, self._context.model, f"request {request.request_id!r}")
-
     def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests at the next unit, partial results kept; unknown ids are ignored."""
         names = tuple(request_ids)
         self._commands.post(lambda: self._abort(names))
 
-    def _enter(self, flights: list[Flight]) -> None:
+    def _enter(self, flights: list[Flight[S]]) -> None:
         for flight in flights:
             if self._draining is not None:
                 self._held.append(flight)
             else:
-                self._queue.add(flight.sequences)
+                self._queue.add(flight.samples)
 
     def _abort(self, names: Sequence[str]) -> None:
         flights = [self._flights[name] for name in names if name in self._flights]
         self._held = [flight for flight in self._held if flight not in flights]
-        ended = [sample for flight in flights for sample in flight.sequences if sample.reason is None]
+        ended = [sample for flight in flights for sample in flight.samples if sample.reason is None]
         for sample in ended:
             sample.reason = FinishReason.ABORTED
         self._finish(ended)
@@ -296,11 +288,11 @@ class ServedEngine(abc.ABC):
     def _end_all(self) -> None:
         self._abort([flight.request.request_id for flight in self._in_flight()])
 
-    def _in_flight(self) -> list[Flight]:
+    def _in_flight(self) -> list[Flight[S]]:
         with self._lock:
             return list(self._flights.values())
 
-    def _finish(self, ended: Sequence[Sample]) -> None:
+    def _finish(self, ended: Sequence[S]) -> None:
         self._queue.remove(ended)
         for sample in ended:
             flight = sample.flight
@@ -308,7 +300,7 @@ class ServedEngine(abc.ABC):
             if flight.num_unfinished == 0:
                 with self._lock:
                     del self._flights[flight.request.request_id]
-                flight.handle.finish([one.generated(self._queue.version) for one in flight.sequences])
+                flight.handle.finish([one.generated(self._queue.version) for one in flight.samples])
 
     def _step(self) -> None:
         begin = time.monotonic()

@@ -1,76 +1,16 @@
-"""What is in flight: a request with its handle, and each of its samples."""
+"""Completions in flight: samples that are sequences of tokens."""
 
 from __future__ import annotations
-
-import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 import torch
 
-from cosmos_core.errors import EngineError
-from cosmos_core.protocols import Conditioning, FinishReason, Generated, Request
+from cosmos_core.protocols import Conditioning, FinishReason, Generated
+from cosmos_core.rollout.serving.flight import Flight
 from cosmos_core.rollout.serving.randomness import sample_key
 from cosmos_core.types import Array, Payload
 from cosmos_core.weights.shards import dtype_name
-
-if TYPE_CHECKING:
-    from cosmos_core.protocols import Handle
-
-
-class EmbeddedHandle:
-    """A request in flight (`protocols.Handle`)."""
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self._condition = threading.Condition()
-        self._results: list[Generated] | None = None
-        self._error: EngineError | None = None
-        self._callbacks: list[Callable[[Handle], None]] = []
-
-    @property
-    def request(self) -> Request:
-        """The request."""
-        return self._request
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it is finished or failed."""
-        return self._results is not None or self._error is not None
-
-    def result(self, timeout_s: float | None = None) -> list[Generated]:
-        """Wait for all samples, in the order of their index."""
-        with self._condition:
-            if not self._condition.wait_for(lambda: self.is_done, timeout_s):
-                raise TimeoutError(f"request {self._request.request_id!r} is not finished after {timeout_s} s")
-        if self._error is not None:
-            raise type(self._error)(str(self._error)) from self._error
-        assert self._results is not None
-        return self._results
-
-    def add_done_callback(self, callback: Callable[[Handle], None]) -> None:
-        """Call `callback(self)` once finished, on the engine's thread (at once if it is already)."""
-        with self._condition:
-            if not self.is_done:
-                self._callbacks.append(callback)
-                return
-        callback(self)
-
-    def finish(self, results: list[Generated] | EngineError) -> None:
-        """Give the outcome, on the engine's thread; the first one stands."""
-        with self._condition:
-            if self.is_done:
-                return
-            if isinstance(results, EngineError):
-                self._error = results
-            else:
-                self._results = results
-            self._condition.notify_all()
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback(self)
 
 
 @attrs.define(eq=False)
@@ -91,7 +31,7 @@ class Sequence:
         reason: Why it ended; None while it goes on.
     """
 
-    flight: Flight
+    flight: TokenFlight
     index: int
     tokens: list[int]
     logprobs: list[float] = attrs.field(factory=list)
@@ -151,30 +91,20 @@ class Sequence:
 
 
 @attrs.define(eq=False)
-class Flight:
-    """A request in flight: its samples share the prompt.
+class TokenFlight(Flight[Sequence]):
+    """A request for completions in flight: its samples share the prompt.
 
     Attributes:
-        request: The request.
-        handle: Its handle.
-        number: Its place among all requests.
         prompt: Token ids of its prompt.
         conditioning: How its prompt enters, where the ids do not say it all.
-        sequences: Its samples.
-        num_unfinished: Samples that go on.
     """
 
-    request: Request
-    handle: EmbeddedHandle
-    number: int
     prompt: list[int]
     conditioning: Conditioning | None = None
-    sequences: list[Sequence] = attrs.field(init=False)
-    num_unfinished: int = attrs.field(init=False)
 
-    def __attrs_post_init__(self) -> None:
-        self.num_unfinished = self.request.sampling.num_samples
-        self.sequences = [Sequence(self, index, list(self.prompt)) for index in range(self.num_unfinished)]
+    def begin(self, index: int) -> Sequence:
+        """Sample `index`: the prompt, and nothing after it."""
+        return Sequence(self, index, list(self.prompt))
 
     @property
     def num_prompt(self) -> int:

@@ -20,7 +20,7 @@ class Admission:
     def __init__(self, backend: Backend, *, num_slots: int) -> None:
         self._backend = backend
         self._num_slots = num_slots
-        self._waiting = Waiting()
+        self._waiting: Waiting[Sequence] = Waiting()
         self._running: dict[str, Sequence] = {}
         self._epoch = 0
         self.version = 0

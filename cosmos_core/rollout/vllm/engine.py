@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 from cosmos_core.errors import EngineError
 from cosmos_core.protocols import FORMATS, CachePolicy, Conditioning, EngineContext, Request, TensorSlice
 from cosmos_core.rollout.embedded.loaded import LoadedWeights
-from cosmos_core.rollout.serving.engine import ServedEngine
 from cosmos_core.rollout.serving.given import to_score
 from cosmos_core.rollout.serving.sequence import Sequence as Sample
+from cosmos_core.rollout.serving.tokens import TokenEngine
 from cosmos_core.rollout.serving.updates import Update
 from cosmos_core.rollout.vllm.admission import Admission
 from cosmos_core.rollout.vllm.backend import Backend, Drawn, check_sampling
@@ -26,7 +26,7 @@ from cosmos_core.types import Payload
 from cosmos_core.weights.shards import canonical_tensors
 
 
-class VllmEngine(ServedEngine):
+class VllmEngine(TokenEngine):
     """Generates with vLLM in this process."""
 
     def __init__(self, options: VllmOptions, context: EngineContext) -> None:

@@ -11,13 +11,16 @@ from cosmos_core.protocols import is_core_metric
 _PART = 0.1
 """Of the steps, the first and the last that are averaged."""
 
+_BESIDE = "imitation_"
+"""How names of what is measured of demonstrations beside rollouts begin; what follows is the core's, or not."""
+
 
 def own_measures(steps: Sequence[TimedStep]) -> Mapping[str, list[tuple[float, float]]]:
     """(step, value) of each measure that algorithm or model reports, by name."""
     found: dict[str, list[tuple[float, float]]] = {}
     for timed in steps:
         for name, value in sorted(timed.record.metrics.items()):
-            if not is_core_metric(name) and math.isfinite(value):
+            if not is_core_metric(name.removeprefix(_BESIDE)) and math.isfinite(value):
                 found.setdefault(name, []).append((float(timed.record.step), value))
     return found
 

@@ -15,13 +15,14 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.loading import dump_recipe
 from cosmos_core.config.stages import stages
 from cosmos_core.controller.live.timeline import TimedStep
-from cosmos_core.controller.machine.records import EvaluationRecord
+from cosmos_core.controller.machine.records import EvaluationRecord, HeldOutCompletion
 from cosmos_core.errors import DataError
 from cosmos_core.observe.live import clock
 from cosmos_core.protocols import Dataset
 from cosmos_core.run.files.folder import REPORT
 from cosmos_core.run.following.follower import Follower
 from cosmos_core.run.reporting.measures import own_measures
+from cosmos_core.run.reporting.pictures import Album, Picture, contact_sheet
 from cosmos_core.run.reporting.plots import Series, plot
 from cosmos_core.types import JSON, Prompt
 
@@ -39,12 +40,13 @@ _RATE_POINTS: Final = 60  # throughput is averaged over this part of the run
 
 @attrs.frozen(kw_only=True)
 class Comparison:
-    """A held-out prompt with its first and its last completion (None: not evaluated)."""
+    """A held-out prompt with its first and its last completion (None: not evaluated), and how these look."""
 
     prompt: str
     reference: JSON
     before: Any
     after: Any
+    pictures: tuple[Picture | None, Picture | None] = (None, None)
 
 
 def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], dataset: Dataset) -> Path:
@@ -63,6 +65,7 @@ def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], datas
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )
     scored = [timed.record for timed in follower.evaluations if timed.record.accuracy is not None]
+    album = Album(job.directory)
     page = environment.get_template(_TEMPLATE).render(
         name=summary["name"],
         subtitle=f"{summary['outcome']} · {summary['mode']} mode · seed {summary['seed']} · {summary['run_id']}",
@@ -73,7 +76,8 @@ def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], datas
         planes=list(_planes(summary["planes"])),
         settings=summary["settings"],
         dropped=sorted(summary["samples"]["dropped"].items()),
-        comparisons=_comparisons(scored, dataset),
+        comparisons=_comparisons(scored, dataset, album),
+        sheet=contact_sheet(scored, album),
         first_version=scored[0].version if scored else None,
         last_version=scored[-1].version if scored else None,
         recipe=dump_recipe(job.recipe),
@@ -178,7 +182,7 @@ def _planes(pools: Mapping[str, Mapping[str, float]]) -> Iterator[dict[str, Any]
             yield {"pool": pool, "activity": activity, "seconds": seconds, "share": min(1.0, seconds / total)}
 
 
-def _comparisons(scored: Sequence[EvaluationRecord], dataset: Dataset) -> list[Comparison]:
+def _comparisons(scored: Sequence[EvaluationRecord], dataset: Dataset, album: Album) -> list[Comparison]:
     """The first held-out rows that were evaluated, those whose reward changed before the others."""
     if not scored:
         return []
@@ -194,9 +198,21 @@ def _comparisons(scored: Sequence[EvaluationRecord], dataset: Dataset) -> list[C
             prompt = dataset.row("heldout", row)
         except DataError:
             continue
-        sides = {"before": first.get(row), "after": last.get(row)}
-        compared.append(Comparison(prompt=prompt_text(prompt), reference=prompt.reference, **sides))
+        before, after = first.get(row), last.get(row)
+        compared.append(
+            Comparison(
+                prompt=prompt_text(prompt),
+                reference=prompt.reference,
+                before=before,
+                after=after,
+                pictures=(_picture(before, album), _picture(after, album)),
+            )
+        )
     return compared
+
+
+def _picture(completion: HeldOutCompletion | None, album: Album) -> Picture | None:
+    return None if completion is None else album.picture(completion.media)
 
 
 def prompt_text(prompt: Prompt) -> str:

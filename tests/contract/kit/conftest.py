@@ -31,22 +31,30 @@ def run_kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
     """Run the kit of a kind on several small plugins at once.
 
     `run_kit(kind, {name: module source}, body=..., bodies={name: class body})` gives each name its outcomes. `body`
-    and `bodies` are what the test classes add to the kit: fixtures, class variables.
+    and `bodies` are what the test classes add to the kit: fixtures, class variables. `kit` is the name of the kit's
+    class, where it is not the kind's.
     """
 
     def run(
-        kind: Kind, modules: Mapping[str, str], *, header: str = "", body: str = "", bodies: Mapping[str, str] = {}
+        kind: Kind,
+        modules: Mapping[str, str],
+        *,
+        header: str = "",
+        body: str = "",
+        bodies: Mapping[str, str] = {},
+        kit: str = "",
     ) -> dict[str, list[Outcome]]:
         assert kind in KINDS
+        kit = kit or f"{kind.capitalize()}Conformance"
         folder = tmp_path_factory.mktemp(f"faulty-{kind}")
         entries = []
-        tests = [f"from cosmos_core.testing import {kind.capitalize()}Conformance", "import pytest", header]
+        tests = [f"from cosmos_core.testing import {kit}", "import pytest", header]
         for index, (name, source) in enumerate(modules.items()):
             module = f"faulty_{kind}_{name.replace('-', '_')}"
             (folder / f"{module}.py").write_text(textwrap.dedent(source))
             entries.append(f"{name} = {module}")
             inside = textwrap.dedent(body) + textwrap.dedent(bodies.get(name, ""))
-            tests.append(f"class Test{index}({kind.capitalize()}Conformance):\n    plugin = {name!r}")
+            tests.append(f"class Test{index}({kit}):\n    plugin = {name!r}")
             tests.append(textwrap.indent(inside, "    "))
         info = folder / "faulty-1.0.dist-info"
         info.mkdir()

@@ -3,6 +3,9 @@
 import textwrap
 
 from cosmos_core.testing import ModelConformance
+from cosmos_core.testing.conformance.model.blending import ModelBlending
+from cosmos_core.testing.conformance.model.denoising import ModelDenoising
+from cosmos_core.testing.conformance.model.noising import ModelNoising
 
 FAMILY = """
 import attrs, torch
@@ -132,6 +135,18 @@ COMPARING_TESTS = {
     "test_what_is_asked_besides_changes_no_log_prob",
 }
 """Those of what is asked besides log-probs; likewise."""
+
+WORLD_TESTS = {
+    name: why
+    for kind, why in (
+        (ModelDenoising, "not declared: the model does not denoise (`Denoising`)"),
+        (ModelNoising, "not declared: the model learns no regressions (`Noising`)"),
+        (ModelBlending, "it declares no blends"),
+    )
+    for name in vars(kind)
+    if name.startswith("test_")
+}
+"""Those of world models, likewise, and why others skip them."""
 
 
 def only(*tests):

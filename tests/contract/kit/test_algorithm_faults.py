@@ -50,6 +50,7 @@ sums_S = torch.zeros(d.num_sequences).index_add(0, d.sequence_N, log_ratio_N)
 ratio_S = (sums_S / torch.bincount(d.sequence_N)).clamp(-20, 20).exp()
 return Loss(loss_N=-d.advantages_N * ratio_S[d.sequence_N])
 """
+OF_TOKENS = "min_group_size=2, payload_kinds=frozenset({'tokens'})"
 WEIGHTED_BY_ENTROPY = "return Loss(loss_N=-d.advantages_N * d.logprobs_N * (1 + d.entropy_N.clamp(max=5)))"
 STRENGTH = "return Loss(loss_N=-d.advantages_N * d.advantages_N.abs() * d.logprobs_N)"
 UNSCORED_AS_ZERO = """
@@ -159,7 +160,7 @@ SOUND = {
     "recomputed": (algorithm(declared='old_logprobs = "recompute"'), ""),
     "five-of-a-prompt": (algorithm(capabilities="min_group_size=5"), ""),
     "latents": (algorithm(capabilities="min_group_size=2, payload_kinds=frozenset({'latents'})"), ""),
-    "sequence-ratio": (algorithm(loss=SEQUENCE_RATIO), "couples_decisions = True"),
+    "sequence-ratio": (algorithm(loss=SEQUENCE_RATIO, capabilities=OF_TOKENS), "couples_decisions = True"),
     "half": (algorithm(loss=altered("-d", "-0.5 * d")), "on_policy_scale = 0.5"),
     "strength": (algorithm(loss=STRENGTH, **FREE), "on_policy_scale = None"),
     "entropy": (

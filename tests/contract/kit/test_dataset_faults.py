@@ -60,6 +60,7 @@ GOOD = {
     "large": dataset(size="return 10**12", check="if not 0 <= index < 10**12: raise IndexError(index)"),
     "chats": dataset("return Prompt(**fields | {'text': (Message(role='user', content=str(number)),)})"),
     "videos": dataset("return Prompt(text='', media=(f's3://films/{number}.mp4',))", capabilities="references=False"),
+    "pictures": dataset("return Prompt(**fields, media=('data:image/png;base64,aGk=', __file__))"),
     "taught": dataset("return Prompt(**fields, demonstration=str(number))", capabilities="demonstrations=True"),
     "preferring": dataset(
         "return Prompt(**fields, demonstration='a', rejected='b')",
@@ -81,6 +82,26 @@ PLANTED = {
         dataset("return Prompt(**fields | {'text': str(next(self.numbers))})"),
         "test_a_resumed_run_reads_on_where_it_stopped",
         "is another one if a run resumes at position 20: its text is '20', then '0'",
+    ),
+    "relative-location": (
+        dataset("return Prompt(**fields, media=('first.png',))"),
+        "test_what_rows_show_can_be_found",
+        "media has 'first.png', a relative path, which is another one in another folder",
+    ),
+    "lost-location": (
+        dataset("return Prompt(**fields, media=(f'/nowhere/{number}.mp4',))"),
+        "test_what_rows_show_can_be_found",
+        "media has '/nowhere/0.mp4', and there is no such file",
+    ),
+    "bare-data": (
+        dataset("return Prompt(**fields, media=('data:image/png,%89PNG',))"),
+        "test_what_rows_show_can_be_found",
+        "a data URL without base64",
+    ),
+    "broken-data": (
+        dataset("return Prompt(**fields, media=('data:image/png;base64,a',))"),
+        "test_what_rows_show_can_be_found",
+        "a data URL that is no base64",
     ),
     "iterator": (
         dataset("return Prompt(**fields | {'text': str(next(self.numbers))})"),

@@ -297,7 +297,7 @@ PLANTED = {
         """
         def _finish(self, ended):
             for sample in ended:
-                first = sample.flight.sequences[0]
+                first = sample.flight.samples[0]
                 sample.tokens, sample.logprobs = first.tokens, first.logprobs
             super()._finish(ended)
         """,
@@ -349,7 +349,7 @@ PLANTED = {
         "is not finished when the call that ends it has returned",
         """
         def _end_all(self):
-            self._scheduler.remove([sample for flight in self._in_flight() for sample in flight.sequences])
+            self._scheduler.remove([sample for flight in self._in_flight() for sample in flight.samples])
         """,
     ),
     "aborts-only-what-runs": Fault(
@@ -357,7 +357,7 @@ PLANTED = {
         "abort() ends what waits as well",
         """
         def _abort(self, names):
-            super()._abort([name for name in names if any(each.logprobs for each in self._flights[name].sequences)])
+            super()._abort([name for name in names if any(each.logprobs for each in self._flights[name].samples)])
         """,
     ),
     "waits-for-its-requests": Fault(

@@ -13,6 +13,7 @@ from tests.contract.kit.faulty_family import (
     OWN_DECIDE,
     TESTS,
     TINY,
+    WORLD_TESTS,
     build,
     decide,
     demonstration,
@@ -493,6 +494,7 @@ NOT_DECLARED = {
     "test_declared_mesh_axes_equal_one_process": "not declared: no axis that this model can be spread over",
     **{test: NOT_RECORDED if "record" in test else NOT_CONDITIONED for test in FORWARD_TESTS},
     **{test: NOT_SHOWN for test in FORWARD_TESTS if "shown" in test},
+    **WORLD_TESTS,
 }
 
 
@@ -537,7 +539,8 @@ def test_the_fault_is_named(outcomes, name):
 def test_every_test_of_the_kit_can_fail():
     planted = {test.partition("[")[0] for _, test, _ in PLANTED.values()}
     # Those of every kind are proven with rewards (test_options_faults), those of many processes in test_layout_faults,
-    # those of what engines run themselves in test_forward_faults, those of divergences in test_comparing_faults.
+    # those of what engines run themselves in test_forward_faults, those of divergences in test_comparing_faults, those
+    # of world models in test_world_faults.
     elsewhere = {name for name in TESTS if name in vars(PluginConformance)} | LAYOUT_TESTS | FORWARD_TESTS
-    elsewhere |= COMPARING_TESTS
+    elsewhere |= COMPARING_TESTS | WORLD_TESTS.keys()
     assert set(TESTS) - elsewhere == planted

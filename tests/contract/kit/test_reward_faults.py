@@ -47,6 +47,7 @@ def load(self):
 
 Reward.load = load
 """
+PICTURES = "payload_kinds=frozenset({'media'})"
 LATENTS = """
 @pytest.fixture
 def completions(self):
@@ -69,6 +70,14 @@ GOOD = {
     "latents": reward(
         "return float(sum(completion.payload.arrays['frames'].data))",
         capabilities="payload_kinds=frozenset({'latents'})",
+        exact="\n",
+    ),
+    "pictures": reward(
+        "if completion.media is None:",
+        "    raise ValueError('no frames')",
+        "frames = completion.media.arrays['frames']",
+        "return sum(bytes(frames.data)) / len(frames.data)",
+        capabilities=PICTURES,
         exact="\n",
     ),
     "tossed": reward("return random.random()", capabilities="deterministic=False"),
@@ -150,7 +159,36 @@ PLANTED = {
     "changes-the-prompt": (
         reward("(completion.prompt.metadata.get('tags') or []).append('scored')", "return value"),
         "test_it_changes_nothing_that_it_is_given",
-        "scoring changed the prompt or payload of the completion '7+5=12\\n12-4=8\\n#### 8'",
+        "scoring changed the prompt, payload or media of the completion '7+5=12\\n12-4=8\\n#### 8'",
+    ),
+    "paints": (
+        reward(
+            "if completion.media is None:",
+            "    raise ValueError('no frames')",
+            "frames = completion.media.arrays['frames'].data",
+            "if not isinstance(frames, bytes):",
+            "    frames[0] = 255 - frames[0]",
+            "return float(len(frames))",
+            capabilities=PICTURES,
+            exact="\n",
+        ),
+        "test_it_changes_nothing_that_it_is_given",
+        "scoring changed the prompt, payload or media of the completion '' (reference None, frames [4, 24, 40, 3])",
+    ),
+    "sees-what-is-not-there": (
+        reward(
+            "frames = b'0' if completion.media is None else completion.media.arrays['frames'].data",
+            "return float(len(frames))",
+            capabilities=PICTURES,
+            exact="\n",
+        ),
+        "test_what_was_not_rendered_raises",
+        "has no frames, but `score` returned 1.0; raise an error that says so",
+    ),
+    "sees-nothing-and-says-nothing": (
+        reward("assert completion.media", "return 1.0", capabilities=PICTURES, exact="\n"),
+        "test_what_was_not_rendered_raises",
+        "has no frames, and raised AssertionError() without a message; say so",
     ),
     "random": (
         reward("return random.random()", exact="\n"),
@@ -241,6 +279,7 @@ PLANTED = {
 EXAMPLES = TABLES.partition("unscorable")[0]
 BODIES = {
     **dict.fromkeys(("random", "remembers", "hash", "tossed"), ""),
+    **dict.fromkeys(("pictures", "paints", "sees-what-is-not-there", "sees-nothing-and-says-nothing"), ""),
     "latents": LATENTS,
     "tossed-beside-examples": "examples = [(Completion(prompt=EIGHT, text='8'), 1.0)]",
     "judges-without-a-reference": f"{EXAMPLES}\nreference_is_optional = True\n",

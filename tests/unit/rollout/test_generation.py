@@ -461,3 +461,36 @@ def test_rows_that_show_something_have_no_dialogues(talk):
     talk.generation.reconcile([train(1, row=14)], ())
     (report,) = talk.wait_reports(1)
     assert "dialogues with environments are of text" in report.detail
+
+
+def test_what_is_denoised_has_no_length_and_its_media_are_kept(rig):
+    kept = []
+
+    class Keeper:
+        def keep(self, version, row, media):
+            kept.append((version, row, media))
+            return "media/step-1/row-4.png"
+
+    media = Payload(kind="media", arrays={})
+    encode = lambda prompt: Payload(kind="latents", arrays={})  # noqa: E731 - one word of a model's terms
+    parts = attrs.evolve(rig.generation._parts, keeper=Keeper(), context_length=1)
+    rig.generation._parts = attrs.evolve(parts, model=SimpleNamespace(encode=encode, decode=lambda payload: ""))
+    rig.gate.confirm(1)
+    rig.generation.reconcile([train(7), evaluation(8, version=1)], ())
+    for name in ("7", "8"):
+        handle = rig.engine.handles[name]
+        made = Generated(
+            payload=Payload(kind="latents", arrays={}),
+            reason=FinishReason.STOP,
+            oldest_version=1,
+            newest_version=1,
+            num_units=0,
+            media=media,
+        )
+        handle.results = [made] * handle.request.sampling.num_samples
+        for callback in handle.callbacks:
+            callback(handle)
+    reports = {report.lease: report for report in rig.wait_reports(2)}
+    assert [sample.media for sample in reports[7].samples] == [""] * 3
+    assert [sample.media for sample in reports[8].samples] == ["media/step-1/row-4.png"]
+    assert kept == [(1, 4, media)]

@@ -7,10 +7,10 @@ from typing import Final
 import pytest
 import torch
 
-from cosmos_core.protocols import CachePolicy, EngineCapabilities, FinishReason, Generated
+from cosmos_core.protocols import CachePolicy, EngineCapabilities, Generated
 from cosmos_core.testing.conformance.engine.driver import EngineDriver
 from cosmos_core.testing.conformance.engine.pricing import Pricer
-from cosmos_core.testing.conformance.engine.setting import TEMPERATURE, EngineSetting, Start
+from cosmos_core.testing.conformance.engine.setting import EngineSetting, Start
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload
 from cosmos_core.weights.digest import digest_of
@@ -57,22 +57,23 @@ class CrowdTests(EngineSetting):
         self._check_made(results, before)
         for weights, version in ((0, 0), (1, _VERSION)):
             # With a kept cache, later units are of the new weights over what the old ones left: no trainer's.
-            if version == 0 or cache == "recompute":
+            if version == 0 or cache == "recompute" or not self.has_cache:
                 self._check_priced(pricer, results, capabilities, version, weights)
 
     def _check_all_there(self, engine: EngineDriver, results: list[Generated]) -> None:
+        wanted = self.decisions(self.long_units)
         for index, generated in enumerate(results):
-            if generated.num_units != self.long_units or generated.reason is not FinishReason.LENGTH:
+            if generated.num_units != wanted or generated.reason is not self.whole:
                 fault(
                     f"request {index} of {_CROWD} in flight over an update ended with {generated.reason} and "
-                    f"{generated.num_units} of {self.long_units} units; none may be lost"
+                    f"{generated.num_units} of {wanted} units; none may be lost"
                 )
             if not self.logprobs(generated).isfinite().all():
                 fault(f"request {index} of {_CROWD} in flight over an update has log-probs that are not finite")
         made = engine.stats().generated_units
-        if made != _CROWD * self.long_units:
+        if made != _CROWD * wanted:
             fault(
-                f"{made} units were generated for completions of {_CROWD * self.long_units}: an update made some of "
+                f"{made} units were generated for completions of {_CROWD * wanted}: an update made some of "
                 "them again; what was generated stays"
             )
 
@@ -91,7 +92,7 @@ class CrowdTests(EngineSetting):
     def _check_priced(
         self, pricer: Pricer, results: list[Generated], capabilities: EngineCapabilities, version: int, weights: int
     ) -> None:
-        temperature = TEMPERATURE if capabilities.logprob_semantics == "processed" else 1.0
+        temperature = self.temperature if capabilities.logprob_semantics == "processed" else 1.0
         priced = pricer.logprobs([each.payload for each in results], temperature=temperature, weights=weights)
         for index, (generated, theirs) in enumerate(zip(results, priced, strict=True)):
             made = torch.tensor(self.versions(generated)) == version

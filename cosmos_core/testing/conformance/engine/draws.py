@@ -42,7 +42,8 @@ class DrawTests(EngineSetting):
         self, start: Start, pricer: Pricer, prompts: list[Payload], capabilities: EngineCapabilities
     ) -> None:
         """Evaluations are generated among the samples that are trained on."""
-        drawn = [self.request(each, prompts[index], temperature=each) for index, each in enumerate((0.7, 1.3))]
+        temperatures = [each for each in (0.7, 1.3, 1.0) if self.draws_at(each)][:2]
+        drawn = [self.request(each, prompts[index], temperature=each) for index, each in enumerate(temperatures)]
         greedy = self.request("greedy", prompts[2], temperature=0.0, max_units=4)
         *results, (likeliest,) = start().generate([*drawn, greedy])
         for request, (generated,) in zip(drawn, results, strict=True):
@@ -68,8 +69,8 @@ class DrawTests(EngineSetting):
         engine = start()
         (group,) = engine.generate([self.request("group", prompts[0], seed=3, num_samples=6, max_units=16)])
         ((single,),) = engine.generate([self.request("single", prompts[0], seed=3, max_units=16)])
-        if self.content(group[0]) != self.content(single):
-            places = [place for place, each in enumerate(group) if self.content(each) == self.content(single)]
+        if not self.same(group[0], single):
+            places = [place for place, each in enumerate(group) if self.same(each, single)]
             fault(
                 "sample 0 of a group is not what a single sample of the same seed is"
                 f"{f': that one is at place {places[0]}' if places else ''}; give the samples in their order, and draw "

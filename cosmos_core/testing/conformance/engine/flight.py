@@ -65,7 +65,8 @@ class FlightTests(EngineSetting):
         handles = engine.submit(self._long(prompts, 3))
         with futures.ThreadPoolExecutor(1) as other_thread:
             paused = other_thread.submit(engine.pause, "wait")
-            engine.wait_for_units(10)
+            # The call is given its time to begin.
+            engine.wait_for_units(self.long_units)
             (late,) = engine.submit([self.request("late", prompts[3], max_units=3)])
             paused.result()
         for handle in handles:
@@ -116,7 +117,7 @@ class FlightTests(EngineSetting):
         engine.wait_for_units(12)
         engine.abort(["1", "never heard of"])
         (aborted,) = engine.results(handles[1])
-        if aborted.reason is not FinishReason.ABORTED or not 0 < aborted.num_units < self.long_units:
+        if aborted.reason is not FinishReason.ABORTED or not 0 < aborted.num_units < self.decisions(self.long_units):
             fault(
                 f"an aborted request ended with {aborted.reason} and {aborted.num_units} of {self.long_units} units; "
                 "end it at the next unit with FinishReason.ABORTED, what was generated kept"
@@ -254,8 +255,8 @@ class FlightTests(EngineSetting):
         return [self.request(index, prompts[index], seed=index, max_units=self.long_units) for index in range(count)]
 
     def _check_whole(self, generated: Generated, what: str, units: int = 0) -> None:
-        wanted = units or self.long_units
-        if generated.num_units != wanted or generated.reason is not FinishReason.LENGTH:
+        wanted = self.decisions(units or self.long_units)
+        if generated.num_units != wanted or generated.reason is not self.whole:
             fault(
                 f"a request that {what} ended with {generated.reason} and {generated.num_units} of {wanted} units; "
                 "nothing may be lost"

@@ -11,7 +11,7 @@ from cosmos_core.config.structure import structure
 from cosmos_core.protocols import EngineContext, EngineOutlook, Foresight, Provider, RolloutEngine
 from cosmos_core.testing.conformance.engine.setting import EngineSetting
 from cosmos_core.testing.conformance.plugin import fault
-from cosmos_core.types import JSON
+from cosmos_core.types import JSON, Payload
 from cosmos_core.weights.shards import dtype_name
 
 
@@ -19,7 +19,7 @@ class ForeseeingTests(EngineSetting):
     """Planning asks it, with what the recipe says."""
 
     @pytest.fixture
-    def outlook(self, context: EngineContext) -> EngineOutlook:
+    def outlook(self, context: EngineContext, prompts: list[Payload]) -> EngineOutlook:
         """A run such as these tests generate for."""
         has_gpu = context.device.type == "cuda"
         return EngineOutlook(
@@ -31,6 +31,7 @@ class ForeseeingTests(EngineSetting):
             temperatures={"rollout.sampling.temperature": 1.0},
             shows_media=False,
             num_ranks=self.tensor_parallel,
+            samplings={"rollout.sampling": self.request("one", prompts[0]).sampling},
         )
 
     def test_it_foresees_nothing_against_what_it_does_here(
@@ -40,7 +41,8 @@ class ForeseeingTests(EngineSetting):
         if provider.foresee is None:
             pytest.skip("not declared: it foresees nothing (`Provider.foresee`)")
         given: Any = structure(options, provider.options, "engine.options")
-        for temperatures in ({"rollout.sampling.temperature": 1.0}, {"one": 0.0, "other": 0.7}):
+        drawn = [each for each in (0.7, 1.0) if self.draws_at(each)]
+        for temperatures in ({"rollout.sampling.temperature": 1.0}, {"one": 0.0, "other": drawn[0]}):
             asked = attrs.evolve(outlook, temperatures=temperatures)
             told, again = (provider.foresee(given, asked) for _ in range(2))
             if not isinstance(told, Foresight):

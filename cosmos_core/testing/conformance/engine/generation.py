@@ -80,7 +80,7 @@ class GenerationTests(EngineSetting):
             for index, prompt in enumerate(prompts)
         ]
         among = engine.generate([*others[:2], watched, *others[2:]])[2]
-        if [self.content(each) for each in alone] != [self.content(each) for each in among]:
+        if not all(self.same(*pair) for pair in zip(alone, among, strict=True)):
             fault(
                 "a request drew other units among others than alone; draw sample i, unit j from (seed, i, j) only, or "
                 "declare seeded=False"
@@ -153,10 +153,11 @@ class GenerationTests(EngineSetting):
 
     def test_a_completion_ends_at_its_longest_length(self, start: Start, prompts: list[Payload]) -> None:
         """A truncated completion is told apart from a finished one."""
-        for (generated,) in start().generate([self.request(n, prompts[0], max_units=n) for n in (1, 7)]):
-            wanted = 1 if generated.num_units == 1 else 7
-            if generated.num_units != wanted or generated.reason is not FinishReason.LENGTH:
-                fault(f"with no stop ids and max_units = {wanted}: {generated.num_units} units, {generated.reason}")
+        lengths = (1, 7)
+        completed = start().generate([self.request(length, prompts[0], max_units=length) for length in lengths])
+        for length, (generated,) in zip(lengths, completed, strict=True):
+            if generated.num_units != self.decisions(length) or generated.reason is not self.whole:
+                fault(f"with no stop ids and max_units = {length}: {generated.num_units} units, {generated.reason}")
 
     @pytest.mark.parametrize("what", _IMPOSSIBLE)
     def test_an_impossible_request_is_refused_with_its_whole_call(
@@ -222,7 +223,10 @@ class GenerationTests(EngineSetting):
         engine = start()
         requests = [self.request(index, prompt, max_units=4 + index) for index, prompt in enumerate(prompts)]
         payloads = [each.payload for (each,) in engine.generate(requests)]
-        self.check_scores(pricer, engine, payloads, temperature=temperature)
+        if self.draws_at(temperature):
+            self.check_scores(pricer, engine, payloads, temperature=temperature)
+        else:
+            refuses(EngineError, lambda: engine.score(payloads, temperature=temperature), f"scores at {temperature}")
 
     def test_declarations_hold_together(self, capabilities: EngineCapabilities) -> None:
         """Planning relies on them."""

@@ -42,13 +42,14 @@ class Pricer:
 
     def logprobs(self, payloads: Sequence[Payload], *, temperature: float, weights: int = 0) -> list[torch.Tensor]:
         """float32 log-probs [N] of each payload's completion."""
-        found: dict[int, torch.Tensor] = {}
+        found: list[list[torch.Tensor]] = [[] for _ in payloads]
         for batch in self._model.pack(payloads, budget=_BUDGET):
             with torch.no_grad():
                 decided = self._model.decide(self._module(weights), batch, temperature=temperature)
             parts = torch.split(decided.logprobs_N, list(batch.num_decisions))
-            found.update(zip(batch.sequences, parts, strict=True))
-        return [found[index] for index in range(len(payloads))]
+            for index, part in zip(batch.sequences, parts, strict=True):
+                found[index].append(part)
+        return [torch.cat(parts) if parts else torch.zeros(0) for parts in found]
 
     def next_logprobs(self, prompt: Payload, tokens: Sequence[int], *, temperature: float) -> torch.Tensor:
         """float32 log-probs [V] of what may follow a prompt and the first tokens of a completion."""

@@ -16,6 +16,7 @@ from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import (
     EngineCapabilities,
     EngineContext,
+    FinishReason,
     Generated,
     Kind,
     Model,
@@ -64,6 +65,9 @@ class EngineSetting(OneThread):
     tolerance: ClassVar[float] = 1e-4
     long_units: ClassVar[int] = 160
     tensor_parallel: ClassVar[int] = 1
+    temperature: ClassVar[float] = TEMPERATURE
+    whole: ClassVar[FinishReason] = FinishReason.LENGTH
+    has_cache: ClassVar[bool] = True
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -138,11 +142,18 @@ class EngineSetting(OneThread):
 
     # -- requests and what comes of them ------------------------------------------------------------------------------
 
-    @staticmethod
-    def request(name: object, prompt: Payload, *, seed: int = 0, priority: int = 0, **sampling: Any) -> Request:
-        """A request; 8 units at `TEMPERATURE` unless said otherwise."""
-        drawn = Sampling(**{"temperature": TEMPERATURE, "max_units": 8, **sampling})
+    def request(self, name: object, prompt: Payload, *, seed: int = 0, priority: int = 0, **sampling: Any) -> Request:
+        """A request; 8 units at `temperature` unless said otherwise."""
+        drawn = Sampling(**{"temperature": self.temperature, "max_units": 8, **sampling})
         return Request(request_id=str(name), prompt=prompt, sampling=drawn, seed=seed, priority=priority)
+
+    def decisions(self, max_units: int) -> int:
+        """How many decisions a request with so many units comes to."""
+        return max_units
+
+    def draws_at(self, temperature: float) -> bool:  # noqa: ARG002 - for those that do not at all of them
+        """Whether there are samples of a temperature."""
+        return True
 
     def logprobs(self, generated: Generated) -> torch.Tensor:
         """The engine's log-prob of each unit, float32 [N]."""
@@ -156,6 +167,10 @@ class EngineSetting(OneThread):
         """What was generated, to compare one completion with another."""
         return bytes(generated.payload.arrays["completion"].data)
 
+    def same(self, generated: Generated, other: Generated) -> bool:
+        """Whether two completions are one."""
+        return self.content(generated) == self.content(other)
+
     # -- comparisons --------------------------------------------------------------------------------------------------
 
     def check_logprobs(
@@ -165,11 +180,12 @@ class EngineSetting(OneThread):
         capabilities: EngineCapabilities,
         *,
         weights: int = 0,
-        temperature: float = TEMPERATURE,
+        temperature: float | None = None,
         places: Sequence[int] | None = None,
     ) -> None:
         """Check a completion's log-probs (those of the units at `places`, or all) against the trainer's."""
         semantics = capabilities.logprob_semantics
+        temperature = self.temperature if temperature is None else temperature
         processed, raw = (
             pricer.logprobs([generated.payload], temperature=each, weights=weights)[0] for each in (temperature, 1.0)
         )

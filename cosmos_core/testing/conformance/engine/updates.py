@@ -9,7 +9,7 @@ from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import CachePolicy, EngineCapabilities, Generated, TensorSlice
 from cosmos_core.testing.conformance.engine.driver import EngineDriver, refuses
 from cosmos_core.testing.conformance.engine.pricing import Pricer
-from cosmos_core.testing.conformance.engine.setting import TEMPERATURE, EngineSetting, Start
+from cosmos_core.testing.conformance.engine.setting import EngineSetting, Start
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload
 from cosmos_core.weights import slices
@@ -68,9 +68,9 @@ class UpdateTests(EngineSetting):
         """`score` prices under what is loaded, whatever the engine was started with."""
         engine = start()
         payloads = [each.payload for (each,) in engine.generate([self.request(n, prompts[n]) for n in range(2)])]
-        self.check_scores(pricer, engine, payloads, temperature=TEMPERATURE)
+        self.check_scores(pricer, engine, payloads, temperature=self.temperature)
         engine.load(1, pricer.tensors(1))
-        self.check_scores(pricer, engine, payloads, temperature=TEMPERATURE, weights=1)
+        self.check_scores(pricer, engine, payloads, temperature=self.temperature, weights=1)
 
     def test_weights_are_loaded_in_the_precision_of_the_recipe(
         self, start: Start, pricer: Pricer, prompts: list[Payload]
@@ -120,8 +120,9 @@ class UpdateTests(EngineSetting):
         engine.load(4, pricer.tensors(4), cache)
         results = [generated for handle in handles for generated in engine.results(handle)]
         for generated in results:
-            if generated.num_units != self.long_units:
-                fault(f"a request in flight over an update ended with {generated.num_units} of {self.long_units} units")
+            wanted = self.decisions(self.long_units)
+            if generated.num_units != wanted:
+                fault(f"a request in flight over an update ended with {generated.num_units} of {wanted} units")
             self._check_versions(generated, {0, 3, 4})
         old = sum(self.versions(generated).count(0) for generated in results)
         if old != before:
@@ -256,11 +257,11 @@ class UpdateTests(EngineSetting):
     def _check_by_version(
         self, generated: Generated, pricer: Pricer, capabilities: EngineCapabilities, cache: CachePolicy
     ) -> None:
-        """Units of each version have its log-probs; with a kept cache, only those of the first one do."""
+        """Units of each version have its log-probs; with a kept cache, if there is any, only those of the first do."""
         versions = self.versions(generated)
         if not self.logprobs(generated).isfinite().all():
             fault(f"after an update with cache={cache!r}, log-probs are {self.logprobs(generated).tolist()}")
-        for version in set(versions) if cache == "recompute" else {versions[0]}:
+        for version in {versions[0]} if cache == "keep" and self.has_cache else set(versions):
             places = [place for place, made in enumerate(versions) if made == version]
             self.check_logprobs(pricer, generated, capabilities, weights=version, places=places)
 

@@ -107,6 +107,25 @@ def test_the_report_has_the_fields_of_the_sample_and_a_cut_text():
     }
 
 
+def test_rewards_see_a_denoised_sample_and_how_it_looks_and_not_the_way_there():
+    arrays = dict.fromkeys(
+        ("text", "sample", "states", "places", "steps", "offsets"), Array(dtype="int32", shape=(1,), data=bytes(4))
+    )
+    media = Payload(kind="media", arrays={"frames": Array(dtype="uint8", shape=(1, 1, 1, 3), data=bytes(3))})
+    made = Generated(
+        payload=Payload(kind="latents", arrays=arrays),
+        reason=FinishReason.STOP,
+        oldest_version=0,
+        newest_version=0,
+        num_units=0,
+        media=media,
+    )
+    seen = scoring.to_score(Prompt(text="p"), Played.single(made), "")
+    assert seen.payload.arrays.keys() == {"text", "sample"}
+    assert seen.media is media
+    assert not seen.truncated
+
+
 def test_text_rewards_see_no_tokens_but_media_is_passed():
     seen = scoring.to_score(Prompt(text="p"), played(), "t")
     assert (seen.payload, seen.num_units) == (None, 7)

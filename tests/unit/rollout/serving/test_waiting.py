@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import random
 
-from cosmos_core.rollout.serving.sequence import EmbeddedHandle, Flight
+from cosmos_core.rollout.serving.flight import ServedHandle
+from cosmos_core.rollout.serving.sequence import TokenFlight
 from cosmos_core.rollout.serving.waiting import Waiting
 
 
 def flight(kit, number, *, priority=0, num_samples=2):
     request = kit.request(number, [4], priority=priority, num_samples=num_samples)
-    return Flight(request, EmbeddedHandle(request), number, [4])
+    return TokenFlight(request, ServedHandle(request), number, [4])
 
 
 def names(waiting):
@@ -17,12 +18,12 @@ def names(waiting):
 
 def test_lower_priorities_go_first_then_earlier_requests_then_lower_indices(kit):
     flights = [flight(kit, 1), flight(kit, 2, priority=-1), flight(kit, 3, priority=5), flight(kit, 4)]
-    samples = [sample for each in flights for sample in each.sequences]
+    samples = [sample for each in flights for sample in each.samples]
     random.Random(0).shuffle(samples)
     waiting = Waiting()
     waiting.add(samples)
     assert len(waiting) == 8
-    assert waiting.first() is flights[1].sequences[0]
+    assert waiting.first() is flights[1].samples[0]
     assert names(waiting) == [(2, 0), (2, 1), (1, 0), (1, 1), (4, 0), (4, 1), (3, 0), (3, 1)]
     assert not waiting
 
@@ -30,7 +31,7 @@ def test_lower_priorities_go_first_then_earlier_requests_then_lower_indices(kit)
 def test_one_that_was_set_back_goes_before_later_ones(kit):
     first, second = flight(kit, 1), flight(kit, 2)
     waiting = Waiting()
-    waiting.add([*first.sequences, *second.sequences])
+    waiting.add([*first.samples, *second.samples])
     taken = waiting.take()
     waiting.add([taken])
     assert waiting.first() is taken
@@ -40,8 +41,8 @@ def test_those_that_are_gone_leave_the_others_in_order(kit):
     flights = [flight(kit, number, priority=number % 3) for number in range(9)]
     waiting = Waiting()
     for each in flights:
-        waiting.add(each.sequences)
-    waiting.remove({*flights[0].sequences, flights[4].sequences[1]})
+        waiting.add(each.samples)
+    waiting.remove({*flights[0].samples, flights[4].samples[1]})
     left = names(waiting)
     assert len(left) == 15
     assert left == sorted(left, key=lambda each: (each[0] % 3, *each))

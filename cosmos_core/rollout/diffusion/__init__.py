@@ -1,0 +1,1 @@
+"""The engine `diffusion`: denoises with any model that is a `Denoising`, and records what is trained on."""

@@ -1,0 +1,88 @@
+"""What the engine cannot do of a run, found before any process starts (`Provider.foresee`), or of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from cosmos_core.protocols import Denoising, EngineOutlook, Foresight, Model, Noising, Sampling
+from cosmos_core.rollout.diffusion.options import DiffusionOptions
+
+MOST_STEPS: Final = 1000
+"""Times are told apart by thousandths in training."""
+
+_OPTIONS: Final = "rollout.engine.options"
+_ODES: Final = ("euler", "unipc", "edm")
+
+
+def foresee(options: DiffusionOptions, outlook: EngineOutlook) -> Foresight:
+    """What the engine cannot do of a run."""
+    found = [*problems(options, outlook.model)]
+    for key, sampling in outlook.samplings.items():
+        found += [f"{key}{said}" for said in sampling_problems(options, sampling)]
+    found += [
+        f"{key}: {temperature:g}; a denoised sample has no temperature: 1 is the sampler as it is, 0 its ODE"
+        for key, temperature in outlook.temperatures.items()
+        if temperature not in (0.0, 1.0) and key.rpartition(".")[0] not in outlook.samplings
+    ]
+    return Foresight(problems=tuple(found))
+
+
+def problems(options: DiffusionOptions, model: Model) -> Iterator[str]:
+    """What options ask for that cannot be had, of a model."""
+    if not isinstance(model, Denoising):
+        yield (
+            f"rollout.engine.plugin: 'diffusion' denoises, and {type(model).__name__} is no world model "
+            "(cosmos_core.protocols.Denoising); use the engine 'embedded', or another model"
+        )
+    if options.sigma_min >= options.sigma_max:
+        yield f"{_OPTIONS}.sigma_min: {options.sigma_min:g} is not below sigma_max = {options.sigma_max:g}"
+    if options.regressions:
+        yield from _regressions(options, model)
+    elif options.sampler in ("euler", "unipc"):
+        yield (
+            f"{_OPTIONS}.sampler: {options.sampler!r} adds no noise, so that nothing is decided; take 'flow-sde', "
+            "'cps' or 'edm', or learn regressions (regressions = 4)"
+        )
+    if options.shared_prefix and (options.trained != "window" or options.regressions):
+        yield f"{_OPTIONS}.shared_prefix: samples branch where a window begins; set trained = 'window'"
+
+
+def _regressions(options: DiffusionOptions, model: Model) -> Iterator[str]:
+    if options.sampler not in _ODES:
+        yield (
+            f"{_OPTIONS}.sampler: {options.sampler!r} adds noise, and regressions are learned of what an ODE leads to; "
+            f"take one of {', '.join(map(repr, _ODES))}"
+        )
+    if not isinstance(model, Noising):
+        yield (
+            f"{_OPTIONS}.regressions: {options.regressions}, and {type(model).__name__} does not learn any "
+            "(cosmos_core.protocols.Noising); set it to 0"
+        )
+
+
+def sampling_problems(options: DiffusionOptions, sampling: Sampling) -> Iterator[str]:
+    """What cannot be drawn, each to be put behind the name of what asks for it."""
+    # Imported here so that listing plugins needs no torch.
+    from cosmos_core.rollout.diffusion.itinerary import window_range  # noqa: PLC0415
+
+    steps = sampling.max_units
+    if sampling.temperature not in (0.0, 1.0):
+        yield (
+            f".temperature: {sampling.temperature:g}; a denoised sample has no temperature: 1 is the sampler as it is, "
+            "0 its ODE"
+        )
+    if sampling.top_p != 1.0 or sampling.top_k != 0:
+        yield f".top_p, top_k: {sampling.top_p:g} and {sampling.top_k}; noise is not cut: set top_p = 1, top_k = 0"
+    if not 1 <= steps <= MOST_STEPS:
+        yield f".max_units: {steps} denoising steps; give 1 to {MOST_STEPS}"
+    elif _has_window(options, sampling) and not window_range(options, steps):
+        yield (
+            f".max_units: of {steps} steps, no window of {options.window} fits from step {options.window_start} "
+            f"on{'' if options.window_stop is None else f' and before step {options.window_stop}'} among those "
+            "that may be noisy; see window, window_start and window_stop of [rollout.engine.options]"
+        )
+
+
+def _has_window(options: DiffusionOptions, sampling: Sampling) -> bool:
+    return bool(sampling.temperature) and not options.regressions and options.trained == "window"

@@ -1,0 +1,25 @@
+"""The entry point `diffusion`."""
+
+from __future__ import annotations
+
+from cosmos_core.protocols import EngineCapabilities, EngineContext, Provider, RolloutEngine, hookimpl
+from cosmos_core.rollout.diffusion.foresight import foresee
+from cosmos_core.rollout.diffusion.options import DiffusionOptions
+
+
+def _create(options: DiffusionOptions, context: EngineContext) -> RolloutEngine:
+    # Imported here so that planning and listing plugins needs no torch.
+    from cosmos_core.rollout.diffusion.engine import DiffusionEngine  # noqa: PLC0415
+
+    return DiffusionEngine(options, context)
+
+
+@hookimpl
+def cosmos_engine() -> Provider[RolloutEngine]:
+    """Provide the diffusion engine."""
+    return Provider(
+        create=_create,
+        options=DiffusionOptions,
+        capabilities=EngineCapabilities(payload_kinds=frozenset({"latents"}), media=True, renders=True),
+        foresee=foresee,
+    )

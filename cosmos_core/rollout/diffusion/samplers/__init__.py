@@ -1,0 +1,1 @@
+"""Samplers: how one denoising step follows another, as tables of numbers; each module is one of them."""

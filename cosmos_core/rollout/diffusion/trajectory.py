@@ -1,0 +1,207 @@
+"""Samples in flight: a state on its way from noise to data, and the decisions that were taken.
+
+Shape legend: N decisions, M states that are kept, C channels, T latent frames, H and W latent height and width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+import torch
+
+from cosmos_core.protocols import Canvas, FinishReason, Generated
+from cosmos_core.rollout.diffusion.itinerary import Itinerary
+from cosmos_core.rollout.diffusion.noise import noise
+from cosmos_core.rollout.diffusion.samplers.step import Step
+from cosmos_core.rollout.serving.flight import Flight
+from cosmos_core.types import Array, Payload
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Decision:
+    """A transition that was drawn.
+
+    Attributes:
+        step: The sampler's.
+        before: x_t, float32 [C, T, H, W] on the CPU.
+        after: x', likewise.
+        offset: What the sampler remembered adds to the mean, likewise; None for nothing.
+        logprob: Of x'.
+        version: Of the weights that gave the velocity.
+    """
+
+    step: Step
+    before: torch.Tensor
+    after: torch.Tensor
+    offset: torch.Tensor | None
+    logprob: float
+    version: int
+
+
+@attrs.define(eq=False)
+class Trajectory:
+    """One sample of a request.
+
+    Attributes:
+        flight: Its request.
+        index: Its place among the request's samples.
+        at: The step to be taken next.
+        state: x_t, float32 [C, T, H, W]; None before it begins.
+        remembered: What the sampler remembers of the steps before, likewise.
+        decisions: What was decided so far.
+        versions: Weight versions of the steps taken, each once.
+        finished: The payload of all of it, once it is at its end.
+        media: What it looks like.
+        reason: Why it ended; None while it goes on.
+    """
+
+    flight: DenoisingFlight
+    index: int
+    at: int = 0
+    state: torch.Tensor | None = None
+    remembered: Sequence[torch.Tensor] = ()
+    decisions: list[Decision] = attrs.field(factory=list)
+    versions: set[int] = attrs.field(factory=set)
+    finished: Payload | None = None
+    media: Payload | None = None
+    reason: FinishReason | None = None
+
+    @property
+    def step(self) -> Step:
+        """The step to be taken next."""
+        return self.flight.itinerary.course.steps[self.at]
+
+    @property
+    def is_decision(self) -> bool:
+        """Whether that step is one."""
+        return self.at in self.flight.itinerary.decided
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the step before it was one, too."""
+        return bool(self.decisions) and self.at - 1 in self.flight.itinerary.decided
+
+    @property
+    def follows(self) -> bool:
+        """Whether it waits for another sample to reach the state that it branches from."""
+        return self.index > 0 and self.flight.itinerary.branch > 0 and self.flight.prefix is None
+
+    def start(self, device: torch.device) -> None:
+        """Be at the first state: noise, or where the samples of its group part."""
+        if self.state is not None:
+            return
+        flight, prefix = self.flight, self.flight.prefix
+        if self.index and prefix is not None:
+            self.at, self.state, self.remembered = flight.itinerary.branch, prefix.state, prefix.remembered
+            return
+        canvas = flight.canvas
+        drawn_as = 0 if flight.itinerary.shares_noise else self.index
+        first = flight.itinerary.course.start * noise(flight.request.seed, drawn_as, -1, canvas.shape)
+        self.state = with_given(first, canvas).to(device)
+
+    def fresh(self) -> torch.Tensor:
+        """The noise of the step to be taken next, float32 [C, T, H, W] on the CPU."""
+        return noise(self.flight.request.seed, self.index, self.at, self.flight.canvas.shape)
+
+    def generated(self, version: int) -> Generated:
+        """The result, partial if it was aborted; `version` stands in where no step was taken."""
+        payload = self.finished
+        if payload is None:
+            payload = attrs.evolve(self.flight.request.prompt, arrays=self.arrays())
+        number = payload.arrays["logprobs"].shape[0]
+        # A sample that is learned as a whole is of all weights that had a part in it.
+        versions = {each.version for each in self.decisions} or self.versions or {version}
+        return Generated(
+            payload=payload,
+            reason=self.reason or FinishReason.ABORTED,
+            oldest_version=min(versions),
+            newest_version=max(versions),
+            num_units=number,
+            media=self.media,
+        )
+
+    def arrays(self) -> dict[str, Array]:
+        """The prompt's arrays, and those of the transitions (see `cosmos_core.types.Payload`)."""
+        states, places = self._states()
+        shape, steps = self.flight.canvas.shape, [each.step for each in self.decisions]
+        rows = np.array([(each.of_state, each.of_velocity, each.std) for each in steps], np.float32).reshape(-1, 3)
+        found = {
+            **self.flight.request.prompt.arrays,
+            "states": array(torch.stack(states) if states else torch.zeros(0, *shape)),
+            "places": _numpy_array(np.array(places, np.int32).reshape(-1, 2)),
+            "steps": _numpy_array(rows),
+            "times": _numpy_array(np.array([each.time for each in steps], np.float32)),
+            "guidance": _numpy_array(np.array(self.flight.guidance, np.float32)),
+            "logprobs": _numpy_array(np.array([each.logprob for each in self.decisions], np.float32)),
+            "versions": _numpy_array(np.array([each.version for each in self.decisions], np.int32)),
+        }
+        if any(each.offset is not None for each in self.decisions):
+            none = torch.zeros(shape)
+            found["offsets"] = array(
+                torch.stack([none if each.offset is None else each.offset for each in self.decisions])
+            )
+        return found
+
+    def _states(self) -> tuple[list[torch.Tensor], list[tuple[int, int]]]:
+        """Each state once, and which two each decision leads from and to."""
+        states: list[torch.Tensor] = []
+        places = []
+        for each in self.decisions:
+            if not states or states[-1] is not each.before:
+                states.append(each.before)
+            states.append(each.after)
+            places.append((len(states) - 2, len(states) - 1))
+        return states, places
+
+
+@attrs.define(eq=False)
+class DenoisingFlight(Flight[Trajectory]):
+    """A request for denoised samples in flight.
+
+    Attributes:
+        canvas: What is denoised.
+        itinerary: How.
+        guidance: Of the velocities.
+        prefix: The sample at whose state the others begin, once it is there.
+    """
+
+    canvas: Canvas
+    itinerary: Itinerary
+    guidance: float
+    prefix: Prefix | None = attrs.field(init=False, default=None)
+
+    def begin(self, index: int) -> Trajectory:
+        """Sample `index`, of which no step is taken."""
+        return Trajectory(self, index)
+
+
+@attrs.frozen(eq=False)
+class Prefix:
+    """Where the samples of a group part.
+
+    Attributes:
+        state: float32 [C, T, H, W].
+        remembered: By the sampler, likewise.
+    """
+
+    state: torch.Tensor
+    remembered: Sequence[torch.Tensor]
+
+
+def with_given(state: torch.Tensor, canvas: Canvas) -> torch.Tensor:
+    """A state whose given frames are as they were given; on any device."""
+    if canvas.given is None or canvas.is_given_T is None:
+        return state
+    is_given = canvas.is_given_T.to(state.device)[None, :, None, None]
+    return torch.where(is_given, canvas.given.to(state.device), state)
+
+
+def array(tensor: torch.Tensor) -> Array:
+    """A tensor as payloads hold it."""
+    return _numpy_array(tensor.detach().cpu().contiguous().numpy())
+
+
+def _numpy_array(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Array:
+    return Array(dtype=str(values.dtype), shape=values.shape, data=np.ascontiguousarray(values).tobytes())

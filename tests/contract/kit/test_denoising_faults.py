@@ -1,0 +1,205 @@
+"""Faults in engines of latents that the kit must name: each is the diffusion engine with one thing done wrong."""
+
+from __future__ import annotations
+
+import textwrap
+
+import attrs
+import pytest
+
+from cosmos_core.testing import DenoisingEngineConformance
+
+MODULE = """
+import attrs
+import torch
+from cosmos_core.protocols import EngineCapabilities, Provider, hookimpl
+from cosmos_core.rollout.diffusion.engine import DiffusionEngine
+from cosmos_core.rollout.diffusion.options import DiffusionOptions
+
+class Engine(DiffusionEngine):
+{body}
+
+@hookimpl
+def cosmos_engine():
+    capabilities = EngineCapabilities(payload_kinds=frozenset({{"latents"}}), media=True, renders={renders})
+    return Provider(create=Engine, options=DiffusionOptions, capabilities=capabilities)
+"""
+
+
+@attrs.frozen
+class Fault:
+    """A body for the engine, the test that must catch it, and what that test must say."""
+
+    test: str
+    message: str
+    body: str = "pass"
+    renders: bool = True
+
+
+PLANTED = {
+    "sums-over-dims": Fault(
+        "test_logprobs_are_those_of_the_trainer",
+        "log-probs are not the trainer's: unit",
+        """
+        def _advance(self):
+            super()._advance()
+            for sample in self._denoisers.running:
+                sample.decisions = [attrs.evolve(each, logprob=96 * each.logprob) for each in sample.decisions[-1:]]
+        """,
+    ),
+    "draws-too-little-noise": Fault(
+        "test_the_noise_of_transitions_is_standard_normal",
+        "variances from its mean on average: of what is drawn with",
+        """
+        def _advance(self):
+            for sample in self._denoisers.admit():
+                sample.start(self._context.device)
+                whole = sample.flight.itinerary.course
+                if not hasattr(self, "_less"):
+                    self._less = attrs.evolve(
+                        whole, steps=tuple(attrs.evolve(step, std=0.5 * step.std) for step in whole.steps)
+                    )
+                sample.flight.itinerary = attrs.evolve(sample.flight.itinerary, course=self._less)
+            super()._advance()
+
+        def _conclude(self, sample):
+            sample.decisions = [
+                attrs.evolve(each, step=attrs.evolve(each.step, std=2 * each.step.std)) for each in sample.decisions
+            ]
+            super()._conclude(sample)
+        """,
+    ),
+    "denoises-given-frames": Fault(
+        "test_given_frames_stay_as_they_are",
+        "frames that the prompt gives are others in a state or the sample",
+        """
+        def _conclude(self, sample):
+            sample.state = sample.state + 0.01
+            super()._conclude(sample)
+        """,
+    ),
+    "keeps-no-sample": Fault(
+        "test_a_payload_of_latents_holds_what_its_kind_says",
+        "array 'sample' of 5 decisions is None",
+        """
+        def _conclude(self, sample):
+            super()._conclude(sample)
+            arrays = {name: each for name, each in sample.finished.arrays.items() if name != "sample"}
+            sample.finished = attrs.evolve(sample.finished, arrays=arrays)
+        """,
+    ),
+    "forgets-the-prompt": Fault(
+        "test_a_payload_of_latents_holds_what_its_kind_says",
+        "the payload's 'text' is not the request's",
+        """
+        def _conclude(self, sample):
+            super()._conclude(sample)
+            arrays = {name: each for name, each in sample.finished.arrays.items() if name != "text"}
+            sample.finished = attrs.evolve(sample.finished, arrays=arrays)
+        """,
+    ),
+    "evaluates-with-noise": Fault(
+        "test_without_noise_a_sample_depends_on_the_first_noise_alone",
+        "at temperature 0, a sample of seed 3 is not that of seed 3",
+        """
+        def _conclude(self, sample):
+            sample.state = sample.state + torch.randn(sample.state.shape)
+            super()._conclude(sample)
+        """,
+    ),
+    "renders-another": Fault(
+        "test_samples_are_rendered",
+        "is it another sample's?",
+        """
+        def _conclude(self, sample):
+            super()._conclude(sample)
+            frames = sample.media.arrays["frames"]
+            other = attrs.evolve(frames, data=bytes(255 - each for each in frames.data))
+            sample.media = attrs.evolve(sample.media, arrays={**sample.media.arrays, "frames": other})
+        """,
+    ),
+    "renders-nothing": Fault(
+        "test_samples_are_rendered",
+        "a sample has no media, and `renders` is declared",
+        """
+        def _finish(self, ended):
+            for sample in ended:
+                sample.media = None
+            super()._finish(ended)
+        """,
+    ),
+    "renders-undeclared": Fault(
+        "test_samples_are_rendered", "a sample has media, and `renders` is not declared: declare it", renders=False
+    ),
+    "ignores-top-k": Fault(
+        "test_what_cannot_be_drawn_is_refused[of the likeliest outcomes]",
+        "a request for samples of the likeliest outcomes was accepted",
+        """
+        def submit(self, requests):
+            return super().submit(
+                [attrs.evolve(each, sampling=attrs.evolve(each.sampling, top_k=0)) for each in requests]
+            )
+        """,
+    ),
+    "draws-by-the-batch": Fault(
+        "test_a_request_draws_the_same_alone_and_among_others",
+        "a request drew other units among others than alone",
+        """
+        def _admit(self, request):
+            flight = super()._admit(request)
+            flight.request = attrs.evolve(request, seed=request.seed + self._number)
+            return flight
+        """,
+    ),
+    "mistakes-versions": Fault(
+        "test_an_update_in_flight_loses_and_restarts_nothing[keep]",
+        "units were generated before the first update, but",
+        """
+        def _apply(self, update, cache):
+            for sample in self._denoisers.running:
+                sample.decisions[-1:] = [attrs.evolve(each, version=update.version) for each in sample.decisions[-1:]]
+            return super()._apply(update, cache)
+        """,
+    ),
+    "goes-on-with-old-weights": Fault(
+        "test_an_update_under_64_sequences_in_flight[keep]",
+        "log-probs of version 5 are",
+        """
+        def _apply(self, update, cache):
+            digest = super()._apply(update, cache)
+            # What generates is a copy of what was loaded first.
+            self._module = self._context.model.build(seed=1, dtype=torch.float32, device=torch.device("cpu"))
+            return digest
+        """,
+    ),
+}
+
+
+def only(tests):
+    """A class body that leaves out every test of the kit but these."""
+    names = {test.partition("[")[0] for test in tests}
+    others = [name for name in dir(DenoisingEngineConformance) if name.startswith("test_") and name not in names]
+    return "".join(f"{name} = None\n" for name in others)
+
+
+@pytest.fixture(scope="module")
+def outcomes(run_kit):
+    modules = {"good": MODULE.format(body="    pass", renders=True)}
+    bodies = {"good": only(fault.test for fault in PLANTED.values())}
+    for name, fault in PLANTED.items():
+        body = textwrap.indent(textwrap.dedent(fault.body).strip(), "    ")
+        modules[name] = MODULE.format(body=body, renders=fault.renders)
+        bodies[name] = only([fault.test])
+    return run_kit("engine", modules, body="long_units = 60\n", bodies=bodies, kit="DenoisingEngineConformance")
+
+
+@pytest.mark.slow
+def test_a_good_engine_passes(outcomes):
+    assert {each.result for each in outcomes["good"]} - {"not run"} == {"passed"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_fault_is_named(outcomes, name):
+    failed = {each.test: each.message for each in outcomes[name] if each.result == "failed"}
+    assert PLANTED[name].message in failed[PLANTED[name].test]
