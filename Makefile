@@ -10,6 +10,8 @@ PLUGINS := $(sort $(wildcard plugins/*/*/pyproject.toml))
 PLUGIN_DIRS := $(patsubst %/pyproject.toml,%,$(PLUGINS))
 PLUGIN_PACKAGES := $(notdir $(wildcard plugins/*/*/cosmos_*))
 DEMO_RUN := runs/arithmetic
+WFM := recipes/wfm
+WFM_PORT ?= 8077
 DEMO_NEEDS := "cosmos-core[mlflow]" cosmos-model-qwen cosmos-algorithm-grpo cosmos-algorithm-sft \
 	cosmos-dataset-arithmetic cosmos-reward-math
 export OMP_NUM_THREADS ?= 1
@@ -80,6 +82,22 @@ demo: $(VENV)/.installed ## Train a tiny model with GRPO on this machine (under 
 demo-again: $(VENV)/.installed ## The demo from the start.
 	$(call say,cosmos run recipes/arithmetic.toml --overwrite)
 	@$(BIN)/cosmos run recipes/arithmetic.toml --overwrite
+
+# The reward service has a token of its own, and ends with the demo.
+.PHONY: demo-wfm
+demo-wfm: export WFM_REWARD_ENQUEUE_URL = http://127.0.0.1:$(WFM_PORT)/v1/enqueue
+demo-wfm: export WFM_REWARD_FETCH_URL = http://127.0.0.1:$(WFM_PORT)/v1/fetch
+demo-wfm: $(VENV)/.installed ## Teach a tiny world model colours through a reward service (under 3 minutes), then again near its data.
+	$(call say,cosmos reward-service --config $(WFM)/rewards.toml)
+	@export WFM_REWARD_TOKEN=$$($(BIN)/python -c 'import secrets; print(secrets.token_urlsafe(32))'); \
+	$(BIN)/cosmos reward-service --config $(WFM)/rewards.toml --port $(WFM_PORT) & service=$$!; \
+	trap 'kill $$service 2>/dev/null; wait $$service' EXIT; \
+	for recipe in wan-tiny-grpo-fast wan-tiny-ddrl; do \
+		printf '\033[1m==> %s\033[0m\n' "cosmos run $(WFM)/$$recipe.toml"; \
+		$(BIN)/cosmos run $(WFM)/$$recipe.toml --overwrite || exit 1; \
+	done
+	$(call say,How well each still predicts its data)
+	@$(BIN)/python $(WFM)/data_loss.py runs/wan-tiny-grpo-fast runs/wan-tiny-ddrl
 
 # -- what is released -------------------------------------------------------------------------------------------------
 

@@ -22,9 +22,22 @@ def export(
         typer.Option("--step", metavar="N|best|latest", help="Which checkpoint; `best` by held-out accuracy, or loss."),
     ] = "latest",
     output: Annotated[
-        Path | None, typer.Option("--output", metavar="DIR", help="Where to; the run's export/ if absent.")
+        str | None,
+        typer.Option(
+            "--output",
+            "--to",
+            metavar="DIR|URL",
+            help="Where to, a folder or a URL such as s3://bucket/model; the run's export/ if absent.",
+        ),
     ] = None,
     *,
+    average: Annotated[
+        bool | None,
+        typer.Option(
+            "--average/--no-average",
+            help="Write the moving average of the weights, or the weights; as `policy.average` says if absent.",
+        ),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Write a checkpoint as a Hugging Face folder, for `AutoModelForCausalLM.from_pretrained` and anything else.
@@ -33,12 +46,13 @@ def export(
     Examples:
       cosmos export runs/arithmetic
       cosmos export runs/arithmetic --step best --output my-model
+      cosmos export runs/arithmetic --to s3://bucket/models/arithmetic
     """  # noqa: D301 - the escape keeps the lines after it apart
     set_debugging(debug)
     from cosmos_core.run.artifacts.export import export_run  # noqa: PLC0415
 
-    exported, directory = export_run(run, step=step, output=output)
-    typer.echo(f"Exported step {exported} to {directory}")
+    exported, where = export_run(run, step=step, output=output, average=average)
+    typer.echo(f"Exported step {exported} to {where}")
 
 
 def generate(

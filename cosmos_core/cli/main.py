@@ -13,7 +13,7 @@ os.environ.setdefault("TYPER_USE_RICH", "0")
 
 import typer
 
-from cosmos_core.cli import artifacts, audit, keys, launch, plugins, replica, status, steering
+from cosmos_core.cli import artifacts, audit, keys, launch, plugins, replica, reward_service, status, steering
 from cosmos_core.cli.options import Debug, is_debugging, set_debugging
 from cosmos_core.errors import ConfigError, CosmosError, PluginError
 
@@ -43,6 +43,7 @@ app.command("recover")(audit.recover)
 app.command("launch", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch.launch)
 app.command("set")(steering.change)
 app.command("drain")(steering.drain)
+app.command("reward-service")(reward_service.reward_service)
 
 RecipeFile = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A recipe, as a TOML file.")]
 ModelName = Annotated[str | None, typer.Option("--model", metavar="NAME", help="Model plugin.")]

@@ -76,6 +76,18 @@ def group_seed(seed: int, stage: int, position: int) -> int:
     return int.from_bytes(_digest(f"group/{seed}/{stage}/{position}")[:8], "little") >> 1
 
 
+def demonstration_seed(seed: int, stage: int, position: int, number: int = 0) -> int:
+    """Seed of what is drawn to learn from a demonstration, in `range(2**63)`; other draws each time a row comes.
+
+    Args:
+        seed: `run.seed`.
+        stage: Index of the stage.
+        position: Place in the stage's prompt stream.
+        number: Which of several draws of the same demonstration.
+    """
+    return int.from_bytes(_digest(f"demonstration/{seed}/{stage}/{position}/{number}")[:8], "little") >> 1
+
+
 def evaluation_seed(seed: int, row: int) -> int:
     """Seed of a held-out row, in `range(2**63)`: the same at every version, in a run and after it.
 

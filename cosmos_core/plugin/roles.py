@@ -33,6 +33,7 @@ from cosmos_core.protocols import (
     Source,
     Valuing,
 )
+from cosmos_core.storage import fetch_model, is_url
 
 
 def selections(recipe: Recipe, kinds: Collection[Kind] = KINDS) -> tuple[tuple[Kind, str], ...]:
@@ -60,7 +61,10 @@ def source_of(plugins: PluginSet, stage: Stage) -> Source:
 def model_source(job: Job) -> ModelSource:
     """How to make the recipe's model. A relative `model.path` that exists beside the recipe means that folder.
 
-    `~` is the home.
+    `~` is the home. Of a URL such as `s3://bucket/model` it is a local copy, fetched if there is none.
+
+    Raises:
+        StorageError: There is no whole model at the URL, or it cannot be fetched.
     """
     config = job.recipe.model
     context = ModelContext(
@@ -73,6 +77,8 @@ def model_source(job: Job) -> ModelSource:
 
 
 def _found(job: Job, path: str) -> str:
+    if is_url(path):
+        return str(fetch_model(path))
     beside = job.recipe_directory / Path(path).expanduser()
     return str(beside.absolute()) if beside.exists() else path
 
@@ -182,7 +188,13 @@ def unmet(recipe: Recipe, stage: Stage, algorithm: Algorithm) -> Iterator[str]:
     """Tables of models that an algorithm needs, and the recipe does not have."""
     asks = f"{stage.plugin!r} with these {stage.key}.options"
     for role in algorithm.consults if isinstance(algorithm, Consulting) else ():
-        if role not in recipe.frozen:
+        if role == "average":
+            if recipe.policy.average is None:
+                yield (
+                    f"policy.average: {asks} consults the average of the policy's weights, and the recipe keeps none; "
+                    "add a table [policy.average], empty for its defaults"
+                )
+        elif role not in recipe.frozen:
             what = "empty: the weights the stage starts from" if role == "reference" else "path: a checkpoint"
             yield (
                 f"{role}: {asks} consults a {role} model, and the recipe has none; add a table [{role}] ({what}), or "

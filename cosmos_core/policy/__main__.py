@@ -9,7 +9,7 @@ import torch
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.stages import stages
-from cosmos_core.plugin.roles import load_dataset, load_model, selections, source_of
+from cosmos_core.plugin.roles import load_algorithm, load_dataset, load_model, selections, source_of
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.policy.adapters.below import DRAWN
 from cosmos_core.policy.batches.share import ShareReader
@@ -27,7 +27,7 @@ from cosmos_core.policy.training.making import make_trainer
 from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.policy.training.terms import OrderTerms
 from cosmos_core.policy.training.trainer import Trainer
-from cosmos_core.protocols import FORMATS
+from cosmos_core.protocols import FORMATS, Imitating
 from cosmos_core.replica.host import host_id, rack_id
 from cosmos_core.replica.process import RoleArgs, run_role
 from cosmos_core.transport.payloads import PayloadClient
@@ -131,10 +131,14 @@ def make_writer(job: Job, world: World) -> VersionWriter | None:
 
 
 def make_reader(job: Job, plugins: PluginSet, trainer: Trainer, payloads: PayloadClient) -> ShareReader:
-    """Reads shares; the dataset is loaded only where a stage learns from its rows."""
+    """Reads shares; the dataset is loaded only where a stage learns from its rows, or may be set to."""
     model = trainer.model
     sources = {stage.index: source_of(plugins, stage) for stage in stages(job.recipe)}
-    dataset = load_dataset(job, plugins) if {*sources.values()} - {"rollouts"} else None
+    learns = any(
+        sources[stage.index] != "rollouts" or isinstance(load_algorithm(job, plugins, stage), Imitating)
+        for stage in stages(job.recipe)
+    )
+    dataset = load_dataset(job, plugins) if learns else None
     return ShareReader(
         model=model,
         payloads=payloads,
@@ -143,6 +147,7 @@ def make_reader(job: Job, plugins: PluginSet, trainer: Trainer, payloads: Payloa
         world=trainer.world,
         config=job.recipe.dataset,
         paired_stages=frozenset(index for index, source in sources.items() if source == "preferences"),
+        seed=job.recipe.run.seed,
     )
 
 

@@ -127,7 +127,8 @@ class PolicyReplica:
                 self._parts.saver.save(self._trainer.state(), place)
 
     def _publish(self) -> None:
-        self._parts.publications.publish(self._trainer.step, published_tensors(self._trainer.module))
+        with self._trainer.published():
+            self._parts.publications.publish(self._trainer.step, published_tensors(self._trainer.module))
 
     def _join(self, order: GenerationOrder) -> None:
         """Become a member of a generation, once; older ones and ones that failed are over."""

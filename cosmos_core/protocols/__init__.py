@@ -88,6 +88,7 @@ from cosmos_core.protocols.model import (
 )
 from cosmos_core.protocols.provider import NoOptions, Provider
 from cosmos_core.protocols.quantization import FORMATS, Format, Quantization
+from cosmos_core.protocols.relative import clipped_surrogate, relative_rewards
 from cosmos_core.protocols.reward import (
     Completion,
     Loading,
@@ -208,9 +209,11 @@ __all__ = [
     "Valuing",
     "Vetting",
     "Window",
+    "clipped_surrogate",
     "entry_point_group",
     "hookimpl",
     "hookspec",
     "is_core_metric",
     "is_held_out",
+    "relative_rewards",
 ]

@@ -43,12 +43,13 @@ CORE_METRICS: Final = frozenset(
         "nonfinite",
     }
 )
-"""What the core measures of a step; besides, all names that end in `_s` are seconds."""
+"""What the core measures of a step; besides, all names that end in `_s` are seconds, and all that begin with
+`imitation_` are of demonstrations beside rollouts (`Imitating`)."""
 
 
 def is_core_metric(name: str) -> bool:
     """Whether a metric is the core's own: an algorithm's may not have its name, or two quantities would be mixed."""
-    return name in CORE_METRICS or name.endswith("_s")
+    return name in CORE_METRICS or name.endswith("_s") or name.startswith("imitation_")
 
 
 class Aggregation(enum.StrEnum):
@@ -205,5 +206,9 @@ class Imitating(Algorithm, Protocol):
         ...
 
     def imitation(self, decisions: Decisions) -> Loss:
-        """Price the decisions of a micro-batch of demonstrations; their advantages are 1."""
+        """Price the decisions of a micro-batch of demonstrations.
+
+        Their advantages are 1; nothing is known of them but log-probs, and the entropy where it is needed. Metrics are
+        reported under names that begin with `imitation_`.
+        """
         ...

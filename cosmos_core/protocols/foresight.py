@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import attrs
 
+from cosmos_core.protocols.engine import Sampling
 from cosmos_core.protocols.facts import ModelFacts
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ class EngineOutlook:
         has_gpu: Whether this machine, where `auto` may be decided, has a GPU.
         precision: Name of the torch dtype of its weights.
         temperatures: Each temperature at which it will draw, by the recipe's key.
+        samplings: How it will draw, by the recipe's table: `rollout.sampling`, and `evaluation` where anything is
+            evaluated; empty where that is not known.
         shows_media: Whether prompts show images or videos.
         num_ranks: Processes of a replica.
     """
@@ -36,6 +39,7 @@ class EngineOutlook:
     temperatures: Mapping[str, float]
     shows_media: bool
     num_ranks: int = 1
+    samplings: Mapping[str, Sampling] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cosmos_core.testing.commandline import CommandLine
     from cosmos_core.testing.conformance.algorithm.kit import AlgorithmConformance
     from cosmos_core.testing.conformance.dataset.kit import DatasetConformance
+    from cosmos_core.testing.conformance.engine.denoising import DenoisingEngineConformance
     from cosmos_core.testing.conformance.engine.kit import EngineConformance
     from cosmos_core.testing.conformance.environment.kit import EnvironmentConformance
     from cosmos_core.testing.conformance.hook.kit import HookConformance
@@ -26,6 +27,7 @@ __all__ = [
     "AlgorithmConformance",
     "CommandLine",
     "DatasetConformance",
+    "DenoisingEngineConformance",
     "EngineConformance",
     "EnvironmentConformance",
     "HookConformance",
@@ -39,6 +41,7 @@ _HOMES: Final[Mapping[str, str]] = {
     "AlgorithmConformance": "conformance.algorithm.kit",
     "CommandLine": "commandline",
     "DatasetConformance": "conformance.dataset.kit",
+    "DenoisingEngineConformance": "conformance.engine.denoising",
     "EngineConformance": "conformance.engine.kit",
     "EnvironmentConformance": "conformance.environment.kit",
     "HookConformance": "conformance.hook.kit",

@@ -21,6 +21,7 @@ from cosmos_core.config.stages import Stage
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.policy.batches.balance import balanced
 from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence
+from cosmos_core.policy.batches.units import units_of
 from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.group import solo
@@ -214,7 +215,8 @@ def train_step(trainer: Trainer, payloads: Sequence[Payload], policy: PolicyConf
 def share_of(payloads: Sequence[Payload], sizes: MeshConfig, world: World) -> Share:
     """This process's share of a batch of demonstrations, each with a weight of its own."""
     sequences = [TrainSequence(payload=p, advantage=1.0 + 0.25 * (i % 3), place=i) for i, p in enumerate(payloads)]
-    lengths = [sum(p.arrays[name].shape[0] for name in ("prompt", "completion")) for p in payloads]
+    units = [units_of(payload) for payload in payloads]
+    lengths = [each.conditioning + each.decisions for each in units]
     mesh = world.mesh
     place = mesh.place("dp_replicate") * mesh.size("dp_shard") + mesh.place("dp_shard")
     mine = balanced(lengths, sizes.dp_replicate * sizes.dp_shard)[place]
@@ -222,8 +224,8 @@ def share_of(payloads: Sequence[Payload], sizes: MeshConfig, world: World) -> Sh
         sequences=tuple(sequences[index] for index in mine),
         counts=Counts(
             sequences=len(payloads),
-            decisions=sum(p.arrays["completion"].shape[0] for p in payloads),
-            prompt_units=sum(p.arrays["prompt"].shape[0] for p in payloads),
+            decisions=sum(each.decisions for each in units),
+            prompt_units=sum(each.conditioning for each in units),
             trained=len(payloads),
         ),
         filler=None if mine else sequences[0],

@@ -24,6 +24,8 @@ class SampleReport:
     detail: Text = ""
     text: Text = ""
     """The completion, cut to 2,000 characters: only of evaluations and of the first sample of a training group."""
+    media: Word = ""
+    """Where the image or video is, from the run's folder: only of evaluations, and where there is one."""
 
 
 @attrs.frozen(kw_only=True)

@@ -29,6 +29,7 @@ from cosmos_core.config.schema.subject import (
     TrackingConfig,
 )
 from cosmos_core.config.schema.training import (
+    AverageConfig,
     CheckpointConfig,
     CriticConfig,
     Float8Config,
@@ -48,6 +49,7 @@ __all__ = [
     "NOT_NEGATIVE",
     "POSITIVE",
     "AlgorithmConfig",
+    "AverageConfig",
     "CheckpointConfig",
     "ControlConfig",
     "CriticConfig",

@@ -40,7 +40,7 @@ class ModelConfig:
     """The model to train."""
 
     plugin: str = option("hf", help="Name of the model plugin.")
-    path: str | None = option(None, help="Folder or hub name of a Hugging Face checkpoint.")
+    path: str | None = option(None, help="Folder, hub name or URL (`s3://bucket/model`) of a Hugging Face checkpoint.")
     config: Mapping[str, JSON] | None = option(
         None, help="A Hugging Face config, for a model from random weights; give this or `path`."
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 import attrs
+from attrs import validators as check
 
 from cosmos_core.config.schema.fields import ABOVE_ZERO, FRACTION, NOT_NEGATIVE, POSITIVE, option
 from cosmos_core.types import JSON
@@ -106,6 +107,33 @@ class LoraConfig:
 
 
 @attrs.frozen(kw_only=True)
+class AverageConfig:
+    """An exponential moving average of the weights: after each step, decay · average + (1 - decay) · weights."""
+
+    decay: float = option(
+        0.999,
+        help="What of the average stays at a step; less than 1.",
+        validator=check.and_(check.ge(0.0), check.lt(1.0)),
+    )
+    growth: float | None = option(
+        None,
+        help="The decay of step k of a stage is growth · k until that reaches `decay`; absent: `decay` throughout.",
+        validator=check.optional(ABOVE_ZERO),
+    )
+    publish: bool = option(
+        False, help="Whether rollout replicas get the average, so that it generates and is what is evaluated."
+    )
+    export: bool | None = option(
+        None, help="Whether `cosmos export` writes the average; absent: where it is published."
+    )
+
+    @property
+    def is_exported(self) -> bool:
+        """Whether `cosmos export` writes it, unless told otherwise."""
+        return self.publish if self.export is None else self.export
+
+
+@attrs.frozen(kw_only=True)
 class CheckpointConfig:
     """When to save, and what to keep."""
 
@@ -142,4 +170,5 @@ class PolicyConfig:
     float8: Float8Config = option(factory=Float8Config, help="8-bit matrix products.")
     lora: LoraConfig | None = option(None, help="Train low-rank adapters instead of the weights.")
     optimizer: OptimizerConfig = option(factory=OptimizerConfig, help="The optimizer.")
+    average: AverageConfig | None = option(None, help="Keep an exponential moving average of the weights.")
     checkpoint: CheckpointConfig = option(factory=CheckpointConfig, help="Checkpoints.")

@@ -125,7 +125,9 @@ def _result(state: State, lease: Lease, sample: SampleReport) -> HeldOutResult:
         state.status_details[sample.status if pinned else "evaluation"] = sample.detail or "not the pinned version"
     completion = None
     if lease.row < _KEPT_COMPLETIONS:
-        completion = HeldOutCompletion(row=lease.row, text=sample.text, reward=sample.reward, detail=sample.detail)
+        completion = HeldOutCompletion(
+            row=lease.row, text=sample.text, reward=sample.reward, detail=sample.detail, media=sample.media
+        )
     return HeldOutResult(
         score=sample.rewards.get(first, sample.reward) if counts else None,
         reward=sample.reward if counts else None,

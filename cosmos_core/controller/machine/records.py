@@ -79,6 +79,8 @@ class HeldOutCompletion:
     reward: float | None
     detail: str = ""
     """What the rewards say of the score, or why there is none."""
+    media: str = ""
+    """The image or video, from the run's folder; empty for none."""
 
 
 @attrs.frozen(kw_only=True)

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from cosmos_core.errors import TransportError
+from cosmos_core.errors import DataError, TransportError
+from cosmos_core.policy.batches.units import units_of
 from cosmos_core.protocols import Algorithm
 from cosmos_core.transport.directives import GroupRef
 from cosmos_core.transport.reports import SampleReport
@@ -83,6 +84,7 @@ class Share:
         filler: A sequence to keep step with, where this process has none and others of its replica have some.
         dropped: Demonstrations that cannot be used: (position, reason).
         temperatures: Those of the whole batch, of all replicas, in an order that is the same in every process.
+        imitated: Demonstrations to imitate beside rollouts; None where the algorithm imitates none.
     """
 
     sequences: tuple[TrainSequence, ...]
@@ -90,6 +92,7 @@ class Share:
     filler: TrainSequence | None = None
     dropped: tuple[tuple[int, str], ...] = ()
     temperatures: tuple[float | None, ...] = (None,)
+    imitated: Share | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -208,24 +211,15 @@ def rollout_sequences(
 
 
 def _is_held(item: Wanted, payloads: Mapping[int, Sequence[Payload]]) -> bool:
-    """Whether a sample's payload is there; of tokens, with one recorded value for each decision."""
+    """Whether a sample's payload is there, with one recorded value for each decision that was reported."""
     held = payloads.get(item.group.lease, ())
     if len(held) != len(item.group.samples):
         return False
-    payload = held[item.index]
-    if payload.kind != "tokens":
-        return True
+    payload, number = held[item.index], item.sample.num_units
     recorded = [payload.arrays.get(name) for name in ("logprobs", "versions")]
-    return _num_decided(payload) == item.sample.num_units and all(
-        array is not None and array.shape == (item.sample.num_units,) for array in recorded
-    )
-
-
-def _num_decided(payload: Payload) -> int | None:
-    """Units of the completion that the model decided; None where the payload does not say it of each."""
-    completion, decided = payload.arrays.get("completion"), payload.arrays.get("decided")
-    if completion is None or len(completion.shape) != 1:
-        return None
-    if decided is None:
-        return completion.shape[0]
-    return bytes(decided.data).count(1) if (decided.dtype, decided.shape) == ("bool", completion.shape) else None
+    if any(array is None or array.shape != (number,) for array in recorded):
+        return False
+    try:
+        return units_of(payload).decisions == number
+    except DataError:
+        return False

@@ -2,21 +2,22 @@
 
 A replica's share of rollouts is shared again among its processes, by units. The lengths of demonstrations are known
 only once they are read: every process of every replica reads some, all learn all lengths, and each takes what makes
-the work even. Processes that work on the same sequences (`pp`, `cp` and `tp`) read the same ones, each for itself:
+the work even. Those that are imitated beside rollouts lie with the groups of their rows, and are read by who trains on
+them. Processes that work on the same sequences (`pp`, `cp` and `tp`) read the same ones, each for itself:
 passed on through the process group, large payloads would take longer (see benchmarks/results).
 """
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 import attrs
 
+from cosmos_core.config.order import demonstration_seed, evaluation_seed
 from cosmos_core.config.schema import DatasetConfig
-from cosmos_core.errors import DataError, TransportError
+from cosmos_core.errors import TransportError
 from cosmos_core.policy.batches.balance import balanced
 from cosmos_core.policy.batches.batch import (
     Counts,
@@ -31,38 +32,14 @@ from cosmos_core.policy.batches.batch import (
     temperatures,
     wanted_samples,
 )
+from cosmos_core.policy.batches.rows import Read, Row, RowReader
 from cosmos_core.policy.processes.group import GradientGroup
 from cosmos_core.policy.processes.world import World
-from cosmos_core.protocols import Algorithm, Dataset, Mesh, Model, Split
+from cosmos_core.protocols import Algorithm, Dataset, Imitating, Mesh, Model
 from cosmos_core.transport.directives import TrainOrder
 from cosmos_core.transport.payloads import PayloadClient
-from cosmos_core.types import Payload, Prompt
 
 FETCH_TIMEOUT_S: Final = 60.0
-
-_LOG: Final = logging.getLogger(__name__)
-
-TOO_LONG: Final = "prompt_too_long"
-BAD_ROW: Final = "bad_row"
-
-
-@attrs.frozen(kw_only=True)
-class _Row:
-    """A demonstration: where it is, the number that it is reported under, and whether it is the rejected one."""
-
-    split: Split
-    row: int
-    name: int
-    is_rejected: bool = False
-
-
-@attrs.frozen(kw_only=True)
-class _Read:
-    """What became of a row: its units, or why it is dropped."""
-
-    prompt: int = 0
-    completion: int = 0
-    reason: str = ""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -73,10 +50,11 @@ class ShareReader:
         model: Encodes demonstrations.
         payloads: The line to the rollout replicas.
         dataset: Rows of demonstrations; None where no stage learns from them.
-        longest: Most units of a demonstration that can be trained on.
+        longest: Most tokens of a demonstration that can be trained on.
         world: The processes of this replica.
         config: Which lengths of prompts are trained on.
         paired_stages: Stages that learn from preferences: each row is two sequences, the rejected one second.
+        seed: `run.seed`.
     """
 
     model: Model
@@ -86,6 +64,7 @@ class ShareReader:
     world: World
     config: DatasetConfig | None = None
     paired_stages: frozenset[int] = frozenset()
+    seed: int = 0
 
     def read(self, order: TrainOrder, group: GradientGroup, algorithm: Algorithm) -> Share:
         """This process's part of a step's batch.
@@ -101,12 +80,15 @@ class ShareReader:
         """
         if order.groups and not order.groups[0].endpoint:
             kinds = (False, True) if order.stage in self.paired_stages else (False,)
+            # Both of a pair are learned at the same points.
             rows = [
-                _Row(split="train", row=each.row, name=each.position, is_rejected=is_rejected)
-                for each in order.groups
+                self._row(order, number, is_rejected=is_rejected)
+                for number in range(len(order.groups))
                 for is_rejected in kinds
             ]
             return self._demonstrations(rows, group)
+        # Before anything is fetched, which may fail here and nowhere else: processes tell each other what they read.
+        imitated = self._imitated(order, group, algorithm)
         wanted = wanted_samples(algorithm, order.groups, order.shares[group.rank])
         trained = needed(algorithm, wanted)
         lengths = [item.sample.num_prompt_units + item.sample.num_units for item in trained]
@@ -117,6 +99,7 @@ class ShareReader:
             counts=counts_of(wanted, trained),
             filler=sequences[-1] if filler else None,
             temperatures=temperatures(order.groups),
+            imitated=imitated,
         )
 
     def heldout(self, number: int, group: GradientGroup) -> Share:
@@ -129,7 +112,9 @@ class ShareReader:
         Raises:
             GradientGroupError: The group broke.
         """
-        return self._demonstrations([_Row(split="heldout", row=row, name=row) for row in range(number)], group)
+        # With the same draws at every step, so that losses can be compared.
+        rows = [Row(split="heldout", row=row, name=row, seed=evaluation_seed(self.seed, row)) for row in range(number)]
+        return self._demonstrations(rows, group)
 
     def _mine(
         self, shares: Sequence[tuple[int, ...]], lengths: Sequence[int], *, first: int
@@ -155,81 +140,92 @@ class ShareReader:
             raise MissingPayloadsError([lease for some in leases.values() for lease in some], str(error)) from error
         return rollout_sequences(trained, held)
 
-    def _demonstrations(self, rows: Sequence[_Row], group: GradientGroup) -> Share:
-        """Every process encodes some rows, all learn their lengths, then each encodes those that are its own."""
-        encoded: dict[int, Payload] = {}
+    def _row(self, order: TrainOrder, number: int, *, is_rejected: bool = False, again: int = 0) -> Row:
+        """The demonstration of a group of the step."""
+        reference = order.groups[number]
+        return Row(
+            split="train",
+            row=reference.row,
+            name=reference.position,
+            seed=demonstration_seed(self.seed, order.stage, reference.position, again),
+            is_rejected=is_rejected,
+        )
+
+    def _rows(self) -> RowReader:
+        return RowReader(model=self.model, dataset=self.dataset, longest=self.longest, config=self.config)
+
+    def _demonstrations(self, rows: Sequence[Row], group: GradientGroup) -> Share:
+        """Every process reads some rows, all learn their lengths, then each reads those that are its own."""
+        reader = self._rows()
         first, each = group.rank * self.world.size + self.world.rank, group.size * self.world.size
-        reads = {index: self._encode(rows[index], encoded, index) for index in range(first, len(rows), each)}
-        reads = _whole_pairs(rows, self._exchange(reads, group))
+        reads = {index: reader.look(rows[index]) for index in range(first, len(rows), each)}
+        reads = _whole_pairs(rows, _read_of(group.exchange(_said(self._told(reads)))))
         good = [index for index in range(len(rows)) if not reads[index].reason]
-        lengths = [reads[index].prompt + reads[index].completion for index in good]
         size = data_size(self.world.mesh)
+        lengths = [reads[index].decisions + reads[index].conditioning for index in good]
         shares = balanced(lengths, group.size * size)
         mine, filler = self._mine(shares, lengths, first=group.rank * size)
-        sequences = [self._sequence(rows[good[place]], encoded, good[place]) for place in (*mine, *filler)]
+        sequences = [reader.sequence(rows[good[place]], good[place]) for place in (*mine, *filler)]
         own = [reads[good[place]] for share in shares[group.rank * size :][:size] for place in share]
         return Share(
             sequences=tuple(sequences[: len(mine)]),
-            counts=Counts(
-                sequences=len(own),
-                decisions=sum(read.completion for read in own),
-                prompt_units=sum(read.prompt for read in own),
-                trained=len(own),
-            ),
+            counts=_counts(own),
             filler=sequences[-1] if filler else None,
             dropped=_dropped(rows, reads),
         )
 
-    def _exchange(self, reads: dict[int, _Read], group: GradientGroup) -> dict[int, _Read]:
-        """What all processes of all replicas read."""
-        own = json.dumps([(index, attrs.asdict(read)) for index, read in reads.items()]).encode()
-        replica = json.dumps([pair for data in self.world.exchange(own) for pair in json.loads(data)]).encode()
-        return {index: _Read(**read) for data in group.exchange(replica) for index, read in json.loads(data)}
+    def _imitated(self, order: TrainOrder, group: GradientGroup, algorithm: Algorithm) -> Share | None:
+        """This process's part of the demonstrations of this replica's groups; None where none are imitated."""
+        times = algorithm.num_demonstrations if isinstance(algorithm, Imitating) else 0
+        if times == 0:
+            return None
+        rows = [self._row(order, number, again=again) for number in order.shares[group.rank] for again in range(times)]
+        reader, mesh = self._rows(), self.world.mesh
+        place = mesh.place("dp_replicate") * mesh.size("dp_shard") + mesh.place("dp_shard")
+        own = range(place, len(rows), data_size(mesh))
+        # Those that share sequences each read them: what one of them could not read, none trains on.
+        reads = self._told({index: reader.look(rows[index]) for index in own})
+        good = [index for index in range(len(rows)) if not reads[index].reason]
+        mine = [index for index in own if not reads[index].reason]
+        return Share(
+            sequences=tuple(reader.sequence(rows[index], index) for index in mine),
+            counts=_counts([reads[index] for index in good]),
+            filler=None if mine or not good else reader.sequence(rows[good[0]], good[0]),
+            dropped=_dropped(rows, reads),
+        )
 
-    def _encode(self, row: _Row, encoded: dict[int, Payload], index: int) -> _Read:
-        try:
-            payload = self.model.encode_demonstration(self._prompt(row))
-        except DataError as error:
-            _LOG.warning("%s row %d: %s", row.split, row.row, error)
-            return _Read(reason=BAD_ROW)
-        prompt, completion = (payload.arrays[name].shape[0] for name in ("prompt", "completion"))
-        unfit, why = self.config.unfit(prompt) if self.config is not None and row.split == "train" else ("", "")
-        if unfit:
-            _LOG.warning("%s row %d: %s", row.split, row.row, why)
-            return _Read(reason=unfit)
-        if prompt + completion > self.longest:
-            _LOG.warning(
-                "%s row %d: %d units are more than the %d that fit",
-                row.split,
-                row.row,
-                prompt + completion,
-                self.longest,
-            )
-            return _Read(reason=TOO_LONG)
-        encoded[index] = payload
-        return _Read(prompt=prompt, completion=completion)
-
-    def _sequence(self, row: _Row, encoded: dict[int, Payload], index: int) -> TrainSequence:
-        if index not in encoded:
-            encoded[index] = self.model.encode_demonstration(self._prompt(row))
-        return TrainSequence(payload=encoded[index], advantage=-1.0 if row.is_rejected else 1.0, place=index)
-
-    def _prompt(self, row: _Row) -> Prompt:
-        assert self.dataset is not None, "a stage of demonstrations has a dataset"
-        prompt = self.dataset.row(row.split, row.row)
-        if not row.is_rejected:
-            return prompt
-        if prompt.rejected is None:
-            raise DataError("the row has no rejected completion, and the algorithm learns from preferences")
-        return attrs.evolve(prompt, demonstration=prompt.rejected)
+    def _told(self, reads: Mapping[int, Read]) -> dict[int, Read]:
+        """What all processes of this replica read; what one of them could not read is dropped."""
+        return _read_of(self.world.exchange(_said(reads)))
 
 
-def _dropped(rows: Sequence[_Row], reads: Mapping[int, _Read]) -> tuple[tuple[int, str], ...]:
+def _said(reads: Mapping[int, Read]) -> bytes:
+    return json.dumps([(index, attrs.asdict(read)) for index, read in reads.items()]).encode()
+
+
+def _read_of(answers: Sequence[bytes]) -> dict[int, Read]:
+    found: dict[int, Read] = {}
+    for index, read in (pair for data in answers for pair in json.loads(data)):
+        if index not in found or not found[index].reason:
+            found[index] = Read(**read)
+    return found
+
+
+def _counts(reads: Sequence[Read]) -> Counts:
+    return Counts(
+        sequences=len(reads),
+        decisions=sum(read.decisions for read in reads),
+        prompt_units=sum(read.conditioning for read in reads),
+        trained=len(reads),
+    )
+
+
+def _dropped(rows: Sequence[Row], reads: Mapping[int, Read]) -> tuple[tuple[int, str], ...]:
     """The names of rows that cannot be used, each once, and why."""
     return tuple({rows[index].name: read.reason for index, read in sorted(reads.items()) if read.reason}.items())
 
 
-def _whole_pairs(rows: Sequence[_Row], reads: dict[int, _Read]) -> dict[int, _Read]:
+def _whole_pairs(rows: Sequence[Row], reads: dict[int, Read]) -> dict[int, Read]:
     """The same, but that one of a pair is not used without the other."""
     bad = {rows[index].name: read for index, read in sorted(reads.items(), reverse=True) if read.reason}
     return {index: bad.get(rows[index].name, read) for index, read in reads.items()}

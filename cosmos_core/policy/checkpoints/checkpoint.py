@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import attrs
-from fsspec.core import url_to_fs
 
 from cosmos_core.config.problems import show
 from cosmos_core.config.schema import NOT_NEGATIVE
 from cosmos_core.config.structure import structure
-from cosmos_core.errors import CheckpointError, ConfigError
+from cosmos_core.errors import CheckpointError, ConfigError, StorageError
+from cosmos_core.storage import failures, file_system, reason_of
 
 T = TypeVar("T")
 
@@ -223,8 +223,8 @@ def _structured(said: Mapping[str, Any], cls: type[T], file: str) -> T:
 @contextmanager
 def _access(url: str) -> Iterator[tuple[Any, str]]:
     try:
-        files, root = url_to_fs(url)
+        files, root = file_system(url)
         files.invalidate_cache()
         yield files, root.rstrip("/")
-    except (OSError, ValueError, ImportError) as error:
-        raise CheckpointError(f"checkpoints at {url}: {error}") from error
+    except failures(StorageError) as error:
+        raise CheckpointError(f"checkpoints at {url}: {reason_of(error)}") from error

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from cosmos_core.errors import CheckpointError
 from cosmos_core.policy.checkpoints.planners import SharesToLoad, UnlikeError
 from cosmos_core.policy.checkpoints.saving import RNG, WRITE_ERRORS, reason_of
+from cosmos_core.storage import failures, is_out_of_reach, storage_options
 from cosmos_core.weights.held import Held
 
 READ_ERRORS: Final = (*WRITE_ERRORS, pickle.UnpicklingError)
@@ -77,7 +78,7 @@ def load_shares(path: str, targets: Mapping[str, Held], shapes: Mapping[str, Seq
         CheckpointError: The checkpoint is damaged, or of another model.
     """
     try:
-        reader = CheckpointReader(path)
+        reader = CheckpointReader(path, **storage_options(path))
         difference = next(_differences(reader.read_metadata(), targets, shapes), None)
         if difference is not None:
             raise CheckpointError(f"{path} is of another model: {difference}")
@@ -89,12 +90,12 @@ def load_shares(path: str, targets: Mapping[str, Held], shapes: Mapping[str, Seq
                 planner=SharesToLoad(targets),
                 no_dist=True,
             )
-    except READ_ERRORS as error:
-        failures = error.failures.values() if isinstance(error, CheckpointException) else ()
-        is_unlike = any(isinstance(failure, UnlikeError) for failure, _ in failures)
-        raise CheckpointError(
-            f"{path} is {'of another model' if is_unlike else 'damaged'}: {reason_of(error)}"
-        ) from error
+    except failures(*READ_ERRORS) as error:
+        wrapped = error.failures.values() if isinstance(error, CheckpointException) else ()
+        is_unlike = any(isinstance(failure, UnlikeError) for failure, _ in wrapped)
+        first = next((failure for failure, _ in wrapped), error)
+        fault = "of another model" if is_unlike else "out of reach" if is_out_of_reach(first) else "damaged"
+        raise CheckpointError(f"{path} is {fault}: {reason_of(error)}") from error
 
 
 def _differences(

@@ -19,23 +19,24 @@ import attrs
 import msgspec
 import psutil
 import torch
-from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter  # its documented home
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from cosmos_core.errors import CheckpointError
+from cosmos_core.errors import CheckpointError, StorageError
 from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Place, drop_undone, marker, path_of, prune, read_place
 from cosmos_core.policy.checkpoints.planners import SharesToSave
 from cosmos_core.policy.processes.channel import Channel
+from cosmos_core.storage import failures, file_system, storage_options
+from cosmos_core.storage import reason_of as words_of
 from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved
 from cosmos_core.weights.held import Held, all_held, held
 
 _LOG: Final = logging.getLogger(__name__)
 
-WRITE_ERRORS: Final = (OSError, RuntimeError, ValueError, ImportError, CheckpointException)
-"""What file systems and torch's writer raise; the last one is no `Exception`."""
+WRITE_ERRORS: Final = (OSError, RuntimeError, ValueError, ImportError, CheckpointException, StorageError)
+"""What file systems and torch's writer raise, besides `failures` of stores; torch's own is no `Exception`."""
 
 RNG: Final = "rng"
 
@@ -84,12 +85,12 @@ def write_checkpoint(url: str, copied: Copied, channel: Channel | None = None) -
     path = path_of(url, copied.place.step)
     channel = channel if channel is not None else Channel()
     try:
-        files, root = url_to_fs(path)
+        files, root = file_system(path)
         if isinstance(files, LocalFileSystem):
             _write_local(Path(root), copied, channel)
         else:
             _write_remote(files, root, path, copied, channel)
-    except WRITE_ERRORS as error:
+    except failures(*WRITE_ERRORS) as error:
         raise CheckpointError(f"no checkpoint at {path}: {reason_of(error)}") from error
     return path
 
@@ -249,7 +250,7 @@ def _from_leader(channel: Channel, settle: Callable[[], str]) -> str:
     if channel.is_leader:
         try:
             word = _Word(said=settle())
-        except WRITE_ERRORS as error:
+        except failures(*WRITE_ERRORS) as error:
             failure = error
             word = _Word(failure=reason_of(error))
     word = msgspec.json.decode(channel.exchange(msgspec.json.encode(word))[0], type=_Word)
@@ -265,7 +266,7 @@ def _write_tensors(path: str, copied: Copied, channel: Channel) -> None:
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         save(
             {name: share.tensor for name, share in copied.shares.items()},
-            storage_writer=FsspecWriter(path),
+            storage_writer=FsspecWriter(path, **storage_options(path)),
             planner=SharesToSave(copied.shares),
             process_group=channel.group,
             no_dist=channel.group is None,
@@ -288,5 +289,4 @@ def reason_of(error: BaseException) -> str:
     root: BaseException = error
     while not isinstance(root, OSError) and (inner := root.__cause__ or root.__context__) is not None:
         root = inner
-    chosen = root if isinstance(root, OSError) else error
-    return str(chosen).strip().split("\n", 1)[0] or type(chosen).__name__
+    return words_of(root if isinstance(root, OSError) else error)

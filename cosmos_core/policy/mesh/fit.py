@@ -28,7 +28,7 @@ def misfits(policy: PolicyConfig, capabilities: ModelCapabilities, facts: ModelF
         _stages(policy, facts),
         _extents(policy, facts),
         _vocabulary(policy, facts),
-        _units(policy),
+        _units(policy, facts),
     )
     return found or list(itertools.chain(*sizes, _adapted(policy, facts), _computed_in_float8(policy, facts)))
 
@@ -211,10 +211,10 @@ def _fitting(facts: ModelFacts, axis: Axis) -> list[int]:
     return [size for size in candidates if all(_fits(extent, size) for extent in extents)]
 
 
-def _units(policy: PolicyConfig) -> Iterator[str]:
-    """A micro-batch that its processes cannot share evenly."""
+def _units(policy: PolicyConfig, facts: ModelFacts) -> Iterator[str]:
+    """A micro-batch whose tokens its processes cannot share evenly; without a vocabulary, units are no tokens."""
     parts = policy.mesh.cp * policy.mesh.tp
-    if policy.micro_batch_units % parts:
+    if facts.vocab_size and policy.micro_batch_units % parts:
         down = policy.micro_batch_units // parts * parts
         yield (
             f"policy.micro_batch_units: {policy.micro_batch_units} is no multiple of cp · tp = {parts}, by which each "

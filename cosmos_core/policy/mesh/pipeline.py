@@ -13,7 +13,7 @@ from torch import nn
 from cosmos_core.policy.mesh.frames import broadcasted
 from cosmos_core.policy.mesh.placement import stage_indices
 from cosmos_core.policy.mesh.schedules import Line, Message, Schedule, StageWork, num_filled, run_schedule
-from cosmos_core.protocols import Against, Decided, Divergence, Mesh, MicroBatch, PipelinedModel
+from cosmos_core.protocols import Against, Decided, Mesh, MicroBatch, PipelinedModel, Question
 
 STAGES_PER_PROCESS: Final[Mapping[Schedule, int]] = {"1f1b": 1, "interleaved": 2, "zero-bubble": 2}
 
@@ -74,7 +74,7 @@ class Pipeline:
         *,
         temperature: float,
         with_entropy: bool = False,
-        outlook: Divergence | None = None,
+        outlook: Question | None = None,
         with_features: bool = False,
         judge: Callable[[Decided], Decided] | None = None,
     ) -> list[Decided] | None:

@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 import torch
 
-from cosmos_core.protocols import Against, Decided, Divergence, Outlook
+from cosmos_core.protocols import Against, Blended, Decided, Outlook, Question
 
 _OUTLOOK: Final = "outlook."
 
@@ -22,7 +22,7 @@ class Asked:
 
     temperature: float
     with_entropy: bool = False
-    outlook: Divergence | None = None
+    outlook: Question | None = None
     against: Against | None = None
     with_features: bool = False
 
@@ -34,6 +34,7 @@ def tensors_of(decided: Decided) -> dict[str, torch.Tensor]:
         "entropy_N": decided.entropy_N,
         "divergence_N": decided.divergence_N,
         "features_ND": decided.features_ND,
+        **({} if decided.blended is None else attrs.asdict(decided.blended, recurse=False)),
     }
     shown = {} if decided.outlook is None else decided.outlook.arrays
     return {name: tensor for name, tensor in own.items() if tensor is not None} | {
@@ -44,11 +45,15 @@ def tensors_of(decided: Decided) -> dict[str, torch.Tensor]:
 def decided_of(tensors: Mapping[str, torch.Tensor]) -> Decided:
     """The reverse of `tensors_of`."""
     shown = {name.removeprefix(_OUTLOOK): each for name, each in tensors.items() if name.startswith(_OUTLOOK)}
+    blended = None
+    if "squared_NK" in tensors:
+        blended = Blended(squared_NK=tensors["squared_NK"], absolute_NK=tensors["absolute_NK"])
     return Decided(
         logprobs_N=tensors["logprobs_N"],
         entropy_N=tensors.get("entropy_N"),
         outlook=Outlook(arrays=shown) if shown else None,
         divergence_N=tensors.get("divergence_N"),
+        blended=blended,
         features_ND=tensors.get("features_ND"),
     )
 

@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 import torch
 
-from cosmos_core.protocols import Divergence, DivergenceKind, Outlook
+from cosmos_core.protocols import Divergence, DivergenceKind, Outlook, Question
 
 DIVERGENCES: Final[frozenset[DivergenceKind]] = frozenset({"forward-kl", "reverse-kl", "jsd"})
 """Those that every language model of transformers can compute."""
@@ -42,6 +42,12 @@ class Likeliest:
         """From an outlook that another language model gave."""
         arrays = outlook.arrays
         return Likeliest(logprobs_NK=arrays["logprobs"], ids_NK=arrays.get("ids"))
+
+
+def divergence_of(question: Question) -> Divergence:
+    """What a model is asked that computes divergences alone: planning refuses whatever else an algorithm asks."""
+    assert isinstance(question, Divergence), f"{question} of a model that declares no blends"
+    return question
 
 
 def diverge(

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from cosmos_core.policy.modeling.divergence import Likeliest, diverge
+from cosmos_core.policy.modeling.divergence import Likeliest, diverge, divergence_of
 from cosmos_core.policy.modeling.vocabulary import Vocabulary, rows_of, total
 from cosmos_core.protocols import Against, Decided, Divergence
 
@@ -91,7 +91,7 @@ def evaluate(
             assert against is not None
             logprobs, *ids = compared
             ours = rows.pick(*ids) if ids else rows.whole(logprobs.shape[-1])
-            given.append(diverge(against.question, ours, logprobs, is_whole=not ids))
+            given.append(diverge(divergence_of(against.question), ours, logprobs, is_whole=not ids))
         return tuple(given)
 
     compared = () if theirs is None else (theirs.logprobs_NK, theirs.ids_NK)

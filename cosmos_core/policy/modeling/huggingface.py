@@ -28,6 +28,7 @@ from cosmos_core.policy.mesh.rooted import layout_of, within
 from cosmos_core.policy.modeling import facts, head
 from cosmos_core.policy.modeling.building import Blueprint, build_part, build_whole, lay_out
 from cosmos_core.policy.modeling.decided import Asked, decided_of, sliced, tensors_of
+from cosmos_core.policy.modeling.divergence import divergence_of
 from cosmos_core.policy.modeling.encoding import GENERATION_FILE, HuggingFaceOptions, TextEncoding
 from cosmos_core.policy.modeling.packing import pack
 from cosmos_core.policy.modeling.parallel import anatomy
@@ -42,7 +43,7 @@ from cosmos_core.policy.modeling.weights.stored import absence, holds_weights
 from cosmos_core.policy.modeling.weights.streaming import Streamed
 from cosmos_core.policy.modeling.weights.verification import verify_packing
 from cosmos_core.policy.processes.channel import Channel, open_channel
-from cosmos_core.protocols import Against, Decided, Divergence, Layout, MicroBatch, ModelContext, ModelFacts
+from cosmos_core.protocols import Against, Decided, Layout, MicroBatch, ModelContext, ModelFacts, Question
 from cosmos_core.types import Payload
 
 CONFIG_FILE = "config.json"
@@ -190,7 +191,7 @@ class HuggingFaceModel(TextEncoding):
         *,
         temperature: float,
         with_entropy: bool = False,
-        outlook: Divergence | None = None,
+        outlook: Question | None = None,
         against: Against | None = None,
         with_features: bool = False,
     ) -> Decided:
@@ -222,7 +223,7 @@ class HuggingFaceModel(TextEncoding):
         *,
         temperature: float,
         with_entropy: bool = False,
-        outlook: Divergence | None = None,
+        outlook: Question | None = None,
         against: Against | None = None,
         with_features: bool = False,
     ) -> Decided:
@@ -404,7 +405,7 @@ class HuggingFaceModel(TextEncoding):
                 vocabulary=head.vocabulary_of(module),
                 temperature=asked.temperature,
                 with_entropy=asked.with_entropy,
-                outlook=asked.outlook,
+                outlook=None if asked.outlook is None else divergence_of(asked.outlook),
                 against=sliced(asked.against, row.own),
             )
             tensors = tensors_of(attrs.evolve(decided, features_ND=hidden_ND if asked.with_features else None))

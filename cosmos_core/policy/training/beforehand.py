@@ -8,50 +8,29 @@ Shape legend: N decisions of a micro-batch, n of one sequence.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import torch
 
 from cosmos_core.errors import TrainingError
-from cosmos_core.policy.batches.batch import TrainSequence
+from cosmos_core.policy.batches.spans import Piece, pieces
 from cosmos_core.policy.processes.group import GradientGroup
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.training.objective import Known
+from cosmos_core.policy.training.preparing import Prepared
 from cosmos_core.protocols import (
     Against,
     Algorithm,
     Consulting,
     Decided,
-    Divergence,
     Estimate,
     Estimating,
     FrozenRole,
-    MicroBatch,
     Opinion,
+    Question,
     Taken,
 )
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Prepared:
-    """Micro-batches of a step whose decisions were taken at one temperature.
-
-    Attributes:
-        batches: As many as every other process of the replica has; those after `num_real` only keep step.
-        sequences: What `MicroBatch.sequences` counts.
-        known: What is known of the real ones before their forward, on the training device.
-        weights: Weights of the decisions of the real ones, on the CPU.
-        num_real: Those that count.
-        temperature: At which their decisions were taken.
-    """
-
-    batches: Sequence[MicroBatch]
-    sequences: Sequence[TrainSequence]
-    known: Sequence[Known]
-    weights: Sequence[torch.Tensor]
-    num_real: int
-    temperature: float
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -61,13 +40,13 @@ class Beforehand:
     Attributes:
         old: Under the starting weights; empty where the algorithm needs none of it.
         frozen: Of each frozen model.
-        diverges: The role whose divergence the algorithm asks for, and which.
+        asked: The role that the algorithm asks a question, and which.
         is_here: Whether this process has the last stage.
     """
 
     old: Sequence[Decided] = ()
     frozen: Mapping[FrozenRole, Sequence[Decided]] = attrs.field(factory=dict)
-    diverges: tuple[FrozenRole, Divergence] | None = None
+    asked: tuple[FrozenRole, Question] | None = None
     is_here: bool = True
 
     def old_logprobs(self, algorithm: Algorithm, known: Known, index: int) -> torch.Tensor | None:
@@ -82,41 +61,46 @@ class Beforehand:
 
     def against(self) -> list[Against]:
         """What the forward of each micro-batch is compared with."""
-        if self.diverges is None:
+        if self.asked is None:
             return []
-        role, divergence = self.diverges
+        role, question = self.asked
         looks = [each.outlook for each in self.frozen[role]]
-        return [Against(outlook=look, question=divergence) for look in looks if look is not None]
+        return [Against(outlook=look, question=question) for look in looks if look is not None]
 
     def opinions(self, index: int, decided: Decided) -> dict[FrozenRole, Opinion]:
         """What the frozen models say of a micro-batch, once its forward is known."""
-        asked = None if self.diverges is None else self.diverges[0]
+        answering = None if self.asked is None else self.asked[0]
         return {
             role: Opinion(
-                logprobs_N=each[index].logprobs_N, divergence_N=decided.divergence_N if role == asked else None
+                logprobs_N=each[index].logprobs_N,
+                divergence_N=decided.divergence_N if role == answering else None,
+                blended=decided.blended if role == answering else None,
             )
             for role, each in self.frozen.items()
         }
 
 
-def divergence_of(algorithm: Algorithm) -> tuple[FrozenRole, Divergence] | None:
-    """The one divergence that an algorithm asks for.
+def question_of(algorithm: Algorithm) -> tuple[FrozenRole, Question] | None:
+    """The one question that an algorithm asks, and the model that it asks.
 
     Raises:
-        TrainingError: It asks for several.
+        TrainingError: It asks several models.
     """
     if not isinstance(algorithm, Consulting):
         return None
-    asked = [(role, divergence) for role, divergence in algorithm.consults.items() if divergence is not None]
+    asked = [(role, question) for role, question in algorithm.consults.items() if question is not None]
     if len(asked) > 1:
-        raise TrainingError(f"the algorithm asks for {len(asked)} divergences, from {[role for role, _ in asked]}; one")
+        raise TrainingError(
+            f"the algorithm asks {len(asked)} models a question, {', '.join(role for role, _ in asked)}; one may be "
+            "asked one"
+        )
     return asked[0] if asked else None
 
 
 def settled(
     algorithm: Estimating, parts: Sequence[tuple[Prepared, Beforehand]], world: World, group: GradientGroup
-) -> list[list[list[Estimate]]]:
-    """What the algorithm makes of each sequence, of each micro-batch, of each part.
+) -> list[dict[int, Estimate]]:
+    """What the algorithm makes of each sequence of each part, by the sequence's index.
 
     All processes of all replicas of the group call it: they tell each other of their sequences.
 
@@ -130,28 +114,51 @@ def settled(
         GradientGroupError: The group broke.
         TrainingError: What the algorithm gives does not fit its sequence.
     """
-    taken = [
-        [
-            list(_taken(algorithm, prepared, before, index))
-            for index in range(prepared.num_real if before.is_here else 0)
-        ]
-        for prepared, before in parts
-    ]
-    mine = [each for part in taken for some in part for each in some]
-    own = [(each.place, [*map(float, algorithm.summarise(each))]) for each in mine]
+    taken = [_taken(algorithm, prepared, before) if before.is_here else {} for prepared, before in parts]
+    own = [(each.place, [*map(float, algorithm.summarise(each))]) for part in taken for each in part.values()]
     replica = [pair for said in world.exchange(json.dumps(own).encode()) for pair in json.loads(said)]
     everyone = [pair for said in group.exchange(json.dumps(replica).encode()) for pair in json.loads(said)]
     batch: dict[int, Sequence[float]] = dict(everyone)
-    found = [[[_fitting(algorithm.estimate(each, batch), each) for each in some] for some in part] for part in taken]
-    if len({each.targets_n is None for part in found for some in part for each in some}) > 1:
+    found = [
+        {sequence: _fitting(algorithm.estimate(each, batch), each) for sequence, each in part.items()} for part in taken
+    ]
+    if len({each.targets_n is None for part in found for each in part.values()}) > 1:
         raise TrainingError(
             "the algorithm gave targets_n for some sequences of the step and None for others; for all or for none"
         )
     return found
 
 
-def _taken(algorithm: Algorithm, prepared: Prepared, before: Beforehand, index: int) -> Iterator[Taken]:
-    """The sequences of a micro-batch."""
+def settle(prepared: Prepared, estimates: Mapping[int, Estimate]) -> Prepared:
+    """The same with what came of each sequence, cut as its decisions lie in micro-batches."""
+    known = [
+        each.settled([cut(estimates[piece.sequence], piece) for piece in pieces(batch)])
+        for each, batch in zip(prepared.known, prepared.batches, strict=False)
+    ]
+    return attrs.evolve(prepared, known=known)
+
+
+def cut(estimate: Estimate, piece: Piece) -> Estimate:
+    """What came of the decisions of a sequence that lie in one micro-batch."""
+    targets_n = estimate.targets_n
+    return Estimate(
+        advantages_n=piece.of(estimate.advantages_n), targets_n=None if targets_n is None else piece.of(targets_n)
+    )
+
+
+def _taken(algorithm: Algorithm, prepared: Prepared, before: Beforehand) -> dict[int, Taken]:
+    """The sequences of a part, by their indices, each whole."""
+    parts: dict[int, list[Taken]] = {}
+    for index in range(prepared.num_real):
+        for piece, each in _pieces_taken(algorithm, prepared, before, index):
+            parts.setdefault(piece.sequence, []).append(each)
+    return {sequence: _joined(each) for sequence, each in parts.items()}
+
+
+def _pieces_taken(
+    algorithm: Algorithm, prepared: Prepared, before: Beforehand, index: int
+) -> list[tuple[Piece, Taken]]:
+    """What a micro-batch has of its sequences."""
     batch = prepared.batches[index]
     sizes = list(batch.num_decisions)
     old_N = before.old_logprobs(algorithm, prepared.known[index], index)
@@ -159,14 +166,37 @@ def _taken(algorithm: Algorithm, prepared: Prepared, before: Beforehand, index: 
     frozen = {role: torch.split(each[index].logprobs_N, sizes) for role, each in before.frozen.items()}
     values_N = before.old[index].values_N if before.old else None
     values = [None] * len(sizes) if values_N is None else torch.split(values_N, sizes)
-    for number, sequence in enumerate(batch.sequences):
-        yield Taken(
-            place=prepared.sequences[sequence].place,
-            advantage=prepared.sequences[sequence].advantage,
-            logprobs_n=olds[number],
-            frozen_n={role: each[number] for role, each in frozen.items()},
-            values_n=values[number],
+    return [
+        (
+            piece,
+            Taken(
+                place=prepared.sequences[piece.sequence].place,
+                advantage=prepared.sequences[piece.sequence].advantage,
+                logprobs_n=olds[number],
+                frozen_n={role: each[number] for role, each in frozen.items()},
+                values_n=values[number],
+            ),
         )
+        for number, piece in enumerate(pieces(batch))
+    ]
+
+
+def _joined(parts: Sequence[Taken]) -> Taken:
+    """A sequence from its pieces, which follow each other."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    return attrs.evolve(
+        first,
+        logprobs_n=_concatenated([each.logprobs_n for each in parts]),
+        frozen_n={role: torch.cat([each.frozen_n[role] for each in parts]) for role in first.frozen_n},
+        values_n=_concatenated([each.values_n for each in parts]),
+    )
+
+
+def _concatenated(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    given = [each for each in parts if each is not None]
+    return torch.cat(given) if given else None
 
 
 def _fitting(estimate: Estimate, taken: Taken) -> Estimate:

@@ -13,7 +13,7 @@ import torch
 from cosmos_core.policy.mesh.pipeline import Pipeline, beside
 from cosmos_core.policy.mesh.rooted import layout_of
 from cosmos_core.policy.mesh.schedules import Schedule
-from cosmos_core.protocols import Against, Decided, Divergence, Mesh, MicroBatch, Model, PipelinedModel
+from cosmos_core.protocols import Against, Decided, Mesh, MicroBatch, Model, PipelinedModel, Question
 
 
 class Executor(Protocol):
@@ -30,7 +30,7 @@ class Executor(Protocol):
         *,
         temperature: float,
         with_entropy: bool = False,
-        outlook: Divergence | None = None,
+        outlook: Question | None = None,
         with_features: bool = False,
         judge: Callable[[Decided], Decided] | None = None,
     ) -> list[Decided] | None:
@@ -38,9 +38,9 @@ class Executor(Protocol):
 
         Args:
             batches: The micro-batches.
-            temperature: Divides the logits.
+            temperature: Of the distributions.
             with_entropy: Whether the entropy is needed.
-            outlook: The divergence for which the outlook is needed.
+            outlook: The question for which the outlook is needed.
             with_features: Whether features are needed.
             judge: Gives what is kept of each in its place, before the next is evaluated.
 
@@ -63,7 +63,7 @@ class Executor(Protocol):
 
         Args:
             batches: The micro-batches.
-            temperature: Divides the logits.
+            temperature: Of the distributions.
             with_entropy: Whether the entropy is needed.
             loss: Gives the scalar to differentiate, for the index of a micro-batch and what is decided in it; called
                 once for each, in any order, and only where the last stage is.
@@ -96,7 +96,7 @@ class Sequential:
         *,
         temperature: float,
         with_entropy: bool = False,
-        outlook: Divergence | None = None,
+        outlook: Question | None = None,
         with_features: bool = False,
         judge: Callable[[Decided], Decided] | None = None,
     ) -> list[Decided]:

@@ -12,9 +12,10 @@ import torch
 from cosmos_core.config.schema import PolicyConfig
 from cosmos_core.errors import TrainingError
 from cosmos_core.policy.adapters.beside import trained_tensors
+from cosmos_core.policy.batches.spans import pieces
 from cosmos_core.policy.training.execution import Executor, make_executor
 from cosmos_core.policy.training.vitals import watch_layers
-from cosmos_core.protocols import Decided, Divergence, FrozenRole, Mesh, MicroBatch, Model, Recording
+from cosmos_core.protocols import Decided, FrozenRole, Mesh, MicroBatch, Model, Question, Recording
 from cosmos_core.replica.activity import Activity
 from cosmos_core.types import Payload
 from cosmos_core.weights.shards import canonical_tensors
@@ -77,7 +78,7 @@ class FrozenModel:
         multiple: int,
         is_uniform: bool,
         temperature: float,
-        outlook: Divergence | None,
+        outlook: Question | None,
     ) -> list[Decided] | None:
         """Evaluate the decisions of micro-batches.
 
@@ -87,8 +88,8 @@ class FrozenModel:
             budget: They were packed with this budget,
             multiple: with this multiple,
             is_uniform: and with or without one size for all (see `Model.pack`).
-            temperature: Divides the logits.
-            outlook: The divergence for which the outlook is needed.
+            temperature: Of the distributions.
+            outlook: The question for which the outlook is needed.
 
         Returns:
             What is decided in each; None on a process that has no last stage.
@@ -102,11 +103,10 @@ class FrozenModel:
         if len(batches) > len(own):
             own += [min(own, key=lambda batch: batch.num_units)] * (len(batches) - len(own))
         for batch, mine in zip(batches, own, strict=True):
-            if (batch.sequences, batch.num_decisions) != (mine.sequences, mine.num_decisions):
+            if [*pieces(batch)] != [*pieces(mine)]:
                 raise TrainingError(
-                    f"[{self._role}]: its model packs sequences {mine.sequences} of {mine.num_decisions} decisions, "
-                    f"the policy's {batch.sequences} of {batch.num_decisions}; it must count units as the policy's "
-                    "does: take a model of the same family"
+                    f"[{self._role}]: its model packs {_shown(mine)}, the policy's {_shown(batch)}; it must count "
+                    "units as the policy's does: take a model of the same family"
                 )
         with self._here():
             return self._executor.evaluate(own, temperature=temperature, outlook=outlook)
@@ -154,3 +154,10 @@ class FrozenModel:
             yield
         finally:
             self._module.to("cpu")
+
+
+def _shown(batch: MicroBatch) -> str:
+    """What lies in a micro-batch, for people."""
+    found = f"sequences {batch.sequences} of {batch.num_decisions} decisions"
+    firsts = tuple(span.first for span in batch.spans)
+    return f"{found} from {firsts} on" if any(firsts) else found

@@ -18,16 +18,24 @@ from cosmos_core.protocols import Decided, Estimate, Loss, is_core_metric
 LOG_RATIO_LIMIT: Final = 20.0
 """Limit of a log ratio whose exponential is averaged, so that one decision cannot make the mean infinite."""
 
+IMITATION: Final = "imitation_"
+"""How names of what is measured of demonstrations beside rollouts begin."""
+
 
 class Measures:
-    """Accumulates over micro-batches, without waiting for the device."""
+    """Accumulates over micro-batches, without waiting for the device.
 
-    def __init__(self) -> None:
+    Args:
+        prefix: How the names of its quantities begin.
+    """
+
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix: Final = prefix
         self._sums: dict[str, torch.Tensor] = {}
         self._counts: dict[str, torch.Tensor | int] = {}
         self._max_log_ratio = torch.zeros(())
 
-    def take(self, total: torch.Tensor, decided: Decided, loss: Loss, known: Known, *, version: int) -> None:
+    def take(self, total: torch.Tensor, decided: Decided, loss: Loss, known: Known, *, version: int | None) -> None:
         """Take in a micro-batch.
 
         Args:
@@ -35,7 +43,7 @@ class Measures:
             decided: What its forward gave.
             loss: What the algorithm made of it, with its own metrics.
             known: What was known before.
-            version: Weight version that the forward used.
+            version: Weight version that the forward used; None where no engine had these weights.
 
         Raises:
             TrainingError: The algorithm gave a metric one of the core's names.
@@ -72,14 +80,14 @@ class Measures:
         rows = [*self._sums.values(), *counts, self._max_log_ratio.exp()]
         *numbers, max_ratio = torch.stack([row.to(device, torch.float64) for row in rows]).tolist()
         for name, total, count in zip(self._sums, numbers, numbers[len(self._sums) :], strict=False):
-            meter.add(name, total, int(count))
+            meter.add(self._prefix + name, total, int(count))
         if "mismatch_kl" in meter.counts:
             meter.peak("mismatch_max_ratio", max_ratio)
         else:
             meter.sums.pop("mismatch_kl", None)
         return meter
 
-    def _compare(self, logprobs_N: torch.Tensor, known: Known, version: int) -> None:
+    def _compare(self, logprobs_N: torch.Tensor, known: Known, version: int | None) -> None:
         """Trainer against engine: log r = log π - log μ, on samples of μ.
 
         `behaviour_kl` is over all decisions, however old the weights that made them: the k3 estimator r - 1 - log r
@@ -89,6 +97,8 @@ class Measures:
         log_ratio_N = logprobs_N - known.behaviour_logprobs_N
         bounded_N = log_ratio_N.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         self._add("behaviour_kl", (bounded_N.exp() - 1.0 - bounded_N).sum(), len(log_ratio_N))
+        if version is None:
+            return
         is_same_N = known.versions_N == version
         same_N = log_ratio_N.where(is_same_N, 0.0)
         self._add("mismatch_kl", -same_N.sum(), is_same_N.sum())

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from cosmos_core.policy.batches.batch import Counts, TrainSequence
+from cosmos_core.policy.batches.spans import Piece, pieces
 from cosmos_core.protocols import (
     Aggregation,
     Algorithm,
@@ -24,6 +25,7 @@ from cosmos_core.protocols import (
     Decisions,
     Estimate,
     FrozenRole,
+    Imitating,
     Loss,
     MicroBatch,
     Opinion,
@@ -59,7 +61,7 @@ class Known:
     targets_N: torch.Tensor | None = None
 
     def settled(self, estimates: Sequence[Estimate]) -> Known:
-        """The same with what the algorithm made of each sequence."""
+        """The same with what the algorithm made of each sequence, cut to the decisions that are here."""
         targets = [each.targets_n for each in estimates if each.targets_n is not None]
         return attrs.evolve(
             self,
@@ -87,7 +89,7 @@ def decision_weights(
     Args:
         aggregation: The average.
         constant_length: The constant of `SEQUENCE_MEAN_TOKEN_SUM`.
-        num_decisions: Decisions of each sequence.
+        num_decisions: Decisions of each sequence, wherever they lie.
         totals: Counts of the whole batch, all replicas.
     """
     match aggregation:
@@ -107,21 +109,22 @@ def know(
     device: torch.device = CPU,
 ) -> Known:
     """Lay out what is known of a micro-batch's decisions."""
-    members = [sequences[index] for index in batch.sequences]
+    members = [(sequences[piece.sequence], piece) for piece in pieces(batch)]
     numbers = np.asarray(batch.num_decisions)
-    weights = decision_weights(algorithm.aggregation, algorithm.constant_length, batch.num_decisions, totals)
+    totals_of = [piece.span.total for _, piece in members]
+    weights = decision_weights(algorithm.aggregation, algorithm.constant_length, totals_of, totals)
 
     def each(values: Sequence[float]) -> torch.Tensor:
         return torch.from_numpy(np.repeat(np.asarray(values, dtype=np.float32), numbers))
 
     return Known(
-        behaviour_logprobs_N=_recorded(members, numbers, "logprobs", 0.0, "float32"),
-        versions_N=_recorded(members, numbers, "versions", -1, "int32"),
-        advantages_N=each([member.advantage for member in members]),
+        behaviour_logprobs_N=_recorded(members, "logprobs", 0.0, "float32"),
+        versions_N=_recorded(members, "versions", -1, "int32"),
+        advantages_N=each([member.advantage for member, _ in members]),
         sequence_N=torch.from_numpy(np.repeat(np.arange(len(members)), numbers)),
         weights_N=each(weights),
         num_sequences=len(members),
-        has_behaviour=any("logprobs" in member.payload.arrays for member in members),
+        has_behaviour=any("logprobs" in member.payload.arrays for member, _ in members),
     ).on(device)
 
 
@@ -133,36 +136,40 @@ def price(
     frozen: Mapping[FrozenRole, Opinion] = MappingProxyType({}),
 ) -> Loss:
     """The algorithm's loss of each decision."""
-    return algorithm.loss(
-        Decisions(
-            logprobs_N=decided.logprobs_N,
-            behaviour_logprobs_N=known.behaviour_logprobs_N,
-            old_logprobs_N=old_logprobs_N,
-            entropy_N=decided.entropy_N,
-            advantages_N=known.advantages_N,
-            sequence_N=known.sequence_N,
-            num_sequences=known.num_sequences,
-            frozen=frozen,
-            targets_N=known.targets_N,
-            values_N=decided.values_N,
-        )
+    return algorithm.loss(_decisions(decided, known, old_logprobs_N, frozen))
+
+
+def price_imitation(algorithm: Imitating, decided: Decided, known: Known) -> Loss:
+    """Its loss of each decision of demonstrations that are imitated beside rollouts."""
+    return algorithm.imitation(_decisions(decided, known, None, {}))
+
+
+def _decisions(
+    decided: Decided, known: Known, old_logprobs_N: torch.Tensor | None, frozen: Mapping[FrozenRole, Opinion]
+) -> Decisions:
+    return Decisions(
+        logprobs_N=decided.logprobs_N,
+        behaviour_logprobs_N=known.behaviour_logprobs_N,
+        old_logprobs_N=old_logprobs_N,
+        entropy_N=decided.entropy_N,
+        advantages_N=known.advantages_N,
+        sequence_N=known.sequence_N,
+        num_sequences=known.num_sequences,
+        frozen=frozen,
+        targets_N=known.targets_N,
+        values_N=decided.values_N,
     )
 
 
-def _recorded(
-    members: Sequence[TrainSequence], numbers: np.ndarray, name: str, absent: float, dtype: str
-) -> torch.Tensor:
-    parts = [
-        _array(member.payload, int(number), name, absent, dtype)
-        for member, number in zip(members, numbers, strict=True)
-    ]
+def _recorded(members: Sequence[tuple[TrainSequence, Piece]], name: str, absent: float, dtype: str) -> torch.Tensor:
+    parts = [_array(member.payload, piece, name, absent, dtype) for member, piece in members]
     return torch.from_numpy(np.concatenate(parts))
 
 
-def _array(payload: Payload, number: int, name: str, absent: float, dtype: str) -> np.ndarray:
+def _array(payload: Payload, piece: Piece, name: str, absent: float, dtype: str) -> np.ndarray:
     array = payload.arrays.get(name)
     if array is None:
-        return np.full(number, absent, dtype=NUMPY_NAMES[dtype])
+        return np.full(piece.number, absent, dtype=NUMPY_NAMES[dtype])
     values = np.frombuffer(array.data, dtype=NUMPY_NAMES[dtype])
-    assert len(values) == number, f"{name}: {len(values)} values for {number} decisions"
-    return values
+    assert len(values) == piece.span.total, f"{name}: {len(values)} values for {piece.span.total} decisions"
+    return values[piece.span.first :][: piece.number]

@@ -14,6 +14,7 @@ from cosmos_core.policy.batches.share import ShareReader
 from cosmos_core.policy.processes.group import GradientGroup, GradientGroupError
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.training.heldout import HeldOut
+from cosmos_core.policy.training.measures import IMITATION
 from cosmos_core.policy.training.meter import Meter, Stopwatch
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.transport.directives import TrainOrder
@@ -61,20 +62,24 @@ class StepRunner:
                 share = self.reader.read(order, group, self.trainer.algorithm)
             except MissingPayloadsError as error:
                 missing, reason = error.leases, str(error)
-        totals, lost, problem = _agree(self.trainer.world, group, share.counts, missing, reason)
-        if problem:
+        agreed = _agree(self.trainer.world, group, share, missing, reason)
+        if agreed.problem:
             return StepFailed(
-                step=order.step, attempt=order.attempt, generation=group.generation, missing=lost, reason=problem
+                step=order.step,
+                attempt=order.attempt,
+                generation=group.generation,
+                missing=agreed.missing,
+                reason=agreed.problem,
             )
         heldout = self._measured(order, group, watch)
-        applied = self.trainer.train(share, totals, group, watch)
+        applied = self.trainer.train(share, agreed.totals, group, watch, agreed.imitated)
         with watch("publish_s"):
             publish()
         try:
             heldout += self._measured(order, group, watch)
         except GradientGroupError as error:
             _LOG.warning("the held-out loss at step %d was not measured: %s", order.step, error)
-        _describe(applied.meter, totals, applied.skipped, watch)
+        _describe(applied.meter, agreed, applied.skipped, watch)
         metrics = _merge(applied.meter, self.trainer.world, group)
         return StepDone(
             step=order.step,
@@ -94,27 +99,49 @@ class StepRunner:
             return (HeldOut(trainer=self.trainer, reader=self.reader, num_rows=self.num_heldout).measure(group),)
 
 
-def _agree(
-    world: World, group: GradientGroup, counts: Counts, missing: tuple[int, ...], reason: str
-) -> tuple[Counts, tuple[int, ...], str]:
-    """Counts of the whole batch, the leases that members lack, and why; the same on every process of every member.
+@attrs.frozen(kw_only=True)
+class _Agreed:
+    """What is the same on every process of every member.
 
-    Without it one that lacks payloads would leave the others waiting in the reduction.
+    Attributes:
+        totals: Counts of the whole batch.
+        imitated: Counts of all demonstrations beside it; None where none are imitated.
+        unread: Rows of groups whose demonstration could not be used.
+        missing: Leases that members lack.
+        problem: Why they lack them; empty if none is missing.
     """
+
+    totals: Counts
+    imitated: Counts | None
+    unread: int
+    missing: tuple[int, ...]
+    problem: str
+
+
+def _agree(world: World, group: GradientGroup, share: Share, missing: tuple[int, ...], reason: str) -> _Agreed:
+    """Without it a member that lacks payloads would leave the others waiting in the reduction."""
     own = {"missing": missing, "reason": reason}
     parts = [json.loads(data) for data in world.exchange(json.dumps(own).encode())]
     reasons = [f"rank {rank}: {part['reason']}" for rank, part in enumerate(parts) if part["reason"]]
+    beside = share.imitated
     answer = {
         # Every process of a replica counts its whole share.
-        "counts": attrs.asdict(counts),
+        "counts": attrs.asdict(share.counts),
+        "imitated": None if beside is None else attrs.asdict(beside.counts),
+        "unread": 0 if beside is None else len(beside.dropped),
         "missing": sorted({lease for part in parts for lease in part["missing"]}),
         "reason": reason if world.size == 1 else "; ".join(reasons),
     }
     answers = [json.loads(data) for data in group.exchange(json.dumps(answer).encode())]
-    totals = sum((Counts(**each["counts"]) for each in answers), Counts())
-    lost = tuple(lease for each in answers for lease in each["missing"])
+    imitated = [Counts(**each["imitated"]) for each in answers if each["imitated"] is not None]
     problems = [f"member {rank}: {each['reason']}" for rank, each in enumerate(answers) if each["reason"]]
-    return totals, lost, "; ".join(problems)
+    return _Agreed(
+        totals=sum((Counts(**each["counts"]) for each in answers), Counts()),
+        imitated=sum(imitated, Counts()) if imitated else None,
+        unread=sum(each["unread"] for each in answers),
+        missing=tuple(lease for each in answers for lease in each["missing"]),
+        problem="; ".join(problems),
+    )
 
 
 def _merge(meter: Meter, world: World, group: GradientGroup) -> dict[str, float]:
@@ -127,13 +154,18 @@ def _merge(meter: Meter, world: World, group: GradientGroup) -> dict[str, float]
     return meter.report()
 
 
-def _describe(meter: Meter, totals: Counts, skipped: bool, watch: Stopwatch) -> None:
+def _describe(meter: Meter, agreed: _Agreed, skipped: bool, watch: Stopwatch) -> None:
     """Add what is the same on every member, and the times of the slowest."""
+    totals, imitated = agreed.totals, agreed.imitated
     meter.peak("units", totals.decisions)
     meter.peak("prompt_units", totals.prompt_units)
     meter.peak("sequences", totals.sequences)
     meter.peak("trained_sequences", totals.trained)
     meter.peak("skipped_sequences", totals.sequences - totals.trained)
+    if imitated is not None:
+        meter.peak(f"{IMITATION}units", imitated.decisions)
+        meter.peak(f"{IMITATION}sequences", imitated.sequences)
+        meter.peak(f"{IMITATION}dropped", agreed.unread)
     meter.peak("nonfinite", float(skipped))
     for name, seconds in watch.seconds.items():
         meter.peak(name, seconds)

@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, TypedDict
+from typing import Final
 
 import attrs
 import torch
@@ -20,23 +20,36 @@ from cosmos_core.config.stages import Stage
 from cosmos_core.errors import TrainingError
 from cosmos_core.policy.adapters.below import frozen_digest
 from cosmos_core.policy.adapters.beside import trained_tensors
-from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence
+from cosmos_core.policy.batches.batch import Counts, Share
 from cosmos_core.policy.processes.group import GradientGroup
 from cosmos_core.policy.processes.world import World
-from cosmos_core.policy.training.beforehand import Beforehand, Prepared, divergence_of, settled
+from cosmos_core.policy.training.average import AVERAGE, Average
+from cosmos_core.policy.training.beforehand import Beforehand, question_of, settle, settled
 from cosmos_core.policy.training.critic import Critic
 from cosmos_core.policy.training.execution import Executor, make_executor
 from cosmos_core.policy.training.frozen import FrozenModel
 from cosmos_core.policy.training.gradients import GradientBuffer
-from cosmos_core.policy.training.measures import Measures
+from cosmos_core.policy.training.measures import IMITATION, Measures
 from cosmos_core.policy.training.meter import Meter, Stopwatch
-from cosmos_core.policy.training.objective import know, price
+from cosmos_core.policy.training.objective import Known, price, price_imitation
 from cosmos_core.policy.training.optimizer import AdamW
+from cosmos_core.policy.training.preparing import Packer, Prepared
 from cosmos_core.policy.training.schedule import learning_rate
 from cosmos_core.policy.training.tallies import Tallies
 from cosmos_core.policy.training.ties import Ties
 from cosmos_core.policy.training.vitals import watch_layers
-from cosmos_core.protocols import Algorithm, Consulting, Decided, Estimating, FrozenRole, MicroBatch, Model, Valuing
+from cosmos_core.protocols import (
+    Algorithm,
+    Consulting,
+    Decided,
+    Estimating,
+    FrozenRole,
+    Imitating,
+    Loss,
+    Model,
+    Question,
+    Valuing,
+)
 from cosmos_core.replica.activity import Activity
 
 
@@ -51,14 +64,6 @@ class Applied:
 
     skipped: bool
     meter: Meter
-
-
-class _Packing(TypedDict):
-    """How micro-batches are packed (see `Model.pack`)."""
-
-    budget: int
-    multiple: int
-    is_uniform: bool
 
 
 class Trainer:
@@ -108,8 +113,10 @@ class Trainer:
         self._optimizer: AdamW
         self._temperature = 1.0
         self._policy = policy
+        self._packer: Final = Packer(model=model, policy=policy, world=world, device=device)
         self._frozen: Final = frozen
         self._critic: Final = critic
+        self._average: Final = None if policy.average is None else Average(policy.average, module)
         self._executor: Executor = make_executor(model, module, world.mesh, policy.parallel.schedule)
         self._ties = Ties.of(module, world)
         self._tallies = Tallies(model, module, world.mesh, device)
@@ -176,7 +183,16 @@ class Trainer:
             tensors.update({f"{role}.{name}": tensor for name, tensor in frozen.state().items()})
         if self._critic is not None:
             tensors.update({f"critic.{name}": tensor for name, tensor in self._critic.state().items()})
+        if self._average is not None:
+            tensors.update({f"{AVERAGE}.{name}": tensor for name, tensor in self._average.state().items()})
         return tensors
+
+    def published(self) -> contextlib.AbstractContextManager[object]:
+        """With what rollout replicas get in the module: the average of the weights, where the recipe says so."""
+        average = self._policy.average
+        if self._average is None or average is None or not average.publish:
+            return contextlib.nullcontext()
+        return self._average.in_place()
 
     @property
     def _followers(self) -> Mapping[FrozenRole, FrozenModel]:
@@ -192,7 +208,9 @@ class Trainer:
             return ""
         return frozen_digest(self.module, self.world.rank, self.world.exchange)
 
-    def train(self, share: Share, totals: Counts, group: GradientGroup, watch: Stopwatch) -> Applied:
+    def train(
+        self, share: Share, totals: Counts, group: GradientGroup, watch: Stopwatch, imitated: Counts | None = None
+    ) -> Applied:
         """Apply one optimizer step.
 
         Args:
@@ -200,6 +218,7 @@ class Trainer:
             totals: Counts of the whole batch, all replicas.
             group: Those that train the same step.
             watch: Takes the times.
+            imitated: Counts of all demonstrations that are imitated beside rollouts, where some are.
 
         Raises:
             GradientGroupError: The group broke; nothing was applied.
@@ -207,18 +226,21 @@ class Trainer:
         """
         with watch("pack_s"):
             parts = self._prepare(share, totals)
+            beside = self._beside(share, imitated)
         # Whatever a step that broke off left behind is forgotten here.
         self._gradients.zero()
         self._tallies.zero()
         critic = self._asked_critic
         if critic is not None:
             critic.zero()
-        measures = Measures()
+        measures, imitation = Measures(), Measures(prefix=IMITATION)
         with watch("beforehand_s"), self._compute_precision():
             known = self._know(parts, group, measures)
         with watch("forward_backward_s"), self._compute_precision():
             for prepared, before in known:
                 self._accumulate(prepared, before, measures)
+            if beside is not None:
+                self._imitate(beside, imitation)
         with watch("reduce_s"):
             self._gradients.collect()
             self._ties.sum(self._gradients)
@@ -231,10 +253,12 @@ class Trainer:
             if critic is not None:
                 critic_norm = critic.reduce(self.world, group, counts=self._is_measured)
         with watch("optimizer_s"):
-            return self._apply(measures.meter(), critic_norm)
+            meter = measures.meter()
+            meter.merge(imitation.meter())
+            return self._apply(meter, critic_norm)
 
     def measure(self, share: Share) -> float:
-        """Evaluate demonstrations without learning from them.
+        """Evaluate demonstrations without learning from them, under the weights that are published.
 
         Args:
             share: This process's sequences.
@@ -242,67 +266,39 @@ class Trainer:
         Returns:
             Minus the sum of their decisions' log-probabilities; 0 where another process of the replica has them, too.
         """
-        batches, _, num_real = self._pack(share, share.sequences)
+        batches, _, num_real = self._packer.pack(share, share.sequences)
         if not batches:
             return 0.0
-        with self._compute_precision():
+        with self.published(), self._compute_precision():
             decided = self._executor.evaluate(batches, temperature=1.0)
         if decided is None or not self._is_measured:
             return 0.0
         return -sum(float(each.logprobs_N.double().sum()) for each in decided[:num_real])
 
     def _prepare(self, share: Share, totals: Counts) -> list[Prepared]:
-        """What was drawn at one temperature goes through the model apart from the rest, on every process."""
         assert {sequence.temperature for sequence in share.sequences} <= {*share.temperatures}, "one would be left out"
-        return [self._prepared(share, totals, temperature) for temperature in share.temperatures]
+        return [
+            self._packer.prepare(share, totals, self._algorithm, temperature=temperature, default=self._temperature)
+            for temperature in share.temperatures
+        ]
 
-    def _prepared(self, share: Share, totals: Counts, temperature: float | None) -> Prepared:
-        drawn = tuple(sequence for sequence in share.sequences if sequence.temperature == temperature)
-        batches, packed, num_real = self._pack(share, drawn)
-        known = [know(self._algorithm, batch, drawn, totals) for batch in batches[:num_real]]
-        return Prepared(
-            batches=batches,
-            sequences=packed,
-            known=[each.on(self.device) for each in known],
-            weights=[each.weights_N for each in known],
-            num_real=num_real,
-            temperature=self._temperature if temperature is None else temperature,
-        )
-
-    def _pack(
-        self, share: Share, chosen: Sequence[TrainSequence]
-    ) -> tuple[list[MicroBatch], Sequence[TrainSequence], int]:
-        """Pack, and bring every process to the same number of micro-batches: they meet in each forward.
-
-        Args:
-            share: Of this process; whatever it has can keep step.
-            chosen: The sequences of it to pack.
-
-        Returns:
-            The micro-batches, the sequences in them, and how many of them, the first, are real.
-        """
-        sequences = chosen or share.sequences[:1] or tuple(filter(None, [share.filler]))
-        batches = self.model.pack([sequence.payload for sequence in sequences], **self._packing)
-        num_real = len(batches) if chosen else 0
-        number = self.world.most(len(batches))
-        if number > len(batches):
-            batches += [min(batches, key=lambda batch: batch.num_units)] * (number - len(batches))
-        return batches, sequences, num_real
-
-    @functools.cached_property
-    def _packing(self) -> _Packing:
-        mesh = self.world.mesh
-        return _Packing(
-            budget=self._policy.micro_batch_units,
-            multiple=mesh.size("cp") * mesh.size("tp"),
-            is_uniform=mesh.size("pp") > 1,
-        )
+    def _beside(self, share: Share, imitated: Counts | None) -> Prepared | None:
+        """Demonstrations that are imitated beside rollouts, on every process; None where none are."""
+        if share.imitated is None or imitated is None or imitated.sequences == 0:
+            return None
+        return self._packer.prepare(share.imitated, imitated, self._algorithm, temperature=None, default=1.0)
 
     @property
     def _asked_critic(self) -> Critic | None:
         """The critic, where the algorithm needs it."""
         is_asked = isinstance(self._algorithm, Valuing) and self._algorithm.needs_critic
         return self._critic if is_asked else None
+
+    @property
+    def _generating_version(self) -> int | None:
+        """The weight version that forwards have; None where rollout replicas have other weights at each version."""
+        average = self._policy.average
+        return None if average is not None and average.publish else self.step
 
     @property
     def _is_measured(self) -> bool:
@@ -317,27 +313,19 @@ class Trainer:
         if not isinstance(self._algorithm, Estimating):
             return known
         settling = settled(self._algorithm, known, self.world, group)
-        done = []
-        for (prepared, before), estimates in zip(known, settling, strict=True):
-            if self._is_measured:
-                for each in estimates:
-                    measures.take_estimates(each)
-            pairs = zip(prepared.known, estimates, strict=True) if before.is_here else ()
-            done.append((attrs.evolve(prepared, known=[one.settled(each) for one, each in pairs]), before))
-        return done
+        if self._is_measured:
+            for estimates in settling:
+                measures.take_estimates([*estimates.values()])
+        return [
+            (settle(prepared, estimates) if before.is_here else prepared, before)
+            for (prepared, before), estimates in zip(known, settling, strict=True)
+        ]
 
     def _beforehand(self, prepared: Prepared) -> Beforehand:
-        algorithm, asked = self._algorithm, divergence_of(self._algorithm)
+        algorithm, asked = self._algorithm, question_of(self._algorithm)
         consulted = algorithm.consults if isinstance(algorithm, Consulting) else ()
-        payloads = [sequence.payload for sequence in prepared.sequences]
         frozen = {
-            role: self._frozen[role].evaluate(
-                prepared.batches,
-                payloads,
-                **self._packing,
-                temperature=prepared.temperature,
-                outlook=asked[1] if asked is not None and asked[0] == role else None,
-            )
+            role: self._consult(role, prepared, asked[1] if asked is not None and asked[0] == role else None)
             for role in consulted
         }
         old: list[Decided] | None = []
@@ -353,13 +341,23 @@ class Trainer:
             return Beforehand(is_here=False)
         assert old is not None, "the last stage is here"
         looks = {role: looks for role, looks in frozen.items() if looks is not None}
-        return Beforehand(old=old, frozen=looks, diverges=asked)
+        return Beforehand(old=old, frozen=looks, asked=asked)
+
+    def _consult(self, role: FrozenRole, prepared: Prepared, question: Question | None) -> list[Decided] | None:
+        """What a frozen model says of micro-batches; None on a process without the last stage."""
+        if role == AVERAGE:
+            assert self._average is not None, "planning refuses a recipe that keeps none"
+            with self._average.in_place():
+                return self._executor.evaluate(prepared.batches, temperature=prepared.temperature, outlook=question)
+        return self._frozen[role].evaluate(
+            prepared.batches,
+            [sequence.payload for sequence in prepared.sequences],
+            **self._packer.packing,
+            temperature=prepared.temperature,
+            outlook=question,
+        )
 
     def _accumulate(self, prepared: Prepared, before: Beforehand, measures: Measures) -> None:
-        weighed = [
-            attrs.evolve(batch, weights_N=weights_N)
-            for batch, weights_N in zip(prepared.batches, prepared.weights, strict=False)
-        ]
         critic = self._asked_critic
 
         def loss(index: int, decided: Decided) -> torch.Tensor:
@@ -369,20 +367,40 @@ class Trainer:
             decided = decided if critic is None else critic.judge(decided)
             old_N = before.old_logprobs(self._algorithm, known, index)
             priced = price(self._algorithm, decided, known, old_N, before.opinions(index, decided))
-            total = torch.dot(priced.loss_N, known.weights_N)
-            if self._is_measured:
-                measures.take(total.detach(), decided, priced, known, version=self.step)
-            return total
+            return self._weighed(priced, decided, known, measures)
 
         self._executor.train(
-            [*weighed, *prepared.batches[prepared.num_real :]],
+            prepared.weighed(),
             temperature=prepared.temperature,
             with_entropy=self._algorithm.needs_entropy,
             loss=loss,
             against=before.against(),
             with_features=critic is not None,
         )
-        self.num_units += sum(batch.num_units for batch in prepared.batches[: prepared.num_real])
+        self.num_units += prepared.num_units
+
+    def _imitate(self, prepared: Prepared, measures: Measures) -> None:
+        """The same of demonstrations beside rollouts, which nothing is evaluated of beforehand."""
+        algorithm = self._algorithm
+        assert isinstance(algorithm, Imitating), "no other has demonstrations beside rollouts"
+
+        def loss(index: int, decided: Decided) -> torch.Tensor:
+            if index >= prepared.num_real:
+                return decided.logprobs_N.sum() * 0.0
+            known = prepared.known[index]
+            return self._weighed(price_imitation(algorithm, decided, known), decided, known, measures)
+
+        self._executor.train(
+            prepared.weighed(), temperature=prepared.temperature, with_entropy=algorithm.needs_entropy, loss=loss
+        )
+        self.num_units += prepared.num_units
+
+    def _weighed(self, priced: Loss, decided: Decided, known: Known, measures: Measures) -> torch.Tensor:
+        """A micro-batch's part of the step's loss, measured once of those that share it."""
+        total = torch.dot(priced.loss_N, known.weights_N)
+        if self._is_measured:
+            measures.take(total.detach(), decided, priced, known, version=self._generating_version)
+        return total
 
     def _apply(self, meter: Meter, critic_norm: float = 0.0) -> Applied:
         lr = learning_rate(self.stage.optimizer, step=self.step + 1 - self.stage.first_step, steps=self.stage.steps)
@@ -397,6 +415,8 @@ class Trainer:
                 meter.peak("critic_grad_norm", critic_norm)
             for name, value in self._tallies.act().items():
                 meter.peak(name, value)
+            if self._average is not None:
+                self._average.follow(self.step + 1 - self.stage.first_step)
             self.nonfinite_steps = 0
         else:
             self.nonfinite_steps += 1

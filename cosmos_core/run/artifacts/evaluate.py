@@ -131,7 +131,8 @@ def _complete(served: Served, prompts: list[tuple[int, Prompt]], job: Job) -> li
             payload = served.model.encode(prompt)
         except DataError:
             continue
-        if payload.arrays["prompt"].shape[0] < served.context_length:
+        room = served.room(payload)
+        if room is None or room > 0:
             fitting.append((row, prompt, payload))
     longest = job.recipe.evaluation.max_units or job.recipe.rollout.sampling.max_units
     sampling = Sampling(temperature=0.0, max_units=longest)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 import torch
 
@@ -24,19 +25,23 @@ from cosmos_core.policy.checkpoints.checkpoint import completed, path_of, read_p
 from cosmos_core.policy.checkpoints.reading import load_shares
 from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.processes.world import single_world
+from cosmos_core.policy.training.average import AVERAGE, averaged_tensors
 from cosmos_core.protocols import Layout
+from cosmos_core.storage import MARKS, file_system, is_url, send_folder, told
 from cosmos_core.weights.held import held
 
-_MARK: Final = "config.json"
 
-
-def export_run(run: Path, *, step: str, output: Path | None) -> tuple[int, Path]:
+def export_run(
+    run: Path, *, step: str, output: Path | str | None, average: bool | None = None
+) -> tuple[int, Path | str]:
     """Export a checkpoint of a run.
 
     Args:
         run: The run's folder.
         step: A number, `best` (by held-out accuracy or loss) or `latest`.
-        output: Where to; `export` in the run's folder if None. An export that is there is replaced.
+        output: Where to, a path or the URL of a folder in a store, such as `s3://bucket/model`; `export` in the run's
+            folder if None. An export that is there is replaced. What is cut off is no export: see `send_folder`.
+        average: Whether the average of the weights (`policy.average`) is exported; None: as the recipe says.
 
     Returns:
         The step that was exported, and where it is.
@@ -44,19 +49,43 @@ def export_run(run: Path, *, step: str, output: Path | None) -> tuple[int, Path]
     Raises:
         ConfigError: `step` or `output` is unusable.
         CheckpointError: There is no such checkpoint, or it is damaged.
+        StorageError: The store refuses, fails, or has something else at the URL.
     """
     job = load_job(run)
     chosen = choose_step(job, step)
-    target = output if output is not None else run / "export"
+    is_average = _is_average(job.recipe.policy, average)
+    if isinstance(output, str) and is_url(output):
+        _export_to_store(job, chosen, output, is_average=is_average)
+        return chosen, output
+    target = Path(output) if output is not None else run / "export"
     _check_target(target)
+    with _made(job, chosen, target, is_average=is_average) as partial:
+        if target.exists():
+            shutil.rmtree(target)
+        partial.rename(target)
+    return chosen, target
+
+
+def _export_to_store(job: Job, step: int, url: str, *, is_average: bool) -> None:
+    with told(url):
+        # Before minutes are spent on the model.
+        store, root = file_system(url)
+        store.exists(f"{root.rstrip('/')}/{MARKS[0]}")
+    with _made(job, step, job.directory / "export-to-store", is_average=is_average) as folder:
+        send_folder(folder, url)
+
+
+@contextmanager
+def _made(job: Job, step: int, target: Path, *, is_average: bool) -> Iterator[Path]:
+    """The model of a checkpoint, in a folder beside `target` that is removed if it is still there at the end."""
     # transformers reads it when it is imported: one file needs no progress bar.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     torch.set_num_threads(job.recipe.launch.threads)
     model = load_model(job, PluginSet.load([("model", job.recipe.model.plugin)]))
     layout = _adapted(job.recipe.policy)
     module = model.build(seed=job.recipe.run.seed, dtype=torch.float32, device=torch.device("cpu"), layout=layout)
-    path = path_of(job.checkpoints, chosen)
-    load_weights(module, path)
+    path = path_of(job.checkpoints, step)
+    load_weights(module, path, is_average=is_average)
     if layout is not None and (expected := read_place(path).below):
         found = frozen_digest(module, 0, lambda said: [said])
         check_below(path, expected=expected, found=found, name=job.recipe.model.path or DRAWN)
@@ -64,14 +93,11 @@ def export_run(run: Path, *, step: str, output: Path | None) -> tuple[int, Path]
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         model.export(module, partial)
-        if target.exists():
-            shutil.rmtree(target)
-        partial.rename(target)
+        yield partial
     except OSError as error:
         raise CheckpointError(f"{target} could not be written: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return chosen, target
 
 
 def choose_step(job: Job, step: str) -> int:
@@ -98,13 +124,36 @@ def choose_step(job: Job, step: str) -> int:
     return int(step)
 
 
-def load_weights(module: torch.nn.Module, path: str) -> None:
+def load_weights(module: torch.nn.Module, path: str, *, is_average: bool = False) -> None:
     """Overwrite a module's weights with those of a checkpoint.
+
+    Args:
+        module: Overwritten.
+        path: Of the checkpoint.
+        is_average: Whether it takes the average of the weights, as far as there is one.
 
     Raises:
         CheckpointError: The checkpoint is damaged, or of another model.
     """
-    load_shares(path, {f"model.{name}": held(tensor) for name, tensor in trained_tensors(module).items()})
+    averaged = averaged_tensors(module) if is_average else {}
+    tensors = {
+        f"{AVERAGE if name in averaged else 'model'}.{name}": held(tensor)
+        for name, tensor in trained_tensors(module).items()
+    }
+    load_shares(path, tensors)
+
+
+def _is_average(policy: PolicyConfig, asked: bool | None) -> bool:
+    """Whether to export the average.
+
+    Raises:
+        ConfigError: It is asked for, and the run keeps none.
+    """
+    if policy.average is None:
+        if asked:
+            raise ConfigError("--average: the run's recipe has no [policy.average], so its checkpoints have none")
+        return False
+    return policy.average.is_exported if asked is None else asked
 
 
 def _adapted(policy: PolicyConfig) -> Layout | None:
@@ -132,5 +181,5 @@ def _listed(steps: list[int]) -> str:
 def _check_target(target: Path) -> None:
     if not target.exists():
         return
-    if not target.is_dir() or (any(target.iterdir()) and not (target / _MARK).is_file()):
+    if not target.is_dir() or (any(target.iterdir()) and not any((target / mark).is_file() for mark in MARKS)):
         raise ConfigError(f"--output: {target} exists and is no exported model; choose another folder")

@@ -25,6 +25,7 @@ from cosmos_core.protocols import (
     RolloutEngine,
     Sampling,
 )
+from cosmos_core.storage import MARKS
 from cosmos_core.types import Message, Payload, Prompt
 
 _MAX_IN_FLIGHT: Final = 64
@@ -48,15 +49,22 @@ class Served:
         """
         requests = []
         for index, payload in enumerate(payloads):
-            room = self.context_length - payload.arrays["prompt"].shape[0]
-            if room < 1:
+            room = self.room(payload)
+            if room is not None and room < 1:
                 raise ConfigError(
                     f"prompt {index + 1}: {payload.arrays['prompt'].shape[0]} tokens fill the model's context of "
                     f"{self.context_length}; shorten it"
                 )
-            fitting = attrs.evolve(sampling, max_units=min(sampling.max_units, room))
+            fitting = attrs.evolve(
+                sampling, max_units=sampling.max_units if room is None else min(sampling.max_units, room)
+            )
             requests.append(Request(request_id=str(index), prompt=payload, sampling=fitting, seed=seed + index))
         return [handle.result() for handle in self.engine.submit(requests)]
+
+    def room(self, prompt: Payload) -> int | None:
+        """Units that the model's context leaves for a completion; None of what has no length, as what is denoised."""
+        size = prompt.arrays["prompt"].shape[0] if prompt.kind == "tokens" else None
+        return None if size is None else self.context_length - size
 
 
 def run_of(model: Path) -> Job | None:
@@ -82,8 +90,10 @@ def serve(directory: Path, config: ModelConfig, engine: EngineConfig, *, threads
         PluginError: A plugin failed.
         EngineError: The engine cannot serve this model.
     """
-    if not (directory / "config.json").is_file():
-        raise ConfigError(f"{directory}: no exported model (it has no config.json); make one with: cosmos export RUN")
+    if not any((directory / mark).is_file() for mark in MARKS):
+        raise ConfigError(
+            f"{directory}: no exported model (it has no {' or '.join(MARKS)}); make one with: cosmos export RUN"
+        )
     torch.set_num_threads(threads)
     plugins = PluginSet.load([("model", config.plugin), ("engine", engine.plugin)])
     context = ModelContext(

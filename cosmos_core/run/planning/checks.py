@@ -5,105 +5,15 @@ What a recipe alone shows is checked when it is loaded (`cosmos_core.config.chec
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-
-import attrs
+from collections.abc import Iterator
 
 from cosmos_core.config.mesh import data_ranks
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import Stage
 from cosmos_core.policy.mesh.fit import cut_bytes, misfits, rollout_misfits
-from cosmos_core.protocols import (
-    FORMATS,
-    AlgorithmCapabilities,
-    DatasetCapabilities,
-    Divergence,
-    EngineCapabilities,
-    EnvironmentCapabilities,
-    Foresight,
-    FrozenRole,
-    ModelCapabilities,
-    ModelFacts,
-    Omission,
-    Record,
-    RewardCapabilities,
-    Split,
-)
-from cosmos_core.run.planning.frozen import FrozenFacts
-
-
-@attrs.frozen(kw_only=True)
-class Measured:
-    """What some rows, spread over the train split, are like.
-
-    Attributes:
-        num_rows: Rows looked at.
-        num_demonstrations: Those with a demonstration.
-        num_preferences: Those with a demonstration and a rejected completion.
-        shortest_prompt: Units of the shortest prompt.
-        longest_prompt: Units of the longest prompt.
-        num_with_media: Those that show images or videos.
-        num_heldout: First held-out rows looked at; none where nothing is evaluated.
-        num_heldout_demonstrations: Those with a demonstration.
-        num_unusable: Of the rows looked at, those that the dataset or the model refuses.
-        fault: Why the first of these is refused.
-        num_unfit: Those that `dataset.min_prompt_units` and `max_prompt_units` leave out; their lengths do not count.
-    """
-
-    num_rows: int
-    num_demonstrations: int
-    shortest_prompt: int
-    longest_prompt: int
-    num_preferences: int = 0
-    num_with_media: int = 0
-    num_heldout: int = 0
-    num_heldout_demonstrations: int = 0
-    num_unusable: int = 0
-    fault: str = ""
-    num_unfit: int = 0
-
-
-@attrs.frozen(kw_only=True)
-class Parts:
-    """The capabilities of everything that a recipe selects.
-
-    Attributes:
-        model: Of the model plugin.
-        facts: Of the model itself.
-        dataset: Of the dataset plugin.
-        stages: Each stage with its algorithm's capabilities, in order.
-        rewards: Of each reward, in the recipe's order.
-        engine: Of the rollout engine; None if no rollout replica runs.
-        num_train_rows: Rows of the train split.
-        num_heldout_rows: Rows of the held-out split.
-        measured: What some of the train rows are like.
-        omitted: Rows that the dataset leaves out of each split, by reason.
-        records: What the model's options ask the engine to record.
-        environment: Of the environment; None where the recipe has none.
-        foresight: What the engine says of the run.
-        converses: Whether the model goes on after what is not its own.
-        consults: Of each stage whose algorithm consults frozen models, by index: which, and with which divergence.
-        frozen: What was found of the frozen models.
-        unmet: What the algorithms need of models that the recipe does not have.
-    """
-
-    model: ModelCapabilities
-    facts: ModelFacts
-    dataset: DatasetCapabilities
-    stages: Sequence[tuple[Stage, AlgorithmCapabilities]]
-    rewards: Sequence[RewardCapabilities]
-    engine: EngineCapabilities | None
-    num_train_rows: int
-    num_heldout_rows: int
-    measured: Measured
-    records: Sequence[Record] = ()
-    environment: EnvironmentCapabilities | None = None
-    omitted: Mapping[Split, tuple[Omission, ...]] = attrs.field(factory=dict)
-    foresight: Foresight = Foresight()
-    converses: bool = True
-    consults: Mapping[int, Mapping[FrozenRole, Divergence | None]] = attrs.field(factory=dict)
-    frozen: Mapping[FrozenRole, FrozenFacts] = attrs.field(factory=dict)
-    unmet: Sequence[str] = ()
+from cosmos_core.protocols import FORMATS, AlgorithmCapabilities, EngineCapabilities
+from cosmos_core.run.planning.consulting import misplaced, unanswered
+from cosmos_core.run.planning.parts import Measured, Parts
 
 
 def problems(recipe: Recipe, parts: Parts) -> list[str]:
@@ -117,35 +27,8 @@ def problems(recipe: Recipe, parts: Parts) -> list[str]:
     found += parts.unmet
     if recipe.critic is not None and not parts.model.features:
         found.append(f"critic: model plugin {recipe.model.plugin!r} gives no features to a critic; take another model")
-    found += [*_consulted(recipe, parts, known=found)]
+    found += [*misplaced(recipe, parts, known=found)]
     return [*found, *_records(recipe, parts), *_environment(recipe, parts), *parts.foresight.problems]
-
-
-def _consulted(recipe: Recipe, parts: Parts, known: Collection[str]) -> Iterator[str]:
-    """What keeps frozen models from being asked about the policy's sequences, on its processes.
-
-    Args:
-        recipe: The run's.
-        parts: What was found of them.
-        known: What is wrong with the policy itself, which is not told again.
-    """
-    longest = parts.measured.longest_prompt
-    if parts.engine is not None:
-        longest += recipe.rollout.sampling.max_units
-    longest = min(longest, parts.facts.context_length)
-    for role, frozen in parts.frozen.items():
-        if frozen.misfit:
-            yield f"{role}: {frozen.misfit}; it needs the policy's tokenizer and chat template"
-        # Adapters lie beside the policy's weights alone.
-        policy = attrs.evolve(recipe.policy, lora=None)
-        for problem in misfits(policy, frozen.capabilities, frozen.facts):
-            if problem not in known:
-                yield f"{role}: it lies on the policy's mesh; {problem}"
-        if longest > frozen.facts.context_length:
-            yield (
-                f"{role}: its context is {frozen.facts.context_length} units, and sequences of this run may have "
-                f"{longest}; take a model with a longer one, or shorten prompts or completions"
-            )
 
 
 def emptiness(name: str, num_train_rows: int) -> Iterator[str]:
@@ -207,6 +90,9 @@ def _lengths(recipe: Recipe, parts: Parts) -> Iterator[str]:
             f"model: the vocabulary has {facts.vocab_size} entries, but the tokenizer gives ids up to "
             f"{facts.tokenizer_size - 1}; use the checkpoint's own tokenizer, or raise vocab_size in [model.config]"
         )
+    if "tokens" not in parts.model.payload_kinds:
+        # Decisions of latents are forwards of their own: no context holds them, and micro-batches split them.
+        return
     if parts.engine is None:
         yield from _demonstrations(recipe, parts)
         return
@@ -242,7 +128,7 @@ def _demonstrations(recipe: Recipe, parts: Parts) -> Iterator[str]:
 
 
 def _stage(recipe: Recipe, parts: Parts, stage: Stage, algorithm: AlgorithmCapabilities) -> Iterator[str]:
-    yield from _frozen(recipe, parts, stage)
+    yield from unanswered(recipe, parts, stage)
     if algorithm.source == "preferences" and parts.dataset.demonstrations and not parts.measured.num_preferences:
         yield (
             f"{stage.key}.plugin: {stage.plugin!r} learns from preferences, but none of {parts.measured.num_rows} "
@@ -250,18 +136,9 @@ def _stage(recipe: Recipe, parts: Parts, stage: Stage, algorithm: AlgorithmCapab
             "fields to them in [dataset.options]"
         )
         return
+    if algorithm.source != "rollouts" or stage.index in parts.imitates:
+        yield from _without_demonstrations(recipe, parts, stage, is_beside=algorithm.source == "rollouts")
     if algorithm.source != "rollouts":
-        if not parts.dataset.demonstrations:
-            yield (
-                f"{stage.key}.plugin: {stage.plugin!r} learns from demonstrations, but the rows of dataset "
-                f"{recipe.dataset.plugin!r} have none; map a field to them, or take another algorithm"
-            )
-        elif not parts.measured.num_demonstrations and parts.measured.num_unusable < parts.measured.num_rows:
-            yield (
-                f"{stage.key}.plugin: {stage.plugin!r} learns from demonstrations, but none of "
-                f"{parts.measured.num_rows} train rows of dataset {recipe.dataset.plugin!r} has one; "
-                "map a field to them in [dataset.options]"
-            )
         return
     if stage.key == "warmup":
         yield f"warmup.plugin: {stage.plugin!r} learns from rollouts; a warm-up must learn from demonstrations"
@@ -276,28 +153,20 @@ def _stage(recipe: Recipe, parts: Parts, stage: Stage, algorithm: AlgorithmCapab
         yield from _logprobs(recipe, stage, algorithm, parts.engine)
 
 
-def _frozen(recipe: Recipe, parts: Parts, stage: Stage) -> Iterator[str]:
-    """Divergences that an algorithm asks for, and the models cannot give."""
-    for role, divergence in parts.consults.get(stage.index, {}).items():
-        if divergence is None:
-            continue
-        found = parts.frozen.get(role)
-        if found is not None and found.facts.vocab_size != parts.facts.vocab_size:
-            yield (
-                f"{role}: its vocabulary has {found.facts.vocab_size} entries, the policy's {parts.facts.vocab_size}, "
-                f"and {stage.plugin!r} compares whole distributions; take options that need the {role}'s log-probs "
-                "alone, or models of one vocabulary"
-            )
-        able = {recipe.model.plugin: parts.model.divergences}
-        if found is not None:
-            able.setdefault(found.plugin, found.capabilities.divergences)
-        for plugin, kinds in able.items():
-            if divergence.kind not in kinds:
-                yield (
-                    f"{stage.key}.options: {stage.plugin!r} asks for the {divergence.kind} divergence from the {role}, "
-                    f"and model plugin {plugin!r} computes {', '.join(sorted(kinds)) or 'none'}; take another "
-                    "divergence, or another model"
-                )
+def _without_demonstrations(recipe: Recipe, parts: Parts, stage: Stage, *, is_beside: bool) -> Iterator[str]:
+    """Rows that have nothing to imitate."""
+    does = "imitates demonstrations beside rollouts" if is_beside else "learns from demonstrations"
+    instead = f"set {stage.key}.options that imitate none" if is_beside else "take another algorithm"
+    if not parts.dataset.demonstrations:
+        yield (
+            f"{stage.key}.plugin: {stage.plugin!r} {does}, but the rows of dataset {recipe.dataset.plugin!r} have "
+            f"none; map a field to them, or {instead}"
+        )
+    elif not parts.measured.num_demonstrations and parts.measured.num_unusable < parts.measured.num_rows:
+        yield (
+            f"{stage.key}.plugin: {stage.plugin!r} {does}, but none of {parts.measured.num_rows} train rows of dataset "
+            f"{recipe.dataset.plugin!r} has one; map a field to them in [dataset.options], or {instead}"
+        )
 
 
 def _logprobs(
@@ -322,21 +191,22 @@ def _logprobs(
 
 def _payload_kinds(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator[str]:
     makes = engine.payload_kinds
-    users: list[tuple[str, frozenset[str]]] = [(f"model {recipe.model.plugin!r}", parts.model.payload_kinds)]
+    shows = makes | {"media"} if engine.renders else makes
+    users = [(f"model {recipe.model.plugin!r}", parts.model.payload_kinds, makes)]
     users += [
-        (f"algorithm {stage.plugin!r}", algorithm.payload_kinds)
+        (f"algorithm {stage.plugin!r}", algorithm.payload_kinds, makes)
         for stage, algorithm in parts.stages
         if algorithm.source == "rollouts"
     ]
     users += [
-        (f"reward {config.plugin!r}", capabilities.payload_kinds)
+        (f"reward {config.plugin!r}", capabilities.payload_kinds, shows)
         for config, capabilities in zip(recipe.reward, parts.rewards, strict=True)
     ]
-    for user, kinds in users:
-        if not makes & kinds:
+    for user, kinds, made in users:
+        if not made & kinds:
             yield (
                 f"rollout.engine.plugin: {recipe.rollout.engine.plugin!r} makes payloads of kind "
-                f"{', '.join(sorted(makes))}, but {user} takes {', '.join(sorted(kinds))}; they do not go together"
+                f"{', '.join(sorted(made))}, but {user} takes {', '.join(sorted(kinds))}; they do not go together"
             )
 
 

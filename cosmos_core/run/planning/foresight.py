@@ -10,7 +10,7 @@ from cosmos_core.config.schema import Recipe
 from cosmos_core.config.structure import structure
 from cosmos_core.errors import CosmosError, PluginBrokenError
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.protocols import EngineOutlook, Foresight, Model, ModelFacts
+from cosmos_core.protocols import EngineOutlook, Foresight, Model, ModelFacts, Sampling
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.launch.making import capabilities_of
 
@@ -46,6 +46,7 @@ def foresee(recipe: Recipe, plugins: PluginSet, model: Model, facts: ModelFacts,
         temperatures={"rollout.sampling.temperature": config.sampling.temperature},
         shows_media=shows_media,
         num_ranks=world_size(config.mesh),
+        samplings=_samplings(recipe),
     )
     options: object = structure(config.engine.options, provider.options, "rollout.engine.options")
     where = f"engine plugin {config.engine.plugin!r}"
@@ -58,3 +59,19 @@ def foresee(recipe: Recipe, plugins: PluginSet, model: Model, facts: ModelFacts,
     if not isinstance(told, Foresight):
         raise PluginBrokenError(f"{where}: foresee() returned {told!r}, which is no Foresight")
     return told
+
+
+def _samplings(recipe: Recipe) -> dict[str, Sampling]:
+    config, evaluation = recipe.rollout.sampling, recipe.evaluation
+    found = {
+        "rollout.sampling": Sampling(
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            max_units=config.max_units,
+            num_samples=recipe.rollout.group_size,
+        )
+    }
+    if evaluation.interval > 0 and evaluation.prompts > 0:
+        found["evaluation"] = Sampling(temperature=0.0, max_units=evaluation.max_units or config.max_units)
+    return found

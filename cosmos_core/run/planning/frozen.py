@@ -56,12 +56,15 @@ def frozen_facts(
         except ConfigError as error:
             # A model knows its own table only.
             raise ConfigError(f"{role}{str(error).removeprefix('model')}") from error
-        name = frozen_source(job, role).plugin
+        source = frozen_source(job, role)
+        config = job.recipe.frozen[role]
+        # The policy's own model encodes as it does: there is nothing to compare.
+        is_same = config.plugin is None and config.path is None and not config.options
         found[role] = FrozenFacts(
             facts=facts,
-            misfit=next(_misfits(model, other, dataset, num_rows), ""),
-            plugin=name,
-            capabilities=plugins.provider("model", name).capabilities,
+            misfit="" if is_same else next(_misfits(model, other, dataset, num_rows), ""),
+            plugin=source.plugin,
+            capabilities=plugins.provider("model", source.plugin).capabilities,
         )
     return found
 

@@ -169,6 +169,7 @@ class _Rank:
             "parameters": 4 * (frozen + trained),
             "gradients": 4 * trained,
             "optimizer": 8 * trained,
+            "average": 4 * trained if self.policy.average is not None else 0,
         }
         work = {
             "gathered weights": self._gathered(parts),
@@ -186,7 +187,11 @@ class _Rank:
             name="",
             count=1,
             device={name: size for name, size in device.items() if size},
-            host={**(weights if is_offloaded else {}), **published, **self._frozen(waits=True)},
+            host={
+                **({name: size for name, size in weights.items() if size} if is_offloaded else {}),
+                **published,
+                **self._frozen(waits=True),
+            },
             is_whole=all(part.kept for part in parts),
         )
 

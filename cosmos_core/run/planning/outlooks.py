@@ -7,8 +7,8 @@ from typing import Final
 
 from cosmos_core.config.mesh import data_ranks
 from cosmos_core.config.schema import Recipe
-from cosmos_core.protocols import Source
-from cosmos_core.run.planning.checks import Parts
+from cosmos_core.protocols import Divergence, Source
+from cosmos_core.run.planning.parts import Parts
 
 _LOGPROB_BYTES: Final = 4
 _ID_BYTES: Final = 8
@@ -28,7 +28,7 @@ def outlook_bytes(recipe: Recipe, parts: Parts) -> int:
 
 def _of_stage(recipe: Recipe, parts: Parts, index: int) -> int:
     stage, algorithm = parts.stages[index]
-    asked = [each for each in parts.consults.get(stage.index, {}).values() if each is not None]
+    asked = [each for each in parts.consults.get(stage.index, {}).values() if isinstance(each, Divergence)]
     if not asked:
         return 0
     mesh, vocab_size = recipe.policy.mesh, parts.facts.vocab_size

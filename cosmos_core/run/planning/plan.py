@@ -33,12 +33,13 @@ from cosmos_core.protocols import (
     Consulting,
     Conversing,
     Dataset,
-    Divergence,
     Foresight,
     FrozenRole,
+    Imitating,
     Model,
     Omitting,
     Paced,
+    Question,
     Recording,
     Split,
     Vetting,
@@ -46,10 +47,11 @@ from cosmos_core.protocols import (
 )
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.launch.making import capabilities_of
-from cosmos_core.run.planning.checks import Measured, Parts, emptiness, problems
+from cosmos_core.run.planning.checks import emptiness, problems
 from cosmos_core.run.planning.exposure import check_exposed
 from cosmos_core.run.planning.foresight import foresee
 from cosmos_core.run.planning.frozen import frozen_facts
+from cosmos_core.run.planning.parts import Measured, Parts
 from cosmos_core.run.planning.transports import misfits
 from cosmos_core.transport.keys.folder import check_folder
 from cosmos_core.types import Prompt
@@ -316,12 +318,15 @@ def _checked_parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model,
 def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: dict[Split, int]) -> Parts:
     recipe = job.recipe
     algorithms: list[tuple[Stage, AlgorithmCapabilities]] = []
-    consults: dict[int, Mapping[FrozenRole, Divergence | None]] = {}
+    consults: dict[int, Mapping[FrozenRole, Question | None]] = {}
+    imitates: set[int] = set()
     lacking: list[str] = []
     for stage in stages(recipe):
         algorithm = load_algorithm(job, plugins, stage)  # its options and its own checks
         if isinstance(algorithm, Consulting):
             consults[stage.index] = algorithm.consults
+        if isinstance(algorithm, Imitating) and algorithm.num_demonstrations > 0:
+            imitates.add(stage.index)
         lacking += unmet(recipe, stage, algorithm)
         algorithms.append((stage, plugins.provider("algorithm", stage.plugin).capabilities))
     rewards = load_rewards(job, plugins)
@@ -349,6 +354,7 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
         environment=environment,
         converses=isinstance(model, Conversing),
         consults=consults,
+        imitates=frozenset(imitates),
         unmet=lacking,
         frozen=frozen_facts(job, plugins, model, dataset, sizes["train"]),
         omitted={split: dataset.omitted(split) for split in sizes} if isinstance(dataset, Omitting) else {},

@@ -14,11 +14,11 @@ from cosmos_core.config.checks import staleness_bound
 from cosmos_core.config.schema import EnvironmentConfig, MeshConfig
 from cosmos_core.config.structure import unstructure
 from cosmos_core.run.launch.local import visible_gpus
-from cosmos_core.run.planning.checks import Parts
 from cosmos_core.run.planning.estimate import gpus, longest_sample, processes, sync_bytes
 from cosmos_core.run.planning.exposure import exposure
 from cosmos_core.run.planning.footprint import machine_memory, memory_by_pool, room, size, verdict
 from cosmos_core.run.planning.memory import RankMemory, whole_over_tp
+from cosmos_core.run.planning.parts import Parts
 from cosmos_core.run.planning.plan import Plan
 from cosmos_core.run.planning.transports import transport
 

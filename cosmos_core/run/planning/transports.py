@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -14,6 +13,7 @@ from cosmos_core.config.schema import LaunchConfig, Recipe
 from cosmos_core.errors import ReplicaError
 from cosmos_core.replica.host import rack_id
 from cosmos_core.run.planning.estimate import gpus
+from cosmos_core.storage import file_system
 
 
 def transport(recipe: Recipe) -> str:
@@ -70,7 +70,7 @@ def misfits(recipe: Recipe, num_gpus: int | None) -> Iterator[str]:
 
 def _unusable(directory: str) -> Iterator[str]:
     try:
-        files, path = url_to_fs(directory)
+        files, path = file_system(directory)
     except ImportError as error:
         yield (
             f"sync.directory: {directory!r} needs a library that is not installed ({error}); "

@@ -15,7 +15,8 @@ from cosmos_core.protocols import (
     ModelFacts,
     RewardCapabilities,
 )
-from cosmos_core.run.planning.checks import Measured, Parts, problems
+from cosmos_core.run.planning.checks import problems
+from cosmos_core.run.planning.parts import Measured, Parts
 
 _FACTS: Final = ModelFacts(
     architecture="Any",

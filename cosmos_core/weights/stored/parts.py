@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import attrs
 import msgspec
-from fsspec.core import url_to_fs
 
 from cosmos_core.errors import WeightSyncError
+from cosmos_core.storage import file_system
 from cosmos_core.weights import wire
 
 FORMAT: Final = 1
@@ -100,6 +100,6 @@ def access(url: str) -> Iterator[tuple[Any, str]]:
         WeightSyncError: What the body does with it fails, or there is no such file system.
     """
     with told(f"weights at {url}"):
-        files, root = url_to_fs(url)
+        files, root = file_system(url)
         files.invalidate_cache()
         yield files, root.rstrip("/")

@@ -26,4 +26,8 @@ def test_names_of_a_kind():
         "mixture",
         "reason",
         "shapes",
+        "world-folder",
+        "world-mock",
+        "world-prompts",
+        "world-webdataset",
     ]

@@ -1,13 +1,14 @@
 from pathlib import Path
 
 import attrs
+import fsspec
 import pytest
 
 from cosmos_core.config import Job
 from cosmos_core.config.job import StageFacts
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.stages import stages
-from cosmos_core.errors import ConfigError
+from cosmos_core.errors import ConfigError, StorageError
 from cosmos_core.plugin.roles import (
     load_algorithm,
     load_dataset,
@@ -126,6 +127,22 @@ def test_a_model_folder_in_the_home_is_found(plugins, tmp_path, monkeypatch):
     model = attrs.evolve(job.recipe.model, path="~/weights")
     _, context = load_model(attrs.evolve(job, recipe=attrs.evolve(job.recipe, model=model)), plugins)
     assert context.path == str(tmp_path / "home" / "weights")
+
+
+def test_a_model_in_a_store_is_copied_once_it_is_whole(plugins, tmp_path, monkeypatch):
+    monkeypatch.setenv("COSMOS_CACHE", str(tmp_path / "cache"))
+    job = make_job(tmp_path)
+    model = attrs.evolve(job.recipe.model, path="memory://models/one")
+    stored = attrs.evolve(job, recipe=attrs.evolve(job.recipe, model=model))
+    files = fsspec.filesystem("memory")
+    files.pipe_file("/models/one/model.safetensors", b"weights")
+    with pytest.raises(StorageError, match="memory://models/one is no whole model: it has 1 files, and neither config"):
+        load_model(stored, plugins)
+    files.pipe_file("/models/one/config.json", b"{}")
+    _, context = load_model(stored, plugins)
+    assert context.path.startswith(str(tmp_path / "cache"))
+    assert (Path(context.path) / "model.safetensors").read_bytes() == b"weights"
+    files.store.clear()
 
 
 def test_the_dataset_gets_seed_and_folder(plugins, tmp_path):

@@ -7,6 +7,8 @@ import attrs
 import pytest
 import torch
 
+from cosmos_core.config.schema import AverageConfig
+from cosmos_core.policy.adapters.beside import published_tensors
 from cosmos_core.policy.batches.share import ShareReader
 from cosmos_core.policy.checkpoints.checkpoint import Place, completed, marker, read_place
 from cosmos_core.policy.checkpoints.restoring import restore
@@ -30,6 +32,7 @@ from cosmos_core.transport.reports import (
     StepDone,
     WeightsPublished,
 )
+from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.publisher import WeightPublisher
 
 
@@ -128,8 +131,8 @@ def order(groups, step, *, shares=None, attempt=1, stage=0, publish=False):
     )
 
 
-def run(kit, model, script, held, tmp_path, *, name="policy-0", seed=0, stop=None):
-    trainer = kit.make_trainer(model, seed=seed)
+def run(kit, model, script, held, tmp_path, *, name="policy-0", seed=0, stop=None, **policy):
+    trainer = kit.make_trainer(model, seed=seed, **policy)
     with WeightPublisher("run", "127.0.0.1", directory=tmp_path / f"shm-{name}") as publisher:
         parts = Parts(
             name=name,
@@ -180,6 +183,22 @@ def test_a_short_life(kit, model, work, tmp_path, caplog):
     assert completed(str(tmp_path / "checkpoints"))[-1] == 2
     assert trainer.step == script.step == 2
     assert "generation 1: replica 0 of 1" in caplog.messages
+
+
+@pytest.mark.parametrize("publish", [False, True])
+def test_what_is_published_is_attested(kit, model, work, tmp_path, publish):
+    groups, held = work
+    script = Script(
+        (when(), directive(generation(1), publish=0)),
+        (when(GenerationFormed), directive(generation(1), order(groups, 1, publish=True), publish=0)),
+        (when(WeightsPublished, 2), STOP),
+    )
+    trainer = run(kit, model, script, held, tmp_path, average=AverageConfig(decay=0.9, publish=publish))
+    own = published_tensors(trainer.module)
+    state = trainer.state()
+    digests = [digest_of(own), digest_of({name: state[f"average.{name}"] for name in own})]
+    assert digests[0] != digests[1]
+    assert script.of(WeightsPublished)[1].digest == digests[publish]
 
 
 def test_each_step_goes_by_the_values_of_its_order(kit, model, work, tmp_path):

@@ -14,7 +14,7 @@ import functools
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import attrs
@@ -58,19 +58,32 @@ def check_lora(module: PreTrainedModel, lora: Lora) -> None:
         ConfigError: A name is of no linear layer of the decoder's layers.
     """
     anatomy = Anatomy.of(module)
-    layers = {} if anatomy is None else dict(enumerate(anatomy.layers))
-    linear = [(name, child) for layer in layers.values() for name, child in layer.named_modules() if _is_linear(child)]
+    check_adapted(() if anatomy is None else anatomy.layers, type(module).__name__, lora)
+
+
+def check_adapted(layers: Iterable[nn.Module], model: str, lora: Lora) -> None:
+    """Refuse what names no layer, and say what is adapted.
+
+    Args:
+        layers: The model's layers, on any device.
+        model: What it is called.
+        lora: What is asked for.
+
+    Raises:
+        ConfigError: A name is of no linear layer of these.
+    """
+    linear = [(name, child) for layer in layers for name, child in layer.named_modules() if _is_linear(child)]
     names = {name.rpartition(".")[2] for name, _ in linear}
     for wanted in lora.modules:
         if wanted != ALL_LINEAR and wanted not in names:
             near = difflib.get_close_matches(wanted, names, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(
-                f"policy.lora.modules: no linear layer of {type(module).__name__}'s layers is called {wanted!r}{hint} "
+                f"policy.lora.modules: no linear layer of {model}'s layers is called {wanted!r}{hint} "
                 f"There are: {', '.join(sorted(names)) or 'none'}"
             )
     if not linear:
-        raise ConfigError(f"policy.lora: {type(module).__name__} has no linear layers to adapt")
+        raise ConfigError(f"policy.lora: {model} has no linear layers to adapt")
     chosen = [child for name, child in linear if _is_chosen(name, lora)]
     count = sum(lora.rank * sum(child.weight.shape) for child in chosen)
     _LOG.info("adapters of rank %d: %d linear layers, %s parameters", lora.rank, len(chosen), f"{count:,}")
@@ -103,7 +116,7 @@ def add_adapters(module: PreTrainedModel, adapted: Mapping[str, nn.Linear], layo
     if layout.lora is None:
         return
     module.requires_grad_(requires_grad=False)
-    anatomy = Anatomy.of(module)
+    anatomy = Anatomy.of(module) if layout.mesh.size("tp") > 1 else None
     # Children of a layer see a part of the sequence, where that is split.
     lone = [child for layer in (anatomy.layers if anatomy is not None else ()) for child in layer.children()]
     for name, linear in adapted.items():

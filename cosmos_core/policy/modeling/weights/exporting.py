@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,6 @@ from transformers.core_model_loading import dot_natural_key, revert_weight_conve
 
 from cosmos_core.errors import CheckpointError
 from cosmos_core.policy.adapters.beside import DOWN, adapters_of, is_adapter, published_state
-from cosmos_core.policy.modeling.weights.stored import INDEX, SINGLE
 from cosmos_core.policy.processes.channel import Channel
 from cosmos_core.weights.held import Held, Spread, all_held, spreads
 from cosmos_core.weights.shards import torch_dtype
@@ -78,6 +78,33 @@ def export_parts(
         tensors = (made for piece in pieces for made in revert_weight_conversion(shell, piece).items())
         _write_files(directory, _files_of(sizes, file_bytes), tensors)
         _write_config(directory, shell, next(iter(places.values())).dtype)
+
+    led(channel, directory, write, pieces)
+
+
+def write_gathered(
+    state: Mapping[str, torch.Tensor], directory: Path, channel: Channel, *, stem: str, file_bytes: int = FILE_BYTES
+) -> None:
+    """Write tensors under their own names; every process of the mesh calls it, and the first one writes.
+
+    Args:
+        state: What this process holds of each.
+        directory: Where to.
+        channel: Between all processes.
+        stem: What the files are called after.
+        file_bytes: Largest file.
+
+    Raises:
+        CheckpointError: The first process failed, with whatever; all of them say so.
+    """
+    shares = all_held(state)
+    places = spreads(shares, channel.exchange)
+    pieces = ((name, _gathered(place, shares.get(name), channel)) for name, place in places.items())
+
+    def write() -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        sizes = {name: math.prod(place.shape) * torch_dtype(place.dtype).itemsize for name, place in places.items()}
+        _write_files(directory, _files_of(sizes, file_bytes), pieces, stem=stem)
 
     led(channel, directory, write, pieces)
 
@@ -243,13 +270,20 @@ def _files_of(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
     return files
 
 
-def _write_files(directory: Path, files: Sequence[Sequence[str]], tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+def _write_files(
+    directory: Path,
+    files: Sequence[Sequence[str]],
+    tensors: Iterator[tuple[str, torch.Tensor]],
+    *,
+    stem: str = "model",
+) -> None:
     """Write each file as soon as all of its tensors are there."""
     waiting: dict[str, torch.Tensor] = {}
     places: dict[str, str] = {}
     nbytes = 0
     for number, names in enumerate(files, 1):
-        file = SINGLE if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        part = "" if len(files) == 1 else f"-{number:05d}-of-{len(files):05d}"
+        file = f"{stem}{part}.safetensors"
         while not waiting.keys() >= set(names):
             name, tensor = next(tensors)
             # Parts of a fused tensor share its memory, which the format does not do.
@@ -262,7 +296,7 @@ def _write_files(directory: Path, files: Sequence[Sequence[str]], tensors: Itera
         raise AssertionError("every tensor has a file")
     if len(files) > 1:
         index = {"metadata": {"total_size": nbytes}, "weight_map": places}
-        (directory / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+        (directory / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
 def _write_config(directory: Path, shell: PreTrainedModel, dtype: str) -> None:

@@ -16,9 +16,6 @@ import msgspec
 
 from cosmos_core.errors import CheckpointError
 
-INDEX: Final = "model.safetensors.index.json"
-SINGLE: Final = "model.safetensors"
-
 _OTHER_FORMATS: Final = ("pytorch_model*.bin", "consolidated*.pth", "*.ckpt", "tf_model.h5", "flax_model.msgpack")
 _LENGTH_BYTES: Final = 8
 _MAX_HEADER_BYTES: Final = 100_000_000
@@ -45,12 +42,12 @@ class _Index:
     weight_map: dict[str, str]
 
 
-def holds_weights(folder: Path) -> bool:
-    """Whether a folder has safetensors files, or an index that promises some."""
-    return any(folder.glob("*.safetensors")) or (folder / INDEX).is_file()
+def holds_weights(folder: Path, stem: str = "model") -> bool:
+    """Whether a folder has safetensors files, or an index (called after `stem`) that promises some."""
+    return any(folder.glob("*.safetensors")) or (folder / f"{stem}.safetensors.index.json").is_file()
 
 
-def absence(folder: Path) -> str:
+def absence(folder: Path, stem: str = "model") -> str:
     """What is said of a folder without weights, of which a run can be planned.
 
     Raises:
@@ -63,32 +60,40 @@ def absence(folder: Path) -> str:
             "to safetensors: save_pretrained of transformers writes it"
         )
     return (
-        f"model.path: {folder} holds a config but no weights ({SINGLE} or {INDEX}); "
+        f"model.path: {folder} holds a config but no weights ({stem}.safetensors or {stem}.safetensors.index.json); "
         "give a checkpoint (--set model.path=...)"
     )
 
 
-def stored_tensors(folder: Path) -> dict[str, Stored]:
+def stored_tensors(folder: Path, stem: str = "model") -> dict[str, Stored]:
     """The tensors of a checkpoint by name.
+
+    Args:
+        folder: Of the checkpoint.
+        stem: What its files are called after.
 
     Raises:
         CheckpointError: A file is missing or truncated, or does not hold what the index says; it is named.
     """
-    if not (folder / INDEX).is_file():
-        if not (folder / SINGLE).is_file():
-            raise CheckpointError(absence(folder))
-        return _read_header(folder / SINGLE)
-    places = _read_index(folder / INDEX)
+    single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
+    if not index.is_file():
+        if not single.is_file():
+            raise CheckpointError(absence(folder, stem))
+        return _read_header(single)
+    places = _read_index(index)
     counts = Counter(places.values())
     for name, count in counts.items():
         if not (folder / name).is_file():
             raise CheckpointError(
-                f"model.path: {folder / name} is missing; {INDEX} says that it holds {count} of {len(places)} tensors"
+                f"model.path: {folder / name} is missing; {index.name} says that it holds {count} of {len(places)} "
+                "tensors"
             )
     found = {name: _read_header(folder / name) for name in counts}
     for name, file in places.items():
         if name not in found[file]:
-            raise CheckpointError(f"model.path: {folder / file} lacks the tensor {name}, which {INDEX} says it holds")
+            raise CheckpointError(
+                f"model.path: {folder / file} lacks the tensor {name}, which {index.name} says it holds"
+            )
     return {name: found[file][name] for name, file in places.items()}
 
 

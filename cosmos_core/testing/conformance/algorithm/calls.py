@@ -16,19 +16,22 @@ from typing import Final, get_args
 
 import torch
 
-from cosmos_core.policy.training.objective import Known, price
+from cosmos_core.policy.training.objective import Known, price, price_imitation
 from cosmos_core.protocols import (
     Aggregation,
     Algorithm,
+    Blend,
     Consulting,
     Decided,
     Divergence,
     Estimate,
     Estimating,
     FrozenRole,
+    Imitating,
     Loss,
     OldLogprobs,
     Opinion,
+    Question,
     Taken,
 )
 from cosmos_core.testing.conformance.plugin import fault
@@ -67,8 +70,8 @@ def properties_of(algorithm: Algorithm) -> dict[str, object]:
     return values
 
 
-def consulted(algorithm: Algorithm) -> Mapping[FrozenRole, Divergence | None]:
-    """The frozen models that the algorithm consults, of which at most one is asked for a divergence."""
+def consulted(algorithm: Algorithm) -> Mapping[FrozenRole, Question | None]:
+    """The frozen models that the algorithm consults, of which at most one is asked a question."""
     if not isinstance(algorithm, Consulting):
         return {}
     with calling("reading consults"):
@@ -77,12 +80,12 @@ def consulted(algorithm: Algorithm) -> Mapping[FrozenRole, Divergence | None]:
     if (
         not isinstance(asked, Mapping)
         or not asked.keys() <= {*roles}
-        or not all(value is None or isinstance(value, Divergence) for value in asked.values())
+        or not all(value is None or isinstance(value, Divergence | Blend) for value in asked.values())
         or sum(value is not None for value in asked.values()) > 1
     ):
         fault(
             f"consults is {asked!r}; give a mapping with keys among {', '.join(map(repr, roles))} whose values are "
-            "None or a Divergence, at most one of the latter"
+            "None, a Divergence or a Blend, at most one of these"
         )
     return asked
 
@@ -114,20 +117,15 @@ def priced(
     number = len(known.weights_N)
     with calling(f"loss, on {number} decisions{_absent(algorithm)},"):
         loss: object = price(algorithm, decided, known, old_logprobs_N, frozen)
-    if not isinstance(loss, Loss):
-        fault(f"loss returned a {type(loss).__name__}; return cosmos_core.protocols.Loss(loss_N=...)")
-    seen: object = loss.loss_N
-    if not isinstance(seen, torch.Tensor) or seen.shape != (number,) or seen.dtype != torch.float32:
-        fault(
-            f"loss gave {described(seen)} for {number} decisions; loss_N is one float32 price for each: "
-            "neither sum nor average them, the trainer weighs them by `aggregation`"
-        )
-    if not loss.loss_N.requires_grad:
-        fault(
-            "loss_N carries no gradient, so nothing would be learnt; compute it from decisions.logprobs_N "
-            "without detach() or torch.no_grad()"
-        )
-    return loss
+    return _expect_loss(loss, number, "loss")
+
+
+def priced_imitation(algorithm: Imitating, decided: Decided, known: Known) -> Loss:
+    """The same of a micro-batch of demonstrations that are imitated beside rollouts."""
+    number = len(known.weights_N)
+    with calling(f"imitation, on {number} decisions{_absent(algorithm)},"):
+        loss: object = price_imitation(algorithm, decided, known)
+    return _expect_loss(loss, number, "imitation")
 
 
 def advantages_of(algorithm: Algorithm, groups: Sequence[Group]) -> list[list[float | None]]:
@@ -193,6 +191,24 @@ def _expect_estimate(estimate: object, taken: Taken) -> Estimate:
         if not values.isfinite().all():
             fault(f"estimate gave {values[~values.isfinite()][0].item()} in {name}; bound what it is computed from")
     return estimate
+
+
+def _expect_loss(loss: object, number: int, name: str) -> Loss:
+    """Fault a loss that is none, or has not one price with a gradient for each decision."""
+    if not isinstance(loss, Loss):
+        fault(f"{name} returned a {type(loss).__name__}; return cosmos_core.protocols.Loss(loss_N=...)")
+    seen: object = loss.loss_N
+    if not isinstance(seen, torch.Tensor) or seen.shape != (number,) or seen.dtype != torch.float32:
+        fault(
+            f"{name} gave {described(seen)} for {number} decisions; loss_N is one float32 price for each: "
+            "neither sum nor average them, the trainer weighs them by `aggregation`"
+        )
+    if not loss.loss_N.requires_grad:
+        fault(
+            "loss_N carries no gradient, so nothing would be learnt; compute it from decisions.logprobs_N "
+            "without detach() or torch.no_grad()"
+        )
+    return loss
 
 
 def _is_finite(value: object) -> bool:

@@ -15,9 +15,10 @@ import torch
 from cosmos_core.config.dynamic import DynamicKey, dynamic_keys
 from cosmos_core.config.structure import structure
 from cosmos_core.errors import ConfigError, CosmosError
-from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, Provider
+from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, Imitating, Provider
 from cosmos_core.testing.conformance.algorithm.batch import Batch, draw, extreme, gradient_of, price_all
 from cosmos_core.testing.conformance.algorithm.calls import admitted, advantages_of, properties_of
+from cosmos_core.testing.conformance.algorithm.imitating import as_demonstrations, price_demonstrations
 from cosmos_core.testing.conformance.algorithm.subject import AlgorithmSubject
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import JSON, Group, Scalar
@@ -60,6 +61,9 @@ class AlgorithmChanging(AlgorithmSubject):
             for part in (price_all(algorithm, each) for each in batches):
                 metrics = [values_N for _, values_N in sorted(part.loss.metrics.items())]
                 seen += [part.loss.loss_N.detach(), gradient_of(part), *metrics]
+            if isinstance(algorithm, Imitating) and algorithm.num_demonstrations:
+                loss, _ = price_demonstrations(algorithm, as_demonstrations(batch))
+                seen.append(loss.loss_N.detach())
             answers = [admitted(algorithm, group) for group in groups]
             kept = [group for group, answer in zip(groups, answers, strict=True) if answer is None]
             return seen, [properties_of(algorithm), answers, advantages_of(algorithm, kept) if kept else []]

@@ -11,7 +11,7 @@ import attrs
 import pytest
 import torch
 
-from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, Decisions, Opinion
+from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, Decided, Decisions
 from cosmos_core.testing.conformance.algorithm.batch import (
     Batch,
     Part,
@@ -19,6 +19,7 @@ from cosmos_core.testing.conformance.algorithm.batch import (
     extreme,
     first_nonfinite,
     gradient_of,
+    opinions,
     price_all,
 )
 from cosmos_core.testing.conformance.algorithm.subject import AlgorithmSubject
@@ -113,7 +114,7 @@ class AlgorithmGradients(AlgorithmSubject):
     ) -> None:
         """Price and gradient are those of the formula that the author wrote down in float64."""
         part = price_all(trainable, draw(capabilities, drift=drift))
-        decisions = _in_float64(part)
+        decisions = _in_float64(trainable, part)
         expected_N = self.reference(decisions)
         if expected_N is None:
             pytest.skip("no reference: override reference(decisions) to compare with a formula")
@@ -199,11 +200,13 @@ def _direction(gradient: float) -> str:
     return "the sign is wrong, so good decisions would become less likely: a loss is minimised, return minus the gain"
 
 
-def _in_float64(part: Part) -> Decisions:
+def _in_float64(algorithm: Algorithm, part: Part) -> Decisions:
     """What the algorithm saw, in double precision, with a gradient of its own."""
     entropy_N, old_logprobs_N, known = part.decided.entropy_N, part.old_logprobs_N, part.known
+    logprobs_N = part.decided.logprobs_N.detach().double().requires_grad_()
+    frozen_N = {role: said.logprobs_N.double() for role, said in part.frozen.items()}
     return Decisions(
-        logprobs_N=part.decided.logprobs_N.detach().double().requires_grad_(),
+        logprobs_N=logprobs_N,
         behaviour_logprobs_N=known.behaviour_logprobs_N.double(),
         old_logprobs_N=None if old_logprobs_N is None else old_logprobs_N.double(),
         entropy_N=None if entropy_N is None else entropy_N.double(),
@@ -211,6 +214,6 @@ def _in_float64(part: Part) -> Decisions:
         sequence_N=known.sequence_N,
         num_sequences=known.num_sequences,
         values_N=None if part.decided.values_N is None else part.decided.values_N.detach().double(),
-        frozen={role: Opinion(logprobs_N=said.logprobs_N.double()) for role, said in part.frozen.items()},
+        frozen=opinions(algorithm, Decided(logprobs_N=logprobs_N, entropy_N=None), frozen_N),
         targets_N=None if known.targets_N is None else known.targets_N.double(),
     )

@@ -8,6 +8,7 @@ from cosmos_core.testing.conformance.algorithm.changing import AlgorithmChanging
 from cosmos_core.testing.conformance.algorithm.declarations import AlgorithmDeclarations
 from cosmos_core.testing.conformance.algorithm.estimating import AlgorithmEstimating
 from cosmos_core.testing.conformance.algorithm.gradients import AlgorithmGradients
+from cosmos_core.testing.conformance.algorithm.imitating import AlgorithmImitating
 from cosmos_core.testing.conformance.algorithm.pricing import AlgorithmPricing
 from cosmos_core.testing.conformance.algorithm.splits import AlgorithmSplits
 
@@ -18,6 +19,7 @@ class AlgorithmConformance(
     AlgorithmAdvantages,
     AlgorithmEstimating,
     AlgorithmPricing,
+    AlgorithmImitating,
     AlgorithmGradients,
     AlgorithmSplits,
     AlgorithmChanging,
@@ -30,7 +32,8 @@ class AlgorithmConformance(
         on_policy_scale: The gradient of a decision's price is minus its advantage times this, on-policy; 1.0 unless
             set. None if it is no constant: only the sign is tested.
         couples_decisions: Whether the price of a decision depends on the log-probs of its whole sequence, as with
-            ratios of sequences; False unless set. Sequences never depend on one another.
+            ratios of sequences; False unless set. Sequences never depend on one another. Of latents it must not: their
+            sequences may lie in several micro-batches.
         ignores: What is asked for without changing the loss, only to be reported: `"old_logprobs"`, `"entropy"`, or
             the role of a frozen model.
         rewards_order_advantages: Whether a sample's advantage rises with its own reward, all else the same, in one

@@ -125,13 +125,14 @@ class AlgorithmPricing(AlgorithmSubject):
         for given in (batch, extreme(capabilities, advantages=(1.0, -1.0))):
             part = price_all(trainable, given)
             for name, values_N in part.loss.metrics.items():
-                _expect_metric(name, values_N, len(given.logprobs_N))
+                expect_metric(name, values_N, len(given.logprobs_N))
                 place = first_nonfinite(values_N)
                 if place is not None:
                     fault(f"the metric {name!r} of a decision is {values_N[place].item()} at {part.situation(place)}")
 
 
-def _expect_metric(name: str, value: object, number: int) -> None:
+def expect_metric(name: str, value: object, number: int) -> None:
+    """Fault a metric that the trainer cannot average, or whose name is the core's."""
     if is_core_metric(name):
         own = ", ".join(sorted(CORE_METRICS))
         fault(f"the metric {name!r} has a name of the core's own ({own}, and all that end in _s); rename it")

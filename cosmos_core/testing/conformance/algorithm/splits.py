@@ -7,8 +7,8 @@ from typing import Final, TypeAlias
 
 import pytest
 
-from cosmos_core.protocols import Algorithm
-from cosmos_core.testing.conformance.algorithm.batch import Batch, Ranks, train
+from cosmos_core.protocols import Algorithm, AlgorithmCapabilities
+from cosmos_core.testing.conformance.algorithm.batch import Batch, Ranks, Step, train
 from cosmos_core.testing.conformance.algorithm.subject import AlgorithmSubject
 from cosmos_core.testing.conformance.plugin import fault
 
@@ -55,11 +55,29 @@ class AlgorithmSplits(AlgorithmSubject):
         """Packing puts them as they fit."""
         _expect_the_same_step(trainable, batch, order, ORDERS[order])
 
+    def test_a_step_does_not_depend_on_where_its_sequences_are_cut(
+        self, trainable: Algorithm, capabilities: AlgorithmCapabilities, batch: Batch
+    ) -> None:
+        """A world model may spread a sequence over micro-batches: each decision is a forward."""
+        if "latents" not in capabilities.payload_kinds:
+            pytest.skip("not declared: sequences of tokens are never cut")
+        number = len(batch.lengths)
+        parts = train(trainable, batch, [[range(number)]], longest=2)
+        advice = (
+            "price each decision by itself (`Estimating` is told of whole sequences), or declare payload_kinds = "
+            "frozenset({'tokens'})"
+        )
+        _expect_same(train(trainable, batch, [[range(number)]]), parts, "sequences cut after two decisions", advice)
+
 
 def _expect_the_same_step(algorithm: Algorithm, batch: Batch, name: str, split: Split) -> None:
     number = len(batch.lengths)
     whole, parts = train(algorithm, batch, [[range(number)]]), train(algorithm, batch, split(number))
     advice = "price each decision from its own sequence alone; averages over the batch are `aggregation`'s"
+    _expect_same(whole, parts, name, advice)
+
+
+def _expect_same(whole: Step, parts: Step, name: str, advice: str) -> None:
     if not abs(parts.loss - whole.loss) <= _TOLERANCE * whole.magnitude:
         fault(f"the loss of a batch is {whole.loss:.6g} in one piece, and {parts.loss:.6g} with {name}; {advice}")
     difference_N = (parts.gradient_N - whole.gradient_N).abs()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +56,13 @@ class DatasetContents(DatasetSubject):
             metadata = dict(row.metadata)
             for problem in (*json_problems(row.reference, "reference"), *json_problems(metadata, "metadata")):
                 fault(f"row {index} of {split}: {problem}")
+
+    def test_what_rows_show_can_be_found(self, rows: Rows) -> None:
+        """A model reads it in another process, in a folder of its own."""
+        for (split, index), row in rows.items():
+            for location in row.media:
+                if problem := location_problem(location):
+                    fault(f"row {index} of {split}: media has {location!r:.100}, {problem}")
 
     def test_a_row_reaches_a_reward_unchanged(self, rows: Rows) -> None:
         """What cannot be sent to a worker cannot be scored."""
@@ -176,6 +185,26 @@ class DatasetContents(DatasetSubject):
         if found and not declared:
             split, index = found[0]
             fault(f"row {index} of {split} has a {field}, but they are not declared: DatasetCapabilities({what}=True)")
+
+
+def location_problem(location: str) -> str:
+    """What is wrong with where an image or a video is; empty if nothing is that can be known here."""
+    scheme, colon, rest = location.partition(":")
+    if scheme == "data" and colon:
+        head, comma, data = rest.partition(",")
+        if not comma or not head.endswith(";base64"):
+            return "a data URL without base64; write data:TYPE;base64,DATA"
+        try:
+            base64.b64decode(data, validate=True)
+        except ValueError as error:
+            return f"a data URL that is no base64: {error}"
+        return ""
+    if "://" in location:
+        return ""
+    path = Path(location)
+    if not path.is_absolute():
+        return "a relative path, which is another one in another folder; give Path(…).absolute()"
+    return "" if path.exists() else "and there is no such file"
 
 
 def omission_problems(omissions: Any) -> Iterator[str]:

@@ -113,8 +113,8 @@ class ModelComparing(ModelSetting):
     ) -> None:
         """And what was not asked for is not given."""
         batch = model.pack(payloads, budget=ROOM)[0]
-        plain = model.decide(module, batch, temperature=_TEMPERATURE)
-        asked = model.decide(module, batch, temperature=_TEMPERATURE, outlook=divergences[0])
+        plain = model.decide(module, batch, temperature=_temperature(batch))
+        asked = model.decide(module, batch, temperature=_temperature(batch), outlook=divergences[0])
         if not torch.allclose(plain.logprobs_N, asked.logprobs_N, atol=1e-6):
             fault("log-probs change when the outlook is asked for")
         if plain.outlook is not None or plain.divergence_N is not None or asked.divergence_N is not None:
@@ -162,15 +162,20 @@ def _compared(
 ) -> torch.Tensor:
     """The divergence of each decision of one module from those of another."""
     with torch.no_grad():
-        look = model.decide(other, batch, temperature=_TEMPERATURE, outlook=divergence)
+        look = model.decide(other, batch, temperature=_temperature(batch), outlook=divergence)
     outlook = _expect_outlook(look, divergence)
     against = Against(outlook=outlook, question=divergence)
-    decided = model.decide(module, batch, temperature=_TEMPERATURE, against=against)
+    decided = model.decide(module, batch, temperature=_temperature(batch), against=against)
     found, number = decided.divergence_N, len(decided.logprobs_N)
     if found is None or found.shape != (number,) or found.dtype != torch.float32 or not bool(found.isfinite().all()):
         shape = None if found is None else f"{found.dtype} {tuple(found.shape)}"
         fault(f"{divergence}: divergence_N is {shape} for {number} decisions; give one finite float32 for each")
     return found
+
+
+def _temperature(batch: MicroBatch) -> float:
+    """One at which a forgotten division shows; of denoising steps, which noise has no temperature, 1."""
+    return 1.0 if batch.spans else _TEMPERATURE
 
 
 def _expect_outlook(decided: Decided, divergence: Divergence) -> Outlook:

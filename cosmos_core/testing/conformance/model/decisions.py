@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cosmos_core.protocols import Decided, Model
-from cosmos_core.testing.conformance.model.evaluation import ROOM, decide_each, pack_alone
+from cosmos_core.testing.conformance.model.evaluation import ROOM, decide_each, pack_alone, splits
 from cosmos_core.testing.conformance.model.setting import CPU, SEED, ModelSetting
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload
@@ -69,8 +69,10 @@ class ModelDecisions(ModelSetting):
         self, model: Model, module: torch.nn.Module, payloads: Sequence[Payload], alone: list[torch.Tensor]
     ) -> None:
         """`decide` answers in the order of `batch.sequences`, however the payloads were split."""
-        tight = max(pack_alone(model, payload).num_units for payload in payloads) + 1
-        for budget in (tight, ROOM):
+        longest = max(payloads, key=lambda payload: pack_alone(model, payload).num_units)
+        size = pack_alone(model, longest).num_units
+        halves = (size // 2,) if splits(model, longest) else ()
+        for budget in (*halves, size + 1, ROOM):
             with torch.no_grad():
                 found = decide_each(model, module, list(reversed(payloads)), budget=budget)
             self._compare(

@@ -11,9 +11,9 @@ from typing import Final
 import torch
 
 from cosmos_core.errors import DataError
-from cosmos_core.protocols import Decided, MicroBatch, Model
+from cosmos_core.protocols import Decided, MicroBatch, Model, Noising
 from cosmos_core.testing.conformance.plugin import fault
-from cosmos_core.types import Payload
+from cosmos_core.types import Payload, Prompt
 from cosmos_core.weights.shards import canonical_tensors
 
 ROOM: Final = 1 << 16
@@ -30,17 +30,28 @@ def decide_each(
     with_entropy: bool = False,
 ) -> list[Decided]:
     """Pack payloads, evaluate them, and give each its decisions, in the order of `payloads`."""
-    found: dict[int, Decided] = {}
+    found: dict[int, list[Decided]] = {}
     for batch in model.pack(payloads, budget=budget):
         decided = model.decide(module, batch, temperature=temperature, with_entropy=with_entropy)
-        found.update(split(batch, decided))
+        for index, piece in split(batch, decided).items():
+            found.setdefault(index, []).append(piece)
     if sorted(found) != list(range(len(payloads))):
         fault(f"pack() was given {len(payloads)} payloads and packed those numbered {sorted(found)}")
-    return [found[index] for index in range(len(payloads))]
+    return [_joined(found[index]) for index in range(len(payloads))]
+
+
+def _joined(parts: Sequence[Decided]) -> Decided:
+    """A sequence's decisions from those of its pieces, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    entropies = [each.entropy_N for each in parts if each.entropy_N is not None]
+    return Decided(
+        logprobs_N=torch.cat([each.logprobs_N for each in parts]), entropy_N=torch.cat(entropies) if entropies else None
+    )
 
 
 def split(batch: MicroBatch, decided: Decided) -> dict[int, Decided]:
-    """What was decided in a micro-batch, by number of the payload."""
+    """What was decided in a micro-batch, by number of the payload; of one that is split, what is here."""
     total = sum(batch.num_decisions)
     if tuple(decided.logprobs_N.shape) != (total,):
         fault(
@@ -54,6 +65,25 @@ def split(batch: MicroBatch, decided: Decided) -> dict[int, Decided]:
         index: Decided(logprobs_N=logprobs_N, entropy_N=entropy_N)
         for index, logprobs_N, entropy_N in zip(batch.sequences, logprobs, entropies, strict=True)
     }
+
+
+def demonstrations(model: Model, prompts: Sequence[Prompt]) -> list[Payload]:
+    """The rows that have one, as a policy trains on them: with drawn points, of a model that needs these."""
+    shown = [model.encode_demonstration(prompt) for prompt in prompts if prompt.demonstration is not None]
+    if not isinstance(model, Noising):
+        return shown
+    return [model.noised(payload, index) for index, payload in enumerate(shown)]
+
+
+def splits(model: Model, payload: Payload) -> bool:
+    """Whether the model splits sequences over micro-batches."""
+    size = pack_alone(model, payload).num_units
+    if size < 2:
+        return False
+    try:
+        return len(model.pack([payload], budget=size - 1)) > 1
+    except DataError:
+        return False
 
 
 def pack_alone(model: Model, payload: Payload) -> MicroBatch:

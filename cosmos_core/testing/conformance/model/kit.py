@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from cosmos_core.testing.conformance.model.blending import ModelBlending
 from cosmos_core.testing.conformance.model.building import ModelBuilding
 from cosmos_core.testing.conformance.model.comparing import ModelComparing
 from cosmos_core.testing.conformance.model.conditioning import ModelConditioning
 from cosmos_core.testing.conformance.model.conversing import ModelConversing
 from cosmos_core.testing.conformance.model.decisions import ModelDecisions
 from cosmos_core.testing.conformance.model.declarations import ModelDeclarations
+from cosmos_core.testing.conformance.model.denoising import ModelDenoising
 from cosmos_core.testing.conformance.model.encoding import ModelEncoding
 from cosmos_core.testing.conformance.model.gradients import ModelGradients
 from cosmos_core.testing.conformance.model.layouts import ModelLayouts
+from cosmos_core.testing.conformance.model.noising import ModelNoising
 from cosmos_core.testing.conformance.model.packing import ModelPacking
 from cosmos_core.testing.conformance.model.padding import ModelPadding
 from cosmos_core.testing.conformance.model.recording import ModelRecording
@@ -26,6 +29,9 @@ class ModelConformance(
     ModelPadding,
     ModelDecisions,
     ModelComparing,
+    ModelDenoising,
+    ModelNoising,
+    ModelBlending,
     ModelGradients,
     ModelWeights,
     ModelTallies,
@@ -60,8 +66,8 @@ class ModelConformance(
         context: The `ModelContext`.
         prompts: Rows, of different lengths, with demonstrations.
         corpus: Texts that the tokenizer is trained on; those of `prompts`.
-        payloads: What is packed and evaluated; the demonstrations of `prompts`. At least two, of different lengths,
-            and one at least of each payload kind that is declared.
+        payloads: What is packed and evaluated; the demonstrations of `prompts`, noised where the model is `Noising`. At
+            least two, of different lengths, and one at least of each payload kind that is declared.
 
     Methods to override:
         reference(model, module, payloads, *, temperature): What each payload's decisions are, by other means; one

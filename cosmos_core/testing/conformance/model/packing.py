@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from cosmos_core.errors import DataError
+from cosmos_core.policy.batches.spans import Piece, pieces
 from cosmos_core.policy.modeling.tokens import KIND, values
 from cosmos_core.protocols import MicroBatch, Model, ModelCapabilities
-from cosmos_core.testing.conformance.model.evaluation import ROOM, pack_alone
+from cosmos_core.testing.conformance.model.evaluation import ROOM, pack_alone, splits
 from cosmos_core.testing.conformance.model.setting import ModelSetting
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload
@@ -26,16 +27,21 @@ class ModelPacking(ModelSetting):
 
     @pytest.fixture
     def budgets(self, model: Model, payloads: Sequence[Payload]) -> tuple[int, ...]:
-        """From what the longest payload needs to room for all."""
+        """From what the longest payload needs to room for all; of a model that splits sequences, from half of that."""
         sizes = [pack_alone(model, payload).num_units for payload in payloads]
-        return (max(sizes), max(sizes) + min(sizes), ROOM)
+        longest = max(range(len(sizes)), key=lambda index: sizes[index])
+        halves = (sizes[longest] // 2,) if splits(model, payloads[longest]) else ()
+        return (*halves, sizes[longest], sizes[longest] + min(sizes), ROOM)
 
     def test_each_payload_is_packed_exactly_once(
         self, model: Model, payloads: Sequence[Payload], budgets: Sequence[int]
     ) -> None:
         """A payload that is lost is never learnt from; one that is repeated counts twice."""
         for budget in budgets:
-            counts = Counter(index for batch in model.pack(payloads, budget=budget) for index in batch.sequences)
+            batches = model.pack(payloads, budget=budget)
+            _check_pieces(batches, budget)
+            # Of a sequence that is split, its first piece counts.
+            counts = Counter(piece.sequence for batch in batches for piece in pieces(batch) if piece.span.first == 0)
             wrong = sorted(index for index in {*counts, *range(len(payloads))} if counts[index] != 1)
             if wrong:
                 seen = ", ".join(f"number {index} {counts[index]} times" for index in wrong)
@@ -50,18 +56,19 @@ class ModelPacking(ModelSetting):
             if largest > budget:
                 fault(f"pack() made a micro-batch of {largest} units under a budget of {budget}")
 
-    def test_a_payload_over_the_budget_is_refused(
-        self, model: Model, payloads: Sequence[Payload], budgets: Sequence[int]
-    ) -> None:
-        """It must say so, rather than cut a sequence or run out of memory."""
+    def test_a_payload_over_the_budget_is_refused(self, model: Model, payloads: Sequence[Payload]) -> None:
+        """It must say so, or split the sequence, rather than cut it or run out of memory."""
+        longest = max(payloads, key=lambda payload: pack_alone(model, payload).num_units)
+        size = pack_alone(model, longest).num_units
         try:
-            model.pack(payloads, budget=budgets[0] - 1)
+            batches = model.pack([longest], budget=size - 1)
         except DataError:
             return
-        fault(
-            f"pack() took a payload of {budgets[0]} units under a budget of {budgets[0] - 1}; raise DataError that "
-            "names the payload and policy.micro_batch_units"
-        )
+        if len(batches) < 2 or any(batch.num_units >= size for batch in batches):
+            fault(
+                f"pack() took a payload of {size} units under a budget of {size - 1}; raise DataError that "
+                "names the payload and policy.micro_batch_units, or split it (`MicroBatch.spans`)"
+            )
 
     def test_decisions_and_units_are_counted_truly(
         self, model: Model, payloads: Sequence[Payload], budgets: Sequence[int]
@@ -72,9 +79,10 @@ class ModelPacking(ModelSetting):
             _check_tokens(index, payload, batch)
         for batch in model.pack(payloads, budget=budgets[1]):
             expected = tuple(alone[index].num_decisions[0] for index in batch.sequences)
-            if batch.num_decisions != expected:
-                fault(f"payloads {batch.sequences} have {expected} decisions, num_decisions says {batch.num_decisions}")
-            least = sum(alone[index].num_units for index in batch.sequences)
+            told = tuple(piece.span.total for piece in pieces(batch))
+            if told != expected:
+                fault(f"payloads {batch.sequences} have {expected} decisions, num_decisions says {told}")
+            least = sum(alone[piece.sequence].num_units for piece in pieces(batch) if piece.number == piece.span.total)
             if batch.num_units < least:
                 fault(
                     f"payloads {batch.sequences} alone take {least} units, and together num_units says "
@@ -126,10 +134,35 @@ class ModelPacking(ModelSetting):
         )
 
 
+def _check_pieces(batches: Sequence[MicroBatch], budget: int) -> None:
+    """That the pieces of a sequence are all of it, in order, in micro-batches that follow each other."""
+    found: dict[int, list[tuple[int, Piece]]] = {}
+    for place, batch in enumerate(batches):
+        if batch.spans and len(batch.spans) != len(batch.sequences):
+            fault(f"a micro-batch of {len(batch.sequences)} sequences has {len(batch.spans)} spans; give one for each")
+        for piece in pieces(batch):
+            found.setdefault(piece.sequence, []).append((place, piece))
+    for sequence, parts in found.items():
+        if not any(batches[place].spans for place, _ in parts):
+            continue
+        shown = [f"{piece.number} from {piece.span.first} on of {piece.span.total}" for _, piece in parts]
+        ends = [0, *(piece.span.first + piece.number for _, piece in parts)]
+        follow = [place - parts[0][0] for place, _ in parts] == list(range(len(parts)))
+        whole = ends[:-1] == [piece.span.first for _, piece in parts] and {ends[-1]} == {
+            piece.span.total for _, piece in parts
+        }
+        if not (follow and whole):
+            fault(
+                f"under a budget of {budget} units payload {sequence} is split into {', '.join(shown)}, in the "
+                f"micro-batches {[place for place, _ in parts]}; give every decision once, in order, in micro-batches "
+                "that follow each other"
+            )
+
+
 def _contents(batch: MicroBatch) -> tuple[object, ...]:
     """A micro-batch as values that can be compared."""
     inputs = {name: (tensor.dtype, tensor.tolist()) for name, tensor in batch.inputs.items()}
-    return tuple(batch.sequences), tuple(batch.num_decisions), batch.num_units, inputs
+    return tuple(batch.sequences), tuple(batch.num_decisions), tuple(batch.spans), batch.num_units, inputs
 
 
 def _received(payload: Payload) -> Payload:

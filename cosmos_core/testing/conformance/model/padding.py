@@ -28,6 +28,8 @@ class ModelPadding(ModelSetting):
         """Micro-batches as each declared axis wants them, of two payloads or more and of one."""
         if not capabilities.mesh_axes & {"cp", "tp", "pp"}:
             pytest.skip("not declared: none of cp, tp and pp, for which micro-batches are padded")
+        if {payload.kind for payload in payloads} == {"latents"}:
+            pytest.skip("denoising steps are units that no axis splits")
         sizes = [pack_alone(model, payload).num_units for payload in payloads]
         uniform = (False, True) if "pp" in capabilities.mesh_axes else (False,)
         return [

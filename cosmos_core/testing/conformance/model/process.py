@@ -15,7 +15,7 @@ import torch
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import Model, ModelContext
 from cosmos_core.testing.conformance.elsewhere import ask
-from cosmos_core.testing.conformance.model.evaluation import ROOM
+from cosmos_core.testing.conformance.model.evaluation import ROOM, demonstrations
 from cosmos_core.types import Payload, Prompt
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.shards import canonical_tensors
@@ -54,7 +54,7 @@ class Description:
 
 def describe(model: Model, prompts: Sequence[Prompt], seed: int) -> Description:
     """Encode and pack the rows, and build the module."""
-    shown = [model.encode_demonstration(prompt) for prompt in prompts if prompt.demonstration is not None]
+    shown = demonstrations(model, prompts)
     module = model.build(seed=seed, dtype=torch.float32, device=torch.device("cpu"))
     return Description(
         encodings=[_digest(payload) for payload in [*map(model.encode, prompts), *shown]],

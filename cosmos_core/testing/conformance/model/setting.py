@@ -14,6 +14,7 @@ from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.policy.modeling.tokens import KIND
 from cosmos_core.protocols import Decided, Kind, Model, ModelContext
 from cosmos_core.testing.conformance.model import reference
+from cosmos_core.testing.conformance.model.evaluation import demonstrations
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.testing.conformance.threads import OneThread
 from cosmos_core.types import JSON, Payload, Prompt
@@ -83,8 +84,8 @@ class ModelSetting(OneThread):
 
     @pytest.fixture
     def payloads(self, model: Model, prompts: Sequence[Prompt]) -> Sequence[Payload]:
-        """What is evaluated: the demonstrations, encoded."""
-        shown = [model.encode_demonstration(prompt) for prompt in prompts if prompt.demonstration is not None]
+        """What is evaluated: the demonstrations, encoded, and noised where the model learns them at drawn points."""
+        shown = demonstrations(model, prompts)
         if len(shown) < 2:
             fault("the kit needs two payloads at least: give `prompts` demonstrations, or override `payloads`")
         return shown

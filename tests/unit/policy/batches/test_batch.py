@@ -148,3 +148,32 @@ def test_a_dialogue_has_one_recorded_value_for_each_decision():
 def test_a_dialogue_that_is_not_as_reported_is_missing(problem):
     with pytest.raises(MissingPayloadsError):
         rollout_sequences(*dialogue(**problem))
+
+
+def latents(*, times=2, logprobs=2, versions=2):
+    """A sample of two denoising steps, with what was recorded of them."""
+    reference = attrs.evolve(group(1, 1.0), samples=(sample(0, 1.0, units=2),))
+    shapes = {"times": ("float32", times), "logprobs": ("float32", logprobs), "versions": ("int32", versions)}
+    arrays = {
+        name: Array(dtype=dtype, shape=(number,), data=bytes(4 * number))
+        for name, (dtype, number) in shapes.items()
+        if number is not None
+    }
+    return [Wanted(group=reference, index=0, place=0, advantage=1.0)], {1: [Payload(kind="latents", arrays=arrays)]}
+
+
+def test_latents_have_one_recorded_value_for_each_step():
+    assert len(rollout_sequences(*latents())) == 1
+
+
+@pytest.mark.parametrize("problem", [{"times": 3}, {"times": None}, {"logprobs": 3}, {"versions": None}])
+def test_latents_that_are_not_as_reported_are_missing(problem):
+    with pytest.raises(MissingPayloadsError, match="gone or not as reported"):
+        rollout_sequences(*latents(**problem))
+
+
+def test_a_payload_of_a_kind_that_nobody_trains_on_is_missing():
+    wanted, held = latents()
+    held[1] = [attrs.evolve(held[1][0], kind="media")]
+    with pytest.raises(MissingPayloadsError):
+        rollout_sequences(wanted, held)

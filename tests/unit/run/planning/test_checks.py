@@ -18,9 +18,10 @@ from cosmos_core.protocols import (
     Record,
     RewardCapabilities,
 )
-from cosmos_core.run.planning.checks import Measured, Parts, problems
+from cosmos_core.run.planning.checks import problems
 from cosmos_core.run.planning.frozen import FrozenFacts
 from cosmos_core.run.planning.outlooks import outlook_bytes
+from cosmos_core.run.planning.parts import Measured, Parts
 from cosmos_core.run.planning.plan import check_gpus, check_present
 
 RECIPE = {

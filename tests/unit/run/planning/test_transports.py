@@ -73,7 +73,7 @@ def test_a_bucket_needs_a_library(monkeypatch):
     def without(url):
         raise ImportError(f"Install s3fs to access {url}")
 
-    monkeypatch.setattr(transports, "url_to_fs", without)
+    monkeypatch.setattr(transports, "file_system", without)
     (problem,) = transports.misfits(recipe("sync.directory='s3://b/p'"), 0)
     assert "sync.directory: 's3://b/p' needs a library" in problem
     assert "install cosmos-core[s3]" in problem

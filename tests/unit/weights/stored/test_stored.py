@@ -373,7 +373,7 @@ def test_errors_of_a_file_systems_own_library_are_told(publish, stored, monkeypa
         raise LibraryError("Unable to locate credentials")
 
     published = publish().publish(5, TENSORS, None)
-    monkeypatch.setattr(parts, "url_to_fs", unreachable)
+    monkeypatch.setattr(parts, "file_system", unreachable)
     with pytest.raises(WeightSyncError, match=r"weights at .*v5-\w+: LibraryError: Unable to locate credentials"):
         fetch(published, stored)
     with pytest.raises(WeightSyncError, match=r"weights at .*v6-\w+: LibraryError: Unable to locate credentials"):

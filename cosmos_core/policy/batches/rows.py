@@ -1,0 +1,113 @@
+"""Rows of a dataset as demonstrations to train on."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import attrs
+
+from cosmos_core.config.schema import DatasetConfig
+from cosmos_core.errors import DataError
+from cosmos_core.policy.batches.batch import TrainSequence
+from cosmos_core.policy.batches.units import Units, units_of
+from cosmos_core.protocols import Dataset, Model, Noising, Split
+from cosmos_core.types import Payload, Prompt
+
+_LOG: Final = logging.getLogger(__name__)
+
+TOO_LONG: Final = "prompt_too_long"
+BAD_ROW: Final = "bad_row"
+
+
+@attrs.frozen(kw_only=True)
+class Row:
+    """A demonstration: where it is, and what is learned of it.
+
+    Attributes:
+        split: Of the dataset,
+        row: and its number there.
+        name: The number that it is reported under.
+        seed: Of the points at which it is learned, by a model that draws them (`Noising`).
+        is_rejected: Whether it is the rejected one of a pair.
+    """
+
+    split: Split
+    row: int
+    name: int
+    seed: int
+    is_rejected: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Read:
+    """What became of a row: its units, or why it is dropped."""
+
+    decisions: int = 0
+    conditioning: int = 0
+    reason: str = ""
+
+
+@attrs.define(kw_only=True, eq=False)
+class RowReader:
+    """Reads the rows of one step, each that is asked for again once only.
+
+    Attributes:
+        model: Encodes them.
+        dataset: Has them; None where nothing learns from them.
+        longest: Most units of a sequence of tokens. Latents have no such limit: a model splits them over micro-batches.
+        config: Which lengths of prompts are trained on.
+    """
+
+    model: Model
+    dataset: Dataset | None
+    longest: int
+    config: DatasetConfig | None
+    _encoded: dict[tuple[Split, int, bool], Payload] = attrs.field(factory=dict, init=False)
+
+    def look(self, row: Row) -> Read:
+        """What a row amounts to."""
+        try:
+            payload = self._payload(row)
+            units = units_of(payload)
+        except DataError as error:
+            return _refused(row, BAD_ROW, str(error))
+        unfit, why = self.config.unfit(units.conditioning) if self.config is not None else ("", "")
+        if unfit and row.split == "train":
+            return _refused(row, unfit, why)
+        if payload.kind == "tokens" and units.total > self.longest:
+            return _refused(row, TOO_LONG, f"{units.total} units are more than the {self.longest} that fit")
+        return _read(units)
+
+    def sequence(self, row: Row, place: int) -> TrainSequence:
+        """A row to train on.
+
+        Raises:
+            DataError: It cannot be used, though another process could.
+        """
+        return TrainSequence(payload=self._payload(row), advantage=-1.0 if row.is_rejected else 1.0, place=place)
+
+    def _payload(self, row: Row) -> Payload:
+        key = (row.split, row.row, row.is_rejected)
+        if key not in self._encoded:
+            self._encoded[key] = self.model.encode_demonstration(self._prompt(row))
+        payload = self._encoded[key]
+        return self.model.noised(payload, row.seed) if isinstance(self.model, Noising) else payload
+
+    def _prompt(self, row: Row) -> Prompt:
+        assert self.dataset is not None, "where demonstrations are learned from, there is a dataset"
+        prompt = self.dataset.row(row.split, row.row)
+        if not row.is_rejected:
+            return prompt
+        if prompt.rejected is None:
+            raise DataError("the row has no rejected completion, and the algorithm learns from preferences")
+        return attrs.evolve(prompt, demonstration=prompt.rejected)
+
+
+def _read(units: Units) -> Read:
+    return Read(decisions=units.decisions, conditioning=units.conditioning + units.others)
+
+
+def _refused(row: Row, reason: str, why: str) -> Read:
+    _LOG.warning("%s row %d: %s", row.split, row.row, why)
+    return Read(reason=reason)

@@ -1,0 +1,73 @@
+"""A transformer as a folder of diffusers, gathered piece by piece, with the other parts of its checkpoint beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from torch import nn
+
+from cosmos_core.policy.adapters.beside import published_state
+from cosmos_core.policy.mesh.rooted import layout_of
+from cosmos_core.policy.modeling.diffusion.checkpoint import CONFIG, STEM, TRANSFORMER
+from cosmos_core.policy.modeling.weights.exporting import (
+    ADAPTER,
+    export_adapters,
+    led,
+    share_files,
+    write_gathered,
+)
+from cosmos_core.policy.processes.channel import Channel, open_channel
+
+_WEIGHTS: Final = ".safetensors"
+
+
+def export_transformer(module: nn.Module, config: Mapping[str, Any], directory: Path, source: Path | None) -> None:
+    """Write it; every process that holds a part of the module calls it, and the first one writes.
+
+    Args:
+        module: This process's part.
+        config: Of the transformer, with the name of its class.
+        directory: Where to.
+        source: The checkpoint whose other parts belong to it; None where there is none.
+
+    Raises:
+        CheckpointError: The first process failed, with whatever; all of them say so.
+    """
+    layout = layout_of(module)
+    channel = Channel() if layout is None or layout.mesh.world_size == 1 else open_channel()
+    folder = directory / TRANSFORMER
+    write_gathered(published_state(module), folder, channel, stem=STEM)
+    export_adapters(module, folder / ADAPTER, channel, below=None if source is None else str(source))
+    led(channel, directory, lambda: _accompany(config, directory, source))
+
+
+def _accompany(config: Mapping[str, Any], directory: Path, source: Path | None) -> None:
+    folder = directory / TRANSFORMER
+    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    share_files(folder)
+    for path in () if source is None else sorted(source.iterdir()):
+        if path.name == TRANSFORMER or path.name.startswith("."):
+            continue
+        if path.is_dir():
+            shutil.copytree(path, directory / path.name, copy_function=_placed, dirs_exist_ok=True)
+        else:
+            _placed(str(path), str(directory / path.name))
+
+
+def _placed(source: str, target: str) -> None:
+    """Copy a file; weights, which nobody changes in place, are linked where the file system can."""
+    Path(target).unlink(missing_ok=True)
+    real = Path(source).resolve()
+    if real.suffix == _WEIGHTS:
+        try:
+            os.link(real, target)
+        except OSError:
+            pass
+        else:
+            return
+    shutil.copy2(real, target)

@@ -1,0 +1,73 @@
+"""What planning is told of a transformer for diffusion: from its shell, without weights."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from cosmos_core.protocols import Extent, ModelFacts, ModelPart
+
+_NO_LIMIT = 1 << 20
+"""Decisions do not attend to one another, so there can be any number."""
+
+
+def facts_of(
+    shell: nn.Module, *, layers: str, heads: int, hidden_size: int, num_tokens: int, absent: str
+) -> ModelFacts:
+    """Describe a transformer.
+
+    Args:
+        shell: On meta.
+        layers: Name of the list of its blocks.
+        heads: Attention heads of each.
+        hidden_size: Width between blocks.
+        num_tokens: Tokens of what the recipe has it generate.
+        absent: What is missing of a checkpoint; empty if nothing is.
+    """
+    blocks = list(shell.get_submodule(layers).children())
+    names = [name for name, _ in shell.named_children()]
+    cut = names.index(layers)
+    before = _count(shell, names[:cut])
+    total = sum(parameter.numel() for parameter in shell.parameters())
+    inside = sum(parameter.numel() for block in blocks for parameter in block.parameters())
+    parts = (
+        ModelPart(name="embedding", num_parameters=before),
+        ModelPart(
+            name=f"layers 1-{len(blocks)}" if len(blocks) > 1 else "layer 1",
+            count=len(blocks),
+            is_layer=True,
+            num_parameters=inside // len(blocks),
+            widths=_widths(blocks[0]),
+        ),
+        ModelPart(name="head", num_parameters=total - inside - before),
+    )
+    return ModelFacts(
+        architecture=type(shell).__name__,
+        num_parameters=total,
+        num_layers=len(blocks),
+        hidden_size=hidden_size,
+        vocab_size=0,
+        tokenizer_size=0,
+        context_length=_NO_LIMIT,
+        stop_ids=frozenset(),
+        pad_id=0,
+        head_size=hidden_size // heads,
+        parts=parts,
+        extents=(
+            Extent(axis="cp", name="attention heads", size=heads),
+            Extent(axis="cp", name="tokens of a video", size=num_tokens),
+        ),
+        absent_weights=absent,
+    )
+
+
+def _count(shell: nn.Module, names: list[str]) -> int:
+    return sum(parameter.numel() for name in names for parameter in shell.get_submodule(name).parameters())
+
+
+def _widths(block: nn.Module) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, child in block.named_modules():
+        if isinstance(child, nn.Linear):
+            last = name.rpartition(".")[2]
+            found[last] = found.get(last, 0) + child.in_features + child.out_features
+    return found

@@ -1,0 +1,250 @@
+"""Any world model of diffusers: what families subclass to become model plugins.
+
+Shape legend: B latents of a batch, N decisions, C channels, T latent frames, H and W latent height and width, L tokens
+of the text, E their width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from cosmos_core.errors import ConfigError, TrainingError
+from cosmos_core.policy.mesh.rooted import layout_of, within
+from cosmos_core.policy.modeling.diffusion import building, checkpoint, facts, packing
+from cosmos_core.policy.modeling.diffusion.arrays import array_of, tensor_of, with_tensors
+from cosmos_core.policy.modeling.diffusion.exporting import export_transformer
+from cosmos_core.policy.modeling.diffusion.frames import frames_of
+from cosmos_core.policy.modeling.diffusion.noising import Times, generator_of
+from cosmos_core.policy.modeling.diffusion.options import DiffusionOptions
+from cosmos_core.policy.modeling.diffusion.rows import GIVEN, IS_GIVEN, TEXT, RowEncoding
+from cosmos_core.policy.modeling.diffusion.scoring import Decisions, decided_of
+from cosmos_core.policy.modeling.row import device_of
+from cosmos_core.policy.modeling.weights.stored import absence, holds_weights
+from cosmos_core.protocols import Against, Decided, Layout, MicroBatch, ModelContext, ModelFacts, Question
+from cosmos_core.types import Payload
+
+
+class DiffusionModel(RowEncoding):
+    """A transformer that denoises latents (`protocols.Model`, `Denoising` and `Noising`).
+
+    A family says what `Family` asks for, and where it conditions on more than the text, `condition` and `conditioning`.
+    """
+
+    def __init__(self, options: DiffusionOptions, context: ModelContext) -> None:
+        super().__init__(options, context)
+        self._conditions: WeakKeyDictionary[Payload, Mapping[str, torch.Tensor]] = WeakKeyDictionary()
+
+    def facts(self) -> ModelFacts:
+        """Describe the model without building weights; those of a checkpoint on this machine are looked through.
+
+        Raises:
+            CosmosError: The config makes no model, or the checkpoint is missing files, truncated or of another model.
+        """
+        shell = building.make_shell(self, self.config)
+        absent = ""
+        if self.context.path is not None and Path(self.context.path).is_dir():
+            folder = self.folder / checkpoint.TRANSFORMER
+            if holds_weights(folder, checkpoint.STEM):
+                checkpoint.StreamedTransformer(folder, shell)
+            else:
+                absent = absence(folder, checkpoint.STEM)
+        heads = int(self.config["num_attention_heads"])
+        return facts.facts_of(
+            shell,
+            layers=self.layers,
+            heads=heads,
+            hidden_size=heads * int(self.config["attention_head_dim"]),
+            num_tokens=self.num_tokens,
+            absent=absent,
+        )
+
+    def build(
+        self, *, seed: int, dtype: torch.dtype, device: torch.device, layout: Layout | None = None
+    ) -> torch.nn.Module:
+        """Make the transformer, in evaluation mode.
+
+        Raises:
+            CosmosError: A checkpoint is missing, truncated or of another architecture, or the layout does not fit.
+        """
+        blueprint = building.Blueprint(
+            architecture=self,
+            config=self.config,
+            folder=None if self.context.path is None else self.component(checkpoint.TRANSFORMER),
+            seed=seed,
+            dtype=dtype,
+            device=device,
+        )
+        return building.build(blueprint, layout)
+
+    def pack(
+        self,
+        payloads: Sequence[Payload],
+        *,
+        budget: int,
+        multiple: int = 1,  # noqa: ARG002 - `cp` splits tokens of latents, not decisions
+        is_uniform: bool = False,  # noqa: ARG002 - there are no pipelines
+    ) -> list[MicroBatch]:
+        """Micro-batches of at most `budget` decisions, in order (see `packing.pack`); nothing is padded.
+
+        Raises:
+            DataError: A payload has no decisions that could be evaluated.
+        """
+        shapes = [self.canvas(payload).shape for payload in payloads]
+        return packing.pack(payloads, shapes, self.conditioning, budget=budget, neutral_guidance=self.neutral_guidance)
+
+    def decide(
+        self,
+        module: torch.nn.Module,
+        batch: MicroBatch,
+        *,
+        temperature: float,
+        with_entropy: bool = False,
+        outlook: Question | None = None,
+        against: Against | None = None,
+        with_features: bool = False,
+    ) -> Decided:
+        """Log-probabilities of transitions, negative squared errors of regressions (see `scoring`).
+
+        Raises:
+            TrainingError: The temperature is not 1, or features are asked for.
+        """
+        if temperature != 1.0:
+            raise TrainingError(f"a world model's noise is its sampler's: a temperature of {temperature:g} is not 1")
+        if with_features:
+            raise TrainingError("a world model has no features for a critic")
+        device = device_of(module)
+        inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.inputs.items()}
+        rows_N = inputs["rows"]
+        conditions = {
+            name.removeprefix(packing.CONDITION): tensor[rows_N]
+            for name, tensor in inputs.items()
+            if name.startswith(packing.CONDITION)
+        }
+        decisions = Decisions.of(inputs)
+        velocity_N = self._velocity(
+            module,
+            decisions.latents_N,
+            decisions.times_N,
+            conditions,
+            is_given_BT=decisions.is_given_NT,
+            guidance_B=inputs["guidance"],
+        )
+        return decided_of(
+            decisions,
+            velocity_N,
+            with_entropy=with_entropy,
+            outlook=outlook,
+            question=None if against is None else against.question,
+            other=None if against is None else against.outlook,
+        )
+
+    def export(self, module: torch.nn.Module, directory: Path) -> None:
+        """Write the folder that `DiffusionPipeline.from_pretrained` loads, if the recipe's checkpoint is such a one.
+
+        Of a model from a config alone there is the transformer's folder, which its class loads.
+
+        Raises:
+            CheckpointError: It cannot be written; every process says so.
+        """
+        source = None if self.context.path is None else self.component(None)
+        written = {"_class_name": self.transformer.__name__, "_diffusers_version": version("diffusers"), **self.config}
+        export_transformer(module, written, directory, source)
+
+    def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:  # noqa: ARG002 - of the protocol
+        """Nothing can be made.
+
+        Raises:
+            ConfigError: Always: a world model has no tokenizer of its own.
+        """
+        raise ConfigError("model.tokenizer: a world model takes its checkpoint's text encoder, or model.options.text")
+
+    def velocity(
+        self,
+        module: torch.nn.Module,
+        latents_B: torch.Tensor,
+        times_B: torch.Tensor,
+        prompts: Sequence[Payload],
+        *,
+        guidance: float,
+    ) -> torch.Tensor:
+        """The velocity at each latent (see `protocols.Denoising`)."""
+        device = latents_B.device
+        each = [self._conditions_of(prompt) for prompt in prompts]
+        conditions = {name: torch.stack([one[name] for one in each]).to(device) for name in each[0]}
+        is_given_BT = conditions.get(IS_GIVEN)
+        if is_given_BT is None:
+            is_given_BT = torch.zeros(len(each), latents_B.shape[2], dtype=torch.bool, device=device)
+        guidance_B = torch.full((len(each),), guidance, device=device)
+        return self._velocity(module, latents_B, times_B, conditions, is_given_BT=is_given_BT, guidance_B=guidance_B)
+
+    def render(self, latents: torch.Tensor, prompt: Payload) -> Payload:  # noqa: ARG002 - of the protocol
+        """The frames of a video (see `protocols.Denoising`)."""
+        frames = frames_of(self.codec.decode(latents))
+        arrays = {"frames": array_of(frames), "fps": array_of(torch.tensor(self.options.fps))}
+        return Payload(kind="media", arrays=arrays)
+
+    def noised(self, payload: Payload, seed: int, *, num_decisions: int | None = None) -> Payload:
+        """The points at which a sample is learned (see `protocols.Noising`)."""
+        tensor_of(payload, "sample", torch.float32, self.shape)
+        options = self.options
+        times = Times(law=options.times, mean=options.times_mean, std=options.times_std, shift=options.times_shift)
+        drawn_N = times.draw(num_decisions or options.regressions, generator_of(seed, 0))
+        noise_seed = int(torch.randint(1 << 62, (), generator=generator_of(seed, 1)))
+        return with_tensors(payload, {"times": drawn_N, "noise_seed": torch.tensor(noise_seed)})
+
+    def _conditions_of(self, prompt: Payload) -> Mapping[str, torch.Tensor]:
+        """Kept as long as the payload is: an engine asks for the same ones at every step."""
+        found = self._conditions.get(prompt)
+        if found is None:
+            self._conditions[prompt] = found = self.conditioning(prompt)
+        return found
+
+    def _velocity(
+        self,
+        module: nn.Module,
+        latents_B: torch.Tensor,
+        times_B: torch.Tensor,
+        conditions: Mapping[str, torch.Tensor],
+        *,
+        is_given_BT: torch.Tensor,
+        guidance_B: torch.Tensor,
+    ) -> torch.Tensor:
+        kept_B = is_given_BT[:, None, :, None, None]
+        if GIVEN in conditions:
+            latents_B = torch.where(kept_B, conditions[GIVEN], latents_B)
+        guidance_B = guidance_B[:, None, None, None, None]
+        if not bool((guidance_B != self.neutral_guidance).any()):
+            return self._forward(module, latents_B, times_B, conditions).masked_fill(kept_B, 0.0)
+        negative_BLE = self.negative_text().to(latents_B.device).expand_as(conditions[TEXT])
+        negative = {**conditions, TEXT: negative_BLE}
+        if _is_sharded(module):
+            # Processes that share weights make equally many forwards, whatever their sequences ask for.
+            both = {name: torch.cat((each, negative[name])) for name, each in conditions.items()}
+            twice_B = torch.cat((latents_B, latents_B)), torch.cat((times_B, times_B))
+            found_B, negative_B = self._forward(module, *twice_B, both).chunk(2)
+        else:
+            found_B = self._forward(module, latents_B, times_B, conditions)
+            negative_B = self._forward(module, latents_B, times_B, negative)
+        return self.guide(found_B, negative_B, guidance_B).masked_fill(kept_B, 0.0)
+
+    def _forward(
+        self, module: nn.Module, latents_B: torch.Tensor, times_B: torch.Tensor, conditions: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
+        layout = layout_of(module)
+        dtype = next(module.parameters()).dtype
+        if layout is not None and _is_sharded(module):
+            dtype = getattr(torch, layout.micro_batch_precision)
+        cast = {name: each.to(dtype) if each.is_floating_point() else each for name, each in conditions.items()}
+        return within(module, lambda: self.denoise(module, latents_B.to(dtype), times_B, cast.pop(TEXT), cast).float())
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    layout = layout_of(module)
+    return layout is not None and layout.mesh.world_size > 1 and not layout.is_frozen

@@ -1,0 +1,140 @@
+"""From velocities to what is said of decisions: log-probabilities, entropies, divergences, blends.
+
+Everything is a mean over the dims that are decided, all but those of given frames, so that numbers do not grow with the
+size of a video. A regression counts as normal around its velocity with variance 1/2: then its log-probability is, up
+to a constant, the negative squared error that is given for it.
+
+Source: FlowGRPO (arXiv:2505.05470, equations 9 to 12); DiffusionNFT (arXiv:2509.16117, equations 5 and 6).
+
+Shape legend: N decisions, C channels, T latent frames, H and W latent height and width, K blends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+import torch
+
+from cosmos_core.errors import TrainingError
+from cosmos_core.protocols import Blend, Blended, Decided, Divergence, Outlook, Question
+
+VELOCITY: Final = "velocity"
+_HALF_LOG_TAU: Final = 0.5 * math.log(2 * math.pi)
+_REGRESSION_STD: Final = math.sqrt(0.5)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Decisions:
+    """What is known of decisions before the velocity is (see `packing.pack`).
+
+    Attributes:
+        latents_N: float32 [N, C, T, H, W], x_t.
+        targets_N: float32 [N, C, T, H, W].
+        times_N: float32 [N].
+        steps_N: float32 [N, 3]: a, b and the standard deviation.
+        is_regression_N: bool [N].
+        is_given_NT: bool [N, T].
+    """
+
+    latents_N: torch.Tensor
+    targets_N: torch.Tensor
+    times_N: torch.Tensor
+    steps_N: torch.Tensor
+    is_regression_N: torch.Tensor
+    is_given_NT: torch.Tensor
+
+    @staticmethod
+    def of(inputs: Mapping[str, torch.Tensor]) -> Decisions:
+        """Those of a micro-batch."""
+        return Decisions(
+            latents_N=inputs["latents"],
+            targets_N=inputs["targets"],
+            times_N=inputs["times"],
+            steps_N=inputs["steps"],
+            is_regression_N=inputs["is_regression"],
+            is_given_NT=inputs["is_given"],
+        )
+
+    def mean(self, values_N: torch.Tensor) -> torch.Tensor:
+        """The mean [N] over decided dims of [N, C, T, H, W]."""
+        per_frame_NT = values_N.mean((1, 3, 4))
+        decided_NT = (~self.is_given_NT).to(per_frame_NT.dtype)
+        return (per_frame_NT * decided_NT).sum(1) / decided_NT.sum(1)
+
+    def logprobs(self, velocity_N: torch.Tensor) -> torch.Tensor:
+        """float32 [N]: of transitions the log-density, of regressions the negative squared error."""
+        a_N, b_N, std_N = self.steps_N.unbind(1)
+        errors_N = self.mean((self.targets_N - (_each(a_N) * self.latents_N + _each(b_N) * velocity_N)) ** 2)
+        density_N = -errors_N / (2 * std_N**2) - std_N.log() - _HALF_LOG_TAU
+        return torch.where(self.is_regression_N, -errors_N, density_N)
+
+    def entropy(self) -> torch.Tensor:
+        """float32 [N]: of the normal distributions, for one dim."""
+        return self._std().log() + _HALF_LOG_TAU + 0.5
+
+    def divergence(self, velocity_N: torch.Tensor, other_N: torch.Tensor) -> torch.Tensor:
+        """float32 [N]: of two normals of the same variance, the same either way."""
+        scale_N = self.steps_N[:, 1] / self._std()
+        return 0.5 * scale_N**2 * self.mean((velocity_N - other_N) ** 2)
+
+    def blended(self, blend: Blend, velocity_N: torch.Tensor, other_N: torch.Tensor) -> Blended:
+        """How far the samples that blends stand for are from the true ones.
+
+        Raises:
+            TrainingError: A decision is no regression, so there is no true one.
+        """
+        if not bool(self.is_regression_N.all()):
+            raise TrainingError("blends are of regressions, and a micro-batch has transitions; train on samples alone")
+        squared, absolute = [], []
+        for share in blend.shares:
+            # x_t - t v - x_0, since x_t - t (e - x_0) is x_0.
+            error_N = _each(self.times_N) * (self.targets_N - (share * velocity_N + (1 - share) * other_N))
+            squared.append(self.mean(error_N**2))
+            absolute.append(self.mean(error_N.detach().abs()))
+        return Blended(squared_NK=torch.stack(squared, 1), absolute_NK=torch.stack(absolute, 1))
+
+    def _std(self) -> torch.Tensor:
+        return torch.where(self.is_regression_N, torch.full_like(self.times_N, _REGRESSION_STD), self.steps_N[:, 2])
+
+
+def decided_of(
+    decisions: Decisions,
+    velocity_N: torch.Tensor,
+    *,
+    with_entropy: bool,
+    outlook: Question | None,
+    question: Question | None,
+    other: Outlook | None,
+) -> Decided:
+    """What is said of decisions, from their velocities.
+
+    Args:
+        decisions: The decisions.
+        velocity_N: float32 [N, C, T, H, W].
+        with_entropy: Whether to give the entropy.
+        outlook: Whether to give the velocities, for a comparison with them.
+        question: What to compare with those of another model,
+        other: and these.
+    """
+    divergence_N, blended = None, None
+    if question is not None:
+        assert other is not None
+        theirs_N = other.arrays[VELOCITY]
+        if isinstance(question, Divergence):
+            divergence_N = decisions.divergence(velocity_N, theirs_N)
+        else:
+            blended = decisions.blended(question, velocity_N, theirs_N)
+    return Decided(
+        logprobs_N=decisions.logprobs(velocity_N),
+        entropy_N=decisions.entropy().detach() if with_entropy else None,
+        outlook=None if outlook is None else Outlook(arrays={VELOCITY: velocity_N.detach()}),
+        divergence_N=divergence_N,
+        blended=blended,
+    )
+
+
+def _each(values_N: torch.Tensor) -> torch.Tensor:
+    return values_N[:, None, None, None, None]

@@ -1,0 +1,78 @@
+"""Building blocks of algorithms that compare the samples of a prompt with one another.
+
+Tensors' own methods are used, so that importing it imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, Literal, TypeAlias
+
+from cosmos_core.protocols.algorithm import Decisions, Loss
+from cosmos_core.types import Group
+
+Spread: TypeAlias = Literal["group", "batch"]
+
+_LOG_RATIO_LIMIT: Final = 20.0
+"""e^20 is far outside of every clip range and still finite in float32."""
+
+
+def relative_rewards(groups: Sequence[Group], *, eps: float, spread: Spread = "group") -> list[list[float | None]]:
+    """(R - mean of the group) / (std + eps) of each sample; None for an unscored one, which no statistic counts.
+
+    A group of equal rewards has exactly 0, whatever rounding leaves of R - mean, and so has one with a single score.
+
+    Args:
+        groups: Of a step's whole batch.
+        eps: Added to the standard deviation.
+        spread: Whose standard deviation: of each group about its mean, or of the whole `batch` about the batch's.
+
+    Source: 2402.03300, section 4.1.2. Deviations: `eps`, and the sample standard deviation (divisor n - 1) where the
+    paper does not say which.
+    """
+    rewards = [[sample.reward if sample.is_scored else None for sample in group.samples] for group in groups]
+    whole = _deviation([reward for each in rewards for reward in each]) if spread == "batch" else None
+    return [_relative(each, (_deviation(each) if whole is None else whole) + eps) for each in rewards]
+
+
+def clipped_surrogate(decisions: Decisions, clip: float) -> Loss:
+    """-min(r A, clip(r, 1 - ε, 1 + ε) A) of each decision, with r = exp(logprob - old logprob).
+
+    Args:
+        decisions: With old log-probs.
+        clip: ε.
+
+    Returns:
+        Prices, and as metrics `ratio` and `clip_fraction` (decisions whose gradient the bounds removed).
+
+    Source: 1707.06347, equation 7. Deviation: log r is limited to ±20, so that r is finite.
+    """
+    assert decisions.old_logprobs_N is not None
+    log_ratio_N = decisions.logprobs_N - decisions.old_logprobs_N
+    ratio_N = log_ratio_N.clamp(min=-_LOG_RATIO_LIMIT, max=_LOG_RATIO_LIMIT).exp()
+    free_N = ratio_N * decisions.advantages_N
+    bounded_N = ratio_N.clamp(min=1.0 - clip, max=1.0 + clip) * decisions.advantages_N
+    is_clipped_N = bounded_N.detach() < free_N.detach()
+    metrics = {"ratio": ratio_N.detach(), "clip_fraction": is_clipped_N.to(ratio_N.dtype)}
+    return Loss(loss_N=-free_N.minimum(bounded_N), metrics=metrics)
+
+
+def _relative(rewards: Sequence[float | None], divisor: float) -> list[float | None]:
+    known = _known(rewards)
+    if len(set(known)) <= 1:
+        return [None if reward is None else 0.0 for reward in rewards]
+    mean = math.fsum(known) / len(known)
+    return [None if reward is None else (reward - mean) / divisor for reward in rewards]
+
+
+def _deviation(rewards: Sequence[float | None]) -> float:
+    known = _known(rewards)
+    if len(known) < 2:
+        return 0.0
+    mean = math.fsum(known) / len(known)
+    return math.sqrt(math.fsum((reward - mean) ** 2 for reward in known) / (len(known) - 1))
+
+
+def _known(rewards: Sequence[float | None]) -> list[float]:
+    return [reward for reward in rewards if reward is not None]

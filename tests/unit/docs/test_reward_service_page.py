@@ -1,0 +1,48 @@
+"""The page of the reward service: its files are served, its recipes run, and every key is in its tables."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import attrs
+import pytest
+
+from cosmos_core.config.schema import RewardConfig
+from cosmos_core.config.structure import structure
+from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.protocols import RewardContext
+from cosmos_core.rollout.service.application import ENQUEUE, FETCH
+from cosmos_core.rollout.service.cosmos_rl import PATHS
+from cosmos_core.rollout.service.settings import ScorerSettings, ServiceSettings, kinds_of
+
+PAGE = (Path(__file__).parents[3] / "docs" / "reward-service.md").read_text()
+BLOCKS = [tomllib.loads(block) for block in re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_file_is_served_and_a_recipe_makes_its_rewards(block, monkeypatch):
+    if "scorer" in block:
+        assert kinds_of(structure(block, ServiceSettings)) == {"colour": {"media"}, "fits": {"media"}}
+        return
+    for table in block["reward"]:
+        reward = structure(table, RewardConfig, "reward")
+        plugins = PluginSet.load([("reward", reward.plugin)])
+        plugins.create("reward", reward.plugin, reward.options, RewardContext(name="page", seed=0), "reward.options")
+
+
+@pytest.mark.parametrize("cls", [ServiceSettings, ScorerSettings])
+def test_every_key_is_in_a_table_with_its_default(cls):
+    rows = {}
+    for line in PAGE.splitlines():
+        found = re.match(r"\| (`\w+`(?:, `\w+`)*) \| .* \|(.*)\|$", line)
+        if found:
+            names, defaults = (re.findall(r"`(.*?)`", found[number]) for number in (1, 2))
+            rows.update(zip(names, defaults or [""] * len(names), strict=True))
+    for field in attrs.fields(cls):
+        default = field.default.factory() if isinstance(field.default, attrs.Factory) else field.default
+        assert rows[field.name] == ("" if default in (attrs.NOTHING, None) else json.dumps(default))
+
+
+def test_the_paths_are_those_that_are_served():
+    assert {path for path in (ENQUEUE, FETCH, *PATHS.values()) if path not in PAGE} == set()

@@ -1,0 +1,84 @@
+"""Rewards relative to those of the same prompt, against numbers worked by hand."""
+
+import math
+
+import pytest
+import torch
+
+from cosmos_core.protocols import Decisions, clipped_surrogate, relative_rewards
+from cosmos_core.types import Group, Sample, SampleStatus
+
+
+def group(*rewards):
+    return Group(
+        position=0,
+        samples=tuple(
+            Sample(
+                index=index,
+                status=SampleStatus.REWARD_FAILED if reward is None else SampleStatus.OK,
+                reward=reward,
+                rewards={},
+                oldest_version=0,
+                newest_version=0,
+                num_units=4,
+                num_prompt_units=0,
+            )
+            for index, reward in enumerate(rewards)
+        ),
+    )
+
+
+def test_the_deviation_is_the_sample_one_of_the_group():
+    # Mean 2, squares 1 + 0 + 1 over n - 1 = 2: deviation 1, where the population's is 0.816.
+    assert relative_rewards([group(1.0, 2.0, 3.0)], eps=1e-4) == [
+        [pytest.approx(-1.0 / 1.0001), 0.0, pytest.approx(1.0 / 1.0001)]
+    ]
+
+
+def test_the_deviation_of_the_batch_is_about_its_own_mean():
+    # Rewards 0, 2, 4, 6: mean 3, squares 9 + 1 + 1 + 9 over 3. Each group's mean is taken off all the same.
+    divisor = math.sqrt(20.0 / 3.0) + 0.5
+    found = relative_rewards([group(0.0, 2.0), group(4.0, 6.0)], eps=0.5, spread="batch")
+    assert found == [[pytest.approx(-1.0 / divisor), pytest.approx(1.0 / divisor)]] * 2
+
+
+def test_an_unscored_sample_is_no_zero():
+    assert relative_rewards([group(1.0, None, 2.0, 3.0)], eps=0.0) == [[-1.0, None, 0.0, 1.0]]
+    found = relative_rewards([group(0.0, 2.0, None), group(None, 4.0, 6.0)], eps=0.0, spread="batch")
+    expected = 1.0 / math.sqrt(20.0 / 3.0)
+    assert found == [
+        [pytest.approx(-expected), pytest.approx(expected), None],
+        [None, pytest.approx(-expected), pytest.approx(expected)],
+    ]
+
+
+def test_equal_rewards_are_exactly_zero():
+    # 0.1 + 0.1 + 0.1 is not 0.3: what rounding leaves would count 1e-17 / eps.
+    assert relative_rewards([group(0.1, 0.1, 0.1)], eps=1e-12) == [[0.0, 0.0, 0.0]]
+    assert relative_rewards([group(0.1, 0.1), group(0.2, 0.3)], eps=0.0, spread="batch")[0] == [0.0, 0.0]
+    assert relative_rewards([group(5.0, None)], eps=0.0) == [[0.0, None]]
+    assert relative_rewards([group(None, None)], eps=0.0) == [[None, None]]
+
+
+def test_the_surrogate_is_bounded_on_the_side_of_its_gain():
+    # Ratios 1.3, 0.7 and e^20 (log-ratios are cut there), each with a gain of 2 and of -2; the clip is 0.2.
+    log_ratio_N = torch.tensor([math.log(1.3)] * 2 + [math.log(0.7)] * 2 + [50.0] * 2, dtype=torch.float64)
+    logprobs_N = log_ratio_N.requires_grad_()
+    zeros_N = torch.zeros(6, dtype=torch.float64)
+    priced = clipped_surrogate(
+        Decisions(
+            logprobs_N=logprobs_N,
+            behaviour_logprobs_N=zeros_N,
+            old_logprobs_N=zeros_N,
+            entropy_N=None,
+            advantages_N=torch.tensor([2.0, -2.0] * 3, dtype=torch.float64),
+            sequence_N=torch.arange(6),
+            num_sequences=6,
+        ),
+        0.2,
+    )
+    assert priced.loss_N.tolist() == pytest.approx([-2.4, 2.6, -1.4, 1.6, -2.4, 2.0 * math.exp(20.0)])
+    priced.loss_N.sum().backward()
+    assert logprobs_N.grad.tolist() == pytest.approx([0.0, 2.6, -1.4, 0.0, 0.0, 0.0])
+    assert priced.metrics["clip_fraction"].tolist() == [1.0, 0.0, 0.0, 1.0, 1.0, 0.0]
+    assert not priced.metrics["ratio"].requires_grad

@@ -1,0 +1,77 @@
+"""What planning says of algorithms that blend predictions, or imitate demonstrations beside rollouts."""
+
+import pytest
+
+from cosmos_core.protocols import (
+    AlgorithmCapabilities,
+    Blend,
+    DatasetCapabilities,
+    EngineCapabilities,
+    ModelCapabilities,
+    RewardCapabilities,
+)
+from cosmos_core.run.planning.parts import Measured
+from tests.unit.run.planning.test_checks import check, teacher
+
+LATENTS = frozenset({"latents"})
+
+
+def test_blends_take_both_model_plugins():
+    able, unable = ModelCapabilities(blends=True), ModelCapabilities()
+    asks = {"consults": {1: {"teacher": Blend(shares=(0.5,))}}}
+    other = teacher(plugin="other", capabilities=able, vocab_size=7)
+    assert check(**asks, model=able, frozen={"teacher": other}) == []
+    (problem,) = check(**asks, model=unable, frozen={"teacher": other})
+    assert "'grpo' blends the policy's predictions with those of the teacher, and model plugin 'hf' does not" in problem
+    (problem,) = check(**asks, model=able, frozen={"teacher": teacher(plugin="other", capabilities=unable)})
+    assert "model plugin 'other' does not (`ModelCapabilities.blends`)" in problem
+
+
+def test_the_average_of_the_policy_needs_no_other_plugin():
+    asks = {"consults": {1: {"average": Blend(shares=(1.0,))}}}
+    assert check(**asks, model=ModelCapabilities(blends=True)) == []
+    (problem,) = check(**asks, model=ModelCapabilities())
+    assert "those of the average" in problem
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"dataset": DatasetCapabilities()}, "the rows of dataset 'numbers' have none"),
+        (
+            {"measured": Measured(num_rows=10, num_demonstrations=0, shortest_prompt=9, longest_prompt=20)},
+            "none of 10 train rows of dataset 'numbers' has one",
+        ),
+    ],
+)
+def test_who_imitates_beside_rollouts_needs_demonstrations(parts, said):
+    without = {"warmup": None}
+    found = check(without, imitates=frozenset({0}), **parts)
+    assert any(
+        "algorithm.plugin: 'grpo' imitates demonstrations beside rollouts" in each and said in each for each in found
+    )
+    assert check(without, **parts) == []
+
+
+def test_latents_have_no_context_that_could_be_too_short():
+    latents = {
+        "model": ModelCapabilities(payload_kinds=LATENTS),
+        "engine": EngineCapabilities(payload_kinds=LATENTS),
+        "main": AlgorithmCapabilities(payload_kinds=LATENTS),
+        "rewards": [RewardCapabilities(payload_kinds=LATENTS)],
+    }
+    changes = {"warmup": None, "policy": {"micro_batch_units": 2}, "rollout": {"sampling": {"max_units": 300}}}
+    assert check(changes, **latents) == []
+    assert len(check(changes)) > 0
+
+
+@pytest.mark.parametrize("renders", [False, True])
+def test_rewards_that_look_at_media_need_an_engine_that_renders(renders):
+    found = check(
+        {"warmup": None},
+        model=ModelCapabilities(payload_kinds=LATENTS),
+        engine=EngineCapabilities(payload_kinds=LATENTS, renders=renders),
+        rewards=[RewardCapabilities(payload_kinds=frozenset({"media"}))],
+    )
+    assert [each for each in found if "reward" in each] == ([] if renders else found)
+    assert bool(found) != renders

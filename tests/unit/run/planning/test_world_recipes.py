@@ -1,0 +1,76 @@
+"""Every recipe of world models can be planned: the tiny ones as they are, those at real size from configs alone."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cosmos_core.config.loading import load_recipe
+from cosmos_core.config.mesh import world_size
+from cosmos_core.run.planning.memory import policy_memory
+from cosmos_core.run.planning.plan import make_plan
+from cosmos_core.run.planning.tables import print_plan
+
+FOLDER = Path(__file__).parents[4] / "recipes" / "wfm"
+RECIPES = sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != "rewards")
+TINY = [name for name in RECIPES if "-tiny-" in name]
+REAL = [name for name in RECIPES if "-tiny-" not in name]
+# Parameters of each transformer: of Wan as its authors publish them, of Cosmos as diffusers' class makes them.
+SIZES = {
+    "wan2.1-1.3b": 1_418_996_800,
+    "wan2.1-14b": 14_288_491_584,
+    "cosmos-predict2.5-2b": 2_059_174_912,
+    "cosmos-predict2.5-14b": 14_368_047_104,
+}
+GPU_GIB = 80
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("planning asked the network")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def planned(name, folder):
+    path = FOLDER / f"{name}.toml"
+    recipe = load_recipe(path)
+    assert recipe.run.name == name
+    return recipe, make_plan(recipe, path, folder)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_tiny_recipe_can_be_planned(name, tmp_path):
+    recipe, plan = planned(name, tmp_path)
+    assert plan.parts.facts.num_parameters < 100_000
+    assert plan.job.uses_rollouts == bool(recipe.reward)
+    assert plan.job.num_evaluation_prompts
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_recipe_at_real_size_can_be_planned(name, tmp_path):
+    recipe, plan = planned(name, tmp_path)
+    facts = plan.parts.facts
+    (size,) = (size for model, size in SIZES.items() if name.startswith(model))
+    assert facts.num_parameters == size
+    assert plan.job.uses_rollouts == bool(recipe.reward)
+    ranks = policy_memory(recipe, facts)
+    assert sum(rank.count for rank in ranks) == world_size(recipe.policy.mesh)
+    assert max(sum(rank.device.values()) for rank in ranks) < GPU_GIB << 30
+    console = Console(file=io.StringIO(), width=160)
+    print_plan(plan, console)
+    text = console.file.getvalue()
+    assert "config only: no weights here" in text
+    assert "a run would be refused: model.path: " in text
+
+
+def test_there_is_one_of_each_algorithm_for_each_purpose():
+    def algorithms(names):
+        return {load_recipe(FOLDER / f"{name}.toml").algorithm.plugin for name in names}
+
+    every = {"sft", "flow-grpo", "ddrl", "diffusion-nft"}
+    assert algorithms(TINY) == algorithms(REAL) == every
+    assert {model for model in SIZES if any(name.startswith(model) for name in REAL)} == set(SIZES)
