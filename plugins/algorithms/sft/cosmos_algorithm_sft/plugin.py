@@ -1,4 +1,4 @@
-"""The entry point `sft`: cross entropy on the tokens of demonstrations.
+"""The entry point `sft`: cross entropy on the tokens of demonstrations, or flow matching of videos.
 
 Tensors' own methods are used, so that importing it imports no torch.
 """
@@ -35,7 +35,11 @@ class SftOptions:
 
 
 class Sft:
-    """Cross entropy: a demonstration's token costs minus its log-probability."""
+    """A decision of a demonstration costs minus its log-probability.
+
+    Of a token that is cross entropy. The log-probability of a point at which a world model learns its velocity is minus
+    the mean squared error there, so its price is the flow-matching loss (2210.02747, equation 23).
+    """
 
     def __init__(self, options: SftOptions, context: AlgorithmContext) -> None:  # noqa: ARG002 - the kind's signature
         self._aggregation = Aggregation(options.aggregation)
@@ -86,7 +90,7 @@ def cosmos_algorithm() -> Provider[Algorithm]:
         options=SftOptions,
         capabilities=AlgorithmCapabilities(
             source="demonstrations",
-            payload_kinds=frozenset({"tokens"}),
+            payload_kinds=frozenset({"tokens", "latents"}),
             logprob_semantics=frozenset({"processed", "raw"}),
         ),
     )

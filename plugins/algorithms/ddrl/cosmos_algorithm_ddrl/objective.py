@@ -1,0 +1,110 @@
+"""DDRL's prices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from cosmos_algorithm_ddrl.options import DdrlOptions
+from cosmos_core.protocols import (
+    Aggregation,
+    AlgorithmContext,
+    Decisions,
+    Divergence,
+    FrozenRole,
+    Loss,
+    OldLogprobs,
+    clipped_surrogate,
+    relative_rewards,
+)
+from cosmos_core.types import Group
+
+
+class Ddrl:
+    """Reward, and the data's own loss in place of a reference model.
+
+        loss = mean over samples of the mean over their trained steps of -min(r A, clip(r, 1 - ε, 1 + ε) A) + β KL
+             + δ · mean over demonstrations of the mean over their draws of ‖v - (e - x_0)‖² / dimensions
+
+    A is the reward relative to its prompt's, λ(A) = -exp(-A) of it with `exponential`, within ± its limit; r and KL are
+    those of a denoising step, as means over the latent's dimensions. The last term, up to weights of times, is the
+    divergence KL(data || policy): unlike one from a reference it needs no second model, and is blind to no sample that
+    data has.
+
+    Source: 2512.04332, the objective max E[λ((R - Z) / β)] - KL(data || policy). Deviations: (R - Z) / β is the reward
+    relative to its group; λ is the identity unless `exponential`; the policy term is clipped; times and noise of
+    demonstrations are drawn by the model's options, not taken from the rollouts; β is 0 unless set, and its term is the
+    closed form of a step's KL.
+    """
+
+    def __init__(self, options: DdrlOptions, context: AlgorithmContext) -> None:  # noqa: ARG002 - the kind's signature
+        self._options: Final = options
+
+    @property
+    def aggregation(self) -> Aggregation:
+        """As the option says."""
+        return Aggregation(self._options.aggregation)
+
+    @property
+    def constant_length(self) -> int:
+        """Unused by either aggregation."""
+        return 1
+
+    @property
+    def old_logprobs(self) -> OldLogprobs:
+        """The engine's, so that stale samples are corrected."""
+        return "behaviour"
+
+    @property
+    def needs_entropy(self) -> bool:
+        """A step's noise is given: its entropy is no function of the weights."""
+        return False
+
+    @property
+    def skips_zero_advantage(self) -> bool:
+        """Without a divergence every term of a sample is a multiple of its advantage."""
+        return self._options.kl_weight == 0.0
+
+    @property
+    def consults(self) -> Mapping[FrozenRole, Divergence]:
+        """The divergence from the reference, if it counts."""
+        return {"reference": Divergence(kind="reverse-kl")} if self._options.kl_weight > 0.0 else {}
+
+    @property
+    def num_demonstrations(self) -> int:
+        """As the option says."""
+        return self._options.demonstrations
+
+    def admit(self, group: Group) -> str | None:
+        """Drop a group with a reward that is no finite number."""
+        known = [sample.reward for sample in group.samples if sample.is_scored and sample.reward is not None]
+        return None if all(map(math.isfinite, known)) else "reward not finite"
+
+    def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
+        """Rewards relative to their prompt's, transformed, within the limit."""
+        relative = relative_rewards(groups, eps=self._options.advantage_eps)
+        return [self._transformed(values) for values in relative]
+
+    def loss(self, decisions: Decisions) -> Loss:
+        """The clipped surrogate, and the divergence if it counts."""
+        priced = clipped_surrogate(decisions, self._options.clip)
+        if self._options.kl_weight == 0.0:
+            return priced
+        kl_N = decisions.frozen["reference"].divergence_N
+        assert kl_N is not None
+        loss_N = priced.loss_N + self._options.kl_weight * kl_N
+        return Loss(loss_N=loss_N, metrics={**priced.metrics, "reference_kl": kl_N.detach()})
+
+    def imitation(self, decisions: Decisions) -> Loss:
+        """The weighted diffusion loss of each draw: its log-prob is minus that loss."""
+        return Loss(
+            loss_N=-self._options.data_weight * decisions.logprobs_N,
+            metrics={"data_loss": -decisions.logprobs_N.detach()},
+        )
+
+    def _transformed(self, relative: Sequence[float | None]) -> list[float | None]:
+        limit = self._options.advantage_limit
+        if self._options.exponential:
+            relative = [None if each is None else -math.exp(-each) for each in relative]
+        return [None if each is None else min(max(each, -limit), limit) for each in relative]
