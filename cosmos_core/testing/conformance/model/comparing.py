@@ -174,7 +174,7 @@ def _compared(
 
 
 def _temperature(batch: MicroBatch) -> float:
-    """One at which a forgotten division shows; of denoising steps, which noise has no temperature, 1."""
+    """One at which a forgotten division shows; of denoising steps, whose noise has none, 1."""
     return 1.0 if batch.spans else _TEMPERATURE
 
 

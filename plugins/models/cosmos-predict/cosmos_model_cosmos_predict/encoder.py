@@ -1,0 +1,53 @@
+"""Captions through Qwen2.5-VL, which is never trained.
+
+An embedding is the hidden states of all layers side by side, each normalised, of the caption as a turn of a chat that
+is filled up to a length; padding is attended to and is part of it.
+
+Source: `Cosmos2_5_PredictBasePipeline` of diffusers 0.42.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+
+_SYSTEM: Final = "You are a helpful assistant who will provide prompts to an image generator."
+
+
+class TextEncoder:
+    """Qwen2.5-VL, loaded when it is made.
+
+    Args:
+        folder: Of its weights.
+        tokenizer: Of its tokenizer.
+    """
+
+    def __init__(self, folder: Path, tokenizer: Path) -> None:
+        made: Any = Qwen2_5_VLForConditionalGeneration
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer)
+        self._module: Any = made.from_pretrained(folder).requires_grad_(requires_grad=False).eval()
+
+    @torch.no_grad()
+    def encode(self, words: str, length: int) -> torch.Tensor:
+        """float32 [length, layers · width]; what is longer is cut off."""
+        turns = [
+            {"role": role, "content": [{"type": "text", "text": text}]}
+            for role, text in (("system", _SYSTEM), ("user", words))
+        ]
+        found = self._tokenizer.apply_chat_template(
+            turns,
+            tokenize=True,
+            add_generation_prompt=False,
+            add_vision_id=False,
+            max_length=length,
+            truncation=True,
+            padding="max_length",
+        )
+        ids = found["input_ids"]
+        states = self._module(torch.tensor([ids]), output_hidden_states=True).hidden_states[1:]
+        normal = [(each - each.mean(-1, keepdim=True)) / (each.std(-1, keepdim=True) + 1e-8) for each in states]
+        joined: torch.Tensor = torch.cat(normal, dim=-1)[0].float()
+        return joined

@@ -1,0 +1,181 @@
+"""Cosmos-Predict2.5 as a model plugin: how its transformer is called, guided and conditioned.
+
+Times enter as they are, one for each latent frame: those that are given have a time of their own, near 0. Guidance is
+v + g (v - v_neg), so that 0 is that of the prompt alone. The transformer sees, beside the latents, which frames are
+given, and a padding mask, which is 0 everywhere.
+
+Source: Cosmos-Predict2.5 (arXiv:2511.00062), as `Cosmos2_5_PredictBasePipeline` of diffusers 0.42 computes it.
+Deviation: the padding mask is made here, where the transformer of diffusers would resize it by torchvision.
+
+Shape legend: B latents, C channels, T latent frames, H and W latent height and width, L tokens, E their width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import torch
+from torch import nn
+
+from cosmos_core.errors import ConfigError, DataError
+from cosmos_core.policy.modeling.diffusion import GIVEN, IS_GIVEN, DiffusionModel, TokenSlices
+from cosmos_core.protocols import ModelContext
+from cosmos_core.types import Payload, Prompt
+from cosmos_model_cosmos_predict.options import CosmosPredictOptions
+
+if TYPE_CHECKING:
+    from cosmos_model_cosmos_predict.encoder import TextEncoder
+
+TEXT_ENCODER: Final = "text_encoder"
+TOKENIZER: Final = "tokenizer"
+_FOREIGN: Final = ("img_context_dim_in", "controlnet_block_every_n")
+_PADDING: Final = "concat_padding_mask"
+
+
+class CosmosPredictModel(DiffusionModel):
+    """Text to world, image to world and video to world, by how many frames a row gives."""
+
+    layers: ClassVar[str] = "transformer_blocks"
+
+    options: CosmosPredictOptions
+
+    def __init__(self, options: CosmosPredictOptions, context: ModelContext) -> None:
+        super().__init__(options, context)
+        self._encoder: TextEncoder | None = None
+
+    @property
+    def transformer(self) -> type[nn.Module]:
+        """The class of the transformer."""
+        from diffusers import CosmosTransformer3DModel  # noqa: PLC0415 - it takes seconds, and transformers come first
+
+        found: Any = CosmosTransformer3DModel
+        made: type[nn.Module] = found
+        return made
+
+    @property
+    def autoencoder(self) -> type[nn.Module]:
+        """The class of the autoencoder."""
+        from diffusers import AutoencoderKLWan  # noqa: PLC0415 - likewise
+
+        found: Any = AutoencoderKLWan
+        made: type[nn.Module] = found
+        return made
+
+    @property
+    def neutral_guidance(self) -> float:
+        """The guidance at which the velocity is that of the prompt alone."""
+        return 0.0
+
+    @property
+    def default_negative_prompt(self) -> str:
+        """That of the family's own pipeline."""
+        from diffusers.pipelines.cosmos import pipeline_cosmos2_5_predict as pipeline  # noqa: PLC0415 - likewise
+
+        return str(pipeline.DEFAULT_NEGATIVE_PROMPT)
+
+    @property
+    def text_width(self) -> int:
+        """E."""
+        is_projected = self.config["use_crossattn_projection"]
+        return int(self.config["crossattn_proj_in_channels" if is_projected else "text_embed_dim"])
+
+    def check(self, config: Mapping[str, Any]) -> None:
+        """Refuse transformers of other members of the family."""
+        for name in _FOREIGN:
+            if config[name]:
+                raise ConfigError(f"model: {name} = {config[name]!r} is of another Cosmos model than Predict2.5")
+        if config["patch_size"][0] != 1:
+            raise ConfigError(
+                f"model: patch_size = {config['patch_size']}; each latent frame has a time, so begin with 1"
+            )
+        if config["in_channels"] != config["out_channels"] + 1:
+            raise ConfigError(
+                f"model: in_channels = {config['in_channels']}; they are the {config['out_channels']} that are "
+                "generated, and one that says which frames are given"
+            )
+
+    def make(self, config: Mapping[str, Any]) -> nn.Module:
+        """The transformer, which is handed its padding mask as a channel like any other."""
+        module: Any = super().make(config)
+        module.register_to_config(**{_PADDING: False})
+        made: nn.Module = module
+        return made
+
+    def denoise(
+        self,
+        module: nn.Module,
+        latents_B: torch.Tensor,
+        times_B: torch.Tensor,
+        text_BLE: torch.Tensor,
+        conditions: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """One forward of the transformer (see `DiffusionModel.denoise`)."""
+        is_given_BT = conditions[IS_GIVEN]
+        mask_B = is_given_BT[:, None, :, None, None].to(latents_B.dtype).expand_as(latents_B[:, :1])
+        channels = [latents_B, mask_B]
+        if self.config[_PADDING]:
+            channels.append(torch.zeros_like(mask_B))
+        times_BT = torch.where(is_given_BT, self.options.given_time, times_B[:, None])
+        velocity_B: torch.Tensor = type(module).forward(
+            module,
+            hidden_states=torch.cat(channels, dim=1),
+            timestep=times_BT[:, None, :, None, None],
+            encoder_hidden_states=text_BLE,
+            return_dict=False,
+        )[0]
+        return velocity_B
+
+    def guide(self, velocity_B: torch.Tensor, negative_B: torch.Tensor, guidance: torch.Tensor) -> torch.Tensor:
+        """v + g (v - v_neg)."""
+        return velocity_B + guidance * (velocity_B - negative_B)
+
+    def computed(self, config: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:  # noqa: ARG002 - there are none
+        """Nothing: rotary angles are made in each forward."""
+        return {}
+
+    def spread(self, module: nn.Module, slices: TokenSlices) -> None:
+        """Spread tokens over `cp`."""
+        from cosmos_model_cosmos_predict.attention import spread  # noqa: PLC0415 - it imports diffusers
+
+        spread(module, slices)
+
+    def condition(self, prompt: Prompt) -> Mapping[str, torch.Tensor]:
+        """`given` and `is_given`, where a row gives frames.
+
+        Raises:
+            DataError: They cannot be used.
+        """
+        pixels = self.given_pixels(prompt)
+        if pixels is None:
+            return {}
+        latents = self.codec.encode(pixels)
+        given = torch.zeros(self.shape)
+        is_given_T = torch.zeros(self.shape[1], dtype=torch.bool)
+        given[:, : latents.shape[1]], is_given_T[: latents.shape[1]] = latents, True
+        return {GIVEN: given, IS_GIVEN: is_given_T}
+
+    def conditioning(self, payload: Payload) -> Mapping[str, torch.Tensor]:
+        """The text, and given frames: zeros where none are."""
+        found = dict(super().conditioning(payload))
+        canvas = self.canvas(payload)
+        if canvas.given is None or canvas.is_given_T is None:
+            return found | {GIVEN: torch.zeros(canvas.shape), IS_GIVEN: torch.zeros(canvas.shape[1], dtype=torch.bool)}
+        return found | {GIVEN: canvas.given, IS_GIVEN: canvas.is_given_T}
+
+    def encode_words(self, words: str) -> torch.Tensor:
+        """The embedding [L, E] of a caption by Qwen2.5-VL; padding is part of it.
+
+        Raises:
+            DataError: The checkpoint has no text encoder.
+        """
+        if self._encoder is None:
+            if not self.has(TEXT_ENCODER):
+                raise DataError(
+                    "the model has no text encoder; give model.options.text = 'table', a row's metadata.text_embedding "
+                    "or a checkpoint that has one (model.path)"
+                )
+            from cosmos_model_cosmos_predict.encoder import TextEncoder  # noqa: PLC0415 - most processes encode nothing
+
+            self._encoder = TextEncoder(self.component(TEXT_ENCODER), self.folder / TOKENIZER)
+        return self._encoder.encode(words, self.options.text_length)

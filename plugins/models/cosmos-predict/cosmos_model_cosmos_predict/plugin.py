@@ -1,0 +1,23 @@
+"""The entry point `cosmos-predict`."""
+
+from __future__ import annotations
+
+from cosmos_core.policy.modeling.diffusion import DIVERGENCES
+from cosmos_core.protocols import Model, ModelCapabilities, Provider, hookimpl
+from cosmos_model_cosmos_predict.model import CosmosPredictModel
+from cosmos_model_cosmos_predict.options import CosmosPredictOptions
+
+
+@hookimpl
+def cosmos_model() -> Provider[Model]:
+    """Provide Cosmos-Predict2.5."""
+    return Provider(
+        create=CosmosPredictModel,
+        options=CosmosPredictOptions,
+        capabilities=ModelCapabilities(
+            payload_kinds=frozenset({"latents"}),
+            mesh_axes=frozenset({"dp_replicate", "dp_shard", "cp"}),
+            divergences=DIVERGENCES,
+            blends=True,
+        ),
+    )

@@ -1,0 +1,141 @@
+"""What rows give: frames that stay, videos to imitate, embeddings; and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from diffusers import Cosmos2_5_PredictBasePipeline
+from safetensors.torch import save_file
+
+from cosmos_core.errors import ConfigError, DataError
+from cosmos_core.policy.modeling.diffusion import tensor_of
+from cosmos_core.types import Message, Prompt
+from cosmos_core.weights.shards import canonical_tensors
+from cosmos_model_cosmos_predict import tiny
+
+
+@pytest.fixture
+def film(tmp_path):
+    def saved(number=4, size=8, name="film"):
+        frames = np.random.default_rng(number).integers(0, 255, (number, size, size, 3), np.uint8)
+        np.save(tmp_path / f"{name}.npy", frames)
+        return str(tmp_path / f"{name}.npy"), torch.from_numpy(frames).float() / 127.5 - 1
+
+    return saved
+
+
+def array(payload, name, dtype=torch.float32):
+    return tensor_of(payload, name, dtype, (None,) * len(payload.arrays[name].shape))
+
+
+def test_a_video_to_imitate_is_its_pixels(model, film):
+    location, pixels = film(5)
+    payload = model.encode_demonstration(Prompt(text="red", demonstration=location))
+    torch.testing.assert_close(array(payload, "sample"), pixels[:4].permute(3, 0, 1, 2))
+
+
+@pytest.mark.parametrize("number", [None, 2])
+def test_given_frames_are_part_of_the_sample(model, film, number):
+    (location, pixels), (shown, given) = film(4), film(3, name="given")
+    metadata = {} if number is None else {"num_given_frames": number}
+    kept = number or 1
+    row = Prompt(text="red", demonstration=location, media=(shown,), metadata=metadata)
+    payload = model.encode_demonstration(row)
+    assert array(payload, "is_given", torch.bool).tolist() == [frame < kept for frame in range(4)]
+    expected = torch.cat((given[:kept], pixels[kept:])).permute(3, 0, 1, 2)
+    torch.testing.assert_close(array(payload, "sample"), expected)
+    canvas = model.canvas(model.encode(row))
+    assert (canvas.given[:, :kept] == expected[:, :kept]).all()
+
+
+def test_without_media_the_first_frames_of_the_demonstration_are_given(model, film):
+    location, pixels = film(4)
+    payload = model.encode(Prompt(text="red", demonstration=location, metadata={"num_given_frames": 1}))
+    torch.testing.assert_close(array(payload, "given")[:, 0], pixels[0].permute(2, 0, 1))
+
+
+def test_what_stands_in_given_frames_changes_nothing(model, module, film):
+    location, _ = film(4)
+    payload = model.encode(Prompt(text="red", media=(location,), metadata={"num_given_frames": 2}))
+    latents = torch.randn(1, 3, 4, 8, 8)
+    others = latents.clone()
+    others[:, :, :2] = 7.0
+    with torch.no_grad():
+        found = [
+            model.velocity(module, each, torch.tensor([0.6]), [payload], guidance=2.0) for each in (latents, others)
+        ]
+    assert torch.equal(*found)
+    assert not found[0][:, :, :2].any()
+
+
+def test_log_probs_leave_given_frames_out(model, module, film):
+    location, _ = film(4)
+    row = Prompt(text="red", demonstration=location, metadata={"num_given_frames": 3})
+    payload = model.noised(model.encode_demonstration(row), 3, num_decisions=2)
+    (batch,) = model.pack([payload], budget=9)
+    with torch.no_grad():
+        velocity = model.velocity(module, batch.inputs["latents"], batch.inputs["times"], [payload] * 2, guidance=0.0)
+        found = model.decide(module, batch, temperature=1.0).logprobs_N
+    error = (velocity - batch.inputs["targets"])[:, :, 3] ** 2
+    torch.testing.assert_close(found, -error.mean((1, 2, 3)), rtol=1e-5, atol=1e-6)
+
+
+def test_an_embedding_from_a_file_comes_first(model, tmp_path):
+    save_file({"text": torch.full((2, 16), 0.5)}, tmp_path / "text.safetensors")
+    row = Prompt(text="red", metadata={"text_embedding": str(tmp_path / "text.safetensors")})
+    assert array(model.encode(row), "text").tolist() == torch.full((2, 16), 0.5).tolist()
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"text": (Message(role="user", content="red"),)}, "a caption: plain text"),
+        ({"text": "one two three four five"}, "5 words, and .*text_length is 4"),
+        ({"demonstration": None}, "no demonstration"),
+        ({"demonstration": "short"}, "3 frames .* fewer than the 4 .*too short"),
+        ({"demonstration": "/nowhere/clip.mp4"}, "'/nowhere/clip.mp4': no such file"),
+        ({"media": ("short", "short")}, "2 media in a row"),
+        ({"media": ("short",), "metadata": {"num_given_frames": 4}}, "num_given_frames is 4; it is a number"),
+        ({"media": ("short",), "metadata": {"num_given_frames": "1"}}, "num_given_frames is '1'"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(model, film, row, said):
+    short = film(3, name="short")[0]
+    places = {"short": short}
+    given = {"text": "red", "demonstration": film(4)[0], **row}
+    given["demonstration"] = places.get(given["demonstration"], given["demonstration"])
+    given["media"] = tuple(places.get(each, each) for each in given.get("media", ()))
+    with pytest.raises(DataError, match=said):
+        model.encode_demonstration(Prompt(**given))
+
+
+def test_frames_of_no_video_are_refused(model):
+    with pytest.raises(DataError, match="neither media nor a demonstration"):
+        model.encode(Prompt(text="red", metadata={"num_given_frames": 1}))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"in_channels": 3}, "one that says which frames are given"),
+        ({"patch_size": [2, 2, 2]}, "each latent frame has a time"),
+        ({"img_context_dim_in": 8}, "another Cosmos model"),
+    ],
+)
+def test_other_models_of_the_family_are_refused(make, change, said):
+    with pytest.raises(ConfigError, match=said):
+        make(config={**tiny.CONFIG, **change}).facts()
+
+
+def test_an_export_is_a_pipeline(make, checkpoint, tmp_path):
+    path = checkpoint(tiny.pipeline(concat_padding_mask=True))
+    model = make(path=path, height=16, width=16, num_frames=9, text="encoder", text_length=12)
+    module = model.build(seed=0, dtype=torch.float32, device=torch.device("cpu"))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(0.5)
+    model.export(module, tmp_path / "exported")
+    pipeline = Cosmos2_5_PredictBasePipeline.from_pretrained(tmp_path / "exported", safety_checker=tiny.Unguarded())
+    # The mask that is made here is the transformer's own again where others load it.
+    assert pipeline.transformer.config["concat_padding_mask"]
+    state = pipeline.transformer.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in canonical_tensors(module).items())

@@ -1,0 +1,87 @@
+"""The velocity is that of the diffusers pipeline, step by step: guidance and given frames included."""
+
+import numpy as np
+import pytest
+import torch
+from diffusers.models.transformers import transformer_cosmos
+from torch.nn import functional
+
+from cosmos_core.policy.modeling.diffusion import IS_GIVEN
+from cosmos_core.types import Prompt
+from cosmos_model_cosmos_predict import tiny
+
+# The scheduler hands numpy tensors in a way that numpy warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+SIZE = {"height": 16, "width": 16, "num_frames": 9, "text": "encoder", "text_length": 12}
+
+
+class Transforms:
+    """What the transformer needs of torchvision: one resize of its padding mask."""
+
+    class InterpolationMode:
+        NEAREST = "nearest"
+
+    class functional:  # noqa: N801
+        @staticmethod
+        def resize(mask, size, interpolation):
+            return functional.interpolate(mask, size=size, mode=interpolation)
+
+
+def run_recorded(pipeline, **arguments):
+    """Run a pipeline; of each step the latents before it, their sigma, and the velocity that it used."""
+    steps, step = [], pipeline.scheduler.step
+
+    def recorded(velocity, time, latents, **others):
+        steps.append((latents.clone(), pipeline.scheduler.sigmas[len(steps)], velocity.clone()))
+        return step(velocity, time, latents, **others)
+
+    pipeline.scheduler.step = recorded
+    pipeline.set_progress_bar_config(disable=True)
+    result = pipeline(
+        prompt="a red video", negative_prompt="a blue", height=16, width=16, num_frames=9, num_inference_steps=3,
+        generator=torch.Generator().manual_seed(1), max_sequence_length=12, output_type="np", **arguments,
+    ).frames[0]  # fmt: skip
+    return steps, result
+
+
+def compare(model, steps, payload, guidance):
+    module = model.build(seed=0, dtype=torch.float32, device=torch.device("cpu"))
+    kept = model.conditioning(payload)[IS_GIVEN]
+    assert len(steps) == 3
+    for latents, time, expected in steps:
+        with torch.no_grad():
+            found = model.velocity(module, latents, time[None], [payload], guidance=guidance)
+        torch.testing.assert_close(found[:, :, ~kept], expected[:, :, ~kept], rtol=1e-6, atol=1e-6)
+        assert not found[:, :, kept].any()
+
+
+@pytest.mark.parametrize(("guidance", "padded"), [(0.0, False), (5.0, False), (5.0, True)])
+def test_text_to_world(make, checkpoint, monkeypatch, guidance, padded):
+    monkeypatch.setattr(transformer_cosmos, "transforms", Transforms, raising=False)
+    pipeline = tiny.pipeline(concat_padding_mask=padded)
+    model = make(path=checkpoint(pipeline), negative_prompt="a blue", **SIZE)
+    steps, frames = run_recorded(pipeline, guidance_scale=guidance)
+    payload = model.encode(Prompt(text="a red video"))
+    compare(model, steps, payload, guidance)
+    latents, _, _ = steps[-1]
+    shown = model.render(latents[0], payload)
+    assert shown.arrays["frames"].shape == (9, 16, 16, 3) == frames.shape
+
+
+@pytest.mark.parametrize("number", [1, 5], ids=["image to world", "video to world"])
+def test_given_frames(make, checkpoint, tmp_path, number):
+    pipeline = tiny.pipeline()
+    model = make(path=checkpoint(pipeline), negative_prompt="a blue", **SIZE)
+    frames = np.random.default_rng(0).integers(0, 255, (number, 16, 16, 3), np.uint8)
+    np.save(tmp_path / "film.npy", frames)
+    video = (torch.from_numpy(frames).float() / 127.5 - 1).permute(3, 0, 1, 2)[None]
+    steps, _ = run_recorded(
+        pipeline, guidance_scale=5.0, video=video, num_latent_conditional_frames=(number - 1) // 4 + 1
+    )
+    row = Prompt(text="a red video", media=(str(tmp_path / "film.npy"),), metadata={"num_given_frames": number})
+    payload = model.encode(row)
+    assert model.conditioning(payload)[IS_GIVEN].tolist() == [True] * ((number - 1) // 4 + 1) + [False] * (
+        2 - (number - 1) // 4
+    )
+    compare(model, steps, payload, 5.0)

@@ -1,0 +1,12 @@
+"""Options of `wan`: those of every world model."""
+
+from __future__ import annotations
+
+import attrs
+
+from cosmos_core.policy.modeling.diffusion import DiffusionOptions
+
+
+@attrs.frozen(kw_only=True)
+class WanOptions(DiffusionOptions):
+    """How rows become conditionings, and how demonstrations are learned."""

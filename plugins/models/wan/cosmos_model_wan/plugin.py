@@ -1,0 +1,23 @@
+"""The entry point `wan`."""
+
+from __future__ import annotations
+
+from cosmos_core.policy.modeling.diffusion import DIVERGENCES
+from cosmos_core.protocols import Model, ModelCapabilities, Provider, hookimpl
+from cosmos_model_wan.model import WanModel
+from cosmos_model_wan.options import WanOptions
+
+
+@hookimpl
+def cosmos_model() -> Provider[Model]:
+    """Provide Wan2.1."""
+    return Provider(
+        create=WanModel,
+        options=WanOptions,
+        capabilities=ModelCapabilities(
+            payload_kinds=frozenset({"latents"}),
+            mesh_axes=frozenset({"dp_replicate", "dp_shard", "cp"}),
+            divergences=DIVERGENCES,
+            blends=True,
+        ),
+    )

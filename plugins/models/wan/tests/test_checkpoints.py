@@ -1,0 +1,221 @@
+"""Checkpoints of diffusers: read into shards, refused where they are damaged, and written for its own loaders."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import WanPipeline, WanTransformer3DModel
+from safetensors.torch import load_file, save_file
+
+from cosmos_core.config.schema import MeshConfig, PolicyConfig
+from cosmos_core.errors import CheckpointError, ConfigError, DataError, PluginIncompatibleError
+from cosmos_core.policy.mesh.layout import layout_of
+from cosmos_core.policy.mesh.mesh import form_mesh
+from cosmos_core.protocols import ModelContext
+from cosmos_core.testing.layouts import PluginModel
+from cosmos_core.testing.worlds import run_world
+from cosmos_core.types import Prompt
+from cosmos_core.weights.shards import canonical_tensors
+from cosmos_model_wan import tiny
+
+CPU = torch.device("cpu")
+SIZE = {"height": 16, "width": 16, "num_frames": 5, "text": "encoder", "text_length": 512}
+
+
+@pytest.fixture
+def folder(checkpoint):
+    return checkpoint(tiny.pipeline())
+
+
+@pytest.fixture
+def weights(folder):
+    return f"{folder}/transformer/diffusion_pytorch_model.safetensors"
+
+
+def built(make, folder, **options):
+    return make(path=folder, **SIZE, **options).build(seed=0, dtype=torch.float32, device=CPU)
+
+
+def test_a_checkpoint_is_read_as_it_is_stored(make, folder, weights):
+    module, stored = built(make, folder), WanTransformer3DModel.from_pretrained(f"{folder}/transformer")
+    found = canonical_tensors(module)
+    assert found.keys() == load_file(weights).keys()
+    for name, tensor in stored.state_dict().items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=0)
+    # No checkpoint has these, and a module made on meta has no values for them.
+    for name, buffer in stored.named_buffers():
+        torch.testing.assert_close(module.get_buffer(name), buffer, rtol=0, atol=0)
+
+
+def test_rotary_angles_stay_exact_in_bfloat16(make, folder):
+    module = make(path=folder, **SIZE).build(seed=0, dtype=torch.bfloat16, device=CPU)
+    assert {each.dtype for each in module.parameters()} == {torch.bfloat16}
+    assert {each.dtype for each in module.buffers()} == {torch.float32}
+
+
+def test_files_of_several_shards_are_read(make, folder, tmp_path):
+    WanTransformer3DModel.from_pretrained(f"{folder}/transformer").save_pretrained(
+        tmp_path / "parts" / "transformer", max_shard_size="20KB"
+    )
+    assert (tmp_path / "parts" / "transformer" / "diffusion_pytorch_model.safetensors.index.json").is_file()
+    whole, parts = built(make, folder), make(path=str(tmp_path / "parts"), height=16, width=16)
+    # Without an autoencoder the latents are pixels, of which this one has another number of channels.
+    with pytest.raises(ConfigError, match="generates 4 channels, and pixels have 3"):
+        parts.shape  # noqa: B018
+    for name, tensor in parts.build(seed=0, dtype=torch.float32, device=CPU).state_dict().items():
+        assert torch.equal(tensor, whole.state_dict()[name])
+
+
+def exported_in_a_world(maker, folder, directory):
+    model = maker()
+    policy = PolicyConfig(precision="fp32", mesh=MeshConfig(dp_shard=2))
+    layout = layout_of(policy, form_mesh(policy.mesh, "cpu"), "cpu")
+    module = model.build(seed=0, dtype=torch.float32, device=CPU, layout=layout)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(1.5)
+    model.export(module, directory)
+    return {name: buffer.clone() for name, buffer in module.named_buffers()}
+
+
+def test_an_export_from_shards_is_a_pipeline(make, folder, tmp_path):
+    maker = PluginModel(
+        plugin="wan",
+        options={**tiny.OPTIONS, **SIZE},
+        context=ModelContext(path=folder, config=None, assets=tmp_path / "assets"),
+    )
+    buffers, _ = run_world(2, exported_in_a_world, maker, folder, tmp_path / "exported")
+    pipeline = WanPipeline.from_pretrained(tmp_path / "exported")
+    before = built(make, folder)
+    for name, tensor in pipeline.transformer.state_dict().items():
+        assert torch.equal(tensor, 1.5 * before.state_dict()[name]), name
+    for name, buffer in buffers.items():
+        assert torch.equal(buffer, before.get_buffer(name)), name
+    again = make(path=str(tmp_path / "exported"), **SIZE)
+    payload = again.encode(Prompt(text="a red"))
+    assert again.canvas(payload).shape == (4, 2, 2, 2)
+
+
+def test_an_export_of_a_config_alone_is_a_transformer(model, module, tmp_path):
+    model.export(module, tmp_path / "exported")
+    found = WanTransformer3DModel.from_pretrained(tmp_path / "exported" / "transformer").state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in canonical_tensors(module).items())
+
+
+def change(path, edit):
+    tensors = load_file(path)
+    edit(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda tensors: tensors.pop("proj_out.bias"), "lacks 1 of the .* the first is proj_out.bias"),
+        (lambda tensors: tensors.update(stray=torch.zeros(2)), "holds stray, which WanTransformer3DModel has no use"),
+        (lambda tensors: tensors.update({"proj_out.bias": torch.zeros(3)}), "has shape .3,., and .* needs .16,."),
+        (lambda tensors: tensors["proj_out.bias"].fill_(torch.nan), "16 of the 16 values read of proj_out.bias"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused(make, folder, weights, edit, said):
+    change(weights, edit)
+    with pytest.raises(CheckpointError, match=said):
+        built(make, folder)
+
+
+def test_a_truncated_checkpoint_is_refused(make, folder, weights):
+    with Path(weights).open("r+b") as file:
+        file.truncate(4000)
+    with pytest.raises(CheckpointError, match="truncated"):
+        make(path=folder, **SIZE).facts()
+
+
+def test_a_checkpoint_without_weights_can_be_planned(make, folder, weights):
+    Path(weights).unlink()
+    facts = make(path=folder, **SIZE).facts()
+    assert "diffusion_pytorch_model.safetensors" in facts.absent_weights
+    assert facts.num_parameters > 20_000
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"num_layer": 3}, "model.config.num_layer: WanTransformer3DModel has no such option; did you mean num_layers"),
+        ({"_class_name": "Other"}, "of a Other, and this plugin is for WanTransformer3DModel"),
+        ({"attention_head_dim": "x"}, "model.config"),
+    ],
+)
+def test_a_config_that_makes_no_model_is_refused(make, change, said):
+    with pytest.raises(ConfigError, match=said):
+        make(config={**tiny.CONFIG, **change}).facts()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"height": 9}, "height: 9 is no multiple of 2"),
+        ({"text": "encoder"}, "no text encoder"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(make, options, said):
+    model = make(**options)
+    with pytest.raises((ConfigError, DataError), match=said):
+        model.canvas(model.encode(Prompt(text="red")))
+
+
+def test_frames_of_the_autoencoder_are_told(make, folder):
+    with pytest.raises(ConfigError, match=r"num_frames: 6 is not 1 \+ a multiple of 4"):
+        make(path=folder, **{**SIZE, "num_frames": 6}).facts()
+
+
+def test_a_buffer_that_nobody_computes_is_told(model, folder, make, monkeypatch):
+    whole = make(path=folder, **SIZE)
+    monkeypatch.setattr(type(whole), "computed", lambda self, config: {})
+    with pytest.raises(PluginIncompatibleError, match=r"the buffer rope\.freqs_cos is in no checkpoint"):
+        whole.build(seed=0, dtype=torch.float32, device=CPU)
+
+
+def test_an_image_model_needs_an_image(make, checkpoint, tmp_path):
+    model = make(path=checkpoint(tiny.pipeline(in_channels=12)), **SIZE)
+    with pytest.raises(DataError, match="needs an image"):
+        model.encode(Prompt(text="a red"))
+
+
+def test_media_for_a_text_model_are_refused(model):
+    with pytest.raises(DataError, match="takes no images"):
+        model.encode(Prompt(text="red", media=("x.png",)))
+
+
+def test_the_config_that_is_written_names_its_class(model, module, tmp_path):
+    model.export(module, tmp_path)
+    config = json.loads((tmp_path / "transformer" / "config.json").read_text())
+    assert config["_class_name"] == "WanTransformer3DModel"
+
+
+def test_of_a_checkpoint_on_the_hub_planning_fetches_no_weights(make, folder, tmp_path, monkeypatch):
+    asked = []
+
+    def fetch(name, *, revision, allow_patterns):
+        asked.append((name, revision))
+        for path in Path(folder).rglob("*"):
+            place = path.relative_to(folder)
+            if path.is_file() and any(place.match(pattern) for pattern in allow_patterns):
+                (tmp_path / "hub" / place).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / "hub" / place).write_bytes(path.read_bytes())
+        return str(tmp_path / "hub")
+
+    monkeypatch.setattr("cosmos_core.policy.modeling.diffusion.checkpoint.snapshot_download", fetch)
+    model = make(path="some/name", revision="tag", **SIZE)
+    assert model.facts().num_parameters > 20_000
+    assert not list((tmp_path / "hub").rglob("*.safetensors"))
+    model.build(seed=0, dtype=torch.float32, device=CPU)
+    assert [each.parent.name for each in (tmp_path / "hub").rglob("*.safetensors")] == ["transformer"]
+    model.encode(Prompt(text="a red"))
+    assert {each.parent.name for each in (tmp_path / "hub").rglob("*.safetensors")} == {"transformer", "text_encoder"}
+    assert set(asked) == {("some/name", "tag")}
+
+
+def test_a_path_that_is_no_folder_is_told(make):
+    with pytest.raises(ConfigError, match="no folder"):
+        make(path="./nowhere", **SIZE).facts()
