@@ -142,12 +142,13 @@ def load_algorithm(job: Job, plugins: PluginSet, stage: Stage) -> Algorithm:
         ConfigError: An option is wrong.
         PluginError: The plugin failed.
     """
-    rollout = job.recipe.rollout
+    rollout, average = job.recipe.rollout, job.recipe.policy.average
     context = AlgorithmContext(
         group_size={"rollouts": rollout.group_size, "demonstrations": 1, "preferences": 2}[source_of(plugins, stage)],
         temperature=rollout.sampling.temperature,
         max_units=rollout.sampling.max_units,
         max_staleness=staleness_bound(job.recipe.sync),
+        generates_average=average is not None and average.publish,
     )
     instance = plugins.create("algorithm", stage.plugin, stage.options, context, f"{stage.key}.options")
     return cast("Algorithm", instance)
@@ -192,7 +193,7 @@ def unmet(recipe: Recipe, stage: Stage, algorithm: Algorithm) -> Iterator[str]:
             if recipe.policy.average is None:
                 yield (
                     f"policy.average: {asks} consults the average of the policy's weights, and the recipe keeps none; "
-                    "add a table [policy.average], empty for its defaults"
+                    "add a table [policy.average], with publish = true where rollouts are to come from the average"
                 )
         elif role not in recipe.frozen:
             what = "empty: the weights the stage starts from" if role == "reference" else "path: a checkpoint"

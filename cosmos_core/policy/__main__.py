@@ -148,6 +148,7 @@ def make_reader(job: Job, plugins: PluginSet, trainer: Trainer, payloads: Payloa
         config=job.recipe.dataset,
         paired_stages=frozenset(index for index, source in sources.items() if source == "preferences"),
         seed=job.recipe.run.seed,
+        advance=trainer.activity.advance,
     )
 
 

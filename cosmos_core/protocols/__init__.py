@@ -23,7 +23,7 @@ from cosmos_core.protocols.dataset import (
     Split,
     Window,
 )
-from cosmos_core.protocols.denoising import Canvas, Denoising, Noising
+from cosmos_core.protocols.denoising import Canvas, DecisionKind, Denoising, Noising
 from cosmos_core.protocols.drawn import DrawnDataset, is_held_out
 from cosmos_core.protocols.engine import (
     CachePolicy,
@@ -128,6 +128,7 @@ __all__ = [
     "DatasetCapabilities",
     "DatasetContext",
     "Decided",
+    "DecisionKind",
     "Decisions",
     "Denoising",
     "Divergence",

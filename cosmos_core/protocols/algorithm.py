@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, runtime_c
 
 import attrs
 
+from cosmos_core.protocols.denoising import DecisionKind
 from cosmos_core.protocols.frozen import FrozenRole, Opinion
 from cosmos_core.types import Group
 
@@ -72,12 +73,15 @@ class AlgorithmContext:
         temperature: Sampling temperature.
         max_units: Longest completion.
         max_staleness: `sync.max_staleness`.
+        generates_average: Whether rollouts come from the average of the policy's weights (`policy.average.publish`),
+            which is none of the weights that are trained.
     """
 
     group_size: int
     temperature: float
     max_units: int
     max_staleness: int
+    generates_average: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -87,6 +91,8 @@ class AlgorithmCapabilities:
     Attributes:
         source: Where its batches come from.
         payload_kinds: Kinds of payload it can price.
+        decisions: Of rollouts of latents, the decisions that it can price. The log-prob of a transition is that of a
+            probability; of a regression it is minus a squared error, and no ratio of policies can be made of it.
         min_group_size: Fewest samples of a prompt that its estimator needs.
         logprob_semantics: Engine log-prob semantics that it can use as the behaviour policy's.
         needs_rewards: Whether rollouts must be scored; else a recipe may have no rewards, and each sample's is 0.
@@ -94,6 +100,7 @@ class AlgorithmCapabilities:
 
     source: Source = "rollouts"
     payload_kinds: frozenset[str] = frozenset({"tokens", "latents"})
+    decisions: frozenset[DecisionKind] = frozenset({"transitions"})
     min_group_size: int = 1
     logprob_semantics: frozenset[str] = frozenset({"processed"})
     needs_rewards: bool = True

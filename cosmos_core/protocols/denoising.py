@@ -15,7 +15,7 @@ H and W latent height and width, L tokens of the text, E their width, F frames o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 
@@ -23,6 +23,8 @@ from cosmos_core.types import Payload
 
 if TYPE_CHECKING:
     import torch
+
+DecisionKind: TypeAlias = Literal["transitions", "regressions"]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -73,8 +75,8 @@ class Denoising(Protocol):
             latents_B: float32 [B, C, T, H, W].
             times_B: float32 [B], in [0, 1].
             prompts: B conditionings, as `encode` gave them.
-            guidance: Scale of classifier-free guidance as the family's own pipeline counts it; at
-                `neutral_guidance` one forward is enough.
+            guidance: Scale of classifier-free guidance in the formula of the family's own pipeline, at every value,
+                also at those where the pipeline uses none; at `neutral_guidance` one forward is enough.
 
         Returns:
             float32 [B, C, T, H, W]; of frames that are given, zero.

@@ -113,6 +113,8 @@ class ModelFacts:
         matrices: Shapes of the weights that `rollout.quantization` is for, by canonical name: of linear layers
             [out, in], of stacked experts [experts, out, in]; not of embeddings, norms, routers and the output layer.
             Empty where they are not known: then nothing can be quantised.
+        latent_size: Values of the latents of what the recipe has it generate (0: it decides tokens).
+        num_regressions: Decisions that it draws of a demonstration (`Noising`; 0: it draws none).
         column_split: Of `matrices`, those whose last dim `tp` splits: 4-bit formats need whole bytes on each process.
     """
 
@@ -137,3 +139,5 @@ class ModelFacts:
     linear_layers: frozenset[str] = frozenset()
     matrices: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
     column_split: frozenset[str] = frozenset()
+    latent_size: int = 0
+    num_regressions: int = 0

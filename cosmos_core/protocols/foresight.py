@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import attrs
 
+from cosmos_core.protocols.denoising import DecisionKind
 from cosmos_core.protocols.engine import Sampling
 from cosmos_core.protocols.facts import ModelFacts
 
@@ -49,7 +50,13 @@ class Foresight:
     Attributes:
         problems: What it cannot do, wherever it runs: `key: what, value seen; what to do`.
         absent: What it lacks on this machine, and what to do: such a run can be planned, not started.
+        decisions: Of latents, which decisions it makes of rollouts; None: it makes tokens, or does not say.
+        decisions_key: The key of the recipe that says so.
+        most_decisions: Most decisions of one sample to train on; 0: as many as `rollout.sampling.max_units`.
     """
 
     problems: tuple[str, ...] = ()
     absent: str = ""
+    decisions: DecisionKind | None = None
+    decisions_key: str = "rollout.engine.plugin"
+    most_decisions: int = 0

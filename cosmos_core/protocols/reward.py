@@ -43,7 +43,8 @@ class Completion:
     Attributes:
         prompt: The dataset row.
         text: The completion as text, stop token stripped; empty for world models. Of a dialogue, both sides of it.
-        payload: The arrays, for rewards that look at latents; None for text rewards.
+        payload: The arrays, for rewards that look at latents: `sample` and numbers about it, without what conditioned
+            it and without the way there; None for text rewards.
         media: What it looks like, `frames` uint8 [F, height, width, 3] and `fps` (kind `media`); None where the engine
             renders nothing.
         truncated: Whether generation hit the longest length instead of stopping.

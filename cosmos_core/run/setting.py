@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import attrs
 
@@ -11,14 +12,18 @@ from cosmos_core.config.dynamic import chosen
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job, recipe_with
 from cosmos_core.config.reference import fields
+from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import Stage, stages
 from cosmos_core.errors import ConfigError, ReplicaError
-from cosmos_core.plugin.roles import load_algorithm, selections, unmet
+from cosmos_core.plugin.roles import load_algorithm, load_model, selections, unmet
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.run.asking import conversation
+from cosmos_core.run.planning.foresight import foresee
 from cosmos_core.transport.messages import Settable
 from cosmos_core.transport.requests import Set
 from cosmos_core.types import Scalar
+
+_SAMPLING: Final = "rollout.sampling."
 
 
 @attrs.frozen(kw_only=True)
@@ -85,7 +90,23 @@ def _checked(job: Job, known: Settable, overrides: Sequence[str]) -> dict[str, S
     for stage in stages(recipe):
         if lacking := [*unmet(recipe, stage, load_algorithm(changed, plugins, stage))]:
             raise ConfigError("\n".join(lacking))
+    if objections := [*_objections(job, recipe, asked)]:
+        raise ConfigError("\n".join(objections))
     return asked
+
+
+def _objections(job: Job, recipe: Recipe, asked: Mapping[str, Scalar]) -> Iterator[str]:
+    """What the engine cannot do with changed samples: it would refuse the first request, which ends its replica."""
+    if not job.uses_rollouts or not any(key.startswith(_SAMPLING) for key in asked):
+        return
+    plugins = PluginSet.load(selections(recipe, ["model", "engine", "launcher"]))
+    if plugins.provider("engine", recipe.rollout.engine.plugin).foresee is None:
+        return
+    model = load_model(job, plugins)
+    facts = model.facts()
+    told = [foresee(each, plugins, model, facts, shows_media=False).problems for each in (job.recipe, recipe)]
+    # What it says of the run as it is may be of this machine, which need not be that of its replicas.
+    yield from (problem for problem in told[1] if problem not in told[0])
 
 
 def _static_options(job: Job, plugins: PluginSet, known: Settable) -> dict[str, str]:

@@ -32,12 +32,18 @@ _RETRIES: Final = "legacy"
 """botocore's `standard` mode has one quota of repetitions for all requests of a process: with 32 readers and a server
 that was away for 5 seconds, 51 of 64 requests failed, and in this mode none."""
 
+_ROUNDS: Final = 2
+"""Of those attempts, by s3fs, where a connection breaks or the server says `SlowDown`; two rounds of these for a read
+with broken connections. Its own default, 5, makes 200 requests of that. With 1, an answer that breaks off in its middle
+would not be read again."""
+
 
 def file_system(url: str) -> tuple[Any, str]:
     """The file system of a path or URL, and the path in it.
 
-    Requests to S3 are repeated, with growing pauses, where the server is gone, slow or overloaded; never where it
-    refuses (`AWS_MAX_ATTEMPTS` and `AWS_RETRY_MODE` overrule how often).
+    Requests to S3 are repeated, with growing pauses, where the server is gone, slow or overloaded, up to 8 times, and
+    up to 32 where it breaks connections to the last; never where it refuses (`AWS_MAX_ATTEMPTS` and `AWS_RETRY_MODE`
+    overrule the 8).
 
     Raises:
         StorageError: Half of the credentials are set.
@@ -45,6 +51,8 @@ def file_system(url: str) -> tuple[Any, str]:
         ValueError: There is no such kind of URL.
     """
     found: tuple[Any, str] = url_to_fs(url, **storage_options(url))
+    if url.startswith(_S3):
+        found[0].retries = _ROUNDS
     return found
 
 

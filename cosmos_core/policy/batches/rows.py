@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
 import attrs
@@ -38,6 +39,11 @@ class Row:
     seed: int
     is_rejected: bool = False
 
+    @property
+    def key(self) -> tuple[Split, int, bool]:
+        """What rows have in common that differ only in the points at which they are learned."""
+        return self.split, self.row, self.is_rejected
+
 
 @attrs.frozen(kw_only=True)
 class Read:
@@ -57,12 +63,14 @@ class RowReader:
         dataset: Has them; None where nothing learns from them.
         longest: Most units of a sequence of tokens. Latents have no such limit: a model splits them over micro-batches.
         config: Which lengths of prompts are trained on.
+        advance: Called once a row is read, which is progress.
     """
 
     model: Model
     dataset: Dataset | None
     longest: int
     config: DatasetConfig | None
+    advance: Callable[[], object] = lambda: None
     _encoded: dict[tuple[Split, int, bool], Payload] = attrs.field(factory=dict, init=False)
 
     def look(self, row: Row) -> Read:
@@ -87,11 +95,19 @@ class RowReader:
         """
         return TrainSequence(payload=self._payload(row), advantage=-1.0 if row.is_rejected else 1.0, place=place)
 
+    def held(self, row: Row) -> Payload | None:
+        """A row that was read, without the points at which it is learned; None where it could not be."""
+        return self._encoded.get(row.key)
+
+    def keep(self, row: Row, payload: Payload) -> None:
+        """Take a row as another process read it (see `held`)."""
+        self._encoded[row.key] = payload
+
     def _payload(self, row: Row) -> Payload:
-        key = (row.split, row.row, row.is_rejected)
-        if key not in self._encoded:
-            self._encoded[key] = self.model.encode_demonstration(self._prompt(row))
-        payload = self._encoded[key]
+        if row.key not in self._encoded:
+            self._encoded[row.key] = self.model.encode_demonstration(self._prompt(row))
+            self.advance()
+        payload = self._encoded[row.key]
         return self.model.noised(payload, row.seed) if isinstance(self.model, Noising) else payload
 
     def _prompt(self, row: Row) -> Prompt:

@@ -1,16 +1,18 @@
 """Getting hold of a step's sequences: payloads from the sample plane, or rows of the dataset.
 
-A replica's share of rollouts is shared again among its processes, by units. The lengths of demonstrations are known
-only once they are read: every process of every replica reads some, all learn all lengths, and each takes what makes
-the work even. Those that are imitated beside rollouts lie with the groups of their rows, and are read by who trains on
-them. Processes that work on the same sequences (`pp`, `cp` and `tp`) read the same ones, each for itself:
-passed on through the process group, large payloads would take longer (see benchmarks/results).
+A replica's share of rollouts is shared again among its processes, by units. The lengths of demonstrations of tokens are
+known only once they are read: every process of every replica reads some, all learn all lengths, and each takes what
+makes the work even. Those of latents, which are costly to encode, all have the number of decisions that the model's
+options say, so that each is read by those that train on it. Those that are imitated beside rollouts lie with the groups
+of their rows, and are read by who trains on them. Processes that work on the same sequences (`pp`, `cp` and `tp`) read
+the same ones, each for itself: passed on through the process group, large payloads would take longer (see
+benchmarks/results). Latents, which take longer to encode than to pass on, are shared out along `cp` (`together`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -33,9 +35,10 @@ from cosmos_core.policy.batches.batch import (
     wanted_samples,
 )
 from cosmos_core.policy.batches.rows import Read, Row, RowReader
+from cosmos_core.policy.batches.together import look_together
 from cosmos_core.policy.processes.group import GradientGroup
 from cosmos_core.policy.processes.world import World
-from cosmos_core.protocols import Algorithm, Dataset, Imitating, Mesh, Model
+from cosmos_core.protocols import Algorithm, Dataset, Imitating, Mesh, Model, Noising
 from cosmos_core.transport.directives import TrainOrder
 from cosmos_core.transport.payloads import PayloadClient
 
@@ -55,6 +58,7 @@ class ShareReader:
         config: Which lengths of prompts are trained on.
         paired_stages: Stages that learn from preferences: each row is two sequences, the rejected one second.
         seed: `run.seed`.
+        advance: Called once a row is read, which is progress.
     """
 
     model: Model
@@ -65,6 +69,7 @@ class ShareReader:
     config: DatasetConfig | None = None
     paired_stages: frozenset[int] = frozenset()
     seed: int = 0
+    advance: Callable[[], object] = lambda: None
 
     def read(self, order: TrainOrder, group: GradientGroup, algorithm: Algorithm) -> Share:
         """This process's part of a step's batch.
@@ -126,8 +131,7 @@ class ShareReader:
             lengths: Units of each sequence.
             first: Place in `shares` of the first process of this replica.
         """
-        mesh = self.world.mesh
-        mine = shares[first + mesh.place("dp_replicate") * mesh.size("dp_shard") + mesh.place("dp_shard")]
+        mine = shares[first + self._place]
         if mine or not lengths:
             return mine, ()
         return (), (min(range(len(lengths)), key=lambda index: lengths[index]),)
@@ -152,18 +156,43 @@ class ShareReader:
         )
 
     def _rows(self) -> RowReader:
-        return RowReader(model=self.model, dataset=self.dataset, longest=self.longest, config=self.config)
+        return RowReader(
+            model=self.model, dataset=self.dataset, longest=self.longest, config=self.config, advance=self.advance
+        )
+
+    @property
+    def _place(self) -> int:
+        """This process's number among those of its replica that have sequences of their own."""
+        mesh = self.world.mesh
+        return mesh.place("dp_replicate") * mesh.size("dp_shard") + mesh.place("dp_shard")
+
+    def _looked(self, reader: RowReader, rows: Sequence[Row], indices: Iterable[int]) -> dict[int, Read]:
+        """What rows amount to that are this process's own, as they are of those that share its sequences."""
+        if isinstance(self.model, Noising):
+            return look_together(reader, {index: rows[index] for index in indices}, self.world.mesh)
+        return {index: reader.look(rows[index]) for index in indices}
 
     def _demonstrations(self, rows: Sequence[Row], group: GradientGroup) -> Share:
-        """Every process reads some rows, all learn their lengths, then each reads those that are its own."""
+        """Rows that are shared by all processes of the group.
+
+        Every process reads some, all learn their lengths, then each reads those that are its own; of latents, whose
+        lengths are all the same, each reads its own at once.
+        """
         reader = self._rows()
-        first, each = group.rank * self.world.size + self.world.rank, group.size * self.world.size
-        reads = {index: reader.look(rows[index]) for index in range(first, len(rows), each)}
+        size = data_size(self.world.mesh)
+        parted: list[tuple[int, ...]] = []
+        if isinstance(self.model, Noising):
+            parted = balanced([1] * len(rows), group.size * size)
+            reads = self._looked(reader, rows, parted[group.rank * size + self._place])
+        else:
+            first, each = group.rank * self.world.size + self.world.rank, group.size * self.world.size
+            reads = {index: reader.look(rows[index]) for index in range(first, len(rows), each)}
         reads = _whole_pairs(rows, _read_of(group.exchange(_said(self._told(reads)))))
         good = [index for index in range(len(rows)) if not reads[index].reason]
-        size = data_size(self.world.mesh)
         lengths = [reads[index].decisions + reads[index].conditioning for index in good]
-        shares = balanced(lengths, group.size * size)
+        place_of = {index: place for place, index in enumerate(good)}
+        shares = [tuple(place_of[index] for index in share if index in place_of) for share in parted]
+        shares = shares or balanced(lengths, group.size * size)
         mine, filler = self._mine(shares, lengths, first=group.rank * size)
         sequences = [reader.sequence(rows[good[place]], good[place]) for place in (*mine, *filler)]
         own = [reads[good[place]] for share in shares[group.rank * size :][:size] for place in share]
@@ -180,11 +209,10 @@ class ShareReader:
         if times == 0:
             return None
         rows = [self._row(order, number, again=again) for number in order.shares[group.rank] for again in range(times)]
-        reader, mesh = self._rows(), self.world.mesh
-        place = mesh.place("dp_replicate") * mesh.size("dp_shard") + mesh.place("dp_shard")
-        own = range(place, len(rows), data_size(mesh))
+        reader = self._rows()
+        own = range(self._place, len(rows), data_size(self.world.mesh))
         # Those that share sequences each read them: what one of them could not read, none trains on.
-        reads = self._told({index: reader.look(rows[index]) for index in own})
+        reads = self._told(self._looked(reader, rows, own))
         good = [index for index in range(len(rows)) if not reads[index].reason]
         mine = [index for index in own if not reads[index].reason]
         return Share(

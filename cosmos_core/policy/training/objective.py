@@ -47,7 +47,8 @@ class Known:
         sequence_N: int64 in [0, S).
         weights_N: float32, each decision's part of the batch's average.
         num_sequences: S.
-        has_behaviour: Whether an engine recorded log-probs (demonstrations have none).
+        has_behaviour: Whether an engine recorded log-probs of probabilities: demonstrations have none, and those of
+            regressions are squared errors.
         targets_N: float32, what an algorithm that estimates wants of each decision; None where it wants nothing.
     """
 
@@ -124,7 +125,7 @@ def know(
         sequence_N=torch.from_numpy(np.repeat(np.arange(len(members)), numbers)),
         weights_N=each(weights),
         num_sequences=len(members),
-        has_behaviour=any("logprobs" in member.payload.arrays for member, _ in members),
+        has_behaviour=any(_has_behaviour(member.payload) for member, _ in members),
     ).on(device)
 
 
@@ -159,6 +160,10 @@ def _decisions(
         targets_N=known.targets_N,
         values_N=decided.values_N,
     )
+
+
+def _has_behaviour(payload: Payload) -> bool:
+    return "logprobs" in payload.arrays and "noise_seed" not in payload.arrays
 
 
 def _recorded(members: Sequence[tuple[TrainSequence, Piece]], name: str, absent: float, dtype: str) -> torch.Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import attrs
@@ -106,14 +107,14 @@ class _Agreed:
     Attributes:
         totals: Counts of the whole batch.
         imitated: Counts of all demonstrations beside it; None where none are imitated.
-        unread: Rows of groups whose demonstration could not be used.
+        unread: How many rows of groups have a demonstration that could not be used, by reason.
         missing: Leases that members lack.
         problem: Why they lack them; empty if none is missing.
     """
 
     totals: Counts
     imitated: Counts | None
-    unread: int
+    unread: Mapping[str, int]
     missing: tuple[int, ...]
     problem: str
 
@@ -128,7 +129,7 @@ def _agree(world: World, group: GradientGroup, share: Share, missing: tuple[int,
         # Every process of a replica counts its whole share.
         "counts": attrs.asdict(share.counts),
         "imitated": None if beside is None else attrs.asdict(beside.counts),
-        "unread": 0 if beside is None else len(beside.dropped),
+        "unread": [] if beside is None else [reason for _, reason in beside.dropped],
         "missing": sorted({lease for part in parts for lease in part["missing"]}),
         "reason": reason if world.size == 1 else "; ".join(reasons),
     }
@@ -138,7 +139,7 @@ def _agree(world: World, group: GradientGroup, share: Share, missing: tuple[int,
     return _Agreed(
         totals=sum((Counts(**each["counts"]) for each in answers), Counts()),
         imitated=sum(imitated, Counts()) if imitated else None,
-        unread=sum(each["unread"] for each in answers),
+        unread=Counter(reason for each in answers for reason in each["unread"]),
         missing=tuple(lease for each in answers for lease in each["missing"]),
         problem="; ".join(problems),
     )
@@ -165,7 +166,9 @@ def _describe(meter: Meter, agreed: _Agreed, skipped: bool, watch: Stopwatch) ->
     if imitated is not None:
         meter.peak(f"{IMITATION}units", imitated.decisions)
         meter.peak(f"{IMITATION}sequences", imitated.sequences)
-        meter.peak(f"{IMITATION}dropped", agreed.unread)
+        meter.peak(f"{IMITATION}dropped", sum(agreed.unread.values()))
+        for reason, number in agreed.unread.items():
+            meter.peak(f"{IMITATION}dropped_{reason}", number)
     meter.peak("nonfinite", float(skipped))
     for name, seconds in watch.seconds.items():
         meter.peak(name, seconds)

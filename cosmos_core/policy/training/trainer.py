@@ -52,6 +52,9 @@ from cosmos_core.protocols import (
 )
 from cosmos_core.replica.activity import Activity
 
+MOST_UNIMITATED: Final = 10
+"""Steps in a row that may lack every demonstration beside their rollouts."""
+
 
 @attrs.frozen(kw_only=True)
 class Applied:
@@ -82,6 +85,7 @@ class Trainer:
         step: Global step whose weights these are; negative while they are a mixture of two (see `transfer`).
         stage: The stage whose optimizer this is.
         nonfinite_steps: Steps skipped in a row.
+        unimitated_steps: Steps in a row in which no demonstration could be read of those that are to be imitated.
         num_units: Units that went forward and backward since the start of the process.
         activity: What the replica is doing; each forward of a layer counts as progress.
     """
@@ -103,6 +107,7 @@ class Trainer:
         self.world = world
         self.step = 0
         self.nonfinite_steps = 0
+        self.unimitated_steps = 0
         self.num_units = 0
         self.activity = Activity()
         watch_layers(module, self.activity)
@@ -222,7 +227,7 @@ class Trainer:
 
         Raises:
             GradientGroupError: The group broke; nothing was applied.
-            TrainingError: Too many steps in a row had a gradient that is not finite.
+            TrainingError: Too many steps in a row had a gradient that is not finite, or nothing to imitate.
         """
         with watch("pack_s"):
             parts = self._prepare(share, totals)
@@ -255,7 +260,9 @@ class Trainer:
         with watch("optimizer_s"):
             meter = measures.meter()
             meter.merge(imitation.meter())
-            return self._apply(meter, critic_norm)
+            applied = self._apply(meter, critic_norm)
+        self._expect_demonstrations(imitated)
+        return applied
 
     def measure(self, share: Share) -> float:
         """Evaluate demonstrations without learning from them, under the weights that are published.
@@ -274,6 +281,18 @@ class Trainer:
         if decided is None or not self._is_measured:
             return 0.0
         return -sum(float(each.logprobs_N.double().sum()) for each in decided[:num_real])
+
+    def _expect_demonstrations(self, imitated: Counts | None) -> None:
+        if imitated is None or imitated.sequences > 0:
+            self.unimitated_steps = 0
+            return
+        self.unimitated_steps += 1
+        if self.unimitated_steps > MOST_UNIMITATED:
+            raise TrainingError(
+                f"step {self.step}: {self.unimitated_steps} steps in a row had no demonstration that could be read, "
+                "and the algorithm imitates some beside rollouts; the log says why each was refused: mend the rows, or "
+                "set algorithm.options that imitate none"
+            )
 
     def _prepare(self, share: Share, totals: Counts) -> list[Prepared]:
         assert {sequence.temperature for sequence in share.sequences} <= {*share.temperatures}, "one would be left out"

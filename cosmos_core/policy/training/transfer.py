@@ -27,8 +27,8 @@ def transfer_state(trainer: Trainer, group: GradientGroup, source: int, begin_st
         GradientGroupError: The group broke. The state of a member that is not the source may then be partial: its
             step is `UNKNOWN_STEP`, so that it can only go on from a next transfer.
     """
-    place = [trainer.step, trainer.stage.index, trainer.nonfinite_steps]
-    step, stage, nonfinite_steps = json.loads(group.exchange(json.dumps(place).encode())[source])
+    place = [trainer.step, trainer.stage.index, trainer.nonfinite_steps, trainer.unimitated_steps]
+    step, stage, nonfinite_steps, unimitated_steps = json.loads(group.exchange(json.dumps(place).encode())[source])
     if group.rank != source:
         trainer.step = UNKNOWN_STEP
     if stage != trainer.stage.index:
@@ -36,3 +36,4 @@ def transfer_state(trainer: Trainer, group: GradientGroup, source: int, begin_st
     group.copy([local(tensor) for tensor in trainer.state().values()], source)
     trainer.step = step
     trainer.nonfinite_steps = nonfinite_steps
+    trainer.unimitated_steps = unimitated_steps

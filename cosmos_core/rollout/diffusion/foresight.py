@@ -20,12 +20,27 @@ def foresee(options: DiffusionOptions, outlook: EngineOutlook) -> Foresight:
     found = [*problems(options, outlook.model)]
     for key, sampling in outlook.samplings.items():
         found += [f"{key}{said}" for said in sampling_problems(options, sampling)]
+    found += [f"rollout.sampling{said}" for said in _undecided(options, outlook.samplings.get("rollout.sampling"))]
     found += [
         f"{key}: {temperature:g}; a denoised sample has no temperature: 1 is the sampler as it is, 0 its ODE"
         for key, temperature in outlook.temperatures.items()
         if temperature not in (0.0, 1.0) and key.rpartition(".")[0] not in outlook.samplings
     ]
-    return Foresight(problems=tuple(found))
+    return Foresight(
+        problems=tuple(found),
+        decisions="regressions" if options.regressions else "transitions",
+        decisions_key=f"{_OPTIONS}.regressions",
+        most_decisions=_most_decisions(options, outlook.samplings.get("rollout.sampling")),
+    )
+
+
+def _most_decisions(options: DiffusionOptions, sampling: Sampling | None) -> int:
+    if options.regressions or options.trained == "window":
+        return options.regressions or options.window
+    if sampling is None:
+        return 0
+    # The last step never is one.
+    return sampling.max_units // 2 if options.trained == "even" else sampling.max_units - 1
 
 
 def problems(options: DiffusionOptions, model: Model) -> Iterator[str]:
@@ -82,6 +97,21 @@ def sampling_problems(options: DiffusionOptions, sampling: Sampling) -> Iterator
             f"on{'' if options.window_stop is None else f' and before step {options.window_stop}'} among those "
             "that may be noisy; see window, window_start and window_stop of [rollout.engine.options]"
         )
+
+
+def _undecided(options: DiffusionOptions, sampling: Sampling | None) -> Iterator[str]:
+    """Whether samples would be made of which nothing can be learned; windows and ODEs are told of elsewhere."""
+    if sampling is None or sampling.temperature != 1.0 or options.regressions or options.trained == "window":
+        return
+    if options.sampler in ("euler", "unipc") or not 1 <= sampling.max_units <= MOST_STEPS:
+        return
+    # Imported here so that listing plugins needs no torch.
+    from cosmos_core.rollout.diffusion.itinerary import itinerary  # noqa: PLC0415
+
+    if not itinerary(options, sampling, 0).decided:
+        least = 3 if options.sampler == "edm" else 2
+        number = sampling.max_units
+        yield f".max_units: of {number} steps none is noisy, so that nothing is decided; give {least} or more"
 
 
 def _has_window(options: DiffusionOptions, sampling: Sampling) -> bool:

@@ -52,7 +52,9 @@ class DiffusionOptions:
         False, help="Whether `unipc` takes Karras' times, in place of evenly spaced ones moved by `shift`."
     )
     guidance: float | None = option(
-        None, help="Scale of classifier-free guidance as the model counts it; absent, there is none."
+        None,
+        help="Scale of classifier-free guidance in the model's own formula; absent, there is none. It counts at 1 and "
+        "below, too, where pipelines of diffusers turn it off.",
     )
     trained: Trained = option(
         "all",

@@ -15,20 +15,21 @@ from cosmos_core.transport.reports import SampleReport
 from cosmos_core.types import Message, Payload, Prompt, Sample, SampleStatus
 
 TEXT_LENGTH: Final = 2000
-_WAY: Final = frozenset({"states", "places", "steps", "offsets"})
-"""Arrays of transitions (see `cosmos_core.types.Payload`)."""
+_SCORED: Final = frozenset({"sample", "times", "logprobs", "versions", "guidance", "noise_seed"})
+"""Arrays of a payload of latents that rewards see (see `cosmos_core.types.Payload`)."""
 
 
 def to_score(prompt: Prompt, played: Played, text: str) -> Completion:
     """What a reward sees of a completion; tokens are seen as text only, a dialogue's with what stands between turns.
 
-    Of what was denoised it sees the sample, not the way there, which is many times as large.
+    Of what was denoised it sees the sample and numbers about it: neither the way there nor the model's conditioning,
+    which are many times as large.
     """
     payload = played.generated.payload
     return Completion(
         prompt=prompt,
         text=text,
-        payload=None if payload.kind == "tokens" else _without_way(payload),
+        payload=None if payload.kind == "tokens" else _scored(payload),
         media=played.generated.media,
         truncated=played.status is SampleStatus.TRUNCATED,
         turns=played.said or (Message(role="assistant", content=text),),
@@ -36,8 +37,10 @@ def to_score(prompt: Prompt, played: Played, text: str) -> Completion:
     )
 
 
-def _without_way(payload: Payload) -> Payload:
-    return attrs.evolve(payload, arrays={name: payload.arrays[name] for name in payload.arrays if name not in _WAY})
+def _scored(payload: Payload) -> Payload:
+    if payload.kind != "latents":
+        return payload
+    return attrs.evolve(payload, arrays={name: array for name, array in payload.arrays.items() if name in _SCORED})
 
 
 def sample(

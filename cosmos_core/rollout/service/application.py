@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import hmac
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeAlias
 
 from aiohttp import hdrs, web
@@ -48,6 +50,8 @@ class Application:
     def __init__(self, service: Service, token: str) -> None:
         self._service: Final = service
         self._bearer: Final = f"Bearer {token}".encode()
+        # A body is held several times over while it is read, so one is at a time; also if who sent it hangs up.
+        self._reader: Final = ThreadPoolExecutor(1, thread_name_prefix="reward-body")
 
     def made(self) -> web.Application:
         """As aiohttp serves it."""
@@ -68,6 +72,7 @@ class Application:
         try:
             if path != "/health":
                 self._check_token(request)
+            _check_encoding(request)
             answer = await handler(request)
         except _RefusedError as error:
             # Clients of cosmos-rl look for `message`.
@@ -131,19 +136,14 @@ class Application:
 
     async def _take(self, request: web.Request, read: Read) -> Entry:
         """Take a request on; or find that it has been."""
-        service, settings = self._service, self._service.settings
+        service = self._service
         key = request.headers.get("Idempotency-Key", "")
         if len(key) > _LONGEST_KEY:
             raise _RefusedError(400, f"Idempotency-Key: {len(key)} characters, and it may have {_LONGEST_KEY}")
         size_bytes = self._size_bytes(request)
         self._check_open()
         if not service.capacity.take(size_bytes):
-            raise _RefusedError(
-                429,
-                f"the queue is full: {service.capacity.num_requests} requests of {settings.queue} and "
-                f"{service.capacity.held_bytes >> 20} MB of {settings.queue_mb} MB",
-                {hdrs.RETRY_AFTER: str(settings.retry_after_s)},
-            )
+            raise self._full()
         is_taken = False
         try:
             data = await self._body(request)
@@ -151,6 +151,7 @@ class Application:
             entry = self._repeated(key, digest)
             if entry is None:
                 submission = await self._read(data, read)
+                size_bytes = self._grown(size_bytes, submission.size_bytes)
                 # Another request with this key may have come meanwhile.
                 entry = self._repeated(key, digest)
                 if entry is None:
@@ -161,6 +162,24 @@ class Application:
             if not is_taken:
                 service.capacity.give(size_bytes)
         return entry
+
+    def _grown(self, size_bytes: int, held_bytes: int) -> int:
+        """What a request takes whose arrays are held so: of 16-bit latents, twice what they came as."""
+        most = self._service.settings.queue_mb << 20
+        if held_bytes > most:
+            raise _RefusedError(413, f"latents of {held_bytes} bytes as float32, and all may have {most} (queue_mb)")
+        if held_bytes > size_bytes and not self._service.capacity.grow(held_bytes - size_bytes):
+            raise self._full()
+        return max(size_bytes, held_bytes)
+
+    def _full(self) -> _RefusedError:
+        settings, capacity = self._service.settings, self._service.capacity
+        return _RefusedError(
+            429,
+            f"the queue is full: {capacity.num_requests} requests of {settings.queue} and "
+            f"{capacity.held_bytes >> 20} MB of {settings.queue_mb} MB",
+            {hdrs.RETRY_AFTER: str(settings.retry_after_s)},
+        )
 
     def _check_open(self) -> None:
         if self._service.is_stopping:
@@ -190,8 +209,9 @@ class Application:
 
     async def _read(self, data: bytes, read: Read) -> Submission:
         try:
-            submission = await asyncio.to_thread(read, data, most=self._service.settings.batch)
-        except ValueError as error:
+            reading = functools.partial(read, data, most=self._service.settings.batch)
+            submission = await asyncio.get_running_loop().run_in_executor(self._reader, reading)
+        except (ValueError, OverflowError, RecursionError) as error:
             raise _RefusedError(400, str(error)) from None
         problem = unknown_scorers(submission.scorers, self._service.kinds, submission.kind)
         if problem:
@@ -207,6 +227,13 @@ class Application:
         if not 0.0 <= wait_s < float("inf"):
             raise _RefusedError(400, f"wait_s: expected seconds, got {given!r:.100}")
         return min(wait_s, self._service.settings.wait_s)
+
+
+def _check_encoding(request: web.Request) -> None:
+    """What is packed is of a size that its length does not tell."""
+    for encoding in request.headers.getall(hdrs.CONTENT_ENCODING, ()):
+        if encoding.strip().lower() not in ("", "identity"):
+            raise _RefusedError(415, f"Content-Encoding: {encoding!r:.100}; send the body as it is")
 
 
 def _missing(state: str, ticket: str) -> _RefusedError:

@@ -1,10 +1,7 @@
-"""Arrays of a request's body, npy or safetensors: read in place, nothing believed, nothing executed."""
+"""Arrays of a request's body: safetensors, and what is made of arrays; npy is `cosmos_core.data.npy`."""
 
 from __future__ import annotations
 
-import math
-import re
-import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -12,50 +9,9 @@ import numpy as np
 import safetensors
 
 from cosmos_core.types import Array
-from cosmos_core.types.payload import ITEM_SIZES
 
-_NPY: Final = b"\x93NUMPY"
-_LONGEST_HEADER: Final = 1 << 12
-_HEADER: Final = re.compile(
-    rb"\s*\{\s*'descr':\s*'([^']*)',\s*'fortran_order':\s*(True|False),\s*'shape':\s*\(([\d,\s]*)\),?\s*\}\s*"
-)
-_DESCRIPTIONS: Final[Mapping[str, str]] = {"|u1": "uint8", "<f2": "float16", "<f4": "float32"}
 _DTYPES: Final[Mapping[str, str]] = {"U8": "uint8", "F16": "float16", "BF16": "bfloat16", "F32": "float32"}
 """Those that frames or latents may have, as safetensors calls them."""
-
-
-def is_npy(data: bytes | memoryview) -> bool:
-    """Whether it begins like an npy file."""
-    return bytes(data[: len(_NPY)]) == _NPY
-
-
-def read_npy(data: bytes | memoryview) -> Array:
-    """The array of an npy file, whose header is read by its form and not as Python.
-
-    Raises:
-        ValueError: It is none, of another dtype than uint8, float16 and float32, or cut off.
-    """
-    # Formats 2 and 3 have a longer length of the header.
-    prefix = struct.Struct("<6sBBH" if bytes(data[6:7]) == b"\x01" else "<6sBBI")
-    if len(data) < prefix.size:
-        raise ValueError("no npy file: it has no header")
-    magic, major, _, length = prefix.unpack_from(data)
-    begin = prefix.size + length
-    found = _HEADER.fullmatch(data[prefix.size : begin]) if length <= _LONGEST_HEADER else None
-    if magic != _NPY or major not in (1, 2, 3) or found is None:
-        raise ValueError(f"no npy file that is read here: {bytes(data[:100])!r}")
-    descr, order, dims = (bytes(each).decode() for each in found.groups())
-    shape = tuple(int(each) for each in dims.split(",") if each.strip())
-    dtype = _DESCRIPTIONS.get(descr)
-    if dtype is None:
-        raise ValueError(f"an npy file of dtype {descr}; send uint8, or little-endian float16 or float32")
-    values = memoryview(data)[begin:]
-    needed = math.prod(shape) * ITEM_SIZES[dtype]
-    if values.nbytes != needed:
-        raise ValueError(f"an npy file of {dtype} {shape} with {values.nbytes} bytes instead of {needed}")
-    if order == "True":
-        values = memoryview(np.frombuffer(values, dtype).reshape(shape, order="F").tobytes())
-    return Array(dtype=dtype, shape=shape, data=values)
 
 
 def read_safetensors(data: bytes | memoryview) -> dict[str, Array]:
@@ -76,17 +32,25 @@ def read_safetensors(data: bytes | memoryview) -> dict[str, Array]:
     return arrays
 
 
-def rows_of(array: Array) -> list[Array]:
+def rows_of(array: Array, number: int) -> list[Array]:
     """The parts of an array along its first dim, in place.
 
+    Args:
+        array: The array.
+        number: How many parts it must have.
+
     Raises:
-        ValueError: It has no dims.
+        ValueError: It has no dims or one of 0, or another number of parts.
     """
     if not array.shape:
         raise ValueError("an array without dims; the first one is the batch")
-    number, shape = array.shape[0], array.shape[1:]
-    size = array.nbytes // max(1, number)
-    view = memoryview(array.data).cast("B") if array.nbytes else memoryview(b"")
+    # A file without values can claim rows without end.
+    if 0 in array.shape:
+        raise ValueError(f"an array of shape {array.shape} has no values")
+    if array.shape[0] != number:
+        raise ValueError(f"an array of {array.shape[0]} rows for {number} completions")
+    shape, size = array.shape[1:], array.nbytes // number
+    view = memoryview(array.data).cast("B")
     return [
         Array(dtype=array.dtype, shape=shape, data=view[index * size : (index + 1) * size]) for index in range(number)
     ]

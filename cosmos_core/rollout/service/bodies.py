@@ -19,9 +19,10 @@ from attrs import validators as check
 
 from cosmos_core.config import option
 from cosmos_core.config.structure import structure
+from cosmos_core.data.npy import is_npy, read_npy
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import Completion
-from cosmos_core.rollout.service.arrays import as_float32, is_npy, read_npy, read_safetensors, rows_of
+from cosmos_core.rollout.service.arrays import as_float32, read_safetensors, rows_of
 from cosmos_core.types import JSON, Array, Message, Payload, Prompt
 
 VERSION: Final = 1
@@ -64,6 +65,12 @@ class Submission:
     scorers: tuple[str, ...]
     completions: tuple[Completion, ...]
     about: Mapping[str, JSON] = attrs.field(factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all arrays."""
+        payloads = (each.payload or each.media for each in self.completions)
+        return sum(array.nbytes for each in payloads if each is not None for array in each.arrays.values())
 
 
 def split(data: bytes) -> tuple[Any, memoryview]:
@@ -136,7 +143,10 @@ def media_of(frames: Array, fps: float | None) -> Payload:
         )
     if fps is None and shape[0] > 1:
         raise ValueError(f"fps: required for a video, and this one has {shape[0]} frames")
-    rate = Array(dtype="float32", shape=(), data=struct.pack("<f", 1.0 if fps is None else fps))
+    try:
+        rate = Array(dtype="float32", shape=(), data=struct.pack("<f", 1.0 if fps is None else fps))
+    except OverflowError:
+        raise ValueError(f"fps: {fps!r} is more than a float32 holds") from None
     return Payload(kind="media", arrays={"frames": Array(dtype="uint8", shape=shape, data=frames.data), "fps": rate})
 
 
@@ -157,10 +167,7 @@ def latents_of(sample: Array, _: float | None = None) -> Payload:
 def _arrays(data: memoryview, number: int) -> list[Array]:
     """One array a completion."""
     if is_npy(data):
-        arrays = rows_of(read_npy(data))
-        if len(arrays) != number:
-            raise ValueError(f"the npy file has {len(arrays)} rows for {number} completions")
-        return arrays
+        return rows_of(read_npy(data), number)
     named = read_safetensors(data)
     wanted = [str(index) for index in range(number)]
     if named.keys() != set(wanted):

@@ -1,4 +1,4 @@
-"""How much a service has taken on: requests that are not answered yet, and the bytes of their bodies."""
+"""How much a service has taken on: requests that are not answered yet, and the bytes that they hold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Capacity:
 
     Args:
         requests: Most of them.
-        size_bytes: Most bytes of their bodies.
+        size_bytes: Most bytes that they hold.
     """
 
     def __init__(self, requests: int, size_bytes: int) -> None:
@@ -24,6 +24,13 @@ class Capacity:
         if self.num_requests >= self._requests or self.held_bytes + size_bytes > self._size_bytes:
             return False
         self.num_requests += 1
+        self.held_bytes += size_bytes
+        return True
+
+    def grow(self, size_bytes: int) -> bool:
+        """A request that was taken on holds so many bytes more, if there is room for them."""
+        if self.held_bytes + size_bytes > self._size_bytes:
+            return False
         self.held_bytes += size_bytes
         return True
 

@@ -10,7 +10,8 @@ completion has no score 500, where that service says 400 for ever.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -19,8 +20,9 @@ from attrs import validators as check
 
 from cosmos_core.config import option
 from cosmos_core.config.structure import structure
+from cosmos_core.data.npy import is_npy, read_npy
 from cosmos_core.errors import ConfigError
-from cosmos_core.rollout.service.arrays import as_float32, is_npy, read_npy, rows_of
+from cosmos_core.rollout.service.arrays import rows_of
 from cosmos_core.rollout.service.bodies import Submission, completion_of, latents_of, media_of, split
 from cosmos_core.rollout.service.ledger import Entry
 from cosmos_core.types import JSON, Array, Payload, Prompt
@@ -61,10 +63,10 @@ def read_foreign(data: bytes, *, most: int) -> Submission:
         raise ValueError("the array is a file of torch.save, which is a pickle; send it as npy")
     if not is_npy(rest):
         raise ValueError("the array is no npy file")
-    array = read_npy(rest)
-    payloads = _payloads(array, line)
-    if not len(payloads) == len(line.prompts) <= most:
-        raise ValueError(f"prompts: {len(line.prompts)} for an array of {len(payloads)} rows, and {most} at most")
+    if len(line.prompts) > most:
+        raise ValueError(f"prompts: {len(line.prompts)}, and a request may have {most}")
+    array = _typed(read_npy(rest), line)
+    payloads = _payloads(rows_of(array, len(line.prompts)), line)
     scorers = tuple(name for name, weight in line.reward_fn.items() if weight > 0.0)
     if not scorers:
         raise ValueError("reward_fn: no scorer with a weight above 0")
@@ -76,7 +78,7 @@ def read_foreign(data: bytes, *, most: int) -> Submission:
             completion_of(Prompt(text=text, metadata=metadata), payload)
             for text, payload in zip(line.prompts, payloads, strict=True)
         ),
-        about=_about(array, line),
+        about=_about(array, payloads, line),
     )
 
 
@@ -101,44 +103,53 @@ def pulled(entry: Entry, scorer: str) -> tuple[dict[str, Any], str]:
     return answer, ""
 
 
-def _payloads(array: Array, line: ForeignLine) -> list[Payload]:
+def _typed(array: Array, line: ForeignLine) -> Array:
+    """The array as it was meant: numpy has no name for bfloat16, which comes as bytes."""
+    if line.media_type == "latent" and array.dtype == "uint8" and array.shape and array.shape[-1] % 2 == 0:
+        return Array(dtype="bfloat16", shape=(*array.shape[:-1], array.shape[-1] // 2), data=array.data)
+    return array
+
+
+def _payloads(rows: Sequence[Array], line: ForeignLine) -> list[Payload]:
     if line.media_type == "image":
-        return [media_of(row, None) for row in rows_of(array)]
-    if line.media_type == "video" and array.dtype == "uint8":
-        return _videos(array, line)
-    # Its trainer has sent latents as `video`, and bfloat16 as bytes, which numpy has no name for.
-    if array.dtype == "uint8" and array.shape and array.shape[-1] % 2 == 0:
-        array = Array(dtype="bfloat16", shape=(*array.shape[:-1], array.shape[-1] // 2), data=array.data)
-    return [latents_of(row) for row in rows_of(array)]
+        return [media_of(row, None) for row in rows]
+    # Its trainer has sent latents as `video`.
+    if line.media_type == "latent" or rows[0].dtype != "uint8":
+        return [latents_of(row) for row in rows]
+    if line.video_infos and len(line.video_infos) != len(rows):
+        raise ValueError(f"video_infos: {len(line.video_infos)} for {len(rows)} videos")
+    return [_video(row, _fps(line, index)) for index, row in enumerate(rows)]
 
 
-def _videos(array: Array, line: ForeignLine) -> list[Payload]:
-    """Videos [B, 3, T, H, W]."""
-    if len(array.shape) != 5 or array.shape[1] != 3:
+def _video(row: Array, fps: float) -> Payload:
+    """A video [3, T, H, W]."""
+    if len(row.shape) != 4 or row.shape[0] != 3:
         raise ValueError(
-            f"the array is {array.dtype} {array.shape}; videos are uint8 [videos, 3, frames, height, width]"
+            f"a row of the array is {row.dtype} {row.shape}; videos are uint8 [videos, 3, frames, height, width]"
         )
-    if line.video_infos and len(line.video_infos) != array.shape[0]:
-        raise ValueError(f"video_infos: {len(line.video_infos)} for {array.shape[0]} videos")
-    values = np.frombuffer(array.data, np.uint8).reshape(array.shape)
-    payloads = []
-    for index, video in enumerate(values):
-        frames = np.ascontiguousarray(video.transpose(1, 2, 3, 0))
-        info = line.video_infos[index] if line.video_infos else {}
-        fps = info.get("video_fps", info.get("fps", _USUAL_FPS))
-        if isinstance(fps, bool) or not isinstance(fps, int | float) or fps <= 0:
-            raise ValueError(f"video_infos.{index}.video_fps: expected a number above 0, got {fps!r:.100}")
-        payloads.append(media_of(Array(dtype="uint8", shape=frames.shape, data=frames.tobytes()), float(fps)))
-    return payloads
+    frames = np.ascontiguousarray(np.frombuffer(row.data, np.uint8).reshape(row.shape).transpose(1, 2, 3, 0))
+    return media_of(Array(dtype="uint8", shape=frames.shape, data=frames.tobytes()), fps)
 
 
-def _about(array: Array, line: ForeignLine) -> dict[str, JSON]:
-    is_float = array.dtype != "uint8"
-    values = np.frombuffer((as_float32(array) if is_float else array).data, np.float32 if is_float else np.uint8)
+def _fps(line: ForeignLine, index: int) -> float:
+    info = line.video_infos[index] if line.video_infos else {}
+    fps = info.get("video_fps", info.get("fps", _USUAL_FPS))
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps <= sys.float_info.max:
+        raise ValueError(f"video_infos.{index}.video_fps: expected a number above 0, got {fps!r:.100}")
+    return float(fps)
+
+
+def _about(array: Array, payloads: Sequence[Payload], line: ForeignLine) -> dict[str, JSON]:
+    """What answers say of the arrays; it is kept with the results, so it is of a bounded size."""
+    found = [each.arrays["frames" if each.kind == "media" else "sample"] for each in payloads]
+    values = [np.frombuffer(each.data, each.dtype) for each in found]
     about: dict[str, JSON] = {
         "shape": list(array.shape),
         "dtype": f"torch.{array.dtype}",
-        "min": f"{float(values.min()):.3f}",
-        "max": f"{float(values.max()):.3f}",
+        "min": f"{min(float(each.min()) for each in values):.3f}",
+        "max": f"{max(float(each.max()) for each in values):.3f}",
     }
-    return about | ({"video_infos": [dict(each) for each in line.video_infos]} if line.video_infos else {})
+    is_video = line.media_type == "video" and payloads[0].kind == "media"
+    if line.video_infos and is_video:
+        about["video_infos"] = [{"video_fps": _fps(line, index)} for index in range(len(payloads))]
+    return about

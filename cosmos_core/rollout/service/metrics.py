@@ -51,7 +51,7 @@ def _families(figures: Figures, scorers: tuple[Scorer, ...], capacity: Capacity,
         [({}, figures.finished_s)],
     )
     yield ("cosmos_reward_pending", "gauge", "Requests without results.", [({}, ledger.num_pending)])
-    yield ("cosmos_reward_pending_bytes", "gauge", "Bytes of their bodies.", [({}, capacity.held_bytes)])
+    yield ("cosmos_reward_pending_bytes", "gauge", "Bytes that they hold.", [({}, capacity.held_bytes)])
     yield ("cosmos_reward_results", "gauge", "Results that are kept.", [({}, ledger.num_done)])
     yield (
         "cosmos_reward_scores_total",

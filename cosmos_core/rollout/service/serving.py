@@ -47,9 +47,14 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: hurry.set() if stop.is_set() else stop.set())
-    # Who hangs up while a body comes, or while it waits for a result, is not waited for.
+    # Who hangs up while a body comes, or while it waits for a result, is not waited for. Nothing is unpacked, whoever
+    # sends it: the parser would do so before the token is looked at.
     runner = web.AppRunner(
-        Application(service, token).made(), access_log=None, shutdown_timeout=1.0, handler_cancellation=True
+        Application(service, token).made(),
+        access_log=None,
+        shutdown_timeout=1.0,
+        handler_cancellation=True,
+        auto_decompress=False,
     )
     try:
         if not await _before(service.start(), stop):

@@ -63,7 +63,7 @@ class ServiceSettings:
         "WFM_REWARD_TOKEN", help="Environment variable with the token that requests must bring."
     )
     queue: int = option(256, help="Most requests that are not answered yet; more get status 429.", validator=POSITIVE)
-    queue_mb: int = option(4096, help="Most megabytes of their bodies.", validator=POSITIVE)
+    queue_mb: int = option(4096, help="Most megabytes that they hold.", validator=POSITIVE)
     body_mb: int = option(512, help="Largest body in megabytes; larger ones get status 413.", validator=POSITIVE)
     batch: int = option(64, help="Most completions of a request.", validator=POSITIVE)
     upload_s: float = option(60.0, help="Seconds within which a body must have come.", validator=ABOVE_ZERO)

@@ -13,6 +13,7 @@ from cosmos_core.config.stages import Stage
 from cosmos_core.policy.mesh.fit import cut_bytes, misfits, rollout_misfits
 from cosmos_core.protocols import FORMATS, AlgorithmCapabilities, EngineCapabilities
 from cosmos_core.run.planning.consulting import misplaced, unanswered
+from cosmos_core.run.planning.deciding import has_tokens, unlimited, unpriced
 from cosmos_core.run.planning.parts import Measured, Parts
 
 
@@ -68,7 +69,7 @@ def _idle(recipe: Recipe, stage: Stage, algorithm: AlgorithmCapabilities) -> Ite
 def _data(recipe: Recipe, parts: Parts) -> Iterator[str]:
     name = recipe.dataset.plugin
     yield from emptiness(name, parts.num_train_rows)
-    yield from _unusable(name, parts.measured)
+    yield from _unusable(name, parts.measured) if has_tokens(parts) else unlimited(recipe, parts)
     if parts.num_heldout_rows == 0 and recipe.evaluation.interval > 0 and recipe.evaluation.prompts > 0:
         yield (
             f"evaluation.interval: {recipe.evaluation.interval}, but dataset {name!r} has no held-out rows; "
@@ -90,7 +91,7 @@ def _lengths(recipe: Recipe, parts: Parts) -> Iterator[str]:
             f"model: the vocabulary has {facts.vocab_size} entries, but the tokenizer gives ids up to "
             f"{facts.tokenizer_size - 1}; use the checkpoint's own tokenizer, or raise vocab_size in [model.config]"
         )
-    if "tokens" not in parts.model.payload_kinds:
+    if not has_tokens(parts):
         # Decisions of latents are forwards of their own: no context holds them, and micro-batches split them.
         return
     if parts.engine is None:
@@ -129,6 +130,7 @@ def _demonstrations(recipe: Recipe, parts: Parts) -> Iterator[str]:
 
 def _stage(recipe: Recipe, parts: Parts, stage: Stage, algorithm: AlgorithmCapabilities) -> Iterator[str]:
     yield from unanswered(recipe, parts, stage)
+    yield from unpriced(recipe, parts, stage, algorithm)
     if algorithm.source == "preferences" and parts.dataset.demonstrations and not parts.measured.num_preferences:
         yield (
             f"{stage.key}.plugin: {stage.plugin!r} learns from preferences, but none of {parts.measured.num_rows} "

@@ -10,6 +10,7 @@ from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import Stage
 from cosmos_core.policy.mesh.fit import misfits
 from cosmos_core.protocols import Blend, FrozenRole, ModelCapabilities
+from cosmos_core.run.planning.deciding import has_tokens
 from cosmos_core.run.planning.parts import Parts
 
 
@@ -27,7 +28,7 @@ def misplaced(recipe: Recipe, parts: Parts, known: Collection[str]) -> Iterator[
     longest = min(longest, parts.facts.context_length)
     for role, frozen in parts.frozen.items():
         if frozen.misfit:
-            yield f"{role}: {frozen.misfit}; it needs the policy's tokenizer and chat template"
+            yield f"{role}: {frozen.misfit}; {_needed(parts)}"
         # Adapters lie beside the policy's weights alone.
         policy = attrs.evolve(recipe.policy, lora=None)
         for problem in misfits(policy, frozen.capabilities, frozen.facts):
@@ -38,6 +39,13 @@ def misplaced(recipe: Recipe, parts: Parts, known: Collection[str]) -> Iterator[
                 f"{role}: its context is {frozen.facts.context_length} units, and sequences of this run may have "
                 f"{longest}; take a model with a longer one, or shorten prompts or completions"
             )
+
+
+def _needed(parts: Parts) -> str:
+    """What two models have in common that encode rows alike."""
+    if has_tokens(parts):
+        return "it needs the policy's tokenizer and chat template"
+    return "it needs the policy's text encoder, autoencoder and size of videos"
 
 
 def unanswered(recipe: Recipe, parts: Parts, stage: Stage) -> Iterator[str]:

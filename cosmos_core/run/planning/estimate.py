@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from cosmos_core.config.mesh import world_size
 from cosmos_core.config.schema import Recipe
 from cosmos_core.protocols import ModelFacts
 from cosmos_core.run.planning.memory import ITEM_SIZES, num_whole, quantised_bytes, version_bytes
+
+IN_FLIGHT_COPIES: Final = 4
+"""Float32 values for each value of latents in flight: the state, velocities with and without the prompt, noise."""
 
 
 def longest_sample(recipe: Recipe, context_length: int, longest_prompt: int) -> int:
@@ -21,9 +25,13 @@ def rollout_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> di
     """Bytes of each process of one rollout replica by part.
 
     The cache is an upper bound: every sequence in flight at its longest. An engine that computes with codes, rather
-    than with what they stand for, needs less for parameters.
+    than with what they stand for, needs less for parameters. Of an engine that denoises the latents of samples in
+    flight are counted; its text encoder, its autoencoder and what is inside a forward are not.
     """
     item_size, tp = ITEM_SIZES[recipe.rollout.precision], recipe.rollout.mesh.tp
+    if facts.latent_size:
+        latents = IN_FLIGHT_COPIES * 4 * facts.latent_size * recipe.rollout.max_in_flight
+        return {"parameters": item_size * facts.num_parameters, "latents in flight": latents}
     units = longest_sample(recipe, facts.context_length, longest_prompt)
     values = facts.cache_size or 2 * facts.num_layers * facts.hidden_size
     cache = math.ceil(values * _cache_share(facts, tp)) * item_size * units * recipe.rollout.max_in_flight

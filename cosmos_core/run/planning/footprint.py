@@ -8,6 +8,7 @@ from typing import Final
 
 from cosmos_core.config.mesh import world_size
 from cosmos_core.run.planning.estimate import rollout_memory
+from cosmos_core.run.planning.latents import latent_bytes
 from cosmos_core.run.planning.memory import RankMemory, policy_memory
 from cosmos_core.run.planning.outlooks import outlook_bytes
 from cosmos_core.run.planning.plan import Plan
@@ -34,7 +35,14 @@ def memory_by_pool(plan: Plan) -> dict[str, tuple[RankMemory, ...]]:
     recipe, facts = plan.job.recipe, plan.parts.facts
     frozen = {role: found.facts for role, found in plan.parts.frozen.items()}
     outlooks = outlook_bytes(recipe, plan.parts)
-    policy = policy_memory(recipe, facts, publishes=plan.job.uses_rollouts, frozen=frozen, outlooks=outlooks)
+    policy = policy_memory(
+        recipe,
+        facts,
+        publishes=plan.job.uses_rollouts,
+        frozen=frozen,
+        outlooks=outlooks,
+        latents=latent_bytes(recipe, plan.parts),
+    )
     found = {"policy": policy}
     if plan.job.uses_rollouts:
         parts = rollout_memory(recipe, facts, plan.parts.measured.longest_prompt)

@@ -27,6 +27,8 @@ from cosmos_core.protocols import FORMATS, Compute, FrozenRole, ModelFacts, Mode
 ITEM_SIZES: Final[Mapping[str, int]] = {"fp32": 4, "bf16": 2}
 OUTPUT_COPIES: Final = 3
 """Float32 values for each value of the output layer: logits, log-probabilities, gradient."""
+LATENT_COPIES: Final = 5
+"""Float32 values for each value of a micro-batch's latents: these, targets, velocity, another model's, gradient."""
 
 
 @attrs.frozen(kw_only=True)
@@ -55,6 +57,7 @@ def policy_memory(
     publishes: bool = True,
     frozen: Mapping[FrozenRole, ModelFacts] = MappingProxyType({}),
     outlooks: int = 0,
+    latents: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[RankMemory, ...]:
     """Each kind of process of one policy replica: those of one pipeline stage are alike, and neighbours may be.
 
@@ -64,10 +67,19 @@ def policy_memory(
         publishes: Whether rollout replicas read the weights.
         frozen: Of the models that the algorithm consults, by role.
         outlooks: Bytes that a process with the output layer keeps of what these say.
+        latents: Bytes that each process keeps in the machine's memory during a step (`latents.latent_bytes`).
     """
     mesh = recipe.policy.mesh
     each = [
-        _Rank(recipe=recipe, facts=facts, place=place, publishes=publishes, frozen=frozen, outlooks=outlooks).memory()
+        _Rank(
+            recipe=recipe,
+            facts=facts,
+            place=place,
+            publishes=publishes,
+            frozen=frozen,
+            outlooks=outlooks,
+            latents=latents,
+        ).memory()
         for place in range(mesh.pp)
     ]
     found, first, per_stage = [], 0, world_size(mesh) // mesh.pp
@@ -127,6 +139,7 @@ class _Rank:
     publishes: bool
     frozen: Mapping[FrozenRole, ModelFacts] = attrs.field(factory=dict)
     outlooks: int = 0
+    latents: Mapping[str, int] = attrs.field(factory=dict)
 
     @property
     def policy(self) -> PolicyConfig:
@@ -176,6 +189,7 @@ class _Rank:
             "whole gradients": self._accumulated(parts),
             "activations": self._activations(stages),
             "logits": self._logits(parts),
+            "latents": LATENT_COPIES * 4 * self.policy.micro_batch_units * self.facts.latent_size,
             "outlooks": self.outlooks if self._has_output(parts) else 0,
             "communication": self._communication(parts),
         }
@@ -191,6 +205,7 @@ class _Rank:
                 **({name: size for name, size in weights.items() if size} if is_offloaded else {}),
                 **published,
                 **self._frozen(waits=True),
+                **self.latents,
             },
             is_whole=all(part.kept for part in parts),
         )

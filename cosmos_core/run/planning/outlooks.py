@@ -17,7 +17,8 @@ _ID_BYTES: Final = 8
 def outlook_bytes(recipe: Recipe, parts: Parts) -> int:
     """Most bytes of outlooks that a process of a policy replica keeps, if completions are as long as they may be.
 
-    Those of language models: a log-prob of each token that is told apart, and its id where these are not all.
+    Those of language models: a log-prob of each token that is told apart, and its id where these are not all. Those of
+    world models are in the machine's memory (`latents.latent_bytes`).
 
     Args:
         recipe: The run's.

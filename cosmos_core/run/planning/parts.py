@@ -76,7 +76,7 @@ class Parts:
         foresight: What the engine says of the run.
         converses: Whether the model goes on after what is not its own.
         consults: Of each stage whose algorithm consults frozen models, by index: which, and with which question.
-        imitates: Indices of stages whose algorithm imitates demonstrations beside rollouts.
+        imitates: Demonstrations for each group, of stages whose algorithm imitates some beside rollouts, by index.
         frozen: What was found of the frozen models.
         unmet: What the algorithms need of models that the recipe does not have.
     """
@@ -96,6 +96,6 @@ class Parts:
     foresight: Foresight = Foresight()
     converses: bool = True
     consults: Mapping[int, Mapping[FrozenRole, Question | None]] = attrs.field(factory=dict)
-    imitates: frozenset[int] = frozenset()
+    imitates: Mapping[int, int] = attrs.field(factory=dict)
     frozen: Mapping[FrozenRole, FrozenFacts] = attrs.field(factory=dict)
     unmet: Sequence[str] = ()

@@ -319,14 +319,14 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
     recipe = job.recipe
     algorithms: list[tuple[Stage, AlgorithmCapabilities]] = []
     consults: dict[int, Mapping[FrozenRole, Question | None]] = {}
-    imitates: set[int] = set()
+    imitates: dict[int, int] = {}
     lacking: list[str] = []
     for stage in stages(recipe):
         algorithm = load_algorithm(job, plugins, stage)  # its options and its own checks
         if isinstance(algorithm, Consulting):
             consults[stage.index] = algorithm.consults
         if isinstance(algorithm, Imitating) and algorithm.num_demonstrations > 0:
-            imitates.add(stage.index)
+            imitates[stage.index] = algorithm.num_demonstrations
         lacking += unmet(recipe, stage, algorithm)
         algorithms.append((stage, plugins.provider("algorithm", stage.plugin).capabilities))
     rewards = load_rewards(job, plugins)
@@ -354,7 +354,7 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
         environment=environment,
         converses=isinstance(model, Conversing),
         consults=consults,
-        imitates=frozenset(imitates),
+        imitates=imitates,
         unmet=lacking,
         frozen=frozen_facts(job, plugins, model, dataset, sizes["train"]),
         omitted={split: dataset.omitted(split) for split in sizes} if isinstance(dataset, Omitting) else {},

@@ -187,6 +187,8 @@ def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
         yield f"{pool} memory", verdict(ranks, getattr(recipe, pool).device)
     if plan.parts.measured.num_with_media and recipe.policy.parallel.recompute != "full":
         yield "not counted", "what towers keep of images and videos; policy.parallel.recompute = 'full' keeps it small"
+    if plan.parts.facts.latent_size:
+        yield "not counted", "the text encoder and the autoencoder, and what the model keeps for its backward pass"
     if whole := whole_over_tp(recipe.policy, plan.parts.facts):
         told = "; ".join(f"{name}: {count / 1e6:,.3f} M" for name, count in whole.items())
         yield "whole on each of tp", f"{sum(whole.values()) / 1e6:,.3f} M parameters ({told})"

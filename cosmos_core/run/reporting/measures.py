@@ -1,4 +1,7 @@
-"""What algorithm and model report of each step, beside what the core measures of all runs."""
+"""What algorithm and model report of each step, beside what the core measures of all runs.
+
+The loss of demonstrations beside rollouts, which only some runs have, is with them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ def own_measures(steps: Sequence[TimedStep]) -> Mapping[str, list[tuple[float, f
     found: dict[str, list[tuple[float, float]]] = {}
     for timed in steps:
         for name, value in sorted(timed.record.metrics.items()):
-            if not is_core_metric(name.removeprefix(_BESIDE)) and math.isfinite(value):
+            is_own = name == _BESIDE + "loss" or not is_core_metric(name.removeprefix(_BESIDE))
+            if is_own and math.isfinite(value):
                 found.setdefault(name, []).append((float(timed.record.step), value))
     return found
 

@@ -567,6 +567,11 @@ return Loss(loss_N=-first[:len(d.logprobs_N)] * (d.logprobs_N - d.old_logprobs_N
         "test_capabilities_mean_something",
         "logprob_semantics is frozenset({'exact'})",
     ),
+    "no-decisions": (
+        algorithm(capabilities="min_group_size=2, decisions=frozenset()"),
+        "test_capabilities_mean_something",
+        "decisions is frozenset(); it must name at least one of transitions, regressions",
+    ),
     "demonstrations-with-behaviour": (
         algorithm(loss="return Loss(loss_N=-d.logprobs_N)", capabilities="source='demonstrations'"),
         "test_properties_have_values_that_the_trainer_knows",

@@ -13,7 +13,9 @@ MODULE = """
 import attrs
 import torch
 from cosmos_core.protocols import EngineCapabilities, Provider, hookimpl
+from cosmos_core.protocols import Foresight
 from cosmos_core.rollout.diffusion.engine import DiffusionEngine
+from cosmos_core.rollout.diffusion.foresight import foresee
 from cosmos_core.rollout.diffusion.options import DiffusionOptions
 
 class Engine(DiffusionEngine):
@@ -22,7 +24,7 @@ class Engine(DiffusionEngine):
 @hookimpl
 def cosmos_engine():
     capabilities = EngineCapabilities(payload_kinds=frozenset({{"latents"}}), media=True, renders={renders})
-    return Provider(create=Engine, options=DiffusionOptions, capabilities=capabilities)
+    return Provider(create=Engine, options=DiffusionOptions, capabilities=capabilities, foresee={foresee})
 """
 
 
@@ -34,6 +36,7 @@ class Fault:
     message: str
     body: str = "pass"
     renders: bool = True
+    foresee: str = "foresee"
 
 
 PLANTED = {
@@ -141,6 +144,16 @@ PLANTED = {
             )
         """,
     ),
+    "foresees-regressions": Fault(
+        "test_decisions_are_those_that_it_foresees",
+        "foresee() says decisions = 'regressions', and a sample has transitions",
+        foresee="lambda options, outlook: Foresight(decisions='regressions')",
+    ),
+    "foresees-too-few": Fault(
+        "test_decisions_are_those_that_it_foresees",
+        "foresee() says most_decisions = 2, and a sample has 5",
+        foresee="lambda options, outlook: Foresight(decisions='transitions', most_decisions=2)",
+    ),
     "draws-by-the-batch": Fault(
         "test_a_request_draws_the_same_alone_and_among_others",
         "a request drew other units among others than alone",
@@ -184,11 +197,11 @@ def only(tests):
 
 @pytest.fixture(scope="module")
 def outcomes(run_kit):
-    modules = {"good": MODULE.format(body="    pass", renders=True)}
+    modules = {"good": MODULE.format(body="    pass", renders=True, foresee="foresee")}
     bodies = {"good": only(fault.test for fault in PLANTED.values())}
     for name, fault in PLANTED.items():
         body = textwrap.indent(textwrap.dedent(fault.body).strip(), "    ")
-        modules[name] = MODULE.format(body=body, renders=fault.renders)
+        modules[name] = MODULE.format(body=body, renders=fault.renders, foresee=fault.foresee)
         bodies[name] = only([fault.test])
     return run_kit("engine", modules, body="long_units = 60\n", bodies=bodies, kit="DenoisingEngineConformance")
 

@@ -159,6 +159,9 @@ def test_each_stage_gets_an_algorithm_of_its_own(plugins, tmp_path):
     options, context = load_algorithm(job, plugins, main)
     assert (options.x, context.group_size, context.temperature, context.max_units) == (2, 4, 0.7, 9)
     assert context.max_staleness == 0
+    assert not context.generates_average
+    averaging = make_job(tmp_path, policy={"average": {"publish": True}})
+    assert load_algorithm(averaging, plugins, main)[1].generates_average
 
 
 def test_rewards_come_in_the_recipes_order(plugins, tmp_path):

@@ -15,6 +15,7 @@ from cosmos_core.controller.machine import reach, requests
 from cosmos_core.controller.machine.events import Commanded
 from cosmos_core.errors import ConfigError, ReplicaError
 from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.protocols import NoOptions
 from cosmos_core.run import setting
 from cosmos_core.run.following.follower import Follower, step_metrics
 from cosmos_core.run.planning.plan import dynamic_options
@@ -26,7 +27,9 @@ from cosmos_core.transport.messages import Settable
 from cosmos_core.transport.requests import Set
 from cosmos_core.transport.wire import REQUEST
 from cosmos_core.types import Prompt
+from tests.contract.kit.world_model import World
 
+WORLD = World(NoOptions(), SimpleNamespace(path=None))
 LR = "policy.optimizer.lr"
 
 
@@ -150,6 +153,20 @@ def test_what_only_the_algorithm_can_see_is_refused_too(asked, history, job):
     with pytest.raises(ConfigError, match="samples up to 2 steps old would go uncorrected"):
         setting.change_settings(job.directory, ["sync.max_staleness=2"])
     assert asked.requests == ()
+
+
+def test_what_only_the_engine_can_see_is_refused_too(asked, history, job, monkeypatch):
+    """A world model has no temperature, which its engine says of each request, at the cost of its replica."""
+    data = unstructure(job.recipe)
+    data["rollout"]["engine"] = {"plugin": "diffusion"}
+    save_job(attrs.evolve(job, recipe=recipe_from(data)))
+    monkeypatch.setattr(setting, "load_model", lambda job, plugins: WORLD)
+    with pytest.raises(ConfigError) as caught:
+        setting.change_settings(job.directory, ["rollout.sampling.temperature=0.7"])
+    assert str(caught.value).startswith("rollout.sampling.temperature: 0.7; a denoised sample has no temperature")
+    assert asked.requests == ()
+    monkeypatch.setattr(setting, "load_model", None)
+    setting.change_settings(job.directory, [f"{LR}=0.5"])
 
 
 def test_a_model_that_the_recipe_lacks_is_told_of_before_anybody_is_asked(asked, history, job):

@@ -57,6 +57,71 @@ def test_files_of_the_model_before_are_removed(store, model):
     assert contents(fetch_model(URL)) == contents(model)
 
 
+def test_a_model_that_is_replaced_while_it_is_fetched_is_not_kept(store, model, tmp_path, monkeypatch):
+    send_folder(model, URL)
+    get, replaced = type(store).get_file, []
+
+    def replace_after_the_first(self, *given, **more):
+        get(self, *given, **more)
+        if not replaced:
+            replaced.append(URL)
+            (model / "config.json").write_text("CONTENT OF config.json")
+            send_folder(model, URL)
+
+    monkeypatch.setattr(type(store), "get_file", replace_after_the_first)
+    with pytest.raises(StorageError, match=f"{URL}: it was changed while it was fetched"):
+        fetch_model(URL)
+    assert not [path for path in (tmp_path / "cache" / "models").iterdir() if path.is_dir()]
+    assert contents(fetch_model(URL)) == contents(model)
+
+
+def test_files_of_others_stay(store, model):
+    """The name of one file is no proof of an export, and what no export wrote is not its to remove."""
+    files, root = file_system(URL)
+    files.pipe_file(f"{root}/a.safetensors", b"mine")
+    files.pipe_file(f"{root}/videos/a.mp4", b"film")
+    with pytest.raises(StorageError, match="exists and is no exported model"):
+        send_folder(model, URL)
+    files.rm_file(f"{root}/a.safetensors")
+    files.pipe_file(f"{root}/config.json", b"{}")
+    for name in ("old-1.safetensors", "other/old-1.safetensors"):
+        folder = f"{root}/{name}".rpartition("/")[0]
+        files.pipe_file(f"{root}/{name}", b"weights")
+        files.pipe_file(f"{folder}/old.safetensors.index.json", b'{"weight_map": {"w": "old-1.safetensors"}}')
+    send_folder(model, URL)
+    send_folder(model, URL)
+    others = {"videos/a.mp4", "other/old-1.safetensors", "other/old.safetensors.index.json"}
+    assert set(contents(fetch_model(URL))) == set(contents(model)) | others
+
+
+def test_weights_are_not_sent_beside_weights_of_others(store, model):
+    files, root = file_system(URL)
+    for name in ("config.json", "model.safetensors"):
+        files.pipe_file(f"{root}/{name}", b"of another model")
+    with pytest.raises(StorageError, match=r"has model.safetensors, which no export wrote and no index names"):
+        send_folder(model, URL)
+    assert files.cat_file(f"{root}/config.json") == b"of another model"
+
+
+@pytest.mark.parametrize("num_sent", range(3))
+def test_an_export_that_was_cut_off_is_sent_again(store, model, monkeypatch, num_sent):
+    send_folder(model, URL)
+    (model / "a.safetensors").rename(model / "b.safetensors")
+    put, left = type(store).put_file, iter(range(num_sent))
+
+    def cut(self, *given, **more):
+        if next(left, None) is None:
+            raise ConnectionResetError("the server is gone")
+        put(self, *given, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store), "put_file", cut)
+        with pytest.raises(StorageError, match="the server is gone"):
+            send_folder(model, URL)
+    send_folder(model, URL)
+    assert contents(fetch_model(URL)) == contents(model)
+
+
 @pytest.mark.parametrize("num_sent", range(3))
 def test_what_is_cut_off_is_no_model(store, model, monkeypatch, num_sent):
     send_folder(model, URL)

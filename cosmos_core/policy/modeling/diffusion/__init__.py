@@ -1,6 +1,7 @@
 """Building blocks for plugins of world models: `DiffusionModel` and `DiffusionOptions` are what a family subclasses."""
 
 from cosmos_core.policy.modeling.diffusion.arrays import payload_of, tensor_of, with_tensors
+from cosmos_core.policy.modeling.diffusion.checkpoint import load_frozen
 from cosmos_core.policy.modeling.diffusion.context import TokenSlices, spread_blocks
 from cosmos_core.policy.modeling.diffusion.model import DiffusionModel
 from cosmos_core.policy.modeling.diffusion.options import DiffusionOptions
@@ -18,6 +19,7 @@ __all__ = [
     "DiffusionModel",
     "DiffusionOptions",
     "TokenSlices",
+    "load_frozen",
     "payload_of",
     "spread_blocks",
     "tensor_of",

@@ -68,6 +68,26 @@ def _snapshot(path: str, revision: str | None, patterns: Sequence[str]) -> Path:
         raise CheckpointError(f"model.path: cannot fetch {path!r}: {first_line(error)}") from error
 
 
+def load_frozen(made: Any, folder: Path, **how: Any) -> Any:
+    """A part that is never trained, in evaluation mode, from safetensors alone: pickles run what they name.
+
+    Args:
+        made: Its class, of diffusers or transformers.
+        folder: Of its weights and config.
+        **how: What its `from_pretrained` is told besides.
+
+    Raises:
+        CheckpointError: There are no such weights, or they cannot be used.
+    """
+    try:
+        module = made.from_pretrained(folder, use_safetensors=True, **how)
+    except LIBRARY_ERRORS as error:
+        raise CheckpointError(
+            f"model.path: no usable safetensors of {made.__name__} at {folder}: {first_line(error)}"
+        ) from error
+    return module.requires_grad_(requires_grad=False).eval()
+
+
 def read_config(folder: Path) -> Mapping[str, Any]:
     """The config of a component.
 

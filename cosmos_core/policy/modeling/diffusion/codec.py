@@ -5,7 +5,9 @@ Shape legend: C channels, T latent frames, H and W latent height and width, F fr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 import torch
@@ -54,13 +56,17 @@ class Autoencoder:
     """A causal video autoencoder of diffusers, loaded when it is first used.
 
     Its latents are normalised by the mean and the standard deviation that its config states, channel by channel.
+    Threads may share it: one encodes rows while another renders.
 
     Args:
         config: Of the autoencoder: `z_dim`, `latents_mean`, `latents_std`, and its scale factors.
-        load: Gives its module, in evaluation mode, in float32.
+        load: Gives its module, in evaluation mode, in float32, that needs no gradients.
+        device: Says where it works; what is elsewhere is taken there, and what it becomes back. None: where that is.
     """
 
-    def __init__(self, config: Any, load: Callable[[], torch.nn.Module]) -> None:
+    def __init__(
+        self, config: Any, load: Callable[[], torch.nn.Module], device: Callable[[], torch.device] | None = None
+    ) -> None:
         self.channels: int = int(config["z_dim"])
         stages = config["temperal_downsample"]
         self.temporal: int = int(config.get("scale_factor_temporal") or 2 ** sum(stages))
@@ -68,22 +74,30 @@ class Autoencoder:
         self._mean: Final = torch.tensor(config["latents_mean"]).view(-1, 1, 1, 1)
         self._std: Final = torch.tensor(config["latents_std"]).view(-1, 1, 1, 1)
         self._load: Final = load
+        self._device: Final = device
+        self._lock: Final = threading.Lock()
         self._module: torch.nn.Module | None = None
 
     @torch.no_grad()
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         """The most likely latents."""
-        latents: torch.Tensor = self._on(pixels.device).encode(pixels[None]).latent_dist.mode()[0]  # type: ignore[operator]
-        return (latents.float() - self._mean.to(pixels.device)) / self._std.to(pixels.device)
+        with self._used(pixels.device) as (module, device):
+            latents: torch.Tensor = module.encode(pixels[None].to(device)).latent_dist.mode()[0].float()
+        return (latents.to(pixels.device) - self._mean.to(pixels.device)) / self._std.to(pixels.device)
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """What the latents stand for."""
         raw = latents * self._std.to(latents.device) + self._mean.to(latents.device)
-        pixels: torch.Tensor = self._on(latents.device).decode(raw[None], return_dict=False)[0][0]  # type: ignore[operator]
-        return pixels.float()
+        with self._used(latents.device) as (module, device):
+            pixels: torch.Tensor = module.decode(raw[None].to(device), return_dict=False)[0][0].float()
+        return pixels.to(latents.device)
 
-    def _on(self, device: torch.device) -> torch.nn.Module:
-        if self._module is None:
-            self._module = self._load().requires_grad_(requires_grad=False).eval()
-        return self._module.to(device)
+    @contextlib.contextmanager
+    def _used(self, asked: torch.device) -> Iterator[tuple[Any, torch.device]]:
+        """The module and where it is, for one thread at a time: it keeps what it knows of earlier frames on itself."""
+        with self._lock:
+            device = asked if self._device is None else self._device()
+            if self._module is None:
+                self._module = self._load()
+            yield self._module.to(device), device

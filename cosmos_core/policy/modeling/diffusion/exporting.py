@@ -13,7 +13,7 @@ from torch import nn
 
 from cosmos_core.policy.adapters.beside import published_state
 from cosmos_core.policy.mesh.rooted import layout_of
-from cosmos_core.policy.modeling.diffusion.checkpoint import CONFIG, STEM, TRANSFORMER
+from cosmos_core.policy.modeling.diffusion.checkpoint import CONFIG, INDEX, STEM, TRANSFORMER
 from cosmos_core.policy.modeling.weights.exporting import (
     ADAPTER,
     export_adapters,
@@ -57,13 +57,20 @@ def _accompany(config: Mapping[str, Any], directory: Path, source: Path | None) 
             shutil.copytree(path, directory / path.name, copy_function=_placed, dirs_exist_ok=True)
         else:
             _placed(str(path), str(directory / path.name))
+    index = directory / INDEX
+    if not index.exists():
+        # What there is: a folder without it is no model of diffusers, and none to our own commands.
+        parts = {TRANSFORMER: ["diffusers", config["_class_name"]]}
+        versions = {"_diffusers_version": config["_diffusers_version"]}
+        index.write_text(json.dumps({"_class_name": "DiffusionPipeline", **versions, **parts}, indent=2) + "\n")
 
 
 def _placed(source: str, target: str) -> None:
     """Copy a file; weights, which nobody changes in place, are linked where the file system can."""
     Path(target).unlink(missing_ok=True)
     real = Path(source).resolve()
-    if real.suffix == _WEIGHTS:
+    # In the caches of hubs the name is a link's, and that of the file is its hash.
+    if Path(source).suffix == _WEIGHTS:
         try:
             os.link(real, target)
         except OSError:

@@ -11,7 +11,15 @@ _NO_LIMIT = 1 << 20
 
 
 def facts_of(
-    shell: nn.Module, *, layers: str, heads: int, hidden_size: int, num_tokens: int, absent: str
+    shell: nn.Module,
+    *,
+    layers: str,
+    heads: int,
+    hidden_size: int,
+    num_tokens: int,
+    latent_size: int,
+    num_regressions: int,
+    absent: str,
 ) -> ModelFacts:
     """Describe a transformer.
 
@@ -21,6 +29,8 @@ def facts_of(
         heads: Attention heads of each.
         hidden_size: Width between blocks.
         num_tokens: Tokens of what the recipe has it generate.
+        latent_size: Values of its latents.
+        num_regressions: Decisions drawn of a demonstration.
         absent: What is missing of a checkpoint; empty if nothing is.
     """
     blocks = list(shell.get_submodule(layers).children())
@@ -57,6 +67,8 @@ def facts_of(
             Extent(axis="cp", name="tokens of a video", size=num_tokens),
         ),
         absent_weights=absent,
+        latent_size=latent_size,
+        num_regressions=num_regressions,
     )
 
 

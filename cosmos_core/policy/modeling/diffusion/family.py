@@ -28,6 +28,7 @@ class Family(ABC):
 
     Attributes:
         layers: Name of the list of blocks in the transformer.
+        device: Where videos are encoded: where the newest module was built, the CPU before any is.
     """
 
     layers: ClassVar[str]
@@ -35,6 +36,7 @@ class Family(ABC):
     def __init__(self, options: DiffusionOptions, context: ModelContext) -> None:
         self.options = options
         self.context = context
+        self.device = torch.device("cpu")
         self._config: dict[str, Any] | None = None
         self._folder: Path | None = None
         self._codec: Codec | None = None
@@ -174,10 +176,10 @@ class Family(ABC):
         if self._codec is None:
             part = checkpoint.AUTOENCODER
             if self.has(part):
-                made: Any = self.autoencoder
                 self._codec = Autoencoder(
                     checkpoint.read_config(self.folder / part),
-                    lambda: made.from_pretrained(self.component(part), torch_dtype=torch.float32),
+                    lambda: checkpoint.load_frozen(self.autoencoder, self.component(part), torch_dtype=torch.float32),
+                    lambda: self.device,
                 )
             else:
                 self._codec = Pixels()

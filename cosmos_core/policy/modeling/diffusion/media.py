@@ -11,19 +11,23 @@ from __future__ import annotations
 import base64
 import binascii
 import io
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import attrs
 import numpy as np
 import torch
 
+from cosmos_core.data.npy import is_npy, read_npy
 from cosmos_core.errors import DataError
-from cosmos_core.policy.modeling.sight.images import local_path, open_image, shown
+from cosmos_core.policy.modeling.diffusion.frames import fitted
+from cosmos_core.policy.modeling.sight.images import image_size, local_path, open_image, shown
 
-_NUMPY: Final = b"\x93NUMPY"
+_Sized = TypeVar("_Sized")
+
 _IMAGES: Final = (b"\x89PNG", b"\xff\xd8\xff", b"BM", b"RIFF")
 _WEBP: Final = b"WEBP"
 _HEAD: Final = 16
@@ -50,32 +54,90 @@ class Film:
     fps: float
 
 
-def read_film(location: str, limits: Limits, *, most: int | None = None, fps: float | None = None) -> Film:
-    """Read what is at a location.
+def read_film(
+    location: str,
+    limits: Limits,
+    *,
+    most: int | None = None,
+    fps: float | None = None,
+    size: tuple[int, int] | None = None,
+    from_end: bool = False,
+) -> Film:
+    """Read what is at a location; of a video no more than a frame is held at its own size.
 
     Args:
         location: A path, a `file:` URL, or a `data:` URL.
         limits: What is refused.
-        most: How many frames are wanted, from the first one; None for all.
+        most: How many frames are wanted; None for all.
         fps: At which rate they are wanted: of a video of another rate the frames nearest in time are taken.
+        size: Height and width that frames are fitted to (see `fitted`); None for their own.
+        from_end: Whether the last frames are wanted, not the first; of a video these are held at their own size.
 
     Raises:
         DataError: There is nothing, it cannot be read, is larger than a limit, or would have to be fetched.
     """
-    source, size = _source(location)
-    if size > limits.num_bytes:
-        raise DataError(
-            f"media {shown(location)}: {size:,} bytes are more than the {limits.num_bytes:,} of "
-            "model.options.max_media_bytes"
-        )
+    source, num_bytes = _source(location)
+    _check_bytes(location, num_bytes, limits)
+    reading = _Reading(location=location, limits=limits, most=most, size=size, from_end=from_end)
     if isinstance(source, Path) and source.is_dir():
-        return _folder(source, limits, most)
+        return _folder(source, reading)
     head = _head(source)
-    if head.startswith(_NUMPY):
-        return _stored(source, location, limits, most)
+    if is_npy(head):
+        return _stored(source, reading)
     if head.startswith(_IMAGES[:3]) or (head.startswith(_IMAGES[3]) and _WEBP in head):
-        return Film(frames=_image(source, location, limits)[None], fps=0.0)
-    return _video(source, location, limits, most=most, fps=fps)
+        return reading.film([_image(source, location, reading)], 0.0)
+    return _video(source, reading, fps)
+
+
+@attrs.frozen(kw_only=True)
+class _Reading:
+    """What is read and what is wanted of it (see `read_film`)."""
+
+    location: str
+    limits: Limits
+    most: int | None
+    size: tuple[int, int] | None
+    from_end: bool
+
+    @property
+    def part(self) -> slice:
+        """Which frames are wanted."""
+        return slice(None) if self.most is None else slice(-self.most, None) if self.from_end else slice(self.most)
+
+    def check(self, height: int, width: int) -> None:
+        """Refuse frames that are too large, as they are or when they have been scaled."""
+        scale = 1.0 if self.size is None else max(self.size[0] / max(height, 1), self.size[1] / max(width, 1), 1.0)
+        if height * width * scale**2 > self.limits.num_pixels:
+            raise DataError(
+                f"media {shown(self.location)}: frames of {width} x {height}"
+                f"{'' if scale == 1.0 else f', scaled by {scale:.3g},'} are more than the "
+                f"{self.limits.num_pixels:,} pixels of model.options.max_media_pixels"
+            )
+
+    def alike(self, frames: Iterable[_Sized], size_of: Callable[[_Sized], tuple[int, int]]) -> Iterator[_Sized]:
+        """The frames, each looked at before it is passed on: none is too large, or of another size than the first."""
+        first: tuple[int, int] | None = None
+        for number, frame in enumerate(frames):
+            height, width = size_of(frame)
+            if first is None:
+                self.check(height, width)
+                first = height, width
+            if (height, width) != first:
+                raise DataError(
+                    f"media {shown(self.location)}: frame {number} is {width} x {height}, and those before it are "
+                    f"{first[1]} x {first[0]}; frames are all of one size"
+                )
+            yield frame
+
+    def film(self, frames: Iterable[Any], fps: float) -> Film:
+        """A film of frames uint8 [h, w, 3], each of which is let go when it has been fitted."""
+        fit = [self._fitted(torch.from_numpy(frame)[None]) for frame in frames]
+        if not fit:
+            raise DataError(f"media {shown(self.location)}: a video without frames")
+        return Film(frames=torch.cat(fit), fps=fps)
+
+    def _fitted(self, frame: torch.Tensor) -> torch.Tensor:
+        return frame if self.size is None else fitted(frame, *self.size)
 
 
 def _source(location: str) -> tuple[Path | io.BytesIO, int]:
@@ -103,49 +165,53 @@ def _head(source: Path | io.BytesIO) -> bytes:
         return file.read(_HEAD)
 
 
-def _image(source: Path | io.BytesIO, location: str, limits: Limits) -> torch.Tensor:
-    image = open_image(source, location)
-    _check_pixels(location, image.height, image.width, limits)
-    return torch.from_numpy(np.array(image))
-
-
-def _folder(path: Path, limits: Limits, most: int | None) -> Film:
+def _folder(path: Path, reading: _Reading) -> Film:
     files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
-    frames = [_image(file, str(file), limits) for file in files[:most]]
-    if not frames or len({frame.shape for frame in frames}) > 1:
-        raise DataError(f"media {path}: a folder of {len(frames)} images that are not all of one size is no video")
-    return Film(frames=torch.stack(frames), fps=0.0)
+    files = files[reading.part]
+    _check_bytes(reading.location, sum(file.stat().st_size for file in files), reading.limits)
+    if not files:
+        raise DataError(f"media {path}: a folder of 0 images is no video")
+    images = (_image(file, str(file), reading) for file in files)
+    return reading.film(reading.alike(images, lambda image: image.shape[:2]), 0.0)
 
 
-def _stored(source: Path | io.BytesIO, location: str, limits: Limits, most: int | None) -> Film:
+def _image(source: Path | io.BytesIO, location: str, reading: _Reading) -> Any:
+    attrs.evolve(reading, location=location).check(*image_size(source, location))
+    return np.array(open_image(source, location))
+
+
+def _stored(source: Path | io.BytesIO, reading: _Reading) -> Film:
     try:
-        frames: Any = np.load(source, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"media {shown(location)}: no readable .npy file: {error}") from error
-    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or not len(frames):
+        array = read_npy(source.getvalue() if isinstance(source, io.BytesIO) else source.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"media {shown(reading.location)}: no readable .npy file: {error}") from error
+    shape = array.shape
+    if array.dtype != "uint8" or len(shape) != 4 or shape[-1] != 3 or not array.nbytes:
         raise DataError(
-            f"media {shown(location)}: {frames.dtype} {list(frames.shape)}; frames are uint8 [F, height, width, 3]"
+            f"media {shown(reading.location)}: {array.dtype} {list(shape)}; frames are uint8 [F, height, width, 3]"
         )
-    _check_pixels(location, frames.shape[1], frames.shape[2], limits)
-    return Film(frames=torch.from_numpy(np.ascontiguousarray(frames[:most])), fps=0.0)
+    reading.check(shape[1], shape[2])
+    frames = np.frombuffer(array.data, np.uint8).reshape(shape)
+    return reading.film((frame.copy() for frame in frames[reading.part]), 0.0)
 
 
-def _video(source: Path | io.BytesIO, location: str, limits: Limits, *, most: int | None, fps: float | None) -> Film:
+def _video(source: Path | io.BytesIO, reading: _Reading, fps: float | None) -> Film:
+    location = reading.location
     av = _pyav(location)
     try:
-        with av.open(str(source) if isinstance(source, Path) else source) as container:
+        with av.open(str(source) if isinstance(source, Path) else source, metadata_errors="replace") as container:
             if not container.streams.video:
                 raise DataError(f"media {shown(location)}: the file has no video in it")
             stream = container.streams.video[0]
-            _check_pixels(location, stream.height, stream.width, limits)
+            reading.check(stream.height, stream.width)
             native = float(stream.average_rate or 0.0)
-            decoded = (frame.to_ndarray(format="rgb24") for frame in container.decode(stream))
-            frames = list(_at_rate(decoded, native, fps or native, most))
+            decoded = reading.alike(container.decode(stream), lambda frame: (frame.height, frame.width))
+            taken = _at_rate(decoded, native, fps or native, None if reading.from_end else reading.most)
+            if reading.from_end:
+                taken = iter(deque(taken, maxlen=reading.most))
+            return reading.film((frame.to_ndarray(format="rgb24") for frame in taken), fps or native)
     except (av.FFmpegError, OSError, ValueError) as error:
         raise DataError(f"media {shown(location)}: no readable video: {error}") from error
-    if not frames:
-        raise DataError(f"media {shown(location)}: a video without frames")
-    return Film(frames=torch.from_numpy(np.stack(frames)), fps=fps or native)
 
 
 def _at_rate(decoded: Iterator[Any], native: float, wanted: float, most: int | None) -> Iterator[Any]:
@@ -161,11 +227,11 @@ def _at_rate(decoded: Iterator[Any], native: float, wanted: float, most: int | N
             return
 
 
-def _check_pixels(location: str, height: int, width: int, limits: Limits) -> None:
-    if height * width > limits.num_pixels:
+def _check_bytes(location: str, num_bytes: int, limits: Limits) -> None:
+    if num_bytes > limits.num_bytes:
         raise DataError(
-            f"media {shown(location)}: frames of {width} x {height} are more than the {limits.num_pixels:,} pixels of "
-            "model.options.max_media_pixels"
+            f"media {shown(location)}: {num_bytes:,} bytes are more than the {limits.num_bytes:,} of "
+            "model.options.max_media_bytes"
         )
 
 

@@ -6,11 +6,11 @@ of the text, E their width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from cosmos_core.errors import ConfigError, TrainingError
 from cosmos_core.policy.mesh.rooted import layout_of, within
 from cosmos_core.policy.modeling.diffusion import building, checkpoint, facts, packing
 from cosmos_core.policy.modeling.diffusion.arrays import array_of, tensor_of, with_tensors
+from cosmos_core.policy.modeling.diffusion.conditions import Resident, placed
 from cosmos_core.policy.modeling.diffusion.exporting import export_transformer
 from cosmos_core.policy.modeling.diffusion.frames import frames_of
 from cosmos_core.policy.modeling.diffusion.noising import Times, generator_of
@@ -39,7 +40,8 @@ class DiffusionModel(RowEncoding):
 
     def __init__(self, options: DiffusionOptions, context: ModelContext) -> None:
         super().__init__(options, context)
-        self._conditions: WeakKeyDictionary[Payload, Mapping[str, torch.Tensor]] = WeakKeyDictionary()
+        self._resident = Resident(self.conditioning)
+        self._negative_placed: torch.Tensor | None = None
 
     def facts(self) -> ModelFacts:
         """Describe the model without building weights; those of a checkpoint on this machine are looked through.
@@ -62,6 +64,8 @@ class DiffusionModel(RowEncoding):
             heads=heads,
             hidden_size=heads * int(self.config["attention_head_dim"]),
             num_tokens=self.num_tokens,
+            latent_size=math.prod(self.shape),
+            num_regressions=self.options.regressions,
             absent=absent,
         )
 
@@ -81,6 +85,7 @@ class DiffusionModel(RowEncoding):
             dtype=dtype,
             device=device,
         )
+        self.device = device
         return building.build(blueprint, layout)
 
     def pack(
@@ -120,12 +125,18 @@ class DiffusionModel(RowEncoding):
         if with_features:
             raise TrainingError("a world model has no features for a critic")
         device = device_of(module)
-        inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.inputs.items()}
+        dtype = _dtype(module)
+        found = dict(batch.inputs)
+        conditions_S = {
+            name.removeprefix(packing.CONDITION): placed(found.pop(name), device, dtype)
+            for name in batch.inputs
+            if name.startswith(packing.CONDITION)
+        }
+        inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in found.items()}
         rows_N = inputs["rows"]
         conditions = {
-            name.removeprefix(packing.CONDITION): tensor[rows_N]
-            for name, tensor in inputs.items()
-            if name.startswith(packing.CONDITION)
+            name: each_S.expand(len(rows_N), *each_S.shape[1:]) if len(each_S) == 1 else each_S[rows_N]
+            for name, each_S in conditions_S.items()
         }
         decisions = Decisions.of(inputs)
         velocity_N = self._velocity(
@@ -148,7 +159,8 @@ class DiffusionModel(RowEncoding):
     def export(self, module: torch.nn.Module, directory: Path) -> None:
         """Write the folder that `DiffusionPipeline.from_pretrained` loads, if the recipe's checkpoint is such a one.
 
-        Of a model from a config alone there is the transformer's folder, which its class loads.
+        Of a model from a config alone there is the transformer's folder, which its class loads, and an index that names
+        nothing else.
 
         Raises:
             CheckpointError: It cannot be written; every process says so.
@@ -176,12 +188,11 @@ class DiffusionModel(RowEncoding):
     ) -> torch.Tensor:
         """The velocity at each latent (see `protocols.Denoising`)."""
         device = latents_B.device
-        each = [self._conditions_of(prompt) for prompt in prompts]
-        conditions = {name: torch.stack([one[name] for one in each]).to(device) for name in each[0]}
+        conditions = self._resident.of(prompts, device, _dtype(module))
         is_given_BT = conditions.get(IS_GIVEN)
         if is_given_BT is None:
-            is_given_BT = torch.zeros(len(each), latents_B.shape[2], dtype=torch.bool, device=device)
-        guidance_B = torch.full((len(each),), guidance, device=device)
+            is_given_BT = torch.zeros(len(prompts), latents_B.shape[2], dtype=torch.bool, device=device)
+        guidance_B = torch.full((len(prompts),), guidance, device=device)
         return self._velocity(module, latents_B, times_B, conditions, is_given_BT=is_given_BT, guidance_B=guidance_B)
 
     def render(self, latents: torch.Tensor, prompt: Payload) -> Payload:  # noqa: ARG002 - of the protocol
@@ -199,12 +210,14 @@ class DiffusionModel(RowEncoding):
         noise_seed = int(torch.randint(1 << 62, (), generator=generator_of(seed, 1)))
         return with_tensors(payload, {"times": drawn_N, "noise_seed": torch.tensor(noise_seed)})
 
-    def _conditions_of(self, prompt: Payload) -> Mapping[str, torch.Tensor]:
-        """Kept as long as the payload is: an engine asks for the same ones at every step."""
-        found = self._conditions.get(prompt)
-        if found is None:
-            self._conditions[prompt] = found = self.conditioning(prompt)
-        return found
+    def _negative_like(self, text_BLE: torch.Tensor) -> torch.Tensor:
+        """The negative text, which stays on the device: every step asks for it."""
+        found = self._negative_placed
+        if found is None or found.device != text_BLE.device or found.dtype != text_BLE.dtype:
+            # What an engine keeps in inference mode could not be trained with.
+            with torch.inference_mode(mode=False), torch.no_grad():
+                self._negative_placed = found = placed(self.negative_text(), text_BLE.device, text_BLE.dtype)
+        return found.expand_as(text_BLE)
 
     def _velocity(
         self,
@@ -222,8 +235,7 @@ class DiffusionModel(RowEncoding):
         guidance_B = guidance_B[:, None, None, None, None]
         if not bool((guidance_B != self.neutral_guidance).any()):
             return self._forward(module, latents_B, times_B, conditions).masked_fill(kept_B, 0.0)
-        negative_BLE = self.negative_text().to(latents_B.device).expand_as(conditions[TEXT])
-        negative = {**conditions, TEXT: negative_BLE}
+        negative = {**conditions, TEXT: self._negative_like(conditions[TEXT])}
         if _is_sharded(module):
             # Processes that share weights make equally many forwards, whatever their sequences ask for.
             both = {name: torch.cat((each, negative[name])) for name, each in conditions.items()}
@@ -237,12 +249,18 @@ class DiffusionModel(RowEncoding):
     def _forward(
         self, module: nn.Module, latents_B: torch.Tensor, times_B: torch.Tensor, conditions: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
-        layout = layout_of(module)
-        dtype = next(module.parameters()).dtype
-        if layout is not None and _is_sharded(module):
-            dtype = getattr(torch, layout.micro_batch_precision)
-        cast = {name: each.to(dtype) if each.is_floating_point() else each for name, each in conditions.items()}
-        return within(module, lambda: self.denoise(module, latents_B.to(dtype), times_B, cast.pop(TEXT), cast).float())
+        others = {name: each for name, each in conditions.items() if name != TEXT}
+        latents_B = latents_B.to(_dtype(module))
+        return within(module, lambda: self.denoise(module, latents_B, times_B, conditions[TEXT], others).float())
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    """In which forwards take what they are given."""
+    layout = layout_of(module)
+    if layout is not None and _is_sharded(module):
+        found: torch.dtype = getattr(torch, layout.micro_batch_precision)
+        return found
+    return next(module.parameters()).dtype
 
 
 def _is_sharded(module: nn.Module) -> bool:

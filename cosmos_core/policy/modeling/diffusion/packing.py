@@ -18,12 +18,10 @@ import torch
 
 from cosmos_core.errors import DataError
 from cosmos_core.policy.modeling.diffusion.arrays import has, tensor_of
+from cosmos_core.policy.modeling.diffusion.conditions import Conditions, side_by_side
 from cosmos_core.policy.modeling.diffusion.noising import noise_of
 from cosmos_core.protocols import MicroBatch, Span
 from cosmos_core.types import Payload
-
-Conditioning: TypeAlias = Callable[[Payload], Mapping[str, torch.Tensor]]
-"""What conditions the denoising of a payload, as tensors of one shape each."""
 
 CONDITION: Final = "condition."
 """Of names of inputs that condition, [S, ...] each; the rest are of decisions, [N, ...]."""
@@ -130,12 +128,14 @@ def _regressions(
 def pack(
     payloads: Sequence[Payload],
     shapes: Sequence[tuple[int, int, int, int]],
-    conditioning: Conditioning,
+    conditioning: Callable[[Payload], Conditions],
     *,
     budget: int,
     neutral_guidance: float,
 ) -> list[MicroBatch]:
     """Decisions in the order of the payloads, at most `budget` to a micro-batch; sequences are split where one is full.
+
+    A micro-batch is laid out when its inputs are asked for, and let go when those of another are.
 
     `inputs` of a micro-batch, besides what conditions: `latents` and `targets` float32 [N, C, T, H, W], `times` float32
     [N], `steps` float32 [N, 3], `is_regression` bool [N], `guidance` float32 [N], `is_given` bool [N, T], `rows` int64
@@ -144,7 +144,7 @@ def pack(
     Args:
         payloads: What to pack.
         shapes: (C, T, H, W) of each.
-        conditioning: Of a payload.
+        conditioning: Of a payload: tensors of one shape each for all payloads; asked for once, and held once.
         budget: Most decisions of a micro-batch.
         neutral_guidance: At which velocities are those of the prompt alone.
 
@@ -153,11 +153,12 @@ def pack(
     """
     if budget < 1:
         raise DataError(f"a micro-batch of {budget} decisions holds none; raise policy.micro_batch_units")
-    trajectories = [trajectory_of(payload, shape) for payload, shape in zip(payloads, shapes, strict=True)]
-    return [
-        _lay_out(pieces, trajectories, payloads, conditioning, neutral_guidance)
-        for pieces in _pieces(trajectories, budget)
-    ]
+    packed = _Packed(
+        trajectories=[trajectory_of(payload, shape) for payload, shape in zip(payloads, shapes, strict=True)],
+        conditions=[conditioning(payload) for payload in payloads],
+        neutral_guidance=neutral_guidance,
+    )
+    return [packed.micro_batch(pieces) for pieces in _pieces(packed.trajectories, budget)]
 
 
 _Piece: TypeAlias = tuple[int, int, int]
@@ -184,31 +185,73 @@ def _pieces(trajectories: Sequence[Trajectory], budget: int) -> Iterator[list[_P
             yield held
 
 
-def _lay_out(
-    pieces: Sequence[_Piece],
-    trajectories: Sequence[Trajectory],
-    payloads: Sequence[Payload],
-    conditioning: Conditioning,
-    neutral_guidance: float,
-) -> MicroBatch:
-    decided = [trajectories[index].at(first + i) for index, first, taken in pieces for i in range(taken)]
-    shape = trajectories[pieces[0][0]].shape
-    conditions = [conditioning(payloads[index]) for index, _, _ in pieces]
-    sizes = torch.tensor([taken for _, _, taken in pieces])
-    guidances = [trajectories[index].guidance for index, _, _ in pieces]
-    inputs = {name: torch.stack([each[name] for each in decided]) for name in decided[0]} if decided else _none(shape)
-    inputs["rows"] = torch.repeat_interleave(torch.arange(len(pieces)), sizes)
-    guidance_S = torch.tensor([neutral_guidance if each is None else each for each in guidances])
-    inputs["guidance"] = guidance_S[inputs["rows"]]
-    inputs["is_given"] = torch.stack([trajectories[index].is_given_T for index, _, _ in pieces])[inputs["rows"]]
-    inputs |= {CONDITION + name: torch.stack([each[name] for each in conditions]) for name in conditions[0]}
-    return MicroBatch(
-        sequences=tuple(index for index, _, _ in pieces),
-        num_decisions=tuple(taken for _, _, taken in pieces),
-        num_units=len(decided),
-        inputs=inputs,
-        spans=tuple(Span(first=first, total=trajectories[index].num_decisions) for index, first, _ in pieces),
-    )
+class _Packed:
+    """What micro-batches are laid out of, each when it is asked for: those of a whole step together would repeat it.
+
+    The one that was asked for last is kept, as its names are asked for one by one.
+    """
+
+    def __init__(
+        self, trajectories: Sequence[Trajectory], conditions: Sequence[Conditions], neutral_guidance: float
+    ) -> None:
+        self.trajectories = trajectories
+        self._conditions = conditions
+        self._neutral_guidance = neutral_guidance
+        self._last: tuple[Sequence[_Piece], Mapping[str, torch.Tensor]] | None = None
+
+    def micro_batch(self, pieces: Sequence[_Piece]) -> MicroBatch:
+        """The micro-batch of some pieces."""
+        return MicroBatch(
+            sequences=tuple(index for index, _, _ in pieces),
+            num_decisions=tuple(taken for _, _, taken in pieces),
+            num_units=sum(taken for _, _, taken in pieces),
+            inputs=_Inputs(self, pieces),
+            spans=tuple(Span(first=first, total=self.trajectories[index].num_decisions) for index, first, _ in pieces),
+        )
+
+    def inputs(self, pieces: Sequence[_Piece]) -> Mapping[str, torch.Tensor]:
+        """What `pack` says."""
+        last = self._last
+        if last is None or last[0] is not pieces:
+            # Asked for first by who only looks, it is trained on next.
+            with torch.inference_mode(mode=False), torch.no_grad():
+                self._last = last = pieces, self._lay_out(pieces)
+        return last[1]
+
+    def _lay_out(self, pieces: Sequence[_Piece]) -> Mapping[str, torch.Tensor]:
+        trajectories = [self.trajectories[index] for index, _, _ in pieces]
+        decided = [
+            each.at(first + i)
+            for each, (_, first, taken) in zip(trajectories, pieces, strict=True)
+            for i in range(taken)
+        ]
+        inputs = {name: torch.stack([each[name] for each in decided]) for name in (decided or [{}])[0]}
+        inputs = inputs or _none(trajectories[0].shape)
+        inputs["rows"] = torch.repeat_interleave(
+            torch.arange(len(pieces)), torch.tensor([taken for _, _, taken in pieces])
+        )
+        guidances = [self._neutral_guidance if each.guidance is None else each.guidance for each in trajectories]
+        inputs["guidance"] = torch.tensor(guidances)[inputs["rows"]]
+        inputs["is_given"] = torch.stack([each.is_given_T for each in trajectories])[inputs["rows"]]
+        conditions = side_by_side([self._conditions[index] for index, _, _ in pieces])
+        return inputs | {CONDITION + name: each for name, each in conditions.items()}
+
+
+class _Inputs(Mapping[str, torch.Tensor]):
+    """Inputs of a micro-batch, laid out when they are asked for."""
+
+    def __init__(self, packed: _Packed, pieces: Sequence[_Piece]) -> None:
+        self._packed = packed
+        self._pieces = pieces
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._packed.inputs(self._pieces)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._packed.inputs(self._pieces))
+
+    def __len__(self) -> int:
+        return len(self._packed.inputs(self._pieces))
 
 
 def _none(shape: tuple[int, int, int, int]) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from torch import nn
 from cosmos_core.errors import DataError
 from cosmos_core.policy.modeling.diffusion.arrays import has, payload_of, tensor_of, with_tensors
 from cosmos_core.policy.modeling.diffusion.family import Family
-from cosmos_core.policy.modeling.diffusion.frames import fitted, pixels_of
+from cosmos_core.policy.modeling.diffusion.frames import pixels_of
 from cosmos_core.policy.modeling.diffusion.media import Limits, read_film
 from cosmos_core.policy.modeling.diffusion.options import DiffusionOptions
 from cosmos_core.policy.modeling.diffusion.text import METADATA, file_embedding, table_embedding
@@ -27,6 +27,7 @@ GIVEN: Final = "given"
 IS_GIVEN: Final = "is_given"
 TEXT: Final = "text"
 _NUM_GIVEN: Final = "num_given_frames"
+_GIVEN_FROM: Final = "given_from"
 
 
 class RowEncoding(Family):
@@ -97,31 +98,35 @@ class RowEncoding(Family):
             raise DataError(f"all {shape[1]} latent frames are given, so that nothing is left to generate")
         return Canvas(shape=shape, given=tensor_of(prompt, GIVEN, torch.float32, shape), is_given_T=is_given_T)
 
-    def read_pixels(self, location: str, num_frames: int) -> torch.Tensor:
-        """float32 [3, F, h, w] in [-1, 1]: the first frames of a video, of the size that is generated.
+    def read_pixels(self, location: str, num_frames: int, *, from_end: bool = False) -> torch.Tensor:
+        """float32 [3, F, h, w] in [-1, 1]: the first or last frames of a video, of the size that is generated.
 
         Args:
             location: Of an image or a video.
             num_frames: How many.
+            from_end: Whether the last ones.
 
         Raises:
             DataError: It cannot be read, is too short, or is larger than a limit.
         """
         options = self.options
         limits = Limits(num_bytes=options.max_media_bytes, num_pixels=options.max_media_pixels)
-        film = read_film(location, limits, most=num_frames, fps=options.fps)
+        size = options.height, options.width
+        film = read_film(location, limits, most=num_frames, fps=options.fps, size=size, from_end=from_end)
         found = len(film.frames)
         if found < num_frames:
             raise DataError(
                 f"media {shown(location)}: {found} frames at {options.fps:g} a second are fewer than the {num_frames} "
                 "that are needed: too short"
             )
-        return pixels_of(fitted(film.frames[:num_frames], options.height, options.width))
+        return pixels_of(film.frames)
 
     def given_pixels(self, prompt: Prompt) -> torch.Tensor | None:
-        """The frames that a row gives: an image, or the first frames of a video, else of its demonstration.
+        """The frames that a row gives: an image, the last frames of a video, or the first ones of its demonstration.
 
-        How many a video gives is its row's `metadata.num_given_frames`; 1 if it does not say.
+        What is generated goes on where a video ends, as in the pipelines of diffusers; a clip of which the beginning
+        is given is the row's demonstration, or `metadata.given_from` is "start". How many frames a video gives is its
+        row's `metadata.num_given_frames`; 1 if it does not say.
 
         Returns:
             float32 [3, F, h, w] in [-1, 1]; None where the row gives none.
@@ -133,12 +138,20 @@ class RowEncoding(Family):
         if len(prompt.media) > 1:
             raise DataError(f"{len(prompt.media)} media in a row; a world model is given one image or video")
         if prompt.media:
-            return self.read_pixels(prompt.media[0], number or 1)
+            return self.read_pixels(prompt.media[0], number or 1, from_end=self._goes_on(prompt))
         if not number:
             return None
         if prompt.demonstration is None:
             raise DataError(f"metadata.{_NUM_GIVEN} is {number}, and the row has neither media nor a demonstration")
         return self.read_pixels(prompt.demonstration, number)
+
+    def _goes_on(self, prompt: Prompt) -> bool:
+        """Whether what is generated goes on where the row's video ends, and is not its own continuation."""
+        default = "start" if prompt.media[0] == prompt.demonstration else "end"
+        end = prompt.metadata.get(_GIVEN_FROM, default)
+        if end not in ("start", "end"):
+            raise DataError(f"metadata.{_GIVEN_FROM} is {end!r}; frames are given from the 'start' or the 'end'")
+        return end == "end"
 
     def _num_given(self, prompt: Prompt) -> int:
         number = prompt.metadata.get(_NUM_GIVEN, 0)

@@ -115,14 +115,15 @@ def decided_of(
         decisions: The decisions.
         velocity_N: float32 [N, C, T, H, W].
         with_entropy: Whether to give the entropy.
-        outlook: Whether to give the velocities, for a comparison with them.
+        outlook: Whether to give the velocities, for a comparison with them: on the CPU, as those of a whole step are
+            kept, of which each is as large as a video's latents.
         question: What to compare with those of another model,
         other: and these.
     """
     divergence_N, blended = None, None
     if question is not None:
         assert other is not None
-        theirs_N = other.arrays[VELOCITY]
+        theirs_N = other.arrays[VELOCITY].to(velocity_N.device)
         if isinstance(question, Divergence):
             divergence_N = decisions.divergence(velocity_N, theirs_N)
         else:
@@ -130,7 +131,7 @@ def decided_of(
     return Decided(
         logprobs_N=decisions.logprobs(velocity_N),
         entropy_N=decisions.entropy().detach() if with_entropy else None,
-        outlook=None if outlook is None else Outlook(arrays={VELOCITY: velocity_N.detach()}),
+        outlook=None if outlook is None else Outlook(arrays={VELOCITY: velocity_N.detach().cpu()}),
         divergence_N=divergence_N,
         blended=blended,
     )

@@ -50,6 +50,19 @@ def open_image(source: Path | io.BytesIO, location: str) -> Image.Image:
         raise DataError(f"media {shown(location)}: no readable image: {error}") from error
 
 
+def image_size(source: Path | io.BytesIO, location: str) -> tuple[int, int]:
+    """Height and width of the image in a file, as stored; nothing is decoded.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    try:
+        with Image.open(source) as image:
+            return image.height, image.width
+    except IMAGE_ERRORS as error:
+        raise DataError(f"media {shown(location)}: no readable image: {error}") from error
+
+
 def local_path(location: str) -> Path:
     """The path of a location that is no `data:` URL.
 

@@ -12,6 +12,7 @@ from cosmos_core.protocols import (
     Algorithm,
     AlgorithmCapabilities,
     DatasetCapabilities,
+    DecisionKind,
     EngineCapabilities,
     RewardCapabilities,
     Source,
@@ -43,6 +44,8 @@ class AlgorithmDeclarations(AlgorithmSubject):
             if not isinstance(declared, frozenset) or not declared or (known is not None and not declared <= known):
                 example = ", ".join(map(repr, _SEMANTICS)) if known else "'tokens'"
                 fault(f"{name} is {declared!r}; it must be a frozenset that names at least one, such as {example}")
+        if not capabilities.decisions:
+            fault(f"decisions is frozenset(); it must name at least one of {', '.join(get_args(DecisionKind))}")
 
     def test_properties_have_values_that_the_trainer_knows(
         self, algorithm: Algorithm, capabilities: AlgorithmCapabilities

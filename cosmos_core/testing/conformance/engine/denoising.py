@@ -12,15 +12,27 @@ import numpy as np
 import pytest
 import torch
 
+from cosmos_core.config.structure import structure
 from cosmos_core.errors import EngineError
-from cosmos_core.protocols import Denoising, EngineCapabilities, EngineContext, FinishReason, Generated, Model
+from cosmos_core.protocols import (
+    Denoising,
+    EngineCapabilities,
+    EngineContext,
+    EngineOutlook,
+    FinishReason,
+    Foresight,
+    Generated,
+    Model,
+    Provider,
+    RolloutEngine,
+)
 from cosmos_core.testing.conformance.engine.denoiser import TinyDenoiser
 from cosmos_core.testing.conformance.engine.driver import refuses
 from cosmos_core.testing.conformance.engine.kit import EngineConformance
 from cosmos_core.testing.conformance.engine.pricing import Pricer
 from cosmos_core.testing.conformance.engine.setting import Start
 from cosmos_core.testing.conformance.plugin import fault
-from cosmos_core.types import Payload, Prompt
+from cosmos_core.types import JSON, Payload, Prompt
 
 _TEXTS: Final = ("A red ball", "Once upon a time", "x", "What falls?", "A name")
 _STANDARD_ERRORS: Final = 5.0
@@ -134,6 +146,26 @@ class DenoisingEngineConformance(EngineConformance):
         for state in states:
             if not torch.equal(state[:, canvas.is_given_T], wanted):
                 fault("frames that the prompt gives are others in a state or the sample; put them back after each step")
+
+    def test_decisions_are_those_that_it_foresees(
+        self,
+        start: Start,
+        prompts: list[Payload],
+        provider: Provider[RolloutEngine],
+        options: dict[str, JSON],
+        outlook: EngineOutlook,
+    ) -> None:
+        """By them planning refuses algorithms that would take a squared error for a log-probability."""
+        if provider.foresee is None:
+            pytest.skip("not declared: it foresees nothing (`Provider.foresee`)")
+        given: Any = structure(options, provider.options, "engine.options")
+        told: Foresight = provider.foresee(given, outlook)
+        ((generated,),) = start().generate([self.request("one", prompts[0], max_units=6)])
+        made = "regressions" if "noise_seed" in generated.payload.arrays else "transitions"
+        if told.decisions != made:
+            fault(f"foresee() says decisions = {told.decisions!r}, and a sample has {made}")
+        if told.most_decisions and generated.num_units > told.most_decisions:
+            fault(f"foresee() says most_decisions = {told.most_decisions}, and a sample has {generated.num_units}")
 
     # -- evaluations, media, refusals ---------------------------------------------------------------------------------
 

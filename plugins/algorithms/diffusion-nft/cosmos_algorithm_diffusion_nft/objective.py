@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from cosmos_algorithm_diffusion_nft.options import DiffusionNftOptions
+from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import (
     Aggregation,
     AlgorithmContext,
@@ -41,9 +42,17 @@ class DiffusionNft:
     Source: 2509.16117, equations 5 and 6, and its adaptive weighting. Deviations: A_max / β scales the loss, as in the
     authors' code; there is no divergence from a reference, which would be a second question about the same decisions;
     sample standard deviation.
+
+    Raises:
+        ConfigError: Rollouts come from other weights than the average.
     """
 
-    def __init__(self, options: DiffusionNftOptions, context: AlgorithmContext) -> None:  # noqa: ARG002 - the kind's signature
+    def __init__(self, options: DiffusionNftOptions, context: AlgorithmContext) -> None:
+        if not context.generates_average:
+            raise ConfigError(
+                "policy.average.publish: diffusion-nft compares the policy with the average that generates, and here "
+                "rollouts come from the trained weights; add a table [policy.average] with publish = true"
+            )
         self._options: Final = options
 
     @property

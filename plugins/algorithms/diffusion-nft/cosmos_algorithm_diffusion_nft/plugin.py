@@ -15,6 +15,7 @@ def cosmos_algorithm() -> Provider[Algorithm]:
         options=DiffusionNftOptions,
         capabilities=AlgorithmCapabilities(
             payload_kinds=frozenset({"latents"}),
+            decisions=frozenset({"regressions"}),
             min_group_size=2,
             logprob_semantics=frozenset({"processed", "raw"}),
         ),

@@ -2,12 +2,17 @@
 
 import pytest
 
+from cosmos_core.protocols import AlgorithmContext
 from cosmos_core.testing import AlgorithmConformance
 
 
 class TestDiffusionNft(AlgorithmConformance):
     plugin = "diffusion-nft"
     on_policy_scale = None
+
+    @pytest.fixture
+    def context(self):
+        return AlgorithmContext(group_size=4, temperature=1.0, max_units=16, max_staleness=2, generates_average=True)
 
     def reference(self, decisions):
         """Equation 5 of 2509.16117, with the weights of its adaptive form."""

@@ -6,14 +6,16 @@ Shape legend: N decisions, K blends, D dimensions of a latent.
 import subprocess
 import sys
 
+import attrs
 import pytest
 import torch
 
 from cosmos_algorithm_diffusion_nft import DiffusionNft, DiffusionNftOptions
+from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import AlgorithmContext, Blend, Blended, Consulting, Decisions, Opinion
 from cosmos_core.types import Group, Sample, SampleStatus
 
-CONTEXT = AlgorithmContext(group_size=4, temperature=1.0, max_units=10, max_staleness=2)
+CONTEXT = AlgorithmContext(group_size=4, temperature=1.0, max_units=10, max_staleness=2, generates_average=True)
 
 
 def make(**options):
@@ -142,6 +144,11 @@ def test_it_learns_from_its_own_samples_alone():
         v = (v - 0.05 * gradient).detach().requires_grad_()
         average = 0.5 * average + 0.5 * v.detach()
     assert last > first + 1.0
+
+
+def test_rollouts_of_the_trained_weights_are_refused():
+    with pytest.raises(ConfigError, match=r"^policy\.average\.publish: .*add a table \[policy\.average\]"):
+        DiffusionNft(DiffusionNftOptions(), attrs.evolve(CONTEXT, generates_average=False))
 
 
 def test_it_never_skips_and_looks_at_no_log_probs():

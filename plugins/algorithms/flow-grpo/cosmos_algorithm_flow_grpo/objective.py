@@ -46,6 +46,12 @@ class FlowGrpo:
                 f"themselves, and samples up to {context.max_staleness} steps old would go uncorrected; set "
                 "old_logprobs = 'behaviour', or sync.mode = 'sync'"
             )
+        if options.old_logprobs == "recompute" and context.generates_average:
+            raise ConfigError(
+                "algorithm.options.old_logprobs = 'recompute': the ratio would compare the trained weights with "
+                "themselves, and samples come from their average (policy.average.publish); set old_logprobs = "
+                "'behaviour', or policy.average.publish = false"
+            )
         self._options: Final = options
 
     @property

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 
+import attrs
 import pytest
 import torch
 
@@ -67,6 +68,14 @@ def test_prices_and_gradients_at_either_side_of_the_clip():
     assert logprobs_N.grad.tolist() == pytest.approx([0.0, 2.0004, -1.9996, 0.0, -2.0, 2.0], abs=1e-12)
     assert priced.metrics["ratio"].tolist() == pytest.approx(ratios)
     assert priced.metrics["clip_fraction"].tolist() == [1.0, 0.0, 0.0, 1.0, 0.0, 0.0]
+
+
+def test_the_trained_weights_cannot_stand_in_for_their_average():
+    """On samples of the average the ratio of the trained weights with themselves would be 1, whatever was sampled."""
+    context = attrs.evolve(CONTEXT, max_staleness=0, generates_average=True)
+    with pytest.raises(ConfigError, match=r"old_logprobs = 'recompute'.*policy\.average\.publish = false"):
+        FlowGrpo(FlowGrpoOptions(old_logprobs="recompute"), context)
+    assert FlowGrpo(FlowGrpoOptions(), context).old_logprobs == "behaviour"
 
 
 def test_advantages_are_limited():

@@ -12,17 +12,19 @@ import pytest
 
 
 @lru_cache
-def video(frames=4, shade=0, height=16, width=16, fps=8):
+def video(frames=4, shade=0, height=16, width=16, fps=8, *, title=None):
     """The bytes of an MP4 file whose index comes first, as of one that is streamed."""
     with tempfile.NamedTemporaryFile(suffix=".mp4") as file:
-        _encode(file.name, frames, shade, (height, width), fps)
+        _encode(file.name, frames, shade, (height, width), fps, title=title)
         return Path(file.name).read_bytes()
 
 
-def _encode(path, frames, shade, size, fps):
+def _encode(path, frames, shade, size, fps, *, title):
     import av
 
     with av.open(path, "w", format="mp4", options={"movflags": "faststart"}) as container:
+        if title:
+            container.metadata["title"] = title
         stream = container.add_stream("libx264", rate=fps, options={"preset": "ultrafast"})
         (stream.height, stream.width), stream.pix_fmt = size, "yuv420p"
         stream.thread_count = 1

@@ -78,11 +78,29 @@ def test_a_damaged_file_is_refused(usable, tmp_path, content):
         usable(path)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[" * 200_000,
+        b'{"a": {"dtype": "F32", "shape": [Infinity, 1], "data_offsets": [0, 8]}}',
+        b'{"a": {"dtype": "F32", "shape": [1, 1, 2], "data_offsets": [0.0, 8.0]}}',
+        b'{"a": {"dtype": "F32", "shape": [1, 1, 2], "data_offsets": [-8, 0]}}',
+        b'{"a": {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}}',
+    ],
+)
+def test_a_header_of_anything_else_is_refused(usable, tmp_path, header):
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(BadRowError, match=r"a\.safetensors is no usable safetensors file"):
+        usable(path)
+
+
 TENSOR = torch.tensor(VALUES)
 WRITTEN = {
     "array": (VALUES, VALUES),
     "list": ([VALUES], VALUES),
     "dict": ({"embedding": VALUES}, VALUES),
+    "three levels": ([{"embedding": (VALUES,)}], VALUES),
     "led": ([VALUES[None]], VALUES),
     "fortran": (np.asfortranarray(VALUES), VALUES),
     "big-endian": (VALUES.astype(">f4"), VALUES),
@@ -134,6 +152,15 @@ FUNCTION = b"\x80\x04c_codecs\nencode\nN}\x8c\x0c__defaults__)s\x86b."
         (STATE, "."),
         (FUNCTION, "sets attributes of a function"),
         (b"no pickle", "."),
+        (b"\x80\x02]q\x00h\x00a.", "holds a list"),  # one that holds itself
+        (b"\x80\x02}q\x00K\x01h\x00s.", "holds a dict"),
+        ([[[[VALUES]]]], "holds a list"),
+        (b"\x80\x02Nr\x00\x00\x00\x04.", r"place 67,108,864 of the memo"),
+        (b"\x80\x02" + b"N0" * 10_000 + b"N.", "more than 10,000 steps"),
+        *(
+            (Calls(torch.storage._load_from_bytes, content), ".")
+            for content in (b"", b"PK\x03\x04garbage" * 10, b"abcdef" * 20, bytes(1024))
+        ),
         (pickle.dumps(VALUES)[:-20], "."),
     ],
 )

@@ -115,6 +115,11 @@ def test_a_bad_clip_is_refused_or_counted(made, folder, caplog, kind):
     assert "1 row(s) left out" in caplog.text
 
 
+def test_a_title_may_be_in_any_encoding(made, folder, clips):
+    clips.write(folder / "videos" / "b.mp4", clips.video(title="xxxx").replace(b"xxxx", b"\xe9 \xe9 "))
+    assert made().size("train") == 2
+
+
 def test_a_last_frame_that_lacks_a_few_bytes_is_told(made, folder):
     path = folder / "videos" / "b.mp4"
     path.write_bytes(path.read_bytes()[:-3])

@@ -111,6 +111,40 @@ def test_what_is_behind_an_end_marker_is_told_and_read(made, tar, tmp_path, clip
     assert "there is more behind an end marker" in torn.first
 
 
+@pytest.mark.parametrize("fault", ["two tars", "a zeroed header"])
+def test_small_tars_are_read_to_their_end(made, tmp_path, clips, fault):
+    """All is within the zeros that writers pad a tar with."""
+    path = tmp_path / "clips.tar"
+    members = [(f"{name}.txt", f"scene {name}".encode()) for name in "abcd"]
+    headers = clips.write_tar(path, {}, members)
+    if fault == "two tars":
+        clips.write_tar(tmp_path / "second.tar", {}, [("e.txt", b"scene e")])
+        path.write_bytes(path.read_bytes() + (tmp_path / "second.tar").read_bytes())
+        expected = "abcde"
+    else:
+        edit(path, headers["c.txt"], bytes(512))
+        expected = "abd"
+    assert path.stat().st_size <= 20480
+    with path.open("rb") as file:
+        found = list(walk(file, path.stat().st_size))
+    assert [each.name.removesuffix(".txt") for each in found if isinstance(each, Member)] == list(expected)
+    assert [each.reason for each in found if isinstance(each, Torn)] == ["there is more behind an end marker"]
+    with pytest.raises(DataError, match="there is more behind an end marker"):
+        made(demonstrations=False, check_videos="never")
+
+
+@pytest.mark.parametrize("caption", [b"[" * 300_000, b'{"caption": "\\ud800"}'])
+def test_a_caption_that_no_one_can_read_costs_its_clip_and_no_more(made, tmp_path, clips, caption):
+    extra = [
+        *(("a.mp4", clips.video()), ("a.json", caption)),
+        *(("b.mp4", clips.video()), ("b.json", b'{"caption": "scene b"}')),
+    ]
+    clips.write_tar(tmp_path / "clips.tar", {}, extra)
+    dataset = made(caption="json:caption", on_bad_row="skip")
+    assert texts(dataset) == ["scene b"]
+    assert [each.reason for each in dataset.omitted("train")] == ["the caption cannot be read"]
+
+
 def test_a_compressed_tar_is_refused(made, tmp_path):
     with tarfile.open(tmp_path / "clips.tar", "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("a.txt"))

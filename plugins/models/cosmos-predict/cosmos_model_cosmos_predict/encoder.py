@@ -14,6 +14,8 @@ from typing import Any, Final
 import torch
 from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
+from cosmos_core.policy.modeling.diffusion import load_frozen
+
 _SYSTEM: Final = "You are a helpful assistant who will provide prompts to an image generator."
 
 
@@ -26,9 +28,8 @@ class TextEncoder:
     """
 
     def __init__(self, folder: Path, tokenizer: Path) -> None:
-        made: Any = Qwen2_5_VLForConditionalGeneration
         self._tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer)
-        self._module: Any = made.from_pretrained(folder).requires_grad_(requires_grad=False).eval()
+        self._module: Any = load_frozen(Qwen2_5_VLForConditionalGeneration, folder)
 
     @torch.no_grad()
     def encode(self, words: str, length: int) -> torch.Tensor:

@@ -156,11 +156,11 @@ class CosmosPredictModel(DiffusionModel):
         return {GIVEN: given, IS_GIVEN: is_given_T}
 
     def conditioning(self, payload: Payload) -> Mapping[str, torch.Tensor]:
-        """The text, and given frames: zeros where none are."""
+        """The text, which frames are given, and these."""
         found = dict(super().conditioning(payload))
         canvas = self.canvas(payload)
         if canvas.given is None or canvas.is_given_T is None:
-            return found | {GIVEN: torch.zeros(canvas.shape), IS_GIVEN: torch.zeros(canvas.shape[1], dtype=torch.bool)}
+            return found | {IS_GIVEN: torch.zeros(canvas.shape[1], dtype=torch.bool)}
         return found | {GIVEN: canvas.given, IS_GIVEN: canvas.is_given_T}
 
     def encode_words(self, words: str) -> torch.Tensor:

@@ -41,7 +41,7 @@ def test_given_frames_are_part_of_the_sample(model, film, number):
     row = Prompt(text="red", demonstration=location, media=(shown,), metadata=metadata)
     payload = model.encode_demonstration(row)
     assert array(payload, "is_given", torch.bool).tolist() == [frame < kept for frame in range(4)]
-    expected = torch.cat((given[:kept], pixels[kept:])).permute(3, 0, 1, 2)
+    expected = torch.cat((given[-kept:], pixels[kept:])).permute(3, 0, 1, 2)
     torch.testing.assert_close(array(payload, "sample"), expected)
     canvas = model.canvas(model.encode(row))
     assert (canvas.given[:, :kept] == expected[:, :kept]).all()
@@ -51,6 +51,25 @@ def test_without_media_the_first_frames_of_the_demonstration_are_given(model, fi
     location, pixels = film(4)
     payload = model.encode(Prompt(text="red", demonstration=location, metadata={"num_given_frames": 1}))
     torch.testing.assert_close(array(payload, "given")[:, 0], pixels[0].permute(2, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("demonstrated", "given_from", "expected"),
+    [
+        (None, None, [4, 5]),
+        ("other", None, [4, 5]),
+        ("clip", None, [0, 1]),
+        (None, "start", [0, 1]),
+        ("clip", "end", [4, 5]),
+    ],
+)
+def test_what_is_generated_goes_on_where_a_video_ends(model, film, demonstrated, given_from, expected):
+    location, pixels = film(6, name="clip")
+    places = {"clip": location, "other": film(5, name="other")[0], None: None}
+    metadata = {"num_given_frames": 2} | ({} if given_from is None else {"given_from": given_from})
+    row = Prompt(text="red", media=(location,), demonstration=places[demonstrated], metadata=metadata)
+    given = array(model.encode(row), "given")[:, :2]
+    torch.testing.assert_close(given, pixels[expected].permute(3, 0, 1, 2))
 
 
 def test_what_stands_in_given_frames_changes_nothing(model, module, film):
@@ -95,6 +114,7 @@ def test_an_embedding_from_a_file_comes_first(model, tmp_path):
         ({"demonstration": "/nowhere/clip.mp4"}, "'/nowhere/clip.mp4': no such file"),
         ({"media": ("short", "short")}, "2 media in a row"),
         ({"media": ("short",), "metadata": {"num_given_frames": 4}}, "num_given_frames is 4; it is a number"),
+        ({"media": ("short",), "metadata": {"given_from": "middle"}}, "given_from is 'middle'; frames are given from"),
         ({"media": ("short",), "metadata": {"num_given_frames": "1"}}, "num_given_frames is '1'"),
     ],
 )

@@ -1,8 +1,11 @@
 """The velocity is that of the diffusers pipeline, step by step: guidance and given frames included."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from diffusers import Cosmos2_5_PredictBasePipeline
 from diffusers.models.transformers import transformer_cosmos
 from torch.nn import functional
 
@@ -67,6 +70,40 @@ def test_text_to_world(make, checkpoint, monkeypatch, guidance, padded):
     latents, _, _ = steps[-1]
     shown = model.render(latents[0], payload)
     assert shown.arrays["frames"].shape == (9, 16, 16, 3) == frames.shape
+
+
+def test_guidance_counts_where_the_pipeline_turns_it_off(model, module):
+    """At 1 the pipeline uses none; here it is v + (v - v_neg), as the formula says."""
+    assert not Cosmos2_5_PredictBasePipeline.do_classifier_free_guidance.fget(SimpleNamespace(_guidance_scale=1.0))
+    prompt, negative = (model.encode(Prompt(text=text)) for text in ("red", model.options.negative_prompt or ""))
+    latents, times = torch.randn(1, *model.shape), torch.tensor([0.5])
+    with torch.no_grad():
+        found = model.velocity(module, latents, times, [prompt], guidance=1.0)
+        of_prompt, of_negative = (
+            model.velocity(module, latents, times, [each], guidance=0.0) for each in (prompt, negative)
+        )
+    torch.testing.assert_close(found, 2 * of_prompt - of_negative)
+    assert not torch.allclose(found, of_prompt)
+
+
+def test_what_conditions_is_placed_once_for_all_steps(model, module, monkeypatch):
+    asked, conditioning = [], model.conditioning
+    monkeypatch.setattr(model._resident, "_conditioning", lambda each: asked.append(each) or conditioning(each))
+    prompt = model.encode(Prompt(text="red"))
+    latents, places = torch.randn(3, *model.shape), set()
+    denoise = model.denoise
+
+    def seen(module, latents_B, times_B, text_BLE, conditions):
+        places.add(text_BLE.untyped_storage().data_ptr())
+        assert "given" not in conditions
+        return denoise(module, latents_B, times_B, text_BLE, conditions)
+
+    monkeypatch.setattr(model, "denoise", seen)
+    for time in (0.9, 0.5, 0.1):
+        with torch.inference_mode():
+            model.velocity(module, latents, torch.full((3,), time), [prompt] * 3, guidance=2.0)
+    assert len(asked) == 1
+    assert len(places) == 2
 
 
 @pytest.mark.parametrize("number", [1, 5], ids=["image to world", "video to world"])

@@ -123,7 +123,7 @@ def _animation(path: Path, sampling: Sampling) -> Still | Video:
 def _video(path: Path, sampling: Sampling) -> Video:
     av = _pyav(path)
     try:
-        with av.open(str(path)) as container:
+        with av.open(str(path), metadata_errors="replace") as container:
             if not container.streams.video:
                 raise DataError(f"media {path}: the file has no video in it")
             # The container's own count is missing or wrong in many files; decoding without keeping counts truly.
@@ -133,7 +133,7 @@ def _video(path: Path, sampling: Sampling) -> Video:
             raise DataError(f"media {path}: {total} frames at {native_fps:g} a second are no video")
         numbers = sampling.choose(total, native_fps)
         kept = set(numbers)
-        with av.open(str(path)) as container:
+        with av.open(str(path), metadata_errors="replace") as container:
             frames = [frame.to_image() for number, frame in enumerate(container.decode(video=0)) if number in kept]
     except (av.FFmpegError, OSError, ValueError) as error:
         raise DataError(f"media {path}: no readable video: {error}") from error

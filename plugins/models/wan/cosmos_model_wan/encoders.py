@@ -17,6 +17,8 @@ from transformers import AutoTokenizer
 from transformers.models.clip.modeling_clip import CLIPVisionModel
 from transformers.models.umt5.modeling_umt5 import UMT5EncoderModel
 
+from cosmos_core.policy.modeling.diffusion import load_frozen
+
 try:
     import ftfy  # type: ignore[import-not-found,unused-ignore]
 except ImportError:
@@ -33,7 +35,7 @@ class TextEncoder:
 
     def __init__(self, folder: Path, tokenizer: Path) -> None:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer)
-        self._module: Any = UMT5EncoderModel.from_pretrained(folder).requires_grad_(requires_grad=False).eval()
+        self._module: Any = load_frozen(UMT5EncoderModel, folder)
 
     @torch.no_grad()
     def encode(self, words: str, length: int) -> torch.Tensor:
@@ -60,7 +62,7 @@ class ImageEncoder:
     """
 
     def __init__(self, folder: Path, processor: Path) -> None:
-        self._module: Any = CLIPVisionModel.from_pretrained(folder).requires_grad_(requires_grad=False).eval()
+        self._module: Any = load_frozen(CLIPVisionModel, folder)
         config = json.loads((processor / "preprocessor_config.json").read_text())
         self._size: int = self._module.config.image_size
         self._mean = torch.tensor(config["image_mean"]).view(3, 1, 1)

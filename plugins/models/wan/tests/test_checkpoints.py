@@ -1,18 +1,21 @@
 """Checkpoints of diffusers: read into shards, refused where they are damaged, and written for its own loaders."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from diffusers import WanPipeline, WanTransformer3DModel
 from safetensors.torch import load_file, save_file
 
-from cosmos_core.config.schema import MeshConfig, PolicyConfig
+from cosmos_core.config.schema import EngineConfig, MeshConfig, ModelConfig, PolicyConfig
 from cosmos_core.errors import CheckpointError, ConfigError, DataError, PluginIncompatibleError
 from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.protocols import ModelContext
+from cosmos_core.run.artifacts.generate import serve
 from cosmos_core.testing.layouts import PluginModel
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.types import Prompt
@@ -101,6 +104,15 @@ def test_an_export_of_a_config_alone_is_a_transformer(model, module, tmp_path):
     model.export(module, tmp_path / "exported")
     found = WanTransformer3DModel.from_pretrained(tmp_path / "exported" / "transformer").state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in canonical_tensors(module).items())
+
+
+def test_an_export_of_a_config_alone_is_served(model, module, tmp_path):
+    model.export(module, tmp_path / "exported")
+    index = json.loads((tmp_path / "exported" / "model_index.json").read_text())
+    assert index["transformer"] == ["diffusers", "WanTransformer3DModel"]
+    chosen = ModelConfig(plugin="wan", config={}, options=tiny.OPTIONS)
+    with serve(tmp_path / "exported", chosen, EngineConfig(plugin="diffusion"), threads=1) as served:
+        assert served.model.context.path == str(tmp_path / "exported")
 
 
 def change(path, edit):
@@ -219,3 +231,38 @@ def test_of_a_checkpoint_on_the_hub_planning_fetches_no_weights(make, folder, tm
 def test_a_path_that_is_no_folder_is_told(make):
     with pytest.raises(ConfigError, match="no folder"):
         make(path="./nowhere", **SIZE).facts()
+
+
+@pytest.mark.parametrize("part", ["vae", "text_encoder"])
+def test_weights_in_pickles_are_refused(make, folder, part):
+    row = Prompt(text="a red", demonstration=f"{folder}/film.npy")
+    np.save(row.demonstration, np.zeros((5, 16, 16, 3), np.uint8))
+    (kept,) = Path(folder, part).glob("*.safetensors")
+    stem = "diffusion_pytorch_model" if part == "vae" else "pytorch_model"
+    torch.save(load_file(kept), kept.with_name(f"{stem}.bin"))
+    kept.unlink()
+    with pytest.raises(CheckpointError, match=f"no usable safetensors of .* at .*/{part}"):
+        make(path=folder, **SIZE).encode_demonstration(row)
+
+
+def test_videos_are_encoded_where_the_module_is(make, folder, monkeypatch):
+    asked = []
+    module = make(path=folder, **SIZE).codec._load()
+    monkeypatch.setattr(module, "to", lambda device: asked.append(device) or module)
+    model = make(path=folder, **SIZE)
+    model.codec._module = module
+    pixels = torch.zeros(3, 5, 16, 16)
+    found = model.codec.encode(pixels)
+    model.build(seed=0, dtype=torch.float32, device=torch.device("cpu", 0))
+    assert torch.equal(model.codec.encode(pixels), found)
+    assert asked == [torch.device("cpu"), torch.device("cpu", 0)]
+
+
+def test_threads_share_the_autoencoder(make, folder):
+    codec = make(path=folder, **SIZE).codec
+    pixels, latents = torch.rand(3, 9, 16, 16), torch.rand(4, 3, 2, 2)
+    expected = codec.encode(pixels), codec.decode(latents)
+    with ThreadPoolExecutor(2) as pool:
+        works = [pool.submit(codec.encode, pixels) if i % 2 else pool.submit(codec.decode, latents) for i in range(16)]
+        found = [work.result() for work in works]
+    assert all(torch.equal(each, expected[0 if i % 2 else 1]) for i, each in enumerate(found))

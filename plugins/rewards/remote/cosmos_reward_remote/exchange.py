@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import ipaddress
 import random
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
@@ -18,6 +20,7 @@ _MOST_BYTES: Final = 1 << 22
 _CHUNK: Final = 1 << 16
 _SHOWN_CHARACTERS: Final = 200
 _MAY_PASS: Final = frozenset({408, 429, 500, 502, 503, 504})
+_MAY_SAY_WHEN: Final = frozenset({429, 503})
 _LONGEST_PAUSE_S: Final = 30.0
 
 
@@ -44,6 +47,8 @@ class Patience:
         backoff_s: Seconds before the first repetition, doubled before each other one.
         repeats_timeouts: Whether what was not answered in time is sent again.
         passing: Statuses that may be others in a moment.
+        patience_s: Seconds for which a status of 429 or 503 that says when to come again (`Retry-After`) is repeated
+            without counting; 0 if it counts as any other.
     """
 
     request_timeout_s: float
@@ -51,6 +56,19 @@ class Patience:
     backoff_s: float
     repeats_timeouts: bool = True
     passing: frozenset[int] = _MAY_PASS
+    patience_s: float = 0.0
+
+
+class RefusedError(PluginError):
+    """The other side answered with a status that does not pass.
+
+    Attributes:
+        status: The status.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Exchange:
@@ -77,24 +95,39 @@ class Exchange:
             PluginError: There is no answer, only statuses that may pass, or no end of the answer.
         """
         patience, attempt = self._patience, 0
+        until = time.monotonic() + patience.patience_s
         while True:
             try:
                 return await self._once(method, url, headers or {}, body)
             except _PassingError as error:
-                if attempt >= patience.retries:
+                is_counted = not (patience.patience_s and error.is_awaited)
+                if is_counted and attempt >= patience.retries:
                     raise self.error(url, f"{error} ({attempt + 1} attempts)") from None
                 pause_s = patience.backoff_s * 2**attempt * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
-                attempt += 1
-                await asyncio.sleep(min(_LONGEST_PAUSE_S, max(pause_s, error.pause_s)))
+                pause_s = min(_LONGEST_PAUSE_S, max(pause_s, error.pause_s))
+                if not is_counted and time.monotonic() + pause_s >= until:
+                    raise self.error(url, f"{error} (for {patience.patience_s:g} s)") from None
+                attempt += is_counted
+                await asyncio.sleep(pause_s)
 
     def error(self, url: str, what: str) -> PluginError:
         """An error that does not tell the secret."""
+        return PluginError(self._told(url, what))
+
+    def refusal(self, url: str, answer: Answer) -> RefusedError:
+        """An error that tells the status of an answer, and not the secret."""
+        return RefusedError(self._told(url, f"status {answer.status}: {answer.shown}"), answer.status)
+
+    def _told(self, url: str, what: str) -> str:
         message = f"reward {self._name}: {url}: {what}"
-        return PluginError(message.replace(self._secret, "***") if self._secret else message)
+        return message.replace(self._secret, "***") if self._secret else message
 
     async def _once(self, method: str, url: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Answer:
         patience = self._patience
         timeout = aiohttp.ClientTimeout(total=patience.request_timeout_s)
+        if isinstance(body.get("data"), bytes):
+            # Sent in parts: in one piece, a video would keep the event loop from all else.
+            body = {**body, "data": io.BytesIO(body["data"])}
         sent = {**headers, "Authorization": f"Bearer {self._secret}"} if self._secret else dict(headers)
         try:
             # Redirects are not followed: the secret is for this address alone.
@@ -114,7 +147,8 @@ class Exchange:
             raise self.error(url, f"no HTTP: {error}") from None
         found = Answer(status=answer.status, data=data)
         if answer.status in patience.passing:
-            raise _PassingError(f"status {answer.status}: {found.shown}", _pause_s(answer))
+            is_awaited = answer.status in _MAY_SAY_WHEN and "Retry-After" in answer.headers
+            raise _PassingError(f"status {answer.status}: {found.shown}", _pause_s(answer), is_awaited=is_awaited)
         if len(data) > _MOST_BYTES:
             raise self.error(url, f"an answer of more than {_MOST_BYTES} bytes")
         return found
@@ -123,9 +157,10 @@ class Exchange:
 class _PassingError(Exception):
     """What may be otherwise in a moment, or after the pause that the other side asks for."""
 
-    def __init__(self, what: str, pause_s: float = 0.0) -> None:
+    def __init__(self, what: str, pause_s: float = 0.0, *, is_awaited: bool = False) -> None:
         super().__init__(what)
         self.pause_s = pause_s
+        self.is_awaited = is_awaited
 
 
 def address(key: str, url: str) -> SplitResult:

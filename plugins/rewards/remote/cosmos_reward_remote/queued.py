@@ -6,7 +6,7 @@ import asyncio
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import attrs
 from attrs import validators as check
@@ -16,10 +16,13 @@ from cosmos_core.errors import ConfigError, PluginError
 from cosmos_core.protocols import Completion, Provider, Reward, RewardCapabilities, RewardContext, Score, hookimpl
 from cosmos_core.rollout.rewards.batching import Batcher
 from cosmos_reward_remote.access import PREFIXES, Access, access
-from cosmos_reward_remote.exchange import Exchange, Patience
+from cosmos_reward_remote.exchange import Exchange, Patience, RefusedError
+from cosmos_reward_remote.grouping import groups_of
 from cosmos_reward_remote.wires import CosmosRlWire, CosmosWire, Results, Seen, Wire, seen_of
 
 _POSITIVE: Final = check.gt(0.0)
+_MAY_BE_OF_ONE: Final = frozenset({400, 413})
+_Scored: TypeAlias = Score | str | Exception
 
 
 @attrs.frozen(kw_only=True)
@@ -39,6 +42,9 @@ class QueuedOptions:
     )
     allow_http: bool = option(False, help="Whether the token may go to other machines unencrypted.")
     batch: int = option(8, help="Most completions of a request.", validator=check.ge(1))
+    batch_mb: int = option(
+        256, help="Most megabytes of the arrays of a request; a larger completion goes alone.", validator=check.ge(1)
+    )
     wait_ms: float = option(
         50.0, help="Milliseconds that a completion waits for others of the same request.", validator=check.ge(0.0)
     )
@@ -46,16 +52,15 @@ class QueuedOptions:
     request_timeout_s: float = option(60.0, help="Seconds until an HTTP request is given up.", validator=_POSITIVE)
     retries: int = option(
         5,
-        help="Times that an HTTP request is repeated after a lost connection, a timeout or a status 408, 429 or 5xx.",
+        help="Times that an HTTP request is repeated after a lost connection, a timeout or a status 408, 429 or 5xx; "
+        "not counted are 429 and 503 with Retry-After, which are repeated until patience_s.",
         validator=check.ge(0),
     )
     backoff_s: float = option(
         0.5, help="Seconds before the first repetition, doubled before each other one.", validator=_POSITIVE
     )
-    poll_s: float = option(
-        0.5, help="With wire = 'cosmos-rl', seconds between requests for results.", validator=_POSITIVE
-    )
-    patience_s: float = option(600.0, help="Seconds until results are given up.", validator=_POSITIVE)
+    poll_s: float = option(0.5, help="Least seconds between requests for results.", validator=_POSITIVE)
+    patience_s: float = option(600.0, help="Seconds until a request is given up.", validator=_POSITIVE)
 
 
 class Queued:
@@ -72,11 +77,16 @@ class Queued:
         self._wire: Final[Wire] = (
             CosmosRlWire(options.score_keys, options.poll_s)
             if options.wire == "cosmos-rl"
-            else CosmosWire(min(30.0, options.request_timeout_s / 2.0))
+            else CosmosWire(min(30.0, options.request_timeout_s / 2.0), options.poll_s)
         )
         self._exchange: Final = Exchange(
             context.name,
-            Patience(request_timeout_s=options.request_timeout_s, retries=options.retries, backoff_s=options.backoff_s),
+            Patience(
+                request_timeout_s=options.request_timeout_s,
+                retries=options.retries,
+                backoff_s=options.backoff_s,
+                patience_s=options.patience_s,
+            ),
         )
         self._batcher: Final = Batcher(self._ask, size=options.batch, wait_s=options.wait_ms / 1000.0)
         self._free: Final = asyncio.Semaphore(options.concurrency)
@@ -106,23 +116,32 @@ class Queued:
             PluginError: The service did not answer, or has no score for this completion.
         """
         scored = await self._batcher.put(seen_of(completion, self._options.send, self._name))
+        if isinstance(scored, Exception):
+            raise scored
         if isinstance(scored, str):
             raise PluginError(f"reward {self._name}: the service has no score: {scored}")
         return scored
 
-    async def _ask(self, seen: Sequence[Seen]) -> list[Score | str]:
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for index, each in enumerate(seen):
-            # Arrays of one request have one shape in the other format.
-            shape = each.array.shape if self._options.wire == "cosmos-rl" else ()
-            groups.setdefault(shape, []).append(index)
-        scored: dict[int, Score | str] = {}
-        answers = await asyncio.gather(*(self._ask_group([seen[index] for index in each]) for each in groups.values()))
-        for indices, answer in zip(groups.values(), answers, strict=True):
+    async def _ask(self, seen: Sequence[Seen]) -> list[_Scored]:
+        groups = groups_of(seen, most_bytes=self._options.batch_mb << 20, one_shape=self._options.wire == "cosmos-rl")
+        answers = await asyncio.gather(*(self._ask_group([seen[index] for index in each]) for each in groups))
+        scored: dict[int, _Scored] = {}
+        for indices, answer in zip(groups, answers, strict=True):
             scored.update(zip(indices, answer, strict=True))
         return [scored[index] for index in range(len(seen))]
 
-    async def _ask_group(self, seen: Sequence[Seen]) -> list[Score | str]:
+    async def _ask_group(self, seen: Sequence[Seen]) -> Sequence[_Scored]:
+        """What one request brings; its failure is that of its completions, and of no others."""
+        try:
+            return await self._request(seen)
+        except Exception as error:  # noqa: BLE001 - `score` raises it
+            is_of_one = isinstance(error, RefusedError) and error.status in _MAY_BE_OF_ONE
+            if len(seen) == 1 or not is_of_one:
+                return [error] * len(seen)
+        # What is wrong may be wrong with one of them, and all but that one have a score.
+        return [each for (each,) in await asyncio.gather(*(self._ask_group([one]) for one in seen))]
+
+    async def _request(self, seen: Sequence[Seen]) -> list[Score | str]:
         assert self._access is not None
         scorers, patience_s = tuple(self._options.scorers), self._options.patience_s
         try:

@@ -9,6 +9,7 @@ import asyncio
 import io
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -67,7 +68,8 @@ class Wire(Protocol):
         """Send a request; what its results are asked for by.
 
         Raises:
-            PluginError: It is refused, or there is no answer.
+            RefusedError: It is refused.
+            PluginError: There is no answer, or it cannot be used.
         """
         ...
 
@@ -106,10 +108,12 @@ class CosmosWire:
 
     Args:
         wait_s: Seconds that a request for results waits for them.
+        poll_s: Least seconds from one such request to the next: a service may answer sooner than it was asked to.
     """
 
-    def __init__(self, wait_s: float) -> None:
+    def __init__(self, wait_s: float, poll_s: float) -> None:
         self._wait_s: Final = wait_s
+        self._poll_s: Final = poll_s
 
     def body(self, seen: Sequence[Seen], scorers: Sequence[str]) -> bytes:
         """One line of JSON, and the arrays as safetensors."""
@@ -135,9 +139,11 @@ class CosmosWire:
         """Wait for the results, a while at a time."""
         url = access.fetch_url
         while True:
+            begin = time.monotonic()
             answer = await exchange.send("GET", url, params={"id": ticket, "wait_s": f"{self._wait_s:g}"})
             if answer.status != 202:
                 break
+            await asyncio.sleep(max(0.0, begin + self._poll_s - time.monotonic()))
         scores = _object(exchange, url, answer, 200).get("scores")
         rows = {name: scores.get(name) if isinstance(scores, Mapping) else None for name in scorers}
         if not all(isinstance(row, list) and all(isinstance(each, Mapping) for each in row) for row in rows.values()):
@@ -253,10 +259,11 @@ def _object(exchange: Exchange, url: str, answer: Answer, status: int) -> Mappin
     """The JSON object of an answer.
 
     Raises:
-        PluginError: It has another status, or none.
+        RefusedError: It has another status.
+        PluginError: It has none.
     """
     if answer.status != status:
-        raise exchange.error(url, f"status {answer.status}: {answer.shown}")
+        raise exchange.refusal(url, answer)
     try:
         said = json.loads(answer.data)
     except (ValueError, RecursionError):

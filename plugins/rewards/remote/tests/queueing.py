@@ -25,7 +25,7 @@ class Queueing(ThreadingHTTPServer):
         self.reset()
 
     def reset(self):
-        self.requests, self.jobs, self.busy, self.polls = [], {}, 0, 0
+        self.requests, self.jobs, self.busy, self.polls, self.most_bytes = [], {}, 0, 0, 1 << 30
 
     @property
     def url(self):
@@ -66,8 +66,9 @@ class Handler(BaseHTTPRequestHandler):
             return self.pull(kind, parse_qs(data.decode()))
         line, _, arrays = data.partition(b"\n")
         line = json.loads(line)
-        if kind == "refused":
-            return self.send(400, {"error": "scorers: 'x' is none of this service; it has a, b"})
+        refusal = self.refusal(kind, line, len(data))
+        if refusal is not None:
+            return self.send(*refusal)
         ticket = self.headers.get("Idempotency-Key") or f"u{len(self.server.jobs)}"
         if "prompts" in line:
             rows, scorers = np.load(io.BytesIO(arrays)), list(line["reward_fn"])
@@ -79,6 +80,16 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(200, {"uuid": ticket, "replica_id": "r7"})
         return self.send(202, {"id": ticket, "status": "pending"})
 
+    def refusal(self, kind, line, size_bytes):
+        """Status and body, where a request is refused for what it is."""
+        if size_bytes > self.server.most_bytes:
+            return 413, {"error": "body_mb"}
+        if kind == "no-images" and line.get("media_type") == "image":
+            return 400, {"message": "no images"}
+        if kind == "refused" or (kind == "picky" and any(each["fps"] != 8.0 for each in line["completions"])):
+            return 400, {"error": "scorers: 'x' is none of this service; it has a, b"}
+        return None
+
     def do_GET(self):
         query = parse_qs(urlsplit(self.path).query)
         ticket = query["id"][0]
@@ -88,6 +99,8 @@ class Handler(BaseHTTPRequestHandler):
             polls = self.server.polls
         if kind == "expired":
             return self.send(410, {"error": "the result has expired"})
+        if kind == "hasty" and polls < 4:
+            return self.send(202, {"id": ticket, "status": "pending"})
         if kind == "never" or (kind == "pending" and polls < 3):
             time.sleep(0.05)
             return self.send(202, {"id": ticket, "status": "pending"})

@@ -96,6 +96,61 @@ def test_a_full_queue_is_asked_again_when_it_says_and_what_is_pending_is_waited_
     assert server.polls == 3
 
 
+def test_a_queue_that_is_full_for_long_is_asked_until_patience_ends(queueing):
+    server = queueing("good")
+    server.busy = 4
+    (scored,) = score(make(retries=0), shown_as(VIDEO))
+    assert scored.value == 10.0
+    server.busy = 1000
+    begin = time.monotonic()
+    (error,) = score(make(retries=0, patience_s=0.7), shown_as(VIDEO))
+    assert 0.3 < time.monotonic() - begin < 5.0
+    assert 'status 429: \'{"error": "full"}\' (for 0.7 s)' in str(error)
+
+
+def test_a_service_that_does_not_wait_is_asked_at_intervals(queueing):
+    server = queueing("hasty")
+    begin = time.monotonic()
+    (scored,) = score(make(poll_s=0.1), shown_as(VIDEO))
+    assert (scored.value, server.polls) == (10.0, 4)
+    assert time.monotonic() - begin > 0.29
+
+
+def test_a_request_has_no_more_than_its_megabytes(queueing):
+    server = queueing("good")
+    large = np.zeros((1, 400, 400, 3), np.uint8)
+    shown = [shown_as(large + index) for index in range(5)]
+    for options, numbers in (({"batch_mb": 1}, [1, 2, 2]), ({}, [5])):
+        server.reset()
+        assert [each.value for each in score(make(**options), *shown)] == [0.0, 1.0, 2.0, 3.0, 4.0]
+        assert sorted(len(read_body(data, most=9).completions) for *_, data, _ in server.requests) == numbers
+
+
+def test_what_one_completion_is_refused_for_costs_the_others_nothing(queueing):
+    server = queueing("picky")
+    odd = shown_as(VIDEO)
+    fps = Array(dtype="float32", shape=(), data=np.float32(9).tobytes())
+    odd = attrs.evolve(odd, media=attrs.evolve(odd.media, arrays={**odd.media.arrays, "fps": fps}))
+    first, error, third = score(make(), shown_as(VIDEO), odd, shown_as(OTHER))
+    assert (first.value, third.value) == (10.0, 20.0)
+    assert isinstance(error, PluginError)
+    assert "status 400" in str(error)
+    assert len(server.requests) == 4
+    server = queueing("good")
+    server.reset()
+    server.most_bytes = 1000
+    first, second = score(make(), shown_as(VIDEO), shown_as(np.concatenate([VIDEO] * 9)))
+    assert first.value == 10.0
+    assert "status 413" in str(second)
+
+
+def test_a_shape_that_cosmos_rl_refuses_costs_other_shapes_nothing(queueing):
+    queueing("no-images", fetch="pull")
+    first, error, third = score(make(wire="cosmos-rl"), *(shown_as(each) for each in (VIDEO, IMAGE, VIDEO + 1)))
+    assert (first.value, third.value) == (10.0, 11.0)
+    assert 'status 400: \'{"message": "no images"}\'' in str(error)
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [

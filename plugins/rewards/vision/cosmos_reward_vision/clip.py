@@ -72,8 +72,9 @@ class Clip:
     def _prepared(self, frame_HWC: Frames) -> torch.Tensor:
         """float32 [C, S, S]."""
         height, width = frame_HWC.shape[:2]
-        scale = self._side / min(height, width)
-        size = (max(self._side, int(width * scale)), max(self._side, int(height * scale)))
+        # In integers: a float scale makes 503 of 504 pixels, and the cut is another one.
+        shorter = min(height, width)
+        size = (self._side * width // shorter, self._side * height // shorter)
         picture = Image.fromarray(frame_HWC).resize(size, Image.Resampling.BICUBIC)
         left, top = (size[0] - self._side) // 2, (size[1] - self._side) // 2
         picture = picture.crop((left, top, left + self._side, top + self._side))

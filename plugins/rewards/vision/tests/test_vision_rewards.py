@@ -139,11 +139,13 @@ def test_clip_prepares_pictures_as_its_own_processor(make, kit, clip):
 
     reward = make("clip-similarity", path=str(clip))
     reward.load()
-    frame = np.random.default_rng(0).integers(0, 256, (40, 23, 3), np.uint8)
-    size = {"size": {"shortest_edge": 12}, "crop_size": {"height": 12, "width": 12}}
-    processor = transformers.CLIPImageProcessorPil(**size)
-    expected = processor(Image.fromarray(frame), return_tensors="np")["pixel_values"][0]
-    assert np.abs(reward._clip._prepared(frame).numpy() - expected).max() < 1e-5
+    for side, height, width in ((12, 40, 23), (336, 480, 720), (336, 720, 480)):
+        frame = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+        size = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
+        processor = transformers.CLIPImageProcessorPil(**size)
+        expected = processor(Image.fromarray(frame), return_tensors="np")["pixel_values"][0]
+        reward._clip._side = side
+        assert np.abs(reward._clip._prepared(frame).numpy() - expected).max() < 1e-5
 
 
 def test_clip_takes_the_checkpoints_own_normalisation_and_says_what_it_cut(make, kit, clip, tmp_path):

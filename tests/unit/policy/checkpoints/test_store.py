@@ -5,12 +5,13 @@ import time
 import pytest
 import torch
 
-from cosmos_core.errors import CheckpointError
+from cosmos_core.errors import CheckpointError, StorageError
 from cosmos_core.policy.checkpoints import checkpoint
 from cosmos_core.policy.checkpoints.checkpoint import Place
 from cosmos_core.policy.checkpoints.reading import load_shares
 from cosmos_core.policy.checkpoints.restoring import restore
 from cosmos_core.policy.checkpoints.saving import CheckpointSaver, copy_state, write_checkpoint
+from cosmos_core.storage import told
 from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved
 
 pytest.importorskip("moto", reason="needs moto, which `make` installs")
@@ -119,6 +120,37 @@ def test_a_server_that_stays_away_is_told(store, trainer, kit, model, monkeypatc
             load_shares(path, {})
     finally:
         store.start()
+
+
+def test_a_read_is_asked_for_a_few_times_and_no_more(store, monkeypatch):
+    files, path = checkpoint.file_system(f"{URL}/part")
+    files.pipe_file(path, b"content")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    files, path = checkpoint.file_system(f"{URL}/part")
+    slow = b'<?xml version="1.0"?><Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>'
+    store.fault = lambda method, path: slow
+    store.requests.clear()
+    with pytest.raises(StorageError, match="request rate"), told(URL):
+        files.cat_file(path, start=0, end=3)
+    assert len(store.requests) == 2 * 2, "two rounds of two attempts"
+
+
+def test_an_answer_that_breaks_off_in_its_middle_is_read_again(store, monkeypatch):
+    files, path = checkpoint.file_system(f"{URL}/part")
+    files.pipe_file(path, b"content")
+    answer, broken = store._app, []
+
+    def break_off(environ, start):
+        content = b"".join(answer(environ, start))
+        if not broken:
+            broken.append(environ["PATH_INFO"])
+            yield content[:3]
+            raise ConnectionAbortedError
+        yield content
+
+    monkeypatch.setattr(store, "_app", break_off)
+    assert files.cat_file(path, start=0, end=7) == b"content"
+    assert broken == ["/checkpoints/of/a/run/part"]
 
 
 @pytest.mark.parametrize("part", [".distcp", ".metadata", "complete.json"])

@@ -168,6 +168,7 @@ def test_a_recipe_without_the_table_is_refused(kit):
     recipe = recipe_from(raw)
     (problem,) = unmet(recipe, stages(recipe)[0], consulting(kit))
     assert problem.startswith("policy.average: 'nft'")
+    assert "publish = true where rollouts are to come from the average" in problem
     recipe = recipe_from({**raw, "policy": {"average": {}}})
     assert list(unmet(recipe, stages(recipe)[0], consulting(kit))) == []
 

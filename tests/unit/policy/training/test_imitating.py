@@ -13,6 +13,7 @@ from cosmos_core.policy.batches.share import ShareReader
 from cosmos_core.policy.modeling import tokens_payload
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.training.step import StepRunner
+from cosmos_core.policy.training.trainer import MOST_UNIMITATED
 from cosmos_core.protocols import Aggregation, Loss, NoOptions
 from cosmos_core.transport.directives import GroupRef, TrainOrder
 from cosmos_core.transport.reports import SampleReport, StepDone
@@ -244,10 +245,26 @@ def test_a_step_whose_rows_cannot_be_read_trains_on_rollouts_alone(kit):
     flats = [applied_gradient(runner) for runner in runners]
     first, second = (run(runner, order_of(groups, (0, 1, 2, 3))) for runner in runners)
     assert torch.equal(flats[0][0], flats[1][0])
-    assert first.metrics["imitation_dropped"] == 4
+    assert first.metrics["imitation_dropped"] == first.metrics["imitation_dropped_bad_row"] == 4
     assert "imitation_loss" not in first.metrics
     assert not any(name.startswith("imitation_") for name in second.metrics)
     assert algorithms[0].imitated == []
+
+
+def test_steps_in_a_row_without_anything_to_imitate_end_the_run(kit):
+    groups, held = world_batch()
+    runner = runner_of(kit, WORLD, held, [None] * 4, imitating(kit))
+    rows, readable = runner.reader.dataset, [Prompt(text="x", demonstration="y")] * 4
+    for _ in range(2):
+        for step in range(MOST_UNIMITATED):
+            assert isinstance(run(runner, order_of(groups, (0, 1, 2, 3))), StepDone), step
+        rows.rows = readable
+        run(runner, order_of(groups, (0, 1, 2, 3)))
+        rows.rows = [None] * 4
+    for _ in range(MOST_UNIMITATED):
+        run(runner, order_of(groups, (0, 1, 2, 3)))
+    with pytest.raises(TrainingError, match=f"{MOST_UNIMITATED + 1} steps in a row had no demonstration"):
+        run(runner, order_of(groups, (0, 1, 2, 3)))
 
 
 def test_what_is_known_of_an_imitated_decision(kit):

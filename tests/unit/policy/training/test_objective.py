@@ -1,9 +1,15 @@
+from types import SimpleNamespace
+
+import attrs
+import numpy as np
 import pytest
 import torch
 
-from cosmos_core.policy.batches.batch import Counts
+from cosmos_core.policy.batches.batch import Counts, TrainSequence
 from cosmos_core.policy.training.objective import decision_weights, know
-from cosmos_core.protocols import Aggregation
+from cosmos_core.protocols import Aggregation, NoOptions
+from cosmos_core.types import Array, Prompt
+from tests.contract.kit.world_model import World, walked
 
 TOTALS = Counts(sequences=5, decisions=40, trained=4)
 
@@ -24,8 +30,6 @@ def test_what_is_known_follows_the_order_of_the_micro_batch(model, kit):
         kit.payload([1], [2, 3], version=4, logprobs=[-0.5, -1.0]),
         kit.payload([1, 2], [5, 6, 7], version=6, logprobs=[-2.0, -3.0, -4.0]),
     ]
-    from cosmos_core.policy.batches.batch import TrainSequence
-
     sequences = [TrainSequence(payload=p, advantage=a) for p, a in zip(payloads, (0.5, -1.0), strict=True)]
     (batch,) = model.pack(payloads, budget=20)
     assert batch.sequences == (1, 0)
@@ -40,8 +44,22 @@ def test_what_is_known_follows_the_order_of_the_micro_batch(model, kit):
 
 
 def test_a_sequence_without_decisions_counts_as_one(model, kit):
-    from cosmos_core.policy.batches.batch import TrainSequence
-
     sequences = [TrainSequence(payload=kit.payload([1, 2, 3], c), advantage=1.0) for c in ([4, 5], [])]
     (batch,) = model.pack([sequence.payload for sequence in sequences], budget=20)
     assert know(kit.Reinforce(), batch, sequences, kit.counts_of(sequences), kit.CPU).num_sequences == 2
+
+
+def test_squared_errors_of_regressions_are_no_log_probs_to_compare_with(kit):
+    """What an engine gives for them would make a divergence of policies that is none."""
+    world = World(NoOptions(), SimpleNamespace(path=None))
+    sample = world.noised(world.encode_demonstration(Prompt(text="x", demonstration="y")), 0)
+    number = sample.arrays["times"].shape[0]
+    logprobs = Array(dtype="float32", shape=(number,), data=np.full(number, -2.0, np.float32).tobytes())
+    learned = attrs.evolve(sample, arrays={**sample.arrays, "logprobs": logprobs})
+    walk = walked(world.encode(Prompt(text="x")), 2, 1)
+    for payload, expected in ((learned, False), (walk, True)):
+        sequences = [TrainSequence(payload=payload, advantage=1.0)]
+        (batch,) = world.pack([payload], budget=99)
+        known = know(kit.Reinforce(), batch, sequences, Counts(sequences=1, decisions=9, trained=1), kit.CPU)
+        assert known.has_behaviour == expected
+        assert (known.behaviour_logprobs_N != 0).all()

@@ -9,7 +9,11 @@ from cosmos_core.rollout.diffusion.options import DiffusionOptions
 from cosmos_core.testing.conformance.engine.denoiser import TinyDenoiser
 
 
-def told(*, model=None, sampling=None, evaluation=None, **options):
+def told(**changes):
+    return foreseen(**changes).problems
+
+
+def foreseen(*, model=None, sampling=None, evaluation=None, **options):
     samplings = {"rollout.sampling": Sampling(**{"max_units": 10, **(sampling or {})})}
     samplings |= {"evaluation": Sampling(temperature=0.0, max_units=10)} if evaluation is None else evaluation
     model = model or TinyDenoiser()
@@ -23,7 +27,7 @@ def told(*, model=None, sampling=None, evaluation=None, **options):
         shows_media=False,
         samplings=samplings,
     )
-    return foresee(DiffusionOptions(**options), outlook).problems
+    return foresee(DiffusionOptions(**options), outlook)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +36,10 @@ def told(*, model=None, sampling=None, evaluation=None, **options):
         {},
         {"sampler": "cps"},
         {"sampler": "edm", "trained": "even"},
+        {"sampling": {"max_units": 2}},
+        {"sampler": "edm", "sampling": {"max_units": 3}},
+        {"sampler": "euler", "regressions": 1, "sampling": {"max_units": 1}},
+        {"sampling": {"temperature": 0.0, "max_units": 1}},
         {"trained": "window", "shared_prefix": True},
         {"trained": "window", "window_start": 7},
         {"sampler": "unipc", "regressions": 2, "evaluation_sampler": "unipc"},
@@ -54,6 +62,15 @@ def test_what_fits_is_not_refused(options):
         ({"sampling": {"top_k": 3}}, "rollout.sampling.top_p, top_k: 1 and 3; noise is not cut"),
         ({"sampling": {"top_p": 0.9}}, "rollout.sampling.top_p, top_k: 0.9 and 0; noise is not cut"),
         ({"sampling": {"max_units": 1001}}, "rollout.sampling.max_units: 1001 denoising steps; give 1 to 1000"),
+        ({"sampling": {"max_units": 1}}, "rollout.sampling.max_units: of 1 steps none is noisy, so that nothing is"),
+        (
+            {"sampler": "cps", "trained": "even", "sampling": {"max_units": 1}},
+            "rollout.sampling.max_units: of 1 steps none is noisy, so that nothing is decided; give 2 or more",
+        ),
+        (
+            {"sampler": "edm", "sampling": {"max_units": 2}},
+            "rollout.sampling.max_units: of 2 steps none is noisy, so that nothing is decided; give 3 or more",
+        ),
         (
             {"trained": "window", "window": 4, "window_start": 6},
             "rollout.sampling.max_units: of 10 steps, no window of 4 fits from step 6 on among",
@@ -76,3 +93,19 @@ def test_what_fits_is_not_refused(options):
 def test_what_does_not_fit_is_named_once(asked, said):
     (problem,) = told(**asked)
     assert problem.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "most"),
+    [
+        ({}, "transitions", 9),
+        ({"trained": "even"}, "transitions", 5),
+        ({"trained": "window", "window": 3}, "transitions", 3),
+        ({"sampler": "unipc", "regressions": 4}, "regressions", 4),
+    ],
+    ids=str,
+)
+def test_it_says_which_decisions_it_makes(options, kind, most):
+    found = foreseen(**options)
+    assert (found.decisions, found.decisions_key) == (kind, "rollout.engine.options.regressions")
+    assert found.most_decisions == most

@@ -107,10 +107,9 @@ def test_the_report_has_the_fields_of_the_sample_and_a_cut_text():
     }
 
 
-def test_rewards_see_a_denoised_sample_and_how_it_looks_and_not_the_way_there():
-    arrays = dict.fromkeys(
-        ("text", "sample", "states", "places", "steps", "offsets"), Array(dtype="int32", shape=(1,), data=bytes(4))
-    )
+def test_rewards_see_a_denoised_sample_and_how_it_looks_and_neither_the_way_there_nor_what_conditioned_it():
+    way, conditioning = ("states", "places", "steps", "offsets"), ("text", "given", "is_given", "condition", "image")
+    arrays = dict.fromkeys(("sample", "times", *way, *conditioning), Array(dtype="int32", shape=(1,), data=bytes(4)))
     media = Payload(kind="media", arrays={"frames": Array(dtype="uint8", shape=(1, 1, 1, 3), data=bytes(3))})
     made = Generated(
         payload=Payload(kind="latents", arrays=arrays),
@@ -121,7 +120,7 @@ def test_rewards_see_a_denoised_sample_and_how_it_looks_and_not_the_way_there():
         media=media,
     )
     seen = scoring.to_score(Prompt(text="p"), Played.single(made), "")
-    assert seen.payload.arrays.keys() == {"text", "sample"}
+    assert seen.payload.arrays.keys() == {"sample", "times"}
     assert seen.media is media
     assert not seen.truncated
 

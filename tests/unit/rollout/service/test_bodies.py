@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save as safetensors
 
-from cosmos_core.rollout.service.arrays import as_float32, read_npy, rows_of
+from cosmos_core.data.npy import read_npy
+from cosmos_core.rollout.service.arrays import as_float32, rows_of
 from cosmos_core.rollout.service.bodies import read_body
 from cosmos_core.rollout.service.cosmos_rl import read_foreign
 from cosmos_core.types import Array, Message
@@ -91,7 +92,7 @@ def test_arrays_in_the_order_of_fortran_and_in_the_second_format_are_read():
 
 def test_rows_are_in_place():
     whole = read_npy(npy(FRAMES))
-    assert np.shares_memory(np.frombuffer(whole.data, np.uint8), np.frombuffer(rows_of(whole)[1].data, np.uint8))
+    assert np.shares_memory(np.frombuffer(whole.data, np.uint8), np.frombuffer(rows_of(whole, 2)[1].data, np.uint8))
 
 
 HUGE = npy(FRAMES[:1]).replace(b"(1, 3, 4, 5, 3)", b"(10**12, 3, 4,)")
@@ -110,7 +111,7 @@ LARGE = npy(FRAMES[:1]).replace(b"(1, 3, 4, 5, 3)", b"(9, 9999999999)")
         (body(npy(FRAMES), scorers=[]), "scorers"),
         (body(npy(FRAMES), scorer=["a"]), "scorer: unknown option; did you mean scorers?"),
         (body(npy(FRAMES), completions=described(number=3)), "completions: 3, and a request may have 2"),
-        (body(npy(FRAMES), completions=described(number=1)), "the npy file has 2 rows for 1 completions"),
+        (body(npy(FRAMES), completions=described(number=1)), "an array of 2 rows for 1 completions"),
         (body(npy(FRAMES), completions=[{"fps": 1.0}, {"prompt": 7}]), "completions.0.prompt: required"),
         (body(npy(FRAMES), completions=described({}, {})), "completions.0: fps: required for a video"),
         (body(npy(FRAMES), completions=described({"fps": 0}, {"fps": 1})), "completions.0.fps"),
@@ -127,7 +128,7 @@ LARGE = npy(FRAMES[:1]).replace(b"(1, 3, 4, 5, 3)", b"(9, 9999999999)")
         (body(npy(np.uint8(3))), "an array without dims"),
         (body(npy(FRAMES.astype("f4"))), "completions.0: the array is float32 (3, 4, 5, 3); frames are uint8"),
         (body(npy(FRAMES[..., :2])), "completions.0: the array is uint8 (3, 4, 5, 2); frames are uint8"),
-        (body(npy(FRAMES[:, :0])), "completions.0: the array is uint8 (0, 4, 5, 3)"),
+        (body(npy(FRAMES[:, :0])), "an array of shape (2, 0, 4, 5, 3) has no values"),
         (body(npy(FRAMES), kind="latents"), "completions.0: the array is uint8 (3, 4, 5, 3); latents are"),
         (body(safetensors({"0": FRAMES[0]})), "arrays 0; one for each completion is named 0, 1"),
         (body(safetensors({"0": FRAMES[0], "x": FRAMES[0]})), "arrays 0, x; one for each"),
@@ -139,6 +140,31 @@ def test_what_cannot_be_read_is_named(data, message):
     with pytest.raises(ValueError, match=r".") as found:
         read_body(data, most=2)
     assert message in str(found.value)
+
+
+@pytest.mark.parametrize("media_type", [None, "image", "video", "latent"])
+@pytest.mark.parametrize("shape", [(10**12, 0), (10**12, 3, 0, 5, 5)])
+def test_an_array_without_values_makes_no_rows(media_type, shape):
+    """However many it claims: memory for them is never asked for."""
+    header = repr({"descr": "|u1", "fortran_order": False, "shape": shape}).encode()
+    empty = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    read, data = (
+        (read_body, body(empty)) if media_type is None else (read_foreign, foreign(empty, media_type=media_type))
+    )
+    with pytest.raises(ValueError, match="has no values"):
+        read(data, most=2)
+
+
+def test_a_rate_beyond_float32_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"completions.1: fps: 1e\+300 is more than a float32 holds"):
+        read_body(body(npy(FRAMES), completions=described({"fps": 1}, {"fps": 1e300})), most=2)
+    channels_first = np.ascontiguousarray(FRAMES.transpose(0, 4, 1, 2, 3))
+    for fps, message in (
+        (1e300, "more than a float32 holds"),
+        (10**400, r"video_infos.0.video_fps: expected a number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_foreign(foreign(npy(channels_first), video_infos=[{"video_fps": fps}] * 2), most=2)
 
 
 def test_no_byte_of_a_body_may_do_harm():
@@ -165,11 +191,12 @@ def test_images_videos_and_latents_of_cosmos_rl():
     assert images.about == {"shape": [2, 4, 5, 3], "dtype": "torch.uint8", "min": "0.000", "max": "239.000"}
 
     channels_first = np.ascontiguousarray(FRAMES.transpose(0, 4, 1, 2, 3))
-    infos = [{"video_fps": 24.0}, {}]
+    infos = [{"video_fps": 24.0, "video_path": "x" * 1000}, {}]
     videos = read_foreign(foreign(npy(channels_first), video_infos=infos), most=2)
     assert np.array_equal(values(videos.completions[1].media.arrays["frames"]), FRAMES[1])
     assert [float(values(each.media.arrays["fps"])) for each in videos.completions] == [24.0, 16.0]
-    assert videos.about["video_infos"] == infos
+    # It is kept with the results: only what the videos were scored with.
+    assert videos.about["video_infos"] == [{"video_fps": 24.0}, {"video_fps": 16.0}]
 
     for media_type in ("latent", "video"):
         latents = read_foreign(foreign(npy(LATENTS.astype("f2")), media_type=media_type), most=2)
@@ -177,6 +204,9 @@ def test_images_videos_and_latents_of_cosmos_rl():
     as_bytes = (LATENTS.view(np.uint32) >> 16).astype("<u2").view(np.uint8)
     latents = read_foreign(foreign(npy(as_bytes), media_type="latent"), most=2)
     assert np.allclose(values(latents.completions[1].payload.arrays["sample"]), LATENTS[1], rtol=2**-7, atol=1e-6)
+    assert (latents.about["dtype"], latents.about["max"]) == ("torch.bfloat16", "3.000")
+    noted = read_foreign(foreign(npy(LATENTS), media_type="latent", video_infos=[{"note": "x"}] * 9), most=2)
+    assert "video_infos" not in noted.about
 
 
 def test_other_keys_of_cosmos_rl_are_metadata():
@@ -189,7 +219,7 @@ def test_other_keys_of_cosmos_rl_are_metadata():
     [
         (b'"x"\n', "the first line of the body is no JSON object: 'x'"),
         (foreign(npy(FRAMES[:, 0]), media_type="audio"), "media_type"),
-        (foreign(npy(FRAMES[:, 0]), media_type="image", prompts=["p"]), "prompts: 1 for an array of 2 rows"),
+        (foreign(npy(FRAMES[:, 0]), media_type="image", prompts=["p"]), "an array of 2 rows for 1 completions"),
         (
             foreign(npy(FRAMES[:, 0]), media_type="image", reward_fn={"a": 0}),
             "reward_fn: no scorer with a weight above",

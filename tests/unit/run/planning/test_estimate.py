@@ -124,3 +124,9 @@ def test_processes_of_a_rollout_replica_share_weights_and_heads():
     assert [sizes[tp]["KV cache (at most)"] for tp in (2, 4)] == [whole / 2, whole / 2]
     assert gpus(made, uses_rollouts=True) == 5
     assert processes(made, uses_rollouts=True)[-1] == ("rollout-0", "cosmos_core.rollout", "auto", 4)
+
+
+def test_an_engine_that_denoises_has_latents_in_flight_in_place_of_a_cache():
+    made = recipe(rollout={"precision": "bf16", "max_in_flight": 3, "sampling": {"max_units": 10}})
+    found = rollout_memory(made, attrs.evolve(FACTS, vocab_size=0, latent_size=500), longest_prompt=0)
+    assert found == {"parameters": 2000, "latents in flight": 4 * 4 * 500 * 3}

@@ -1,5 +1,6 @@
 """What planning says of algorithms that blend predictions, or imitate demonstrations beside rollouts."""
 
+import attrs
 import pytest
 
 from cosmos_core.protocols import (
@@ -7,6 +8,7 @@ from cosmos_core.protocols import (
     Blend,
     DatasetCapabilities,
     EngineCapabilities,
+    Foresight,
     ModelCapabilities,
     RewardCapabilities,
 )
@@ -46,23 +48,67 @@ def test_the_average_of_the_policy_needs_no_other_plugin():
 )
 def test_who_imitates_beside_rollouts_needs_demonstrations(parts, said):
     without = {"warmup": None}
-    found = check(without, imitates=frozenset({0}), **parts)
+    found = check(without, imitates={0: 1}, **parts)
     assert any(
         "algorithm.plugin: 'grpo' imitates demonstrations beside rollouts" in each and said in each for each in found
     )
     assert check(without, **parts) == []
 
 
-def test_latents_have_no_context_that_could_be_too_short():
-    latents = {
+def latents(**algorithm):
+    """Parts of a run whose decisions are latents."""
+    return {
         "model": ModelCapabilities(payload_kinds=LATENTS),
         "engine": EngineCapabilities(payload_kinds=LATENTS),
-        "main": AlgorithmCapabilities(payload_kinds=LATENTS),
+        "main": AlgorithmCapabilities(payload_kinds=LATENTS, **algorithm),
         "rewards": [RewardCapabilities(payload_kinds=LATENTS)],
     }
+
+
+def test_latents_have_no_context_that_could_be_too_short():
     changes = {"warmup": None, "policy": {"micro_batch_units": 2}, "rollout": {"sampling": {"max_units": 300}}}
-    assert check(changes, **latents) == []
+    assert check(changes, **latents()) == []
     assert len(check(changes)) > 0
+
+
+@pytest.mark.parametrize(("made", "priced"), [("regressions", "transitions"), ("transitions", "regressions")])
+def test_decisions_that_an_algorithm_takes_for_others_are_refused(made, priced):
+    foresight = Foresight(decisions=made, decisions_key="rollout.engine.options.regressions")
+    changes = {"warmup": None}
+    (problem,) = check(changes, **latents(decisions=frozenset({priced})), foresight=foresight)
+    assert problem.startswith("rollout.engine.options.regressions: with these options engine 'embedded' makes " + made)
+    assert f"'grpo' prices {priced}" in problem
+    assert check(changes, **latents(decisions=frozenset({made})), foresight=foresight) == []
+    assert check(changes, **latents(decisions=frozenset({priced}))) == [], (
+        "an engine that says nothing is asked nothing"
+    )
+
+
+def test_every_stage_prices_what_the_model_makes():
+    warmup = AlgorithmCapabilities(source="demonstrations", payload_kinds=frozenset({"tokens"}))
+    (problem,) = check(**latents(), warmup=warmup)
+    assert problem == (
+        "warmup.plugin: 'sft' prices payloads of kind tokens, and model plugin 'hf' makes latents; take another "
+        "algorithm, or another model"
+    )
+    assert check(**latents(), warmup=AlgorithmCapabilities(source="demonstrations")) == []
+
+
+@pytest.mark.parametrize("name", ["min_prompt_units", "max_prompt_units"])
+def test_prompts_for_latents_have_no_units_to_limit(name):
+    changes = {"warmup": None, "dataset": {"plugin": "numbers", name: 3}}
+    measured = Measured(num_rows=10, num_demonstrations=4, shortest_prompt=0, longest_prompt=0, num_unfit=10)
+    (problem,) = check(changes, **latents(), measured=measured)
+    assert problem.startswith(f"dataset.{name}: 3, but prompts of model plugin 'hf' have no units")
+
+
+def test_a_frozen_world_model_is_told_what_differs():
+    frozen = {"reference": attrs.evolve(teacher(), misfit="train row 0 has another 'text' for it than for the policy")}
+    (problem,) = check({"warmup": None}, **latents(), frozen=frozen)
+    assert problem == (
+        "reference: train row 0 has another 'text' for it than for the policy; it needs the policy's text encoder, "
+        "autoencoder and size of videos"
+    )
 
 
 @pytest.mark.parametrize("renders", [False, True])

@@ -1,14 +1,18 @@
 """Every recipe of world models can be planned: the tiny ones as they are, those at real size from configs alone."""
 
 import io
+import math
 from pathlib import Path
 
+import attrs
 import pytest
 from rich.console import Console
 
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.mesh import world_size
-from cosmos_core.run.planning.memory import policy_memory
+from cosmos_core.run.planning.footprint import memory_by_pool
+from cosmos_core.run.planning.latents import latent_bytes
+from cosmos_core.run.planning.memory import LATENT_COPIES
 from cosmos_core.run.planning.plan import make_plan
 from cosmos_core.run.planning.tables import print_plan
 
@@ -57,7 +61,7 @@ def test_a_recipe_at_real_size_can_be_planned(name, tmp_path):
     (size,) = (size for model, size in SIZES.items() if name.startswith(model))
     assert facts.num_parameters == size
     assert plan.job.uses_rollouts == bool(recipe.reward)
-    ranks = policy_memory(recipe, facts)
+    ranks = memory_by_pool(plan)["policy"]
     assert sum(rank.count for rank in ranks) == world_size(recipe.policy.mesh)
     assert max(sum(rank.device.values()) for rank in ranks) < GPU_GIB << 30
     console = Console(file=io.StringIO(), width=160)
@@ -65,6 +69,43 @@ def test_a_recipe_at_real_size_can_be_planned(name, tmp_path):
     text = console.file.getvalue()
     assert "config only: no weights here" in text
     assert "a run would be refused: model.path: " in text
+
+
+# Of one process: its sequences, the decisions of each, how often these are packed, and latents of one decision.
+KEPT = {
+    "cosmos-predict2.5-2b-nft": (16 * 24 // 2, 4, 1, (16, 24, 88, 160)),
+    "wan2.1-14b-grpo": (16 * 24 // 4, 2, 2, (16, 9, 60, 104)),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_latents_of_a_step_and_outlooks_of_them_are_counted(name, tmp_path):
+    recipe, plan = planned(name, tmp_path)
+    sequences, decisions, packings, shape = KEPT[name]
+    each, number = 4 * math.prod(shape), sequences * decisions
+    # What a sample came with: itself, and of transitions the states that they lead to.
+    held = sequences if plan.parts.foresight.decisions == "regressions" else sequences + number
+    (rank,) = memory_by_pool(plan)["policy"]
+    assert rank.host["outlooks"] == number * each
+    assert rank.host["latents of a step"] == (held + 2 * packings * number) * each
+    assert rank.device["latents"] == LATENT_COPIES * recipe.policy.micro_batch_units * each
+    assert "outlooks" not in rank.device
+    (rollout,) = memory_by_pool(plan)["rollout"]
+    assert {*rollout.device} == {"parameters", "latents in flight"}
+    unasked = attrs.evolve(plan.parts, consults={})
+    assert "outlooks" not in latent_bytes(recipe, unasked)
+
+
+def test_demonstrations_are_counted_alone_and_beside_rollouts(tmp_path):
+    recipe, plan = planned("wan-tiny-ddrl", tmp_path)
+    each, drawn = 4 * 3 * 4 * 8 * 8, 2
+    warmup = attrs.evolve(plan.parts, stages=plan.parts.stages[:1])
+    shown = recipe.warmup.prompts_per_step
+    assert latent_bytes(recipe, warmup) == {"latents of a step": shown * (1 + 2 * drawn) * each}
+    alone = attrs.evolve(plan.parts, imitates={})
+    beside = recipe.policy.prompts_per_step * plan.parts.imitates[1] * (1 + 2 * drawn) * each
+    both, without = latent_bytes(recipe, plan.parts), latent_bytes(recipe, alone)
+    assert both["latents of a step"] == without["latents of a step"] + beside
 
 
 def test_there_is_one_of_each_algorithm_for_each_purpose():

@@ -104,7 +104,7 @@ def _named(path: Path) -> str:
 def _header(file: BinaryIO, path: Path) -> _Header:
     try:
         return _parsed(file, path.stat().st_size)
-    except (struct.error, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (struct.error, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BadRowError(
             f"{path.name} is no usable safetensors file: {error}", "an embedding cannot be read"
         ) from error
@@ -120,14 +120,16 @@ def _parsed(file: BinaryIO, size_bytes: int) -> _Header:
         raise ValueError(f"{len(said)} tensors, where one is wanted")
     ((name, entry),) = said.items()
     begin, end = entry["data_offsets"]
-    shape, dtype = tuple(int(size) for size in entry["shape"]), str(entry["dtype"])
+    shape, dtype = tuple(entry["shape"]), str(entry["dtype"])
+    if any(type(number) is not int for number in (begin, end, *shape)) or begin != 0:
+        raise ValueError(f"bytes {begin} to {end} for shape {shape}")
     if dtype not in _DTYPE_BYTES:
         raise ValueError(f"values of type {dtype}, not floats")
     if min(shape, default=0) < 0 or end - begin != math.prod(shape) * _DTYPE_BYTES[dtype]:
         raise ValueError(f"{end - begin:,} bytes for shape {shape} of {dtype}")
     start = _LENGTH.size + length
-    if start + end > size_bytes:
-        raise ValueError(f"it is cut off: {size_bytes:,} bytes of {start + end:,}")
+    if start + end != size_bytes:
+        raise ValueError(f"it has {size_bytes:,} bytes, and says that it has {start + end:,}")
     return _Header(name=name, dtype=dtype, shape=shape, begin=start + begin, end=start + end)
 
 

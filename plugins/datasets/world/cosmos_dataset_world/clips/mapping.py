@@ -48,6 +48,9 @@ class ClipMapping:
         given = {"nothing": None, "image": clip.image, "frames": clip.video}[options.given]
         if given is not None:
             metadata["num_given_frames"] = options.given_frames
+        if options.given == "frames":
+            # Of the clip itself, whether or not it is a demonstration, too.
+            metadata["given_from"] = "start"
         return Prompt(
             text=text,
             demonstration=_location(clip.video) if options.demonstrations else None,

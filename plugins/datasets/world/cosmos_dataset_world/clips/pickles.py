@@ -9,6 +9,8 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
+import reprlib
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +21,25 @@ import numpy as np
 MAX_BYTES: Final = 1 << 28
 """Of a pickle; the embedding of 512 tokens of width 100,352 in float32 has fewer."""
 
-_DAMAGE: Final = (ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError, TypeError)
+_MAX_LEVELS: Final = 3
+"""Of lists, tuples and dicts around an array."""
+
+_MAX_STEPS: Final = 10_000
+"""Of a pickle; one of an array has fewer than 100."""
+
+_MEMO_STEPS: Final = ("PUT", "BINPUT", "LONG_BINPUT")
+"""They say where in the memo a value is kept. `pickle` makes room up to there, however far it is."""
+
+_DAMAGE: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    RuntimeError,  # of torch, and RecursionError
+    TypeError,
+)
 
 
 class NotAnArrayError(Exception):
@@ -27,7 +47,7 @@ class NotAnArrayError(Exception):
 
 
 def read_array(path: Path) -> np.ndarray[Any, Any]:
-    """The array of a pickle: NumPy's or torch's, alone or as the only item of a list, a tuple or a dict.
+    """The array of a pickle: NumPy's or torch's, alone or in up to three lists, tuples or dicts of one item.
 
     bfloat16 becomes float32.
 
@@ -39,12 +59,29 @@ def read_array(path: Path) -> np.ndarray[Any, Any]:
     if size > MAX_BYTES:
         raise NotAnArrayError(f"it has {size:,} bytes, more than {MAX_BYTES:,}")
     try:
-        found = _Reader(io.BytesIO(path.read_bytes())).load()
-        while isinstance(found, list | tuple | dict) and len(found) == 1:
-            (found,) = found.values() if isinstance(found, dict) else found
+        data = path.read_bytes()
+        _check_steps(data)
+        found = _Reader(io.BytesIO(data)).load()
+        for _ in range(_MAX_LEVELS):
+            if isinstance(found, list | tuple | dict) and len(found) == 1:
+                (found,) = found.values() if isinstance(found, dict) else found
         return _array(found)
     except (pickle.UnpicklingError, ValueError, *_DAMAGE) as error:
         raise NotAnArrayError(str(error) or type(error).__name__) from error
+
+
+def _check_steps(data: bytes) -> None:
+    """Refuse what takes more time or memory than an array has use for, before it is done.
+
+    Raises:
+        NotAnArrayError: There is such a step, or there are too many.
+        ValueError: It is no pickle, or cut off.
+    """
+    for number, (step, value, _) in enumerate(pickletools.genops(data)):
+        if number == _MAX_STEPS:
+            raise NotAnArrayError(f"it has more than {_MAX_STEPS:,} steps, and an array needs fewer than 100")
+        if step.name in _MEMO_STEPS and isinstance(value, int) and value >= _MAX_STEPS:
+            raise NotAnArrayError(f"it keeps a value at place {value:,} of the memo, which no array needs")
 
 
 def _array(found: Any) -> np.ndarray[Any, Any]:
@@ -67,7 +104,7 @@ class _Type:
 
     def made(self) -> np.dtype[Any]:
         if not isinstance(self.name, str) or self.name[:1] not in {"f", "i", "u", "b"}:
-            raise NotAnArrayError(f"an array of {self.name!r:.40}, not of numbers")
+            raise NotAnArrayError(f"an array of {reprlib.repr(self.name)}, not of numbers")
         return np.dtype(self.name).newbyteorder(self.order)
 
 
@@ -94,7 +131,7 @@ def _filled(data: Any, kind: Any, shape: Any, order: Any) -> np.ndarray[Any, Any
 def _encoded(text: Any, encoding: Any) -> bytes:
     """In place of `_codecs.encode`, by which old pickles hold bytes."""
     if not isinstance(text, str) or encoding != "latin1":
-        raise NotAnArrayError(f"bytes in the encoding {encoding!r:.40}")
+        raise NotAnArrayError(f"bytes in the encoding {reprlib.repr(encoding)}")
     return text.encode("latin1")
 
 

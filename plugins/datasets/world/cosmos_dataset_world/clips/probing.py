@@ -113,7 +113,8 @@ def _looked_into(path: str, how: How, _key: str) -> Probed:
 
     name = os.path.basename(path)  # noqa: PTH119 - a string is what is cached
     try:
-        with av.open(path) as container:
+        # A title may be in any encoding.
+        with av.open(path, metadata_errors="replace") as container:
             return _contents(container, how, name)
     except av.FFmpegError as error:
         raise BadRowError(f"{name} cannot be read: {_said(error)}", "a video cannot be read") from error

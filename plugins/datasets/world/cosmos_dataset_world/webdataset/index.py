@@ -19,7 +19,7 @@ from cosmos_core.storage import cache_folder, file_system, told
 from cosmos_dataset_world.clips.clip import EMBEDDINGS, IMAGES, PICKLES, VIDEOS
 from cosmos_dataset_world.webdataset.members import Member, Torn, walk
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 _AHEAD_BYTES: Final = 1 << 18
 """Read at once of a tar elsewhere while its headers are looked for."""
 
@@ -112,7 +112,7 @@ def _add(clip: dict[str, Any], member: Member, suffix: str, file: BinaryIO, capt
     elif kind == "caption":
         try:
             clip["caption"] = _caption(member, file, caption[1])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             clip["problem"] = f"the caption cannot be read: {member.name}: {error}"
     else:
         clip[kind] = [member.name, member.offset, member.size, member.checksum]
@@ -131,4 +131,5 @@ def _caption(member: Member, file: BinaryIO, field: str) -> str:
             f"it has no text in the field {field!r}"
         )
     found: str = value[field]
+    found.encode()  # JSON can hold half a surrogate pair, which no tokenizer takes
     return found

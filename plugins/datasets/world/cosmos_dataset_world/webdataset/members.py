@@ -18,9 +18,6 @@ _MAX_EXTENSION_BYTES: Final = 1 << 20
 _COMPRESSED: Final = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 """How gzip, bzip2, xz and zstd begin."""
 
-_PADDING: Final = 40 * BLOCK
-"""Zeros that writers put behind the two blocks of the end, with room to spare."""
-
 
 @attrs.frozen(kw_only=True)
 class Member:
@@ -69,7 +66,7 @@ def walk(file: BinaryIO, size: int) -> Iterator[Member | Torn]:
             yield Torn(offset=offset, reason="it ends without an end marker: it was cut off, or is still being written")
             return
         if block == _ZEROS:
-            end, offset = offset, _behind_end(file, offset, size)
+            end, offset = offset, _next_header(file, offset + BLOCK)
             if offset is not None:
                 yield Torn(offset=end, reason="there is more behind an end marker")
         elif header(block) is None:
@@ -99,11 +96,6 @@ def _entry(file: BinaryIO, offset: int, size: int) -> tuple[Member | Torn | None
 
 def _after(start: int, length: int) -> int:
     return start + -(-length // BLOCK) * BLOCK
-
-
-def _behind_end(file: BinaryIO, offset: int, size: int) -> int | None:
-    """Where the archive goes on behind an end marker, as it should not; None if there are but zeros."""
-    return _next_header(file, offset) if size - offset > _PADDING else None
 
 
 def header(block: bytes) -> tarfile.TarInfo | None:

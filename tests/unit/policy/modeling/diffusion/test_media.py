@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from cosmos_core.errors import DataError
+from cosmos_core.policy.modeling.diffusion import media
 from cosmos_core.policy.modeling.diffusion.frames import fitted, frames_of, pixels_of
 from cosmos_core.policy.modeling.diffusion.media import Limits, read_film
 
@@ -64,6 +65,22 @@ def test_frames_are_those_nearest_in_time(video, fps, levels):
     assert found.fps == fps
 
 
+@pytest.mark.parametrize(("fps", "levels"), [(24.0, [180, 200, 220]), (12.0, [120, 160, 200])])
+def test_the_last_frames_are_those_before_the_end(video, fps, levels):
+    found = read_film(str(video), WIDE, most=3, fps=fps, from_end=True)
+    assert [float(frame.float().mean()) for frame in found.frames] == pytest.approx(levels, abs=3)
+
+
+def test_the_last_frames_of_images_and_arrays(tmp_path):
+    (tmp_path / "images").mkdir()
+    for index, frame in enumerate(film(3)):
+        Image.fromarray(frame).save(tmp_path / "images" / f"{index:02}.png")
+    np.save(tmp_path / "film.npy", film(3))
+    for name in ("images", "film.npy"):
+        found = read_film(str(tmp_path / name), WIDE, most=2, from_end=True)
+        assert found.frames.tolist() == film(3)[1:].tolist(), name
+
+
 def test_a_short_video_gives_what_it_has(video):
     assert len(read_film(str(video), WIDE, most=40, fps=24.0).frames) == 12
 
@@ -89,6 +106,80 @@ def test_what_cannot_be_read_is_named(tmp_path, make, said):
     with pytest.raises(DataError, match=said) as told:
         read_film(location, WIDE)
     assert location[:40] in str(told.value)
+
+
+def changing(folder, *sizes):
+    """A stream of 4 frames of each size, one after another."""
+    av = pytest.importorskip("av")
+    parts = []
+    for width, height in sizes:
+        held = io.BytesIO()
+        with av.open(held, "w", format="mpegts") as container:
+            stream = container.add_stream("mpeg2video", rate=25)
+            stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+            for level in range(0, 120, 30):
+                frame = av.VideoFrame.from_ndarray(np.full((height, width, 3), level, np.uint8), format="rgb24")
+                container.mux(stream.encode(frame))
+            container.mux(stream.encode())
+        parts.append(held.getvalue())
+    return written(folder, b"".join(parts))
+
+
+def test_a_video_that_changes_size_is_refused_before_its_frames_are_turned_to_pixels(tmp_path):
+    location = changing(tmp_path, (64, 48), (128, 96))
+    assert read_film(location, WIDE, most=2, fps=25.0).frames.shape == (2, 48, 64, 3)
+    with pytest.raises(DataError, match=r"frame \d is 128 x 96, and those before it are 64 x 48"):
+        read_film(location, Limits(num_bytes=1 << 20, num_pixels=64 * 48), most=8, fps=25.0)
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_an_npy_header_that_claims_more_than_is_there_is_refused(tmp_path, inline):
+    held = io.BytesIO()
+    claimed = {"descr": "|u1", "fortran_order": False, "shape": (1, 10**7, 10**7, 3)}
+    np.lib.format.write_array_header_1_0(held, claimed)
+    location = written(tmp_path, held.getvalue())
+    if inline:
+        location = f"data:application/x-npy;base64,{base64.b64encode(held.getvalue()).decode()}"
+    with pytest.raises(DataError, match=r"no readable \.npy file: .* with 0 bytes instead of 300000000000000"):
+        read_film(location, WIDE)
+
+
+def test_a_large_image_is_not_decoded(tmp_path, monkeypatch):
+    Image.new("RGB", (300, 300)).save(tmp_path / "image.png")
+    decoded = []
+    monkeypatch.setattr(media, "open_image", lambda *arguments: decoded.append(arguments))
+    for location in (tmp_path / "image.png", tmp_path):
+        with pytest.raises(DataError, match="300 x 300 are more than"):
+            read_film(str(location), WIDE)
+    assert not decoded
+
+
+def test_a_folder_counts_the_bytes_of_the_images_that_are_wanted(tmp_path):
+    for index, frame in enumerate(film(3)):
+        Image.fromarray(frame).save(tmp_path / f"{index:02}.png")
+    room = sum(file.stat().st_size for file in tmp_path.iterdir()) - 1
+    limits = Limits(num_bytes=room, num_pixels=64)
+    assert len(read_film(str(tmp_path), limits, most=2).frames) == 2
+    with pytest.raises(DataError, match=f"bytes are more than the {room} of"):
+        read_film(str(tmp_path), limits)
+
+
+def test_frames_are_fitted_one_by_one_and_those_that_are_not_wanted_never(video, monkeypatch):
+    whole, sizes = read_film(str(video), WIDE, most=3, fps=24.0), []
+
+    def counted(frames, *size):
+        sizes.append(len(frames))
+        return fitted(frames, *size)
+
+    monkeypatch.setattr(media, "fitted", counted)
+    found = read_film(str(video), WIDE, most=3, fps=24.0, size=(8, 12))
+    assert torch.equal(found.frames, fitted(whole.frames, 8, 12))
+    assert sizes == [1, 1, 1]
+
+
+def test_a_frame_that_would_be_scaled_beyond_the_limit_is_refused(tmp_path):
+    with pytest.raises(DataError, match="frames of 4096 x 1, scaled by 64, are more than the 65,536 pixels"):
+        read_film(stored(tmp_path, np.zeros((1, 1, 4096, 3), np.uint8)), WIDE, size=(64, 64))
 
 
 def test_a_pickle_in_numpys_clothes_is_not_opened(tmp_path):

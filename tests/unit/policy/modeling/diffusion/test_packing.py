@@ -1,5 +1,7 @@
 """Decisions of either kind in micro-batches, in order."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -119,3 +121,45 @@ def test_what_cannot_be_evaluated_is_refused(payload, said):
 def test_a_budget_of_none_is_refused():
     with pytest.raises(DataError, match="micro_batch_units"):
         packed([transitions(1)], 0)
+
+
+def test_what_conditions_is_held_once_for_each_payload_however_often_it_is_split():
+    asked = []
+
+    def conditioning(payload):
+        asked.append(payload)
+        return {"text": torch.full((2, 4), float(len(asked)))}
+
+    payloads = [transitions(3), regressions(4)]
+    batches = pack(payloads, [SHAPE] * 2, conditioning, budget=1, neutral_guidance=1.0)
+    texts = [batch.inputs["condition.text"] for batch in batches]
+    assert asked == payloads
+    assert [float(text[0, 0, 0]) for text in texts] == [1.0] * 3 + [2.0] * 4
+    assert len({text.untyped_storage().data_ptr() for text in texts}) == 2
+
+
+def test_a_micro_batch_is_laid_out_when_asked_for_and_let_go_when_another_is():
+    first, second = packed([transitions(2)], 1)
+    latents = weakref.ref(first.inputs["latents"])
+    assert latents() is first.inputs["latents"]
+    assert second.inputs["latents"].flatten()[0] == 1.0
+    assert latents() is None
+    assert first.inputs["latents"].flatten()[0] == 0.0
+
+
+def test_inputs_that_were_looked_at_in_inference_mode_can_be_trained_with():
+    (batch,) = packed([transitions(2)], 2)
+    with torch.inference_mode():
+        assert batch.inputs["latents"].shape == (2, *SHAPE)
+    assert not any(tensor.is_inference() for tensor in batch.inputs.values())
+
+
+def test_what_only_some_are_given_is_zero_for_the_others_and_absent_where_none_are():
+    def conditioning(payload):
+        return {"given": torch.ones(SHAPE)} if "given" in payload.arrays else {}
+
+    payloads = [transitions(1), transitions(1, given=torch.ones(SHAPE)), transitions(1)]
+    (batch,) = pack(payloads, [SHAPE] * 3, conditioning, budget=3, neutral_guidance=1.0)
+    assert batch.inputs["condition.given"].flatten(1).mean(1).tolist() == [0.0, 1.0, 0.0]
+    (batch,) = pack(payloads[::2], [SHAPE] * 2, conditioning, budget=3, neutral_guidance=1.0)
+    assert "condition.given" not in batch.inputs

@@ -93,5 +93,17 @@ def test_blends_are_errors_of_samples():
 
 
 def test_blends_of_transitions_are_refused():
+    velocity = torch.zeros(2, *SHAPE)
     with pytest.raises(TrainingError, match="a micro-batch has transitions"):
-        ask(decisions(), torch.zeros(2, *SHAPE), question=Blend(shares=(1.0,)), other=Outlook(arrays={VELOCITY: 0}))
+        ask(decisions(), velocity, question=Blend(shares=(1.0,)), other=Outlook(arrays={VELOCITY: velocity}))
+
+
+def test_what_a_whole_step_keeps_is_moved_to_the_cpu(monkeypatch):
+    """Indexing tensors of a device that is not there fails, so the move itself is watched."""
+    moved = []
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: moved.append(self.shape) or self.clone())
+    velocity, question = torch.randn(2, *SHAPE, requires_grad=True), Divergence(kind="reverse-kl")
+    kept = ask(decisions(), velocity, outlook=question).outlook.arrays[VELOCITY]
+    assert moved == [velocity.shape]
+    assert not kept.requires_grad
+    torch.testing.assert_close(kept, velocity.detach())
