@@ -12,7 +12,9 @@ from cosmos_core.cli.options import Debug, set_debugging
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Let Python code inside the model's folder run.")
 ]
-MaxUnits = Annotated[int | None, typer.Option("--max-units", metavar="N", help="Longest completion, in tokens.")]
+MaxUnits = Annotated[
+    int | None, typer.Option("--max-units", metavar="N", help="Longest completion, in tokens, or denoising steps.")
+]
 
 
 def export(
@@ -56,16 +58,24 @@ def export(
 
 
 def generate(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An exported folder.")],
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="RUN|MODEL", help="A run's folder (its latest checkpoint), or an exported folder."),
+    ],
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="Texts to complete.")],
     *,
     max_units: MaxUnits = None,
-    temperature: Annotated[float, typer.Option("--temperature", metavar="T", min=0.0, help="0 is greedy.")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option("--temperature", metavar="T", min=0.0, help="0 is greedy, or without noise in the steps.")
+    ] = 0.0,
     num_samples: Annotated[int, typer.Option("--samples", metavar="N", min=1, help="Completions of each prompt.")] = 1,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the draws.")] = 0,
     plugin: Annotated[
         str | None, typer.Option("--plugin", metavar="NAME", help="Model plugin; that of the run it is from, or hf.")
     ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", metavar="DIR", help="Where images and videos of world models go.")
+    ] = Path("generated"),
     chat: Annotated[bool, typer.Option("--chat", help="Each prompt is a user's turn of a chat.")] = False,
     escapes: Annotated[
         bool, typer.Option("-e", "--escapes", help="Read \\n and \\t in prompts as line break and tab.")
@@ -73,13 +83,14 @@ def generate(
     trust_remote_code: TrustRemoteCode = False,
     debug: Debug = False,
 ) -> None:
-    """Complete prompts with an exported model, by the same engine that training uses.
+    """Complete prompts with a model, by the same engine that training uses; images and videos become files.
 
     \b
     Examples:
       cosmos generate runs/arithmetic/export -e "Ann has 7 cards, buys 5 more, then loses 4. How many cards now?\\n"
       cosmos generate my-model --chat "Who are you?"
       cosmos generate my-model "Once upon a time" --temperature 0.8 --samples 3 --max-units 64
+      cosmos generate runs/wan-tiny-sft red --output videos
     """  # noqa: D301 - the escape keeps the lines after it apart
     set_debugging(debug)
     from cosmos_core.run.artifacts.generate import complete_prompts  # noqa: PLC0415
@@ -87,13 +98,14 @@ def generate(
     if escapes:
         prompts = [prompt.replace("\\n", "\n").replace("\\t", "\t") for prompt in prompts]
     texts = complete_prompts(
-        model,
+        source,
         prompts,
         plugin=plugin,
         max_units=max_units,
         temperature=temperature,
         num_samples=num_samples,
         seed=seed,
+        output=output,
         as_chat=chat,
         trust_remote_code=trust_remote_code,
     )

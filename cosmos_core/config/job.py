@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import attrs
 
@@ -14,6 +15,10 @@ from cosmos_core.config.dynamic import DynamicKey
 from cosmos_core.config.schema import Recipe
 from cosmos_core.protocols.algorithm import Source
 from cosmos_core.protocols.dataset import Window
+
+
+Unit: TypeAlias = Literal["token", "denoising step"]
+"""What a sample is made of, and is counted in."""
 
 
 @attrs.frozen(kw_only=True)
@@ -49,6 +54,7 @@ class Job:
         uses_rollouts: Whether a stage or an evaluation needs rollout replicas.
         stages: Facts of each stage, in order: the warm-up's first, if the recipe has one.
         fixed: Keys of the recipe that declare themselves dynamic and cannot change in this run, and why.
+        unit: What samples are made of, by the kind of payload that the model takes.
     """
 
     run_id: str
@@ -62,6 +68,7 @@ class Job:
     stages: tuple[StageFacts, ...]
     num_measured_prompts: int = attrs.field()
     fixed: Mapping[str, str] = attrs.field(factory=dict)
+    unit: Unit = "token"
 
     @num_measured_prompts.default
     def _before_it_was_written(self) -> int:

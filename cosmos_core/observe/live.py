@@ -27,8 +27,9 @@ class Progress:
         num_steps: Steps of the whole run.
         stage: Name of the running stage's algorithm.
         reward: Mean reward of the newest steps.
-        accuracy: Held-out accuracy, newest.
-        evaluated_step: Weight version of that accuracy.
+        accuracy: Held-out accuracy of the newest evaluation of rollouts.
+        heldout_reward: Their held-out reward, where they have no accuracy; without either, none of them was scored.
+        evaluated_step: Weight version of that evaluation.
         heldout_loss: Loss of held-out demonstrations, newest.
         measured_step: Weight version of that loss.
         staleness: Mean staleness of the newest steps.
@@ -40,6 +41,7 @@ class Progress:
         restarts: Processes that were started again.
         eta_s: Seconds to the end, if the run goes on like this.
         elapsed_s: Seconds since the start.
+        unit: What samples are made of, and rates count.
     """
 
     phase: str
@@ -49,6 +51,7 @@ class Progress:
     elapsed_s: float
     reward: float | None = None
     accuracy: float | None = None
+    heldout_reward: float | None = None
     evaluated_step: int | None = None
     heldout_loss: float | None = None
     measured_step: int | None = None
@@ -60,6 +63,7 @@ class Progress:
     in_flight: int | None = None
     restarts: int = 0
     eta_s: float | None = None
+    unit: str = "token"
 
 
 class View(Protocol):
@@ -159,16 +163,17 @@ def facts(progress: Progress) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = [("stage", progress.stage)]
     if progress.reward is not None:
         found.append(("reward", f"{progress.reward:.3f}"))
-    if progress.accuracy is not None:
-        found.append(("held-out", f"{progress.accuracy:.3f} @{progress.evaluated_step}"))
+    if progress.evaluated_step is not None:
+        label, value = heldout_fact(progress.accuracy, progress.heldout_reward, progress.unit)
+        found.append((label, f"{value} @{progress.evaluated_step}"))
     if progress.heldout_loss is not None:
         found.append(("held-out loss", f"{progress.heldout_loss:.4f} @{progress.measured_step}"))
     if progress.staleness is not None:
         found.append(("staleness", f"{progress.staleness:.2f}"))
     if progress.policy_units_per_s is not None:
-        found.append(("policy", f"{progress.policy_units_per_s:,.0f} tok/s"))
+        found.append(("policy", rate(progress.policy_units_per_s, progress.unit)))
     if progress.rollout_units_per_s is not None:
-        found.append(("rollout", f"{progress.rollout_units_per_s:,.0f} tok/s"))
+        found.append(("rollout", rate(progress.rollout_units_per_s, progress.unit)))
     if progress.queued is not None:
         found.append(("queue", f"{progress.queued} ready, {progress.in_flight or 0} in flight"))
     if progress.restarts:
@@ -176,6 +181,17 @@ def facts(progress: Progress) -> list[tuple[str, str]]:
     if progress.dropped:
         found.append(("dropped", f"{progress.dropped:,} prompts"))
     return found
+
+
+def heldout_fact(accuracy: float | None, reward: float | None, unit: str) -> tuple[str, str]:
+    """(label, value) of how good held-out rollouts are, which were evaluated: by accuracy or, without one, by reward."""
+    score = reward if accuracy is None else accuracy
+    return "held-out" if unit == "token" else "held-out reward", "not measured" if score is None else f"{score:.3f}"
+
+
+def rate(units_per_s: float, unit: str) -> str:
+    """A throughput, in what samples are made of."""
+    return f"{units_per_s:,.0f} {'tok' if unit == 'token' else f'{unit}s'}/s"
 
 
 def clock(seconds: float) -> str:

@@ -54,19 +54,39 @@ class MediaKeeper:
         if row >= KEPT_ROWS:
             return ""
         place = Path(FOLDER) / f"step-{version}" / f"row-{row}"
-        held, fps = media.arrays["frames"], media.arrays.get("fps")
-        frames = _enlarged(np.frombuffer(held.data, np.uint8).reshape(held.shape))
-        rate = float(np.frombuffer(fps.data, np.float32)[0]) if fps is not None else 0.0
         try:
-            (self._directory / place).parent.mkdir(parents=True, exist_ok=True)
-            suffix = _write(frames, rate, self._directory / place)
-            _save(_strip(frames), self._directory / f"{place}.strip.webp", quality=90)
+            written = write_media(media, self._directory / place)
+            _save(_strip(_frames(media)), self._directory / f"{place}.strip.webp", quality=90)
         except OSError as error:
             if not self._has_failed:
                 _LOG.warning("media of held-out samples are not kept: %s cannot be written: %s", place, error)
             self._has_failed = True
             return ""
-        return f"{place}{suffix}"
+        return f"{place}{written.suffix}"
+
+
+def write_media(media: Payload, path: Path) -> Path:
+    """Write an image (PNG), or a video: MP4, or an animated WebP where PyAV is not installed or has no encoder.
+
+    Args:
+        media: `frames` uint8 [F, h, w, 3] and `fps`.
+        path: Where to, without a suffix; folders are made.
+
+    Returns:
+        `path` with the suffix.
+
+    Raises:
+        OSError: It cannot be written there.
+    """
+    fps = media.arrays.get("fps")
+    rate = float(np.frombuffer(fps.data, np.float32)[0]) if fps is not None else 0.0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.with_name(f"{path.name}{_write(_frames(media), rate, path)}")
+
+
+def _frames(media: Payload) -> Frames:
+    held = media.arrays["frames"]
+    return _enlarged(np.frombuffer(held.data, np.uint8).reshape(held.shape))
 
 
 def _enlarged(frames: Frames) -> Frames:

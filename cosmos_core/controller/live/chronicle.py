@@ -189,13 +189,16 @@ class Chronicle:
 
     def _on_evaluation(self, record: EvaluationRecord, time: float) -> None:
         self._plot_evaluation(record)
-        if record.accuracy is not None:
-            self._say(time, "evaluated", f"weights of step {record.version}: held-out accuracy {record.accuracy:.3f}")
-        elif record.loss is not None:
-            self._say(time, "evaluated", f"weights of step {record.version}: held-out loss {record.loss:.4f}")
+        if record.loss is not None:
+            found = f"held-out loss {record.loss:.4f}"
+        elif record.score is not None:
+            found = f"{_scored(record)} {record.score:.3f}"
+        else:
+            found = f"not measured, as none of {record.num_prompts} held-out prompts was scored"
+        self._say(time, "evaluated", f"weights of step {record.version}: {found}")
 
     def _plot_evaluation(self, record: EvaluationRecord) -> None:
-        self._trace("held-out accuracy", record.version, record.accuracy)
+        self._trace(_scored(record), record.version, record.score)
         self._trace("held-out loss", record.version, record.loss)
 
     def _trace(self, name: str, step: int, value: float | None) -> None:
@@ -292,6 +295,11 @@ class _Seen:
         for kind, detail in now.problems.items():
             if self.problems.get(kind) != detail and kind != "checkpoint":
                 yield "problem", f"{kind}: {detail}"
+
+
+def _scored(record: EvaluationRecord) -> str:
+    """What the score of rollouts is called."""
+    return "held-out reward" if record.accuracy is None else "held-out accuracy"
 
 
 def _asked(event: Commanded) -> str:

@@ -36,7 +36,7 @@ def figures(
     records = [record for record in state.steps[-NEWEST_STEPS:] if record.stage == stage.index]
     rewarded = [record for record in records if record.reward is not None]
     newest = timeline.newest_steps(stage.index)
-    scored, measured = _newest(state, "accuracy"), _newest(state, "loss")
+    scored, measured = _newest(state, of_rollouts=True), _newest(state, of_rollouts=False)
     uses_rollouts = state.settings.stages[stage.index].uses_rollouts
     is_last = stage.index == len(stages) - 1
     is_running = now is not None and not state.outcome
@@ -48,6 +48,7 @@ def figures(
         elapsed_s=timeline.elapsed_s(None if state.has_ended else now),
         reward=sum(record.reward or 0.0 for record in rewarded) / len(rewarded) if rewarded else None,
         accuracy=scored.accuracy if scored else None,
+        heldout_reward=scored.score if scored and scored.accuracy is None else None,
         evaluated_step=scored.version if scored else None,
         heldout_loss=measured.loss if measured else None,
         measured_step=measured.version if measured else None,
@@ -59,12 +60,13 @@ def figures(
         in_flight=len(state.ledger.in_flight) if uses_rollouts else None,
         restarts=timeline.restarts.total(),
         eta_s=_eta(newest, stage) if is_running and is_last else None,
+        unit=state.settings.unit,
     )
 
 
-def _newest(state: State, name: str) -> EvaluationRecord | None:
-    """The newest evaluation that has a figure."""
-    return next((done for done in reversed(state.evaluations) if getattr(done, name) is not None), None)
+def _newest(state: State, *, of_rollouts: bool) -> EvaluationRecord | None:
+    """The newest evaluation of rollouts, or of demonstrations."""
+    return next((done for done in reversed(state.evaluations) if done.is_of_rollouts == of_rollouts), None)
 
 
 def _trained_per_s(timeline: Timeline, newest: list[TimedStep], now: float) -> float | None:

@@ -98,7 +98,7 @@ class Snapshot:
         rewards: Of these steps, the mean of each of several rewards, unweighted; empty where there is one.
         loss: Of the newest step.
         mismatch: KL between what the engine and the trainer make of the same weights, of the newest step.
-        accuracy: Held-out, newest.
+        accuracy: Held-out, of the newest evaluation of rollouts.
         policy_units_per_s: Units that the policy pool trains on.
         rollout_units_per_s: Units that the rollout pool generates.
         settings: Dynamic keys that were changed, with the newest value and the first step of it.
@@ -106,6 +106,9 @@ class Snapshot:
         news: What happened lately, newest last.
         samples: What the model wrote lately, newest last; not escaped.
         curves: Over steps.
+        heldout_reward: Of that evaluation, where there is no accuracy; without either, nothing was scored.
+        evaluated_step: Weights of that evaluation; None before the first one.
+        unit: What samples are made of, and rates count.
     """
 
     time: float
@@ -140,6 +143,9 @@ class Snapshot:
     samples: tuple[SampleView, ...]
     curves: tuple[Curve, ...]
     rewards: dict[str, float] = attrs.field(factory=dict)
+    heldout_reward: float | None = None
+    evaluated_step: int | None = None
+    unit: str = "token"
 
 
 def take(
@@ -202,6 +208,9 @@ def take(
         samples=tuple(chronicle.samples),
         curves=chronicle.curves(),
         rewards=_rewards(state),
+        heldout_reward=shown.heldout_reward,
+        evaluated_step=shown.evaluated_step,
+        unit=shown.unit,
     )
 
 

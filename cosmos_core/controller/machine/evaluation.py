@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from cosmos_core.config.job import Unit
 from cosmos_core.controller.machine.ledger import is_scored
 from cosmos_core.controller.machine.records import EvaluationRecord, HeldOutCompletion
 from cosmos_core.controller.machine.state import Evaluation, HeldOutResult, Replica, RunningStep, State
@@ -22,7 +23,7 @@ def schedule(state: State) -> None:
     """Make the evaluation of the newest step pending, if one is due and not done."""
     version = state.step
     if not state.settings.evaluates(version) or any(
-        done.version == version and done.accuracy is not None for done in state.evaluations
+        done.version == version and done.is_of_rollouts for done in state.evaluations
     ):
         return
     rows = list(range(state.settings.evaluation_prompts))
@@ -144,7 +145,7 @@ def _settle(state: State, lease: Lease, result: HeldOutResult) -> None:
     evaluation.results[lease.row] = result
     if len(evaluation.results) == state.settings.evaluation_prompts:
         state.pending.remove(evaluation)
-        state.evaluations.append(_record(evaluation))
+        state.evaluations.append(_record(evaluation, state.settings.unit))
 
 
 def _loss_record(found: HeldOutLoss) -> EvaluationRecord:
@@ -161,13 +162,14 @@ def _loss_record(found: HeldOutLoss) -> EvaluationRecord:
     )
 
 
-def _record(evaluation: Evaluation) -> EvaluationRecord:
+def _record(evaluation: Evaluation, unit: Unit) -> EvaluationRecord:
+    """Rewards of denoised samples may be below 0 throughout, so that one without a score must not count as 0."""
     results = [evaluation.results[row] for row in sorted(evaluation.results)]
     scores = [result.score for result in results if result.score is not None]
     rewards = [result.reward for result in results if result.reward is not None]
     return EvaluationRecord(
         version=evaluation.version,
-        accuracy=sum(scores) / len(results),
+        accuracy=sum(scores) / len(results) if scores and unit == "token" else None,
         reward=sum(rewards) / len(rewards) if rewards else None,
         num_prompts=len(results),
         num_unscored=len(results) - len(scores),

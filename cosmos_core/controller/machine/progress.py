@@ -116,12 +116,13 @@ def on_not_saved(state: State, report: CheckpointFailed) -> None:
 def best_checkpoint(state: State) -> int | None:
     """The saved step with the best evaluation, the latest of equals; None if none of them was evaluated.
 
-    Accuracies count where there are some, else losses, unless preferences are learnt: the loss of the preferred
-    completions may well rise meanwhile.
+    Scores of rollouts count where there are some, else losses, unless preferences are learnt: the loss of the preferred
+    completions may well rise meanwhile. An evaluation that scored nothing measured nothing.
     """
     saved = [done for done in state.evaluations if done.version in state.checkpoints.saved]
-    by_loss = [] if state.settings.main.source == "preferences" else saved
-    evaluated = [done for done in saved if done.accuracy is not None] or by_loss
+    measured = [done for done in saved if done.loss is not None]
+    by_loss = [] if state.settings.main.source == "preferences" else measured
+    evaluated = [done for done in saved if done.score is not None] or by_loss
     best = max(evaluated, key=lambda done: (done.merit, done.version), default=None)
     return best.version if best is not None else None
 

@@ -9,7 +9,7 @@ import attrs
 
 from cosmos_core.config.checks import staleness_bound
 from cosmos_core.config.dynamic import DynamicKey, dynamic_keys
-from cosmos_core.config.job import Job
+from cosmos_core.config.job import Job, Unit
 from cosmos_core.config.order import row_of
 from cosmos_core.config.schema import Recipe, WarmupConfig
 from cosmos_core.config.stages import stages
@@ -81,6 +81,7 @@ class Settings:
         sync_from: Main steps after which publications are counted from; not 0 once their pace has changed.
         dynamic: Keys that may change while the run goes on, with the recipe's values.
         fixed: Keys that might, and cannot in this run, and why.
+        unit: What samples are made of; only those of tokens are right or wrong, and have an accuracy.
     """
 
     run_id: str
@@ -105,6 +106,7 @@ class Settings:
     sync_from: int = 0
     dynamic: tuple[DynamicKey, ...] = ()
     fixed: dict[str, str] = attrs.field(factory=dict)
+    unit: Unit = "token"
 
     @property
     def last_step(self) -> int:
@@ -186,6 +188,7 @@ def settings_of(job: Job) -> Settings:
         keeps_base=recipe.sync.delta,
         dynamic=tuple(key for key in _dynamic(job) if key.key not in fixed),
         fixed=fixed,
+        unit=job.unit,
     )
     _validate(settings)
     return settings

@@ -45,10 +45,11 @@ def _progress(snapshot: Snapshot) -> Iterable[_Family]:
     yield "cosmos_loss", "gauge", "Loss of the newest step.", [({}, snapshot.loss)]
     yield "cosmos_mismatch_kl", "gauge", "KL between engine and trainer at the same weights.", [({}, snapshot.mismatch)]
     yield "cosmos_heldout_accuracy", "gauge", "Held-out accuracy, newest.", [({}, snapshot.accuracy)]
+    yield "cosmos_heldout_reward", "gauge", "Held-out reward of denoised samples, newest.", [({}, snapshot.heldout_reward)]
     yield (
         "cosmos_units_per_second",
         "gauge",
-        "Units (tokens) that a pool processes.",
+        "Units (tokens, or denoising steps) that a pool processes.",
         [({"pool": pool}, rate) for pool, rate in rates],
     )
 
@@ -98,7 +99,7 @@ def _replicas(snapshot: Snapshot) -> Iterable[_Family]:
     yield (
         "cosmos_replica_units_per_second",
         "gauge",
-        "Units (tokens) that a replica generates.",
+        "Units (tokens, or denoising steps) that a replica generates.",
         [({"replica": replica.name}, replica.units_per_s) for replica in present],
     )
     yield (

@@ -1,7 +1,8 @@
-"""Completions of an exported model, by an engine in this process."""
+"""Completions of an exported model, or of a run's, by an engine in this process."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,11 +26,14 @@ from cosmos_core.protocols import (
     RolloutEngine,
     Sampling,
 )
+from cosmos_core.rollout.keeping import write_media
+from cosmos_core.run.artifacts.export import export_run
 from cosmos_core.storage import MARKS
 from cosmos_core.types import Message, Payload, Prompt
 
 _MAX_IN_FLIGHT: Final = 64
 _DEFAULT_UNITS: Final = 256
+_DEFAULT_STEPS: Final = 32
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -122,7 +126,7 @@ def serve(directory: Path, config: ModelConfig, engine: EngineConfig, *, threads
 
 
 def complete_prompts(
-    directory: Path,
+    source: Path,
     prompts: Sequence[str],
     *,
     plugin: str | None,
@@ -130,44 +134,87 @@ def complete_prompts(
     temperature: float,
     num_samples: int,
     seed: int,
+    output: Path,
     as_chat: bool = False,
     trust_remote_code: bool = False,
 ) -> list[list[str]]:
-    """Complete texts; the completions of each.
+    """Complete texts; the completions of each, or where they were written if they are images or videos.
 
     Args:
-        directory: An exported model.
+        source: A run's folder, of which it takes the latest checkpoint, or an exported model.
         prompts: Plain texts.
         plugin: Model plugin; that of the run the model is from if None, else `hf`.
-        max_units: Longest completion; that of the run if None, else 256.
-        temperature: 0 is greedy.
+        max_units: Longest completion, or denoising steps; those of the run if None, else 256, or 32 steps.
+        temperature: 0 is greedy, or without noise in the steps.
         num_samples: Completions of each prompt.
         seed: Of the draws.
+        output: Folder for images and videos: `prompt-K-sample-N.*`. Those that are there are replaced.
         as_chat: Whether each prompt is a user's turn, to be put through the chat template.
         trust_remote_code: Whether code inside the model's folder may run. That a run found beside the model allowed it
             does not count: whoever made the folder may have made the run, too.
 
     Raises:
-        ConfigError: Greedy with several samples, or the folder holds no model.
+        ConfigError: Greedy with several samples, the folder holds no model, or `output` cannot be written to.
         DataError: A prompt cannot be encoded.
         EngineError: The engine failed.
     """
-    if temperature == 0.0 and num_samples > 1:
-        raise ConfigError(f"--samples: {num_samples} greedy completions are all the same; set --temperature above 0")
-    job = run_of(directory)
+    job = run_of(source)
     config = job.recipe.model if job is not None and plugin is None else ModelConfig(plugin=plugin or "hf")
-    config = attrs.evolve(config, trust_remote_code=trust_remote_code)
+    is_run = (source / "job.json").is_file()
+    # As in evaluations, a run that is named says so itself.
+    config = attrs.evolve(config, trust_remote_code=trust_remote_code or (is_run and config.trust_remote_code))
+    is_text = _is_of_tokens("model", config.plugin)
+    if is_text and temperature == 0.0 and num_samples > 1:
+        raise ConfigError(f"--samples: {num_samples} greedy completions are all the same; set --temperature above 0")
     if max_units is None:
-        max_units = job.recipe.rollout.sampling.max_units if job is not None else _DEFAULT_UNITS
+        max_units = _max_units(job, is_text=is_text)
+    engine = EngineConfig() if is_text else _denoiser(job)
     sampling = Sampling(temperature=temperature, max_units=max_units, num_samples=num_samples)
-    with serve(directory, config, EngineConfig()) as served:
+    with _exported(source) as directory, serve(directory, config, engine) as served:
         texts = [(Message(role="user", content=text),) if as_chat else text for text in prompts]
-        payloads = [served.model.encode(Prompt(text=text)) for text in texts]
+        completed = served.complete([served.model.encode(Prompt(text=text)) for text in texts], sampling, seed)
         return [
-            [served.model.decode(each.payload) + _mark(each) for each in samples]
-            for samples in served.complete(payloads, sampling, seed)
+            [
+                _told(served.model, each, output / f"prompt-{row}-sample-{index}")
+                for index, each in enumerate(samples, start=1)
+            ]
+            for row, samples in enumerate(completed, start=1)
         ]
 
 
-def _mark(generated: Generated) -> str:
-    return " […]" if generated.reason is FinishReason.LENGTH else ""
+@contextmanager
+def _exported(source: Path) -> Iterator[Path]:
+    """The model itself, or the latest checkpoint of the run, exported for as long as it is needed."""
+    if not (source / "job.json").is_file():
+        yield source
+        return
+    with tempfile.TemporaryDirectory(prefix="cosmos-generate-") as folder:
+        yield cast("Path", export_run(source, step="latest", output=Path(folder) / "model")[1])
+
+
+def _is_of_tokens(kind: str, name: str) -> bool:
+    """Whether a model takes tokens, or an engine makes them."""
+    return "tokens" in PluginSet.load([(kind, name)]).provider(kind, name).capabilities.payload_kinds
+
+
+def _denoiser(job: Job | None) -> EngineConfig:
+    """The run's engine; the core's own for a model of no run, or of one that made no rollouts."""
+    if job is None or _is_of_tokens("engine", job.recipe.rollout.engine.plugin):
+        return EngineConfig(plugin="diffusion")
+    return job.recipe.rollout.engine
+
+
+def _max_units(job: Job | None, *, is_text: bool) -> int:
+    if job is not None and (is_text or job.uses_rollouts):
+        return job.recipe.rollout.sampling.max_units
+    return _DEFAULT_UNITS if is_text else _DEFAULT_STEPS
+
+
+def _told(model: Model, generated: Generated, place: Path) -> str:
+    """A completion, or the file that it was written to."""
+    if generated.media is None:
+        return model.decode(generated.payload) + (" […]" if generated.reason is FinishReason.LENGTH else "")
+    try:
+        return str(write_media(generated.media, place))
+    except OSError as error:
+        raise ConfigError(f"--output: {place} cannot be written: {error}") from error

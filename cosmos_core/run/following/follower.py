@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import attrs
 
+from cosmos_core.config.job import Unit
 from cosmos_core.controller.live.timeline import TimedStep, Timeline, trained_units
 from cosmos_core.controller.machine import core
 from cosmos_core.controller.machine.events import (
@@ -175,7 +176,7 @@ class Follower:
             notify("cosmos_step_finished", step=step.step, metrics=step_metrics(step))
         for evaluation in state.evaluations[len(self.evaluations) :]:
             self.evaluations.append(TimedEvaluation(time=time, record=evaluation))
-            metrics = evaluation_metrics(evaluation)
+            metrics = evaluation_metrics(evaluation, state.settings.unit)
             notify("cosmos_evaluation_finished", step=evaluation.version, metrics=metrics)
 
     def _membership(self, event: Event, role: str, notify: Notify) -> None:
@@ -210,18 +211,25 @@ def step_metrics(step: StepRecord) -> dict[str, float]:
     return metrics | _prefixed("dropped", step.dropped)
 
 
-def evaluation_metrics(evaluation: EvaluationRecord) -> dict[str, float]:
-    """Everything about an evaluation as numbers, for trackers."""
+def evaluation_metrics(evaluation: EvaluationRecord, unit: Unit) -> dict[str, float]:
+    """Everything about an evaluation as numbers, for trackers.
+
+    Args:
+        evaluation: Finished.
+        unit: What samples are made of; only a loss of tokens is a log-probability, and has a perplexity.
+    """
     metrics: dict[str, float] = {}
     if evaluation.accuracy is not None:
         metrics["heldout/accuracy"] = evaluation.accuracy
+    if evaluation.loss is None:
         metrics["heldout/unscored"] = evaluation.num_unscored
         metrics["heldout/truncated"] = evaluation.num_truncated
-    if evaluation.loss is not None and evaluation.perplexity is not None:
+    else:
         metrics["heldout/loss"] = evaluation.loss
-        metrics["heldout/perplexity"] = evaluation.perplexity
         metrics["heldout/units"] = evaluation.num_units
         metrics["heldout/unusable"] = evaluation.num_unscored
+        if evaluation.perplexity is not None and unit == "token":
+            metrics["heldout/perplexity"] = evaluation.perplexity
     if evaluation.reward is not None:
         metrics["heldout/reward"] = evaluation.reward
     return metrics

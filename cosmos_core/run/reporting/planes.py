@@ -23,7 +23,7 @@ _POLICY: Final[Mapping[str, tuple[str, ...]]] = {
 
 _ROLLOUT: Final[Mapping[str, str]] = {
     "generation": "busy_s",
-    "scoring (beside generation)": "scoring_s",
+    "scoring (summed over concurrent requests)": "scoring_s",
     "weight load": "transfer_s",
     "paused for weights": "paused_s",
 }

@@ -11,7 +11,7 @@ from typing import Any, Final
 import attrs
 import jinja2
 
-from cosmos_core.config.job import Job
+from cosmos_core.config.job import Job, Unit
 from cosmos_core.config.loading import dump_recipe
 from cosmos_core.config.stages import stages
 from cosmos_core.controller.live.timeline import TimedStep
@@ -24,16 +24,16 @@ from cosmos_core.run.following.follower import Follower
 from cosmos_core.run.reporting.measures import own_measures
 from cosmos_core.run.reporting.pictures import Album, Picture, contact_sheet
 from cosmos_core.run.reporting.plots import Series, plot
+from cosmos_core.run.reporting.summary import heldout_names, rates_key, score_name
 from cosmos_core.types import JSON, Prompt
 
 _TEMPLATE: Final = "report.html.j2"
 _COMPARED: Final = 12
 _HELDOUT_TILES: Final = (
-    ("accuracy", "before", 3),
-    ("accuracy", "after", 3),
-    ("loss", "before", 4),
-    ("loss", "after", 4),
-    ("perplexity", "after", 3),
+    ("accuracy", ("before", "after"), 3),
+    ("reward", ("before", "after"), 3),
+    ("loss", ("before", "after"), 4),
+    ("perplexity", ("after",), 3),
 )
 _RATE_POINTS: Final = 60  # throughput is averaged over this part of the run
 
@@ -64,7 +64,7 @@ def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], datas
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    scored = [timed.record for timed in follower.evaluations if timed.record.accuracy is not None]
+    scored = [timed.record for timed in follower.evaluations if timed.record.is_of_rollouts]
     album = Album(job.directory)
     page = environment.get_template(_TEMPLATE).render(
         name=summary["name"],
@@ -81,6 +81,7 @@ def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], datas
         first_version=scored[0].version if scored else None,
         last_version=scored[-1].version if scored else None,
         recipe=dump_recipe(job.recipe),
+        is_text=job.unit == "token",
     )
     path = job.directory / REPORT
     path.write_text(page, encoding="utf-8")
@@ -91,18 +92,23 @@ def _tiles(summary: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     def tile(value: str, label: str) -> dict[str, str]:
         return {"value": value, "label": label}
 
-    for name, when, digits in _HELDOUT_TILES:
-        value = summary[f"heldout_{name}_{when}"]
-        if value is not None:
-            yield tile(f"{value:.{digits}f}", f"held-out {name} {when}")
+    unit: Unit = summary["unit"]
+    has_unscored = any(each.get(score_name(unit), 0.0) is None for each in summary["evaluations"])
+    for name, times, digits in _HELDOUT_TILES:
+        for when in times if name in heldout_names(unit) else ():
+            value = summary[f"heldout_{name}_{when}"]
+            if value is not None:
+                yield tile(f"{value:.{digits}f}", f"held-out {name} {when}")
+            elif name == score_name(unit) and has_unscored:
+                yield tile("not measured", f"held-out {name} {when}")
     yield tile(f"{summary['steps']} / {summary['planned_steps'] or '?'}", "steps")
     yield tile(clock(summary["wall_s"]), "wall time")
     if summary["samples"]["generated"]:
         yield tile(f"{summary['samples']['generated']:,}", "samples generated")
         yield tile(f"{summary['samples']['consumed']:,}", "samples trained on")
-    for pool, rate in summary["tokens_per_s"].items():
+    for pool, rate in summary[rates_key(unit)].items():
         if rate is not None:
-            yield tile(f"{rate:,.0f}", f"{pool} tokens/s")
+            yield tile(f"{rate:,.0f}", f"{pool} {unit}s/s")
     if summary["restarts"]:
         yield tile(f"{sum(summary['restarts'].values())}", "processes started again")
     if summary["staleness"]["mean"] is not None:
@@ -117,9 +123,10 @@ def _plots(job: Job, follower: Follower) -> Iterator[tuple[str, str]]:
     changes = tuple({change.step - 0.5 for change in follower.state.changes}) if follower.state else ()
     rewarded = [timed for timed in steps if timed.record.reward is not None]
     reward = [(float(timed.record.step), timed.record.reward or 0.0) for timed in rewarded]
-    accuracy = _heldout(follower, "accuracy")
-    learning = [Series(label="reward", points=reward), Series(label="held-out accuracy", points=accuracy, marked=True)]
-    yield "Learning", plot("learning", learning, x_label="step", y_label="reward, accuracy", changes=changes)
+    score = score_name(job.unit)
+    heldout = Series(label=f"held-out {score}", points=_heldout(follower, "score"), marked=True)
+    learning, label = [Series(label="reward", points=reward), heldout], ", ".join(dict.fromkeys(("reward", score)))
+    yield "Learning", plot("learning", learning, x_label="step", y_label=label, changes=changes)
     if len(job.recipe.reward_names) > 1:
         parts = [Series(label=name, points=_part(rewarded, name)) for name in job.recipe.reward_names]
         yield "Rewards", plot("rewards", parts, x_label="step", y_label="mean, unweighted", changes=changes)
@@ -127,7 +134,7 @@ def _plots(job: Job, follower: Follower) -> Iterator[tuple[str, str]]:
     peak = [(float(timed.record.step), float(timed.record.staleness_max)) for timed in rewarded]
     staleness = [Series(label="mean", points=mean), Series(label="max", points=peak)]
     yield "Staleness", plot("staleness", staleness, x_label="step", y_label="steps", changes=changes)
-    yield "Throughput", plot("throughput", _throughput(follower), x_label="seconds", y_label="tokens/s")
+    yield "Throughput", plot("throughput", _throughput(follower), x_label="seconds", y_label=f"{job.unit}s/s")
     heldout = Series(label="held-out loss", points=_heldout(follower, "loss"), marked=True)
     loss = [Series(label="loss", points=_metric(steps, "loss")), heldout]
     yield "Loss", plot("loss", loss, x_label="step", y_label="loss", boundary=boundary, changes=changes)
@@ -176,10 +183,11 @@ def _throughput(follower: Follower) -> list[Series]:
 
 def _planes(pools: Mapping[str, Mapping[str, float]]) -> Iterator[dict[str, Any]]:
     for pool, activities in pools.items():
-        # Scores are made beside everything else, by processes of their own.
+        # Scores are made beside everything else, several at a time: their sum is no part of the pool's time.
         total = sum(value for name, value in activities.items() if not name.startswith("scoring")) or 1.0
         for activity, seconds in sorted(activities.items(), key=lambda item: -item[1]):
-            yield {"pool": pool, "activity": activity, "seconds": seconds, "share": min(1.0, seconds / total)}
+            share = None if activity.startswith("scoring") else min(1.0, seconds / total)
+            yield {"pool": pool, "activity": activity, "seconds": seconds, "share": share}
 
 
 def _comparisons(scored: Sequence[EvaluationRecord], dataset: Dataset, album: Album) -> list[Comparison]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cosmos_core.config.job import Job
+from cosmos_core.config.job import Job, Unit
 from cosmos_core.config.stages import stages
 from cosmos_core.controller.live.timeline import TimedStep
 from cosmos_core.controller.machine.records import EvaluationRecord
@@ -57,11 +57,12 @@ def summarise(
         "steps": state.step if state else 0,
         "planned_steps": state.settings.last_step if state else None,
         "wall_s": round(wall_s, 3),
-        **_heldout(state, evaluations),
-        "evaluations": [_evaluation(each) for each in evaluations],
+        "unit": job.unit,
+        **_heldout(state, evaluations, job.unit),
+        "evaluations": [_evaluation(each, job.unit) for each in evaluations],
         "samples": _samples(state, ending),
         "prompts": _prompts(state),
-        "tokens_per_s": _tokens_per_s(follower),
+        rates_key(job.unit): _units_per_s(follower),
         "staleness": _staleness(follower.steps),
         "measures": begun_and_ended(_of_main_stage(follower)),
         "stages": _stages(job, follower),
@@ -78,28 +79,47 @@ def summarise(
     }
 
 
-def _heldout(state: State | None, evaluations: Sequence[EvaluationRecord]) -> dict[str, float | None]:
+def score_name(unit: Unit) -> str:
+    """What tells how good rollouts are: the accuracy of tokens, the reward of anything else."""
+    return "accuracy" if unit == "token" else "reward"
+
+
+def rates_key(unit: Unit) -> str:
+    """Key of the summary that holds the throughput of each pool."""
+    return f"{unit}s_per_s".replace(" ", "_")
+
+
+def heldout_names(unit: Unit) -> tuple[str, ...]:
+    """Figures of evaluations that the summary tells from before and after; a loss of tokens alone is a log-probability."""
+    return (score_name(unit), "loss", *(("perplexity",) if unit == "token" else ()))
+
+
+def _heldout(
+    state: State | None, evaluations: Sequence[EvaluationRecord], unit: Unit
+) -> dict[str, float | None]:
     """The evaluation before the main stage and the last one after a step of it.
 
-    Figures of an evaluation that was not made are None.
+    Figures of an evaluation that was not made, or scored nothing, are None.
     """
     first_version = state.settings.main.first_version if state else 0
     found: dict[str, float | None] = {}
-    for name in ("accuracy", "loss", "perplexity"):
-        values = [(each.version, getattr(each, name)) for each in evaluations if getattr(each, name) is not None]
+    for name in heldout_names(unit):
+        of_rollouts = name == score_name(unit)
+        values = [(each.version, getattr(each, name)) for each in evaluations if each.is_of_rollouts == of_rollouts]
         before = next((value for version, value in values if version <= first_version), None)
         after = next((value for version, value in reversed(values) if version > first_version), None)
         found |= {f"heldout_{name}_before": _written(before), f"heldout_{name}_after": _written(after)}
     return found
 
 
-def _evaluation(record: EvaluationRecord) -> dict[str, float | None]:
-    if record.loss is None:
-        return {"step": record.version, "accuracy": record.accuracy}
+def _evaluation(record: EvaluationRecord, unit: Unit) -> dict[str, float | None]:
+    if record.is_of_rollouts:
+        return {"step": record.version, score_name(unit): record.score, "unscored": record.num_unscored}
+    perplexity = {"perplexity": _written(record.perplexity)} if unit == "token" else {}
     return {
         "step": record.version,
         "loss": _written(record.loss),
-        "perplexity": _written(record.perplexity),
+        **perplexity,
         "units": record.num_units,
         "rows": record.num_prompts - record.num_unscored,
         "unusable": record.num_unscored,
@@ -137,7 +157,7 @@ def _of_main_stage(follower: Follower) -> list[TimedStep]:
     return [timed for timed in follower.steps if timed.record.step > first]
 
 
-def _tokens_per_s(follower: Follower) -> dict[str, float | None]:
+def _units_per_s(follower: Follower) -> dict[str, float | None]:
     """Units of each pool per second of the main stage, waiting included."""
     state = follower.state
     if state is None:
@@ -216,22 +236,24 @@ def _grid(title: str) -> Table:
 def _figures(summary: Mapping[str, Any]) -> Table:
     table = _grid("\nResult")
     table.add_column()
-    if any(evaluation.get("accuracy") is not None for evaluation in summary["evaluations"]):
-        table.add_row("held-out accuracy", _before_and_after(summary, "accuracy", digits=3))
+    unit: Unit = summary["unit"]
+    score = score_name(unit)
+    if any(score in evaluation for evaluation in summary["evaluations"]):
+        table.add_row(f"held-out {score}", _before_and_after(summary, score, digits=3))
     measured = [evaluation for evaluation in summary["evaluations"] if "loss" in evaluation]
     if measured:
-        perplexity = summary["heldout_perplexity_after"]
+        perplexity = summary.get("heldout_perplexity_after")
         words = "" if perplexity is None else f" (perplexity {perplexity:.3f})"
         table.add_row("held-out loss", _before_and_after(summary, "loss", digits=4) + words)
-        table.add_row("held-out", _of_what(measured[-1]))
+        table.add_row("held-out", _of_what(measured[-1], unit))
     samples = summary["samples"]
     if samples["generated"]:
         dropped = ", ".join(f"{count} {reason}" for reason, count in samples["dropped"].items()) or "none"
         table.add_row("samples", f"{samples['generated']:,} generated, {samples['consumed']:,} trained on")
         table.add_row("samples dropped", dropped)
-    rates = ", ".join(f"{pool} {rate:,.0f}" for pool, rate in summary["tokens_per_s"].items() if rate is not None)
+    rates = ", ".join(f"{pool} {rate:,.0f}" for pool, rate in summary[rates_key(unit)].items() if rate is not None)
     if rates:
-        table.add_row("mean tokens/s", rates)
+        table.add_row(f"mean {unit}s/s", rates)
     staleness = summary["staleness"]
     if staleness["mean"] is not None:
         table.add_row("staleness", f"mean {staleness['mean']:.2f}, max {staleness['max']}")
@@ -259,13 +281,14 @@ def _happenings(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _before_and_after(summary: Mapping[str, Any], name: str, *, digits: int) -> str:
     values = ((when, summary[f"heldout_{name}_{when}"]) for when in ("before", "after"))
-    absent = "not finite" if any(each.get(name, 0.0) is None for each in summary["evaluations"]) else "not measured"
+    is_number = name != "loss" or all(each.get(name, 0.0) is not None for each in summary["evaluations"])
+    absent = "not measured" if is_number else "not finite"
     return " → ".join(f"{absent if value is None else f'{value:.{digits}f}'} {when}" for when, value in values)
 
 
-def _of_what(evaluation: Mapping[str, Any]) -> str:
+def _of_what(evaluation: Mapping[str, Any], unit: Unit) -> str:
     unusable = f", {evaluation['unusable']} unusable" if evaluation["unusable"] else ""
-    return f"{evaluation['rows']:,} demonstrations, {evaluation['units']:,} tokens{unusable}"
+    return f"{evaluation['rows']:,} demonstrations, {evaluation['units']:,} {unit}s{unusable}"
 
 
 def _planes_table(pools: Mapping[str, Mapping[str, float]]) -> Table:

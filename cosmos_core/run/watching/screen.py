@@ -85,12 +85,12 @@ def facts(snapshot: Snapshot) -> list[tuple[str, str]]:
     found += [(label, format(value, how)) for label, value, how in numbers if value is not None]
     if snapshot.rewards:
         found.append(("rewards", ", ".join(f"{name} {value:.3f}" for name, value in snapshot.rewards.items())))
-    if snapshot.accuracy is not None:
-        found.append(("held-out", f"{snapshot.accuracy:.3f}"))
+    if snapshot.evaluated_step is not None:
+        found.append(heldout_fact(snapshot.accuracy, snapshot.heldout_reward, snapshot.unit))
     if snapshot.staleness:
         found.append(("staleness", " ".join(f"{age}:{count}" for age, count in snapshot.staleness.items())))
     rates = (("policy", snapshot.policy_units_per_s), ("rollout", snapshot.rollout_units_per_s))
-    found += [(pool, f"{rate:,.0f} tok/s") for pool, rate in rates if rate is not None]
+    found += [(pool, rate(found_rate, snapshot.unit)) for pool, found_rate in rates if found_rate is not None]
     if queue.dropped:
         found.append(("dropped", ", ".join(f"{count:,} {reason}" for reason, count in sorted(queue.dropped.items()))))
     found += sorted(snapshot.settings.items())

@@ -4,9 +4,11 @@ import { bars, lineChart, short } from "/charts.js";
 import { follow } from "/stream.js";
 
 const KEY = "cosmos-token";
-const TITLES = { reward: "Reward", loss: "Loss", mismatch: "Train-inference mismatch (KL)", behaviour: "Off-policy KL", entropy: "Entropy", staleness: "Mean staleness (steps)", "held-out accuracy": "Held-out accuracy", "held-out loss": "Held-out loss" };
-const ORDER = ["reward", "held-out accuracy", "loss", "held-out loss", "mismatch", "behaviour", "staleness", "entropy"];
+const TITLES = { reward: "Reward", loss: "Loss", mismatch: "Train-inference mismatch (KL)", behaviour: "Off-policy KL", entropy: "Entropy", staleness: "Mean staleness (steps)", "held-out accuracy": "Held-out accuracy", "held-out reward": "Held-out reward", "held-out loss": "Held-out loss" };
+const ORDER = ["reward", "held-out accuracy", "held-out reward", "loss", "held-out loss", "mismatch", "behaviour", "staleness", "entropy"];
 const PLACES = [["queued", "queued"], ["in_flight", "in flight"], ["finished", "finished"], ["claimed", "claimed"]];
+
+let unit = "token"; // what samples are made of
 
 const at = (id) => document.getElementById(id);
 const token = () => sessionStorage.getItem(KEY) ?? "";
@@ -26,6 +28,11 @@ function clock(seconds) {
   return hours ? `${hours}:${padded(minutes)}:${padded(rest)}` : `${minutes}:${padded(rest)}`;
 }
 
+function heldout(run) {
+  const score = run.accuracy ?? run.heldout_reward;
+  return score === null && run.evaluated_step !== null ? "not measured" : short(score);
+}
+
 function figures(run) {
   const queue = run.queue;
   const dropped = Object.entries(queue.dropped).map(([reason, count]) => `${count} ${reason}`).join(", ");
@@ -38,9 +45,9 @@ function figures(run) {
     ["Reward", short(run.reward)],
     ["Loss", short(run.loss)],
     ["Mismatch (KL)", short(run.mismatch)],
-    ["Held-out accuracy", short(run.accuracy)],
-    ["Policy tokens/s", run.policy_units_per_s === null ? "" : short(Math.round(run.policy_units_per_s))],
-    ["Rollout tokens/s", run.rollout_units_per_s === null ? "" : short(Math.round(run.rollout_units_per_s))],
+    [run.unit === "token" ? "Held-out accuracy" : "Held-out reward", heldout(run)],
+    [`Policy ${run.unit}s/s`, run.policy_units_per_s === null ? "" : short(Math.round(run.policy_units_per_s))],
+    [`Rollout ${run.unit}s/s`, run.rollout_units_per_s === null ? "" : short(Math.round(run.rollout_units_per_s))],
     ["Dropped", dropped],
     ["Refused", run.refused ? String(run.refused) : ""],
     ["Controller's term", String(run.term)],
@@ -88,6 +95,7 @@ const show = {
     at("steps").textContent = `step ${run.step} of ${run.num_steps}, ${clock(run.elapsed_s)}${run.eta_s === null ? "" : `, ETA ${clock(run.eta_s)}`}`;
     at("reason").textContent = run.reason;
     at("reason").hidden = !run.reason;
+    unit = run.unit;
     figures(run);
     replicas(run);
     at("staleness").replaceChildren(bars("Staleness", Object.entries(run.staleness).map(([age, count]) => [age === "1" ? "1 step" : `${age} steps`, count])));
@@ -111,7 +119,7 @@ const show = {
     at("samples").replaceChildren(...samples.reverse().map((sample) => {
       const article = tag("article");
       const reward = sample.reward === null ? sample.status : `reward ${short(sample.reward)}`;
-      article.append(tag("div", `${sample.replica} · weights ${sample.version} · ${reward} · ${sample.units} tokens`, "hint"), tag("pre", sample.text));
+      article.append(tag("div", `${sample.replica} · weights ${sample.version} · ${reward} · ${sample.units} ${unit}s`, "hint"), tag("pre", sample.text));
       return article;
     }));
   },
