@@ -156,7 +156,8 @@ def evaluate(
     result = evaluate_model(
         source, recipe_path=recipe, num_prompts=prompts, step=step, trust_remote_code=trust_remote_code, by=by
     )
-    typer.echo(f"held-out accuracy {result.accuracy:.4f}")
+    accuracy = "not measured" if result.accuracy is None else f"{result.accuracy:.4f}"
+    typer.echo(f"held-out accuracy {accuracy}")
     typer.echo(f"prompts {result.num_prompts}, unscored {result.num_unscored}, truncated {result.num_truncated}")
     for name, value in result.rewards.items():
         typer.echo(f"reward {name} {value:.4f}")

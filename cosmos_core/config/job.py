@@ -16,7 +16,6 @@ from cosmos_core.config.schema import Recipe
 from cosmos_core.protocols.algorithm import Source
 from cosmos_core.protocols.dataset import Window
 
-
 Unit: TypeAlias = Literal["token", "denoising step"]
 """What a sample is made of, and is counted in."""
 

@@ -63,8 +63,12 @@ def recipe_from(data: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path, what: str = "recipe") -> dict[str, Any]:
     """Read a TOML file.
+
+    Args:
+        path: Of the file.
+        what: What it is, for errors.
 
     Raises:
         ConfigError: It is missing, unreadable or no TOML (line and column).
@@ -72,7 +76,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_bytes().decode("utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such recipe{_similar_file(path)}") from None
+        raise ConfigError(f"{path}: no such {what}{_similar_file(path)}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -135,11 +139,12 @@ def _name_run(data: MutableMapping[str, Any]) -> None:
 
 def _similar_file(path: Path) -> str:
     try:
-        names = [sibling.name for sibling in path.parent.iterdir() if sibling.suffix == ".toml"]
+        names = [sibling.stem for sibling in path.parent.iterdir() if sibling.suffix == ".toml"]
     except OSError:
         return f"; the folder {path.parent} does not exist"
-    close = nearest(path.name, names)
-    return f"; did you mean {path.with_name(close[0])}?" if close else ""
+    # Without the suffix, which would make any two names alike.
+    close = nearest(path.name.removesuffix(".toml"), names)
+    return f"; did you mean {path.with_name(f'{close[0]}.toml')}?" if close else ""
 
 
 def _line_of(path: Path, message: str) -> str:

@@ -51,8 +51,9 @@ def keys(cls: type) -> list[Key]:
     return [
         Key(
             name=name,
-            type=describe(field.type),
-            bounds=", ".join(_bounds(field.validator)),
+            type=(described := describe(field.type)),
+            # Literals are checked once more where a class is made by hand; their values are told once.
+            bounds=", ".join(bound for bound in _bounds(field.validator) if bound != described),
             default=_default(field),
             help=field.metadata.get("help", ""),
             is_dynamic=bool(field.metadata.get("dynamic")),

@@ -93,7 +93,7 @@ def test_videos_are_learnt(warmed_up: CommandLine) -> None:
 @pytest.mark.usefixtures("service")
 def test_rewards_of_a_service_are_learnt_from_a_window_of_steps_and_data_is_lost(warmed_up: CommandLine) -> None:
     summary, steps = run(warmed_up, "wan-tiny-grpo-fast", "run.steps=25")
-    before, after = summary["heldout_accuracy_before"], summary["heldout_accuracy_after"]
+    before, after = summary["heldout_reward_before"], summary["heldout_reward_after"]
     assert after > before + 0.3, f"{before:.3f} before, {after:.3f} after"
     # Samples of weights that are trained have log-probs to which the trainer's are equal; stale ones meet the clip.
     assert steps[0].metrics["mismatch_max_ratio"] == pytest.approx(1.0, abs=1e-5)
@@ -102,7 +102,7 @@ def test_rewards_of_a_service_are_learnt_from_a_window_of_steps_and_data_is_lost
     assert "data:image/webp" in report
 
     held, steps = run(warmed_up, "wan-tiny-ddrl", "run.steps=25", "algorithm.options.data_weight=0.02")
-    assert held["heldout_accuracy_after"] > held["heldout_accuracy_before"] + 0.05
+    assert held["heldout_reward_after"] > held["heldout_reward_before"] + 0.05
     assert all(step.metrics["imitation_data_loss"] > 0.0 for step in steps)
     assert data_loss(warmed_up, "wan-tiny-ddrl") < 0.8 * data_loss(warmed_up, "wan-tiny-grpo-fast")
 
@@ -110,6 +110,6 @@ def test_rewards_of_a_service_are_learnt_from_a_window_of_steps_and_data_is_lost
 @pytest.mark.usefixtures("service")
 def test_rewards_are_learnt_by_flow_matching_of_samples_of_the_average(warmed_up: CommandLine) -> None:
     summary, _ = run(warmed_up, "wan-tiny-nft", "run.steps=12", "model.options.regressions=1")
-    before, after = summary["heldout_accuracy_before"], summary["heldout_accuracy_after"]
+    before, after = summary["heldout_reward_before"], summary["heldout_reward_after"]
     assert after > before + 0.15, f"{before:.3f} before, {after:.3f} after"
     assert summary["measures"]["goodness"]["last"] == pytest.approx(0.5, abs=0.1)

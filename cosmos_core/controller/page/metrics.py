@@ -45,7 +45,7 @@ def _progress(snapshot: Snapshot) -> Iterable[_Family]:
     yield "cosmos_loss", "gauge", "Loss of the newest step.", [({}, snapshot.loss)]
     yield "cosmos_mismatch_kl", "gauge", "KL between engine and trainer at the same weights.", [({}, snapshot.mismatch)]
     yield "cosmos_heldout_accuracy", "gauge", "Held-out accuracy, newest.", [({}, snapshot.accuracy)]
-    yield "cosmos_heldout_reward", "gauge", "Held-out reward of denoised samples, newest.", [({}, snapshot.heldout_reward)]
+    yield "cosmos_heldout_reward", "gauge", "Held-out reward of videos, newest.", [({}, snapshot.heldout_reward)]
     yield (
         "cosmos_units_per_second",
         "gauge",

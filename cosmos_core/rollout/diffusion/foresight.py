@@ -13,6 +13,7 @@ MOST_STEPS: Final = 1000
 
 _OPTIONS: Final = "rollout.engine.options"
 _ODES: Final = ("euler", "unipc", "edm")
+_NOISELESS: Final = ("euler", "unipc")
 
 
 def foresee(options: DiffusionOptions, outlook: EngineOutlook) -> Foresight:
@@ -54,7 +55,7 @@ def problems(options: DiffusionOptions, model: Model) -> Iterator[str]:
         yield f"{_OPTIONS}.sigma_min: {options.sigma_min:g} is not below sigma_max = {options.sigma_max:g}"
     if options.regressions:
         yield from _regressions(options, model)
-    elif options.sampler in ("euler", "unipc"):
+    elif options.sampler in _NOISELESS:
         yield (
             f"{_OPTIONS}.sampler: {options.sampler!r} adds no noise, so that nothing is decided; take 'flow-sde', "
             "'cps' or 'edm', or learn regressions (regressions = 4)"
@@ -103,7 +104,7 @@ def _undecided(options: DiffusionOptions, sampling: Sampling | None) -> Iterator
     """Whether samples would be made of which nothing can be learned; windows and ODEs are told of elsewhere."""
     if sampling is None or sampling.temperature != 1.0 or options.regressions or options.trained == "window":
         return
-    if options.sampler in ("euler", "unipc") or not 1 <= sampling.max_units <= MOST_STEPS:
+    if options.sampler in _NOISELESS or not 1 <= sampling.max_units <= MOST_STEPS:
         return
     # Imported here so that listing plugins needs no torch.
     from cosmos_core.rollout.diffusion.itinerary import itinerary  # noqa: PLC0415
@@ -115,4 +116,7 @@ def _undecided(options: DiffusionOptions, sampling: Sampling | None) -> Iterator
 
 
 def _has_window(options: DiffusionOptions, sampling: Sampling) -> bool:
-    return bool(sampling.temperature) and not options.regressions and options.trained == "window"
+    # Of a sampler without noise it is told that nothing is decided at all.
+    if not sampling.temperature or options.regressions or options.sampler in _NOISELESS:
+        return False
+    return options.trained == "window"

@@ -91,7 +91,7 @@ def load_settings(path: Path, overrides: Mapping[str, JSON] | None = None) -> Se
     Raises:
         ConfigError: The file is missing or no TOML, a key is unknown or a value is wrong.
     """
-    return structure({**read_toml(path), **(overrides or {})}, ServiceSettings)
+    return structure({**read_toml(path, "configuration of a reward service"), **(overrides or {})}, ServiceSettings)
 
 
 def kinds_of(settings: ServiceSettings) -> dict[str, frozenset[str]]:

@@ -184,7 +184,7 @@ def _result(samples: list[Sample], *, num_prompts: int) -> Evaluated:
     names = list(scored[0].rewards) if scored else []
     totals = {name: sum(each.rewards[name] for each in scored) for name in names}
     return Evaluated(
-        accuracy=totals[names[0]] / num_prompts if names else 0.0,
+        accuracy=totals[names[0]] / num_prompts if names else None,
         num_prompts=num_prompts,
         num_unscored=num_prompts - len(scored),
         num_truncated=sum(each.status is SampleStatus.TRUNCATED for each in samples),

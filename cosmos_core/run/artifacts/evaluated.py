@@ -18,7 +18,8 @@ class Evaluated:
     """What came of an evaluation.
 
     Attributes:
-        accuracy: Mean of the first reward; unscored prompts count 0, as in a run's own evaluations.
+        accuracy: Mean of the first reward; unscored prompts count 0, as in a run's own evaluations. None where none was
+            scored.
         num_prompts: Held-out prompts.
         num_unscored: Those without a score.
         num_truncated: Those cut at the longest length.
@@ -27,7 +28,7 @@ class Evaluated:
         groups: The same for the prompts of each label, where a key of the metadata to group by was given.
     """
 
-    accuracy: float
+    accuracy: float | None
     num_prompts: int
     num_unscored: int
     num_truncated: int

@@ -20,6 +20,7 @@ from cosmos_core.protocols import (
     EngineContext,
     FinishReason,
     Generated,
+    Kind,
     Model,
     ModelContext,
     Request,
@@ -164,8 +165,9 @@ def complete_prompts(
     # As in evaluations, a run that is named says so itself.
     config = attrs.evolve(config, trust_remote_code=trust_remote_code or (is_run and config.trust_remote_code))
     is_text = _is_of_tokens("model", config.plugin)
-    if is_text and temperature == 0.0 and num_samples > 1:
-        raise ConfigError(f"--samples: {num_samples} greedy completions are all the same; set --temperature above 0")
+    if temperature == 0.0 and num_samples > 1:
+        instead = "set --temperature above 0" if is_text else "set --temperature 1, or another --seed each time"
+        raise ConfigError(f"--samples: {num_samples} greedy completions are all the same; {instead}")
     if max_units is None:
         max_units = _max_units(job, is_text=is_text)
     engine = EngineConfig() if is_text else _denoiser(job)
@@ -192,7 +194,7 @@ def _exported(source: Path) -> Iterator[Path]:
         yield cast("Path", export_run(source, step="latest", output=Path(folder) / "model")[1])
 
 
-def _is_of_tokens(kind: str, name: str) -> bool:
+def _is_of_tokens(kind: Kind, name: str) -> bool:
     """Whether a model takes tokens, or an engine makes them."""
     return "tokens" in PluginSet.load([(kind, name)]).provider(kind, name).capabilities.payload_kinds
 

@@ -183,7 +183,7 @@ def _logprobs(
             f"{stage.plugin!r} can only use {', '.join(sorted(algorithm.logprob_semantics))} ones; take another "
             "engine, or temperature = 1, top_p = 1 and top_k = 0"
         )
-    elif not whole:
+    elif not whole and "tokens" in engine.payload_kinds:
         yield (
             f"rollout.sampling: top_p = {sampling.top_p}, top_k = {sampling.top_k} draw from a cut distribution, but "
             "the trainer's log-probs are over the whole vocabulary, so importance ratios would be wrong; "

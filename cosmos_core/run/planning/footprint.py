@@ -49,7 +49,9 @@ def memory_by_pool(plan: Plan) -> dict[str, tuple[RankMemory, ...]]:
         count = world_size(recipe.rollout.mesh)
         # A rank's new weights wait in the machine's memory until it copies them.
         host = {"weights on their way": parts["parameters"]} if count > 1 else {}
-        found["rollout"] = (RankMemory(name="each process", count=count, device=parts, host=host, is_whole=True),)
+        found["rollout"] = (
+            RankMemory(name="each process", count=count, device=parts, host=host, is_whole=not facts.latent_size),
+        )
     return found
 
 
@@ -69,21 +71,29 @@ def machine_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def verdict(ranks: Sequence[RankMemory], device: str) -> str:
-    """The largest of a replica's processes and, unless its device is the CPU, which GPUs hold it with a tenth free."""
+def verdict(ranks: Sequence[RankMemory], device: str, uncounted: str = "activations") -> str:
+    """The largest of a replica's processes and, unless its device is the CPU, which GPUs hold it with a tenth free.
+
+    Args:
+        ranks: The kinds of processes.
+        device: That they train or generate on.
+        uncounted: What comes on top where not all parts are known: then none is said to hold it.
+    """
     largest = max(ranks, key=lambda rank: sum(rank.device.values()))
     needed = sum(largest.device.values())
     where = f" ({largest.name})" if len(ranks) > 1 else ""
-    known = "" if largest.is_whole else " without activations"
-    most = f"at most {size(needed)} a process{where}{known}"
-    if device == "cpu":
-        return most
+    # A process that seems to have less may be the largest if its activations are not known.
+    is_whole = all(rank.is_whole for rank in ranks)
     fitting = [name for name, num_bytes in GPU_MEMORY.items() if needed <= USABLE * num_bytes]
-    if fitting:
-        holds = f"a GPU of {' or '.join(fitting)} holds it with a tenth free"
-    else:
-        holds = f"no GPU of {' or '.join(GPU_MEMORY)} holds it with a tenth free"
-    return f"{most}: {holds}"
+    none = f"no GPU of {' or '.join(GPU_MEMORY)} holds it with a tenth free"
+    if is_whole:
+        most = f"at most {size(needed)} a process{where}"
+        holds = f"a GPU of {' or '.join(fitting)} holds it with a tenth free" if fitting else none
+        return most if device == "cpu" else f"{most}: {holds}"
+    counted = f"{size(needed)} a process{where} of what is counted ({', '.join(largest.device)}); {uncounted} on top"
+    if device == "cpu":
+        return counted
+    return f"{counted}, so which GPU holds it is not known" if fitting else f"{counted}: {none}"
 
 
 def room(plan: Plan, found: int, machine: int) -> str:

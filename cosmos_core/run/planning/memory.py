@@ -40,7 +40,7 @@ class RankMemory:
         count: How many of one replica.
         device: Bytes by part, in the memory of the device it trains on.
         host: Bytes by part, in the machine's memory, for all devices.
-        is_whole: Whether all parts are known; False where the model does not say what it keeps.
+        is_whole: Whether all parts are known; False where the model does not say what activations take.
     """
 
     name: str

@@ -48,6 +48,7 @@ from cosmos_core.protocols import (
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.launch.making import capabilities_of
 from cosmos_core.run.planning.checks import emptiness, problems
+from cosmos_core.run.planning.deciding import has_tokens
 from cosmos_core.run.planning.exposure import check_exposed
 from cosmos_core.run.planning.foresight import foresee
 from cosmos_core.run.planning.frozen import frozen_facts
@@ -139,6 +140,7 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
         stages=facts,
         num_measured_prompts=num_evaluated if measures else 0,
         fixed=_fixed(recipe, parts),
+        unit="token" if has_tokens(parts) else "denoising step",
     )
     return Plan(job=planned, plugins=plugins, dataset=dataset, parts=parts, assets=job.assets)
 

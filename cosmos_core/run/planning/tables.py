@@ -48,11 +48,13 @@ def _parts(plan: Plan) -> Table:
     recipe, parts = plan.job.recipe, plan.parts
     facts = parts.facts
     lacking = "\nconfig only: no weights here" if facts.absent_weights else ""
+    # Latents are neither drawn from a vocabulary nor held in a context.
+    units = "" if facts.latent_size else f", vocabulary {facts.vocab_size}, context {facts.context_length}"
     table = _table("Parts", "kind", "name", "distribution", "what")
     described = {
         ("model", recipe.model.plugin): (
             f"{facts.architecture}, {facts.num_parameters / 1e6:,.3f} M parameters, {facts.num_layers} layers x "
-            f"{facts.hidden_size}, vocabulary {facts.vocab_size}, context {facts.context_length}{lacking}"
+            f"{facts.hidden_size}{units}{lacking}"
         ),
         ("dataset", recipe.dataset.plugin): _rows(parts),
     }
@@ -62,6 +64,8 @@ def _parts(plan: Plan) -> Table:
         described["environment", environment.plugin] = f"up to {environment.max_turns} turns{paid}"
     described |= {("reward", config.plugin): f"weight {config.weight:g}" for config in recipe.reward}
     for record in plan.plugins:
+        if record.kind == "engine" and not plan.job.uses_rollouts:
+            continue  # it never starts
         what = described.get((record.kind, record.name), "")
         table.add_row(record.kind, record.name, f"{record.distribution} {record.version}", what)
     for name, what in _beside(plan):
@@ -164,7 +168,7 @@ def _memory_of(title: str, ranks: Sequence[RankMemory]) -> Table:
         if names:
             table.add_row(f"total{suffix}", *(size(sum(parts.values())) for parts in held), style="bold")
     if not all(rank.is_whole for rank in ranks):
-        table.caption = "without activations: the model does not say what it keeps for its backward pass"
+        table.caption = "without activations: the model does not say what they take"
     return table
 
 
@@ -183,12 +187,11 @@ def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
     needed = gpus(recipe, uses_rollouts=job.uses_rollouts)
     here = room(plan, len(visible_gpus()), machine_memory())
     yield "GPUs", f"{needed}, one for each process of a replica; {here}"
+    uncounted = "activations, text encoder and autoencoder" if plan.parts.facts.latent_size else "activations"
     for pool, ranks in memory_by_pool(plan).items():
-        yield f"{pool} memory", verdict(ranks, getattr(recipe, pool).device)
+        yield f"{pool} memory", verdict(ranks, getattr(recipe, pool).device, uncounted)
     if plan.parts.measured.num_with_media and recipe.policy.parallel.recompute != "full":
         yield "not counted", "what towers keep of images and videos; policy.parallel.recompute = 'full' keeps it small"
-    if plan.parts.facts.latent_size:
-        yield "not counted", "the text encoder and the autoencoder, and what the model keeps for its backward pass"
     if whole := whole_over_tp(recipe.policy, plan.parts.facts):
         told = "; ".join(f"{name}: {count / 1e6:,.3f} M" for name, count in whole.items())
         yield "whole on each of tp", f"{sum(whole.values()) / 1e6:,.3f} M parameters ({told})"

@@ -88,19 +88,26 @@ def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], datas
     return path
 
 
-def _tiles(summary: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    def tile(value: str, label: str) -> dict[str, str]:
-        return {"value": value, "label": label}
-
+def _heldout_tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(value, label) of evaluations before and after."""
     unit: Unit = summary["unit"]
     has_unscored = any(each.get(score_name(unit), 0.0) is None for each in summary["evaluations"])
     for name, times, digits in _HELDOUT_TILES:
         for when in times if name in heldout_names(unit) else ():
             value = summary[f"heldout_{name}_{when}"]
             if value is not None:
-                yield tile(f"{value:.{digits}f}", f"held-out {name} {when}")
+                yield f"{value:.{digits}f}", f"held-out {name} {when}"
             elif name == score_name(unit) and has_unscored:
-                yield tile("not measured", f"held-out {name} {when}")
+                yield "not measured", f"held-out {name} {when}"
+
+
+def _tiles(summary: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    def tile(value: str, label: str) -> dict[str, str]:
+        return {"value": value, "label": label}
+
+    unit: Unit = summary["unit"]
+    for value, label in _heldout_tiles(summary):
+        yield tile(value, label)
     yield tile(f"{summary['steps']} / {summary['planned_steps'] or '?'}", "steps")
     yield tile(clock(summary["wall_s"]), "wall time")
     if summary["samples"]["generated"]:

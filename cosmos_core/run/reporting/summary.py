@@ -90,13 +90,11 @@ def rates_key(unit: Unit) -> str:
 
 
 def heldout_names(unit: Unit) -> tuple[str, ...]:
-    """Figures of evaluations that the summary tells from before and after; a loss of tokens alone is a log-probability."""
+    """Figures of evaluations that the summary tells; only a loss of tokens has a perplexity."""
     return (score_name(unit), "loss", *(("perplexity",) if unit == "token" else ()))
 
 
-def _heldout(
-    state: State | None, evaluations: Sequence[EvaluationRecord], unit: Unit
-) -> dict[str, float | None]:
+def _heldout(state: State | None, evaluations: Sequence[EvaluationRecord], unit: Unit) -> dict[str, float | None]:
     """The evaluation before the main stage and the last one after a step of it.
 
     Figures of an evaluation that was not made, or scored nothing, are None.

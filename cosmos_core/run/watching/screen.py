@@ -15,7 +15,7 @@ from rich.text import Text
 
 from cosmos_core.controller.live.curves import Curve
 from cosmos_core.controller.live.snapshot import Snapshot
-from cosmos_core.observe.live import clock
+from cosmos_core.observe.live import clock, heldout_fact, rate
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _SPARKS: Final = 48
@@ -29,7 +29,7 @@ _COLOURS: Final = {
     "draining": "yellow",
     "lost": "red",
 }
-_CURVES: Final = ("reward", "loss", "held-out accuracy", "mismatch", "staleness")
+_CURVES: Final = ("reward", "loss", "held-out accuracy", "held-out reward", "mismatch", "staleness")
 
 
 def lines(snapshot: Snapshot) -> list[str]:
@@ -90,7 +90,7 @@ def facts(snapshot: Snapshot) -> list[tuple[str, str]]:
     if snapshot.staleness:
         found.append(("staleness", " ".join(f"{age}:{count}" for age, count in snapshot.staleness.items())))
     rates = (("policy", snapshot.policy_units_per_s), ("rollout", snapshot.rollout_units_per_s))
-    found += [(pool, rate(found_rate, snapshot.unit)) for pool, found_rate in rates if found_rate is not None]
+    found += [(pool, rate(pace, snapshot.unit)) for pool, pace in rates if pace is not None]
     if queue.dropped:
         found.append(("dropped", ", ".join(f"{count:,} {reason}" for reason, count in sorted(queue.dropped.items()))))
     found += sorted(snapshot.settings.items())

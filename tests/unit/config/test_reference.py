@@ -16,6 +16,7 @@ class Inner:
 class Options:
     length: int = option(help="How long.", validator=check.ge(1))
     mode: Literal["a", "b"] = option("a", help="Which.")
+    kind: Literal["a", "b"] = option("a", help="Told once.", validator=check.in_(("a", "b")))
     cap: float | None = option(None, help="At most.", validator=check.optional(check.gt(1.0)))
     name: str = option("required", help="A name.", validator=check.matches_re("[a-z]+"))
     words: tuple[str, ...] = option(("x", "y"), help="Words.", validator=check.min_len(1))
@@ -29,6 +30,7 @@ def test_every_key_is_described():
     assert rows == {
         "length": ("an integer", "≥ 1", "required", "How long."),
         "mode": ('one of "a", "b"', "", '"a"', "Which."),
+        "kind": ('one of "a", "b"', "", '"a"', "Told once."),
         "cap": ("a number", "> 1", "none", "At most."),
         "name": ("a string", "matches [a-z]+", '"required"', "A name."),
         "words": ("an array", "length ≥ 1", "x, y", "Words."),

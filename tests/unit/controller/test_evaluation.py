@@ -64,7 +64,32 @@ def test_a_completion_of_other_weights_does_not_count(run, make_sample):
     it.start()
     it.finish("r0", it.leases()[0], make_sample(version=0, newest=1))
     (done,) = it.state.evaluations
-    assert (done.accuracy, done.num_unscored) == (0.0, 1)
+    assert (done.accuracy, done.num_unscored) == (None, 1)
+
+
+@pytest.mark.parametrize("unit", ["token", "denoising step"])
+def test_an_evaluation_without_a_score_measured_nothing_and_is_never_the_best(run, make_sample, unit):
+    it = run(evaluation_prompts=1, rewards=("dark",), unit=unit)
+    it.start()
+    it.finish("r0", it.leases()[0], make_sample(status="reward_failed"))
+    (done,) = it.state.evaluations
+    assert (done.score, done.reward, done.num_unscored, done.merit) == (None, None, 1, -math.inf)
+    it.state.checkpoints.saved.update({0: "none", 1: "worse", 2: "better"})
+    assert best_checkpoint(it.state) is None
+    scored = attrs.evolve(done, num_unscored=0)
+    it.state.evaluations += [attrs.evolve(scored, version=2, reward=-1.0), attrs.evolve(scored, version=1, reward=-2.0)]
+    assert best_checkpoint(it.state) == 2
+
+
+def test_denoised_samples_have_the_mean_reward_of_the_scored_ones(run, make_sample):
+    it = run(evaluation_prompts=3, rewards=("dark",), unit="denoising step")
+    it.start()
+    leases = it.leases()
+    it.finish("r0", leases[0], make_sample(reward=-1.0))
+    it.finish("r0", leases[1], make_sample(reward=-2.0))
+    it.finish("r0", leases[2], make_sample(status="reward_failed"))
+    (done,) = it.state.evaluations
+    assert (done.accuracy, done.reward, done.score, done.num_unscored) == (None, -1.5, -1.5, 1)
 
 
 def test_only_the_first_completions_are_kept(run):

@@ -94,8 +94,8 @@ def test_the_metrics_of_an_evaluation_are_those_that_the_page_names():
     measured = attrs.evolve(scored, accuracy=None, reward=None, loss=0.5, num_units=9)
     page = (DOCS / "plugins" / "hooks" / "cosmos_evaluation_finished.md").read_text()
     assert set(re.findall(r"`(heldout/\w+)`", page)) == {
-        *evaluation_metrics(scored),
-        *evaluation_metrics(measured),
+        *evaluation_metrics(scored, "token"),
+        *evaluation_metrics(measured, "token"),
     }
     assert '"heldout/accuracy"' in (DOCS / "plugins" / "hook.md").read_text()
 

@@ -44,6 +44,21 @@ def test_a_held_out_loss_is_shown_with_its_step():
     assert line(progress) == "1:05 training | step 9/12 | stage sft | held-out loss 1.2346 @8"
 
 
+def test_what_was_evaluated_and_not_scored_was_not_measured():
+    unscored = Progress(phase="training", step=9, num_steps=12, stage="grpo", elapsed_s=65.0, evaluated_step=5)
+    assert line(unscored) == "1:05 training | step 9/12 | stage grpo | held-out not measured @5"
+
+
+def test_denoised_samples_have_a_reward_and_steps():
+    videos = Progress(
+        phase="training", step=9, num_steps=12, stage="flow-grpo", elapsed_s=65.0, heldout_reward=-0.5,
+        evaluated_step=5, policy_units_per_s=40.0, unit="denoising step",
+    )  # fmt: skip
+    assert line(videos) == (
+        "1:05 training | step 9/12 | stage flow-grpo | held-out reward -0.500 @5 | policy 40 denoising steps/s"
+    )
+
+
 def test_what_is_not_known_is_left_out():
     bare = Progress(phase="starting", step=0, num_steps=100, stage="sft", elapsed_s=0.0)
     assert line(bare) == "0:00 starting | step 0/100 | stage sft"

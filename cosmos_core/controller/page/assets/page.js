@@ -96,6 +96,7 @@ const show = {
     at("reason").textContent = run.reason;
     at("reason").hidden = !run.reason;
     unit = run.unit;
+    at("rate").textContent = `${unit[0].toUpperCase()}${unit.slice(1)}s/s`;
     figures(run);
     replicas(run);
     at("staleness").replaceChildren(bars("Staleness", Object.entries(run.staleness).map(([age, count]) => [age === "1" ? "1 step" : `${age} steps`, count])));

@@ -49,9 +49,10 @@ def access(environment: Mapping[str, str], *, allow_http: bool) -> Access | None
         missing = [name for name in names if not environment.get(name, "").strip()]
         if missing:
             known = [name for name in names if name not in missing]
+            are, them = "are" if len(known) > 1 else "is", "them" if len(missing) > 1 else "it"
             raise ConfigError(
-                f"{' and '.join(missing)}: not set, but {' and '.join(known)} is; a service is asked with all three, "
-                "so set it where this runs"
+                f"{' and '.join(missing)}: not set, but {' and '.join(known)} {are}; a service is asked with all "
+                f"three, so set {them} where this runs"
             )
         for name, url in zip(names, (enqueue_url, fetch_url), strict=False):
             if is_in_the_clear(address(name, url)) and not allow_http:

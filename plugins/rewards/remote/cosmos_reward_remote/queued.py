@@ -103,8 +103,8 @@ class Queued:
         if self._access is None:
             prefix = PREFIXES[0]
             raise ConfigError(
-                f"{prefix}_ENQUEUE_URL: not set where this rollout replica runs; set it, {prefix}_FETCH_URL and "
-                f"{prefix}_TOKEN to where the service is and what lets one in"
+                f"{prefix}_ENQUEUE_URL, {prefix}_FETCH_URL and {prefix}_TOKEN: not set where this rollout replica "
+                "runs; set them to where the service is and what lets one in"
             )
         self._exchange.bear(self._access.token)
 

@@ -241,14 +241,17 @@ def test_which_score_of_cosmos_rl_counts_is_an_option(queueing):
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"WFM_REWARD_ENQUEUE_URL": "https://s/e", "WFM_REWARD_FETCH_URL": "https://s/f"}, "WFM_REWARD_TOKEN: not set"),
+        (
+            {"WFM_REWARD_ENQUEUE_URL": "https://s/e", "WFM_REWARD_FETCH_URL": "https://s/f"},
+            "WFM_REWARD_TOKEN: not set, but WFM_REWARD_ENQUEUE_URL and WFM_REWARD_FETCH_URL are; ",
+        ),
         (
             {
                 "WFM_REWARD_ENQUEUE_URL": "https://s/e",
                 "REMOTE_REWARD_TOKEN": "t",
                 "REMOTE_REWARD_FETCH_URL": "https://o/f",
             },
-            "WFM_REWARD_FETCH_URL and WFM_REWARD_TOKEN: not set, but WFM_REWARD_ENQUEUE_URL is",
+            "not set, but WFM_REWARD_ENQUEUE_URL is; a service is asked with all three, so set them where",
         ),
         ({"REMOTE_REWARD_FETCH_URL": "https://s/f", "REMOTE_REWARD_TOKEN": "t"}, "REMOTE_REWARD_ENQUEUE_URL: not set"),
         ({"ENQUEUE": "s/e"}, "WFM_REWARD_ENQUEUE_URL: 's/e' is no address"),
@@ -273,7 +276,7 @@ def test_a_service_that_is_not_wholly_named_is_refused_before_a_run(queueing, mo
 
 def test_no_service_at_all_is_told_where_it_is_needed_and_not_when_planning(queueing):
     reward = Queued(QueuedOptions(scorers={"a": 1.0}), RewardContext(name="mine", seed=0))
-    with pytest.raises(ConfigError, match="WFM_REWARD_ENQUEUE_URL: not set where this rollout replica runs"):
+    with pytest.raises(ConfigError, match=r"WFM_REWARD_ENQUEUE_URL, .* and WFM_REWARD_TOKEN: not set where"):
         reward.load()
 
 

@@ -117,6 +117,29 @@ def test_each_of_several_rewards_is_told(watched):
     assert ("rewards", "right 0.667, brief -0.167") in facts(found)
 
 
+@pytest.mark.parametrize(
+    ("unit", "label", "name"), [("token", "held-out", "accuracy"), ("denoising step", "held-out reward", "reward")]
+)
+def test_an_evaluation_is_told_by_what_its_samples_are(watched, make_sample, unit, label, name):
+    it = watched(evaluation_prompts=1, unit=unit)
+    it.run.start()
+    assert label not in dict(facts(it.look()))
+    it.run.finish("r0", it.run.leases()[0], make_sample(status="reward_failed"))
+    found = it.look()
+    assert (found.accuracy, found.heldout_reward, found.evaluated_step, found.unit) == (None, None, 0, unit)
+    assert dict(facts(found))[label] == "not measured"
+    none = "weights of step 0: not measured, as none of 1 held-out prompts was scored"
+    assert it.news("evaluated") == [none]
+
+    (unscored,) = it.run.state.evaluations
+    accuracy = -0.5 if unit == "token" else None
+    it.run.state.evaluations.append(attrs.evolve(unscored, version=2, accuracy=accuracy, reward=-0.5))
+    found = it.look()
+    assert dict(facts(found))[label] == "-0.500"
+    assert it.news("evaluated") == [none, f"weights of step 2: held-out {name} -0.500"]
+    assert {curve.name: curve.points for curve in found.curves} == {f"held-out {name}": ((2.0, -0.5),)}
+
+
 def test_one_that_is_lost_is_shown_until_it_is_back(watched):
     it = watched()
     it.run.start()

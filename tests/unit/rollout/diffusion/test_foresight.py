@@ -55,6 +55,7 @@ def test_what_fits_is_not_refused(options):
     [
         ({"model": torch.nn.Linear(1, 1)}, "rollout.engine.plugin: 'diffusion' denoises, and Linear is no world model"),
         ({"sampler": "euler"}, "rollout.engine.options.sampler: 'euler' adds no noise"),
+        ({"sampler": "euler", "trained": "window"}, "rollout.engine.options.sampler: 'euler' adds no noise"),
         ({"sampler": "cps", "regressions": 2}, "rollout.engine.options.sampler: 'cps' adds noise"),
         ({"shared_prefix": True}, "rollout.engine.options.shared_prefix: samples branch where a window begins"),
         ({"sigma_max": 0.01}, "rollout.engine.options.sigma_min: 0.01 is not below sigma_max"),

@@ -66,6 +66,15 @@ def test_a_file_that_cannot_be_served_is_refused(kinds, text, message):
     assert message in str(found.value)
 
 
+def test_a_file_that_is_not_there_is_no_recipe(tmp_path):
+    (tmp_path / "pyproject.toml").touch()
+    with pytest.raises(ConfigError, match=r"nope\.toml: no such configuration of a reward service$"):
+        load_settings(tmp_path / "nope.toml")
+    (tmp_path / "rewards.toml").touch()
+    with pytest.raises(ConfigError, match=r"service; did you mean .*/rewards\.toml\?$"):
+        load_settings(tmp_path / "rewrds.toml")
+
+
 def test_a_scorer_that_is_not_there_is_named_with_those_that_are():
     kinds = {"colour": frozenset({"media"}), "motion": frozenset({"media", "latents"})}
     assert unknown_scorers(("colour", "motion"), kinds, "media") == ""

@@ -121,6 +121,12 @@ def test_raw_logprobs_are_fine_where_nothing_changes_them():
     assert check({}, engine=EngineCapabilities(logprob_semantics="raw")) == []
 
 
+def test_a_cut_distribution_is_one_of_tokens():
+    latents = EngineCapabilities(payload_kinds=frozenset({"latents"}))
+    found = check(rollout(sampling={"top_p": 0.9}), engine=latents)
+    assert not any("vocabulary" in problem for problem in found)
+
+
 def test_a_supervised_run_needs_neither_engine_nor_rewards():
     supervised = AlgorithmCapabilities(source="demonstrations")
     changes = {"reward": [], "rollout": {"group_size": 1, "sampling": {"top_p": 0.5, "max_units": 4096}}}

@@ -40,11 +40,19 @@ def test_gpus_that_hold_a_process(gib, said):
 
 
 def test_the_largest_process_decides():
-    ranks = [rank(3, "place 0"), rank(90, "places 1-2", is_whole=False), rank(70, "place 3")]
-    assert verdict(ranks, "cuda").startswith(
-        "at most 90.0 GiB a process (places 1-2) without activations: a GPU of 141"
+    ranks = [rank(3, "place 0"), rank(90, "places 1-2"), rank(70, "place 3")]
+    assert verdict(ranks, "cuda").startswith("at most 90.0 GiB a process (places 1-2): a GPU of 141")
+    assert verdict(ranks, "cpu") == "at most 90.0 GiB a process (places 1-2)"
+
+
+def test_no_gpu_is_said_to_hold_what_is_not_known():
+    ranks = [rank(3, "place 0", is_whole=False), rank(90, "places 1-2")]
+    counted = "90.0 GiB a process (places 1-2) of what is counted (parameters); activations on top"
+    assert verdict(ranks, "cuda") == f"{counted}, so which GPU holds it is not known"
+    assert verdict(ranks, "cpu") == counted
+    assert "126.0 GiB a process of what is counted (parameters); towers on top: no GPU of 80 GB" in verdict(
+        [rank(126, is_whole=False)], "cuda", "towers"
     )
-    assert verdict(ranks, "cpu") == "at most 90.0 GiB a process (places 1-2) without activations"
 
 
 @pytest.fixture(scope="module")
@@ -117,3 +125,16 @@ def test_what_is_whole_and_what_is_measured_has_a_row(plan, tmp_path):
     assert any("8 held-out prompts (rewards, and their demonstrations' loss), " in line for line in lines)
     assert any("held-out demonstrations (their loss), " in line for line in printed(plan, 200))
     assert not any("whole on each of tp" in line for line in printed(plan, 200))
+
+
+@pytest.mark.parametrize(("name", "makes_rollouts"), [("wan-tiny-sft", False), ("wan-tiny-grpo-fast", True)])
+def test_a_world_model_has_no_rows_of_language_models(tmp_path, name, makes_rollouts):
+    path = RECIPES / f"wfm/{name}.toml"
+    lines = [" ".join(line.split()) for line in printed(make_plan(load_recipe(path), path, tmp_path), 400)]
+    (model,) = [line for line in lines if line.startswith("model ")]
+    assert model.endswith(" M parameters, 2 layers x 24")
+    assert any(line.startswith("engine ") for line in lines) is makes_rollouts
+    verdicts = [line for line in lines if line.startswith(("policy memory", "rollout memory"))]
+    assert len(verdicts) == 1 + makes_rollouts
+    for said in verdicts:
+        assert said.endswith("; activations, text encoder and autoencoder on top, so which GPU holds it is not known")

@@ -66,7 +66,7 @@ def test_what_replicas_loaded_from_one_another_is_counted(job, follower):
 def test_planes_are_the_mean_over_replicas(summary):
     rollout = summary["planes"]["rollout"]
     assert rollout["generation"] == 3.0
-    assert rollout["scoring (beside generation)"] == 2.0
+    assert rollout["scoring (summed over concurrent requests)"] == 2.0
     assert rollout["weight load"] == 0.25
     assert rollout["waiting for prompts"] >= 0.0
 

@@ -1,0 +1,63 @@
+"""`cosmos generate` of a world model: what it makes becomes files, and it says which."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from cosmos_core.config.schema import EngineConfig, ModelConfig, RolloutConfig
+from cosmos_core.errors import ConfigError
+from cosmos_core.run.artifacts import generate
+
+
+def complete(folder, output, *, num_samples=1, temperature=0.0):
+    return generate.complete_prompts(
+        folder,
+        ["red", "blue"],
+        plugin=None,
+        max_units=2,
+        temperature=temperature,
+        num_samples=num_samples,
+        seed=0,
+        output=output,
+    )
+
+
+@pytest.fixture
+def exported(make, tmp_path, monkeypatch):
+    """An export of a run of demonstrations, whose engine is the one that recipes have if they name none."""
+    options = {"num_frames": 5, "height": 16, "width": 16, "text": "table", "text_length": 2}
+    model = make(**options)
+    folder = tmp_path / "export"
+    model.export(model.build(seed=0, dtype=torch.float32, device=torch.device("cpu")), folder)
+    recipe = SimpleNamespace(model=ModelConfig(plugin="wan", options=options), rollout=RolloutConfig())
+    monkeypatch.setattr(generate, "run_of", lambda _: SimpleNamespace(recipe=recipe, uses_rollouts=False))
+    return folder
+
+
+def test_videos_are_written_and_named(exported, tmp_path):
+    found = complete(exported, tmp_path / "videos", num_samples=2, temperature=1.0)
+    assert [len(each) for each in found] == [2, 2]
+    written = {path.read_bytes() for path in (tmp_path / "videos").iterdir()}
+    assert {str(path) for path in (tmp_path / "videos").iterdir()} == {name for each in found for name in each}
+    assert len(written) == 4
+
+
+def test_samples_without_noise_in_their_steps_are_refused(exported, tmp_path):
+    with pytest.raises(ConfigError, match=r"--samples: 2 .* set --temperature 1, or another --seed"):
+        complete(exported, tmp_path, num_samples=2)
+
+
+def test_a_place_that_cannot_be_written_to_is_named(exported, tmp_path):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(ConfigError, match=r"--output: .*taken.* cannot be written"):
+        complete(exported, tmp_path / "taken")
+
+
+def test_the_runs_own_engine_denoises_where_it_can():
+    def job(plugin):
+        rollout = RolloutConfig(engine=EngineConfig(plugin=plugin, options={"shift": 1.0}))
+        return SimpleNamespace(recipe=SimpleNamespace(rollout=rollout))
+
+    assert generate._denoiser(job("diffusion")).options == {"shift": 1.0}
+    assert generate._denoiser(job("embedded")) == generate._denoiser(None) == EngineConfig(plugin="diffusion")
