@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 
 import attrs
 import numpy as np
@@ -75,6 +76,21 @@ def test_it_generates_what_the_module_does_over_an_update_with_one_graph(kit, ma
             own = kit.plain_logprobs(module, prompt, kit.completion(one))
             np.testing.assert_allclose(kit.logprobs(one), own, atol=2e-5, rtol=0)
     assert num_graphs() == before + 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="kernels are compiled with g++, which this machine lacks")
+def test_with_kernels_of_the_machine_it_generates_what_the_module_does(kit, make, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model = kit.FakeModel(stop_ids=frozenset())
+    engine, module = make(model, compile=True, max_in_flight=4), kit.reference()
+    prompts = kit.ragged(3)
+    handles = engine.submit([kit.request(f"{i}", p, seed=i, max_units=6) for i, p in enumerate(prompts)])
+    for prompt, handle in zip(prompts, handles, strict=True):
+        (generated,) = handle.result(120)
+        own = kit.plain_logprobs(module, prompt, kit.completion(generated))
+        np.testing.assert_allclose(kit.logprobs(generated), own, atol=2e-5, rtol=0)
 
 
 @needs_kernels
