@@ -24,6 +24,7 @@ class TestEmbeddedInSmallSteps(EngineConformance):
         return {"prefill_units": 7, "cache_step": 8}
 
 
+@pytest.mark.sweep
 class TestEmbeddedCompiled(EngineConformance):
     """Its forward is one graph, traced and run without being made into kernels, which takes a C++ compiler long."""
 
