@@ -6,6 +6,7 @@ the rest. Nothing here imports more than the standard library and attrs.
 
 from cosmos_core.data.dataset import RowsDataset, Sources
 from cosmos_core.data.jsonlines import JsonLinesFile
+from cosmos_core.data.lines import line_at, lines_of
 from cosmos_core.data.mapping import FieldMapping, RowMapping
 from cosmos_core.data.media import locations
 from cosmos_core.data.options import FieldOptions, RowsOptions
@@ -28,6 +29,8 @@ __all__ = [
     "expand",
     "field",
     "find_files",
+    "line_at",
+    "lines_of",
     "locations",
     "text_field",
 ]

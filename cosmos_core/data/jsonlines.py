@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from cosmos_core.data.lines import BYTE_ORDER_MARK, line_at, lines_of
 from cosmos_core.data.source import RawRow
 from cosmos_core.errors import DataError
-
-BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class JsonLinesFile:
@@ -35,7 +34,7 @@ class JsonLinesFile:
         Raises:
             DataError: The file cannot be read.
         """
-        for offset, number, line in self._lines():
+        for offset, number, line in lines_of(self._path):
             row, problem = _parse(line)
             yield RawRow(locator=offset, line=number, row=row, problem=problem)
 
@@ -45,7 +44,7 @@ class JsonLinesFile:
         Raises:
             DataError: The file cannot be read.
         """
-        return (offset for offset, _, _ in self._lines())
+        return (offset for offset, _, _ in lines_of(self._path))
 
     def read(self, locator: int) -> Any:
         """The row whose line begins at byte `locator`.
@@ -53,27 +52,10 @@ class JsonLinesFile:
         Raises:
             DataError: The line is no JSON, so bad or changed since it was scanned; or the file cannot be read.
         """
-        try:
-            with self._path.open("rb") as file:
-                file.seek(locator)
-                row, problem = _parse(file.readline())
-        except OSError as error:
-            raise DataError(f"{self._path}: cannot be read: {error.strerror}") from error
+        row, problem = _parse(line_at(self._path, locator))
         if problem:
             raise DataError(f"{self._path}: byte {locator}: {problem}")
         return row
-
-    def _lines(self) -> Iterator[tuple[int, int, bytes]]:
-        """(byte offset, number from 1, line) of every line that is not blank."""
-        offset = 0
-        try:
-            with self._path.open("rb") as file:
-                for number, line in enumerate(file, 1):
-                    if line.removeprefix(BYTE_ORDER_MARK).strip():
-                        yield offset, number, line
-                    offset += len(line)
-        except OSError as error:
-            raise DataError(f"{self._path}: cannot be read: {error.strerror}") from error
 
 
 def _parse(line: bytes) -> tuple[Any, str]:

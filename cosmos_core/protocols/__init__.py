@@ -88,7 +88,7 @@ from cosmos_core.protocols.model import (
 )
 from cosmos_core.protocols.provider import NoOptions, Provider
 from cosmos_core.protocols.quantization import FORMATS, Format, Quantization
-from cosmos_core.protocols.relative import clipped_surrogate, relative_rewards
+from cosmos_core.protocols.relative import clipped_surrogate, refuse_nonfinite, relative_rewards
 from cosmos_core.protocols.reward import (
     Completion,
     Loading,
@@ -216,5 +216,6 @@ __all__ = [
     "hookspec",
     "is_core_metric",
     "is_held_out",
+    "refuse_nonfinite",
     "relative_rewards",
 ]

@@ -18,6 +18,12 @@ _LOG_RATIO_LIMIT: Final = 20.0
 """e^20 is far outside of every clip range and still finite in float32."""
 
 
+def refuse_nonfinite(group: Group) -> str | None:
+    """Why a group with a reward that is no finite number is dropped (see `Algorithm.admit`); None to train on it."""
+    known = [sample.reward for sample in group.samples if sample.is_scored and sample.reward is not None]
+    return None if all(map(math.isfinite, known)) else "reward not finite"
+
+
 def relative_rewards(groups: Sequence[Group], *, eps: float, spread: Spread = "group") -> list[list[float | None]]:
     """(R - mean of the group) / (std + eps) of each sample; None for an unscored one, which no statistic counts.
 

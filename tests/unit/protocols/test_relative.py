@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from cosmos_core.protocols import Decisions, clipped_surrogate, relative_rewards
+from cosmos_core.protocols import Decisions, clipped_surrogate, refuse_nonfinite, relative_rewards
 from cosmos_core.types import Group, Sample, SampleStatus
 
 
@@ -82,3 +82,9 @@ def test_the_surrogate_is_bounded_on_the_side_of_its_gain():
     assert logprobs_N.grad.tolist() == pytest.approx([0.0, 2.6, -1.4, 0.0, 0.0, 0.0])
     assert priced.metrics["clip_fraction"].tolist() == [1.0, 0.0, 0.0, 1.0, 1.0, 0.0]
     assert not priced.metrics["ratio"].requires_grad
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+def test_a_group_with_a_reward_that_is_no_number_is_dropped_with_a_reason(reward):
+    assert refuse_nonfinite(group(1.0, reward)) == "reward not finite"
+    assert refuse_nonfinite(group(1.0, None, -2.0)) is None

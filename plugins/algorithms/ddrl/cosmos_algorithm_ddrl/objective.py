@@ -16,6 +16,7 @@ from cosmos_core.protocols import (
     Loss,
     OldLogprobs,
     clipped_surrogate,
+    refuse_nonfinite,
     relative_rewards,
 )
 from cosmos_core.types import Group
@@ -78,8 +79,7 @@ class Ddrl:
 
     def admit(self, group: Group) -> str | None:
         """Drop a group with a reward that is no finite number."""
-        known = [sample.reward for sample in group.samples if sample.is_scored and sample.reward is not None]
-        return None if all(map(math.isfinite, known)) else "reward not finite"
+        return refuse_nonfinite(group)
 
     def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
         """Rewards relative to their prompt's, transformed, within the limit."""

@@ -7,7 +7,6 @@ Shape legend: N decisions of a micro-batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -21,6 +20,7 @@ from cosmos_core.protocols import (
     FrozenRole,
     Loss,
     OldLogprobs,
+    refuse_nonfinite,
     relative_rewards,
 )
 from cosmos_core.types import Group
@@ -87,8 +87,7 @@ class DiffusionNft:
 
     def admit(self, group: Group) -> str | None:
         """Drop a group with a reward that is no finite number."""
-        known = [sample.reward for sample in group.samples if sample.is_scored and sample.reward is not None]
-        return None if all(map(math.isfinite, known)) else "reward not finite"
+        return refuse_nonfinite(group)
 
     def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
         """Rewards relative to their prompt's, within the limit."""

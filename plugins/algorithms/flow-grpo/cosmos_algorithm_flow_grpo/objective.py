@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -17,6 +16,7 @@ from cosmos_core.protocols import (
     Loss,
     OldLogprobs,
     clipped_surrogate,
+    refuse_nonfinite,
     relative_rewards,
 )
 from cosmos_core.types import Group
@@ -86,8 +86,7 @@ class FlowGrpo:
 
     def admit(self, group: Group) -> str | None:
         """Drop a group with a reward that is no finite number."""
-        known = [sample.reward for sample in group.samples if sample.is_scored and sample.reward is not None]
-        return None if all(map(math.isfinite, known)) else "reward not finite"
+        return refuse_nonfinite(group)
 
     def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
         """Rewards relative to their prompt's, within the limit."""

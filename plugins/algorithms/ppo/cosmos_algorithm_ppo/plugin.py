@@ -29,6 +29,7 @@ from cosmos_core.protocols import (
     Provider,
     Taken,
     hookimpl,
+    refuse_nonfinite,
 )
 from cosmos_core.types import Group
 
@@ -116,8 +117,7 @@ class Ppo:
 
     def admit(self, group: Group) -> str | None:
         """Drop a group with a reward that is no finite number."""
-        known = [sample.reward for sample in group.samples if sample.reward is not None]
-        return None if all(map(math.isfinite, known)) else "reward not finite"
+        return refuse_nonfinite(group)
 
     def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
         """The rewards: what they are worth is `estimate`'s to say."""

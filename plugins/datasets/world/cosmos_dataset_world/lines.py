@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from cosmos_core.data import RawRow
+from cosmos_core.data import RawRow, line_at, lines_of
 from cosmos_core.errors import DataError
 
 
@@ -38,7 +38,7 @@ class TextLines:
         Raises:
             DataError: The file cannot be read.
         """
-        for offset, number, line in self._lines():
+        for offset, number, line in lines_of(self._path):
             try:
                 yield RawRow(locator=offset, line=number, row=self._row(line))
             except UnicodeDecodeError as error:
@@ -50,7 +50,7 @@ class TextLines:
         Raises:
             DataError: The file cannot be read.
         """
-        return (offset for offset, _, _ in self._lines())
+        return (offset for offset, _, _ in lines_of(self._path))
 
     def read(self, locator: int) -> dict[str, str]:
         """The line that begins at byte `locator`.
@@ -59,25 +59,9 @@ class TextLines:
             DataError: It is no UTF-8, or the file cannot be read.
         """
         try:
-            with self._path.open("rb") as file:
-                file.seek(locator)
-                return self._row(file.readline())
+            return self._row(line_at(self._path, locator))
         except UnicodeDecodeError as error:
             raise DataError(f"{self._path}: byte {locator}: no UTF-8 at byte {error.start} of the line") from error
-        except OSError as error:
-            raise DataError(f"{self._path}: cannot be read: {error.strerror}") from error
 
     def _row(self, line: bytes) -> dict[str, str]:
         return {self._field: line.decode("utf-8-sig").strip()}
-
-    def _lines(self) -> Iterator[tuple[int, int, bytes]]:
-        """(byte offset, number from 1, line) of every line that is not blank."""
-        offset = 0
-        try:
-            with self._path.open("rb") as file:
-                for number, line in enumerate(file, 1):
-                    if line.removeprefix(b"\xef\xbb\xbf").strip():
-                        yield offset, number, line
-                    offset += len(line)
-        except OSError as error:
-            raise DataError(f"{self._path}: cannot be read: {error.strerror}") from error
