@@ -46,7 +46,7 @@ def file_system(url: str) -> tuple[Any, str]:
     overrule the 8).
 
     Raises:
-        StorageError: Half of the credentials are set.
+        StorageError: Half of the credentials are set, or `AWS_MAX_ATTEMPTS` is no number of 1 or more.
         ImportError: The URL needs a library that is not installed.
         ValueError: There is no such kind of URL.
     """
@@ -60,7 +60,7 @@ def storage_options(url: str) -> dict[str, Any]:
     """What fsspec needs to know besides a URL; nothing for all but S3. Has secrets in it: keep it nowhere.
 
     Raises:
-        StorageError: Half of the credentials are set.
+        StorageError: As for `file_system`.
     """
     return _s3_options(os.environ) if url.startswith(_S3) else {}
 
@@ -129,6 +129,15 @@ def _s3_options(environment: Mapping[str, str]) -> dict[str, Any]:
         options["endpoint_url"] = endpoint
     if region := environment.get(REGION):
         options["client_kwargs"] = {"region_name": region}
-    if not environment.get("AWS_MAX_ATTEMPTS") and not environment.get("AWS_RETRY_MODE"):
-        options["config_kwargs"] = {"retries": {"mode": _RETRIES, "total_max_attempts": _ATTEMPTS}}
+    # Said here and not left to botocore: fsspec keeps what it opened by its options, and would keep these with it.
+    options["config_kwargs"] = {
+        "retries": {"mode": environment.get("AWS_RETRY_MODE") or _RETRIES, "total_max_attempts": _attempts(environment)}
+    }
     return options
+
+
+def _attempts(environment: Mapping[str, str]) -> int:
+    said = environment.get("AWS_MAX_ATTEMPTS") or str(_ATTEMPTS)
+    if not said.isdecimal() or int(said) == 0:
+        raise StorageError(f"S3: AWS_MAX_ATTEMPTS is {said!r}; set a whole number of 1 or more, or unset it")
+    return int(said)

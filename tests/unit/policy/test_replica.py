@@ -346,7 +346,7 @@ def test_a_transfer_that_breaks_off_leaves_no_state_to_train_on(kit, model, tmp_
         rank, size = 0, 2
 
         def exchange(self, data):
-            return [data, json.dumps([7, 0, 0]).encode()]
+            return [data, json.dumps([7, 0, 0, 0]).encode()]
 
         def copy(self, tensors, source):
             raise GradientGroupError("the source is gone")

@@ -35,7 +35,16 @@ def test_they_are_read_each_time(monkeypatch):
     give(monkeypatch, SECRET_ACCESS_KEY="b")
     assert storage_options("s3://b")["secret"] == "b"
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    assert "config_kwargs" not in storage_options("s3://b")
+    monkeypatch.setenv("AWS_RETRY_MODE", "standard")
+    retries = storage_options("s3://b")["config_kwargs"]["retries"]
+    assert retries == {"mode": "standard", "total_max_attempts": 1}, "said, or what was opened with others is taken"
+
+
+@pytest.mark.parametrize("said", ["0", "many", "-1", "2.5"])
+def test_attempts_that_are_no_number_are_refused(monkeypatch, said):
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", said)
+    with pytest.raises(StorageError, match=f"AWS_MAX_ATTEMPTS is '{said}'; set a whole number of 1 or more"):
+        storage_options("s3://bucket/here")
 
 
 @pytest.mark.parametrize(("there", "lacking"), [NAMES[:2], NAMES[1::-1]])

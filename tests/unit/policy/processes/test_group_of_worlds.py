@@ -144,7 +144,8 @@ class FakeTrainer:
     """This process's part of a state: as many tensors as its rank has."""
 
     def __init__(self, replica, rank):
-        self.step, self.nonfinite_steps, self.stage = 5 * replica, replica, SimpleNamespace(index=replica)
+        self.step, self.stage = 5 * replica, SimpleNamespace(index=replica)
+        self.nonfinite_steps, self.unimitated_steps = replica, 2 * replica
         self.tensors = {f"{rank}.{index}": torch.full((2,), 10.0 * rank + replica) for index in range(1 + rank)}
 
     def state(self):
@@ -156,10 +157,11 @@ def test_each_process_takes_the_state_of_its_rank():
         trainer = FakeTrainer(replica, rank)
         begun = []
         transfer_state(trainer, group, 1, begun.append)
-        return trainer.step, trainer.nonfinite_steps, begun, [each.tolist() for each in trainer.tensors.values()]
+        counts = trainer.step, trainer.nonfinite_steps, trainer.unimitated_steps
+        return counts, begun, [each.tolist() for each in trainer.tensors.values()]
 
-    for (replica, rank), (step, nonfinite_steps, begun, tensors) in replicas(work).items():
-        assert (step, nonfinite_steps, begun) == (5, 1, [] if replica else [1])
+    for (replica, rank), (counts, begun, tensors) in replicas(work).items():
+        assert (counts, begun) == ((5, 1, 2), [] if replica else [1])
         assert tensors == [[10.0 * rank + 1.0] * 2] * (1 + rank)
 
 
