@@ -2,13 +2,15 @@
 
 The demo's recipe at a forced staleness: weights reach the rollout replicas every `--staleness` steps (`sync.interval`),
 and samples may be as old when they are trained on (`sync.max_staleness`). The last row is in lockstep, for comparison.
-Each run is a whole one, warm-up included; `main s` is of the steps of the algorithm alone.
+Each run is a whole one, warm-up included; `main s` is of the steps of the algorithm alone, and `CPU s` of all processes
+from start to end, which another load on the machine changes least.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import statistics
 import subprocess
 import sys
@@ -36,12 +38,13 @@ VARIANTS: Final[Mapping[str, tuple[str, Sequence[str]]]] = {
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """One run: what corrected it, its mode, its seed, and its summary."""
+    """One run: what corrected it, its mode, its seed, its summary, and the CPU seconds of its processes."""
 
     variant: str
     mode: str
     seed: int
     summary: Mapping[str, Any]
+    cpu_s: float
 
     @property
     def after(self) -> float:
@@ -61,6 +64,7 @@ def run(folder: Path, variant: str, mode: Sequence[str], seed: int, settings: Se
     name = f"{variant}-{kind}-{seed}".lower().translate(str.maketrans(" ", "-", "()"))
     chosen = [*pace, *options, f"run.seed={seed}", f"run.output_dir={json.dumps(str(folder))}", *settings]
     overrides = [argument for setting in ("tracking.hooks=[]", *chosen) for argument in ("--set", setting)]
+    before = children_cpu_s()
     done = subprocess.run(
         [
             sys.executable,
@@ -81,7 +85,13 @@ def run(folder: Path, variant: str, mode: Sequence[str], seed: int, settings: Se
     if done.returncode:
         sys.exit(f"{name} failed:\n{done.stdout}{done.stderr}")
     summary = json.loads((folder / name / "summary.json").read_text())
-    return Outcome(variant=variant, mode=kind, seed=seed, summary=summary)
+    return Outcome(variant=variant, mode=kind, seed=seed, summary=summary, cpu_s=children_cpu_s() - before)
+
+
+def children_cpu_s() -> float:
+    """CPU seconds of all processes that were started from here and have ended, theirs included."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -102,16 +112,18 @@ def main() -> None:
                 began = time.perf_counter()
                 outcomes.append(run(Path(folder), variant, mode, seed, options.settings))
                 seconds = time.perf_counter() - began
-                print(f"{variant}, {mode[0]}, seed {seed}: {outcomes[-1].after:.3f}, {seconds:.0f} s", file=sys.stderr)
+                said = f"{outcomes[-1].after:.3f}, {seconds:.0f} s, {outcomes[-1].cpu_s:.0f} CPU s"
+                print(f"{variant}, {mode[0]}, seed {seed}: {said}", file=sys.stderr)
     show(outcomes)
 
 
 def show(outcomes: Sequence[Outcome]) -> None:
     """Print a Markdown row for each variant."""
     print(
-        "| correction | pace | held-out accuracy after | worst seed | staleness, mean (max) | main s | policy tok/s |"
+        "| correction | pace | held-out accuracy after | worst seed | staleness, mean (max) "
+        "| main s | policy tok/s | CPU s |"
     )
-    print("|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|")
     for variant, mode in dict.fromkeys((each.variant, each.mode) for each in outcomes):
         mine = [each for each in outcomes if (each.variant, each.mode) == (variant, mode)]
         after = [each.after for each in mine]
@@ -126,6 +138,7 @@ def show(outcomes: Sequence[Outcome]) -> None:
             f"{statistics.mean(each['mean'] for each in lag):.2f} ({max(each['max'] for each in lag)})",
             f"{statistics.mean(each.main_s for each in mine):.1f}",
             f"{statistics.mean(rates):,.0f}",
+            f"{statistics.mean(each.cpu_s for each in mine):.0f}",
         )
         print("| " + " | ".join(cells) + " |")
 
