@@ -9,7 +9,10 @@ from start to end, which another load on the machine changes least.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -88,8 +91,18 @@ def run(folder: Path, variant: str, mode: Sequence[str], seed: int, settings: Se
     return Outcome(variant=variant, mode=kind, seed=seed, summary=summary, cpu_s=children_cpu_s() - before)
 
 
+def adopt_orphans() -> None:
+    """Make processes whose parents end children of this one, so that their CPU seconds are known (Linux)."""
+    set_child_subreaper = 36
+    if ctypes.CDLL(None, use_errno=True).prctl(set_child_subreaper, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
 def children_cpu_s() -> float:
-    """CPU seconds of all processes that were started from here and have ended, theirs included."""
+    """CPU seconds of all processes that were started from here, theirs included; waits until they have ended."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -106,6 +119,7 @@ def main() -> None:
     planned = [(variant, stale) for variant in options.variants.split(",")]
     planned += [("no correction", ("lockstep", "sync.mode=sync"))]
     outcomes = []
+    adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="cosmos-offpolicy-") as folder:
         for seed in range(options.seeds):
             for variant, mode in planned:
