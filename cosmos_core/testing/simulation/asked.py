@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import Final
 
 from cosmos_core.controller.machine.records import SettingChange
 from cosmos_core.controller.machine.settings import Settings
 from cosmos_core.transport.requests import Set
 from cosmos_core.types import Scalar
+
+_PACE: Final = ("sync.interval", "sync.max_staleness")
 
 
 class Asked:
@@ -39,6 +42,15 @@ class Asked:
         """Only the account of a step is left: it may have been written before the last changes at the next step."""
         kept = [change for change in self._changes if change[0] <= step]
         self._changes = [*kept, *((each.step, each.key, each.after) for each in known if each.step > step)]
+
+    def paced(self, settings: Settings, step: int) -> int:
+        """The newest step, up to this one, from which on weights are published at another pace; 0: none."""
+        found, values = 0, {key.key: key.value for key in settings.dynamic}
+        for first, key, value in self._changes:
+            if first <= step and values[key] != value:
+                values[key] = value
+                found = first if key in _PACE else found
+        return found
 
     def values(self, settings: Settings, step: int) -> dict[str, Scalar]:
         """Of dynamic keys at a step, those that are not as in the recipe: the newest change counts."""

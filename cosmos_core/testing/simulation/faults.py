@@ -41,6 +41,9 @@ class Faults:
             one. One that was stopped is resumed half of the time where this is not 0.
         gone: Chance that a replica that was killed never comes back, where another one of its role is there.
         journal_loss: Chance that the journal is lost with that, so that the run is recovered from an account.
+        stuck: Rate of policy replicas that wait in a collective that never ends, until another group is formed.
+        sets: Rate of changes of dynamic keys, beside those of `people`; of the bound on staleness where finished
+            prompts are about to break the new one.
         until_s: When all of this ends; the run must end after it.
     """
 
@@ -66,6 +69,8 @@ class Faults:
     gone: float = 0.0
     outage: float = 0.0
     journal_loss: float = 0.0
+    stuck: float = 0.0
+    sets: float = 0.0
     until_s: float = 20.0
 
     @classmethod
@@ -125,4 +130,6 @@ _CHOICES: Final[dict[str, tuple[float, ...]]] = {
     "journal_loss": (0.0, 0.5, 0.8),
     "until_s": (15.0, 30.0),
     "gone": (0.0, 0.0, 0.3),
+    "stuck": (0.0, 0.0, 0.15),
+    "sets": (0.0, 0.0, 1.0),
 }

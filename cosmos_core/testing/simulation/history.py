@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from cosmos_core.controller.machine.records import StepRecord
 from cosmos_core.controller.machine.state import RunningStep, State
 from cosmos_core.testing.replicas import INITIAL_DIGEST, FakePolicy, trained
 from cosmos_core.testing.simulation.promises import Promises
+from cosmos_core.transport.directives import TrainOrder
 from cosmos_core.types import Scalar
 
 
@@ -135,6 +137,7 @@ class History:
             yield "batch", f"{record} is the record {len(state.steps)} of a batch of {len(positions)}"
         if len(order.groups) != state.settings.stages[order.stage].prompts_per_step:
             yield "batch", f"step {order.step} was trained on {len(order.groups)} prompts"
+        yield from _counted(state, order, record, positions)
         if record.settings != order.settings:
             yield "settings", f"step {order.step} was trained with {order.settings}, on record is {record.settings}"
         self.weights[order.step] = trained(self.weights[step], order)
@@ -162,6 +165,19 @@ def _taken_back(state: State, step: int) -> Iterable[tuple[str, str]]:
     for replica in state.replicas.values():
         if replica.role == "policy" and replica.step > state.step:
             yield "weights", f"{replica.name} holds weights of step {replica.step}, and the run is back at {state.step}"
+
+
+def _counted(state: State, order: TrainOrder, record: StepRecord, positions: set[int]) -> Iterable[tuple[str, str]]:
+    """What is wrong with the samples of a batch on record, and with those of all steps of its stage."""
+    if not state.settings.stages[order.stage].uses_rollouts:
+        return
+    samples = [sample for group in order.groups if group.position in positions for sample in group.samples]
+    scored = sum(sample.reward is not None for sample in samples)
+    if record.num_samples != scored:
+        yield "batch", f"step {order.step} was trained on {scored} scored samples, on record are {record.num_samples}"
+    consumed = sum(each.num_samples for each in state.steps if each.stage == order.stage)
+    if (counted := state.ledgers[order.stage].samples.consumed) != consumed:
+        yield "batch", f"{consumed} samples were trained on in stage {order.stage}, counted are {counted}"
 
 
 def _claimed(state: State) -> Iterable[tuple[str, str]]:

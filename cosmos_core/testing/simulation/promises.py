@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from cosmos_core.controller.machine.records import EvaluationRecord
+from cosmos_core.controller.machine.settings import Settings
 from cosmos_core.controller.machine.state import Generation, Replica, State
 from cosmos_core.testing.simulation.asked import Asked
 from cosmos_core.transport.directives import GroupRef, Lease
@@ -52,6 +53,7 @@ class Promises:
         yield from self._grants(state)
         yield from self._evaluations(state)
         yield from self._leaves(state)
+        yield from _present(state)
         self._running = state.running.order.step if state.running is not None else 0
         if state.outcome != self._outcome:
             self._outcome = state.outcome
@@ -75,6 +77,10 @@ class Promises:
             yield "batch", f"step {order.step} was ordered of a generation that has not formed"
         if again := self._gone.intersection(group.lease for group in order.groups):
             yield "batch", f"step {order.step} is tried with payloads that are gone: leases {sorted(again)}"
+        if order.publish != (due := _is_published(state.settings, order.step, self.asked)):
+            yield "versions", f"step {order.step} is ordered with publish {order.publish}, due is {due}"
+        if any(sample.text or sample.detail for group in order.groups for sample in group.samples):
+            yield "batch", f"the order of step {order.step} carries texts"
         stage = state.settings.stages[order.stage]
         if stage.uses_rollouts and (few := [g.position for g in order.groups if _scored(g) < stage.min_group_size]):
             yield "batch", f"step {order.step} has prompts with too few scored samples: {few}"
@@ -164,6 +170,26 @@ def _draining(state: State, name: str) -> Iterator[tuple[str, str]]:
         yield "request", f"{name} was asked to leave, and stays"
     if all(each.role != role or each.name in state.draining for each in state.replicas.values()):
         yield "request", f"{name} was asked to leave, and no other {role} replica stays"
+
+
+def _is_published(settings: Settings, step: int, asked: Asked) -> bool:
+    """Whether the weights of a step are: those that are evaluated, the last ones, and others at the pace set last."""
+    if not settings.num_rollouts:
+        return False
+    if settings.evaluates(step) or step == settings.last_step:
+        return True
+    since = step - max(settings.main.first_version, asked.paced(settings, step) - 1)
+    return settings.main.uses_rollouts and since >= 0 and since % settings.sync_interval == 0
+
+
+def _present(state: State) -> Iterator[tuple[str, str]]:
+    """What is said of who is in the run: none of them has left, and who maps the policy's copies is on its hosts."""
+    if present := state.departed & state.replicas.keys():
+        yield "drain", f"{sorted(present)} are in the run, and are said to have left"
+    hosts = {each.host for each in state.replicas.values() if each.role == "policy"}
+    wanted = hosts if state.settings.shares_memory else set()
+    if state.settings.fan_out and state.mapped != wanted:
+        yield "told", f"policy replicas are on {sorted(hosts)}, rollout replicas map copies on {sorted(state.mapped)}"
 
 
 def _grant(state: State, replica: Replica, lease: Lease, live: int) -> Iterator[tuple[str, str]]:

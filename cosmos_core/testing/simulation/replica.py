@@ -93,6 +93,8 @@ class Replica:
         self._identity: Final = f"{hello.name}|{hello.incarnation}".encode()
         self._inbox: list[bytes] = []
         self.is_hung = False
+        self._stuck_in = 0
+        """The generation in which it waits for the others for ever; 0: none."""
         self._is_threatened = rng.random() < faults.wreck
         self._laziness: Final = _SLOW_LAZINESS if rng.random() < faults.slow else _LAZINESS[hello.role]
         self._term = 0
@@ -151,7 +153,25 @@ class Replica:
         self._trace.note(self._agenda.now, self.name, "hangs")
         self.is_hung = True
 
+    def get_stuck(self) -> None:
+        """It waits in a collective of its gradient group, which never ends, until another group is formed."""
+        if number := self._generation():
+            self._trace.note(self._agenda.now, self.name, f"is stuck in generation {number}")
+            self._stuck_in = number
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it waits for others that never come."""
+        return self._stuck_in > 0 and self._stuck_in == self._generation()
+
+    def _generation(self) -> int:
+        directive = self._session.directive
+        order = directive.policy.generation if directive is not None and directive.policy is not None else None
+        return 0 if order is None else order.generation
+
     def _pulse(self) -> Pulse:
+        if self.is_stuck and not self.is_hung:
+            return Pulse(progress=0, doing="waiting for the others of its group", waits=True)
         return Pulse(progress=0, doing="something that never ends" if self.is_hung else "", waits=False)
 
     def hear(self, data: bytes) -> None:
@@ -169,7 +189,7 @@ class Replica:
         for data in inbox:
             self._receive(DOWN.decode(data))
         if not self.refusal:
-            if not self.is_hung:
+            if not self.is_hung and not self.is_stuck:
                 self._work()
             self._speak()
         if self.is_up:

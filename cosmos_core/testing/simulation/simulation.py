@@ -10,19 +10,19 @@ import attrs
 
 from cosmos_core.controller.machine.events import EVENTS, Reported, RunOpened
 from cosmos_core.controller.machine.state import State
-from cosmos_core.testing.replicas import FakePolicy, FakeRollout, World
+from cosmos_core.testing.replicas import World
 from cosmos_core.testing.simulation.agenda import Agenda
 from cosmos_core.testing.simulation.controller import Controller
 from cosmos_core.testing.simulation.disk import Disk
 from cosmos_core.testing.simulation.faults import Faults
 from cosmos_core.testing.simulation.network import Network
 from cosmos_core.testing.simulation.people import Person
+from cosmos_core.testing.simulation.processes import Processes
 from cosmos_core.testing.simulation.replica import Replica
 from cosmos_core.testing.simulation.scenario import Scenario
 from cosmos_core.testing.simulation.trace import Trace
 from cosmos_core.testing.simulation.verdict import check_outcome, standing
 from cosmos_core.testing.simulation.witness import LAUNCHER, Violation, Witness
-from cosmos_core.transport.messages import WIRE_VERSION, Hello
 from cosmos_core.transport.reports import Report
 from cosmos_core.transport.requests import Drain, Lost, Request, Set, Stop
 from cosmos_core.transport.wire import REPORT
@@ -69,8 +69,6 @@ class Simulation:
         settings = self.scenario.settings
         self._seed: Final = seed
         self._rng: Final = self._stream("faults")
-        self._count = 0
-        self._begun_at = 0
         self.agenda: Final = Agenda()
         self.trace: Final = Trace(kept)
         self.people: Final[list[Person]] = []
@@ -90,10 +88,20 @@ class Simulation:
             witness=self.witness,
             trace=self.trace,
             say=self._say_down,
-            policies=self._policies,
+            policies=lambda: self._processes.policies(self.state),
         )
-        self.replicas: Final[dict[str, Replica]] = {}
-        self._start_all()
+        self._processes: Final = Processes(
+            self.scenario,
+            self.faults,
+            agenda=self.agenda,
+            world=self.world,
+            witness=self.witness,
+            trace=self.trace,
+            stream=self._stream,
+            say=self._say_up,
+        )
+        self.replicas: Final = self._processes.replicas
+        self._processes.start_all()
         self.agenda.after(_STEP_S, self._misfortune)
 
     @property
@@ -158,18 +166,9 @@ class Simulation:
         """Faults cease: who stands still goes on, links carry, there is room on the disk."""
         self.faults = attrs.evolve(self._planned, **dict.fromkeys(_CALMED, 0.0))
         self.network.faults = self.disk.faults = self.controller.faults = self.faults
-        for replica in self.replicas.values():
-            replica.faults = self.faults
+        self._processes.calm(self.faults)
         self.network.mend()
         self.disk.is_full = False
-        for replica in self.replicas.values():
-            replica.frozen_until = 0.0
-
-    def _start_all(self) -> None:
-        settings = self.scenario.settings
-        names = [f"p{index}" for index in range(settings.num_policies)]
-        names += [f"r{index}" for index in range(settings.num_rollouts)]
-        self.replicas.update({name: self._start(name) for name in names})
 
     def _resume(self) -> None:
         """Every process ends, and the run goes on from its newest checkpoint, if it has one."""
@@ -182,7 +181,6 @@ class Simulation:
         step = self.disk.go_on(self.state, is_lost=is_lost)
         if step is None:
             return
-        self._begun_at = step
         self.trace.note(self.agenda.now, "people", f"resume the run from step {step}, journal lost: {is_lost}")
         if is_lost:
             self.network.forget()
@@ -192,49 +190,13 @@ class Simulation:
         else:
             self.witness.forget()
             self._delay_hellos()
-        self.replicas.clear()
-        self._start_all()
+        self._processes.start_all(step)
 
     def _delay_hellos(self) -> None:
         """What those who have ended said long ago may arrive only when the run has gone on without them."""
-        late = self._stream(f"hellos before {self._count}")
+        late = self._stream(f"hellos before {self._processes.num_named}")
         for replica in self.replicas.values():
             self.network.deliver_late(4 * late.random(), functools.partial(self.controller.hear, *replica.hello))
-
-    def _start(self, name: str) -> Replica:
-        self._count += 1
-        incarnation = f"{name}/{self._count}"
-        rng = self._stream(incarnation)
-        is_policy = name.startswith("p")
-        fake = (
-            FakePolicy(self.world, name, incarnation, self._begun_at, rng=rng, break_rate=self.faults.broken_group)
-            if is_policy
-            else FakeRollout(self.world, incarnation, rng=rng, drop_every=5, lie_rate=self.faults.corrupt)
-        )
-        hello = Hello(
-            wire=WIRE_VERSION,
-            run_id=self.scenario.settings.run_id,
-            name=name,
-            role="policy" if is_policy else "rollout",
-            incarnation=incarnation,
-            # Few hosts, and fewer racks: some replicas share them.
-            host=f"host-{name[-1]}" if is_policy else f"host-{self._count % 3}",
-            rack=f"rack-{self._count % 2}",
-            pid=self._count,
-            step=self._begun_at if is_policy else 0,
-            endpoints=fake.endpoints,
-        )
-        return Replica(
-            hello,
-            fake,
-            agenda=self.agenda,
-            rng=rng,
-            faults=self.faults,
-            control=self.scenario.control,
-            witness=self.witness,
-            trace=self.trace,
-            say=self._say_up,
-        )
 
     def _say_up(self, identity: bytes, data: bytes) -> None:
         link = identity.decode().partition("|")[0]
@@ -269,6 +231,8 @@ class Simulation:
                 self._wreck(replica)
             if self._happens(faults.hang):
                 replica.hang()
+            if self._happens(faults.stuck):
+                replica.get_stuck()
             if self._happens(faults.freeze) and not replica.is_frozen:
                 replica.freeze(self._rng.random() * 6)
             if self._happens(faults.cut):
@@ -312,6 +276,8 @@ class Simulation:
             self.agenda.after(self._rng.random() * 5, self._make_room)
         if self._happens(faults.people):
             self._ask()
+        if self._happens(faults.sets):
+            self._set(self._tightening())
         if not self.state.outcome and self._happens(faults.outage):
             self._resume()
 
@@ -332,7 +298,7 @@ class Simulation:
         if not replica.is_up and may_come_back and replica.back_at is None:
             replica.back_at = self.agenda.now + self._rng.random() * self._rng.choice(_DOWN_S)
         if replica.back_at is not None and self.agenda.now >= replica.back_at and not self.state.outcome:
-            self.replicas[name] = self._start(name)
+            self._processes.start(name)
 
     def _make_room(self) -> None:
         self.trace.note(self.agenda.now, "disk", "has room")
@@ -350,13 +316,19 @@ class Simulation:
                 if rng.random() < _FAILING:
                     self._cut_soon(name)
             case "start":
-                self._count += 1
-                role = "r" if settings.num_rollouts and rng.random() < 0.5 else "p"
-                name = f"{role}{self._count}"
-                self.replicas[name] = self._start(name)
+                self._processes.start_another("r" if settings.num_rollouts and rng.random() < 0.5 else "p")
             case _:
-                key = rng.choice(settings.dynamic).key
-                self._request(Set(overrides=(f"{key}={rng.randrange(5)}",)))
+                self._set()
+
+    def _set(self, override: str = "") -> None:
+        key = self._rng.choice(self.scenario.settings.dynamic).key
+        self._request(Set(overrides=(override or f"{key}={self._rng.randrange(5)}",)))
+
+    def _tightening(self) -> str:
+        """A bound on staleness that the oldest finished prompt will not meet after the next step; empty: none."""
+        versions = [group.oldest_version for group in self.state.ledger.finished.values()]
+        age = self.state.step + 1 - min(versions, default=self.state.step)
+        return f"sync.max_staleness={age - 1}" if age > 1 and self.state.stage.uses_rollouts else ""
 
     def _request(self, request: Request, whose: str = "person") -> None:
         name = f"{whose}-{len(self.people)}"
@@ -367,12 +339,6 @@ class Simulation:
         if self._rng.random() < chance:
             lost = Lost(name=replica.name, incarnation=replica.incarnation, reason="its process ended")
             self._request(lost, LAUNCHER)
-
-    def _policies(self) -> list[FakePolicy]:
-        """The policies that live and are in the run."""
-        members = {each.incarnation for each in self.state.replicas.values()}
-        found = [each.fake for each in self.replicas.values() if each.is_up and each.incarnation in members]
-        return [fake for fake in found if isinstance(fake, FakePolicy)]
 
     def _stream(self, purpose: str) -> random.Random:
         """Randomness of its own for each purpose: one fault more leaves the others where they were."""

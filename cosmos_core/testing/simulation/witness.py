@@ -11,6 +11,7 @@
 | request | what was asked for and taken in is so; a run ends at a step of which there is a checkpoint |
 | told | each replica was told what the state wants of it, once a turn is over |
 | weights | published weights, and those of policies in the run, are what the batches on record make of the first ones |
+| versions | those are published that are due, and kept while they may be loaded; a policy has the one that it told of |
 | digest | a rollout replica that loaded anything else than what was published generates nothing and passes nothing on |
 | drain | who drains gets nothing new, leaves with nothing that anybody waits for, and is out of the run then |
 | settings | every attempt at a step goes by the same dynamic keys, those asked for, which are on record with it |
@@ -47,6 +48,7 @@ from cosmos_core.testing.simulation.disk import Disk, Opened
 from cosmos_core.testing.simulation.doubts import Doubts
 from cosmos_core.testing.simulation.fences import changes, fingerprint, stale_event, told
 from cosmos_core.testing.simulation.history import History
+from cosmos_core.testing.simulation.holdings import Holdings, withdrawn
 from cosmos_core.testing.simulation.promises import kept
 from cosmos_core.transport.directives import PolicyDirective, RolloutDirective
 from cosmos_core.transport.messages import Acknowledged, Answer, Directive, Down, Welcome
@@ -82,6 +84,7 @@ class Witness:
         commands: Requests of people in the journal.
         history: Of prompts, batches and weights.
         doubts: Who has weights that are not those published.
+        holdings: Which weights policy replicas told that they hold.
         num_events: Events seen.
         num_stale: Of these and of messages, those that were stale.
     """
@@ -120,7 +123,7 @@ class Witness:
         opened, *events = (EVENTS.decode(data) for data in self._disk.committed)
         assert isinstance(opened, RunOpened | Recovered)
         self._state = core.begin(opened)
-        self.doubts = Doubts()
+        self.doubts, self.holdings = Doubts(), Holdings()
         if self._begun is None:
             self.history = History(self._state)
         else:
@@ -140,7 +143,9 @@ class Witness:
         if isinstance(report, Left) and not stale:
             self._check_farewell(event)
         known = state.published.get(report.version) if isinstance(report, WeightsLoaded) else None
+        versions = set(state.published)
         self._take(event)
+        _raise(withdrawn(versions, state, self._told))
         if isinstance(event, Reported) and isinstance(report, Left) and not stale and event.name in state.replicas:
             raise Violation("drain", f"{event.name} has left, and is in the run")
         if stale and isinstance(event, ReplicaJoined | Reported):
@@ -159,6 +164,7 @@ class Witness:
             check(state)
         except AssertionError as error:
             raise Violation("conservation", str(error)) from error
+        _raise(self.holdings.observe(state))
         _raise(self.history.observe(state, running, step, is_resumed=isinstance(event, Resumed)))
         if isinstance(event, Commanded) and not state.outcome:
             _raise(kept(state, REQUEST.decode(event.request)))
@@ -170,6 +176,8 @@ class Witness:
             if isinstance(request, Set):
                 self.history.promises.asked.ask(request, state.step)
         report = REPORT.decode(event.report) if isinstance(event, Reported) else None
+        if isinstance(event, Reported):
+            self.holdings.hear(state, event, report, self.history.undone)
         if not isinstance(event, Reported) or stale_event(state, event, report, self.history.undone):
             return
         if isinstance(report, StepFailed):

@@ -122,4 +122,20 @@ PLANTS = (
         "who has left is in the run until it is silent",
         (f"{MACHINE}.leaving:leave", "membership.lose(state, replica, _REASON)", "pass"),
     ),
+    plant(
+        "what a member has taken over is not known of it",
+        (f"{MEMBERSHIP}:on_formed", "replica.step = report.step", "pass"),
+    ),
+    plant(
+        "a group that stalls is left to itself",
+        (f"{MEMBERSHIP}:on_time", "if state.generation is not None and", "if state.generation is None and"),
+    ),
+    plant(
+        "who comes back is said to have left",
+        (f"{MEMBERSHIP}:join", "state.departed.discard(event.name)", "pass"),
+    ),
+    plant(
+        "hosts of a policy replica that is gone are still mapped",
+        (f"{MEMBERSHIP}:lose", "relays.follow_policy(state)", "pass"),
+    ),
 )

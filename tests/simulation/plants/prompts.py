@@ -120,4 +120,20 @@ PLANTS = (
         "a held-out loss is measured with each step",
         (f"{MACHINE}.evaluation:unmeasured", "if version not in known", "if True"),
     ),
+    plant(
+        "scored samples are counted as dropped",
+        (f"{LEDGER}.consume", "if is_scored(sample):", "if not is_scored(sample):"),
+    ),
+    plant(
+        "orders carry texts",
+        (
+            f"{MACHINE}.claim:on_finished",
+            'attrs.evolve(sample, text="", detail="") if sample.text or sample.detail else sample',
+            "sample",
+        ),
+    ),
+    plant(
+        "a lower bound on staleness leaves what is too old",
+        (f"{MACHINE}.progress:enter_step", "if changes.settle(state):", "if not changes.settle(state):"),
+    ),
 )

@@ -62,4 +62,12 @@ PLANTS = (
             "if parent.kept.pop(newest, ''):",
         ),
     ),
+    plant(
+        "a version is forgotten that may be being loaded",
+        (f"{PUBLICATION}:_forget", "else oldest + 1", "else oldest + 2"),
+    ),
+    plant(
+        "a new pace is counted from a later step",
+        (f"{MACHINE}.changes:_settled", "max(0, max(", "max(1, max("),
+    ),
 )

@@ -1,0 +1,124 @@
+"""The replicas' processes in a simulation: those of the recipe, those that join, those that take another's place."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+from cosmos_core.controller.machine.state import State
+from cosmos_core.testing.replicas import FakePolicy, FakeRollout, World
+from cosmos_core.testing.simulation.agenda import Agenda
+from cosmos_core.testing.simulation.faults import Faults
+from cosmos_core.testing.simulation.replica import Replica
+from cosmos_core.testing.simulation.scenario import Scenario
+from cosmos_core.testing.simulation.trace import Trace
+from cosmos_core.testing.simulation.witness import Witness
+from cosmos_core.transport.messages import WIRE_VERSION, Hello
+
+
+class Processes:
+    """Starts them.
+
+    Args:
+        scenario: The run.
+        faults: What goes wrong with them.
+        agenda: Simulated time.
+        world: What they share.
+        witness: Sees what they report.
+        trace: Where what happened is kept.
+        stream: Randomness for a purpose.
+        say: Carries a message to the controller.
+
+    Attributes:
+        faults: Of those that are started.
+        replicas: The newest process of each name.
+        num_named: Numbers that were given out, for processes and names.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        faults: Faults,
+        *,
+        agenda: Agenda,
+        world: World,
+        witness: Witness,
+        trace: Trace,
+        stream: Callable[[str], random.Random],
+        say: Callable[[bytes, bytes], None],
+    ) -> None:
+        self.faults = faults
+        self.replicas: Final[dict[str, Replica]] = {}
+        self.num_named = 0
+        self._begun_at = 0
+        self._scenario: Final = scenario
+        self._agenda: Final = agenda
+        self._world: Final = world
+        self._witness: Final = witness
+        self._trace: Final = trace
+        self._stream: Final = stream
+        self._say: Final = say
+
+    def start_all(self, step: int = 0) -> None:
+        """Start those of the recipe, which begin with the weights of a step; all there were have ended."""
+        self._begun_at = step
+        self.replicas.clear()
+        settings = self._scenario.settings
+        names = [f"p{index}" for index in range(settings.num_policies)]
+        for name in [*names, *(f"r{index}" for index in range(settings.num_rollouts))]:
+            self.start(name)
+
+    def start_another(self, role: str) -> None:
+        """Start one that the recipe does not have, by the letter of its role."""
+        self.num_named += 1
+        self.start(f"{role}{self.num_named}")
+
+    def start(self, name: str) -> None:
+        """Start another process of a name."""
+        self.num_named += 1
+        incarnation = f"{name}/{self.num_named}"
+        rng = self._stream(incarnation)
+        is_policy = name.startswith("p")
+        fake = (
+            FakePolicy(self._world, name, incarnation, self._begun_at, rng=rng, break_rate=self.faults.broken_group)
+            if is_policy
+            else FakeRollout(self._world, incarnation, rng=rng, drop_every=5, lie_rate=self.faults.corrupt)
+        )
+        hello = Hello(
+            wire=WIRE_VERSION,
+            run_id=self._scenario.settings.run_id,
+            name=name,
+            role="policy" if is_policy else "rollout",
+            incarnation=incarnation,
+            # Few hosts, and fewer racks: some replicas share them.
+            host=f"host-{name[-1]}" if is_policy else f"host-{self.num_named % 3}",
+            rack=f"rack-{self.num_named % 2}",
+            pid=self.num_named,
+            step=self._begun_at if is_policy else 0,
+            endpoints=fake.endpoints,
+        )
+        self.replicas[name] = Replica(
+            hello,
+            fake,
+            agenda=self._agenda,
+            rng=rng,
+            faults=self.faults,
+            control=self._scenario.control,
+            witness=self._witness,
+            trace=self._trace,
+            say=self._say,
+        )
+
+    def calm(self, faults: Faults) -> None:
+        """Faults cease: who stands still goes on."""
+        self.faults = faults
+        for replica in self.replicas.values():
+            replica.faults = faults
+            replica.frozen_until = 0.0
+
+    def policies(self, state: State) -> list[FakePolicy]:
+        """The policies that live and are in the run."""
+        members = {each.incarnation for each in state.replicas.values()}
+        found = [each.fake for each in self.replicas.values() if each.is_up and each.incarnation in members]
+        return [fake for fake in found if isinstance(fake, FakePolicy)]
