@@ -47,6 +47,7 @@ KNOWN: Final[Mapping[tuple[Kind, str], str]] = {
     ("reward", "json-schema"): "cosmos-reward-text",
     ("reward", "jpeg-compressibility"): "cosmos-reward-vision",
     ("reward", "judge"): "cosmos-reward-remote",
+    ("reward", "latent-temporal-consistency"): "cosmos-reward-vision",
     ("reward", "length"): "cosmos-reward-text",
     ("reward", "math"): "cosmos-reward-math",
     ("reward", "ocr"): "cosmos-reward-vision",

@@ -13,6 +13,7 @@ from cosmos_core.protocols.algorithm import (
     Source,
     is_core_metric,
 )
+from cosmos_core.protocols.conversing import Conversing
 from cosmos_core.protocols.dataset import (
     Dataset,
     DatasetCapabilities,
@@ -69,35 +70,31 @@ from cosmos_core.protocols.launcher import (
 )
 from cosmos_core.protocols.layout import Axis, ContextMethod, Float8, Layout, Lora, Mesh, Recompute
 from cosmos_core.protocols.model import (
-    AfterStep,
-    Conditioned,
-    Conditioning,
-    Conversing,
     Decided,
-    Entering,
     MicroBatch,
     Model,
     ModelCapabilities,
     ModelContext,
     PipelinedModel,
-    Record,
-    Recording,
-    Showing,
-    Shown,
     Span,
 )
+from cosmos_core.protocols.plain import PlainAlgorithm
 from cosmos_core.protocols.provider import NoOptions, Provider
 from cosmos_core.protocols.quantization import FORMATS, Format, Quantization
-from cosmos_core.protocols.relative import clipped_surrogate, refuse_nonfinite, relative_rewards
+from cosmos_core.protocols.ratio import add_divergence, clipped_surrogate, log_ratio, refuse_recomputed
+from cosmos_core.protocols.recording import AfterStep, Record, Recording
+from cosmos_core.protocols.relative import limited, refuse_nonfinite, relative_rewards
 from cosmos_core.protocols.reward import (
     Completion,
     Loading,
+    Requiring,
     Reward,
     RewardCapabilities,
     RewardContext,
     Score,
     Vetting,
 )
+from cosmos_core.protocols.showing import Conditioned, Conditioning, Entering, Showing, Shown
 from cosmos_core.protocols.versions import KINDS, PROTOCOL_VERSIONS, Kind, entry_point_group
 
 __all__ = [
@@ -181,6 +178,7 @@ __all__ = [
     "Paced",
     "PauseMode",
     "PipelinedModel",
+    "PlainAlgorithm",
     "Pool",
     "ProcessSpec",
     "Provider",
@@ -190,6 +188,7 @@ __all__ = [
     "Record",
     "Recording",
     "Request",
+    "Requiring",
     "Reward",
     "RewardCapabilities",
     "RewardContext",
@@ -210,12 +209,16 @@ __all__ = [
     "Valuing",
     "Vetting",
     "Window",
+    "add_divergence",
     "clipped_surrogate",
     "entry_point_group",
     "hookimpl",
     "hookspec",
     "is_core_metric",
     "is_held_out",
+    "limited",
+    "log_ratio",
     "refuse_nonfinite",
+    "refuse_recomputed",
     "relative_rewards",
 ]

@@ -5,7 +5,7 @@ Shape legend: n decisions of one sequence.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import attrs
@@ -55,20 +55,22 @@ class Estimate:
 class Estimating(Algorithm, Protocol):
     """An algorithm whose advantages depend on log-probs or values, or on other sequences' of the batch.
 
-    Sequences of a batch lie in many processes: each tells the others of its own in a few
-    numbers, then settles them. Sequences that are skipped (`skips_zero_advantage`) take no part.
+    Sequences of a batch lie in many processes: each tells the others of its own in a few numbers, then settles them.
+    Sequences that are skipped (`skips_zero_advantage`) take no part.
     """
 
     def summarise(self, taken: Taken) -> Sequence[float]:
         """What others need to know of a sequence: as many numbers for each, in float64."""
         ...
 
-    def estimate(self, taken: Taken, batch: Mapping[int, Sequence[float]]) -> Estimate:
-        """Settle a sequence.
+    def settle(self, batch: Mapping[int, Sequence[float]]) -> Callable[[Taken], Estimate]:
+        """Settle a batch: once a step, in each process that has sequences of it.
 
         Args:
-            taken: The sequence.
-            batch: Of each sequence of the whole batch, by its place, what `summarise` gave.
+            batch: What `summarise` gave of each sequence of the whole batch, by its place and in the order of places.
+
+        Returns:
+            What settles a sequence of the batch; it is asked of those of this process, in any order.
         """
         ...
 

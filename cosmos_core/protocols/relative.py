@@ -1,21 +1,14 @@
-"""Building blocks of algorithms that compare the samples of a prompt with one another.
-
-Tensors' own methods are used, so that importing it imports no torch.
-"""
+"""Building blocks of algorithms that compare the samples of a prompt with one another."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from cosmos_core.protocols.algorithm import Decisions, Loss
 from cosmos_core.types import Group
 
 Spread: TypeAlias = Literal["group", "batch"]
-
-_LOG_RATIO_LIMIT: Final = 20.0
-"""e^20 is far outside of every clip range and still finite in float32."""
 
 
 def refuse_nonfinite(group: Group) -> str | None:
@@ -42,26 +35,9 @@ def relative_rewards(groups: Sequence[Group], *, eps: float, spread: Spread = "g
     return [_relative(each, (_deviation(each) if whole is None else whole) + eps) for each in rewards]
 
 
-def clipped_surrogate(decisions: Decisions, clip: float) -> Loss:
-    """-min(r A, clip(r, 1 - ε, 1 + ε) A) of each decision, with r = exp(logprob - old logprob).
-
-    Args:
-        decisions: With old log-probs.
-        clip: ε.
-
-    Returns:
-        Prices, and as metrics `ratio` and `clip_fraction` (decisions whose gradient the bounds removed).
-
-    Source: 1707.06347, equation 7. Deviation: log r is limited to ±20, so that r is finite.
-    """
-    assert decisions.old_logprobs_N is not None
-    log_ratio_N = decisions.logprobs_N - decisions.old_logprobs_N
-    ratio_N = log_ratio_N.clamp(min=-_LOG_RATIO_LIMIT, max=_LOG_RATIO_LIMIT).exp()
-    free_N = ratio_N * decisions.advantages_N
-    bounded_N = ratio_N.clamp(min=1.0 - clip, max=1.0 + clip) * decisions.advantages_N
-    is_clipped_N = bounded_N.detach() < free_N.detach()
-    metrics = {"ratio": ratio_N.detach(), "clip_fraction": is_clipped_N.to(ratio_N.dtype)}
-    return Loss(loss_N=-free_N.minimum(bounded_N), metrics=metrics)
+def limited(advantages: Sequence[Sequence[float | None]], limit: float) -> list[list[float | None]]:
+    """Advantages within ± `limit`; None stays None."""
+    return [[None if each is None else min(max(each, -limit), limit) for each in values] for values in advantages]
 
 
 def _relative(rewards: Sequence[float | None], divisor: float) -> list[float | None]:

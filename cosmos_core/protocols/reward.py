@@ -93,13 +93,15 @@ class Reward(Protocol):
 
 @runtime_checkable
 class Vetting(Protocol):
-    """A reward that can tell from a prompt alone that no completion of it could be scored.
+    """A reward that can tell from a row alone that no completion of it could be scored.
 
     Optional, beside `Reward`. Planning asks it about some of the dataset's rows, so that a run does not find out later.
+    Likewise optional beside `Model`, which planning asks where demonstrations are learned: a world model whether the
+    row's video is long enough.
     """
 
     def vet(self, prompt: Prompt) -> None:
-        """Look at what the reward needs of a row: its reference, its metadata.
+        """Look at what is needed of a row: its reference, its metadata, its demonstration.
 
         Raises:
             DataError: It is missing or of the wrong type; `score` raises for every completion of such a prompt, too.
@@ -108,8 +110,24 @@ class Vetting(Protocol):
 
 
 @runtime_checkable
+class Requiring(Protocol):
+    """A reward that needs something of the machine that it scores on: a key in the environment, a package, a folder.
+
+    Optional, beside `Reward`. Planning asks it where the machine of the plan will score, before `load` is called
+    anywhere: `cosmos plan` shows the answer, and no run starts with one.
+    """
+
+    def absent(self) -> str:
+        """What is not here, and what to do; empty where `load` would find it all.
+
+        Asks nobody over a network, and reads no weights.
+        """
+        ...
+
+
+@runtime_checkable
 class Loading(Protocol):
-    """A reward that has something dear to do before its first score: weights to load, a key to read.
+    """A reward that has something dear to do before its first score: weights to load, a service to ask.
 
     Optional, beside `Reward`. What is made of it while planning is never loaded.
     """

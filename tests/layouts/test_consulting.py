@@ -50,14 +50,18 @@ class Everything:
     def summarise(self, taken):
         return [float((taken.logprobs_n - taken.frozen_n["reference"]).sum()), float(taken.values_n.sum())]
 
-    def estimate(self, taken, batch):
-        total = sum(batch[place][0] for place in sorted(batch))
-        share = batch[taken.place][0] / total
-        return Estimate(
-            advantages_n=torch.full_like(taken.logprobs_n, share),
-            targets_n=taken.values_n + taken.advantage,
-            metrics={"share": share},
-        )
+    def settle(self, batch):
+        total = sum(apart for apart, _ in batch.values())
+
+        def estimate(taken):
+            share = batch[taken.place][0] / total
+            return Estimate(
+                advantages_n=torch.full_like(taken.logprobs_n, share),
+                targets_n=taken.values_n + taken.advantage,
+                metrics={"share": share},
+            )
+
+        return estimate
 
     def loss(self, decisions):
         apart_N = decisions.logprobs_N - decisions.frozen["reference"].logprobs_N

@@ -8,6 +8,7 @@ Shape legend: N decisions of a micro-batch, n of one sequence.
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Mapping, Sequence
 
 import attrs
@@ -118,10 +119,11 @@ def settled(
     own = [(each.place, [*map(float, algorithm.summarise(each))]) for part in taken for each in part.values()]
     replica = [pair for said in world.exchange(json.dumps(own).encode()) for pair in json.loads(said)]
     everyone = [pair for said in group.exchange(json.dumps(replica).encode()) for pair in json.loads(said)]
-    batch: dict[int, Sequence[float]] = dict(everyone)
-    found = [
-        {sequence: _fitting(algorithm.estimate(each, batch), each) for sequence, each in part.items()} for part in taken
-    ]
+    if not any(taken):
+        return [{} for _ in parts]
+    # In one order everywhere, so that rounding is the same in every process.
+    estimate = algorithm.settle(dict(sorted(everyone, key=operator.itemgetter(0))))
+    found = [{sequence: _fitting(estimate(each), each) for sequence, each in part.items()} for part in taken]
     if len({each.targets_n is None for part in found for each in part.values()}) > 1:
         raise TrainingError(
             "the algorithm gave targets_n for some sequences of the step and None for others; for all or for none"

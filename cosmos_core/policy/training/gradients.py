@@ -15,7 +15,7 @@ _SQUARED_AT_ONCE: Final = 1 << 22
 
 
 class GradientBuffer:
-    """Owns the `.grad` of each trainable parameter as a view of one float32 buffer; of a shard, the local part.
+    """Owns the `.grad` of each trainable parameter as a view of one buffer of their dtype; of a shard, the local part.
 
     Parameters that a batch does not touch have a gradient of zero, never None, so that a step on any share of a batch
     updates the same tensors.
@@ -34,7 +34,8 @@ class GradientBuffer:
         sizes = [tensor.numel() for tensor in locals_]
         # A stage of a pipeline may have nothing to train; its buffer is where those that it is reduced with are.
         device = next((parameter.device for parameter in parameters.values()), torch.device("cpu"))
-        self.flat = torch.zeros(sum(sizes), dtype=torch.float32, device=device)
+        dtype = next((parameter.dtype for parameter in self._parameters.values()), torch.float32)
+        self.flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
         self._views = [
             part.view(tensor.shape) for part, tensor in zip(torch.split(self.flat, sizes), locals_, strict=True)
         ]

@@ -13,10 +13,7 @@ import torch
 from cosmos_core.errors import TrainingError
 from cosmos_core.policy.training.meter import Meter
 from cosmos_core.policy.training.objective import Known
-from cosmos_core.protocols import Decided, Estimate, Loss, is_core_metric
-
-LOG_RATIO_LIMIT: Final = 20.0
-"""Limit of a log ratio whose exponential is averaged, so that one decision cannot make the mean infinite."""
+from cosmos_core.protocols import Decided, Estimate, Loss, is_core_metric, log_ratio
 
 IMITATION: Final = "imitation_"
 """How names of what is measured of demonstrations beside rollouts begin."""
@@ -95,7 +92,8 @@ class Measures:
         differ: the k1 estimator -log r. Source: http://joschu.net/blog/kl-approx.html.
         """
         log_ratio_N = logprobs_N - known.behaviour_logprobs_N
-        bounded_N = log_ratio_N.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        # So that one decision cannot make the mean infinite.
+        bounded_N = log_ratio(logprobs_N, known.behaviour_logprobs_N)
         self._add("behaviour_kl", (bounded_N.exp() - 1.0 - bounded_N).sum(), len(log_ratio_N))
         if version is None:
             return

@@ -1,14 +1,11 @@
-"""One process's part of a training step: micro-batches forward and backward, gradients reduced, clipped, applied.
-
-Shape legend: N decisions of a micro-batch.
-"""
+"""One process's part of training: the weights, their optimizer, and steps whose gradients are reduced and applied."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -24,32 +21,20 @@ from cosmos_core.policy.batches.batch import Counts, Share
 from cosmos_core.policy.processes.group import GradientGroup
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.training.average import AVERAGE, Average
-from cosmos_core.policy.training.beforehand import Beforehand, question_of, settle, settled
 from cosmos_core.policy.training.critic import Critic
 from cosmos_core.policy.training.execution import Executor, make_executor
 from cosmos_core.policy.training.frozen import FrozenModel
 from cosmos_core.policy.training.gradients import GradientBuffer
 from cosmos_core.policy.training.measures import IMITATION, Measures
 from cosmos_core.policy.training.meter import Meter, Stopwatch
-from cosmos_core.policy.training.objective import Known, price, price_imitation
 from cosmos_core.policy.training.optimizer import AdamW
-from cosmos_core.policy.training.preparing import Packer, Prepared
+from cosmos_core.policy.training.passes import Passes, is_measured
+from cosmos_core.policy.training.preparing import Packer
 from cosmos_core.policy.training.schedule import learning_rate
 from cosmos_core.policy.training.tallies import Tallies
 from cosmos_core.policy.training.ties import Ties
 from cosmos_core.policy.training.vitals import watch_layers
-from cosmos_core.protocols import (
-    Algorithm,
-    Consulting,
-    Decided,
-    Estimating,
-    FrozenRole,
-    Imitating,
-    Loss,
-    Model,
-    Question,
-    Valuing,
-)
+from cosmos_core.protocols import Algorithm, FrozenRole, Model, Valuing
 from cosmos_core.replica.activity import Activity
 
 MOST_UNIMITATED: Final = 10
@@ -229,23 +214,26 @@ class Trainer:
             GradientGroupError: The group broke; nothing was applied.
             TrainingError: Too many steps in a row had a gradient that is not finite, or nothing to imitate.
         """
+        passes = self._passes
         with watch("pack_s"):
-            parts = self._prepare(share, totals)
-            beside = self._beside(share, imitated)
+            parts = passes.prepare(share, totals)
+            beside = passes.beside(share, imitated)
         # Whatever a step that broke off left behind is forgotten here.
         self._gradients.zero()
         self._tallies.zero()
-        critic = self._asked_critic
+        critic = passes.critic
         if critic is not None:
             critic.zero()
         measures, imitation = Measures(), Measures(prefix=IMITATION)
         with watch("beforehand_s"), self._compute_precision():
-            known = self._know(parts, group, measures)
+            known = passes.know(parts, group, measures)
         with watch("forward_backward_s"), self._compute_precision():
             for prepared, before in known:
-                self._accumulate(prepared, before, measures)
+                passes.accumulate(prepared, before, measures)
+                self.num_units += prepared.num_units
             if beside is not None:
-                self._imitate(beside, imitation)
+                passes.imitate(beside, imitation)
+                self.num_units += beside.num_units
         with watch("reduce_s"):
             self._gradients.collect()
             self._ties.sum(self._gradients)
@@ -256,7 +244,7 @@ class Trainer:
             self._tallies.sum(group)
             critic_norm = 0.0
             if critic is not None:
-                critic_norm = critic.reduce(self.world, group, counts=self._is_measured)
+                critic_norm = critic.reduce(self.world, group, counts=is_measured(self.world))
         with watch("optimizer_s"):
             meter = measures.meter()
             meter.merge(imitation.meter())
@@ -278,7 +266,7 @@ class Trainer:
             return 0.0
         with self.published(), self._compute_precision():
             decided = self._executor.evaluate(batches, temperature=1.0)
-        if decided is None or not self._is_measured:
+        if decided is None or not is_measured(self.world):
             return 0.0
         return -sum(float(each.logprobs_N.double().sum()) for each in decided[:num_real])
 
@@ -294,18 +282,19 @@ class Trainer:
                 "set algorithm.options that imitate none"
             )
 
-    def _prepare(self, share: Share, totals: Counts) -> list[Prepared]:
-        assert {sequence.temperature for sequence in share.sequences} <= {*share.temperatures}, "one would be left out"
-        return [
-            self._packer.prepare(share, totals, self._algorithm, temperature=temperature, default=self._temperature)
-            for temperature in share.temperatures
-        ]
-
-    def _beside(self, share: Share, imitated: Counts | None) -> Prepared | None:
-        """Demonstrations that are imitated beside rollouts, on every process; None where none are."""
-        if share.imitated is None or imitated is None or imitated.sequences == 0:
-            return None
-        return self._packer.prepare(share.imitated, imitated, self._algorithm, temperature=None, default=1.0)
+    @property
+    def _passes(self) -> Passes:
+        return Passes(
+            algorithm=self._algorithm,
+            executor=self._executor,
+            packer=self._packer,
+            world=self.world,
+            frozen=self._frozen,
+            average=self._average,
+            critic=self._asked_critic,
+            temperature=self._temperature,
+            version=self._generating_version,
+        )
 
     @property
     def _asked_critic(self) -> Critic | None:
@@ -318,108 +307,6 @@ class Trainer:
         """The weight version that forwards have; None where rollout replicas have other weights at each version."""
         average = self._policy.average
         return None if average is not None and average.publish else self.step
-
-    @property
-    def _is_measured(self) -> bool:
-        """Whether this process measures: of those that share sequences, and so their decisions, one does."""
-        return self.world.mesh.place("cp") == 0 and self.world.mesh.place("tp") == 0
-
-    def _know(
-        self, parts: Sequence[Prepared], group: GradientGroup, measures: Measures
-    ) -> list[tuple[Prepared, Beforehand]]:
-        """Evaluate what must be known of the whole batch before the first backward changes anything."""
-        known = [(prepared, self._beforehand(prepared)) for prepared in parts]
-        if not isinstance(self._algorithm, Estimating):
-            return known
-        settling = settled(self._algorithm, known, self.world, group)
-        if self._is_measured:
-            for estimates in settling:
-                measures.take_estimates([*estimates.values()])
-        return [
-            (settle(prepared, estimates) if before.is_here else prepared, before)
-            for (prepared, before), estimates in zip(known, settling, strict=True)
-        ]
-
-    def _beforehand(self, prepared: Prepared) -> Beforehand:
-        algorithm, asked = self._algorithm, question_of(self._algorithm)
-        consulted = algorithm.consults if isinstance(algorithm, Consulting) else ()
-        frozen = {
-            role: self._consult(role, prepared, asked[1] if asked is not None and asked[0] == role else None)
-            for role in consulted
-        }
-        old: list[Decided] | None = []
-        critic = self._asked_critic
-        if algorithm.old_logprobs == "recompute" or critic is not None:
-            old = self._executor.evaluate(
-                prepared.batches,
-                temperature=prepared.temperature,
-                with_features=critic is not None,
-                judge=None if critic is None else critic.judge,
-            )
-        if not self._executor.concludes:
-            return Beforehand(is_here=False)
-        assert old is not None, "the last stage is here"
-        looks = {role: looks for role, looks in frozen.items() if looks is not None}
-        return Beforehand(old=old, frozen=looks, asked=asked)
-
-    def _consult(self, role: FrozenRole, prepared: Prepared, question: Question | None) -> list[Decided] | None:
-        """What a frozen model says of micro-batches; None on a process without the last stage."""
-        if role == AVERAGE:
-            assert self._average is not None, "planning refuses a recipe that keeps none"
-            with self._average.in_place():
-                return self._executor.evaluate(prepared.batches, temperature=prepared.temperature, outlook=question)
-        return self._frozen[role].evaluate(
-            prepared.batches,
-            [sequence.payload for sequence in prepared.sequences],
-            **self._packer.packing,
-            temperature=prepared.temperature,
-            outlook=question,
-        )
-
-    def _accumulate(self, prepared: Prepared, before: Beforehand, measures: Measures) -> None:
-        critic = self._asked_critic
-
-        def loss(index: int, decided: Decided) -> torch.Tensor:
-            if index >= prepared.num_real:
-                return decided.logprobs_N.sum() * 0.0
-            known = prepared.known[index]
-            decided = decided if critic is None else critic.judge(decided)
-            old_N = before.old_logprobs(self._algorithm, known, index)
-            priced = price(self._algorithm, decided, known, old_N, before.opinions(index, decided))
-            return self._weighed(priced, decided, known, measures)
-
-        self._executor.train(
-            prepared.weighed(),
-            temperature=prepared.temperature,
-            with_entropy=self._algorithm.needs_entropy,
-            loss=loss,
-            against=before.against(),
-            with_features=critic is not None,
-        )
-        self.num_units += prepared.num_units
-
-    def _imitate(self, prepared: Prepared, measures: Measures) -> None:
-        """The same of demonstrations beside rollouts, which nothing is evaluated of beforehand."""
-        algorithm = self._algorithm
-        assert isinstance(algorithm, Imitating), "no other has demonstrations beside rollouts"
-
-        def loss(index: int, decided: Decided) -> torch.Tensor:
-            if index >= prepared.num_real:
-                return decided.logprobs_N.sum() * 0.0
-            known = prepared.known[index]
-            return self._weighed(price_imitation(algorithm, decided, known), decided, known, measures)
-
-        self._executor.train(
-            prepared.weighed(), temperature=prepared.temperature, with_entropy=algorithm.needs_entropy, loss=loss
-        )
-        self.num_units += prepared.num_units
-
-    def _weighed(self, priced: Loss, decided: Decided, known: Known, measures: Measures) -> torch.Tensor:
-        """A micro-batch's part of the step's loss, measured once of those that share it."""
-        total = torch.dot(priced.loss_N, known.weights_N)
-        if self._is_measured:
-            measures.take(total.detach(), decided, priced, known, version=self._generating_version)
-        return total
 
     def _apply(self, meter: Meter, critic_norm: float = 0.0) -> Applied:
         lr = learning_rate(self.stage.optimizer, step=self.step + 1 - self.stage.first_step, steps=self.stage.steps)

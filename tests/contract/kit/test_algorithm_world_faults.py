@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.contract.kit.test_algorithm_faults import LOSS, SEQUENCE_RATIO, algorithm
+from tests.contract.kit.faulty_algorithm import LOSS, SEQUENCE_RATIO, algorithm, failures
 
 IMITATION = """
 class Imitator(Algorithm):
@@ -120,7 +120,7 @@ def outcomes(run_kit):
 
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_algorithm_passes(outcomes, name):
-    assert {each.test: each.message for each in outcomes[name] if each.result == "failed"} == {}
+    assert failures(outcomes[name]) == {}
     passed = {each.test for each in outcomes[name] if each.result == "passed"}
     assert ("test_demonstrations_become_likelier" in passed) == (name in {"imitating", "imitating-tokens"})
 
@@ -128,6 +128,5 @@ def test_a_sound_algorithm_passes(outcomes, name):
 @pytest.mark.parametrize("name", PLANTED)
 def test_the_fault_is_named(outcomes, name):
     _, test, message = PLANTED[name]
-    failed = {each.test: each.message for each in outcomes[name] if each.result == "failed"}
     # What a fixture finds is an error, or a failure, of each test that asks for it.
-    assert message in failed[test]
+    assert message in failures(outcomes[name])[test]

@@ -3,9 +3,8 @@
 import math
 
 import pytest
-import torch
 
-from cosmos_core.protocols import Decisions, clipped_surrogate, refuse_nonfinite, relative_rewards
+from cosmos_core.protocols import limited, refuse_nonfinite, relative_rewards
 from cosmos_core.types import Group, Sample, SampleStatus
 
 
@@ -60,28 +59,8 @@ def test_equal_rewards_are_exactly_zero():
     assert relative_rewards([group(None, None)], eps=0.0) == [[None, None]]
 
 
-def test_the_surrogate_is_bounded_on_the_side_of_its_gain():
-    # Ratios 1.3, 0.7 and e^20 (log-ratios are cut there), each with a gain of 2 and of -2; the clip is 0.2.
-    log_ratio_N = torch.tensor([math.log(1.3)] * 2 + [math.log(0.7)] * 2 + [50.0] * 2, dtype=torch.float64)
-    logprobs_N = log_ratio_N.requires_grad_()
-    zeros_N = torch.zeros(6, dtype=torch.float64)
-    priced = clipped_surrogate(
-        Decisions(
-            logprobs_N=logprobs_N,
-            behaviour_logprobs_N=zeros_N,
-            old_logprobs_N=zeros_N,
-            entropy_N=None,
-            advantages_N=torch.tensor([2.0, -2.0] * 3, dtype=torch.float64),
-            sequence_N=torch.arange(6),
-            num_sequences=6,
-        ),
-        0.2,
-    )
-    assert priced.loss_N.tolist() == pytest.approx([-2.4, 2.6, -1.4, 1.6, -2.4, 2.0 * math.exp(20.0)])
-    priced.loss_N.sum().backward()
-    assert logprobs_N.grad.tolist() == pytest.approx([0.0, 2.6, -1.4, 0.0, 0.0, 0.0])
-    assert priced.metrics["clip_fraction"].tolist() == [1.0, 0.0, 0.0, 1.0, 1.0, 0.0]
-    assert not priced.metrics["ratio"].requires_grad
+def test_limited_advantages_lie_within_the_limit():
+    assert limited([[-3.0, None, 0.5], [2.0]], 1.5) == [[-1.5, None, 0.5], [1.5]]
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])

@@ -96,14 +96,21 @@ def estimates_of(algorithm: Estimating, sequences: Sequence[Taken]) -> list[Esti
         said = {taken.place: [*map(float, algorithm.summarise(taken))] for taken in sequences}
     if len({len(numbers) for numbers in said.values()}) > 1:
         fault(f"summarise gave {sorted({len(each) for each in said.values()})} numbers; give as many for each sequence")
-    with calling("estimate"):
-        found: list[object] = [algorithm.estimate(taken, said) for taken in sequences]
-    estimates = [_expect_estimate(estimate, taken) for estimate, taken in zip(found, sequences, strict=True)]
+    estimates = settled(algorithm, said, sequences)
     if 0 < sum(each.targets_n is None for each in estimates) < len(estimates):
-        fault(
-            "estimate gave targets_n for some sequences and None for others; give them for all of a batch or for none"
-        )
+        fault("an Estimate has targets_n and another has None; give them for all sequences of a batch or for none")
     return estimates
+
+
+def settled(algorithm: Estimating, said: Mapping[int, Sequence[float]], sequences: Sequence[Taken]) -> list[Estimate]:
+    """What the algorithm makes of sequences, one after another, of a batch in which this was said."""
+    with calling("settle"):
+        estimate: object = algorithm.settle(said)
+    if not callable(estimate):
+        fault(f"settle returned a {type(estimate).__name__}; return a function that gives an Estimate for a Taken")
+    with calling("what settle gave"):
+        found: list[object] = [estimate(taken) for taken in sequences]
+    return [_expect_estimate(each, taken) for each, taken in zip(found, sequences, strict=True)]
 
 
 def priced(
@@ -179,7 +186,10 @@ def described(value: object) -> str:
 def _expect_estimate(estimate: object, taken: Taken) -> Estimate:
     """Fault an estimate that is none, or does not fit its sequence."""
     if not isinstance(estimate, Estimate):
-        fault(f"estimate returned a {type(estimate).__name__}; return cosmos_core.protocols.Estimate(advantages_n=...)")
+        fault(
+            f"what settle gave returned a {type(estimate).__name__}; return "
+            "cosmos_core.protocols.Estimate(advantages_n=...)"
+        )
     held = (taken.logprobs_n, *taken.frozen_n.values(), taken.values_n)
     known = next((each for each in held if each is not None), None)
     number = len(estimate.advantages_n) if known is None else len(known)
@@ -187,9 +197,9 @@ def _expect_estimate(estimate: object, taken: Taken) -> Estimate:
         if name == "targets_n" and values is None:
             continue
         if not isinstance(values, torch.Tensor) or values.dtype != torch.float32 or values.shape != (number,):
-            fault(f"estimate gave {described(values)} as {name} of {number} decisions; give one float32 for each")
+            fault(f"an Estimate has {described(values)} as {name} of {number} decisions; give one float32 for each")
         if not values.isfinite().all():
-            fault(f"estimate gave {values[~values.isfinite()][0].item()} in {name}; bound what it is computed from")
+            fault(f"an Estimate has {values[~values.isfinite()][0].item()} in {name}; bound what it is computed from")
     return estimate
 
 

@@ -16,9 +16,10 @@ from cosmos_core.config.dynamic import DynamicKey, dynamic_keys
 from cosmos_core.config.structure import structure
 from cosmos_core.errors import ConfigError, CosmosError
 from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, Imitating, Provider
-from cosmos_core.testing.conformance.algorithm.batch import Batch, draw, extreme, gradient_of, price_all
+from cosmos_core.testing.conformance.algorithm.batch import Batch, draw, extreme
 from cosmos_core.testing.conformance.algorithm.calls import admitted, advantages_of, properties_of
 from cosmos_core.testing.conformance.algorithm.imitating import as_demonstrations, price_demonstrations
+from cosmos_core.testing.conformance.algorithm.stepping import gradient_of, price_all
 from cosmos_core.testing.conformance.algorithm.subject import AlgorithmSubject
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import JSON, Group, Scalar

@@ -17,8 +17,9 @@ from cosmos_core.protocols import (
     RewardCapabilities,
     Source,
 )
-from cosmos_core.testing.conformance.algorithm.batch import Batch, price_all
+from cosmos_core.testing.conformance.algorithm.batch import Batch
 from cosmos_core.testing.conformance.algorithm.calls import consulted, properties_of
+from cosmos_core.testing.conformance.algorithm.stepping import price_all
 from cosmos_core.testing.conformance.algorithm.subject import AlgorithmSubject
 from cosmos_core.testing.conformance.planning import planned
 from cosmos_core.testing.conformance.plugin import fault

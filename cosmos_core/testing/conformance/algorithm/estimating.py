@@ -13,7 +13,7 @@ import torch
 
 from cosmos_core.protocols import Algorithm, Estimate, Estimating, Taken
 from cosmos_core.testing.conformance.algorithm.batch import Batch
-from cosmos_core.testing.conformance.algorithm.calls import calling, estimates_of
+from cosmos_core.testing.conformance.algorithm.calls import estimates_of, settled
 from cosmos_core.testing.conformance.algorithm.subject import AlgorithmSubject
 from cosmos_core.testing.conformance.plugin import fault
 
@@ -25,7 +25,7 @@ class AlgorithmEstimating(AlgorithmSubject):
     def taken(self, trainable: Algorithm, batch: Batch) -> Sequence[Taken]:
         """All sequences of a batch."""
         if not isinstance(trainable, Estimating):
-            pytest.skip("it has no summarise and estimate")
+            pytest.skip("it has no summarise and settle")
         return [batch.taken(index, trainable) for index in range(len(batch.lengths))]
 
     def test_an_estimate_depends_on_what_was_summarised_alone(
@@ -38,8 +38,7 @@ class AlgorithmEstimating(AlgorithmSubject):
             ("by an instance that summarised nothing", make(), taken),
             ("in another order", make(), taken[::-1]),
         ):
-            with calling("estimate"):
-                again = [algorithm.estimate(each, said) for each in order]
+            again = settled(algorithm, said, order)
             again = again if order is taken else again[::-1]
             if not all(map(_same, first, again)):
                 fault(
@@ -47,26 +46,12 @@ class AlgorithmEstimating(AlgorithmSubject):
                     "numbers of summarise"
                 )
 
-    def test_an_estimate_does_not_depend_on_the_order_of_others(
-        self, make: Callable[..., Any], taken: Sequence[Taken]
-    ) -> None:
-        """Processes hear of each other's sequences in any order."""
-        algorithm = make()
-        said = {each.place: [*map(float, algorithm.summarise(each))] for each in taken}
-        backward = dict(reversed(said.items()))
-        for each in taken:
-            pair = algorithm.estimate(each, said), algorithm.estimate(each, backward)
-            if not all(_close(*both) for both in zip(*map(_given, pair), strict=True)):
-                fault("an estimate changes with the order of the other sequences; go by their places")
-
     def test_what_was_taken_is_left_as_it_is(self, make: Callable[..., Any], taken: Sequence[Taken]) -> None:
         """The trainer prices decisions from the same tensors."""
         before = [_copies(each) for each in taken]
         estimates_of(make(), taken)
         if not all(all(map(torch.equal, was, _copies(each))) for was, each in zip(before, taken, strict=True)):
-            fault(
-                "summarise or estimate changed log-probs or values in place; work on a copy (no method that ends in _)"
-            )
+            fault("summarise or settle changed log-probs or values in place; work on a copy (no method that ends in _)")
 
 
 def _same(first: Estimate, second: Estimate) -> bool:
@@ -80,12 +65,6 @@ def _given(estimate: Estimate) -> tuple[torch.Tensor | None, ...]:
 
 def _equal(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
     return torch.equal(first, second) if first is not None and second is not None else first is second
-
-
-def _close(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
-    if first is None or second is None:
-        return first is second
-    return torch.allclose(first, second, rtol=1e-6, atol=1e-9)
 
 
 def _copies(taken: Taken) -> list[torch.Tensor]:

@@ -12,16 +12,8 @@ import pytest
 import torch
 
 from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, Decided, Decisions
-from cosmos_core.testing.conformance.algorithm.batch import (
-    Batch,
-    Part,
-    draw,
-    extreme,
-    first_nonfinite,
-    gradient_of,
-    opinions,
-    price_all,
-)
+from cosmos_core.testing.conformance.algorithm.batch import Batch, draw, extreme
+from cosmos_core.testing.conformance.algorithm.stepping import Part, first_nonfinite, gradient_of, opinions, price_all
 from cosmos_core.testing.conformance.algorithm.subject import AlgorithmSubject
 from cosmos_core.testing.conformance.plugin import fault
 

@@ -14,10 +14,11 @@ import torch
 
 from cosmos_core.policy.training.objective import know
 from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, Decided, Imitating, Loss
-from cosmos_core.testing.conformance.algorithm.batch import Batch, draw, extreme, first_nonfinite, pieced
-from cosmos_core.testing.conformance.algorithm.batch import micro_batch_of as packed
+from cosmos_core.testing.conformance.algorithm.batch import Batch, draw, extreme
 from cosmos_core.testing.conformance.algorithm.calls import calling, priced_imitation
 from cosmos_core.testing.conformance.algorithm.pricing import expect_metric
+from cosmos_core.testing.conformance.algorithm.stepping import first_nonfinite, pieced
+from cosmos_core.testing.conformance.algorithm.stepping import micro_batch_of as packed
 from cosmos_core.testing.conformance.algorithm.subject import AlgorithmSubject
 from cosmos_core.testing.conformance.plugin import fault
 

@@ -13,16 +13,9 @@ import pytest
 import torch
 
 from cosmos_core.protocols import CORE_METRICS, Algorithm, AlgorithmCapabilities, Estimating, is_core_metric
-from cosmos_core.testing.conformance.algorithm.batch import (
-    Batch,
-    Part,
-    estimated,
-    extreme,
-    first_nonfinite,
-    gradient_of,
-    price_all,
-)
+from cosmos_core.testing.conformance.algorithm.batch import Batch, extreme
 from cosmos_core.testing.conformance.algorithm.calls import consulted, described, properties_of
+from cosmos_core.testing.conformance.algorithm.stepping import Part, estimated, first_nonfinite, gradient_of, price_all
 from cosmos_core.testing.conformance.algorithm.subject import AlgorithmSubject
 from cosmos_core.testing.conformance.plugin import fault
 

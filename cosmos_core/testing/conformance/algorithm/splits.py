@@ -8,7 +8,8 @@ from typing import Final, TypeAlias
 import pytest
 
 from cosmos_core.protocols import Algorithm, AlgorithmCapabilities
-from cosmos_core.testing.conformance.algorithm.batch import Batch, Ranks, Step, train
+from cosmos_core.testing.conformance.algorithm.batch import Batch
+from cosmos_core.testing.conformance.algorithm.stepping import Ranks, Step, train
 from cosmos_core.testing.conformance.algorithm.subject import AlgorithmSubject
 from cosmos_core.testing.conformance.plugin import fault
 

@@ -11,13 +11,14 @@ from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import Aggregation, AlgorithmContext, Decisions
 
 CONTEXT = AlgorithmContext(group_size=4, temperature=1.0, max_units=100, max_staleness=8)
+AVERAGED = attrs.evolve(CONTEXT, max_staleness=0, generates_average=True)
 PRESETS = ("aipo", "decoupled-ppo", "tis", "icepop", "sequence-masking")
 
 
 @pytest.fixture(scope="module")
 def make():
     plugins = PluginSet.load([("algorithm", name) for name in PRESETS])
-    return lambda name, **options: plugins.create("algorithm", name, options, CONTEXT)
+    return lambda name, context=CONTEXT, **options: plugins.create("algorithm", name, options, context)
 
 
 def decisions(logprobs, *, behaviour, advantages):
@@ -96,6 +97,13 @@ def test_all_average_over_tokens(make):
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_correction_combines_with_every_part(make, name, policy):
     make(name, **policy)
+
+
+def test_samples_of_the_average_of_the_weights_are_corrected(make):
+    for name in PRESETS:
+        make(name, context=AVERAGED)
+    with pytest.raises(ConfigError, match=r"samples of the average of the weights .* would go uncorrected"):
+        make("decoupled-ppo", context=AVERAGED, importance_cap=None)
 
 
 def test_a_correction_that_is_taken_out_is_refused_where_samples_are_stale(make):

@@ -14,15 +14,17 @@ from cosmos_core.protocols import (
     Divergence,
     FrozenRole,
     Loss,
-    OldLogprobs,
+    PlainAlgorithm,
+    add_divergence,
     clipped_surrogate,
-    refuse_nonfinite,
+    limited,
+    log_ratio,
     relative_rewards,
 )
 from cosmos_core.types import Group
 
 
-class Ddrl:
+class Ddrl(PlainAlgorithm):
     """Reward, and the data's own loss in place of a reference model.
 
         loss = mean over samples of the mean over their trained steps of -min(r A, clip(r, 1 - ε, 1 + ε) A) + β KL
@@ -39,33 +41,13 @@ class Ddrl:
     closed form of a step's KL.
     """
 
+    old_logprobs = "behaviour"
+
     def __init__(self, options: DdrlOptions, context: AlgorithmContext) -> None:  # noqa: ARG002 - the kind's signature
+        self.aggregation = Aggregation(options.aggregation)
+        # Without a divergence every term of a sample is a multiple of its advantage.
+        self.skips_zero_advantage = options.kl_weight == 0.0
         self._options: Final = options
-
-    @property
-    def aggregation(self) -> Aggregation:
-        """As the option says."""
-        return Aggregation(self._options.aggregation)
-
-    @property
-    def constant_length(self) -> int:
-        """Unused by either aggregation."""
-        return 1
-
-    @property
-    def old_logprobs(self) -> OldLogprobs:
-        """The engine's, so that stale samples are corrected."""
-        return "behaviour"
-
-    @property
-    def needs_entropy(self) -> bool:
-        """A step's noise is given: its entropy is no function of the weights."""
-        return False
-
-    @property
-    def skips_zero_advantage(self) -> bool:
-        """Without a divergence every term of a sample is a multiple of its advantage."""
-        return self._options.kl_weight == 0.0
 
     @property
     def consults(self) -> Mapping[FrozenRole, Divergence]:
@@ -77,24 +59,20 @@ class Ddrl:
         """As the option says."""
         return self._options.demonstrations
 
-    def admit(self, group: Group) -> str | None:
-        """Drop a group with a reward that is no finite number."""
-        return refuse_nonfinite(group)
-
     def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
         """Rewards relative to their prompt's, transformed, within the limit."""
         relative = relative_rewards(groups, eps=self._options.advantage_eps)
-        return [self._transformed(values) for values in relative]
+        if self._options.exponential:
+            relative = [[None if each is None else -math.exp(-each) for each in values] for values in relative]
+        return limited(relative, self._options.advantage_limit)
 
     def loss(self, decisions: Decisions) -> Loss:
         """The clipped surrogate, and the divergence if it counts."""
-        priced = clipped_surrogate(decisions, self._options.clip)
-        if self._options.kl_weight == 0.0:
-            return priced
-        kl_N = decisions.frozen["reference"].divergence_N
-        assert kl_N is not None
-        loss_N = priced.loss_N + self._options.kl_weight * kl_N
-        return Loss(loss_N=loss_N, metrics={**priced.metrics, "reference_kl": kl_N.detach()})
+        assert decisions.old_logprobs_N is not None
+        clip = self._options.clip
+        log_ratio_N = log_ratio(decisions.logprobs_N, decisions.old_logprobs_N)
+        priced = clipped_surrogate(log_ratio_N, decisions.advantages_N, low=clip, high=clip)
+        return add_divergence(priced, decisions, self._options.kl_weight)
 
     def imitation(self, decisions: Decisions) -> Loss:
         """The weighted diffusion loss of each draw: its log-prob is minus that loss."""
@@ -102,9 +80,3 @@ class Ddrl:
             loss_N=-self._options.data_weight * decisions.logprobs_N,
             metrics={"data_loss": -decisions.logprobs_N.detach()},
         )
-
-    def _transformed(self, relative: Sequence[float | None]) -> list[float | None]:
-        limit = self._options.advantage_limit
-        if self._options.exponential:
-            relative = [None if each is None else -math.exp(-each) for each in relative]
-        return [None if each is None else min(max(each, -limit), limit) for each in relative]

@@ -19,8 +19,8 @@ from cosmos_core.protocols import (
     Decisions,
     FrozenRole,
     Loss,
-    OldLogprobs,
-    refuse_nonfinite,
+    PlainAlgorithm,
+    limited,
     relative_rewards,
 )
 from cosmos_core.types import Group
@@ -29,7 +29,7 @@ _LEAST_ERROR: Final = 1e-5
 """Of a prediction, that its squared error is divided by."""
 
 
-class DiffusionNft:
+class DiffusionNft(PlainAlgorithm):
     """Learns what is good of its own samples, and unlearns what is bad, by flow matching: no log-probs, any sampler.
 
         g = A / A_max / 2 + 1/2, with A = (R - mean of group) / (std of group + eps) within ± A_max
@@ -53,47 +53,18 @@ class DiffusionNft:
                 "policy.average.publish: diffusion-nft compares the policy with the average that generates, and here "
                 "rollouts come from the trained weights; add a table [policy.average] with publish = true"
             )
+        self.aggregation = Aggregation(options.aggregation)
         self._options: Final = options
-
-    @property
-    def aggregation(self) -> Aggregation:
-        """As the option says."""
-        return Aggregation(self._options.aggregation)
-
-    @property
-    def constant_length(self) -> int:
-        """Unused by either aggregation."""
-        return 1
-
-    @property
-    def old_logprobs(self) -> OldLogprobs:
-        """None are looked at."""
-        return "none"
-
-    @property
-    def needs_entropy(self) -> bool:
-        """No entropy term."""
-        return False
-
-    @property
-    def skips_zero_advantage(self) -> bool:
-        """Half good and half bad cancel only where the policy is its average."""
-        return False
 
     @property
     def consults(self) -> Mapping[FrozenRole, Blend]:
         """The two blends with the average: v⁺ has a share of β of the policy, v⁻ of -β."""
         return {"average": Blend(shares=(self._options.beta, -self._options.beta))}
 
-    def admit(self, group: Group) -> str | None:
-        """Drop a group with a reward that is no finite number."""
-        return refuse_nonfinite(group)
-
     def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
         """Rewards relative to their prompt's, within the limit."""
-        limit = self._options.advantage_limit
         relative = relative_rewards(groups, eps=self._options.advantage_eps, spread=self._options.spread)
-        return [[None if each is None else min(max(each, -limit), limit) for each in values] for values in relative]
+        return limited(relative, self._options.advantage_limit)
 
     def loss(self, decisions: Decisions) -> Loss:
         """The squared errors of both blends, by how good the sample is."""

@@ -4,37 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cosmos_core.protocols import Aggregation, OldLogprobs
+from cosmos_core.protocols import PlainAlgorithm
 from cosmos_core.types import Group
 
 
-class Distillation:
+class Distillation(PlainAlgorithm):
     """An objective that looks at no rewards: every finished completion is trained on, each token alike."""
-
-    @property
-    def aggregation(self) -> Aggregation:
-        """The mean over tokens."""
-        return Aggregation.TOKEN_MEAN
-
-    @property
-    def constant_length(self) -> int:
-        """Unused by this aggregation."""
-        return 1
-
-    @property
-    def old_logprobs(self) -> OldLogprobs:
-        """None are looked at."""
-        return "none"
-
-    @property
-    def needs_entropy(self) -> bool:
-        """No entropy term."""
-        return False
-
-    @property
-    def skips_zero_advantage(self) -> bool:
-        """The loss does not look at advantages of sequences."""
-        return False
 
     def admit(self, group: Group) -> str | None:
         """A group with a finished completion."""

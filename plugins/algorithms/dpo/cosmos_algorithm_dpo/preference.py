@@ -11,12 +11,13 @@ Shape legend: N decisions of a micro-batch, n of one sequence.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
-from cosmos_core.protocols import Aggregation, Decisions, Divergence, Estimate, FrozenRole, Loss, OldLogprobs, Taken
+from cosmos_core.protocols import Aggregation, Decisions, Divergence, Estimate, FrozenRole, Loss, PlainAlgorithm, Taken
 from cosmos_core.types import Group
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Slope:
 Shape: TypeAlias = Callable[[Margin], Slope]
 
 
-class PreferenceObjective:
+class PreferenceObjective(PlainAlgorithm):
     """An objective over pairs (see `cosmos_core.protocols.Estimating`).
 
     Args:
@@ -64,43 +65,18 @@ class PreferenceObjective:
         beta: Factor of log-ratios in the rewards that are reported.
     """
 
+    aggregation = Aggregation.SEQUENCE_MEAN_TOKEN_SUM
+    # Margins follow from those of the starting weights.
+    old_logprobs = "recompute"
+
     def __init__(self, shape: Shape, beta: float) -> None:
         self._shape = shape
         self._beta = beta
 
     @property
-    def aggregation(self) -> Aggregation:
-        """The mean over sequences of sums over tokens."""
-        return Aggregation.SEQUENCE_MEAN_TOKEN_SUM
-
-    @property
-    def constant_length(self) -> int:
-        """Sums are not divided."""
-        return 1
-
-    @property
-    def old_logprobs(self) -> OldLogprobs:
-        """Those of the starting weights, from which margins follow."""
-        return "recompute"
-
-    @property
-    def needs_entropy(self) -> bool:
-        """No entropy term."""
-        return False
-
-    @property
-    def skips_zero_advantage(self) -> bool:
-        """Both of a pair are always trained on."""
-        return False
-
-    @property
     def consults(self) -> Mapping[FrozenRole, Divergence | None]:
         """The reference's log-probs."""
         return {"reference": None}
-
-    def admit(self, group: Group) -> str | None:  # noqa: ARG002 - the protocol's name for it
-        """Everything is trained on."""
-        return None
 
     def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
         """None for every sample: preferences have no rewards."""
@@ -111,16 +87,18 @@ class PreferenceObjective:
         assert taken.logprobs_n is not None
         return [float((taken.logprobs_n.double() - taken.frozen_n["reference"].double()).sum())]
 
-    def estimate(self, taken: Taken, batch: Mapping[int, Sequence[float]]) -> Estimate:
+    def settle(self, batch: Mapping[int, Sequence[float]]) -> Callable[[Taken], Estimate]:
+        """The mean of all log-ratios, and what follows for the sequences of each pair."""
+        ratios = {place: ratio for place, (ratio,) in batch.items()}
+        return functools.partial(self._estimate, ratios, sum(ratios.values()) / len(ratios))
+
+    def _estimate(self, ratios: Mapping[int, float], mean: float, taken: Taken) -> Estimate:
         """Minus the pair's derivative at each decision, and this sequence's part of its loss."""
         assert taken.logprobs_n is not None
         is_chosen = taken.advantage > 0.0
-        own, other = batch[taken.place][0], batch[taken.place ^ 1][0]
+        own, other = ratios[taken.place], ratios[taken.place ^ 1]
         chosen, rejected = (own, other) if is_chosen else (other, own)
-        margin = Margin(
-            chosen=chosen, rejected=rejected, mean=sum(batch[place][0] for place in sorted(batch)) / len(batch)
-        )
-        slope = self._shape(margin)
+        slope = self._shape(Margin(chosen=chosen, rejected=rejected, mean=mean))
         # A pair is two sequences of the mean, and one of the loss.
         derivative = 2.0 * (slope.chosen if is_chosen else slope.rejected)
         return Estimate(

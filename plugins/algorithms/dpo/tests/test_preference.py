@@ -63,8 +63,8 @@ def taken_of(ours, theirs):
 
 
 def settle(objective, taken):
-    batch = {each.place: objective.summarise(each) for each in taken}
-    return [objective.estimate(each, batch) for each in taken]
+    estimate = objective.settle({each.place: objective.summarise(each) for each in taken})
+    return [estimate(each) for each in taken]
 
 
 def total_of(objective, ours, theirs, estimates):

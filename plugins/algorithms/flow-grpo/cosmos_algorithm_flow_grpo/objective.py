@@ -14,15 +14,18 @@ from cosmos_core.protocols import (
     Divergence,
     FrozenRole,
     Loss,
-    OldLogprobs,
+    PlainAlgorithm,
+    add_divergence,
     clipped_surrogate,
-    refuse_nonfinite,
+    limited,
+    log_ratio,
+    refuse_recomputed,
     relative_rewards,
 )
 from cosmos_core.types import Group
 
 
-class FlowGrpo:
+class FlowGrpo(PlainAlgorithm):
     """GRPO whose decisions are denoising steps.
 
         A = (R - mean of group) / (std of group + eps), within ± its limit
@@ -40,66 +43,29 @@ class FlowGrpo:
     """
 
     def __init__(self, options: FlowGrpoOptions, context: AlgorithmContext) -> None:
-        if options.old_logprobs == "recompute" and context.max_staleness > 0:
-            raise ConfigError(
-                "algorithm.options.old_logprobs = 'recompute': the ratio would compare the weights of one step with "
-                f"themselves, and samples up to {context.max_staleness} steps old would go uncorrected; set "
-                "old_logprobs = 'behaviour', or sync.mode = 'sync'"
-            )
-        if options.old_logprobs == "recompute" and context.generates_average:
-            raise ConfigError(
-                "algorithm.options.old_logprobs = 'recompute': the ratio would compare the trained weights with "
-                "themselves, and samples come from their average (policy.average.publish); set old_logprobs = "
-                "'behaviour', or policy.average.publish = false"
-            )
+        uncorrected = refuse_recomputed(context) if options.old_logprobs == "recompute" else None
+        if uncorrected is not None:
+            raise ConfigError(f"algorithm.options.{uncorrected}")
+        self.aggregation = Aggregation(options.aggregation)
+        self.old_logprobs = options.old_logprobs
+        # Without a divergence every term is a multiple of the advantage.
+        self.skips_zero_advantage = options.kl_weight == 0.0
         self._options: Final = options
-
-    @property
-    def aggregation(self) -> Aggregation:
-        """As the option says."""
-        return Aggregation(self._options.aggregation)
-
-    @property
-    def constant_length(self) -> int:
-        """Unused by either aggregation."""
-        return 1
-
-    @property
-    def old_logprobs(self) -> OldLogprobs:
-        """As the option says."""
-        return self._options.old_logprobs
-
-    @property
-    def needs_entropy(self) -> bool:
-        """A step's noise is given: its entropy is no function of the weights."""
-        return False
-
-    @property
-    def skips_zero_advantage(self) -> bool:
-        """Without a divergence every term is a multiple of the advantage."""
-        return self._options.kl_weight == 0.0
 
     @property
     def consults(self) -> Mapping[FrozenRole, Divergence]:
         """The divergence from the reference, if it counts."""
         return {"reference": Divergence(kind="reverse-kl")} if self._options.kl_weight > 0.0 else {}
 
-    def admit(self, group: Group) -> str | None:
-        """Drop a group with a reward that is no finite number."""
-        return refuse_nonfinite(group)
-
     def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
         """Rewards relative to their prompt's, within the limit."""
-        limit = self._options.advantage_limit
         relative = relative_rewards(groups, eps=self._options.advantage_eps, spread=self._options.spread)
-        return [[None if each is None else min(max(each, -limit), limit) for each in values] for values in relative]
+        return limited(relative, self._options.advantage_limit)
 
     def loss(self, decisions: Decisions) -> Loss:
         """The clipped surrogate, and the divergence if it counts."""
-        priced = clipped_surrogate(decisions, self._options.clip)
-        if self._options.kl_weight == 0.0:
-            return priced
-        kl_N = decisions.frozen["reference"].divergence_N
-        assert kl_N is not None
-        loss_N = priced.loss_N + self._options.kl_weight * kl_N
-        return Loss(loss_N=loss_N, metrics={**priced.metrics, "reference_kl": kl_N.detach()})
+        assert decisions.old_logprobs_N is not None
+        clip = self._options.clip
+        log_ratio_N = log_ratio(decisions.logprobs_N, decisions.old_logprobs_N)
+        priced = clipped_surrogate(log_ratio_N, decisions.advantages_N, low=clip, high=clip)
+        return add_divergence(priced, decisions, self._options.kl_weight)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cosmos_algorithm_grpo.options import PolicyOptions
 from cosmos_core.errors import ConfigError
-from cosmos_core.protocols import AlgorithmContext
+from cosmos_core.protocols import AlgorithmContext, refuse_recomputed
 
 
 def check_combination(options: PolicyOptions, context: AlgorithmContext) -> None:
@@ -48,12 +48,10 @@ def _corrections(options: PolicyOptions, context: AlgorithmContext) -> Iterator[
             f"importance_floor = {options.importance_floor}: it is the lower end of a range whose "
             f"upper end is importance_cap, which is {options.importance_cap}; set a larger importance_cap, such as 5.0"
         )
-    if options.old_logprobs == "recompute" and options.importance_cap is None and context.max_staleness > 0:
-        yield (
-            "old_logprobs = 'recompute': the ratio would compare the weights of one step with "
-            f"themselves, and samples up to {context.max_staleness} steps old would go uncorrected; set "
-            "importance_cap (2.0 is usual), old_logprobs = 'behaviour', or sync.mode = 'sync'"
-        )
+    if options.old_logprobs == "recompute" and options.importance_cap is None:
+        uncorrected = refuse_recomputed(context, instead="importance_cap (2.0 is usual)")
+        if uncorrected is not None:
+            yield uncorrected
 
 
 def _divergence(options: PolicyOptions) -> Iterator[str]:

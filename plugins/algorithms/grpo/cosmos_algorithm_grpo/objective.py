@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -11,7 +10,7 @@ from cosmos_algorithm_grpo.combination import check_combination
 from cosmos_algorithm_grpo.correction import kept_sequences, masked_weight, truncated_weight
 from cosmos_algorithm_grpo.kl import kl_estimate
 from cosmos_algorithm_grpo.options import PolicyOptions
-from cosmos_algorithm_grpo.ratio import log_ratio, sequence_log_ratio
+from cosmos_algorithm_grpo.ratio import sequence_log_ratio
 from cosmos_algorithm_grpo.surrogate import Surrogate
 from cosmos_core.protocols import (
     Aggregation,
@@ -21,7 +20,8 @@ from cosmos_core.protocols import (
     Divergence,
     FrozenRole,
     Loss,
-    OldLogprobs,
+    PlainAlgorithm,
+    log_ratio,
 )
 from cosmos_core.types import Group, Sample
 
@@ -39,7 +39,7 @@ CAPABILITIES: Final = AlgorithmCapabilities(
 )
 
 
-class Objective:
+class Objective(PlainAlgorithm):
     """A policy-gradient objective.
 
     Args:
@@ -61,35 +61,14 @@ class Objective:
         shaping: Shaping = lambda _: 0.0,
     ) -> None:
         check_combination(options, context)
+        self.aggregation = Aggregation(options.aggregation)
+        self.constant_length = options.constant_length or context.max_units
+        self.old_logprobs = options.old_logprobs
+        # Without a divergence every term is a multiple of the advantage.
+        self.skips_zero_advantage = options.kl_weight == 0.0
         self._options: Final = options
         self._surrogate: Final = surrogate
         self._shaping: Final = shaping
-        self._max_units: Final = context.max_units
-
-    @property
-    def aggregation(self) -> Aggregation:
-        """As the option says."""
-        return Aggregation(self._options.aggregation)
-
-    @property
-    def constant_length(self) -> int:
-        """What the sum over tokens is divided by."""
-        return self._options.constant_length or self._max_units
-
-    @property
-    def old_logprobs(self) -> OldLogprobs:
-        """As the option says."""
-        return self._options.old_logprobs
-
-    @property
-    def needs_entropy(self) -> bool:
-        """No entropy term."""
-        return False
-
-    @property
-    def skips_zero_advantage(self) -> bool:
-        """Without a divergence every term is a multiple of the advantage."""
-        return self._options.kl_weight == 0.0
 
     @property
     def consults(self) -> Mapping[FrozenRole, Divergence | None]:
@@ -98,13 +77,10 @@ class Objective:
 
     def admit(self, group: Group) -> str | None:
         """Drop a group with a reward that is no finite number, and, if the option says so, one of equal rewards."""
-        rewards = rewards_of(group)
-        known = scored(rewards)
-        if not all(map(math.isfinite, known)):
-            return "reward not finite"
-        if self._options.dynamic_sampling and len(known) > 1 and all_equal(rewards):
+        reason, rewards = super().admit(group), rewards_of(group)
+        if reason is None and self._options.dynamic_sampling and len(scored(rewards)) > 1 and all_equal(rewards):
             return "equal rewards"
-        return None
+        return reason
 
     def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
         """Rewards, shaped, above the baseline and on the scale of the options."""

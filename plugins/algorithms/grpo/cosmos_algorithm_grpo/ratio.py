@@ -1,4 +1,4 @@
-"""Ratios of probabilities under two policies, of a token or of its whole sequence.
+"""Ratios of probabilities under two policies, over whole sequences.
 
 Tensors' own methods are used throughout, so that importing an algorithm imports no torch.
 
@@ -7,18 +7,12 @@ Shape legend: N decisions of a micro-batch, S its sequences.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from cosmos_core.protocols import log_ratio
 
 if TYPE_CHECKING:
     import torch
-
-LOG_RATIO_LIMIT: Final = 20.0
-"""e^20 is far outside every clip range and still finite in float32."""
-
-
-def log_ratio(logprobs_N: torch.Tensor, old_logprobs_N: torch.Tensor) -> torch.Tensor:
-    """log(new / old), limited so that its exponential is finite."""
-    return (logprobs_N - old_logprobs_N).clamp(min=-LOG_RATIO_LIMIT, max=LOG_RATIO_LIMIT)
 
 
 def mean_of_sequence(values_N: torch.Tensor, sequence_N: torch.Tensor, num_sequences: int) -> torch.Tensor:

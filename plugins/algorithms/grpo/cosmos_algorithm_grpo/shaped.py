@@ -5,7 +5,7 @@ Shape legend: n decisions of one sequence.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cosmos_algorithm_grpo.advantage import Whitening
@@ -29,7 +29,7 @@ class ShapedObjective(Objective):
     """
 
     def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
-        """Rewards above their baseline; what follows from the divergence is `estimate`'s."""
+        """Rewards above their baseline; what follows from the divergence is `settle`'s."""
         return [self._advantages(group) for group in groups]
 
     def summarise(self, taken: Taken) -> Sequence[float]:
@@ -37,15 +37,20 @@ class ShapedObjective(Objective):
         values_n = self._values(taken)
         return [float(len(values_n)), float(values_n.sum()), float(values_n.square().sum())]
 
-    def estimate(self, taken: Taken, batch: Mapping[int, Sequence[float]]) -> Estimate:
-        """The advantage of each decision, and the sequence's mean divergence."""
-        values_n = self._values(taken)
+    def settle(self, batch: Mapping[int, Sequence[float]]) -> Callable[[Taken], Estimate]:
+        """The advantage of each decision, whitened if the options say so, and the sequence's mean divergence."""
+        whiten = None
         if self._options.scale == "batch":
-            # In the order of places, so that rounding is the same in every process.
-            whiten = Whitening([batch[place] for place in sorted(batch)], eps=self._options.advantage_eps)
-            values_n = (values_n - whiten.mean) * whiten.factor
-        divergence = float(self._divergence(taken).mean()) if len(values_n) else 0.0
-        return Estimate(advantages_n=values_n.float(), metrics={"reference_kl": divergence})
+            whiten = Whitening([*batch.values()], eps=self._options.advantage_eps)
+
+        def estimate(taken: Taken) -> Estimate:
+            values_n = self._values(taken)
+            if whiten is not None:
+                values_n = (values_n - whiten.mean) * whiten.factor
+            divergence = float(self._divergence(taken).mean()) if len(values_n) else 0.0
+            return Estimate(advantages_n=values_n.float(), metrics={"reference_kl": divergence})
+
+        return estimate
 
     def _values(self, taken: Taken) -> torch.Tensor:
         """The advantage of each decision before whitening, float64."""

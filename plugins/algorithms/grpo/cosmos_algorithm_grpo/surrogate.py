@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
-from cosmos_core.protocols import Loss
+from cosmos_core.protocols import Loss, clipped_surrogate
 
 if TYPE_CHECKING:
     import torch
@@ -48,18 +48,16 @@ class Clip:
 
     def __call__(self, *, logprobs_N: torch.Tensor, log_ratio_N: torch.Tensor, advantages_N: torch.Tensor) -> Loss:  # noqa: ARG002 - of the protocol
         """The price of each decision, `ratio` and `clip_fraction` (decisions whose gradient the bounds removed)."""
-        ratio_N = log_ratio_N.exp()
-        free_N = ratio_N * advantages_N
-        bounded_N = ratio_N.clamp(min=1.0 - self.low, max=1.0 + self.high) * advantages_N
-        surrogate_N = free_N.minimum(bounded_N)
-        clipped_N = bounded_N.detach() < free_N.detach()
-        if self.dual is not None:
-            floor_N = self.dual * advantages_N
-            below_N = (advantages_N < 0) & (surrogate_N.detach() < floor_N)
-            surrogate_N = floor_N.where(below_N, surrogate_N)
-            clipped_N = clipped_N | below_N
-        metrics = {"ratio": ratio_N.detach(), "clip_fraction": clipped_N.to(ratio_N.dtype)}
-        return Loss(loss_N=-surrogate_N, metrics=metrics)
+        priced = clipped_surrogate(log_ratio_N, advantages_N, low=self.low, high=self.high)
+        if self.dual is None:
+            return priced
+        most_N = -self.dual * advantages_N
+        above_N = (advantages_N < 0) & (priced.loss_N.detach() > most_N)
+        clip_fraction_N = priced.metrics["clip_fraction"].masked_fill(above_N, 1.0)
+        return Loss(
+            loss_N=most_N.where(above_N, priced.loss_N),
+            metrics={**priced.metrics, "clip_fraction": clip_fraction_N},
+        )
 
 
 @attrs.frozen(kw_only=True)

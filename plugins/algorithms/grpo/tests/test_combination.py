@@ -10,10 +10,16 @@ from cosmos_core.protocols import AlgorithmContext
 STALE = AlgorithmContext(group_size=4, temperature=1.0, max_units=100, max_staleness=2)
 ON_POLICY = attrs.evolve(STALE, max_staleness=0)
 ALONE = attrs.evolve(STALE, group_size=1)
+AVERAGED = attrs.evolve(ON_POLICY, generates_average=True)
 
 REFUSED = [
     (STALE, {"importance_cap": 2.0}, r"importance_cap = 2\.0: it needs old_logprobs = 'recompute'"),
     (STALE, {"old_logprobs": "recompute"}, "samples up to 2 steps old would go uncorrected"),
+    (
+        AVERAGED,
+        {"old_logprobs": "recompute"},
+        r"samples of the average .* importance_cap .* old_logprobs = 'behaviour', or policy\.average\.publish = false",
+    ),
     (
         ON_POLICY,
         {"old_logprobs": "recompute", "importance_floor": 0.5},
@@ -43,6 +49,8 @@ REFUSED = [
 ACCEPTED = [
     (ON_POLICY, {"old_logprobs": "recompute"}),
     (STALE, {"old_logprobs": "recompute", "importance_cap": 2.0}),
+    (AVERAGED, {"old_logprobs": "recompute", "importance_cap": 2.0}),
+    (AVERAGED, {}),
     (ALONE, {"baseline": "none", "scale": "batch"}),
     (STALE, {"baseline": "none", "scale": "none"}),
     (STALE, {"aggregation": "sequence-mean-token-sum", "constant_length": 64}),

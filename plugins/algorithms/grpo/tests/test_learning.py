@@ -89,8 +89,8 @@ def estimated(algorithm, advantages, old_N, reference_N):
             zip(advantages, old_N.split(T), reference_N.split(T), strict=True)
         )
     ]
-    said = {each.place: algorithm.summarise(each) for each in sequences}
-    return torch.cat([algorithm.estimate(each, said).advantages_n for each in sequences])
+    estimate = algorithm.settle({each.place: algorithm.summarise(each) for each in sequences})
+    return torch.cat([estimate(each).advantages_n for each in sequences])
 
 
 def group(position, rewards):

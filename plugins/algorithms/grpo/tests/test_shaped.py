@@ -28,8 +28,8 @@ def taken(place, advantage, divergences):
 
 
 def estimates(algorithm, sequences):
-    said = {each.place: algorithm.summarise(each) for each in sequences}
-    return [algorithm.estimate(each, said) for each in sequences]
+    estimate = algorithm.settle({each.place: algorithm.summarise(each) for each in sequences})
+    return [estimate(each) for each in sequences]
 
 
 def test_each_decision_counts_the_divergence_from_itself_on():
@@ -47,16 +47,6 @@ def test_whitening_is_over_all_decisions_of_the_batch():
     std = math.sqrt(2.45 / 3)
     assert first.advantages_n.tolist() == pytest.approx([0.45 / std, 0.55 / std, 0.35 / std])
     assert second.advantages_n.tolist() == pytest.approx([-1.35 / std])
-
-
-def test_whitening_is_the_same_in_every_process():
-    sequences = [taken(0, 1.0, [0.2, -0.4, 0.6]), taken(1, -1.0, [0.1]), taken(2, 0.3, [0.7, 0.3])]
-    algorithm = make("batch")
-    said = {each.place: algorithm.summarise(each) for each in sequences}
-    elsewhere = {place: said[place] for place in (2, 0, 1)}
-    for each in sequences:
-        one, other = algorithm.estimate(each, said), algorithm.estimate(each, elsewhere)
-        assert torch.equal(one.advantages_n, other.advantages_n)
 
 
 def test_only_what_needs_a_reference_asks_for_it():

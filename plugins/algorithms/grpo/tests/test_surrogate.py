@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from cosmos_algorithm_grpo.ratio import log_ratio
 from cosmos_algorithm_grpo.surrogate import Clip, Weight
+from cosmos_core.protocols import log_ratio
 
 CLIP = Clip(low=0.2, high=0.3)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import attrs
@@ -11,12 +11,10 @@ from attrs import validators as check
 
 from cosmos_algorithm_grpo.advantage import Whitening
 from cosmos_algorithm_grpo.kl import kl_estimate
-from cosmos_algorithm_grpo.ratio import log_ratio
-from cosmos_algorithm_grpo.surrogate import Clip
 from cosmos_algorithm_ppo.gae import generalised_advantages
 from cosmos_core.config import option
+from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import (
-    Aggregation,
     Algorithm,
     AlgorithmCapabilities,
     AlgorithmContext,
@@ -25,11 +23,13 @@ from cosmos_core.protocols import (
     Estimate,
     FrozenRole,
     Loss,
-    OldLogprobs,
+    PlainAlgorithm,
     Provider,
     Taken,
+    clipped_surrogate,
     hookimpl,
-    refuse_nonfinite,
+    log_ratio,
+    refuse_recomputed,
 )
 from cosmos_core.types import Group
 
@@ -61,11 +61,11 @@ class PpoOptions:
     old_logprobs: Literal["behaviour", "recompute"] = option(
         "behaviour",
         help="What the ratio compares with: `behaviour`, the weights that generated each token, corrects for stale "
-        "samples; `recompute`, the weights at the start of the step.",
+        "samples; `recompute`, the weights at the start of the step, is for samples of these very weights.",
     )
 
 
-class Ppo:
+class Ppo(PlainAlgorithm):
     """Clipped policy gradient with the advantages of a critic, and the critic's own regression.
 
     A sample's reward counts at its last decision; with `kl_weight`, each decision pays log π - log π_ref. The critic
@@ -74,53 +74,27 @@ class Ppo:
     Source: 1707.06347, equations 7 and 9; advantages 1506.02438; the divergence in the reward 1909.08593, equation 2.
     Deviations: the critic's error is not clipped, as a batch is trained on once; a sample that was cut off counts as
     one that ended.
+
+    Raises:
+        ConfigError: The options do not fit the recipe.
     """
 
-    def __init__(self, options: PpoOptions, context: AlgorithmContext) -> None:  # noqa: ARG002 - the kind's signature
+    needs_critic = True
+
+    def __init__(self, options: PpoOptions, context: AlgorithmContext) -> None:
+        uncorrected = refuse_recomputed(context) if options.old_logprobs == "recompute" else None
+        if uncorrected is not None:
+            raise ConfigError(f"algorithm.options.{uncorrected}")
+        self.old_logprobs = options.old_logprobs
         self._options = options
-        self._clip = Clip(low=options.clip, high=options.clip)
-
-    @property
-    def aggregation(self) -> Aggregation:
-        """The mean over tokens."""
-        return Aggregation.TOKEN_MEAN
-
-    @property
-    def constant_length(self) -> int:
-        """Unused by this aggregation."""
-        return 1
-
-    @property
-    def old_logprobs(self) -> OldLogprobs:
-        """As the option says."""
-        return self._options.old_logprobs
-
-    @property
-    def needs_entropy(self) -> bool:
-        """No entropy term."""
-        return False
-
-    @property
-    def needs_critic(self) -> bool:
-        """Always."""
-        return True
-
-    @property
-    def skips_zero_advantage(self) -> bool:
-        """A sample without a reward is one for the critic to learn from."""
-        return False
 
     @property
     def consults(self) -> Mapping[FrozenRole, Divergence | None]:
         """The reference, if the divergence from it counts."""
         return {"reference": None} if self._options.kl_weight > 0.0 else {}
 
-    def admit(self, group: Group) -> str | None:
-        """Drop a group with a reward that is no finite number."""
-        return refuse_nonfinite(group)
-
     def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
-        """The rewards: what they are worth is `estimate`'s to say."""
+        """The rewards: what they are worth is `settle`'s to say."""
         return [[sample.reward if sample.is_scored else None for sample in group.samples] for group in groups]
 
     def summarise(self, taken: Taken) -> Sequence[float]:
@@ -128,32 +102,34 @@ class Ppo:
         advantages = self._advantages(taken)
         return [float(len(advantages)), math.fsum(advantages), math.fsum(each * each for each in advantages)]
 
-    def estimate(self, taken: Taken, batch: Mapping[int, Sequence[float]]) -> Estimate:
+    def settle(self, batch: Mapping[int, Sequence[float]]) -> Callable[[Taken], Estimate]:
         """The advantage of each decision, whitened, and the return that its value is drawn to."""
-        values_n = _values(taken)
-        raw = self._advantages(taken)
-        advantages = raw
-        if self._options.whiten:
-            # In the order of places, so that rounding is the same in every process.
-            whiten = Whitening([batch[place] for place in sorted(batch)], eps=1e-8)
-            advantages = [whiten(each) for each in raw]
-        returns = [advantage + value for advantage, value in zip(raw, values_n.tolist(), strict=True)]
-        metrics = {"return": taken.advantage}
-        if "reference" in taken.frozen_n and len(raw):
-            metrics["reference_kl"] = float(self._divergence(taken).mean())
-        return Estimate(
-            advantages_n=values_n.new_tensor(advantages), targets_n=values_n.new_tensor(returns), metrics=metrics
-        )
+        whiten = Whitening([*batch.values()], eps=1e-8) if self._options.whiten else None
+
+        def estimate(taken: Taken) -> Estimate:
+            values_n, raw = _values(taken), self._advantages(taken)
+            returns = [advantage + value for advantage, value in zip(raw, values_n.tolist(), strict=True)]
+            metrics = {"return": taken.advantage}
+            if "reference" in taken.frozen_n and len(raw):
+                metrics["reference_kl"] = float(self._divergence(taken).mean())
+            return Estimate(
+                advantages_n=values_n.new_tensor(raw if whiten is None else [whiten(each) for each in raw]),
+                targets_n=values_n.new_tensor(returns),
+                metrics=metrics,
+            )
+
+        return estimate
 
     def loss(self, decisions: Decisions) -> Loss:
         """The surrogate's price, and the critic's error."""
         assert decisions.old_logprobs_N is not None
         assert decisions.values_N is not None
         assert decisions.targets_N is not None
-        priced = self._clip(
-            logprobs_N=decisions.logprobs_N,
-            log_ratio_N=log_ratio(decisions.logprobs_N, decisions.old_logprobs_N),
-            advantages_N=decisions.advantages_N,
+        priced = clipped_surrogate(
+            log_ratio(decisions.logprobs_N, decisions.old_logprobs_N),
+            decisions.advantages_N,
+            low=self._options.clip,
+            high=self._options.clip,
         )
         error_N = (decisions.values_N - decisions.targets_N).square()
         return Loss(

@@ -2,6 +2,7 @@
 
 import pytest
 
+from cosmos_core.protocols import AlgorithmContext
 from cosmos_core.testing import AlgorithmConformance
 
 
@@ -19,3 +20,7 @@ class TestPpoWithDivergence(TestPpo):
     @pytest.fixture
     def options(self):
         return {"kl_weight": 0.1, "old_logprobs": "recompute", "whiten": False}
+
+    @pytest.fixture
+    def context(self):
+        return AlgorithmContext(group_size=4, temperature=1.0, max_units=16, max_staleness=0)

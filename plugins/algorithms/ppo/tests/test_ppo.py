@@ -3,10 +3,12 @@
 import subprocess
 import sys
 
+import attrs
 import pytest
 import torch
 
 from cosmos_algorithm_ppo import Ppo, PpoOptions, generalised_advantages
+from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import AlgorithmContext, Decisions, Taken
 from cosmos_core.types import Group, Sample, SampleStatus
 
@@ -21,8 +23,8 @@ def taken(reward, values, *, place=0, logprobs=None, reference=None):
 
 
 def settle(algorithm, sequences):
-    batch = {each.place: algorithm.summarise(each) for each in sequences}
-    return [algorithm.estimate(each, batch) for each in sequences]
+    estimate = algorithm.settle({each.place: algorithm.summarise(each) for each in sequences})
+    return [estimate(each) for each in sequences]
 
 
 def test_generalised_advantages_by_hand():
@@ -114,6 +116,23 @@ def test_rewards_that_are_no_numbers_are_dropped_and_unscored_samples_take_no_pa
     assert algorithm.admit(good) is None
     assert algorithm.advantages([good]) == [[0.0, None]]
     assert algorithm.admit(Group(position=0, samples=(sample(0, float("nan")),))) == "reward not finite"
+
+
+@pytest.mark.parametrize(
+    ("context", "why"),
+    [
+        (
+            {"max_staleness": 2},
+            r"samples up to 2 steps old would go uncorrected; set old_logprobs = 'behaviour', or sync\.mode",
+        ),
+        ({"generates_average": True}, r"'behaviour', or policy\.average\.publish = false"),
+    ],
+)
+def test_a_ratio_that_corrects_nothing_is_refused(context, why):
+    context = attrs.evolve(CONTEXT, **context)
+    with pytest.raises(ConfigError, match=r"^algorithm\.options\.old_logprobs = 'recompute': .*" + why):
+        Ppo(PpoOptions(old_logprobs="recompute"), context)
+    assert Ppo(PpoOptions(), context).old_logprobs == "behaviour"
 
 
 def test_importing_it_imports_no_torch():

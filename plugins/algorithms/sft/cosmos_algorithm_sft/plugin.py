@@ -18,7 +18,7 @@ from cosmos_core.protocols import (
     AlgorithmContext,
     Decisions,
     Loss,
-    OldLogprobs,
+    PlainAlgorithm,
     Provider,
     hookimpl,
 )
@@ -34,7 +34,7 @@ class SftOptions:
     )
 
 
-class Sft:
+class Sft(PlainAlgorithm):
     """A decision of a demonstration costs minus its log-probability.
 
     Of a token that is cross entropy. The log-probability of a point at which a world model learns its velocity is minus
@@ -42,36 +42,7 @@ class Sft:
     """
 
     def __init__(self, options: SftOptions, context: AlgorithmContext) -> None:  # noqa: ARG002 - the kind's signature
-        self._aggregation = Aggregation(options.aggregation)
-
-    @property
-    def aggregation(self) -> Aggregation:
-        """As the option says."""
-        return self._aggregation
-
-    @property
-    def constant_length(self) -> int:
-        """Unused by either aggregation."""
-        return 1
-
-    @property
-    def old_logprobs(self) -> OldLogprobs:
-        """No ratio, so none."""
-        return "none"
-
-    @property
-    def needs_entropy(self) -> bool:
-        """No entropy term."""
-        return False
-
-    @property
-    def skips_zero_advantage(self) -> bool:
-        """The loss does not look at advantages."""
-        return False
-
-    def admit(self, group: Group) -> str | None:  # noqa: ARG002 - the protocol's name for it
-        """Everything is trained on."""
-        return None
+        self.aggregation = Aggregation(options.aggregation)
 
     def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
         """None for every sample: demonstrations have no rewards."""

@@ -1,0 +1,116 @@
+"""Prompts that show images or videos: how they enter a module, and how other implementations of its family take them.
+
+Shape legend: P units of a prompt, N units of a forward, K of them of conditioned prompts, R whose logits are asked for,
+A rotary axes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+import attrs
+
+from cosmos_core.protocols.model import MicroBatch
+from cosmos_core.types import Payload
+
+if TYPE_CHECKING:
+    import torch
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Conditioning:
+    """How a prompt of P units enters a module, where its token ids do not say it all.
+
+    Attributes:
+        positions: int64 [P], or [A, P] with one for each of A rotary axes; on the CPU.
+        next_position: Of the first generated unit, on every axis; that of each later one is one more.
+        batch: What `Conditioned.enter` reads; an engine does not look inside.
+    """
+
+    positions: torch.Tensor
+    next_position: int
+    batch: MicroBatch
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Entering:
+    """Units of one forward, of any sequences, some of them units of conditioned prompts.
+
+    Attributes:
+        tokens_N: int64.
+        positions: int64 [N], or [A, N].
+        places_K: int64, ascending: which units enter with more than their token.
+        features: What those enter with, [K, ...] each: rows of what `Conditioned.enter` gave.
+        kept_R: int64, the units whose logits are asked for.
+    """
+
+    tokens_N: torch.Tensor
+    positions: torch.Tensor
+    places_K: torch.Tensor
+    features: Mapping[str, torch.Tensor]
+    kept_R: torch.Tensor
+
+
+@runtime_checkable
+class Conditioned(Protocol):
+    """A model whose prompts may show images or videos, for engines that run its modules themselves.
+
+    Optional, beside `Model`. Prompts may enter in pieces, among units of other sequences, and once for many samples.
+    """
+
+    def condition(self, prompt: Payload) -> Conditioning | None:
+        """How a prompt enters; None where its token ids say it all. Needs no weights.
+
+        Raises:
+            DataError: The arrays of the payload do not fit its prompt.
+        """
+        ...
+
+    def enter(self, module: torch.nn.Module, conditioning: Conditioning) -> Mapping[str, torch.Tensor]:
+        """What each unit of the prompt enters with under the weights of the module (its tower runs here).
+
+        Returns:
+            [P, ...] each, on the module's device, by names that only the model reads.
+        """
+        ...
+
+    def evaluate(self, module: torch.nn.Module, entering: Entering) -> torch.Tensor:
+        """Logits [R, V], before the temperature, of a forward that attends as the engine has it attend."""
+        ...
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Shown:
+    """An image or a video of a prompt, as the Hugging Face forward of its family takes it.
+
+    Attributes:
+        modality: What it is.
+        start: Its first unit in the prompt: one that is seen, or a word before these where implementations of the
+            family begin to look for it.
+        is_seen_U: bool [U], of the units from there to the last that is seen: which enter as what the tower makes of
+            it, in order; the others are words of it, such as times.
+        inputs: Keyword arguments of that forward for this one alone, on the CPU, by their names there; those of several
+            are concatenated along their first dim.
+    """
+
+    modality: Literal["image", "video"]
+    start: int
+    is_seen_U: torch.Tensor
+    inputs: Mapping[str, torch.Tensor]
+
+
+@runtime_checkable
+class Showing(Protocol):
+    """A model whose family has other implementations, for engines that run one of these, its tower included.
+
+    Optional, beside `Conditioned`: positions are those that `condition` gives.
+    """
+
+    def shown(self, prompt: Payload) -> Sequence[Shown]:
+        """What a prompt shows, in its order; nothing where its token ids say it all. Needs no weights.
+
+        Raises:
+            DataError: The arrays of the payload do not fit its prompt.
+        """
+        ...
