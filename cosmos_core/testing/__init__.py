@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cosmos_core.testing.conformance.environment.kit import EnvironmentConformance
     from cosmos_core.testing.conformance.hook.kit import HookConformance
     from cosmos_core.testing.conformance.launcher.kit import LauncherConformance
+    from cosmos_core.testing.conformance.model.family import DenoisingModelConformance
     from cosmos_core.testing.conformance.model.kit import ModelConformance
     from cosmos_core.testing.conformance.plugin import fault
     from cosmos_core.testing.conformance.reward.kit import RewardConformance
@@ -28,6 +29,7 @@ __all__ = [
     "CommandLine",
     "DatasetConformance",
     "DenoisingEngineConformance",
+    "DenoisingModelConformance",
     "EngineConformance",
     "EnvironmentConformance",
     "HookConformance",
@@ -42,6 +44,7 @@ _HOMES: Final[Mapping[str, str]] = {
     "CommandLine": "commandline",
     "DatasetConformance": "conformance.dataset.kit",
     "DenoisingEngineConformance": "conformance.engine.denoising",
+    "DenoisingModelConformance": "conformance.model.family",
     "EngineConformance": "conformance.engine.kit",
     "EnvironmentConformance": "conformance.environment.kit",
     "HookConformance": "conformance.hook.kit",

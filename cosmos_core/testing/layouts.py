@@ -8,6 +8,7 @@ Shape legend: N decisions of a micro-batch.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -104,9 +105,16 @@ class Stepped:
     metrics: Mapping[str, float]
 
 
-def step_alone(make: MakeModel, payloads: Sequence[Payload], policy: PolicyConfig, *, seed: int = 0) -> Stepped:
+def step_alone(
+    make: MakeModel,
+    payloads: Sequence[Payload],
+    policy: PolicyConfig,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> Stepped:
     """The step in this process."""
-    return _step(make(), payloads, policy, single_world(), seed=seed)
+    return _step(make(), payloads, policy, single_world(), seed=seed, dtype=dtype)
 
 
 def steps_in_layouts(
@@ -116,9 +124,11 @@ def steps_in_layouts(
     *,
     processes: int,
     seed: int = 0,
+    dtypes: Sequence[torch.dtype] = (torch.float32,),
     inspect: Inspect | None = None,
+    timeout_s: float = 90.0,
 ) -> list[Stepped]:
-    """The step in several layouts of as many processes, one after another in the same world.
+    """The step in several layouts of as many processes, one after another in the same world, in each dtype in turn.
 
     Args:
         make: Makes the model, on each process for each layout.
@@ -126,26 +136,30 @@ def steps_in_layouts(
         policies: A layout each.
         processes: Processes of every layout.
         seed: Of the weights.
+        dtypes: Of the weights (see `build_part`).
         inspect: What to look at before the step.
+        timeout_s: Longest time for all of them.
 
     Raises:
         WorldFailedError: A process failed, or `inspect` raised.
     """
-    stepped: list[Stepped] = run_world(processes, _steps, make, list(payloads), list(policies), seed, inspect)[0]
+    asked = make, list(payloads), list(policies), seed, list(dtypes), inspect
+    stepped: list[Stepped] = run_world(processes, _steps, *asked, timeout_s=timeout_s)[0]
     return stepped
 
 
-def _steps(
+def _steps(  # noqa: PLR0917 - the arguments of a process
     make: MakeModel,
     payloads: Sequence[Payload],
     policies: Sequence[PolicyConfig],
     seed: int,
+    dtypes: Sequence[torch.dtype],
     inspect: Inspect | None,
 ) -> list[Any]:
     results = []
-    for policy in policies:
+    for dtype, policy in itertools.product(dtypes, policies):
         world = World(form_mesh(policy.mesh, "cpu"))
-        stepped = _step(make(), payloads, policy, world, seed=seed, inspect=inspect)
+        stepped = _step(make(), payloads, policy, world, seed=seed, dtype=dtype, inspect=inspect)
         results.append(stepped if world.rank == 0 else None)
     return results
 
@@ -157,9 +171,10 @@ def _step(
     world: World,
     *,
     seed: int,
+    dtype: torch.dtype,
     inspect: Inspect | None = None,
 ) -> Stepped:
-    trainer = make_trainer(model, policy, world, seed=seed)
+    trainer = make_trainer(model, policy, world, seed=seed, dtype=dtype)
     parameters = dict(trainer.module.named_parameters())
     weights = whole(parameters, world)
     if inspect is not None:
@@ -192,11 +207,16 @@ def _largest(world: World, values: Mapping[str, float]) -> dict[str, float]:
 
 
 def make_trainer(
-    model: Model, policy: PolicyConfig, world: World, *, seed: int = 0, device: torch.device = CPU
+    model: Model,
+    policy: PolicyConfig,
+    world: World,
+    *,
+    seed: int = 0,
+    device: torch.device = CPU,
+    dtype: torch.dtype = torch.float32,
 ) -> Trainer:
-    """A trainer of demonstrations, of float32 weights, on this process of a world."""
-    layout = layout_of(policy, world.mesh, device.type)
-    module = model.build(seed=seed, dtype=torch.float32, device=device, layout=layout)
+    """A trainer of demonstrations on this process of a world."""
+    module = build_part(model, policy, world, seed=seed, device=device, dtype=dtype)
     trainer = Trainer(model=model, module=module, policy=policy, device=device, world=world)
     stage = Stage(
         index=0, key="algorithm", plugin="imitation", options={}, steps=1000, prompts_per_step=1,
@@ -204,6 +224,22 @@ def make_trainer(
     )  # fmt: skip
     trainer.begin_stage(stage, Imitation(), 1.0)
     return trainer
+
+
+def build_part(
+    model: Model,
+    policy: PolicyConfig,
+    world: World,
+    *,
+    seed: int = 0,
+    device: torch.device = CPU,
+    dtype: torch.dtype = torch.float32,
+) -> torch.nn.Module:
+    """This process's part of the module; with float64 weights it computes in float64, too."""
+    layout = layout_of(policy, world.mesh, device.type)
+    if dtype == torch.float64:
+        layout = attrs.evolve(layout, micro_batch_precision="float64")
+    return model.build(seed=seed, dtype=dtype, device=device, layout=layout)
 
 
 def train_step(trainer: Trainer, payloads: Sequence[Payload], policy: PolicyConfig) -> Meter:

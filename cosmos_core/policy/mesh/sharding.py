@@ -1,7 +1,7 @@
 """Sharded data parallelism: weights spread over the processes that see different data, gathered layer by layer.
 
 Losses are weighted over the whole batch, so gradients are sums over processes, never means. They are reduced in
-float32. Those of `dp_replicate` are summed by the trainer, once a step.
+float32 at least. Those of `dp_replicate` are summed by the trainer, once a step.
 
 Source: arXiv:2304.11277; the implementation is `torch.distributed.fsdp.fully_shard`.
 """
@@ -57,7 +57,7 @@ def _options(layout: Layout, mesh: DeviceMesh) -> dict[str, Any]:
     # Layers get inputs as transformers makes them: some are float32 on purpose, such as routing weights.
     options["mp_policy"] = MixedPrecisionPolicy(
         param_dtype=None if precision == torch.float32 else precision,
-        reduce_dtype=torch.float32,
+        reduce_dtype=torch.promote_types(precision, torch.float32),
         cast_forward_inputs=False,
     )
     if layout.cpu_offload:

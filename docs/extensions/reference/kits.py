@@ -1,7 +1,7 @@
 """The directive `conformance-kit KIND`: what a kit's class takes, and each of its tests with the reason for it.
 
 `conformance-kit all` lists the tests that the kits of all kinds share, `conformance-kit denoising` those that an engine
-of latents has beside those of any engine.
+of latents has beside those of any engine, and `conformance-kit family` those of a family of world models.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ def reference(kind: str) -> str:
         return _tests(PluginConformance, ())
     if kind == "denoising":
         return _tests(testing.DenoisingEngineConformance, dict(tests(testing.EngineConformance)))
+    if kind == "family":
+        return _tests(testing.DenoisingModelConformance, dict(tests(testing.ModelConformance)))
     kit: type[PluginConformance] = getattr(testing, f"{kind.capitalize()}Conformance")
     head = f"`cosmos_core.testing.{kit.__name__}`\n\n```text\n{inspect.getdoc(kit)}\n```"
     return f"{head}\n\n{_tests(kit, dict(tests(PluginConformance)))}"

@@ -47,6 +47,27 @@ def load(self):
 
 Reward.load = load
 """
+REQUIRES = """
+from cosmos_core.errors import ConfigError
+
+def absent(self):
+    return {absent}
+
+def load(self):
+    if "REWARD_KEY" not in os.environ:
+        {without}
+
+Reward.absent, Reward.load = absent, load
+"""
+KEYLESS = "'' if 'REWARD_KEY' in os.environ else 'REWARD_KEY is not set'"
+REFUSES = "raise ConfigError(self.absent())"
+KEY = """
+variables = ["REWARD_KEY"]
+
+@pytest.fixture(autouse=True)
+def key(self, monkeypatch):
+    monkeypatch.setenv("REWARD_KEY", "k")
+"""
 PICTURES = "payload_kinds=frozenset({'media'})"
 LATENTS = """
 @pytest.fixture
@@ -92,6 +113,7 @@ GOOD = {
     "needs-no-reference": reward("return float(completion.text == '8')", exact="\n"),
     "vets": reward("return value") + VETS.format(condition="prompt.reference is None", error="DataError"),
     "loads": reward("return value / self.unit") + LOADS,
+    "requires": reward("return value") + REQUIRES.format(absent=KEYLESS, without=REFUSES),
 }
 PLANTED = {
     "raises": (
@@ -260,6 +282,31 @@ PLANTED = {
         "test_what_its_vetting_refuses_cannot_be_scored",
         "`vet` refuses the prompt of the completion '8' (reference None), but `score` returned; let both say the same",
     ),
+    "lacks-what-is-there": (
+        reward("return value") + REQUIRES.format(absent="'REWARD_KEY is not set'", without=REFUSES),
+        "test_it_lacks_nothing_where_it_scores",
+        "`absent` says 'REWARD_KEY is not set', where a worker has scored",
+    ),
+    "tells-no-text": (
+        reward("return value") + REQUIRES.format(absent="None", without=REFUSES),
+        "test_it_lacks_nothing_where_it_scores",
+        "`absent` returned None; return a str, empty where nothing is absent",
+    ),
+    "lacks-nothing": (
+        reward("return value") + REQUIRES.format(absent="''", without="raise ConfigError('no key')"),
+        "test_it_says_what_is_absent",
+        "`absent` says '' without REWARD_KEY in the environment; name what to set",
+    ),
+    "loads-without": (
+        reward("return value") + REQUIRES.format(absent=KEYLESS, without="pass"),
+        "test_it_says_what_is_absent",
+        "`absent` says 'REWARD_KEY is not set', but `load` returned; let both say the same",
+    ),
+    "stumbles-without": (
+        reward("return value") + REQUIRES.format(absent=KEYLESS, without="os.environ['REWARD_KEY']"),
+        "test_it_says_what_is_absent",
+        "`load` raised KeyError ('REWARD_KEY'); raise a ConfigError",
+    ),
     "cannot-load": (
         reward("return value") + LOADS.replace("self.unit = 1.0", "raise OSError('no such weights')"),
         "test_every_ordinary_completion_gets_a_score",
@@ -280,6 +327,10 @@ EXAMPLES = TABLES.partition("unscorable")[0]
 BODIES = {
     **dict.fromkeys(("random", "remembers", "hash", "tossed"), ""),
     **dict.fromkeys(("pictures", "paints", "sees-what-is-not-there", "sees-nothing-and-says-nothing"), ""),
+    **dict.fromkeys(
+        ("requires", "lacks-what-is-there", "tells-no-text", "lacks-nothing", "loads-without", "stumbles-without"),
+        f"{TABLES}{KEY}",
+    ),
     "latents": LATENTS,
     "tossed-beside-examples": "examples = [(Completion(prompt=EIGHT, text='8'), 1.0)]",
     "judges-without-a-reference": f"{EXAMPLES}\nreference_is_optional = True\n",

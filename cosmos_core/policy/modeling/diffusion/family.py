@@ -6,6 +6,7 @@ E their width.
 
 from __future__ import annotations
 
+import importlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -27,10 +28,14 @@ class Family(ABC):
     """A family says how its transformer is called, how guidance combines velocities, and which classes it is made of.
 
     Attributes:
+        transformer_class: Name of the transformer's class in diffusers.
+        autoencoder_class: Likewise of the autoencoder's.
         layers: Name of the list of blocks in the transformer.
         device: Where videos are encoded: where the newest module was built, the CPU before any is.
     """
 
+    transformer_class: ClassVar[str]
+    autoencoder_class: ClassVar[str]
     layers: ClassVar[str]
 
     def __init__(self, options: DiffusionOptions, context: ModelContext) -> None:
@@ -42,14 +47,14 @@ class Family(ABC):
         self._codec: Codec | None = None
 
     @property
-    @abstractmethod
     def transformer(self) -> type[nn.Module]:
         """The class of the transformer."""
+        return _class_named(self.transformer_class)
 
     @property
-    @abstractmethod
     def autoencoder(self) -> type[nn.Module]:
         """The class of the autoencoder."""
+        return _class_named(self.autoencoder_class)
 
     @property
     @abstractmethod
@@ -215,3 +220,9 @@ class Family(ABC):
         """Tokens of what is generated."""
         (_, *sizes), patch = self.shape, self.config["patch_size"]
         return math.prod(size // int(part) for size, part in zip(sizes, patch, strict=True))
+
+
+def _class_named(name: str) -> type[nn.Module]:
+    # It takes seconds, and transformers come first.
+    found: type[nn.Module] = getattr(importlib.import_module("diffusers"), name)
+    return found

@@ -35,6 +35,7 @@ class RewardSubject(PluginConformance):
     examples: ClassVar[Sequence[tuple[Completion, float]]] = ()
     unscorable: ClassVar[Sequence[Completion]] = ()
     reference_is_optional: ClassVar[bool] = False
+    variables: ClassVar[Sequence[str]] = ()
 
     @pytest.fixture
     def context(self) -> RewardContext:

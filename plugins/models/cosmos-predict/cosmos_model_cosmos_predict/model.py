@@ -36,6 +36,8 @@ _PADDING: Final = "concat_padding_mask"
 class CosmosPredictModel(DiffusionModel):
     """Text to world, image to world and video to world, by how many frames a row gives."""
 
+    transformer_class: ClassVar[str] = "CosmosTransformer3DModel"
+    autoencoder_class: ClassVar[str] = "AutoencoderKLWan"
     layers: ClassVar[str] = "transformer_blocks"
 
     options: CosmosPredictOptions
@@ -45,24 +47,6 @@ class CosmosPredictModel(DiffusionModel):
         self._encoder: TextEncoder | None = None
 
     @property
-    def transformer(self) -> type[nn.Module]:
-        """The class of the transformer."""
-        from diffusers import CosmosTransformer3DModel  # noqa: PLC0415 - it takes seconds, and transformers come first
-
-        found: Any = CosmosTransformer3DModel
-        made: type[nn.Module] = found
-        return made
-
-    @property
-    def autoencoder(self) -> type[nn.Module]:
-        """The class of the autoencoder."""
-        from diffusers import AutoencoderKLWan  # noqa: PLC0415 - likewise
-
-        found: Any = AutoencoderKLWan
-        made: type[nn.Module] = found
-        return made
-
-    @property
     def neutral_guidance(self) -> float:
         """The guidance at which the velocity is that of the prompt alone."""
         return 0.0
@@ -70,7 +54,7 @@ class CosmosPredictModel(DiffusionModel):
     @property
     def default_negative_prompt(self) -> str:
         """That of the family's own pipeline."""
-        from diffusers.pipelines.cosmos import pipeline_cosmos2_5_predict as pipeline  # noqa: PLC0415 - likewise
+        from diffusers.pipelines.cosmos import pipeline_cosmos2_5_predict as pipeline  # noqa: PLC0415 - it takes seconds
 
         return str(pipeline.DEFAULT_NEGATIVE_PROMPT)
 

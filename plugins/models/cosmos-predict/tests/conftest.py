@@ -1,43 +1,12 @@
 """Tiny Cosmos-Predict models, and folders of whole checkpoints."""
 
 import pytest
-import torch
 
-from cosmos_core.protocols import ModelContext
+from cosmos_core.testing.families import checkpoint, make_tiny, model, module, one_thread  # noqa: F401 - fixtures
 from cosmos_model_cosmos_predict import CosmosPredictModel, CosmosPredictOptions
 from cosmos_model_cosmos_predict.tiny import CONFIG, OPTIONS
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture
 def make(tmp_path):
-    def made(config=CONFIG, path=None, **options):
-        context = ModelContext(path=path, config=None if path else config, assets=tmp_path / "assets")
-        return CosmosPredictModel(CosmosPredictOptions(**{**OPTIONS, **options}), context)
-
-    return made
-
-
-@pytest.fixture
-def model(make):
-    return make()
-
-
-@pytest.fixture
-def module(model):
-    return model.build(seed=0, dtype=torch.float32, device=torch.device("cpu"))
-
-
-@pytest.fixture
-def checkpoint(tmp_path):
-    """Saves a pipeline and gives its folder."""
-
-    def saved(pipeline):
-        pipeline.save_pretrained(tmp_path / "checkpoint")
-        return str(tmp_path / "checkpoint")
-
-    return saved
+    return make_tiny(CosmosPredictModel, CosmosPredictOptions, CONFIG, OPTIONS, tmp_path)

@@ -40,30 +40,14 @@ IMAGE_PROCESSOR: Final = "image_processor"
 class WanModel(DiffusionModel):
     """Text to video, and image to video where the transformer takes more channels than it gives."""
 
+    transformer_class: ClassVar[str] = "WanTransformer3DModel"
+    autoencoder_class: ClassVar[str] = "AutoencoderKLWan"
     layers: ClassVar[str] = "blocks"
 
     def __init__(self, options: WanOptions, context: ModelContext) -> None:
         super().__init__(options, context)
         self._encoder: TextEncoder | None = None
         self._looker: ImageEncoder | None = None
-
-    @property
-    def transformer(self) -> type[nn.Module]:
-        """The class of the transformer."""
-        from diffusers import WanTransformer3DModel  # noqa: PLC0415 - it takes seconds, and transformers come first
-
-        found: Any = WanTransformer3DModel
-        made: type[nn.Module] = found
-        return made
-
-    @property
-    def autoencoder(self) -> type[nn.Module]:
-        """The class of the autoencoder."""
-        from diffusers import AutoencoderKLWan  # noqa: PLC0415 - likewise
-
-        found: Any = AutoencoderKLWan
-        made: type[nn.Module] = found
-        return made
 
     @property
     def neutral_guidance(self) -> float:
@@ -111,7 +95,7 @@ class WanModel(DiffusionModel):
 
     def computed(self, config: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
         """Rotary angles, which no checkpoint has."""
-        from diffusers.models.transformers.transformer_wan import WanRotaryPosEmbed  # noqa: PLC0415 - likewise
+        from diffusers.models.transformers.transformer_wan import WanRotaryPosEmbed  # noqa: PLC0415 - it takes seconds
 
         rope = WanRotaryPosEmbed(config["attention_head_dim"], config["patch_size"], config["rope_max_seq_len"])
         return {f"rope.{name}": buffer for name, buffer in rope.named_buffers()}

@@ -1,0 +1,178 @@
+"""The kit for families of world models on `DiffusionModel`: a family says how its own library calls the transformer.
+
+Shape legend: N decisions of a payload, C channels, T latent frames, H and W latent height and width, L tokens of the
+text, E their width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import attrs
+import numpy as np
+import pytest
+import torch
+
+from cosmos_core.errors import DataError
+from cosmos_core.policy.modeling.diffusion import TEXT, DiffusionModel
+from cosmos_core.policy.modeling.diffusion.noising import noise_of
+from cosmos_core.protocols import Decided, Model, Vetting
+from cosmos_core.testing.conformance.model import latents
+from cosmos_core.testing.conformance.model.kit import ModelConformance
+from cosmos_core.testing.conformance.model.spreading import ModelSpreading
+from cosmos_core.testing.conformance.plugin import fault
+from cosmos_core.types import JSON, Payload, Prompt
+
+_WORDS: Final = ("red", "two words")
+_BESIDE: Final = 1.5
+"""Of the guidance of transitions, above the neutral one."""
+_REGRESSION_ENTROPY: Final = 0.5 * math.log(2 * math.pi * math.e * 0.5)
+"""Of a normal of variance 1/2, as which a regression counts."""
+
+
+# A norm of a transformer may keep float32 weights under autocast, which torch says once.
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")
+class DenoisingModelConformance(ModelSpreading, ModelConformance):
+    """What every family of world models on `DiffusionModel` must satisfy, on a tiny one whose latents are pixels.
+
+    It is `ModelConformance` with rows, payloads and a reference of its own, and compares layouts more closely. A family
+    sets `plugin` and `config`, overrides the fixture `options`, and says what its library computes:
+
+        class TestWan(DenoisingModelConformance):
+            plugin = "wan"
+            config = CONFIG
+
+            @pytest.fixture
+            def options(self):
+                return {"num_frames": 4, "height": 8, "width": 8, "text": "table", "text_length": 4}
+
+            def forward(self, module, latents, time, text):
+                return module(hidden_states=latents, timestep=1000 * time, ...)[0]
+
+            def guided(self, velocity, negative, guidance):
+                return negative + guidance * (velocity - negative)
+
+    Methods to override:
+        forward(module, latents, time, text): The velocity [1, C, T, H, W] as the family's library calls the transformer
+            for latents [1, C, T, H, W] of which no frame is given, a time [1] in [0, 1], 1 being noise, and a text
+            [1, L, E].
+        guided(velocity, negative, guidance): How its pipeline combines the velocities of the prompt and of the negative
+            prompt.
+    """
+
+    tokenizer: ClassVar[Mapping[str, JSON] | None] = None
+    temperatures: ClassVar[Sequence[float]] = (1.0,)
+
+    def forward(
+        self,
+        module: torch.nn.Module,  # noqa: ARG002 - what an override reads
+        latents: torch.Tensor,  # noqa: ARG002
+        time: torch.Tensor,  # noqa: ARG002
+        text: torch.Tensor,  # noqa: ARG002
+    ) -> torch.Tensor:
+        """The velocity by the family's library."""
+        fault(f"{type(self).__name__} does not say what the family's library computes: override forward")
+
+    def guided(
+        self,
+        velocity: torch.Tensor,  # noqa: ARG002 - likewise
+        negative: torch.Tensor,  # noqa: ARG002
+        guidance: float,  # noqa: ARG002
+    ) -> torch.Tensor:
+        """The guided velocity by the family's library."""
+        fault(f"{type(self).__name__} does not say how guidance combines two velocities: override guided")
+
+    @pytest.fixture
+    def prompts(self, make: Callable[..., Any], tmp_path: Path) -> Sequence[Prompt]:
+        """Two captions with a video to imitate."""
+        options, film = make().options, tmp_path / "film.npy"
+        shape = options.num_frames, options.height, options.width, 3
+        np.save(film, np.random.default_rng(0).integers(0, 255, shape, np.uint8))
+        return tuple(Prompt(text=words, demonstration=str(film)) for words in _WORDS)
+
+    @pytest.fixture
+    def payloads(self, model: DiffusionModel, prompts: Sequence[Prompt]) -> Sequence[Payload]:
+        """Regressions and transitions under guidance, in turn."""
+        return [_payload(model, prompts[index % len(prompts)], index) for index in range(3)]
+
+    @pytest.fixture
+    def batch(self, model: DiffusionModel, prompts: Sequence[Prompt]) -> Sequence[Payload]:
+        """What is trained on in several layouts: more of them."""
+        return [_payload(model, prompts[index % len(prompts)], index) for index in range(5)]
+
+    def test_a_demonstration_can_be_vetted(self, model: Model, prompts: Sequence[Prompt]) -> None:
+        """Planning asks `vet` about some rows, so that a run does not find out later."""
+        if not isinstance(model, Vetting):
+            pytest.skip("not declared: the model has no `vet` (`Vetting`)")
+        for index, prompt in enumerate(prompts):
+            try:
+                model.vet(prompt)
+            except DataError as error:
+                fault(f"vet() refuses row {index}, which can be encoded: {error}")
+        try:
+            model.vet(attrs.evolve(prompts[0], demonstration="no-such-film.mp4"))
+        except DataError:
+            return
+        fault("vet() passes a row whose demonstration is no file; raise the DataError of encode_demonstration()")
+
+    def reference(
+        self,
+        model: Model,
+        module: torch.nn.Module,
+        payloads: Sequence[Payload],
+        *,
+        temperature: float,  # noqa: ARG002 - it is 1
+    ) -> list[Decided]:
+        """The decisions of each payload by the velocities of the family's library."""
+        assert isinstance(model, DiffusionModel)
+        with torch.no_grad():
+            return [self._decisions(model, module, payload) for payload in payloads]
+
+    def load_exported(self, directory: Path) -> Mapping[str, torch.Tensor]:
+        """The tensors of the exported transformer, as diffusers loads it."""
+        from diffusers import AutoModel  # noqa: PLC0415 - it takes seconds, and transformers come first
+
+        loaded: Any = AutoModel
+        tensors: Mapping[str, torch.Tensor] = loaded.from_pretrained(
+            str(directory), subfolder="transformer"
+        ).state_dict()
+        return tensors
+
+    def _decisions(self, model: DiffusionModel, module: torch.nn.Module, payload: Payload) -> Decided:
+        texts = model.conditioning(payload)[TEXT][None], model.negative_text()[None]
+
+        def velocity(state: torch.Tensor, time: torch.Tensor, guidance: float) -> torch.Tensor:
+            found, negative = (self.forward(module, state[None], time[None], text)[0] for text in texts)
+            is_neutral = guidance == model.neutral_guidance
+            return found if is_neutral else self.guided(found, negative, guidance)
+
+        times_N = latents.tensor(payload, "times")
+        if "states" not in payload.arrays:
+            sample, seed = latents.tensor(payload, "sample"), int(latents.tensor(payload, "noise_seed"))
+            errors = []
+            for number, time in enumerate(times_N):
+                noise = noise_of(seed, number, tuple(sample.shape))
+                found = velocity((1 - time) * sample + time * noise, time, model.neutral_guidance)
+                errors.append((found - (noise - sample)).square().mean())
+            return Decided(logprobs_N=-torch.stack(errors), entropy_N=torch.full((len(errors),), _REGRESSION_ENTROPY))
+        states, offsets = latents.tensor(payload, "states"), latents.tensor(payload, "offsets")
+        guidance = float(latents.tensor(payload, "guidance"))
+        logprobs, entropies = [], []
+        for number, (a, b, std) in enumerate(latents.tensor(payload, "steps")):
+            before, after = latents.tensor(payload, "places")[number].tolist()
+            mean = a * states[before] + b * velocity(states[before], times_N[number], guidance) + offsets[number]
+            normal: Any = torch.distributions.Normal(mean, std)
+            logprobs.append(normal.log_prob(states[after]).mean())
+            entropies.append(normal.entropy().mean())
+        return Decided(logprobs_N=torch.stack(logprobs), entropy_N=torch.stack(entropies))
+
+
+def _payload(model: DiffusionModel, prompt: Prompt, index: int) -> Payload:
+    if index % 2 == 0:
+        return model.noised(model.encode_demonstration(prompt), index, num_decisions=1 + (index + 2) % 4)
+    condition = model.encode(prompt)
+    guidance = model.neutral_guidance + _BESIDE
+    return latents.walked(condition, model.canvas(condition), number=2, guidance=guidance, seed=index)

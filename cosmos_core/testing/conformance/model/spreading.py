@@ -1,0 +1,166 @@
+"""Axes together, in float32 and in float64, and a ratio over slices of the tokens, against one process.
+
+Shape legend: N decisions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import pytest
+import torch
+
+from cosmos_core.config.schema import LoraConfig, MeshConfig, ParallelConfig, PolicyConfig
+from cosmos_core.policy.mesh.mesh import form_mesh
+from cosmos_core.policy.processes.world import World
+from cosmos_core.protocols import Axis, Model, ModelCapabilities, ModelContext
+from cosmos_core.testing.conformance.model.evaluation import pack_alone
+from cosmos_core.testing.conformance.model.setting import SEED, ModelSetting
+from cosmos_core.testing.conformance.plugin import fault
+from cosmos_core.testing.layouts import (
+    MakeModel,
+    PluginModel,
+    build_part,
+    step_alone,
+    steps_in_layouts,
+    whole,
+    worst_error,
+)
+from cosmos_core.testing.worlds import WorldFailedError, run_world
+from cosmos_core.types import JSON, Payload
+
+PROCESSES: Final = 4
+TIMEOUT_S: Final = 200.0
+LOSS: Final = 1e-6
+GRADIENTS: Final[Mapping[torch.dtype, float]] = {torch.float64: 1e-6, torch.float32: 5e-6}
+"""Largest difference of a parameter's gradient, relative to its norm."""
+LOGPROB: Final = 1e-6
+
+_LORA: Final = LoraConfig(rank=2, alpha=4.0)
+_LAYOUTS: Final[Sequence[tuple[MeshConfig, ParallelConfig | None, LoraConfig | None]]] = (
+    (MeshConfig(dp_shard=4), None, None),
+    (MeshConfig(dp_replicate=2, dp_shard=2), ParallelConfig(recompute="selective"), None),
+    (MeshConfig(dp_shard=2, cp=2), None, None),
+    (MeshConfig(dp_replicate=2, cp=2), ParallelConfig(recompute="full"), None),
+    (MeshConfig(dp_shard=2, cp=2), None, _LORA),
+)
+
+
+class ModelSpreading(ModelSetting):
+    """Training steps on four processes, and a loss that is not linear in log-probs on two."""
+
+    @pytest.fixture
+    def batch(self, payloads: Sequence[Payload]) -> Sequence[Payload]:
+        """What is trained on."""
+        return payloads
+
+    @pytest.fixture
+    def maker(self, options: Mapping[str, JSON], context: ModelContext) -> MakeModel:
+        """Makes the model in other processes."""
+        return PluginModel(plugin=self.plugin, options=options, context=context)
+
+    def test_axes_together_equal_one_process(
+        self, capabilities: ModelCapabilities, maker: MakeModel, model: Model, batch: Sequence[Payload]
+    ) -> None:
+        """Sums over processes are those of one process: to 1e-6 in float64, in float32 but for its rounding.
+
+        In float32 a gradient that is what is left of larger terms, such as that of the bias of keys, is rounded to some
+        1e-6 of its norm in any layout. In float64 what is left are parts that a transformer computes in float32.
+        """
+        possible = _possible(capabilities, model)
+        policies = [_policy(model, batch, *layout) for layout in _LAYOUTS if _axes(layout[0]) <= possible]
+        if not policies:
+            pytest.skip("not declared: neither dp_shard nor two axes that this model can be spread over")
+        alone = {
+            (lora, dtype): step_alone(maker, batch, _policy(model, batch, MeshConfig(), None, lora), dtype=dtype)
+            for lora in {policy.lora for policy in policies}
+            for dtype in GRADIENTS
+        }
+        try:
+            found = steps_in_layouts(
+                maker, batch, policies, processes=PROCESSES, dtypes=list(GRADIENTS), timeout_s=TIMEOUT_S
+            )
+        except WorldFailedError as failure:
+            fault(f"a step on {PROCESSES} processes failed:\n{failure}")
+        for (dtype, policy), stepped in zip(itertools.product(GRADIENTS, policies), found, strict=True):
+            expected, where = alone[policy.lora, dtype], f"with {_named(policy)} in {dtype}"
+            if not abs(stepped.loss - expected.loss) <= LOSS * abs(expected.loss):
+                fault(f"{where} the loss is {stepped.loss:.9g}, in one process {expected.loss:.9g}")
+            name, error = worst_error(stepped.gradients, expected.gradients)
+            if not error <= GRADIENTS[dtype]:
+                fault(f"{where} the gradient of {name} differs from one process's by {error:.3g} of its norm")
+
+    def test_a_ratio_over_slices_is_that_of_one_process(
+        self, capabilities: ModelCapabilities, maker: MakeModel, model: Model, batch: Sequence[Payload]
+    ) -> None:
+        """Log-probs are of whole samples on every process of `cp`: clipping those of a slice would be another loss."""
+        if "cp" not in _possible(capabilities, model):
+            pytest.skip("not declared: mesh axis cp")
+        alone, sliced = (_policy(model, batch, MeshConfig(cp=cp)) for cp in (1, 2))
+        old_N = _clipped(maker, batch, alone, None)[0][0]
+        old_N += torch.linspace(-0.3, 0.4, len(old_N))
+        expected = _clipped(maker, batch, alone, old_N)
+        for rank, found in enumerate(run_world(2, _clipped, maker, list(batch), sliced, old_N)):
+            for dtype, (logprobs_N, own), (expected_N, gradients) in zip(GRADIENTS, found, expected, strict=True):
+                where = f"with cp = 2 in {dtype}"
+                if logprobs_N.shape != expected_N.shape:
+                    fault(f"{where} rank {rank} has {len(logprobs_N)} log-probs of {len(expected_N)}; give all")
+                if not torch.allclose(logprobs_N, expected_N, rtol=LOGPROB, atol=LOGPROB):
+                    error = float((logprobs_N - expected_N).abs().max())
+                    fault(f"{where} rank {rank}'s log-probs, and so ratios, differ from one process's by {error:.3g}")
+                name, error = worst_error(own, gradients)
+                if not error <= GRADIENTS[dtype]:
+                    fault(f"{where} the gradient of a clipped ratio by {name} differs by {error:.3g} of its norm")
+
+
+def _possible(capabilities: ModelCapabilities, model: Model) -> frozenset[Axis]:
+    return capabilities.mesh_axes - model.facts().impossible.keys()
+
+
+def _policy(
+    model: Model,
+    payloads: Sequence[Payload],
+    mesh: MeshConfig,
+    parallel: ParallelConfig | None = None,
+    lora: LoraConfig | None = None,
+) -> PolicyConfig:
+    return PolicyConfig(
+        precision="fp32",
+        micro_batch_units=max(pack_alone(model, payload).num_units for payload in payloads),
+        mesh=mesh,
+        parallel=parallel or ParallelConfig(),
+        lora=lora,
+    )
+
+
+def _axes(mesh: MeshConfig) -> frozenset[Axis]:
+    axes: tuple[Axis, ...] = ("dp_replicate", "dp_shard", "cp")
+    return frozenset(axis for axis in axes if getattr(mesh, axis) > 1)
+
+
+def _named(policy: PolicyConfig) -> str:
+    sizes = [f"{axis} = {getattr(policy.mesh, axis)}" for axis in sorted(_axes(policy.mesh))]
+    return ", ".join([*sizes, *(["adapters"] if policy.lora is not None else [])])
+
+
+def _clipped(
+    make: MakeModel, payloads: Sequence[Payload], policy: PolicyConfig, old_N: torch.Tensor | None
+) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+    """Of each dtype log-probs [N], and gradients of their clipped ratio to old ones, if there are any."""
+    model, world = make(), World(form_mesh(policy.mesh, "cpu"))
+    results = []
+    for dtype in GRADIENTS:
+        module = build_part(model, policy, world, seed=SEED, dtype=dtype)
+        found: list[torch.Tensor] = []
+        for batch in model.pack(payloads, budget=policy.micro_batch_units):
+            logprobs_N = model.decide(module, batch, temperature=1.0).logprobs_N
+            if old_N is not None:
+                first = sum(map(len, found))
+                ratio_N = (logprobs_N - old_N[first : first + len(logprobs_N)]).exp()
+                torch.maximum(-ratio_N, -ratio_N.clamp(0.9, 1.1)).sum().backward()  # type: ignore[no-untyped-call]
+            found.append(logprobs_N.detach())
+        gradients = {name: each.grad for name, each in module.named_parameters() if each.grad is not None}
+        results.append((torch.cat(found), whole(gradients, world)))
+    return results

@@ -1,0 +1,69 @@
+"""What tests of a family of world models stand on: fixtures for a `conftest.py` that defines `make` by `make_tiny`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+
+from cosmos_core.policy.modeling.diffusion import DiffusionModel, DiffusionOptions
+from cosmos_core.protocols import ModelContext
+
+Make: TypeAlias = Callable[..., DiffusionModel]
+"""`make()` makes a tiny model, `make(config=..., option=value)` another one, `make(path=...)` one of a checkpoint."""
+
+
+def make_tiny(
+    family: Callable[[Any, ModelContext], DiffusionModel],
+    options: Callable[..., DiffusionOptions],
+    config: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    folder: Path,
+) -> Make:
+    """What makes models of a family.
+
+    Args:
+        family: Its class.
+        options: That of its options.
+        config: Of its tiny transformer.
+        defaults: Options with which that goes.
+        folder: Where what is made locally would be.
+    """
+
+    def make(config: Mapping[str, Any] = config, path: str | None = None, **changes: Any) -> DiffusionModel:
+        context = ModelContext(path=path, config=None if path else config, assets=folder / "assets")
+        return family(options(**{**defaults, **changes}), context)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Tiny tensors are slower on many threads."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def model(make: Make) -> DiffusionModel:
+    """A tiny model from a config."""
+    return make()
+
+
+@pytest.fixture
+def module(model: DiffusionModel) -> torch.nn.Module:
+    """Its weights."""
+    return model.build(seed=0, dtype=torch.float32, device=torch.device("cpu"))
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Callable[[Any], str]:
+    """Saves a pipeline and gives its folder."""
+
+    def saved(pipeline: Any) -> str:
+        pipeline.save_pretrained(tmp_path / "checkpoint")
+        return str(tmp_path / "checkpoint")
+
+    return saved
