@@ -4,18 +4,20 @@ Imports no torch, and fsspec's own packages (s3fs) only where a URL needs them.
 """
 
 from cosmos_core.storage.cache import LocalCache, cache_folder
-from cosmos_core.storage.folders import MARKS, fetch_model, is_url, send_folder
+from cosmos_core.storage.folders import MARKS, check_place, fetch_model, is_url, move_folder, send_folder
 from cosmos_core.storage.opening import failures, file_system, is_out_of_reach, reason_of, storage_options, told
 
 __all__ = [
     "MARKS",
     "LocalCache",
     "cache_folder",
+    "check_place",
     "failures",
     "fetch_model",
     "file_system",
     "is_out_of_reach",
     "is_url",
+    "move_folder",
     "reason_of",
     "send_folder",
     "storage_options",

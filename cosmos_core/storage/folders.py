@@ -1,4 +1,4 @@
-"""Folders of models in a store: sent so that they are whole or no model at all, and fetched once for a machine."""
+"""Folders of models, put in place so that they are whole or no model at all, and fetched from a store once."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import os
 import posixpath
 import secrets
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
+
+from fsspec.implementations.local import LocalFileSystem
 
 from cosmos_core.errors import StorageError
 from cosmos_core.storage.cache import cache_folder
@@ -23,7 +25,7 @@ MARKS: Final = ("config.json", "model_index.json")
 
 
 LIST: Final = ".cosmos-export"
-"""Beside an export in a store: the names of its files, a line each. Written first, so that it is also there of an
+"""Beside an export: the names of its files, a line each. Written first, so that it is also there of an
 export that was cut off; no other file is ever removed, but for those that the index of a model's weights names."""
 
 _INDEX: Final = ".safetensors.index.json"
@@ -52,32 +54,49 @@ def send_folder(folder: Path, url: str) -> None:
         StorageError: There is something else at the URL, or weights that would be mixed with the model; the store
             fails, or what it then has is of another size.
     """
-    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    files.pop(LIST, None)
-    marks = [name for name in MARKS if name in files]
-    if not marks:
-        raise StorageError(f"{folder} is no model: it has neither {' nor '.join(MARKS)}")
+    files = _files_of(folder)
     with told(url):
         store, root = _opened(url)
-        before = _listed(store, root)
-        if before and not any(name in before for name in (*MARKS, LIST)):
-            raise StorageError(f"{url} exists and is no exported model; choose another place")
-        beside = {posixpath.dirname(name) for name in files if name.endswith(_WEIGHTS)}
-        older = _of_export(store, root, before, beside) - files.keys()
-        _check_strange_weights(before.keys() - older - files.keys(), beside, url)
-        _write_list(store, root, older | files.keys())
-        for name in MARKS:
-            if name in before:
-                store.rm_file(f"{root}/{name}")
-        for name, file in files.items():
-            if name not in marks:
-                _send(store, root, name, file, url)
-        # With the weights of two models in it, a folder could be read as the older one.
-        for name in older - set(MARKS):
-            store.rm_file(f"{root}/{name}")
-        _write_list(store, root, files)
-        for name in marks:
+
+        def send(name: str) -> None:
             _send(store, root, name, files[name], url)
+
+        _replace(store, root, files.keys(), send, url)
+
+
+def move_folder(folder: Path, target: Path) -> None:
+    """Move the files of a model's folder to another one of this machine, by the rules of `send_folder`.
+
+    Args:
+        folder: Has one of `MARKS`; its files are on the file system of `target`.
+        target: The folder; made if it is not there.
+
+    Raises:
+        StorageError: There is something else at `target`, or weights that would be mixed with the model; it cannot be
+            written.
+    """
+    files = _files_of(folder)
+    root = target.absolute()
+
+    def move(name: str) -> None:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files[name].replace(path)
+
+    with told(str(target)):
+        _replace(LocalFileSystem(), str(root), files.keys(), move, str(target))
+
+
+def check_place(target: Path) -> None:
+    """Find out whether `move_folder` could take a place, before there is a model to move.
+
+    Raises:
+        StorageError: There is something else.
+    """
+    if target.exists() and not target.is_dir():
+        raise StorageError(f"{target} exists and is no folder; choose another place")
+    with told(str(target)):
+        _check_place([path.name for path in target.iterdir()] if target.exists() else [], str(target))
 
 
 def fetch_model(url: str) -> Path:
@@ -100,6 +119,51 @@ def fetch_model(url: str) -> Path:
             if not target.exists():
                 _fetch(store, root, listed, target)
     return target
+
+
+def _files_of(folder: Path) -> dict[str, Path]:
+    """The files of a model by their names below its folder, without the list of an export."""
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    files.pop(LIST, None)
+    if not any(name in files for name in MARKS):
+        raise StorageError(f"{folder} is no model: it has neither {' nor '.join(MARKS)}")
+    return files
+
+
+def _replace(store: Any, root: str, names: Collection[str], put: Callable[[str], None], where: str) -> None:
+    """Put a model in the place of the one that is there.
+
+    Args:
+        store: A file system.
+        root: The folder in it.
+        names: The model's files.
+        put: Puts one of them there.
+        where: The folder, for messages.
+    """
+    before, new = _listed(store, root), set(names)
+    _check_place(before, where)
+    beside = {posixpath.dirname(name) for name in names if name.endswith(_WEIGHTS)}
+    older = _of_export(store, root, before, beside) - new
+    _check_strange_weights(before.keys() - older - new, beside, where)
+    _write_list(store, root, older | new)
+    for name in MARKS:
+        if name in before:
+            store.rm_file(f"{root}/{name}")
+    marks = [name for name in MARKS if name in new]
+    for name in names:
+        if name not in marks:
+            put(name)
+    # With the weights of two models in it, a folder could be read as the older one.
+    for name in older - set(MARKS):
+        store.rm_file(f"{root}/{name}")
+    _write_list(store, root, names)
+    for name in marks:
+        put(name)
+
+
+def _check_place(before: Collection[str], where: str) -> None:
+    if before and not any(name in before for name in (*MARKS, LIST)):
+        raise StorageError(f"{where} exists and is no exported model; choose another place")
 
 
 def _of_export(store: Any, root: str, before: Iterable[str], beside: Collection[str]) -> set[str]:

@@ -58,7 +58,8 @@ def _load(reward: Loading, what: str) -> None:
     try:
         reward.load()
     except CosmosError as error:
-        raise type(error)(f"{what}: {error}") from error
+        told = str(error)
+        raise PluginError(told if told.startswith(what) else f"{what}: {told}") from error
     except Exception as error:
         raise PluginError(f"{what} could not load: {described(error)}") from error
 

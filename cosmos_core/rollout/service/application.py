@@ -18,7 +18,7 @@ from cosmos_core.rollout.service.cosmos_rl import PATHS, pulled, read_foreign
 from cosmos_core.rollout.service.ledger import Entry
 from cosmos_core.rollout.service.metrics import CONTENT_TYPE
 from cosmos_core.rollout.service.service import Service
-from cosmos_core.rollout.service.settings import unknown_scorers
+from cosmos_core.rollout.service.settings import SERVED_KINDS, unknown_scorers
 from cosmos_core.types import JSON
 
 ENQUEUE: Final = "/v1/enqueue"
@@ -58,6 +58,7 @@ class Application:
         app = web.Application(middlewares=[self._answered], client_max_size=self._service.settings.body_mb << 20)
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_get(ENQUEUE, self._scorers)
         app.router.add_post(ENQUEUE, self._enqueue)
         app.router.add_get(FETCH, self._fetch)
         app.router.add_post(PATHS["ping"], self._ping)
@@ -95,6 +96,16 @@ class Application:
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(text=self._service.metrics(), headers={hdrs.CONTENT_TYPE: CONTENT_TYPE})
+
+    async def _scorers(self, request: web.Request) -> web.Response:
+        """The scorers that requests may name; refuses those that a request would be refused for."""
+        self._check_open()
+        asked, kinds = tuple(request.query.getall("scorer", ())), self._service.kinds
+        kind = request.query.get("kind", "")
+        if asked and kind not in SERVED_KINDS:
+            raise _RefusedError(400, f"kind: expected {' or '.join(sorted(SERVED_KINDS))}, got {kind!r:.100}")
+        self._check_scorers(asked, kind)
+        return web.json_response({"scorers": {name: sorted(scores) for name, scores in kinds.items()}})
 
     async def _enqueue(self, request: web.Request) -> web.Response:
         entry = await self._take(request, read_body)
@@ -213,10 +224,12 @@ class Application:
             submission = await asyncio.get_running_loop().run_in_executor(self._reader, reading)
         except (ValueError, OverflowError, RecursionError) as error:
             raise _RefusedError(400, str(error)) from None
-        problem = unknown_scorers(submission.scorers, self._service.kinds, submission.kind)
-        if problem:
-            raise _RefusedError(400, problem)
+        self._check_scorers(submission.scorers, submission.kind)
         return submission
+
+    def _check_scorers(self, names: tuple[str, ...], kind: str) -> None:
+        if problem := unknown_scorers(names, self._service.kinds, kind):
+            raise _RefusedError(400, problem)
 
     def _wait_s(self, request: web.Request) -> float:
         given = request.query.get("wait_s", "0")

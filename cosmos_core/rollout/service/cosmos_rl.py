@@ -2,10 +2,11 @@ r"""The wire format of cosmos-rl's reward service: bodies and answers, so that i
 
     {"prompts": [...], "reward_fn": {"NAME": 1.0}, "media_type": "image", "video_infos": [{"video_fps": 16.0}]}\n<npy>
 
-Source: README.md of `reward_service` in github.com/nvidia-cosmos/cosmos-rl, and what its trainer and example clients
-send. Deviations: bodies made by `torch.save` are refused, since they are pickles; images of floats are refused, since
-their range is not said; a request that is not known has status 404, one that has expired 410, and one of which a
-completion has no score 500, where that service says 400 for ever.
+Source: `reward_service` of cosmos-rl 0.4.7 (README.md, service and example clients), and what its trainer sends; its
+README says that `media_type` is `video` if absent, and its service takes that for `latent`. Deviations: bodies made by
+`torch.save` are refused, since they are pickles; images of floats are refused, since their range is not said; a request
+that is not known has status 404, one that has expired 410, and one of which a completion has no score 500, where that
+service says 400 for ever.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class ForeignLine:
 
     prompts: tuple[str, ...] = option(help="Of each completion.", validator=check.min_len(1))
     reward_fn: Mapping[str, float] = option(help="Scorers, each with a weight; those of 0 and below are not asked.")
-    media_type: str = option("video", help="image, video or latent.", validator=check.in_(("image", "video", "latent")))
+    media_type: str = option(
+        "latent", help="image, video or latent.", validator=check.in_(("image", "video", "latent"))
+    )
     video_infos: tuple[Mapping[str, JSON], ...] = option((), help="Of each completion, `video_fps`.")
 
 

@@ -1,4 +1,4 @@
-"""Held-out accuracy of a run's checkpoint or of any exported model, in this process."""
+"""How good rollouts of held-out prompts are: of a run's checkpoint or of any exported model, in this process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.config.job import Job
+from cosmos_core.config.job import Job, Unit
 from cosmos_core.config.loading import load_recipe
+from cosmos_core.config.order import evaluation_seed
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.plugin.roles import load_dataset
 from cosmos_core.plugin.selection import PluginSet
@@ -22,7 +23,7 @@ from cosmos_core.rollout.rewards.scoring import sample, to_score
 from cosmos_core.run.artifacts.dialogues import play
 from cosmos_core.run.artifacts.evaluated import Evaluated
 from cosmos_core.run.artifacts.export import export_run
-from cosmos_core.run.artifacts.generate import Served, run_of, serve
+from cosmos_core.run.artifacts.generate import Served, is_of_tokens, run_of, serve
 from cosmos_core.run.artifacts.tallies import tallies, tally
 from cosmos_core.types import Prompt, Sample, SampleStatus
 
@@ -71,16 +72,18 @@ def _job(source: Path, recipe_path: Path | None) -> Job:
         if found is None:
             raise ConfigError(f"{source}: not of a run, so it has no dataset and rewards; name them with --recipe FILE")
         return found
+    recipe = load_recipe(recipe_path)
     return Job(
         run_id="evaluation",
         directory=source,
         recipe_directory=recipe_path.parent.resolve(),
-        recipe=load_recipe(recipe_path),
+        recipe=recipe,
         num_train_rows=0,
         num_heldout_rows=0,
         num_evaluation_prompts=0,
         uses_rollouts=False,
         stages=(),
+        unit="token" if is_of_tokens("model", recipe.model.plugin) else "denoising step",
     )
 
 
@@ -104,11 +107,13 @@ def _evaluate(model: Path, job: Job, num_prompts: int | None, by: str | None) ->
             scored = _score(served, answered, job, pool)
     finally:
         pool.close()
-    scores = _scores(prompts, answered, scored)
+    scores = _scores(prompts, answered, scored, job.unit)
+    # Rewards of denoised samples may be below 0 throughout, so that one without a score must not count as 0.
+    unscored = 0.0 if job.unit == "token" else None
     return attrs.evolve(
-        _result(scored, num_prompts=rows),
-        total=tally("all", [score for _, score in scores]) if scores else None,
-        groups=() if by is None else tuple(tallies(scores, by)),
+        _result(scored, job.unit, num_prompts=rows),
+        total=tally("all", [score for _, score in scores], unscored=unscored) if scores else None,
+        groups=() if by is None else tuple(tallies(scores, by, unscored=unscored)),
     )
 
 
@@ -139,7 +144,9 @@ def _complete(served: Served, prompts: list[tuple[int, Prompt]], job: Job) -> li
     if environment is not None:
         played = play(served, environment, fitting, sampling, seed=job.recipe.run.seed)
         return [(prompt, each) for (_, prompt, _), each in zip(fitting, played, strict=True)]
-    completed = served.complete([payload for _, _, payload in fitting], sampling, seed=job.recipe.run.seed)
+    # Denoised samples depend on their noise: it is that of the run's own evaluations.
+    seeds = [evaluation_seed(job.recipe.run.seed, row) for row, _, _ in fitting]
+    completed = served.complete([payload for _, _, payload in fitting], sampling, seeds)
     return [(prompt, Played.single(samples[0])) for (_, prompt, _), samples in zip(fitting, completed, strict=True)]
 
 
@@ -169,22 +176,30 @@ def _score(served: Served, answered: list[tuple[Prompt, Played]], job: Job, pool
 
 
 def _scores(
-    prompts: list[tuple[int, Prompt]], answered: list[tuple[Prompt, Played]], samples: list[Sample]
+    prompts: list[tuple[int, Prompt]], answered: list[tuple[Prompt, Played]], samples: list[Sample], unit: Unit
 ) -> list[tuple[Prompt, float | None]]:
-    """The first reward of each prompt; None of those that were not answered or could not be scored."""
+    """The score of each prompt; None of those that were not answered or could not be scored."""
     found = {
-        id(prompt): next(iter(sample.rewards.values())) if sample.is_scored else None
+        id(prompt): _score_of(sample, unit) if sample.is_scored else None
         for (prompt, _), sample in zip(answered, samples, strict=True)
     }
     return [(prompt, found.get(id(prompt))) for _, prompt in prompts]
 
 
-def _result(samples: list[Sample], *, num_prompts: int) -> Evaluated:
+def _score_of(sample: Sample, unit: Unit) -> float | None:
+    """How good a scored sample is: of tokens, the first reward says whether it is right."""
+    return next(iter(sample.rewards.values())) if unit == "token" else sample.reward
+
+
+def _result(samples: list[Sample], unit: Unit, *, num_prompts: int) -> Evaluated:
     scored = [each for each in samples if each.is_scored]
     names = list(scored[0].rewards) if scored else []
     totals = {name: sum(each.rewards[name] for each in scored) for name in names}
+    values = [score for each in scored if (score := _score_of(each, unit)) is not None]
+    counted = num_prompts if unit == "token" else len(scored)
     return Evaluated(
-        accuracy=totals[names[0]] / num_prompts if names else None,
+        unit=unit,
+        score=sum(values) / counted if values else None,
         num_prompts=num_prompts,
         num_unscored=num_prompts - len(scored),
         num_truncated=sum(each.status is SampleStatus.TRUNCATED for each in samples),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import attrs
 
+from cosmos_core.config.job import Unit, score_name
 from cosmos_core.config.structure import unstructure
 from cosmos_core.errors import ConfigError
 from cosmos_core.run.artifacts.tallies import Tally
@@ -18,23 +19,34 @@ class Evaluated:
     """What came of an evaluation.
 
     Attributes:
-        accuracy: Mean of the first reward; unscored prompts count 0, as in a run's own evaluations. None where none was
-            scored.
+        score: As in a run's own evaluations, None where no prompt was scored. Of tokens the accuracy, the mean of the
+            first reward, of which unscored prompts count 0; of denoised samples the mean reward of the scored prompts.
         num_prompts: Held-out prompts.
         num_unscored: Those without a score.
         num_truncated: Those cut at the longest length.
         rewards: Mean of each reward over the scored prompts.
-        total: The first reward of all held-out prompts that can be read, and its confidence interval; None if none can.
+        total: The same score of all held-out prompts that can be read, and its confidence interval; None if none can.
         groups: The same for the prompts of each label, where a key of the metadata to group by was given.
+        unit: What the samples are made of, which decides what the score is.
     """
 
-    accuracy: float | None
+    score: float | None
     num_prompts: int
     num_unscored: int
     num_truncated: int
     rewards: dict[str, float]
     total: Tally | None = None
     groups: tuple[Tally, ...] = ()
+    unit: Unit = "token"
+
+
+def figures(evaluated: Evaluated) -> Iterator[str]:
+    """The figures of all prompts, line by line."""
+    score = "not measured" if evaluated.score is None else f"{evaluated.score:.4f}"
+    yield f"held-out {score_name(evaluated.unit)} {score}"
+    yield f"prompts {evaluated.num_prompts}, unscored {evaluated.num_unscored}, truncated {evaluated.num_truncated}"
+    for name, value in evaluated.rewards.items():
+        yield f"reward {name} {value:.4f}"
 
 
 def lines(evaluated: Evaluated, by: str) -> Iterator[str]:
@@ -43,10 +55,9 @@ def lines(evaluated: Evaluated, by: str) -> Iterator[str]:
     width = max([len(by), *(len(each.label) for each in rows)])
     yield f"{by:<{width}}  prompts  unscored    mean  95 % interval"
     for each in rows:
-        yield (
-            f"{each.label:<{width}}  {each.num_prompts:>7}  {each.num_unscored:>8}  {each.mean:>6.4f}  "
-            f"{each.low:.4f} - {each.high:.4f}"
-        )
+        found = f"{each.label:<{width}}  {each.num_prompts:>7}  {each.num_unscored:>8}"
+        measured = "not measured" if each.mean is None else f"{each.mean:>6.4f}  {each.low:.4f} - {each.high:.4f}"
+        yield f"{found}  {measured}"
 
 
 def check_place(path: Path | None) -> None:
@@ -60,12 +71,14 @@ def check_place(path: Path | None) -> None:
 
 
 def write(evaluated: Evaluated, path: Path, by: str | None) -> None:
-    """Write the figures as JSON.
+    """Write the figures as JSON; the score is under its name, `accuracy` or `reward`.
 
     Raises:
         ConfigError: The file cannot be written.
     """
+    said = {score_name(evaluated.unit): evaluated.score, **unstructure(evaluated), "by": by}
+    del said["score"]
     try:
-        path.write_text(json.dumps({**unstructure(evaluated), "by": by}, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--output: {path} cannot be written: {error.strerror}") from error

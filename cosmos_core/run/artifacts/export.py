@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -15,20 +17,23 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.schema import PolicyConfig
 from cosmos_core.controller.journal import replay
-from cosmos_core.controller.machine.progress import best_checkpoint
-from cosmos_core.errors import CheckpointError, ConfigError
+from cosmos_core.controller.machine.progress import best_checkpoint, generation_at
+from cosmos_core.controller.machine.state import State
+from cosmos_core.errors import CheckpointError, ConfigError, JournalError
 from cosmos_core.plugin.roles import load_model
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.policy.adapters.below import DRAWN, check_below, frozen_digest
 from cosmos_core.policy.adapters.beside import trained_tensors
-from cosmos_core.policy.checkpoints.checkpoint import completed, path_of, read_place
+from cosmos_core.policy.checkpoints.checkpoint import completed, genuine, path_of, read_place
 from cosmos_core.policy.checkpoints.reading import load_shares
 from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.policy.training.average import AVERAGE, averaged_tensors
 from cosmos_core.protocols import Layout
-from cosmos_core.storage import MARKS, file_system, is_url, send_folder, told
+from cosmos_core.storage import MARKS, check_place, file_system, is_url, move_folder, send_folder, told
 from cosmos_core.weights.held import held
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 def export_run(
@@ -38,9 +43,10 @@ def export_run(
 
     Args:
         run: The run's folder.
-        step: A number, `best` (by held-out accuracy or loss) or `latest`.
+        step: A number, `best` (by held-out accuracy, or reward of what is denoised, or loss) or `latest`.
         output: Where to, a path or the URL of a folder in a store, such as `s3://bucket/model`; `export` in the run's
-            folder if None. An export that is there is replaced. What is cut off is no export: see `send_folder`.
+            folder if None. An export that is there is replaced, and files of others stay. What is cut off is no
+            export: see `send_folder`.
         average: Whether the average of the weights (`policy.average`) is exported; None: as the recipe says.
 
     Returns:
@@ -49,7 +55,7 @@ def export_run(
     Raises:
         ConfigError: `step` or `output` is unusable.
         CheckpointError: There is no such checkpoint, or it is damaged.
-        StorageError: The store refuses, fails, or has something else at the URL.
+        StorageError: There is something else at `output`, or it cannot be written.
     """
     job = load_job(run)
     chosen = choose_step(job, step)
@@ -58,11 +64,9 @@ def export_run(
         _export_to_store(job, chosen, output, is_average=is_average)
         return chosen, output
     target = Path(output) if output is not None else run / "export"
-    _check_target(target)
+    check_place(target)
     with _made(job, chosen, target, is_average=is_average) as partial:
-        if target.exists():
-            shutil.rmtree(target)
-        partial.rename(target)
+        move_folder(partial, target)
     return chosen, target
 
 
@@ -103,9 +107,14 @@ def _made(job: Job, step: int, target: Path, *, is_average: bool) -> Iterator[Pa
 def choose_step(job: Job, step: str) -> int:
     """The step of the checkpoint that `step` (a number, `best` or `latest`) means.
 
+    `best` and `latest` are of what the run came to: a checkpoint that its journal does not know, or whose step was
+    undone since, is passed over, as when the run goes on. A number takes any, and `latest` does where there is no
+    journal that can be read.
+
     Raises:
         ConfigError: `step` is neither.
-        CheckpointError: There is no such checkpoint.
+        CheckpointError: There is no such checkpoint, or one of them is damaged.
+        JournalError: The journal cannot be read, and which checkpoint was the best is in it.
     """
     steps = completed(job.checkpoints)
     if not steps:
@@ -114,9 +123,9 @@ def choose_step(job: Job, step: str) -> int:
             "policy.checkpoint.interval steps"
         )
     if step == "latest":
-        return steps[-1]
+        return _latest(job, steps)
     if step == "best":
-        return _best(job, steps)
+        return _best(job)
     if not step.isdecimal():
         raise ConfigError(f"--step: {step!r} is neither a number nor 'best' nor 'latest'")
     if int(step) not in steps:
@@ -163,8 +172,34 @@ def _adapted(policy: PolicyConfig) -> Layout | None:
     return layout_of(PolicyConfig(lora=policy.lora), single_world().mesh, "cpu")
 
 
-def _best(job: Job, steps: list[int]) -> int:
-    found = best_checkpoint(replay(job.journal))
+def _latest(job: Job, steps: list[int]) -> int:
+    try:
+        known = _known(job, replay(job.journal))
+    except JournalError as error:
+        _LOG.warning("%s; whether step %d was undone since is not known", error, steps[-1])
+        return steps[-1]
+    if not known:
+        raise CheckpointError(
+            f"{job.checkpoints}: the journal knows none of the complete checkpoints, {_listed(steps)}, or their steps "
+            "were undone since; --step takes one of them all the same"
+        )
+    if later := [step for step in steps if step > known[-1]]:
+        _LOG.warning(
+            "%s: passed over step %s, which the journal does not know, or which was undone since",
+            job.checkpoints,
+            _listed(later),
+        )
+    return known[-1]
+
+
+def _known(job: Job, state: State) -> list[int]:
+    """Steps of the complete checkpoints that are of what the run came to."""
+    return genuine(job.checkpoints, {step: generation_at(state.steps, step) for step in state.marks})
+
+
+def _best(job: Job) -> int:
+    state = replay(job.journal)
+    steps, found = _known(job, state), best_checkpoint(state)
     if found is None:
         raise CheckpointError(
             f"{job.directory}: no checkpoint was evaluated, so none is the best; there are {_listed(steps)}"
@@ -176,10 +211,3 @@ def _best(job: Job, steps: list[int]) -> int:
 
 def _listed(steps: list[int]) -> str:
     return ", ".join(map(str, steps))
-
-
-def _check_target(target: Path) -> None:
-    if not target.exists():
-        return
-    if not target.is_dir() or (any(target.iterdir()) and not any((target / mark).is_file() for mark in MARKS)):
-        raise ConfigError(f"--output: {target} exists and is no exported model; choose another folder")

@@ -45,15 +45,20 @@ class Served:
     engine: RolloutEngine
     context_length: int
 
-    def complete(self, payloads: Sequence[Payload], sampling: Sampling, seed: int) -> list[list[Generated]]:
+    def complete(self, payloads: Sequence[Payload], sampling: Sampling, seeds: Sequence[int]) -> list[list[Generated]]:
         """Complete each prompt `sampling.num_samples` times, no further than the model's context.
+
+        Args:
+            payloads: The prompts.
+            sampling: How.
+            seeds: Of the draws for each prompt.
 
         Raises:
             ConfigError: A prompt fills the context.
             EngineError: The engine failed.
         """
         requests = []
-        for index, payload in enumerate(payloads):
+        for index, (payload, seed) in enumerate(zip(payloads, seeds, strict=True)):
             room = self.room(payload)
             if room is not None and room < 1:
                 raise ConfigError(
@@ -63,7 +68,7 @@ class Served:
             fitting = attrs.evolve(
                 sampling, max_units=sampling.max_units if room is None else min(sampling.max_units, room)
             )
-            requests.append(Request(request_id=str(index), prompt=payload, sampling=fitting, seed=seed + index))
+            requests.append(Request(request_id=str(index), prompt=payload, sampling=fitting, seed=seed))
         return [handle.result() for handle in self.engine.submit(requests)]
 
     def room(self, prompt: Payload) -> int | None:
@@ -164,7 +169,7 @@ def complete_prompts(
     is_run = (source / "job.json").is_file()
     # As in evaluations, a run that is named says so itself.
     config = attrs.evolve(config, trust_remote_code=trust_remote_code or (is_run and config.trust_remote_code))
-    is_text = _is_of_tokens("model", config.plugin)
+    is_text = is_of_tokens("model", config.plugin)
     if temperature == 0.0 and num_samples > 1:
         instead = "set --temperature above 0" if is_text else "set --temperature 1, or another --seed each time"
         raise ConfigError(f"--samples: {num_samples} greedy completions are all the same; {instead}")
@@ -174,7 +179,8 @@ def complete_prompts(
     sampling = Sampling(temperature=temperature, max_units=max_units, num_samples=num_samples)
     with _exported(source) as directory, serve(directory, config, engine) as served:
         texts = [(Message(role="user", content=text),) if as_chat else text for text in prompts]
-        completed = served.complete([served.model.encode(Prompt(text=text)) for text in texts], sampling, seed)
+        payloads = [served.model.encode(Prompt(text=text)) for text in texts]
+        completed = served.complete(payloads, sampling, range(seed, seed + len(payloads)))
         return [
             [
                 _told(served.model, each, output / f"prompt-{row}-sample-{index}")
@@ -194,14 +200,14 @@ def _exported(source: Path) -> Iterator[Path]:
         yield cast("Path", export_run(source, step="latest", output=Path(folder) / "model")[1])
 
 
-def _is_of_tokens(kind: Kind, name: str) -> bool:
+def is_of_tokens(kind: Kind, name: str) -> bool:
     """Whether a model takes tokens, or an engine makes them."""
     return "tokens" in PluginSet.load([(kind, name)]).provider(kind, name).capabilities.payload_kinds
 
 
 def _denoiser(job: Job | None) -> EngineConfig:
     """The run's engine; the core's own for a model of no run, or of one that made no rollouts."""
-    if job is None or _is_of_tokens("engine", job.recipe.rollout.engine.plugin):
+    if job is None or is_of_tokens("engine", job.recipe.rollout.engine.plugin):
         return EngineConfig(plugin="diffusion")
     return job.recipe.rollout.engine
 

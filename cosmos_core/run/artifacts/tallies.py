@@ -22,8 +22,8 @@ class Tally:
     Attributes:
         label: What the prompts have in common.
         num_prompts: How many there are.
-        num_unscored: Those without a score, which count as 0.
-        mean: Mean score.
+        num_unscored: Those without a score.
+        mean: Mean score; None if nothing was scored and unscored prompts do not count.
         low: Lower end of the 95 % confidence interval of the mean.
         high: Its upper end.
     """
@@ -31,29 +31,37 @@ class Tally:
     label: str
     num_prompts: int
     num_unscored: int
-    mean: float
-    low: float
-    high: float
+    mean: float | None
+    low: float | None
+    high: float | None
 
 
-def tally(label: str, scores: Sequence[float | None]) -> Tally:
-    """Sum up the scores of one prompt or more; None stands for a prompt without one."""
-    values = [0.0 if score is None else score for score in scores]
-    mean = math.fsum(values) / len(values)
-    low, high = interval(values)
-    return Tally(label=label, num_prompts=len(values), num_unscored=scores.count(None), mean=mean, low=low, high=high)
+def tally(label: str, scores: Sequence[float | None], *, unscored: float | None = 0.0) -> Tally:
+    """Sum up the scores of one prompt or more; None stands for a prompt without one.
+
+    Args:
+        label: What the prompts have in common.
+        scores: One of each prompt.
+        unscored: What a prompt without a score counts as; None where it does not count.
+    """
+    counted = (unscored if score is None else score for score in scores)
+    values = [value for value in counted if value is not None]
+    mean = math.fsum(values) / len(values) if values else None
+    low, high = interval(values) if values else (None, None)
+    return Tally(label=label, num_prompts=len(scores), num_unscored=scores.count(None), mean=mean, low=low, high=high)
 
 
-def tallies(scored: Iterable[tuple[Prompt, float | None]], key: str) -> list[Tally]:
+def tallies(scored: Iterable[tuple[Prompt, float | None]], key: str, *, unscored: float | None = 0.0) -> list[Tally]:
     """Sum up the scores by a key of the prompts' metadata, in order of the labels.
 
-    A prompt whose value is a list counts for each of it; one without the key counts as `(none)`.
+    A prompt whose value is a list counts for each of it; one without the key counts as `(none)`. `unscored` is that of
+    `tally`.
     """
     groups: dict[str, list[float | None]] = {}
     for prompt, score in scored:
         for label in _labels(prompt.metadata, key):
             groups.setdefault(label, []).append(score)
-    return [tally(label, groups[label]) for label in sorted(groups)]
+    return [tally(label, groups[label], unscored=unscored) for label in sorted(groups)]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

@@ -1,8 +1,11 @@
+from pathlib import Path
+
 import fsspec
 import pytest
 
 from cosmos_core.errors import StorageError
-from cosmos_core.storage import fetch_model, file_system, is_url, send_folder
+from cosmos_core.storage import check_place, fetch_model, file_system, is_url, move_folder, send_folder
+from cosmos_core.storage.folders import LIST
 
 URL = "memory://models/one"
 
@@ -92,6 +95,58 @@ def test_files_of_others_stay(store, model):
     send_folder(model, URL)
     others = {"videos/a.mp4", "other/old-1.safetensors", "other/old.safetensors.index.json"}
     assert set(contents(fetch_model(URL))) == set(contents(model)) | others
+
+
+def test_a_model_is_moved_by_the_same_rules(model, tmp_path):
+    target = tmp_path / "moved"
+    expected = contents(model)
+    move_folder(model, target)
+    assert contents(target) == {**expected, LIST: "".join(f"{name}\n" for name in sorted(expected))}
+    assert contents(model) == {}
+    (target / "notes.md").write_text("mine")
+    (tmp_path / "weights").write_text("of others")
+    (target / "a.safetensors").unlink()
+    (target / "a.safetensors").symlink_to(tmp_path / "weights")
+    for name in ("a.safetensors", "model_index.json"):
+        (model / name).write_text("newer")
+    move_folder(model, target)
+    found = contents(target)
+    assert found.pop(LIST).split() == ["a.safetensors", "model_index.json"]
+    assert found == {"a.safetensors": "newer", "model_index.json": "newer", "notes.md": "mine"}
+    assert (tmp_path / "weights").read_text() == "of others"
+
+
+def test_a_model_is_not_moved_among_files_of_others(model, tmp_path):
+    target = tmp_path / "moved"
+    target.mkdir()
+    check_place(target)
+    (target / "notes.md").write_text("mine")
+    for refused in (lambda: check_place(target), lambda: move_folder(model, target)):
+        with pytest.raises(StorageError, match=r"moved exists and is no exported model; choose another place"):
+            refused()
+    (target / "config.json").write_text("of others")
+    (target / "b.safetensors").write_text("of others")
+    with pytest.raises(StorageError, match=r"has b\.safetensors, which no export wrote and no index names"):
+        move_folder(model, target)
+    assert contents(target) == {"notes.md": "mine", "config.json": "of others", "b.safetensors": "of others"}
+
+
+def test_a_move_that_is_cut_off_leaves_no_model(model, tmp_path, monkeypatch):
+    target = tmp_path / "moved"
+    move_folder(model, target)
+    (model / "config.json").write_text("newer")
+    (model / "b.safetensors").write_text("newer")
+
+    def fail(self, path):
+        raise OSError(f"no space for {path.name}")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(StorageError, match=r"moved: .*no space for b\.safetensors"):
+        move_folder(model, target)
+    assert not (target / "config.json").exists()
+    monkeypatch.undo()
+    move_folder(model, target)
+    assert set(contents(target)) == {"b.safetensors", "config.json", LIST}
 
 
 def test_weights_are_not_sent_beside_weights_of_others(store, model):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 import attrs
@@ -51,6 +52,13 @@ class RewardModel:
         # One forward at a time, on a thread of its own, so that the time limits of others go on.
         self._thread: Final = concurrent.futures.ThreadPoolExecutor(1, "reward-model")
         self._batcher: Final = Batcher(self._forward, size=options.batch, wait_s=options.wait_ms / 1000.0)
+
+    def absent(self) -> str:
+        """The folder, where the path can only be one and there is none."""
+        path = Path(self._options.path)
+        if not path.is_absolute() or path.is_dir():
+            return ""
+        return f"path: '{path}' is no folder on this machine; put the checkpoint there, or give another path"
 
     def load(self) -> None:
         """Load the weights.

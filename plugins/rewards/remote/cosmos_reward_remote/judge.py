@@ -78,6 +78,10 @@ class Judge:
             raise ConfigError("template: it has no {answer}, so that the judge would not see what to judge")
         self._needs_reference: Final = "reference" in places
 
+    def absent(self) -> str:
+        """The key, where the environment has none."""
+        return self._poster.absent()
+
     def load(self) -> None:
         """Take the key from the environment.
 

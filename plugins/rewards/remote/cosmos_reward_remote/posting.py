@@ -68,19 +68,23 @@ class Poster:
                 f"url: {options.url!r} would send the key of {options.key_variable} in the clear; use https"
             )
 
+    def absent(self) -> str:
+        """What the environment lacks; empty if it is all there."""
+        variable = self._options.key_variable
+        if variable is None or os.environ.get(variable, "").strip():
+            return ""
+        return f"key_variable: {variable} is not set in this environment; set it to the key"
+
     def read_key(self) -> None:
         """Take the key from the environment.
 
         Raises:
             ConfigError: It is not there.
         """
-        variable = self._options.key_variable
-        if variable is None:
-            return
-        key = os.environ.get(variable, "").strip()
-        if not key:
-            raise ConfigError(f"key_variable: {variable} is not set where this rollout replica runs; set it to the key")
-        self._exchange.bear(key)
+        if absent := self.absent():
+            raise ConfigError(absent)
+        if self._options.key_variable is not None:
+            self._exchange.bear(os.environ[self._options.key_variable].strip())
 
     async def post(self, body: JSON) -> Any:
         """Send a request, again if need be, and return the JSON of the answer.

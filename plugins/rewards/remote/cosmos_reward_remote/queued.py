@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import uuid
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,10 @@ from cosmos_reward_remote.wires import CosmosRlWire, CosmosWire, Results, Seen, 
 
 _POSITIVE: Final = check.gt(0.0)
 _MAY_BE_OF_ONE: Final = frozenset({400, 413})
+_CHECK_S: Final = 60.0
+"""Most seconds to wait for what a service says before the first score: half of what a worker has to start."""
+
+_CHECK_RETRIES: Final = 7
 _Scored: TypeAlias = Score | str | Exception
 
 
@@ -79,34 +84,42 @@ class Queued:
             if options.wire == "cosmos-rl"
             else CosmosWire(min(30.0, options.request_timeout_s / 2.0), options.poll_s)
         )
-        self._exchange: Final = Exchange(
-            context.name,
-            Patience(
-                request_timeout_s=options.request_timeout_s,
-                retries=options.retries,
-                backoff_s=options.backoff_s,
-                patience_s=options.patience_s,
-            ),
+        self._patience: Final = Patience(
+            request_timeout_s=options.request_timeout_s,
+            retries=options.retries,
+            backoff_s=options.backoff_s,
+            patience_s=options.patience_s,
         )
+        self._exchange: Final = Exchange(context.name, self._patience)
         self._batcher: Final = Batcher(self._ask, size=options.batch, wait_s=options.wait_ms / 1000.0)
         self._free: Final = asyncio.Semaphore(options.concurrency)
         # Where a run is planned may be another machine than where it runs; what is there must be right.
         self._access: Access | None = access(os.environ, allow_http=options.allow_http)
 
+    def absent(self) -> str:
+        """The addresses and the token, where the environment has none."""
+        if access(os.environ, allow_http=self._options.allow_http) is not None:
+            return ""
+        prefix = PREFIXES[0]
+        return (
+            f"{prefix}_ENQUEUE_URL, {prefix}_FETCH_URL and {prefix}_TOKEN: not set in this environment; set them to "
+            "where the service is and what lets one in"
+        )
+
     def load(self) -> None:
-        """Take the addresses and the token from the environment.
+        """Take the addresses and the token from the environment, and ask the service whether it would score.
 
         Raises:
-            ConfigError: They are not there, or not right.
+            ConfigError: They are not there, or not right; the service refuses the token, or a scorer.
+            PluginError: It does not answer within a minute.
         """
         self._access = access(os.environ, allow_http=self._options.allow_http)
         if self._access is None:
-            prefix = PREFIXES[0]
-            raise ConfigError(
-                f"{prefix}_ENQUEUE_URL, {prefix}_FETCH_URL and {prefix}_TOKEN: not set where this rollout replica "
-                "runs; set them to where the service is and what lets one in"
-            )
+            raise ConfigError(self.absent())
         self._exchange.bear(self._access.token)
+        # A worker's own event loop runs already on the thread that this is called on.
+        with concurrent.futures.ThreadPoolExecutor(1, "reward-service") as thread:
+            thread.submit(asyncio.run, self._check(self._access)).result()
 
     async def score(self, completion: Completion) -> Score:
         """Ask the service.
@@ -121,6 +134,22 @@ class Queued:
         if isinstance(scored, str):
             raise PluginError(f"reward {self._name}: the service has no score: {scored}")
         return scored
+
+    async def _check(self, known: Access) -> None:
+        # A service may be starting while the run is.
+        patience = attrs.evolve(self._patience, retries=max(self._patience.retries, _CHECK_RETRIES))
+        exchange = Exchange(self._name, patience)
+        exchange.bear(known.token)
+        try:
+            async with asyncio.timeout(_CHECK_S):
+                await self._wire.check(exchange, known, self._options.send, tuple(self._options.scorers))
+        except RefusedError as error:
+            raise ConfigError(
+                f"{error}; the service takes no request as this run would send: check the addresses, the token and "
+                "scorers"
+            ) from None
+        except TimeoutError:
+            raise exchange.error(known.enqueue_url, f"no answer within {_CHECK_S:g} s") from None
 
     async def _ask(self, seen: Sequence[Seen]) -> list[_Scored]:
         groups = groups_of(seen, most_bytes=self._options.batch_mb << 20, one_shape=self._options.wire == "cosmos-rl")

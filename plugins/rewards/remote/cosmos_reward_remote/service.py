@@ -40,6 +40,10 @@ class Service:
         self._poster: Final = Poster(context.name, options, repeats_timeouts=False)
         self._batcher: Final = Batcher(self._ask, size=options.batch, wait_s=options.wait_ms / 1000.0)
 
+    def absent(self) -> str:
+        """The key, where the environment has none."""
+        return self._poster.absent()
+
     def load(self) -> None:
         """Take the key from the environment.
 

@@ -24,6 +24,9 @@ from cosmos_core.types import JSON, Array, Message, Payload
 from cosmos_reward_remote.access import Access
 from cosmos_reward_remote.exchange import Answer, Exchange
 
+_NOT_KNOWN: Final = frozenset({400, 404})
+"""What cosmos-rl's format says of a request that is not ready, or that it has never heard of."""
+
 _BINARY: Final = {"Content-Type": "application/octet-stream"}
 
 
@@ -62,6 +65,15 @@ class Wire(Protocol):
 
     def body(self, seen: Sequence[Seen], scorers: Sequence[str]) -> bytes:
         """The body of a request."""
+        ...
+
+    async def check(self, exchange: Exchange, access: Access, kind: str, scorers: Sequence[str]) -> None:
+        """Ask whether the service would take requests, as far as the format has that.
+
+        Raises:
+            RefusedError: It would not.
+            PluginError: There is no answer.
+        """
         ...
 
     async def enqueue(self, exchange: Exchange, access: Access, body: bytes, key: str) -> Any:
@@ -126,6 +138,11 @@ class CosmosWire:
         arrays = {str(index): _values(each.array) for index, each in enumerate(seen)}
         return json.dumps(line).encode() + b"\n" + safetensors(arrays)
 
+    async def check(self, exchange: Exchange, access: Access, kind: str, scorers: Sequence[str]) -> None:
+        """Ask for the scorers by name: what it does not know, it refuses."""
+        asked = [("kind", kind), *(("scorer", name) for name in scorers)]
+        _object(exchange, access.enqueue_url, await exchange.send("GET", access.enqueue_url, params=asked), 200)
+
     async def enqueue(self, exchange: Exchange, access: Access, body: bytes, key: str) -> str:
         """Send a request, under an idempotency key; its id."""
         url = access.enqueue_url
@@ -159,7 +176,7 @@ class CosmosWire:
 class CosmosRlWire:
     """The format of cosmos-rl's reward service. Completions of a request have one shape.
 
-    Source: README.md of `reward_service` in github.com/nvidia-cosmos/cosmos-rl, and what its trainer sends.
+    Source: `reward_service` of cosmos-rl 0.4.7 (README.md, its service), and what its trainer sends.
 
     Args:
         score_keys: Of each scorer, which of the scores it answers with counts; `a+b` is their sum.
@@ -189,6 +206,13 @@ class CosmosRlWire:
         file = io.BytesIO()
         np.save(file, np.ascontiguousarray(array), allow_pickle=False)
         return json.dumps(line).encode() + b"\n" + file.getvalue()
+
+    async def check(self, exchange: Exchange, access: Access, kind: str, scorers: Sequence[str]) -> None:  # noqa: ARG002 - it does not tell
+        """Ask for results that nobody has: the format asks for no scorers, but it may look at the token."""
+        sent = {"uuid": "00000000-0000-0000-0000-000000000000", "type": scorers[0]}
+        answer = await exchange.send("POST", access.fetch_url, data=sent)
+        if answer.status not in _NOT_KNOWN:
+            raise exchange.refusal(access.fetch_url, answer)
 
     async def enqueue(self, exchange: Exchange, access: Access, body: bytes, key: str) -> tuple[str, str]:  # noqa: ARG002 - it has no such keys
         """Send a request; its id, and the replica of the service that has it."""

@@ -2,6 +2,7 @@
 
 import io
 import json
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,6 +27,7 @@ class Queueing(ThreadingHTTPServer):
 
     def reset(self):
         self.requests, self.jobs, self.busy, self.polls, self.most_bytes = [], {}, 0, 0, 1 << 30
+        self.checks, self.absent = [], 0
 
     @property
     def url(self):
@@ -57,6 +59,12 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self.send(401, f"not {self.headers.get('Authorization')}".encode())
         kind, _, verb = self.path.strip("/").partition("/")
+        if verb == "pull" and b"uuid=00000000" in data:
+            self.server.checks.append((dict(self.headers), parse_qs(data.decode())))
+            return self.send(400, {"message": "Not found scores"})
+        return self.take(kind, verb, data)
+
+    def take(self, kind, verb, data):
         with self.server.lock:
             self.server.requests.append((self.path, dict(self.headers), data, time.monotonic()))
             if self.server.busy:
@@ -91,8 +99,13 @@ class Handler(BaseHTTPRequestHandler):
         return None
 
     def do_GET(self):
-        query = parse_qs(urlsplit(self.path).query)
-        ticket = query["id"][0]
+        parts = urlsplit(self.path)
+        query = parse_qs(parts.query)
+        if parts.path.endswith("/enqueue"):
+            return self.check(parts.path.split("/")[1], query)
+        return self.fetch(query["id"][0])
+
+    def fetch(self, ticket):
         kind, values, scorers, _ = self.server.jobs[ticket]
         with self.server.lock:
             self.server.polls += 1
@@ -118,6 +131,24 @@ class Handler(BaseHTTPRequestHandler):
         if kind == "absent":
             del rows[scorers[0]]
         return self.send(200, {"id": ticket, "status": "done", "scores": rows})
+
+    def check(self, kind, query):
+        with self.server.lock:
+            self.server.checks.append((dict(self.headers), query))
+            if self.server.absent:
+                self.server.absent -= 1
+                return self.hang_up()
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return self.send(401, b"the token is missing or another one")
+        if kind == "silent":
+            time.sleep(0.5)
+        if kind == "strange" or "x" in query["scorer"]:
+            return self.send(400, {"error": "scorers: 'x' is none of this service; it has a, b"})
+        return self.send(200, {"scorers": {"a": ["latents", "media"], "b": ["media"]}})
+
+    def hang_up(self):
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)
 
     def pull(self, kind, form):
         (ticket,), (scorer,) = form["uuid"], form["type"]

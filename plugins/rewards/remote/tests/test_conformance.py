@@ -13,6 +13,7 @@ def completion(text, reference="8"):
 
 class TestJudge(RewardConformance):
     plugin = "judge"
+    variables = ("JUDGE_KEY",)
     reference_is_optional = True
     examples = ((completion("xx"), 0.4), (completion("x" * 99), 1.0))
 
@@ -33,6 +34,7 @@ class TestService(RewardConformance):
 
 class TestQueued(RewardConformance):
     plugin = "reward-service"
+    variables = ("WFM_REWARD_ENQUEUE_URL", "WFM_REWARD_FETCH_URL", "WFM_REWARD_TOKEN")
 
     @pytest.fixture
     def options(self, queueing):

@@ -149,7 +149,7 @@ def test_a_key_that_is_not_there_is_told_where_it_is_needed_and_not_when_plannin
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     options = JudgeOptions(model="m", url="https://j.example", key_variable="JUDGE_KEY")
     judge = Judge(options, RewardContext(name="mine", seed=0))
-    with pytest.raises(ConfigError, match="JUDGE_KEY is not set where this rollout replica runs"):
+    with pytest.raises(ConfigError, match="JUDGE_KEY is not set in this environment; set it to the key"):
         judge.load()
 
 

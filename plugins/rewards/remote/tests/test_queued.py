@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cosmos_core.errors import ConfigError, DataError, PluginError
-from cosmos_core.protocols import Completion, RewardContext
+from cosmos_core.protocols import Completion, Requiring, RewardContext
 from cosmos_core.rollout.service.bodies import read_body
 from cosmos_core.rollout.service.cosmos_rl import read_foreign
 from cosmos_core.testing.conformance.reward.pictures import shown_as
@@ -177,22 +177,64 @@ def test_what_is_no_score_is_an_error_and_never_a_number(queueing, kind, message
         assert str(second) == str(first)
 
 
-def test_a_service_that_is_not_there_is_given_up(queueing, monkeypatch):
+def test_a_service_that_goes_away_is_given_up(queueing):
     queueing("good")
-    monkeypatch.setenv("WFM_REWARD_ENQUEUE_URL", "http://127.0.0.1:9/enqueue")
-    (error,) = score(make(retries=1), shown_as(VIDEO))
+    reward = make(retries=1)
+    reward._access = attrs.evolve(reward._access, enqueue_url="http://127.0.0.1:9/enqueue")
+    (error,) = score(reward, shown_as(VIDEO))
     assert "http://127.0.0.1:9/enqueue: no connection" in str(error)
     assert "(2 attempts)" in str(error)
 
 
-def test_the_token_is_in_no_message(queueing, monkeypatch, caplog, capfd):
+def test_the_token_is_in_no_message(queueing, caplog, capfd):
     queueing("good")
-    monkeypatch.setenv("WFM_REWARD_TOKEN", "another-secret")
     with caplog.at_level(0):
         reward = make()
+        reward._exchange.bear("another-secret")
         (error,) = score(reward, shown_as(VIDEO))
     assert "status 401: 'not Bearer ***'" in str(error)
     assert "another-secret" not in str(error) + caplog.text + "".join(capfd.readouterr()) + repr(reward._access)
+
+
+def test_the_service_is_asked_for_its_scorers_before_anything_is_scored(queueing):
+    server = queueing("good")
+    server.absent = 2
+    make(scorers={"a": 1.0, "b": 0.5}, send="latents")
+    assert len(server.checks) == 3
+    headers, query = server.checks[-1]
+    assert headers["Authorization"] == f"Bearer {SECRET}"
+    assert query == {"kind": ["latents"], "scorer": ["a", "b"]}
+    server.reset()
+    queueing("good", fetch="pull")
+    make(wire="cosmos-rl")
+    assert [form["type"] for _, form in server.checks] == [["a"]]
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("wire", ["cosmos", "cosmos-rl"])
+def test_a_token_that_is_refused_ends_the_load(queueing, monkeypatch, wire):
+    queueing("good", fetch="pull")
+    monkeypatch.setenv("WFM_REWARD_TOKEN", "stolen")
+    with pytest.raises(ConfigError, match=r"status 401: .*; the service takes no request .* check the ad") as error:
+        make(wire=wire)
+    assert "stolen" not in str(error.value)
+
+
+def test_a_scorer_that_the_service_does_not_know_ends_the_load(queueing):
+    queueing("good")
+    with pytest.raises(ConfigError, match=r"x.{1,4} is none of this service; it has a, b"):
+        make(scorers={"a": 1.0, "x": 1.0})
+
+
+def test_a_service_that_is_not_there_ends_the_load(queueing, monkeypatch):
+    queueing("silent")
+    monkeypatch.setattr("cosmos_reward_remote.queued._CHECK_S", 0.1)
+    with pytest.raises(PluginError, match=r"/silent/enqueue: no answer within 0\.1 s"):
+        make()
+    monkeypatch.setattr("cosmos_reward_remote.queued._CHECK_S", 60.0)
+    monkeypatch.setenv("WFM_REWARD_ENQUEUE_URL", "http://127.0.0.1:9/enqueue")
+    with pytest.raises(PluginError, match=r"http://127.0.0.1:9/enqueue: no connection .*\(8 attempts\)"):
+        make(backoff_s=0.001)
 
 
 def test_videos_images_and_latents_go_to_a_service_of_cosmos_rl_as_it_reads_them(queueing):
@@ -276,8 +318,12 @@ def test_a_service_that_is_not_wholly_named_is_refused_before_a_run(queueing, mo
 
 def test_no_service_at_all_is_told_where_it_is_needed_and_not_when_planning(queueing):
     reward = Queued(QueuedOptions(scorers={"a": 1.0}), RewardContext(name="mine", seed=0))
-    with pytest.raises(ConfigError, match=r"WFM_REWARD_ENQUEUE_URL, .* and WFM_REWARD_TOKEN: not set where"):
+    assert isinstance(reward, Requiring)
+    with pytest.raises(ConfigError, match=r"WFM_REWARD_ENQUEUE_URL, .* and WFM_REWARD_TOKEN: not set in") as error:
         reward.load()
+    assert reward.absent() == str(error.value)
+    queueing("good")
+    assert reward.absent() == ""
 
 
 def test_options_that_contradict_each_other_are_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Callable
 from typing import Any, Final
@@ -18,6 +19,8 @@ from cosmos_reward_vision.frames import CAPABILITIES, Frames, frames_of, some_of
 
 _QUOTED: Final = re.compile(r'"([^"]+)"|\u201c([^\u201d]+)\u201d')
 _SHOWN_CHARACTERS: Final = 200
+_READER: Final = "rapidocr_onnxruntime"
+_NOT_INSTALLED: Final = 'what reads text is not installed ({}); pip install "cosmos-reward-vision[ocr]"'
 
 
 @attrs.frozen(kw_only=True)
@@ -41,6 +44,10 @@ class Ocr:
         self._name: Final = context.name
         self._read: Callable[[Frames], str] | None = None
 
+    def absent(self) -> str:
+        """What reads, where it is not installed."""
+        return "" if importlib.util.find_spec(_READER) is not None else _NOT_INSTALLED.format(f"no module {_READER!r}")
+
     def load(self) -> None:
         """Load what reads.
 
@@ -50,10 +57,7 @@ class Ocr:
         try:
             import rapidocr_onnxruntime  # type: ignore[import-not-found, unused-ignore] # noqa: PLC0415 - it is optional
         except ImportError as error:
-            raise ConfigError(
-                f"reward {self._name}: what reads text is not installed ({error}); "
-                'pip install "cosmos-reward-vision[ocr]"'
-            ) from error
+            raise ConfigError(_NOT_INSTALLED.format(error)) from error
         reader: Any = rapidocr_onnxruntime.RapidOCR()
 
         def read(frame_HWC: Frames) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 import attrs
@@ -36,6 +37,13 @@ class ClipSimilarity:
         self._options: Final = options
         self._name: Final = context.name
         self._clip: Clip | None = None
+
+    def absent(self) -> str:
+        """The folder, where the path can only be one and there is none."""
+        path = Path(self._options.path)
+        if not path.is_absolute() or path.is_dir():
+            return ""
+        return f"path: '{path}' is no folder on this machine; put the checkpoint there, or give another path"
 
     def load(self) -> None:
         """Load the model.

@@ -9,7 +9,7 @@ import pytest
 from cosmos_core.protocols import Completion
 from cosmos_core.testing import RewardConformance
 from cosmos_core.testing.conformance.reward.pictures import shown_as
-from cosmos_core.types import Prompt
+from cosmos_core.types import Array, Payload, Prompt
 
 READER = """
 class RapidOCR:
@@ -56,6 +56,27 @@ class TestSteadiness(RewardConformance):
     plugin = "temporal-consistency"
     examples = ((of(WHITE), 0.0), (of(np.stack([WHITE[0], WHITE[0] // 5])), -0.8))
     unscorable = (of(WHITE[:1]),)
+
+
+def of_latents(values):
+    """A completion of latents [T, values], of one channel and row."""
+    latents = np.asarray(values, np.float32)[None, :, None]
+    array = Array(dtype="float32", shape=latents.shape, data=memoryview(bytearray(latents.tobytes())))
+    return Completion(prompt=Prompt(text="?"), text="", payload=Payload(kind="latents", arrays={"sample": array}))
+
+
+class TestLatentSteadiness(RewardConformance):
+    plugin = "latent-temporal-consistency"
+    examples = (
+        (of_latents([[3, 4], [6, 8]]), 0.0),
+        (of_latents([[1, 0], [0, 2], [0, -5]]), -1.5),
+    )
+    unscorable = (of_latents([[1, 2]]), of_latents([[1, 2], [0, 0]]), of(WHITE))
+
+    @pytest.fixture
+    def completions(self):
+        draw = np.random.default_rng(0)
+        return [of_latents(draw.normal(size=(number, 6))) for number in (2, 3, 9)]
 
 
 class TestClip(RewardConformance):

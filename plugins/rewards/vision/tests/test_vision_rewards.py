@@ -1,6 +1,7 @@
 """What each reward makes of frames whose right score is known, and of what cannot be scored."""
 
 import io
+import json
 import math
 import sys
 
@@ -11,8 +12,9 @@ from PIL import Image
 
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.protocols import RewardContext
-from cosmos_core.types import Message, Prompt
+from cosmos_core.protocols import Completion, RewardContext
+from cosmos_core.rollout.service.bodies import read_body
+from cosmos_core.types import Array, Message, Payload, Prompt
 
 CONTEXT = RewardContext(name="mine", seed=0)
 
@@ -20,7 +22,7 @@ CONTEXT = RewardContext(name="mine", seed=0)
 @pytest.fixture(scope="module")
 def plugins():
     names = ("brightness", "clip-similarity", "colour", "jpeg-compressibility", "ocr", "sharpness")
-    return PluginSet.load(("reward", name) for name in (*names, "temporal-consistency"))
+    return PluginSet.load(("reward", name) for name in (*names, "latent-temporal-consistency", "temporal-consistency"))
 
 
 @pytest.fixture
@@ -177,6 +179,13 @@ def test_ocr_without_what_reads_says_what_to_install(make, monkeypatch):
     reward = make("ocr")
     with pytest.raises(ConfigError, match=r'pip install "cosmos-reward-vision\[ocr\]"'):
         reward.load()
+    assert 'pip install "cosmos-reward-vision[ocr]"' in reward.absent()
+
+
+def test_a_folder_that_is_not_there_is_absent_and_a_name_may_be_of_a_hub(make, tmp_path):
+    assert make("clip-similarity", path=str(tmp_path / "none")).absent().startswith(f"path: '{tmp_path}/none' is no")
+    assert make("clip-similarity", path=str(tmp_path)).absent() == ""
+    assert make("clip-similarity", path="openai/none").absent() == ""
 
 
 @pytest.mark.parametrize(
@@ -193,3 +202,30 @@ def test_what_was_not_rendered_has_no_score(make, kit, name):
     bare = attrs.evolve(kit.completion(kit.video((0, 0, 0)), text="red"), media=None)
     with pytest.raises(DataError, match="reward mine: the completion has no frames; use an engine that renders"):
         make(name).score(bare)
+
+
+def test_latents_are_scored_as_a_service_brings_them(make):
+    """In 16 bits, of which scorers see float32; what is free costs nothing."""
+    line = {"version": 1, "kind": "latents", "scorers": ["any"], "completions": [{"prompt": "a ball"}] * 2}
+    latents = np.zeros((2, 1, 3, 1, 2), np.float16)
+    latents[0, 0, :, 0] = [[1, 0], [0, 2], [0, 4]]
+    latents[1, 0, :, 0] = [[1, 1], [2, 2], [-3, -3]]
+    file = io.BytesIO()
+    np.save(file, latents)
+    shown = read_body(json.dumps(line).encode() + b"\n" + file.getvalue(), most=2).completions
+    assert [value(make("latent-temporal-consistency"), each) for each in shown] == pytest.approx([-0.5, -1.0])
+    assert [value(make("latent-temporal-consistency", free=0.5), each) for each in shown] == [-0.25, -0.75]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "message"),
+    [
+        ("float32", (1, 2, 2), r"the latents are float32 \(1, 2, 2\); expected float32 \[channels, frames"),
+        ("float16", (1, 2, 1, 4), "the latents are float16"),
+    ],
+)
+def test_other_latents_are_refused(make, dtype, shape, message):
+    array = Array(dtype=dtype, shape=shape, data=b"\x01" * 16)
+    completion = Completion(prompt=Prompt(text="?"), text="", payload=Payload(kind="latents", arrays={"sample": array}))
+    with pytest.raises(DataError, match=message):
+        make("latent-temporal-consistency").score(completion)

@@ -37,7 +37,7 @@ class Taken:
 
 
 def answers(service, *requests):
-    """Status and text of the answer to each request: path, body, headers."""
+    """Status and text of the answer to each request: path, body (None: it is a GET), headers."""
 
     async def ask():
         runner = web.AppRunner(Application(service, "token").made(), access_log=None, auto_decompress=False)
@@ -46,7 +46,8 @@ def answers(service, *requests):
         url, found = f"http://127.0.0.1:{runner.addresses[0][1]}", []
         async with aiohttp.ClientSession(headers=HEADERS) as session:
             for path, data, headers in requests:
-                async with session.post(url + path, data=data, headers=headers) as answer:
+                method = "GET" if data is None else "POST"
+                async with session.request(method, url + path, data=data, headers=headers) as answer:
                     found.append((answer.status, await answer.text()))
         await runner.cleanup()
         return found
@@ -100,3 +101,24 @@ def test_whatever_reading_raises_of_a_body_is_the_senders_fault(monkeypatch):
 
         monkeypatch.setattr(application, "read_body", read)
         assert answers(Taken(1), ("/v1/enqueue", b"", {})) == [(400, json.dumps({"error": str(error)}))]
+
+
+def test_it_says_which_scorers_requests_may_name():
+    service = Taken(1)
+    service.kinds = {"a": frozenset({"media", "latents"}), "b": frozenset({"media"})}
+    both = "scorer=a&scorer=b"
+    asked = ("", f"kind=media&{both}", f"kind=latents&{both}", "kind=media&scorer=c", "scorer=a")
+    found = answers(service, *((f"/v1/enqueue?{each}", None, {}) for each in asked))
+    plain, known, other_kind, unknown, kindless = found
+    assert plain == known == (200, json.dumps({"scorers": {"a": ["latents", "media"], "b": ["media"]}}))
+    assert other_kind == (400, '{"error": "scorers: \'b\' scores media, and the request brings latents"}')
+    assert unknown == (400, '{"error": "scorers: \'c\' is none of this service; it has a, b"}')
+    assert kindless == (400, '{"error": "kind: expected latents or media, got \'\'"}')
+    service.is_stopping = True
+    ((status, _),) = answers(service, ("/v1/enqueue", None, {}))
+    assert status == 503
+
+
+def test_scorers_are_told_to_those_with_the_token():
+    ((status, text),) = answers(Taken(1), ("/v1/enqueue", None, {"Authorization": "Bearer other"}))
+    assert (status, "the token is missing or another one" in text) == (401, True)

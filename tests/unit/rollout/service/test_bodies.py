@@ -164,13 +164,14 @@ def test_a_rate_beyond_float32_is_refused_by_name():
         (10**400, r"video_infos.0.video_fps: expected a number"),
     ):
         with pytest.raises(ValueError, match=message):
-            read_foreign(foreign(npy(channels_first), video_infos=[{"video_fps": fps}] * 2), most=2)
+            read_foreign(foreign(npy(channels_first), media_type="video", video_infos=[{"video_fps": fps}] * 2), most=2)
 
 
 def test_no_byte_of_a_body_may_do_harm():
     """Whatever is flipped or cut, a body is read or refused, and refused by a ValueError."""
     draw = np.random.default_rng(0)
-    whole = [body(npy(FRAMES)), body(safetensors({"0": FRAMES[0], "1": FRAMES[1]})), foreign(npy(FRAMES[:, 0]))]
+    images = foreign(npy(FRAMES[:, 0]), media_type="image")
+    whole = [body(npy(FRAMES)), body(safetensors({"0": FRAMES[0], "1": FRAMES[1]})), images]
     read = 0
     for number in range(1500):
         data = bytearray(whole[number % 3])
@@ -192,7 +193,7 @@ def test_images_videos_and_latents_of_cosmos_rl():
 
     channels_first = np.ascontiguousarray(FRAMES.transpose(0, 4, 1, 2, 3))
     infos = [{"video_fps": 24.0, "video_path": "x" * 1000}, {}]
-    videos = read_foreign(foreign(npy(channels_first), video_infos=infos), most=2)
+    videos = read_foreign(foreign(npy(channels_first), media_type="video", video_infos=infos), most=2)
     assert np.array_equal(values(videos.completions[1].media.arrays["frames"]), FRAMES[1])
     assert [float(values(each.media.arrays["fps"])) for each in videos.completions] == [24.0, 16.0]
     # It is kept with the results: only what the videos were scored with.
@@ -202,9 +203,10 @@ def test_images_videos_and_latents_of_cosmos_rl():
         latents = read_foreign(foreign(npy(LATENTS.astype("f2")), media_type=media_type), most=2)
         assert np.array_equal(values(latents.completions[0].payload.arrays["sample"]), LATENTS[0].astype("f2"))
     as_bytes = (LATENTS.view(np.uint32) >> 16).astype("<u2").view(np.uint8)
-    latents = read_foreign(foreign(npy(as_bytes), media_type="latent"), most=2)
-    assert np.allclose(values(latents.completions[1].payload.arrays["sample"]), LATENTS[1], rtol=2**-7, atol=1e-6)
-    assert (latents.about["dtype"], latents.about["max"]) == ("torch.bfloat16", "3.000")
+    for named in ({}, {"media_type": "latent"}):
+        latents = read_foreign(foreign(npy(as_bytes), **named), most=2)
+        assert np.allclose(values(latents.completions[1].payload.arrays["sample"]), LATENTS[1], rtol=2**-7, atol=1e-6)
+        assert (latents.about["dtype"], latents.about["max"]) == ("torch.bfloat16", "3.000")
     noted = read_foreign(foreign(npy(LATENTS), media_type="latent", video_infos=[{"note": "x"}] * 9), most=2)
     assert "video_infos" not in noted.about
 
@@ -227,10 +229,13 @@ def test_other_keys_of_cosmos_rl_are_metadata():
         (foreign(npy(FRAMES[:, 0].astype("f2")), media_type="image"), "frames are uint8"),
         (foreign(b"PK\x03\x04", media_type="latent"), "a file of torch.save, which is a pickle; send it as npy"),
         (foreign(b"?", media_type="latent"), "the array is no npy file"),
-        (foreign(npy(FRAMES[:, :2])), "videos are uint8 [videos, 3, frames, height, width]"),
-        (foreign(npy(FRAMES.transpose(0, 4, 1, 2, 3)), video_infos=[{}]), "video_infos: 1 for 2 videos"),
+        (foreign(npy(FRAMES[:, :2]), media_type="video"), "videos are uint8 [videos, 3, frames, height, width]"),
         (
-            foreign(npy(FRAMES.transpose(0, 4, 1, 2, 3)), video_infos=[{"video_fps": "fast"}, {}]),
+            foreign(npy(FRAMES.transpose(0, 4, 1, 2, 3)), media_type="video", video_infos=[{}]),
+            "video_infos: 1 for 2 videos",
+        ),
+        (
+            foreign(npy(FRAMES.transpose(0, 4, 1, 2, 3)), media_type="video", video_infos=[{"video_fps": "fast"}, {}]),
             "video_infos.0.video_fps: expected a number above 0, got 'fast'",
         ),
     ],
