@@ -9,21 +9,15 @@ from start to end, which another load on the machine changes least.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import ctypes
-import json
-import os
-import resource
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
+from running.whole import Whole, adopt_orphans, run_whole
 
 RECIPE: Final = Path(__file__).parents[1] / "recipes" / "arithmetic.toml"
 UNCORRECTED: Final = ("algorithm.options.weight_floor=1.0", "algorithm.options.weight_cap=1.0")
@@ -41,13 +35,17 @@ VARIANTS: Final[Mapping[str, tuple[str, Sequence[str]]]] = {
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """One run: what corrected it, its mode, its seed, its summary, and the CPU seconds of its processes."""
+    """One run: what corrected it, its mode, its seed, and what came of it."""
 
     variant: str
     mode: str
     seed: int
-    summary: Mapping[str, Any]
-    cpu_s: float
+    ran: Whole
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """What `summary.json` holds."""
+        return self.ran.summary
 
     @property
     def after(self) -> float:
@@ -65,46 +63,10 @@ def run(folder: Path, variant: str, mode: Sequence[str], seed: int, settings: Se
     algorithm, options = VARIANTS[variant]
     kind, *pace = mode
     name = f"{variant}-{kind}-{seed}".lower().translate(str.maketrans(" ", "-", "()"))
-    chosen = [*pace, *options, f"run.seed={seed}", f"run.output_dir={json.dumps(str(folder))}", *settings]
-    overrides = [argument for setting in ("tracking.hooks=[]", *chosen) for argument in ("--set", setting)]
-    before = children_cpu_s()
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "cosmos_core.cli",
-            "run",
-            str(RECIPE),
-            "--name",
-            name,
-            "--algorithm",
-            algorithm,
-            *overrides,
-        ],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        sys.exit(f"{name} failed:\n{done.stdout}{done.stderr}")
-    summary = json.loads((folder / name / "summary.json").read_text())
-    return Outcome(variant=variant, mode=kind, seed=seed, summary=summary, cpu_s=children_cpu_s() - before)
-
-
-def adopt_orphans() -> None:
-    """Make processes whose parents end children of this one, so that their CPU seconds are known (Linux)."""
-    set_child_subreaper = 36
-    if ctypes.CDLL(None, use_errno=True).prctl(set_child_subreaper, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
-
-
-def children_cpu_s() -> float:
-    """CPU seconds of all processes that were started from here, theirs included; waits until they have ended."""
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            os.wait()
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    chosen = [*pace, *options, f"run.seed={seed}", *settings]
+    overrides = [argument for setting in chosen for argument in ("--set", setting)]
+    ran = run_whole(folder, name, str(RECIPE), "--algorithm", algorithm, *overrides)
+    return Outcome(variant=variant, mode=kind, seed=seed, ran=ran)
 
 
 def main() -> None:
@@ -123,10 +85,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="cosmos-offpolicy-") as folder:
         for seed in range(options.seeds):
             for variant, mode in planned:
-                began = time.perf_counter()
-                outcomes.append(run(Path(folder), variant, mode, seed, options.settings))
-                seconds = time.perf_counter() - began
-                said = f"{outcomes[-1].after:.3f}, {seconds:.0f} s, {outcomes[-1].cpu_s:.0f} CPU s"
+                done = run(Path(folder), variant, mode, seed, options.settings)
+                outcomes.append(done)
+                said = f"{done.after:.3f}, {done.ran.seconds:.0f} s, {done.ran.cpu_s:.0f} CPU s"
                 print(f"{variant}, {mode[0]}, seed {seed}: {said}", file=sys.stderr)
     show(outcomes)
 
@@ -152,7 +113,7 @@ def show(outcomes: Sequence[Outcome]) -> None:
             f"{statistics.mean(each['mean'] for each in lag):.2f} ({max(each['max'] for each in lag)})",
             f"{statistics.mean(each.main_s for each in mine):.1f}",
             f"{statistics.mean(rates):,.0f}",
-            f"{statistics.mean(each.cpu_s for each in mine):.0f}",
+            f"{statistics.mean(each.ran.cpu_s for each in mine):.0f}",
         )
         print("| " + " | ".join(cells) + " |")
 

@@ -15,14 +15,19 @@ TrustRemoteCode = Annotated[
 MaxUnits = Annotated[
     int | None, typer.Option("--max-units", metavar="N", help="Longest completion, in tokens, or denoising steps.")
 ]
+Step = Annotated[
+    str,
+    typer.Option(
+        "--step",
+        metavar="N|best|latest",
+        help="Which checkpoint of a run; `best` by held-out accuracy, or reward of images and videos, or loss.",
+    ),
+]
 
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")],
-    step: Annotated[
-        str,
-        typer.Option("--step", metavar="N|best|latest", help="Which checkpoint; `best` by held-out accuracy, or loss."),
-    ] = "latest",
+    step: Step = "latest",
     output: Annotated[
         str | None,
         typer.Option(
@@ -127,7 +132,7 @@ def evaluate(
     prompts: Annotated[
         int | None, typer.Option("--prompts", metavar="N", min=1, help="Held-out prompts; the recipe's if absent.")
     ] = None,
-    step: Annotated[str, typer.Option("--step", metavar="N|best|latest", help="Which checkpoint of a run.")] = "latest",
+    step: Step = "latest",
     *,
     by: Annotated[
         str | None,
@@ -150,17 +155,14 @@ def evaluate(
     """  # noqa: D301 - the escape keeps the lines after it apart
     set_debugging(debug)
     from cosmos_core.run.artifacts.evaluate import evaluate_model  # noqa: PLC0415
-    from cosmos_core.run.artifacts.evaluated import check_place, lines, write  # noqa: PLC0415
+    from cosmos_core.run.artifacts.evaluated import check_place, figures, lines, write  # noqa: PLC0415
 
     check_place(output)
     result = evaluate_model(
         source, recipe_path=recipe, num_prompts=prompts, step=step, trust_remote_code=trust_remote_code, by=by
     )
-    accuracy = "not measured" if result.accuracy is None else f"{result.accuracy:.4f}"
-    typer.echo(f"held-out accuracy {accuracy}")
-    typer.echo(f"prompts {result.num_prompts}, unscored {result.num_unscored}, truncated {result.num_truncated}")
-    for name, value in result.rewards.items():
-        typer.echo(f"reward {name} {value:.4f}")
+    for line in figures(result):
+        typer.echo(line)
     if by is not None:
         typer.echo()
         for line in lines(result, by):

@@ -14,10 +14,15 @@ import attrs
 from cosmos_core.config.dynamic import DynamicKey
 from cosmos_core.config.schema import Recipe
 from cosmos_core.protocols.algorithm import Source
-from cosmos_core.protocols.dataset import Window
+from cosmos_core.protocols.dataset import Omission, Split, Window
 
 Unit: TypeAlias = Literal["token", "denoising step"]
 """What a sample is made of, and is counted in."""
+
+
+def score_name(unit: Unit) -> str:
+    """What tells how good rollouts are: the accuracy of tokens, the reward of anything else."""
+    return "accuracy" if unit == "token" else "reward"
 
 
 @attrs.frozen(kw_only=True)
@@ -54,6 +59,7 @@ class Job:
         stages: Facts of each stage, in order: the warm-up's first, if the recipe has one.
         fixed: Keys of the recipe that declare themselves dynamic and cannot change in this run, and why.
         unit: What samples are made of, by the kind of payload that the model takes.
+        omitted: Rows that the dataset leaves out of each split, by reason.
     """
 
     run_id: str
@@ -68,6 +74,7 @@ class Job:
     num_measured_prompts: int = attrs.field()
     fixed: Mapping[str, str] = attrs.field(factory=dict)
     unit: Unit = "token"
+    omitted: Mapping[Split, tuple[Omission, ...]] = attrs.field(factory=dict)
 
     @num_measured_prompts.default
     def _before_it_was_written(self) -> int:

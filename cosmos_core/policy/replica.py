@@ -120,6 +120,7 @@ class PolicyReplica:
                 step=step,
                 stage=self._trainer.stage.index,
                 nonfinite_steps=self._trainer.nonfinite_steps,
+                unimitated_steps=self._trainer.unimitated_steps,
                 below=self._trainer.below,
                 generation=self._settled_generation,
             )

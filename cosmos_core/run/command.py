@@ -36,7 +36,8 @@ from cosmos_core.run.launch import Launcher
 from cosmos_core.run.launch.making import capabilities_of, make_launcher, prepare
 from cosmos_core.run.planning.changes import changed
 from cosmos_core.run.planning.exposure import check_exposed
-from cosmos_core.run.planning.plan import check_changed, check_gpus, check_hooks, check_keys, check_present, make_plan
+from cosmos_core.run.planning.plan import check_changed, check_hooks, make_plan
+from cosmos_core.run.planning.readiness import check_gpus, check_keys, check_present
 from cosmos_core.run.planning.tables import print_plan
 from cosmos_core.run.reporting.summary import print_summary, summarise
 from cosmos_core.run.supervising.ending import Ending

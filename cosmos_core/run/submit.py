@@ -24,7 +24,8 @@ from cosmos_core.run.files import folder, provenance
 from cosmos_core.run.files.replacing import aside, require_idle
 from cosmos_core.run.launch.making import capabilities_of, make_launcher
 from cosmos_core.run.planning.exposure import exposure
-from cosmos_core.run.planning.plan import check_present, make_plan
+from cosmos_core.run.planning.plan import make_plan
+from cosmos_core.run.planning.readiness import check_present
 
 _ONLY: Final[tuple[Kind, ...]] = ("launcher",)
 _EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - what replicas on other hosts must reach

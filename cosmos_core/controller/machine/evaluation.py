@@ -6,6 +6,7 @@ policy replicas measure the loss of held-out ones as part of a step. A run may h
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 from cosmos_core.config.job import Unit
@@ -159,6 +160,7 @@ def _loss_record(found: HeldOutLoss) -> EvaluationRecord:
         completions=(),
         loss=found.loss,
         num_units=found.num_units,
+        dropped=dict(Counter(reason for _, reason in found.dropped)),
     )
 
 

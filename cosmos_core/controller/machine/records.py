@@ -98,6 +98,7 @@ class EvaluationRecord:
         completions: The completions of the first rows.
         loss: Mean of minus the log-probability of the demonstrations' decisions; None of rollouts.
         num_units: Those decisions.
+        dropped: Of the demonstrations that are not usable, how many there are for which reason.
     """
 
     version: int
@@ -109,6 +110,7 @@ class EvaluationRecord:
     completions: tuple[HeldOutCompletion, ...]
     loss: float | None = None
     num_units: int = 0
+    dropped: dict[str, int] = attrs.field(factory=dict)
 
     @property
     def is_of_rollouts(self) -> bool:

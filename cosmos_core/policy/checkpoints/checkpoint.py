@@ -40,6 +40,8 @@ class Place:
         nonfinite_steps: Steps skipped in a row before it.
         below: Digest of the frozen weights that its adapters are for; empty if it has none, or is of a release that
             did not note it.
+        unimitated_steps: Steps in a row before it that lacked every demonstration to imitate beside rollouts; 0 in
+            one of a release that did not note it.
         generation: Of the gradient group that made it; later ones are of what the run went on to.
     """
 
@@ -48,6 +50,7 @@ class Place:
     stage: int = attrs.field(validator=NOT_NEGATIVE)
     nonfinite_steps: int = attrs.field(validator=NOT_NEGATIVE)
     below: str = ""
+    unimitated_steps: int = attrs.field(default=0, validator=NOT_NEGATIVE)
     generation: int = attrs.field(default=0, validator=NOT_NEGATIVE)
 
 

@@ -52,3 +52,4 @@ def restore(
     torch.set_rng_state(random)
     trainer.step = place.step
     trainer.nonfinite_steps = place.nonfinite_steps
+    trainer.unimitated_steps = place.unimitated_steps

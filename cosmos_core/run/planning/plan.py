@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 import attrs
 
 from cosmos_core.config.dynamic import DynamicKey, dynamic_keys
 from cosmos_core.config.job import Job, StageFacts
-from cosmos_core.config.mesh import world_size
 from cosmos_core.config.order import window_problem
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import Stage, stages
 from cosmos_core.config.structure import structure, unstructure
-from cosmos_core.errors import ConfigError, DataError, PluginBrokenError
+from cosmos_core.errors import ConfigError, PluginBrokenError
 from cosmos_core.plugin.providing import describe
 from cosmos_core.plugin.roles import (
     load_algorithm,
@@ -47,18 +45,16 @@ from cosmos_core.protocols import (
 )
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.launch.making import capabilities_of
+from cosmos_core.run.planning.absence import absent_of_rewards
 from cosmos_core.run.planning.checks import emptiness, problems
 from cosmos_core.run.planning.deciding import has_tokens
 from cosmos_core.run.planning.exposure import check_exposed
 from cosmos_core.run.planning.foresight import foresee
 from cosmos_core.run.planning.frozen import frozen_facts
-from cosmos_core.run.planning.parts import Measured, Parts
+from cosmos_core.run.planning.looking import lacks_tokenizer, look_at_rows, texts
+from cosmos_core.run.planning.parts import Parts
+from cosmos_core.run.planning.readiness import check_devices, check_keys, check_present
 from cosmos_core.run.planning.transports import misfits
-from cosmos_core.transport.keys.folder import check_folder
-from cosmos_core.types import Prompt
-
-_MEASURED_PROMPTS: Final = 200
-_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model", "tekken.json")
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -100,7 +96,7 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
     """
     plugins = PluginSet.load(selections(recipe))
     job = _job(recipe, recipe_path, staging)
-    _check_devices(recipe, plugins)
+    check_devices(recipe, plugins)
     check_exposed(recipe, capabilities_of(recipe, plugins))
     if capabilities_of(recipe, plugins).shares_folder:
         check_keys(job)
@@ -111,9 +107,9 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
     for problem in emptiness(recipe.dataset.plugin, sizes["train"]):
         raise ConfigError(problem)
     model = load_model(job, plugins)
-    if recipe.model.tokenizer is not None and _lacks_tokenizer(job):
+    if recipe.model.tokenizer is not None and lacks_tokenizer(job):
         job.assets.mkdir(parents=True, exist_ok=True)
-        corpus = _corpus(dataset, min(sizes["train"], recipe.model.tokenizer.corpus_rows))
+        corpus = texts(dataset, min(sizes["train"], recipe.model.tokenizer.corpus_rows))
         model.prepare(corpus, unstructure(recipe.model.tokenizer))
     parts = _checked_parts(job, plugins, dataset, model, sizes)
     facts = tuple(
@@ -141,6 +137,7 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
         num_measured_prompts=num_evaluated if measures else 0,
         fixed=_fixed(recipe, parts),
         unit="token" if has_tokens(parts) else "denoising step",
+        omitted=parts.omitted,
     )
     return Plan(job=planned, plugins=plugins, dataset=dataset, parts=parts, assets=job.assets)
 
@@ -179,7 +176,7 @@ def check_changed(job: Job) -> None:
         CosmosError: See `make_plan`; its weights are to be there, too.
     """
     plugins = PluginSet.load(selections(job.recipe))
-    _check_devices(job.recipe, plugins)
+    check_devices(job.recipe, plugins)
     dataset = load_dataset(job, plugins)
     check_present(_checked_parts(job, plugins, dataset, load_model(job, plugins), _sizes(dataset)))
 
@@ -197,79 +194,6 @@ def _job(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Job:
         uses_rollouts=False,
         stages=(),
     )
-
-
-def check_keys(job: Job) -> None:
-    """Refuse a run whose door would not open: its recipe names keys that are not there, damaged, or not secret.
-
-    Raises:
-        ConfigError: What is wrong with them.
-    """
-    if job.recipe.control.keys is None:
-        return
-    try:
-        check_folder(job.keys)
-    except ConfigError as error:
-        raise ConfigError(f"control.keys: {error}") from error
-
-
-def _lacks_tokenizer(job: Job) -> bool:
-    """Whether the recipe's tokenizer is to be made: always, or where the checkpoint is a folder without one."""
-    model = job.recipe.model
-    assert model.tokenizer is not None
-    if model.path is None or not model.tokenizer.if_missing:
-        return True
-    folder = job.recipe_directory / Path(model.path).expanduser()
-    return folder.is_dir() and not any((folder / name).is_file() for name in _TOKENIZER_FILES)
-
-
-def _check_devices(recipe: Recipe, plugins: PluginSet) -> None:
-    wanting = [f"{pool}.device" for pool in ("policy", "rollout") if getattr(recipe, pool).device == "cuda"]
-    if not wanting or capabilities_of(recipe, plugins).submits:
-        return
-    import torch  # noqa: PLC0415 - the model plugin imports it anyway, later
-
-    if not torch.cuda.is_available():
-        raise ConfigError(f'{", ".join(wanting)}: "cuda", but torch sees no CUDA device; set "auto" or "cpu"')
-    found = len(visible_gpus())
-    each = world_size(recipe.policy.mesh)
-    if recipe.policy.device == "cuda" and recipe.policy.replicas * each > found:
-        sizes = f" · {each} processes of policy.mesh" if each > 1 else ""
-        raise ConfigError(
-            f"policy.replicas: {recipe.policy.replicas} replicas{sizes} need a GPU for each process, and this machine "
-            f"has {found}"
-        )
-
-
-def check_gpus(recipe: Recipe) -> None:
-    """Refuse to start replicas whose processes would have to share a GPU, which NCCL cannot.
-
-    A plan may be made where the GPUs are not; a run may not.
-
-    Raises:
-        ConfigError: This machine has GPUs, and fewer than a replica has processes.
-    """
-    found = len(visible_gpus())
-    for pool, config in (("policy", recipe.policy), ("rollout", recipe.rollout)):
-        each = world_size(config.mesh)
-        if config.device != "cpu" and 0 < found < each:
-            raise ConfigError(
-                f"{pool}.mesh: {each} processes of a replica need a GPU each, and this machine has {found}; use a "
-                f"smaller mesh, or {pool}.device = 'cpu'"
-            )
-
-
-def check_present(parts: Parts) -> None:
-    """Refuse to start processes that would find no weights, or an engine that cannot run.
-
-    A plan may be made where these are not; a run may not.
-
-    Raises:
-        ConfigError: The model's checkpoint has no weights here, or the engine lacks something.
-    """
-    models = (parts.facts, *(frozen.facts for frozen in parts.frozen.values()))
-    if lacking := [what for what in (*(each.absent_weights for each in models), parts.foresight.absent) if what]:
-        raise ConfigError("\n".join(lacking))
 
 
 def _check_unbuilt_options(recipe: Recipe, plugins: PluginSet) -> None:
@@ -335,9 +259,11 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
     # Where nothing is trained on rollouts, train rows are never scored.
     is_scored = any(capable.source == "rollouts" for _, capable in algorithms)
     vetting = [reward for reward in rewards if isinstance(reward, Vetting)] if is_scored else []
+    uses_rewards = is_scored or min(recipe.evaluation.prompts, sizes["heldout"]) > 0
     environment = load_environment(job, plugins)
     uses_engine = bool(recipe.reward_names) or any(capable.source == "rollouts" for _, capable in algorithms)
-    facts, measured = model.facts(), _measure(model, dataset, vetting, sizes, recipe)
+    learns = bool(imitates) or any(capable.source == "demonstrations" for _, capable in algorithms)
+    facts, measured = model.facts(), look_at_rows(model, dataset, vetting, sizes, recipe, imitates=learns)
     foresight = Foresight()
     if uses_engine:
         foresight = foresee(recipe, plugins, model, facts, shows_media=measured.num_with_media > 0)
@@ -358,68 +284,7 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
         consults=consults,
         imitates=imitates,
         unmet=lacking,
+        absent=absent_of_rewards(recipe, plugins, rewards) if uses_rewards else (),
         frozen=frozen_facts(job, plugins, model, dataset, sizes["train"]),
         omitted={split: dataset.omitted(split) for split in sizes} if isinstance(dataset, Omitting) else {},
     )
-
-
-def _measure(
-    model: Model, dataset: Dataset, rewards: Sequence[Vetting], sizes: Mapping[Split, int], recipe: Recipe
-) -> Measured:
-    """Look at some rows, spread over the train split; unusable ones are passed over, as in the run."""
-    num_rows = sizes["train"]
-    count = min(num_rows, _MEASURED_PROMPTS)
-    num_heldout = min(recipe.evaluation.prompts, sizes["heldout"], _MEASURED_PROMPTS)
-    lengths: list[int] = []
-    faults: list[str] = []
-    demonstrations = preferences = shown = unfit = 0
-    for index in range(count):
-        try:
-            prompt = dataset.row("train", index * num_rows // count)
-            payload = model.encode(prompt)
-            for reward in rewards:
-                reward.vet(prompt)
-        except DataError as error:
-            faults.append(str(error))
-            continue
-        demonstrations += prompt.demonstration is not None
-        preferences += prompt.demonstration is not None and prompt.rejected is not None
-        shown += bool(prompt.media)
-        if "prompt" in payload.arrays:
-            num_units = payload.arrays["prompt"].shape[0]
-            if recipe.dataset.unfit(num_units)[0]:
-                unfit += 1
-            else:
-                lengths.append(num_units)
-    return Measured(
-        num_rows=count,
-        num_demonstrations=demonstrations,
-        num_preferences=preferences,
-        shortest_prompt=min(lengths, default=0),
-        longest_prompt=max(lengths, default=0),
-        num_with_media=shown,
-        num_heldout=num_heldout,
-        num_heldout_demonstrations=sum(_has_demonstration(dataset, index) for index in range(num_heldout)),
-        num_unusable=len(faults),
-        fault=next(iter(faults), ""),
-        num_unfit=unfit,
-    )
-
-
-def _has_demonstration(dataset: Dataset, index: int) -> bool:
-    try:
-        return dataset.row("heldout", index).demonstration is not None
-    except DataError:
-        return False
-
-
-def _corpus(dataset: Dataset, num_rows: int) -> Iterator[str]:
-    """Texts of the train split to make a tokenizer from: prompts as they read, and demonstrations."""
-    for index in range(num_rows):
-        prompt: Prompt = dataset.row("train", index)
-        if isinstance(prompt.text, str):
-            yield prompt.text
-        else:
-            yield from (message.content for message in prompt.text)
-        if prompt.demonstration is not None:
-            yield prompt.demonstration

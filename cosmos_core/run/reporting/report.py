@@ -11,7 +11,7 @@ from typing import Any, Final
 import attrs
 import jinja2
 
-from cosmos_core.config.job import Job, Unit
+from cosmos_core.config.job import Job, Unit, score_name
 from cosmos_core.config.loading import dump_recipe
 from cosmos_core.config.stages import stages
 from cosmos_core.controller.live.timeline import TimedStep
@@ -24,7 +24,8 @@ from cosmos_core.run.following.follower import Follower
 from cosmos_core.run.reporting.measures import own_measures
 from cosmos_core.run.reporting.pictures import Album, Picture, contact_sheet
 from cosmos_core.run.reporting.plots import Series, plot
-from cosmos_core.run.reporting.summary import heldout_names, rates_key, score_name
+from cosmos_core.run.reporting.rows import unused
+from cosmos_core.run.reporting.summary import heldout_names, rates_key
 from cosmos_core.types import JSON, Prompt
 
 _TEMPLATE: Final = "report.html.j2"
@@ -75,7 +76,7 @@ def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], datas
         plots=[(title, svg) for title, svg in _plots(job, follower) if svg],
         planes=list(_planes(summary["planes"])),
         settings=summary["settings"],
-        dropped=sorted(summary["samples"]["dropped"].items()),
+        unused=list(_unused(summary)),
         comparisons=_comparisons(scored, dataset, album),
         sheet=contact_sheet(scored, album),
         first_version=scored[0].version if scored else None,
@@ -99,6 +100,12 @@ def _heldout_tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield f"{value:.{digits}f}", f"held-out {name} {when}"
             elif name == score_name(unit) and has_unscored:
                 yield "not measured", f"held-out {name} {when}"
+
+
+def _unused(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:
+    """(what, reason, how many)."""
+    for what, counts in (("samples dropped", summary["samples"]["dropped"]), *unused(summary)):
+        yield from ((what, reason, count) for reason, count in sorted(counts.items()))
 
 
 def _tiles(summary: Mapping[str, Any]) -> Iterator[dict[str, str]]:

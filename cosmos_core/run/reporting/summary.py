@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cosmos_core.config.job import Job, Unit
+from cosmos_core.config.job import Job, Unit, score_name
 from cosmos_core.config.stages import stages
 from cosmos_core.controller.live.timeline import TimedStep
 from cosmos_core.controller.machine.records import EvaluationRecord
@@ -23,6 +23,7 @@ from cosmos_core.run.files.folder import REPORT, SUMMARY
 from cosmos_core.run.following.follower import Follower
 from cosmos_core.run.reporting.measures import begun_and_ended
 from cosmos_core.run.reporting.planes import planes_of
+from cosmos_core.run.reporting.rows import rows_of, unused
 from cosmos_core.run.supervising.ending import Ending
 
 UNUSED: Final = "unused at the end"
@@ -62,6 +63,7 @@ def summarise(
         "evaluations": [_evaluation(each, job.unit) for each in evaluations],
         "samples": _samples(state, ending),
         "prompts": _prompts(state),
+        "rows": rows_of(job, follower.steps),
         rates_key(job.unit): _units_per_s(follower),
         "staleness": _staleness(follower.steps),
         "measures": begun_and_ended(_of_main_stage(follower)),
@@ -77,11 +79,6 @@ def summarise(
         else {},
         "problems": dict(sorted(state.status_details.items())) if state else {},
     }
-
-
-def score_name(unit: Unit) -> str:
-    """What tells how good rollouts are: the accuracy of tokens, the reward of anything else."""
-    return "accuracy" if unit == "token" else "reward"
 
 
 def rates_key(unit: Unit) -> str:
@@ -110,7 +107,7 @@ def _heldout(state: State | None, evaluations: Sequence[EvaluationRecord], unit:
     return found
 
 
-def _evaluation(record: EvaluationRecord, unit: Unit) -> dict[str, float | None]:
+def _evaluation(record: EvaluationRecord, unit: Unit) -> dict[str, Any]:
     if record.is_of_rollouts:
         return {"step": record.version, score_name(unit): record.score, "unscored": record.num_unscored}
     perplexity = {"perplexity": _written(record.perplexity)} if unit == "token" else {}
@@ -121,6 +118,7 @@ def _evaluation(record: EvaluationRecord, unit: Unit) -> dict[str, float | None]
         "units": record.num_units,
         "rows": record.num_prompts - record.num_unscored,
         "unusable": record.num_unscored,
+        "dropped": dict(sorted(record.dropped.items())),
     }
 
 
@@ -246,9 +244,10 @@ def _figures(summary: Mapping[str, Any]) -> Table:
         table.add_row("held-out", _of_what(measured[-1], unit))
     samples = summary["samples"]
     if samples["generated"]:
-        dropped = ", ".join(f"{count} {reason}" for reason, count in samples["dropped"].items()) or "none"
         table.add_row("samples", f"{samples['generated']:,} generated, {samples['consumed']:,} trained on")
-        table.add_row("samples dropped", dropped)
+        table.add_row("samples dropped", Text(_counted(samples["dropped"]) or "none"))
+    for label, counts in unused(summary):
+        table.add_row(label, Text(_counted(counts)))
     rates = ", ".join(f"{pool} {rate:,.0f}" for pool, rate in summary[rates_key(unit)].items() if rate is not None)
     if rates:
         table.add_row(f"mean {unit}s/s", rates)
@@ -263,6 +262,10 @@ def _figures(summary: Mapping[str, Any]) -> Table:
         # What an error says may look like markup, such as a path in brackets.
         table.add_row(label, Text(what))
     return table
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
 
 
 def _happenings(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

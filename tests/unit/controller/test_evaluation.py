@@ -349,7 +349,7 @@ def test_rows_that_have_no_loss_are_counted_and_told(run):
     it = imitating(run)
     it.report("p0", done(it.directive("p0").train, 0, dropped=((1, "bad_row"),)))
     record = it.state.evaluations[0]
-    assert (record.num_prompts, record.num_unscored) == (3, 1)
+    assert (record.num_prompts, record.num_unscored, record.dropped) == (3, 1, {"bad_row": 1})
     assert it.state.status_details["held-out bad_row"] == "row 1"
 
 

@@ -405,6 +405,27 @@ def test_checkpoints_of_steps_that_were_undone_are_removed_before_training_goes_
     assert read_place(str(tmp_path / "checkpoints" / "step-1")).generation == 4
 
 
+def test_a_checkpoint_says_how_many_steps_in_a_row_had_nothing_to_learn_from(kit, model, work, tmp_path):
+    _, held = work
+    gen = generation(1)
+    script = Script(
+        (when(), directive(gen)),
+        (when(GenerationFormed), directive(gen, checkpoint=0)),
+        (when(CheckpointSaved), STOP),
+    )
+    make = kit.make_trainer
+
+    def counting(*args, **options):
+        trainer = make(*args, **options)
+        trainer.nonfinite_steps, trainer.unimitated_steps = 2, 7
+        return trainer
+
+    kit.make_trainer = counting
+    run(kit, model, script, held, tmp_path)
+    place = read_place(str(tmp_path / "checkpoints" / "step-0"))
+    assert (place.nonfinite_steps, place.unimitated_steps) == (2, 7)
+
+
 def test_a_checkpoint_that_cannot_be_removed_is_told(kit, model, work, tmp_path, caplog):
     _, held = work
     (tmp_path / "checkpoints" / "step-6").mkdir(parents=True)

@@ -118,6 +118,13 @@ def test_a_marker_that_was_changed_by_hand_is_refused_with_its_file_field_and_va
         checkpoint.read_place(str(tmp_path / "step-7"))
 
 
+def test_what_an_earlier_release_did_not_note_is_nothing(tmp_path):
+    write(str(tmp_path), 7)
+    (tmp_path / "step-7" / "complete.json").write_text(json.dumps(GOOD))
+    found = checkpoint.read_place(str(tmp_path / "step-7"))
+    assert (found.below, found.unimitated_steps, found.generation) == ("", 0, 0)
+
+
 def test_a_marker_without_a_field_is_refused(tmp_path):
     write(str(tmp_path), 7)
     (tmp_path / "step-7" / "complete.json").write_text('{"format": 1, "run_id": "r", "step": 7, "stage": 0}')

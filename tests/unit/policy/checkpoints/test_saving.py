@@ -22,7 +22,7 @@ from cosmos_core.weights.held import all_held
 
 
 def place(step, stage=0):
-    return Place(run_id="r", step=step, stage=stage, nonfinite_steps=1)
+    return Place(run_id="r", step=step, stage=stage, nonfinite_steps=1, unimitated_steps=4)
 
 
 @pytest.fixture(params=["path", "file", "memory"])
@@ -59,7 +59,7 @@ def test_a_resumed_trainer_goes_on_bit_by_bit(model, kit, url):
     resumed = kit.make_trainer(model, seed=5)
     restore(resumed, path, no_stage)
     assert torch.equal(torch.rand(3), expected_random)
-    assert (resumed.step, resumed.nonfinite_steps) == (3, 1)
+    assert (resumed.step, resumed.nonfinite_steps, resumed.unimitated_steps) == (3, 1, 4)
     steps(resumed, sequences, totals, 2)
     assert resumed.state().keys() == trainer.state().keys()
     assert all(torch.equal(tensor, trainer.state()[name]) for name, tensor in resumed.state().items())

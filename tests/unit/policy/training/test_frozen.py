@@ -193,8 +193,11 @@ def estimating(kit, batches):
         def summarise(self, taken):
             return [float(taken.logprobs_n.sum()), taken.advantage]
 
-        def estimate(self, taken, batch):
+        def settle(self, batch):
             batches.append(batch)
+            return lambda taken: self.estimate(taken, batch)
+
+        def estimate(self, taken, batch):
             share = batch[taken.place][0] / sum(total for total, _ in batch.values())
             return Estimate(
                 advantages_n=torch.full_like(taken.logprobs_n, share),
@@ -218,9 +221,11 @@ def test_estimates_know_the_whole_batch_whatever_the_micro_batches(model, kit):
     for budget in (20, 1000):
         batches = []
         trainer = kit.make_trainer(model, estimating(kit, batches), micro_batch_units=budget)
-        results.append(step(trainer, sequences, totals))
-        assert {*batches[0]} == {*range(len(sequences))}
-        assert [batches[0][place][1] for place in range(len(sequences))] == [each.advantage for each in sequences]
+        results.append(step(trainer, sequences[::-1], totals))
+        # Settled once, and in the order of places wherever sequences lie.
+        (batch,) = batches
+        assert [*batch] == [*range(len(sequences))]
+        assert [advantage for _, advantage in batch.values()] == [each.advantage for each in sequences]
     torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-5, atol=1e-6)
     for _, metrics in results:
         # A mean over sequences, not over decisions.

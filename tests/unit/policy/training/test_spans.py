@@ -137,14 +137,19 @@ class Settling:
         self.seen.append(taken)
         return [float(taken.logprobs_n.sum() - taken.frozen_n["reference"].sum())]
 
-    def estimate(self, taken, batch):
-        n = len(taken.logprobs_n)
-        rising_n = torch.arange(1, n + 1) / n
-        return Estimate(
-            advantages_n=rising_n * batch[taken.place][0] + sum(each[0] for each in batch.values()),
-            targets_n=rising_n * taken.advantage,
-            metrics={"length": float(n)},
-        )
+    def settle(self, batch):
+        total = sum(each for (each,) in batch.values())
+
+        def estimate(taken):
+            n = len(taken.logprobs_n)
+            rising_n = torch.arange(1, n + 1) / n
+            return Estimate(
+                advantages_n=rising_n * batch[taken.place][0] + total,
+                targets_n=rising_n * taken.advantage,
+                metrics={"length": float(n)},
+            )
+
+        return estimate
 
     def loss(self, decisions):
         return Loss(loss_N=-decisions.advantages_N * decisions.logprobs_N + decisions.targets_N * decisions.logprobs_N)

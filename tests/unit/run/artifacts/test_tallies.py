@@ -2,10 +2,11 @@
 
 import json
 
+import attrs
 import pytest
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.run.artifacts.evaluated import Evaluated, check_place, lines, write
+from cosmos_core.run.artifacts.evaluated import Evaluated, check_place, figures, lines, write
 from cosmos_core.run.artifacts.tallies import interval, tallies, tally
 from cosmos_core.types import Prompt
 
@@ -50,7 +51,7 @@ def test_numbers_are_labels_too():
 def evaluated():
     groups = tuple(tallies(scored(("space", 1.0), ("time", None)), "labels"))
     return Evaluated(
-        accuracy=0.5,
+        score=0.5,
         num_prompts=2,
         num_unscored=1,
         num_truncated=0,
@@ -69,10 +70,29 @@ def test_a_table_for_people():
     ]
 
 
+def test_scores_that_may_be_below_0_are_those_of_scored_prompts_alone():
+    space, time = tallies(
+        scored(("space", -1.0), ("space", -2.0), ("space", None), ("time", None)), "labels", unscored=None
+    )
+    assert (space.mean, space.num_prompts, space.num_unscored) == (-1.5, 3, 1)
+    assert (time.mean, time.low, time.high) == (None, None, None)
+    assert list(lines(attrs.evolve(evaluated(), groups=(time,), total=None), "labels"))[1:] == [
+        "time          1         1  not measured"
+    ]
+
+
+def test_figures_are_called_what_they_are():
+    of_text = ["held-out accuracy 0.5000", "prompts 2, unscored 1, truncated 0", "reward r 1.0000"]
+    assert list(figures(evaluated())) == of_text
+    denoised = attrs.evolve(evaluated(), unit="denoising step")
+    assert list(figures(denoised)) == ["held-out reward 0.5000", *of_text[1:]]
+    assert next(figures(attrs.evolve(denoised, score=None))) == "held-out reward not measured"
+
+
 def test_a_file_for_programs(tmp_path):
     write(evaluated(), tmp_path / "found.json", "labels")
     found = json.loads((tmp_path / "found.json").read_text())
-    assert (found["by"], found["accuracy"]) == ("labels", 0.5)
+    assert (found["by"], found["accuracy"], "score" in found) == ("labels", 0.5, False)
     assert [group["label"] for group in found["groups"]] == ["space", "time"]
 
 
@@ -81,3 +101,9 @@ def test_a_place_that_is_not_there_is_refused_before_anything_is_evaluated(tmp_p
     check_place(tmp_path / "found.json")
     with pytest.raises(ConfigError, match=r"--output: no folder .*none; make it"):
         check_place(tmp_path / "none" / "found.json")
+
+
+def test_a_file_says_reward_where_there_is_no_accuracy(tmp_path):
+    write(attrs.evolve(evaluated(), unit="denoising step"), tmp_path / "found.json", None)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["reward"], "accuracy" in found) == (0.5, False)

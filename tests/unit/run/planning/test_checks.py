@@ -22,7 +22,7 @@ from cosmos_core.run.planning.checks import problems
 from cosmos_core.run.planning.frozen import FrozenFacts
 from cosmos_core.run.planning.outlooks import outlook_bytes
 from cosmos_core.run.planning.parts import Measured, Parts
-from cosmos_core.run.planning.plan import check_gpus, check_present
+from cosmos_core.run.planning.readiness import check_gpus, check_present
 
 RECIPE = {
     "run": {"name": "demo", "steps": 6},

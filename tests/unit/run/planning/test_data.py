@@ -91,6 +91,7 @@ def test_the_plan_keeps_the_pace_and_names_every_part(plan):
     assert re.search(
         r"8 train rows, 0 held out; 2 left out of train: field 'q' is null, not text \(first: .*:9", printed(made)
     )
+    assert [(each.reason, each.num_rows) for each in made.job.omitted["train"]] == [("field 'q' is null, not text", 2)]
 
 
 def test_prompts_of_other_lengths_are_told_and_do_not_count(plan):

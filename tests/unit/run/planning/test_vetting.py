@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 
 from cosmos_core.config.loading import load_recipe
-from cosmos_core.errors import ConfigError
-from cosmos_core.run.planning.plan import make_plan
+from cosmos_core.errors import ConfigError, DataError
+from cosmos_core.policy.modeling.diffusion.rows import RowEncoding
+from cosmos_core.run.planning.looking import look_at_rows
+from cosmos_core.run.planning.plan import check_present, make_plan
+from cosmos_core.run.planning.tables import _pace
+from cosmos_core.types import Payload, Prompt
 
 RECIPE = Path(__file__).parents[4] / "recipes" / "arithmetic.toml"
 BY_FIELD = "reward=[{plugin='math'}, {plugin='length', name='brief', options={target_field='words'}}]"
@@ -42,3 +46,60 @@ def test_rewards_are_planned_without_what_they_load(tmp_path, monkeypatch):
     model = "{plugin='reward-model', options={path='no-such-folder'}}"
     made = plan(tmp_path, f"reward=[{judge}, {model}]")
     assert made.job.recipe.reward_names == ("judge", "reward-model")
+    told = "reward judge: key_variable: NO_SUCH_KEY is not set in this environment; set it to the key"
+    assert made.parts.absent == (told,)
+    assert ("missing here", f"a run would be refused: {told}") in list(_pace(made))
+    with pytest.raises(ConfigError, match=r"^reward judge: key_variable: NO_SUCH_KEY"):
+        check_present(made.parts)
+    monkeypatch.setenv("NO_SUCH_KEY", "k")
+    check_present(plan(tmp_path / "again", f"reward=[{judge}]").parts)
+
+
+WORLD = RECIPE.parent / "wfm" / "wan-tiny-sft.toml"
+
+
+def world_plan(tmp_path, *overrides):
+    return make_plan(load_recipe(WORLD, overrides=overrides), WORLD, tmp_path)
+
+
+def test_videos_that_are_too_short_for_the_model_are_told(tmp_path):
+    measured = world_plan(tmp_path, "model.options.num_frames=8").parts.measured
+    assert measured.num_unusable == measured.num_rows
+    assert "4 frames at 8 a second are fewer than the 8 that are needed: too short; lower num_frames" in measured.fault
+
+
+def test_videos_are_read_until_some_fit(tmp_path, monkeypatch):
+    read, own = [], RowEncoding.vet
+
+    def vet(self, prompt):
+        read.append(prompt)
+        if len(read) == 1:
+            raise DataError("the first is too short")
+        own(self, prompt)
+
+    monkeypatch.setattr(RowEncoding, "vet", vet)
+    measured = world_plan(tmp_path).parts.measured
+    assert (measured.num_unusable, measured.fault) == (1, "the first is too short")
+    assert len(read) == 5
+
+
+class Short:
+    """A model that finds every demonstration too short."""
+
+    def encode(self, prompt):
+        return Payload(kind="latents", arrays={})
+
+    def vet(self, prompt):
+        raise DataError("too short")
+
+
+class Rows:
+    def row(self, split, index):
+        return Prompt(text="red", demonstration="film.mp4")
+
+
+@pytest.mark.parametrize(("imitates", "unusable"), [(True, 3), (False, 0)])
+def test_only_what_is_learned_is_vetted_by_the_model(imitates, unusable):
+    recipe = load_recipe(RECIPE)
+    sizes = {"train": 3, "heldout": 0}
+    assert look_at_rows(Short(), Rows(), [], sizes, recipe, imitates=imitates).num_unusable == unusable

@@ -131,6 +131,7 @@ def test_a_held_out_loss_is_in_the_summary_the_metrics_and_the_report(imitated):
         "units": 9,
         "rows": 3,
         "unusable": 0,
+        "dropped": {},
     }
     assert (summary["heldout_loss_before"], summary["heldout_loss_after"]) == (1.0, 1 / 7)
     assert summary["heldout_perplexity_after"] == math.exp(1 / 7)

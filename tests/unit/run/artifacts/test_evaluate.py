@@ -1,0 +1,69 @@
+"""The score of `cosmos eval` is that of a run's own evaluations."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from cosmos_core.config.order import evaluation_seed
+from cosmos_core.config.schema import EvaluationConfig, RolloutConfig, RunConfig
+from cosmos_core.protocols import FinishReason, Generated
+from cosmos_core.run.artifacts.evaluate import _complete, _result
+from cosmos_core.run.artifacts.generate import Served
+from cosmos_core.types import Array, Payload, Prompt, Sample, SampleStatus
+
+
+def sample(first, second):
+    """A sample with two rewards, the second of half the weight; without any if `first` is None."""
+    is_scored = first is not None
+    return Sample(
+        index=0,
+        status=SampleStatus.OK if is_scored else SampleStatus.REWARD_FAILED,
+        reward=first + second / 2 if is_scored else None,
+        rewards={"right": first, "short": second} if is_scored else {},
+        oldest_version=0,
+        newest_version=0,
+        num_units=3,
+        num_prompt_units=2,
+    )
+
+
+SAMPLES = [sample(1.0, -4.0), sample(0.0, -2.0), sample(None, None)]
+
+
+def test_of_tokens_it_is_the_first_reward_and_unscored_prompts_count():
+    found = _result(SAMPLES, "token", num_prompts=4)
+    assert (found.score, found.num_unscored, found.unit) == (0.25, 2, "token")
+
+
+def test_of_denoised_samples_it_is_the_mean_reward_of_those_that_have_one():
+    found = _result(SAMPLES, "denoising step", num_prompts=4)
+    assert (found.score, found.num_unscored, found.unit) == (-1.0, 2, "denoising step")
+    assert found.rewards == {"right": 0.5, "short": -3.0}
+
+
+@pytest.mark.parametrize("unit", ["token", "denoising step"])
+def test_where_nothing_was_scored_there_is_none(unit):
+    assert _result(SAMPLES[2:], unit, num_prompts=1).score is None
+
+
+def test_each_row_has_the_noise_of_the_runs_own_evaluations():
+    class Engine:
+        def submit(self, requests):
+            self.seeds = [request.seed for request in requests]
+            done = Generated(payload=prompt, reason=FinishReason.STOP, oldest_version=0, newest_version=0, num_units=1)
+            return [SimpleNamespace(result=lambda: [done]) for _ in requests]
+
+    prompt = Payload(
+        kind="latents", arrays={"prompt": Array(dtype="float32", shape=(1,), data=np.float32([0]).tobytes())}
+    )
+    served = Served(model=SimpleNamespace(encode=lambda _: prompt), engine=Engine(), context_length=8)
+    recipe = SimpleNamespace(
+        environment=None,
+        run=RunConfig(name="r", steps=1, seed=11),
+        evaluation=EvaluationConfig(),
+        rollout=RolloutConfig(),
+    )
+    rows = [(5, Prompt(text="red")), (2, Prompt(text="blue"))]
+    _complete(served, rows, SimpleNamespace(recipe=recipe))
+    assert served.engine.seeds == [evaluation_seed(11, 5), evaluation_seed(11, 2)]

@@ -1,0 +1,56 @@
+"""Rewards say what they lack on this machine, before any process starts."""
+
+import types
+
+import pytest
+
+from cosmos_core.config.loading import recipe_from
+from cosmos_core.errors import PluginBrokenError
+from cosmos_core.run.planning import absence
+from cosmos_core.run.planning.absence import absent_of_rewards
+
+
+class Keyed:
+    def __init__(self, told):
+        self.told = told
+
+    def absent(self):
+        if isinstance(self.told, Exception):
+            raise self.told
+        return self.told
+
+
+@pytest.fixture
+def ask(monkeypatch):
+    def asked(*rewards, submits=False):
+        monkeypatch.setattr(absence, "capabilities_of", lambda *_: types.SimpleNamespace(submits=submits))
+        recipe = {
+            "run": {"name": "demo", "steps": 6},
+            "model": {"plugin": "hf", "config": {"model_type": "qwen3"}},
+            "algorithm": {"plugin": "grpo"},
+            "dataset": {"plugin": "numbers"},
+            "reward": [{"plugin": "keyed", "name": f"r{index}"} for index in range(len(rewards))],
+        }
+        return absent_of_rewards(recipe_from(recipe), None, rewards)
+
+    return asked
+
+
+def test_each_says_what_it_lacks_under_its_own_name(ask):
+    assert ask(Keyed(""), object(), Keyed("no key")) == ("reward r2: no key",)
+
+
+def test_what_other_machines_lack_is_not_known_here(ask):
+    assert ask(Keyed("no key"), submits=True) == ()
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        (None, r"reward plugin 'keyed': absent\(\) returned None, which is no str"),
+        (KeyError("KEY"), r"reward plugin 'keyed': absent\(\) failed: KeyError: 'KEY'"),
+    ],
+)
+def test_another_answer_is_a_fault_of_the_plugin(ask, told, message):
+    with pytest.raises(PluginBrokenError, match=message):
+        ask(Keyed(told))
