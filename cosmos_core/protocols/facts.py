@@ -115,6 +115,8 @@ class ModelFacts:
             Empty where they are not known: then nothing can be quantised.
         latent_size: Values of the latents of what the recipe has it generate (0: it decides tokens).
         num_regressions: Decisions that it draws of a demonstration (`Noising`; 0: it draws none).
+        rows_per_unit: Rows of `hidden_size` that a unit is in the residual stream: 1 of a token, and of a denoising
+            step as many as its latents have tokens, which `cp` splits then.
         column_split: Of `matrices`, those whose last dim `tp` splits: 4-bit formats need whole bytes on each process.
     """
 
@@ -141,3 +143,4 @@ class ModelFacts:
     column_split: frozenset[str] = frozenset()
     latent_size: int = 0
     num_regressions: int = 0
+    rows_per_unit: int = 1

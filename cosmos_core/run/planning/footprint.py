@@ -71,26 +71,28 @@ def machine_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def verdict(ranks: Sequence[RankMemory], device: str, uncounted: str = "activations") -> str:
+def verdict(ranks: Sequence[RankMemory], device: str, uncounted: Sequence[str] = ()) -> str:
     """The largest of a replica's processes and, unless its device is the CPU, which GPUs hold it with a tenth free.
 
     Args:
         ranks: The kinds of processes.
         device: That they train or generate on.
-        uncounted: What comes on top where not all parts are known: then none is said to hold it.
+        uncounted: What comes on top, besides activations where they are not known: then none is said to hold it.
     """
     largest = max(ranks, key=lambda rank: sum(rank.device.values()))
     needed = sum(largest.device.values())
     where = f" ({largest.name})" if len(ranks) > 1 else ""
     # A process that seems to have less may be the largest if its activations are not known.
-    is_whole = all(rank.is_whole for rank in ranks)
+    lacking = [*([] if all(rank.is_whole for rank in ranks) else ["activations"]), *uncounted]
     fitting = [name for name, num_bytes in GPU_MEMORY.items() if needed <= USABLE * num_bytes]
     none = f"no GPU of {' or '.join(GPU_MEMORY)} holds it with a tenth free"
-    if is_whole:
+    if not lacking:
         most = f"at most {size(needed)} a process{where}"
         holds = f"a GPU of {' or '.join(fitting)} holds it with a tenth free" if fitting else none
         return most if device == "cpu" else f"{most}: {holds}"
-    counted = f"{size(needed)} a process{where} of what is counted ({', '.join(largest.device)}); {uncounted} on top"
+    counted = (
+        f"{size(needed)} a process{where} of what is counted ({', '.join(largest.device)}); {', '.join(lacking)} on top"
+    )
     if device == "cpu":
         return counted
     return f"{counted}, so which GPU holds it is not known" if fitting else f"{counted}: {none}"

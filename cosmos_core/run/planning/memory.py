@@ -151,9 +151,10 @@ class _Rank:
         return self.policy.mesh.dp_shard * self.policy.mesh.cp
 
     @property
-    def units(self) -> int:
-        """Units of a micro-batch that this process evaluates."""
-        return math.ceil(self.policy.micro_batch_units / self.policy.mesh.cp)
+    def units(self) -> float:
+        """Units of a micro-batch that this process evaluates; of denoising steps, which `cp` splits, shares."""
+        rows = self.facts.rows_per_unit
+        return math.ceil(self.policy.micro_batch_units * rows / self.policy.mesh.cp) / rows
 
     @property
     def compute(self) -> Compute:
@@ -292,13 +293,14 @@ class _Rank:
         largest = max((self._whole(part) for part in parts), default=0)
         reduced = (self.item + 4) * largest if self.shards * mesh.dp_replicate > 1 and self.policy.lora is None else 0
         neighbours = 2 * (mesh.tp > 1) + 2 * (mesh.pp > 1) + 2 * (mesh.cp > 1)
-        return reduced + neighbours * self.units * self.facts.hidden_size * self.item
+        rows = math.ceil(self.units * self.facts.rows_per_unit)
+        return reduced + neighbours * rows * self.facts.hidden_size * self.item
 
     def _logits(self, parts: Sequence[ModelPart]) -> int:
         """Of the process that has the output layer, as if every unit were a decision."""
         if not self._has_output(parts):
             return 0
-        values = self.units * self.facts.vocab_size
+        values = math.ceil(self.units * self.facts.vocab_size)
         if self.facts.most_outputs:
             values = min(values, max(self.facts.most_outputs, self.facts.vocab_size))
         return math.ceil(OUTPUT_COPIES * 4 * values / self.policy.mesh.tp)

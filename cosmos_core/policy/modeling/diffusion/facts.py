@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Mapping
+
+import attrs
 from torch import nn
 
-from cosmos_core.protocols import Extent, ModelFacts, ModelPart
+from cosmos_core.policy.modeling.activations import AFTER_LAYERS, BEFORE_LAYERS, UNTRACEABLE, kept_by
+from cosmos_core.protocols import Compute, Extent, Kept, ModelFacts, ModelPart
 
 _NO_LIMIT = 1 << 20
 """Decisions do not attend to one another, so there can be any number."""
@@ -20,11 +25,12 @@ def facts_of(
     latent_size: int,
     num_regressions: int,
     absent: str,
+    forward: Callable[[int], None],
 ) -> ModelFacts:
     """Describe a transformer.
 
     Args:
-        shell: On meta.
+        shell: On meta; it is of no use afterwards.
         layers: Name of the list of its blocks.
         heads: Attention heads of each.
         hidden_size: Width between blocks.
@@ -32,6 +38,7 @@ def facts_of(
         latent_size: Values of its latents.
         num_regressions: Decisions drawn of a demonstration.
         absent: What is missing of a checkpoint; empty if nothing is.
+        forward: Calls the shell for so many decisions.
     """
     blocks = list(shell.get_submodule(layers).children())
     names = [name for name, _ in shell.named_children()]
@@ -50,8 +57,12 @@ def facts_of(
         ),
         ModelPart(name="head", num_parameters=total - inside - before),
     )
+    architecture = type(shell).__name__
+    kept = _kept(shell, layers, forward)
+    places = (BEFORE_LAYERS, 0, AFTER_LAYERS)
+    parts = tuple(attrs.evolve(part, kept=kept.get(place, {})) for part, place in zip(parts, places, strict=True))
     return ModelFacts(
-        architecture=type(shell).__name__,
+        architecture=architecture,
         num_parameters=total,
         num_layers=len(blocks),
         hidden_size=hidden_size,
@@ -69,7 +80,21 @@ def facts_of(
         absent_weights=absent,
         latent_size=latent_size,
         num_regressions=num_regressions,
+        rows_per_unit=num_tokens,
     )
+
+
+def _kept(shell: nn.Module, layers: str, forward: Callable[[int], None]) -> Mapping[int, Mapping[Compute, Kept]]:
+    """What each decision keeps before, in and after the blocks, which are alike; nothing where it cannot be traced."""
+    block = next(shell.get_submodule(layers).children())
+    shell.set_submodule(layers, nn.ModuleList([block]))
+    try:
+        with warnings.catch_warnings():
+            # Norms that keep float32 weights under autocast: nothing is computed here.
+            warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
+            return kept_by(shell, [block], lambda decisions: lambda: forward(decisions))
+    except UNTRACEABLE:
+        return {}
 
 
 def _count(shell: nn.Module, names: list[str]) -> int:

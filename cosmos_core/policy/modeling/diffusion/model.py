@@ -7,7 +7,7 @@ of the text, E their width.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,23 @@ class DiffusionModel(RowEncoding):
             latent_size=math.prod(self.shape),
             num_regressions=self.options.regressions,
             absent=absent,
+            forward=self._forward_of_nothing(shell),
         )
+
+    def _forward_of_nothing(self, module: nn.Module) -> Callable[[int], None]:
+        """A forward of decisions about a blank prompt, without guidance: what is computed does not matter."""
+        conditions, shape = self.conditioning(self.blank()), self.shape
+
+        def forward(decisions: int) -> None:
+            like = next(module.parameters())
+            given = {
+                name: placed(each, like.device, like.dtype).expand(decisions, *each.shape)
+                for name, each in conditions.items()
+            }
+            text_BLE = given.pop(TEXT)
+            self.denoise(module, like.new_zeros(decisions, *shape), torch.zeros(decisions), text_BLE, given)
+
+        return forward
 
     def build(
         self, *, seed: int, dtype: torch.dtype, device: torch.device, layout: Layout | None = None

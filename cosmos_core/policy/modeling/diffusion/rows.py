@@ -93,6 +93,10 @@ class RowEncoding(Family):
         """
         return {TEXT: self._filled(tensor_of(payload, TEXT, torch.float32, (None, self.text_width)))}
 
+    def blank(self) -> Payload:
+        """A payload that `conditioning` takes, of zeros; families that condition on more than the text add to it."""
+        return payload_of({TEXT: torch.zeros(1, self.text_width)})
+
     def canvas(self, prompt: Payload) -> Canvas:
         """What to denoise.
 

@@ -19,7 +19,7 @@ import torch
 from cosmos_core.errors import DataError
 from cosmos_core.policy.modeling.diffusion import TEXT, DiffusionModel
 from cosmos_core.policy.modeling.diffusion.noising import noise_of
-from cosmos_core.protocols import Decided, Model, Vetting
+from cosmos_core.protocols import Decided, Kept, Model, Vetting
 from cosmos_core.testing.conformance.model import latents
 from cosmos_core.testing.conformance.model.kit import ModelConformance
 from cosmos_core.testing.conformance.model.spreading import ModelSpreading
@@ -31,6 +31,10 @@ _BESIDE: Final = 1.5
 """Of the guidance of transitions, above the neutral one."""
 _REGRESSION_ENTROPY: Final = 0.5 * math.log(2 * math.pi * math.e * 0.5)
 """Of a normal of variance 1/2, as which a regression counts."""
+
+_NUMBERS: Final = (2, 6)
+_KEPT: Final = 0.15
+"""Largest error of what facts say that a decision keeps: what the loss keeps is not in them."""
 
 
 # A norm of a transformer may keep float32 weights under autocast, which torch says once.
@@ -118,6 +122,19 @@ class DenoisingModelConformance(ModelSpreading, ModelConformance):
             return
         fault("vet() passes a row whose demonstration is no file; raise the DataError of encode_demonstration()")
 
+    def test_facts_say_what_a_decision_keeps(self, model: DiffusionModel, prompts: Sequence[Prompt]) -> None:
+        """Plans tell from it what a micro-batch takes."""
+        parts = model.facts().parts
+        if not all("float32" in part.kept for part in parts):
+            pytest.skip("not declared: the model's facts do not say what its parts keep")
+        said = sum(part.count * _all_of(part.kept["float32"]) for part in parts)
+        module = model.build(seed=0, dtype=torch.float32, device=torch.device("cpu"))
+        demonstration = model.encode_demonstration(prompts[0])
+        few, many = (_kept(model, module, model.noised(demonstration, 0, num_decisions=number)) for number in _NUMBERS)
+        found = (many - few) / (_NUMBERS[1] - _NUMBERS[0])
+        if abs(said / found - 1) > _KEPT:
+            fault(f"facts() say that a decision keeps {said:.0f} bytes for the backward pass, and it keeps {found:.0f}")
+
     def reference(
         self,
         model: Model,
@@ -168,6 +185,26 @@ class DenoisingModelConformance(ModelSpreading, ModelConformance):
             logprobs.append(normal.log_prob(states[after]).mean())
             entropies.append(normal.entropy().mean())
         return Decided(logprobs_N=torch.stack(logprobs), entropy_N=torch.stack(entropies))
+
+
+def _all_of(kept: Kept) -> float:
+    return kept.stream + kept.inputs + kept.inner + kept.heads + kept.routed
+
+
+def _kept(model: DiffusionModel, module: torch.nn.Module, payload: Payload) -> int:
+    """Bytes that autograd keeps of a micro-batch, besides parameters."""
+    (batch,) = model.pack([payload], budget=len(latents.tensor(payload, "times")))
+    own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        # Held, so that the address of one does not come again.
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.decide(module, batch, temperature=1.0)
+    return sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in own)
 
 
 def _payload(model: DiffusionModel, prompt: Prompt, index: int) -> Payload:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.policy.modeling.diffusion import DiffusionModel, TokenSlices, tensor_of
+from cosmos_core.policy.modeling.diffusion import DiffusionModel, TokenSlices, tensor_of, with_tensors
 from cosmos_core.protocols import ModelContext
 from cosmos_core.types import Payload, Prompt
 from cosmos_model_wan.attention import spread
@@ -35,6 +35,8 @@ TEXT_ENCODER: Final = "text_encoder"
 TOKENIZER: Final = "tokenizer"
 IMAGE_ENCODER: Final = "image_encoder"
 IMAGE_PROCESSOR: Final = "image_processor"
+_IMAGE_TOKENS: Final = 257
+"""Of CLIP ViT-H/14, the image encoder of Wan2.1."""
 
 
 class WanModel(DiffusionModel):
@@ -120,13 +122,22 @@ class WanModel(DiffusionModel):
             found[IMAGE] = self.encode_image(pixels[:, 0])
         return found
 
+    def blank(self) -> Payload:
+        """Zeros for what `conditioning` takes."""
+        found = {CONDITION: torch.zeros(self._condition_shape)} if self.takes_image else {}
+        if self.takes_image and self.config["image_dim"] is not None:
+            found[IMAGE] = torch.zeros(_IMAGE_TOKENS, self.config["image_dim"])
+        return with_tensors(super().blank(), found)
+
+    @property
+    def _condition_shape(self) -> tuple[int, int, int, int]:
+        return int(self.config["in_channels"]) - self._channels, *self.shape[1:]
+
     def conditioning(self, payload: Payload) -> Mapping[str, torch.Tensor]:
         """The text, and what `condition` gave."""
         found = dict(super().conditioning(payload))
         if self.takes_image:
-            _, frames, height, width = self.shape
-            channels = int(self.config["in_channels"]) - self._channels
-            found[CONDITION] = tensor_of(payload, CONDITION, torch.float32, (channels, frames, height, width))
+            found[CONDITION] = tensor_of(payload, CONDITION, torch.float32, self._condition_shape)
             if self.config["image_dim"] is not None:
                 found[IMAGE] = tensor_of(payload, IMAGE, torch.float32, (None, self.config["image_dim"]))
         return found

@@ -50,9 +50,11 @@ def test_no_gpu_is_said_to_hold_what_is_not_known():
     counted = "90.0 GiB a process (places 1-2) of what is counted (parameters); activations on top"
     assert verdict(ranks, "cuda") == f"{counted}, so which GPU holds it is not known"
     assert verdict(ranks, "cpu") == counted
-    assert "126.0 GiB a process of what is counted (parameters); towers on top: no GPU of 80 GB" in verdict(
-        [rank(126, is_whole=False)], "cuda", "towers"
+    assert (
+        "126.0 GiB a process of what is counted (parameters); activations, towers on top: no GPU of 80 GB"
+        in verdict([rank(126, is_whole=False)], "cuda", ["towers"])
     )
+    assert verdict([rank(3)], "cpu", ["towers"]).endswith("of what is counted (parameters); towers on top")
 
 
 @pytest.fixture(scope="module")
