@@ -71,17 +71,17 @@ def refuse_recomputed(context: AlgorithmContext, *, instead: str = "") -> str | 
         The option, why it does not fit and what does, for a `ConfigError`; None where the weights at the start of the
         step are those that generated.
     """
+    problems, remedies = [], []
     if context.max_staleness > 0:
-        problem, remedy = f"samples up to {context.max_staleness} steps old", "sync.mode = 'sync'"
-    elif context.generates_average:
-        problem, remedy = (
-            "samples of the average of the weights (policy.average.publish)",
-            "policy.average.publish = false",
-        )
-    else:
+        problems.append(f"samples up to {context.max_staleness} steps old")
+        remedies.append("sync.mode = 'sync'")
+    if context.generates_average:
+        problems.append("samples of the average of the weights (policy.average.publish)")
+        remedies.append("policy.average.publish = false")
+    if not problems:
         return None
     choices = ", ".join(filter(None, [instead, "old_logprobs = 'behaviour'"]))
     return (
         "old_logprobs = 'recompute': the ratio would compare the weights of one step with themselves, and "
-        f"{problem} would go uncorrected; set {choices}, or {remedy}"
+        f"{', '.join(problems)} would go uncorrected; set {choices}, or {' and '.join(remedies)}"
     )

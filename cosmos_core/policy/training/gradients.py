@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from cosmos_core.errors import TrainingError
+
 _SQUARED_AT_ONCE: Final = 1 << 22
 """Elements of the buffer whose norm is taken at a time: torch makes a float64 copy of them."""
 
@@ -24,6 +26,9 @@ class GradientBuffer:
         parameters: By name.
         processes: Processes that together hold each parameter once: those of one pipeline stage.
         twice: Names of parameters that another stage holds, too: each counts half in the norm.
+
+    Raises:
+        TrainingError: Trainable parameters are not all float32, nor all float64.
     """
 
     def __init__(
@@ -34,8 +39,7 @@ class GradientBuffer:
         sizes = [tensor.numel() for tensor in locals_]
         # A stage of a pipeline may have nothing to train; its buffer is where those that it is reduced with are.
         device = next((parameter.device for parameter in parameters.values()), torch.device("cpu"))
-        dtype = next((parameter.dtype for parameter in self._parameters.values()), torch.float32)
-        self.flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
+        self.flat = torch.zeros(sum(sizes), dtype=self._dtype(), device=device)
         self._views = [
             part.view(tensor.shape) for part, tensor in zip(torch.split(self.flat, sizes), locals_, strict=True)
         ]
@@ -44,6 +48,13 @@ class GradientBuffer:
             for name, parameter in self._parameters.items()
         ]
         self.zero()
+
+    def _dtype(self) -> torch.dtype:
+        dtypes = {parameter.dtype for parameter in self._parameters.values()} or {torch.float32}
+        if dtypes not in ({torch.float32}, {torch.float64}):
+            said = ", ".join(sorted(map(str, dtypes)))
+            raise TrainingError(f"parameters of {said}: gradients are added up in the float32 of all that is trained")
+        return dtypes.pop()
 
     def zero(self) -> None:
         """Forget what was accumulated."""

@@ -15,7 +15,7 @@ from cosmos_core.types import Prompt
 
 _MEASURED_PROMPTS: Final = 200
 _VETTED: Final = 4
-"""Rows whose demonstration the model finds fit, after which it looks at no more: a video takes a while to read."""
+"""Demonstrations that the model is shown, fit or not: a video takes a while to read."""
 _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model", "tekken.json")
 
 
@@ -51,9 +51,9 @@ def look_at_rows(
             payload = model.encode(prompt)
             for reward in rewards:
                 reward.vet(prompt)
-            if unvetted and isinstance(model, Vetting):
-                model.vet(prompt)
+            if unvetted and prompt.demonstration is not None and isinstance(model, Vetting):
                 unvetted -= 1
+                model.vet(prompt)
         except DataError as error:
             faults.append(str(error))
             continue

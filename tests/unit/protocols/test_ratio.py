@@ -72,6 +72,10 @@ def test_a_divergence_is_added_where_it_counts():
     [
         ({"max_staleness": 3}, "samples up to 3 steps old would go uncorrected; set {}, or sync.mode = 'sync'"),
         ({"generates_average": True}, "would go uncorrected; set {}, or policy.average.publish = false"),
+        (
+            {"max_staleness": 1, "generates_average": True},
+            "would go uncorrected; set {}, or sync.mode = 'sync' and policy.average.publish = false",
+        ),
     ],
 )
 def test_recomputed_log_probs_are_refused_where_other_weights_generated(context, why):

@@ -48,12 +48,20 @@ class Family(ABC):
 
     @property
     def transformer(self) -> type[nn.Module]:
-        """The class of the transformer."""
+        """The class of the transformer.
+
+        Raises:
+            ConfigError: The diffusers that is installed has none of that name.
+        """
         return _class_named(self.transformer_class)
 
     @property
     def autoencoder(self) -> type[nn.Module]:
-        """The class of the autoencoder."""
+        """The class of the autoencoder.
+
+        Raises:
+            ConfigError: Likewise.
+        """
         return _class_named(self.autoencoder_class)
 
     @property
@@ -224,5 +232,10 @@ class Family(ABC):
 
 def _class_named(name: str) -> type[nn.Module]:
     # It takes seconds, and transformers come first.
-    found: type[nn.Module] = getattr(importlib.import_module("diffusers"), name)
+    diffusers = importlib.import_module("diffusers")
+    found: type[nn.Module] | None = getattr(diffusers, name, None)
+    if found is None:
+        raise ConfigError(
+            f"model: diffusers {diffusers.__version__} has no {name}; install the release the plugin names"
+        )
     return found

@@ -16,7 +16,7 @@ from cosmos_core.errors import DataError
 from cosmos_core.policy.modeling.diffusion.arrays import has, payload_of, tensor_of, with_tensors
 from cosmos_core.policy.modeling.diffusion.family import Family
 from cosmos_core.policy.modeling.diffusion.frames import pixels_of
-from cosmos_core.policy.modeling.diffusion.media import Film, Limits, read_film
+from cosmos_core.policy.modeling.diffusion.media import Limits, read_film
 from cosmos_core.policy.modeling.diffusion.options import DiffusionOptions
 from cosmos_core.policy.modeling.diffusion.text import METADATA, file_embedding, table_embedding
 from cosmos_core.policy.modeling.sight.images import shown
@@ -63,13 +63,13 @@ class RowEncoding(Family):
         return with_tensors(payload, {"sample": sample})
 
     def vet(self, prompt: Prompt) -> None:
-        """Read a row's demonstration as training does, but neither scale nor encode it (see `protocols.Vetting`).
+        """Read a row's demonstration as training does, but do not encode it (see `protocols.Vetting`).
 
         Raises:
             DataError: It cannot be read, is too short, or is larger than a limit.
         """
         if prompt.demonstration is not None:
-            self._film(prompt.demonstration, self.options.num_frames)
+            self.read_pixels(prompt.demonstration, self.options.num_frames)
 
     def decode(self, payload: Payload) -> str:  # noqa: ARG002 - of the protocol
         """Empty: a world model writes nothing."""
@@ -122,14 +122,9 @@ class RowEncoding(Family):
         Raises:
             DataError: It cannot be read, is too short, or is larger than a limit.
         """
-        size = self.options.height, self.options.width
-        return pixels_of(self._film(location, num_frames, size=size, from_end=from_end).frames)
-
-    def _film(
-        self, location: str, num_frames: int, *, size: tuple[int, int] | None = None, from_end: bool = False
-    ) -> Film:
         options = self.options
         limits = Limits(num_bytes=options.max_media_bytes, num_pixels=options.max_media_pixels)
+        size = options.height, options.width
         film = read_film(location, limits, most=num_frames, fps=options.fps, size=size, from_end=from_end)
         found = len(film.frames)
         if found < num_frames:
@@ -137,7 +132,7 @@ class RowEncoding(Family):
                 f"media {shown(location)}: {found} frames at {options.fps:g} a second are fewer than the {num_frames} "
                 "that are needed: too short; lower num_frames or fps in [model.options], or leave the row out"
             )
-        return film
+        return pixels_of(film.frames)
 
     def given_pixels(self, prompt: Prompt) -> torch.Tensor | None:
         """The frames that a row gives: an image, the last frames of a video, or the first ones of its demonstration.

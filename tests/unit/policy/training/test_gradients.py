@@ -5,6 +5,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
+from cosmos_core.errors import TrainingError
 from cosmos_core.policy.training import gradients
 from cosmos_core.policy.training.gradients import GradientBuffer, num_copies
 from cosmos_core.testing.worlds import run_world
@@ -65,6 +66,18 @@ def test_a_norm_is_taken_part_by_part(monkeypatch):
 def test_a_process_may_have_nothing_to_train():
     buffer = GradientBuffer({})
     assert float(buffer.square()) == 0.0
+
+
+@pytest.mark.parametrize("dtypes", [["bfloat16"], ["float32", "float64"]])
+def test_gradients_in_few_bits_or_of_several_kinds_are_refused(dtypes):
+    parameters = {name: torch.nn.Parameter(torch.zeros(2, dtype=getattr(torch, name))) for name in dtypes}
+    with pytest.raises(TrainingError, match=f"parameters of torch.{', torch.'.join(dtypes)}: gradients are added up"):
+        GradientBuffer(parameters)
+
+
+def test_gradients_have_the_dtype_of_what_is_trained():
+    weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    assert GradientBuffer({"weight": weight}).flat.dtype == torch.float64
 
 
 def test_nothing_to_train_is_where_the_weights_are():
