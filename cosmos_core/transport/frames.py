@@ -1,7 +1,8 @@
 """Payloads as frames: a header that describes arrays, and the frames in which their bytes lie.
 
 Frame 0 holds all small arrays, one after another; each large array is a frame of its own. So a group of token
-sequences is two parts on the wire, and a large array is never copied, neither in nor out.
+sequences is two parts on the wire, and a large array is never copied, neither in nor out. What the payloads of a lease
+share, such as what conditions a group of videos, lies there once.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Packed:
 
 
 def pack(payloads: Sequence[Payload]) -> Packed:
-    """Lay payloads out in frames. Arrays of 64 KiB and more are referred to, smaller ones copied.
+    """Lay payloads out in frames. Arrays of 64 KiB and more are referred to, smaller ones copied; each object once.
 
     Raises:
         TransportError: An array is too large or not contiguous, or there are too many.
@@ -103,17 +104,20 @@ def pack(payloads: Sequence[Payload]) -> Packed:
     small = bytearray()
     large: list[Buffer] = []
     headers = []
+    placed: dict[int, tuple[int, int]] = {}
     for payload in payloads:
         arrays = []
         for name, array in payload.arrays.items():
-            data = _flat(name, array)
-            if len(data) >= _OWN_FRAME_BYTES:
-                large.append(data)
-                frame, offset = len(large), 0
-            else:
-                frame, offset = 0, len(small)
-                small += data
-                small += bytes(-len(small) % _ALIGNMENT)
+            if id(array) not in placed:
+                data = _flat(name, array)
+                if len(data) >= _OWN_FRAME_BYTES:
+                    large.append(data)
+                    placed[id(array)] = len(large), 0
+                else:
+                    placed[id(array)] = 0, len(small)
+                    small += data
+                    small += bytes(-len(small) % _ALIGNMENT)
+            frame, offset = placed[id(array)]
             arrays.append(ArrayHeader(name=name, dtype=array.dtype, shape=array.shape, frame=frame, offset=offset))
         headers.append(PayloadHeader(kind=payload.kind, arrays=tuple(arrays)))
     if len(large) >= MAX_FRAMES:
@@ -124,13 +128,22 @@ def pack(payloads: Sequence[Payload]) -> Packed:
 def unpack(headers: Sequence[PayloadHeader], frames: Sequence[memoryview]) -> list[Payload]:
     """Make payloads whose arrays are read-only views of `frames`; an array may start at any address.
 
+    Arrays of one place, dtype and shape are one object.
+
     Raises:
         TransportError: The headers do not fit the frames.
     """
     views = [frame.toreadonly() for frame in frames]
+    found: dict[tuple[int, int, str, tuple[int, ...]], Array] = {}
+
+    def array_of(header: ArrayHeader) -> Array:
+        place = header.frame, header.offset, header.dtype, header.shape
+        if place not in found:
+            found[place] = _view(header, views)
+        return found[place]
+
     return [
-        Payload(kind=header.kind, arrays={array.name: _view(array, views) for array in header.arrays})
-        for header in headers
+        Payload(kind=header.kind, arrays={array.name: array_of(array) for array in header.arrays}) for header in headers
     ]
 
 

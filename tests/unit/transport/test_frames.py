@@ -49,6 +49,19 @@ def test_small_arrays_share_a_frame_and_large_ones_are_not_copied():
     assert second.arrays["c"].data[0] == 7
 
 
+@pytest.mark.parametrize("count", [3, LARGE])
+def test_what_payloads_share_lies_there_once(count):
+    shared, alike = (Array(dtype="uint8", shape=(count,), data=b"a" * count) for _ in range(2))
+    own = [Array(dtype="uint8", shape=(1,), data=bytes([index])) for index in range(4)]
+    payloads = [payload(text=shared, own=each) for each in own]
+    assert pack(payloads).nbytes < count + 100
+    received = round_trip([*payloads, payload(text=alike)])
+    assert all(each.arrays["text"] is received[0].arrays["text"] for each in received[:4])
+    assert received[4].arrays["text"] is not received[0].arrays["text"]
+    assert bytes(received[3].arrays["text"].data) == shared.data
+    assert [bytes(each.arrays["own"].data) for each in received[:4]] == [each.data for each in own]
+
+
 def test_shaped_memoryviews_are_taken():
     data = memoryview(bytearray(range(24))).cast("B", (4, 6))
     (received,) = round_trip([payload(x=Array(dtype="uint8", shape=(4, 6), data=data))])

@@ -46,7 +46,7 @@ def facts_of(
     before = _count(shell, names[:cut])
     total = sum(parameter.numel() for parameter in shell.parameters())
     inside = sum(parameter.numel() for block in blocks for parameter in block.parameters())
-    parts = (
+    whole = (
         ModelPart(name="embedding", num_parameters=before),
         ModelPart(
             name=f"layers 1-{len(blocks)}" if len(blocks) > 1 else "layer 1",
@@ -60,7 +60,7 @@ def facts_of(
     architecture = type(shell).__name__
     kept = _kept(shell, layers, forward)
     places = (BEFORE_LAYERS, 0, AFTER_LAYERS)
-    parts = tuple(attrs.evolve(part, kept=kept.get(place, {})) for part, place in zip(parts, places, strict=True))
+    parts = tuple(attrs.evolve(part, kept=kept.get(place, {})) for part, place in zip(whole, places, strict=True))
     return ModelFacts(
         architecture=architecture,
         num_parameters=total,

@@ -25,6 +25,21 @@ from cosmos_core.types import Payload
 
 CONDITION: Final = "condition."
 """Of names of inputs that condition, [S, ...] each; the rest are of decisions, [N, ...]."""
+_OF_DECISIONS: Final = frozenset(
+    {
+        "guidance",
+        "logprobs",
+        "noise_seed",
+        "offsets",
+        "places",
+        "sample",
+        "states",
+        "steps",
+        "times",
+        "versions",
+    }
+)
+"""Arrays of a payload that its conditioning does not depend on (see `cosmos_core.types.Payload`)."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -144,7 +159,8 @@ def pack(
     Args:
         payloads: What to pack.
         shapes: (C, T, H, W) of each.
-        conditioning: Of a payload: tensors of one shape each for all payloads; asked for once, and held once.
+        conditioning: Of a payload: tensors of one shape each for all payloads; asked for once, and held once, also for
+            payloads that share the arrays which condition them, as those of a group do.
         budget: Most decisions of a micro-batch.
         neutral_guidance: At which velocities are those of the prompt alone.
 
@@ -155,10 +171,21 @@ def pack(
         raise DataError(f"a micro-batch of {budget} decisions holds none; raise policy.micro_batch_units")
     packed = _Packed(
         trajectories=[trajectory_of(payload, shape) for payload, shape in zip(payloads, shapes, strict=True)],
-        conditions=[conditioning(payload) for payload in payloads],
+        conditions=_conditions(payloads, conditioning),
         neutral_guidance=neutral_guidance,
     )
     return [packed.micro_batch(pieces) for pieces in _pieces(packed.trajectories, budget)]
+
+
+def _conditions(payloads: Sequence[Payload], conditioning: Callable[[Payload], Conditions]) -> list[Conditions]:
+    found: dict[frozenset[tuple[str, int]], Conditions] = {}
+    each = []
+    for payload in payloads:
+        key = frozenset((name, id(array)) for name, array in payload.arrays.items() if name not in _OF_DECISIONS)
+        if key not in found:
+            found[key] = conditioning(payload)
+        each.append(found[key])
+    return each
 
 
 _Piece: TypeAlias = tuple[int, int, int]

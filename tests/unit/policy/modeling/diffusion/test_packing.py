@@ -138,6 +138,26 @@ def test_what_conditions_is_held_once_for_each_payload_however_often_it_is_split
     assert len({text.untyped_storage().data_ptr() for text in texts}) == 2
 
 
+def test_what_conditions_a_group_is_held_once():
+    asked = []
+
+    def conditioning(payload):
+        asked.append(payload)
+        return {"text": torch.ones(2, 4)}
+
+    first = transitions(1)
+    group = [
+        first,
+        with_tensors(first, {"states": torch.ones(2, *SHAPE)}),
+        with_tensors(first, {"text": torch.ones(1, 4)}),
+    ]
+    (batch,) = pack(group, [SHAPE] * 3, conditioning, budget=3, neutral_guidance=1.0)
+    assert asked == [first, group[2]], "that of an array of its own is its own, though it is alike"
+    assert batch.inputs["condition.text"].shape == (3, 2, 4)
+    (batch,) = pack(group[:2], [SHAPE] * 2, conditioning, budget=3, neutral_guidance=1.0)
+    assert batch.inputs["condition.text"].stride(0) == 0, "a view, and no copy for each"
+
+
 def test_a_micro_batch_is_laid_out_when_asked_for_and_let_go_when_another_is():
     first, second = packed([transitions(2)], 1)
     latents = weakref.ref(first.inputs["latents"])
