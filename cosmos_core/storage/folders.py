@@ -17,6 +17,7 @@ from typing import Any, Final
 from fsspec.implementations.local import LocalFileSystem
 
 from cosmos_core.errors import StorageError
+from cosmos_core.storage import local
 from cosmos_core.storage.cache import cache_folder
 from cosmos_core.storage.opening import file_system, told
 
@@ -67,15 +68,18 @@ def send_folder(folder: Path, url: str) -> None:
 def move_folder(folder: Path, target: Path) -> None:
     """Move the files of a model's folder to another one of this machine, by the rules of `send_folder`.
 
+    A link there is replaced as any other file, and what it leads to stays as it is.
+
     Args:
         folder: Has one of `MARKS`; its files are on the file system of `target`.
         target: The folder; made if it is not there.
 
     Raises:
-        StorageError: There is something else at `target`, or weights that would be mixed with the model; it cannot be
-            written.
+        StorageError: There is something else at `target`, or weights that would be mixed with the model; a link or a
+            file is in the way of a folder, or a folder in that of a file; it cannot be written.
     """
     files = _files_of(folder)
+    local.check_folder(target)
     root = target.absolute()
 
     def move(name: str) -> None:
@@ -93,8 +97,7 @@ def check_place(target: Path) -> None:
     Raises:
         StorageError: There is something else.
     """
-    if target.exists() and not target.is_dir():
-        raise StorageError(f"{target} exists and is no folder; choose another place")
+    local.check_folder(target)
     with told(str(target)):
         _check_place([path.name for path in target.iterdir()] if target.exists() else [], str(target))
 
@@ -142,6 +145,8 @@ def _replace(store: Any, root: str, names: Collection[str], put: Callable[[str],
     """
     before, new = _listed(store, root), set(names)
     _check_place(before, where)
+    if isinstance(store, LocalFileSystem):
+        local.check_ways(Path(root), names)
     beside = {posixpath.dirname(name) for name in names if name.endswith(_WEIGHTS)}
     older = _of_export(store, root, before, beside) - new
     _check_strange_weights(before.keys() - older - new, beside, where)
@@ -197,6 +202,7 @@ def _check_strange_weights(staying: Iterable[str], beside: Collection[str], url:
 
 def _write_list(store: Any, root: str, names: Iterable[str]) -> None:
     store.makedirs(root, exist_ok=True)
+    _free(store, f"{root}/{LIST}")
     store.pipe_file(f"{root}/{LIST}", "".join(f"{name}\n" for name in sorted(names)).encode())
 
 
@@ -204,8 +210,14 @@ def _send(store: Any, root: str, name: str, file: Path, url: str) -> None:
     path = f"{root}/{name}"
     # Stores of objects have no folders; others need them.
     store.makedirs(posixpath.dirname(path), exist_ok=True)
+    _free(store, path)
     store.put_file(str(file), path)
     _check_size(store, path, file.stat().st_size, url)
+
+
+def _free(store: Any, path: str) -> None:
+    if isinstance(store, LocalFileSystem):
+        local.unlink_link(Path(path))
 
 
 def _fetch(store: Any, root: str, listed: Mapping[str, tuple[int, str]], target: Path) -> None:
@@ -237,6 +249,8 @@ def _opened(url: str) -> tuple[Any, str]:
 
 def _listed(store: Any, root: str) -> dict[str, tuple[int, str]]:
     """Size, and tag or time, of each file by its name below the folder; none if there is no folder."""
+    if isinstance(store, LocalFileSystem):
+        return local.files_of(Path(root))
     found = store.find(root, detail=True)
     return {
         path.removeprefix(f"{root}/"): (int(said["size"]), next((str(said[tag]) for tag in _TAGS if said.get(tag)), ""))

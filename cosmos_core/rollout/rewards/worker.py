@@ -59,7 +59,7 @@ def _load(reward: Loading, what: str) -> None:
         reward.load()
     except CosmosError as error:
         told = str(error)
-        raise PluginError(told if told.startswith(what) else f"{what}: {told}") from error
+        raise PluginError(told if told.startswith(f"{what}: ") else f"{what}: {told}") from error
     except Exception as error:
         raise PluginError(f"{what} could not load: {described(error)}") from error
 

@@ -131,6 +131,102 @@ def test_a_model_is_not_moved_among_files_of_others(model, tmp_path):
     assert contents(target) == {"notes.md": "mine", "config.json": "of others", "b.safetensors": "of others"}
 
 
+@pytest.fixture
+def snapshot(tmp_path):
+    """A model as the hub's library keeps it: links to files that lie elsewhere, and serve other snapshots too."""
+    blobs, folder = tmp_path / "blobs", tmp_path / "snapshot"
+    blobs.mkdir()
+    folder.mkdir()
+    for name in ("config.json", "old.safetensors", "old.safetensors.index.json", LIST):
+        (blobs / name).write_text('{"weight_map": {"w": "old.safetensors"}}')
+        (folder / name).symlink_to(blobs / name)
+    return folder
+
+
+@pytest.mark.parametrize("form", ["moved", "sent"])
+def test_links_are_files_of_the_model_that_is_replaced_and_what_they_lead_to_stays(model, snapshot, form):
+    expected, blobs = contents(model), contents(snapshot.with_name("blobs"))
+    if form == "moved":
+        move_folder(model, snapshot)
+    else:
+        send_folder(model, f"file://{snapshot}")
+    found = contents(snapshot)
+    assert found.pop(LIST).splitlines() == sorted(expected)
+    assert found == expected
+    assert not [path for path in snapshot.rglob("*") if path.is_symlink()]
+    assert contents(snapshot.with_name("blobs")) == blobs
+
+
+def test_links_to_weights_of_others_are_weights_of_others(model, snapshot):
+    for name in (LIST, "old.safetensors.index.json"):
+        (snapshot / name).unlink()
+    with pytest.raises(StorageError, match=r"has old\.safetensors, which no export wrote and no index names"):
+        move_folder(model, snapshot)
+    assert (snapshot / "config.json").is_symlink()
+
+
+def test_a_model_that_is_links_is_fetched(store, snapshot):
+    assert contents(fetch_model(f"file://{snapshot}")).keys() == contents(snapshot).keys() - {LIST}
+
+
+@pytest.mark.parametrize(
+    ("put", "message"),
+    [
+        (lambda at, others: at.symlink_to(others), "is a link to another folder; remove it, or choose another place"),
+        (lambda at, others: at.write_text("mine"), "is no folder, and the model has one there; remove it, or choose"),
+    ],
+)
+def test_what_is_in_the_way_of_a_folder_is_told_before_anything_changes(model, tmp_path, put, message):
+    target, others = tmp_path / "moved", tmp_path / "others"
+    others.mkdir()
+    (others / "config.json").write_text("of others")
+    move_folder(model, target)
+    for name in ("config.json", "transformer/config.json"):
+        (model / name).write_text("newer")
+    (target / "transformer" / "config.json").unlink()
+    (target / "transformer").rmdir()
+    put(target / "transformer", others)
+    before = contents(target)
+    with pytest.raises(StorageError, match=f"moved/transformer {message}"):
+        move_folder(model, target)
+    assert contents(target) == before
+    assert contents(others) == {"config.json": "of others"}
+
+
+def test_a_folder_in_the_place_of_a_file_is_told_before_anything_changes(model, tmp_path):
+    target = tmp_path / "moved"
+    (target / "a.safetensors").mkdir(parents=True)
+    (target / "config.json").write_text("of others")
+    with pytest.raises(StorageError, match=r"a\.safetensors is a folder, and the model has a file there; remove it, or"):
+        move_folder(model, target)
+    assert contents(target) == {"config.json": "of others"}
+
+
+def test_a_place_that_cannot_be_a_folder_is_refused(model, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "broken").symlink_to(tmp_path / "gone")
+    for name, message in (
+        ("file", "file exists and is no folder; choose another place"),
+        ("file/below/model", "file is no folder, so nothing can be made in it; choose another place"),
+        ("broken", "broken is a link to what is not there; remove it, or choose another place"),
+        ("broken/model", "broken is a link to what is not there; remove it, or choose another place"),
+    ):
+        for refused in (lambda at: check_place(at), lambda at: move_folder(model, at)):
+            with pytest.raises(StorageError, match=message):
+                refused(tmp_path / name)
+    assert contents(tmp_path / "model").keys() == {"a.safetensors", "config.json", "transformer/config.json"}
+    assert not (tmp_path / "gone").exists()
+
+
+def test_a_link_to_a_folder_is_a_place(model, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "moved").symlink_to(tmp_path / "disk")
+    expected = contents(model)
+    check_place(tmp_path / "moved")
+    move_folder(model, tmp_path / "moved")
+    assert contents(tmp_path / "disk").keys() == {*expected, LIST}
+
+
 def test_a_move_that_is_cut_off_leaves_no_model(model, tmp_path, monkeypatch):
     target = tmp_path / "moved"
     move_folder(model, target)

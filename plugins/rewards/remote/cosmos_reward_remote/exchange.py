@@ -21,7 +21,7 @@ _CHUNK: Final = 1 << 16
 _SHOWN_CHARACTERS: Final = 200
 _MAY_PASS: Final = frozenset({408, 429, 500, 502, 503, 504})
 _MAY_SAY_WHEN: Final = frozenset({429, 503})
-_LONGEST_PAUSE_S: Final = 30.0
+_MOST_DOUBLINGS: Final = 30
 
 
 @attrs.frozen(kw_only=True)
@@ -43,8 +43,9 @@ class Patience:
 
     Attributes:
         request_timeout_s: Seconds until a request is given up.
-        retries: Times that one is repeated.
+        retries: Times that one is repeated; None: until whoever asks gives up.
         backoff_s: Seconds before the first repetition, doubled before each other one.
+        longest_pause_s: Most seconds before one, whatever the other side asks for.
         repeats_timeouts: Whether what was not answered in time is sent again.
         passing: Statuses that may be others in a moment.
         patience_s: Seconds for which a status of 429 or 503 that says when to come again (`Retry-After`) is repeated
@@ -52,8 +53,9 @@ class Patience:
     """
 
     request_timeout_s: float
-    retries: int
+    retries: int | None
     backoff_s: float
+    longest_pause_s: float = 30.0
     repeats_timeouts: bool = True
     passing: frozenset[int] = _MAY_PASS
     patience_s: float = 0.0
@@ -77,9 +79,13 @@ class Exchange:
     Args:
         name: Of the reward, for messages.
         patience: How long, and how often.
+
+    Attributes:
+        failure: Why the last request has had no answer yet; empty if it has one. Of requests one after the other.
     """
 
     def __init__(self, name: str, patience: Patience) -> None:
+        self.failure = ""
         self._name: Final = name
         self._patience: Final = patience
         self._secret = ""
@@ -98,17 +104,26 @@ class Exchange:
         until = time.monotonic() + patience.patience_s
         while True:
             try:
-                return await self._once(method, url, headers or {}, body)
+                answer = await self._once(method, url, headers or {}, body)
             except _PassingError as error:
+                self.failure = str(error)
                 is_counted = not (patience.patience_s and error.is_awaited)
-                if is_counted and attempt >= patience.retries:
+                if is_counted and patience.retries is not None and attempt >= patience.retries:
                     raise self.error(url, f"{error} ({attempt + 1} attempts)") from None
-                pause_s = patience.backoff_s * 2**attempt * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
-                pause_s = min(_LONGEST_PAUSE_S, max(pause_s, error.pause_s))
+                doublings = min(attempt, _MOST_DOUBLINGS)
+                pause_s = patience.backoff_s * 2**doublings * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+                pause_s = min(patience.longest_pause_s, max(pause_s, error.pause_s))
                 if not is_counted and time.monotonic() + pause_s >= until:
                     raise self.error(url, f"{error} (for {patience.patience_s:g} s)") from None
                 attempt += is_counted
                 await asyncio.sleep(pause_s)
+            else:
+                self.failure = ""
+                return answer
+
+    def late(self, url: str, what: str) -> PluginError:
+        """An error that there was no time left, with what the last request failed with."""
+        return self.error(url, f"{what} (last: {self.failure})" if self.failure else what)
 
     def error(self, url: str, what: str) -> PluginError:
         """An error that does not tell the secret."""

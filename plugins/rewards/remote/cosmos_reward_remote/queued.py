@@ -23,10 +23,10 @@ from cosmos_reward_remote.wires import CosmosRlWire, CosmosWire, Results, Seen, 
 
 _POSITIVE: Final = check.gt(0.0)
 _MAY_BE_OF_ONE: Final = frozenset({400, 413})
-_CHECK_S: Final = 60.0
-"""Most seconds to wait for what a service says before the first score: half of what a worker has to start."""
+_CHECK_S: Final = 90.0
+"""Most seconds to wait for what a service says before the first score, of the 120 that a worker has to start."""
 
-_CHECK_RETRIES: Final = 7
+_CHECK_PAUSE_S: Final = 2.0
 _Scored: TypeAlias = Score | str | Exception
 
 
@@ -90,7 +90,6 @@ class Queued:
             backoff_s=options.backoff_s,
             patience_s=options.patience_s,
         )
-        self._exchange: Final = Exchange(context.name, self._patience)
         self._batcher: Final = Batcher(self._ask, size=options.batch, wait_s=options.wait_ms / 1000.0)
         self._free: Final = asyncio.Semaphore(options.concurrency)
         # Where a run is planned may be another machine than where it runs; what is there must be right.
@@ -111,12 +110,11 @@ class Queued:
 
         Raises:
             ConfigError: They are not there, or not right; the service refuses the token, or a scorer.
-            PluginError: It does not answer within a minute.
+            PluginError: It does not answer within 90 seconds.
         """
         self._access = access(os.environ, allow_http=self._options.allow_http)
         if self._access is None:
             raise ConfigError(self.absent())
-        self._exchange.bear(self._access.token)
         # A worker's own event loop runs already on the thread that this is called on.
         with concurrent.futures.ThreadPoolExecutor(1, "reward-service") as thread:
             thread.submit(asyncio.run, self._check(self._access)).result()
@@ -136,9 +134,10 @@ class Queued:
         return scored
 
     async def _check(self, known: Access) -> None:
-        # A service may be starting while the run is.
-        patience = attrs.evolve(self._patience, retries=max(self._patience.retries, _CHECK_RETRIES))
-        exchange = Exchange(self._name, patience)
+        # A service may be starting while the run is: how often it is asked does not count.
+        exchange = Exchange(
+            self._name, attrs.evolve(self._patience, retries=None, longest_pause_s=_CHECK_PAUSE_S, patience_s=0.0)
+        )
         exchange.bear(known.token)
         try:
             async with asyncio.timeout(_CHECK_S):
@@ -149,7 +148,8 @@ class Queued:
                 "scorers"
             ) from None
         except TimeoutError:
-            raise exchange.error(known.enqueue_url, f"no answer within {_CHECK_S:g} s") from None
+            late = exchange.late(known.enqueue_url, f"no answer within {_CHECK_S:g} s")
+            raise PluginError(f"{late}; is the service running, and the address right?") from None
 
     async def _ask(self, seen: Sequence[Seen]) -> list[_Scored]:
         groups = groups_of(seen, most_bytes=self._options.batch_mb << 20, one_shape=self._options.wire == "cosmos-rl")
@@ -173,16 +173,20 @@ class Queued:
     async def _request(self, seen: Sequence[Seen]) -> list[Score | str]:
         assert self._access is not None
         scorers, patience_s = tuple(self._options.scorers), self._options.patience_s
+        exchange, ticket = Exchange(self._name, self._patience), None
+        exchange.bear(self._access.token)
         try:
             async with self._free, asyncio.timeout(patience_s):
                 body = await asyncio.to_thread(self._wire.body, seen, scorers)
-                ticket = await self._wire.enqueue(self._exchange, self._access, body, uuid.uuid4().hex)
-                results = await self._wire.fetch(self._exchange, self._access, ticket, scorers)
+                ticket = await self._wire.enqueue(exchange, self._access, body, uuid.uuid4().hex)
+                results = await self._wire.fetch(exchange, self._access, ticket, scorers)
         except TimeoutError:
-            raise self._exchange.error(self._access.fetch_url, f"no results within {patience_s:g} s") from None
+            if ticket is None:
+                raise exchange.late(self._access.enqueue_url, f"no answer within {patience_s:g} s") from None
+            raise exchange.late(self._access.fetch_url, f"no results within {patience_s:g} s") from None
         wrong = {name: len(row) for name, row in results.values.items() if len(row) != len(seen)}
         if wrong:
-            raise self._exchange.error(self._access.fetch_url, f"scores {wrong} for {len(seen)} completions")
+            raise exchange.error(self._access.fetch_url, f"scores {wrong} for {len(seen)} completions")
         return [self._sum(results, index) for index in range(len(seen))]
 
     def _sum(self, results: Results, index: int) -> Score | str:

@@ -70,6 +70,8 @@ class Handler(BaseHTTPRequestHandler):
             if self.server.busy:
                 self.server.busy -= 1
                 return self.send(429, {"error": "full"}, {"Retry-After": "0.2"})
+        if kind == "stuck":
+            time.sleep(1.5)
         if verb == "pull":
             return self.pull(kind, parse_qs(data.decode()))
         line, _, arrays = data.partition(b"\n")

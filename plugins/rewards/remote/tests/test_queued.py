@@ -105,7 +105,15 @@ def test_a_queue_that_is_full_for_long_is_asked_until_patience_ends(queueing):
     begin = time.monotonic()
     (error,) = score(make(retries=0, patience_s=0.7), shown_as(VIDEO))
     assert 0.3 < time.monotonic() - begin < 5.0
-    assert 'status 429: \'{"error": "full"}\' (for 0.7 s)' in str(error)
+    assert "/good/enqueue: " in str(error)
+    assert 'status 429: \'{"error": "full"}\'' in str(error)
+
+
+def test_patience_that_ends_before_a_request_was_taken_is_told_with_the_last_reason(queueing):
+    server = queueing("stuck")
+    server.busy = 1
+    (error,) = score(make(patience_s=0.7), shown_as(VIDEO))
+    assert '/stuck/enqueue: no answer within 0.7 s (last: status 429: \'{"error": "full"}\')' in str(error)
 
 
 def test_a_service_that_does_not_wait_is_asked_at_intervals(queueing):
@@ -190,7 +198,7 @@ def test_the_token_is_in_no_message(queueing, caplog, capfd):
     queueing("good")
     with caplog.at_level(0):
         reward = make()
-        reward._exchange.bear("another-secret")
+        reward._access = attrs.evolve(reward._access, token="another-secret")
         (error,) = score(reward, shown_as(VIDEO))
     assert "status 401: 'not Bearer ***'" in str(error)
     assert "another-secret" not in str(error) + caplog.text + "".join(capfd.readouterr()) + repr(reward._access)
@@ -229,12 +237,20 @@ def test_a_scorer_that_the_service_does_not_know_ends_the_load(queueing):
 def test_a_service_that_is_not_there_ends_the_load(queueing, monkeypatch):
     queueing("silent")
     monkeypatch.setattr("cosmos_reward_remote.queued._CHECK_S", 0.1)
-    with pytest.raises(PluginError, match=r"/silent/enqueue: no answer within 0\.1 s"):
+    with pytest.raises(PluginError, match=r"/silent/enqueue: no answer within 0\.1 s; is the service running, and the"):
         make()
-    monkeypatch.setattr("cosmos_reward_remote.queued._CHECK_S", 60.0)
+    monkeypatch.setattr("cosmos_reward_remote.queued._CHECK_S", 0.5)
     monkeypatch.setenv("WFM_REWARD_ENQUEUE_URL", "http://127.0.0.1:9/enqueue")
-    with pytest.raises(PluginError, match=r"http://127.0.0.1:9/enqueue: no connection .*\(8 attempts\)"):
+    with pytest.raises(PluginError, match=r"127.0.0.1:9/enqueue: no answer within 0\.5 s \(last: no connection .*\); is"):
         make(backoff_s=0.001)
+
+
+def test_a_service_that_starts_is_waited_for_by_time_and_not_by_attempts(queueing, monkeypatch):
+    monkeypatch.setattr("cosmos_reward_remote.queued._CHECK_PAUSE_S", 0.001)
+    server = queueing("good")
+    server.absent = 40
+    make(retries=0, backoff_s=100.0)
+    assert len(server.checks) == 41
 
 
 def test_videos_images_and_latents_go_to_a_service_of_cosmos_rl_as_it_reads_them(queueing):

@@ -109,6 +109,10 @@ class Obedient:
             raise OSError("no such weights")
         if self.scale == 14.0:
             raise ConfigError("no key")
+        if self.scale == 15.0:
+            raise ConfigError("reward mine: no key")
+        if self.scale == 16.0:
+            raise ConfigError("reward minerals: no key")
         self.loaded = os.getpid()
 
     async def fail(self):
@@ -307,7 +311,12 @@ def test_rewards_that_cannot_be_loaded_are_told(scorer):
             RewardConfig(plugin="obedient", name="mine", options={"scale": 13.0}),
             "reward mine could not load: OSError: no s",
         ),
-        (RewardConfig(plugin="obedient", name="mine", options={"scale": 14.0}), "reward mine: no key"),
+        (RewardConfig(plugin="obedient", name="mine", options={"scale": 14.0}), "^reward mine: no key$"),
+        (RewardConfig(plugin="obedient", name="mine", options={"scale": 15.0}), "^reward mine: no key$"),
+        (
+            RewardConfig(plugin="obedient", name="mine", options={"scale": 16.0}),
+            "^reward mine: reward minerals: no key$",
+        ),
     ):
         pool = scorer(rewards=[config])
         with pytest.raises(PluginError, match=message):
