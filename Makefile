@@ -92,6 +92,8 @@ demo-wfm: $(VENV)/.installed ## Teach a tiny world model colours through a rewar
 	@export WFM_REWARD_TOKEN=$$($(BIN)/python -c 'import secrets; print(secrets.token_urlsafe(32))'); \
 	$(BIN)/cosmos reward-service --config $(WFM)/rewards.toml --port $(WFM_PORT) & service=$$!; \
 	trap 'kill $$service 2>/dev/null; wait $$service' EXIT; \
+	health='import urllib.request as web; web.urlopen("http://127.0.0.1:$(WFM_PORT)/health", timeout=5)'; \
+	until $(BIN)/python -c "$$health" 2>/dev/null; do kill -0 $$service || exit 1; sleep 0.5; done; \
 	for recipe in wan-tiny-grpo-fast wan-tiny-ddrl; do \
 		printf '\033[1m==> %s\033[0m\n' "cosmos run $(WFM)/$$recipe.toml"; \
 		$(BIN)/cosmos run $(WFM)/$$recipe.toml --overwrite || exit 1; \

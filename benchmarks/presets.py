@@ -6,7 +6,8 @@ Those that learn from a teacher need one, which is trained first and not counted
 run's own processes, without the service that the recipes name.
 
 `before` and `after` are of the measure that is named: what is held out before and after the preset's own steps, or what
-the steps measure of their batches before they learn from them, the mean of the first and of the last tenth.
+the steps measure of their batches before they learn from them, the mean of the first and of the last tenth. One that a
+run does not have ends the benchmark. `--set` is for the presets, and not for the teacher.
 """
 
 from __future__ import annotations
@@ -89,11 +90,17 @@ PRESETS: Final[Mapping[str, Preset]] = {
 
 
 def before_and_after(summary: Mapping[str, Any], measure: str) -> tuple[float, float]:
-    """The measure before and after; what was not measured is no number."""
+    """The measure before and after; what was not measured is no number.
+
+    Raises:
+        LookupError: There is no such measure.
+    """
     if f"heldout_{measure}_before" in summary:
         found = [summary[f"heldout_{measure}_{when}"] for when in ("before", "after")]
+    elif measure in (measures := summary["measures"]):
+        found = [measures[measure].get(when) for when in ("first", "last")]
     else:
-        found = [summary["measures"].get(measure, {}).get(when) for when in ("first", "last")]
+        raise LookupError(f"no measure {measure!r}, neither held out nor among {', '.join(measures)}; mend PRESETS")
     before, after = (float("nan") if value is None else float(value) for value in found)
     return before, after
 

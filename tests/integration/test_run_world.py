@@ -8,7 +8,9 @@ import runpy
 import socket
 import subprocess
 import sys
+import time
 import tomllib
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,9 +67,24 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "cosmos_core.cli", *arguments], env={**os.environ, "OMP_NUM_THREADS": "1"}
         )
-        yield
-        process.terminate()
-        process.wait(60)
+        try:
+            wait_for_health(process, f"http://127.0.0.1:{port}/health")
+            yield
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def wait_for_health(process: subprocess.Popen[bytes], url: str) -> None:
+    end = time.monotonic() + 150.0
+    while True:
+        assert process.poll() is None, f"the service ended with {process.returncode}"
+        try:
+            with urllib.request.urlopen(url, timeout=5.0):
+                return
+        except OSError:
+            assert time.monotonic() < end, f"{url} does not answer"
+            time.sleep(0.2)
 
 
 def run(command: CommandLine, name: str, *pairs: str) -> tuple[dict[str, Any], list[Any]]:

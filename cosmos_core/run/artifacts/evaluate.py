@@ -14,10 +14,11 @@ from cosmos_core.config.job import Job, Unit
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.order import evaluation_seed
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.plugin.roles import load_dataset
+from cosmos_core.plugin.roles import load_dataset, load_rewards
 from cosmos_core.plugin.selection import PluginSet
 from cosmos_core.protocols import Dataset, Sampling
 from cosmos_core.rollout.episodes.dialogue import Played
+from cosmos_core.rollout.rewards.absence import absent_here
 from cosmos_core.rollout.rewards.pool import Outcomes, RewardPool
 from cosmos_core.rollout.rewards.scoring import sample, to_score
 from cosmos_core.run.artifacts.dialogues import play
@@ -57,6 +58,7 @@ def evaluate_model(
     job = _job(source, recipe_path)
     if not job.recipe.reward_names:
         raise ConfigError("reward: the recipe has none, so there is nothing to evaluate by")
+    _check_rewards(job)
     if not is_run:
         job = job if recipe_path is not None else _trusting(job, trust_remote_code)
         return _evaluate(source, job, num_prompts, by)
@@ -85,6 +87,14 @@ def _job(source: Path, recipe_path: Path | None) -> Job:
         stages=(),
         unit="token" if is_of_tokens("model", recipe.model.plugin) else "denoising step",
     )
+
+
+def _check_rewards(job: Job) -> None:
+    """Refuse rewards that could score nothing here, before anything is generated."""
+    recipe = job.recipe
+    plugins = PluginSet.load([("reward", each.plugin) for each in recipe.reward])
+    if absent := absent_here(recipe.reward, load_rewards(job, plugins)):
+        raise ConfigError("; ".join(absent))
 
 
 def _trusting(job: Job, trust_remote_code: bool) -> Job:
@@ -187,7 +197,7 @@ def _scores(
 
 
 def _score_of(sample: Sample, unit: Unit) -> float | None:
-    """How good a scored sample is: of tokens, the first reward says whether it is right."""
+    """How good a scored sample is; of tokens, the first reward says whether it is right."""
     return next(iter(sample.rewards.values())) if unit == "token" else sample.reward
 
 
@@ -196,7 +206,7 @@ def _result(samples: list[Sample], unit: Unit, *, num_prompts: int) -> Evaluated
     names = list(scored[0].rewards) if scored else []
     totals = {name: sum(each.rewards[name] for each in scored) for name in names}
     values = [score for each in scored if (score := _score_of(each, unit)) is not None]
-    counted = num_prompts if unit == "token" else len(scored)
+    counted = num_prompts if unit == "token" else len(values)
     return Evaluated(
         unit=unit,
         score=sum(values) / counted if values else None,

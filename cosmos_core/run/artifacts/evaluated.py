@@ -53,10 +53,10 @@ def lines(evaluated: Evaluated, by: str) -> Iterator[str]:
     """A table of the groups, line by line."""
     rows = [*evaluated.groups, *(() if evaluated.total is None else (evaluated.total,))]
     width = max([len(by), *(len(each.label) for each in rows)])
-    yield f"{by:<{width}}  prompts  unscored    mean  95 % interval"
+    yield f"{by:<{width}}  prompts  unscored      mean  95 % interval"
     for each in rows:
         found = f"{each.label:<{width}}  {each.num_prompts:>7}  {each.num_unscored:>8}"
-        measured = "not measured" if each.mean is None else f"{each.mean:>6.4f}  {each.low:.4f} - {each.high:.4f}"
+        measured = "not measured" if each.mean is None else f"{each.mean:>8.4f}  {each.low:.4f} to {each.high:.4f}"
         yield f"{found}  {measured}"
 
 

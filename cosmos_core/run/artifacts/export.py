@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -125,7 +125,7 @@ def choose_step(job: Job, step: str) -> int:
     if step == "latest":
         return _latest(job, steps)
     if step == "best":
-        return _best(job)
+        return _best(job, steps)
     if not step.isdecimal():
         raise ConfigError(f"--step: {step!r} is neither a number nor 'best' nor 'latest'")
     if int(step) not in steps:
@@ -174,40 +174,48 @@ def _adapted(policy: PolicyConfig) -> Layout | None:
 
 def _latest(job: Job, steps: list[int]) -> int:
     try:
-        known = _known(job, replay(job.journal))
+        known = _known(replay(job.journal), steps)
     except JournalError as error:
         _LOG.warning("%s; whether step %d was undone since is not known", error, steps[-1])
         return steps[-1]
-    if not known:
+    # One that is older than what is taken may be damaged.
+    newest = next((step for step in reversed(known) if _is_genuine(job, step, known)), None)
+    if newest is None:
         raise CheckpointError(
             f"{job.checkpoints}: the journal knows none of the complete checkpoints, {_listed(steps)}, or their steps "
             "were undone since; --step takes one of them all the same"
         )
-    if later := [step for step in steps if step > known[-1]]:
+    if later := [step for step in steps if step > newest]:
         _LOG.warning(
             "%s: passed over step %s, which the journal does not know, or which was undone since",
             job.checkpoints,
             _listed(later),
         )
-    return known[-1]
+    return newest
 
 
-def _known(job: Job, state: State) -> list[int]:
-    """Steps of the complete checkpoints that are of what the run came to."""
-    return genuine(job.checkpoints, {step: generation_at(state.steps, step) for step in state.marks})
+def _known(state: State, steps: list[int]) -> dict[int, int]:
+    """Of the complete checkpoints those that the journal knows, oldest first, and the gradient group of the step."""
+    return {step: generation_at(state.steps, step) for step in steps if step in state.marks}
 
 
-def _best(job: Job) -> int:
+def _is_genuine(job: Job, step: int, known: Mapping[int, int]) -> bool:
+    """Whether the checkpoint is of what the run came to, and not of the step before it was undone."""
+    return bool(genuine(job.checkpoints, {step: known[step]}))
+
+
+def _best(job: Job, steps: list[int]) -> int:
     state = replay(job.journal)
-    steps, found = _known(job, state), best_checkpoint(state)
+    known, found = _known(state, steps), best_checkpoint(state)
     if found is None:
         raise CheckpointError(
-            f"{job.directory}: no checkpoint was evaluated, so none is the best; there are {_listed(steps)}"
+            f"{job.directory}: no checkpoint was evaluated, so none is the best; there are {_listed(known)}"
         )
-    if found not in steps:
-        raise CheckpointError(f"{job.checkpoints}: step {found} was the best, but is gone; there are {_listed(steps)}")
+    if found not in known or not _is_genuine(job, found, known):
+        others = [step for step in known if step != found]
+        raise CheckpointError(f"{job.checkpoints}: step {found} was the best, but is gone; there are {_listed(others)}")
     return found
 
 
-def _listed(steps: list[int]) -> str:
-    return ", ".join(map(str, steps))
+def _listed(steps: Iterable[int]) -> str:
+    return ", ".join(map(str, steps)) or "none"

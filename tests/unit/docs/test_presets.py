@@ -43,3 +43,5 @@ def test_a_measure_is_held_out_or_one_of_the_steps(presets):
     assert measured(summary, "loss")[0] == 2.0
     assert measured(summary, "loss")[1] != measured(summary, "loss")[1], "what was not measured is no number"
     assert measured(summary, "kl") == (3.0, 1.0)
+    with pytest.raises(LookupError, match="no measure 'accuracy', neither held out nor among kl; mend PRESETS"):
+        measured(summary, "accuracy")

@@ -197,7 +197,7 @@ def test_a_folder_in_the_place_of_a_file_is_told_before_anything_changes(model, 
     target = tmp_path / "moved"
     (target / "a.safetensors").mkdir(parents=True)
     (target / "config.json").write_text("of others")
-    with pytest.raises(StorageError, match=r"a\.safetensors is a folder, and the model has a file there; remove it, or"):
+    with pytest.raises(StorageError, match=r"a\.safetensors is a folder, and the model has a file there; remove it"):
         move_folder(model, target)
     assert contents(target) == {"config.json": "of others"}
 
@@ -211,7 +211,7 @@ def test_a_place_that_cannot_be_a_folder_is_refused(model, tmp_path):
         ("broken", "broken is a link to what is not there; remove it, or choose another place"),
         ("broken/model", "broken is a link to what is not there; remove it, or choose another place"),
     ):
-        for refused in (lambda at: check_place(at), lambda at: move_folder(model, at)):
+        for refused in (check_place, lambda at: move_folder(model, at)):
             with pytest.raises(StorageError, match=message):
                 refused(tmp_path / name)
     assert contents(tmp_path / "model").keys() == {"a.safetensors", "config.json", "transformer/config.json"}

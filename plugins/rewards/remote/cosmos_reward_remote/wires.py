@@ -24,8 +24,14 @@ from cosmos_core.types import JSON, Array, Message, Payload
 from cosmos_reward_remote.access import Access
 from cosmos_reward_remote.exchange import Answer, Exchange
 
-_NOT_KNOWN: Final = frozenset({400, 404})
+_NOT_READY: Final = 400
 """What cosmos-rl's format says of a request that is not ready, or that it has never heard of."""
+
+_NOT_FOUND: Final = 404
+_NOT_ALLOWED: Final = 405
+
+_NO_REQUEST: Final = "00000000-0000-0000-0000-000000000000"
+"""What no request is called."""
 
 _BINARY: Final = {"Content-Type": "application/octet-stream"}
 
@@ -139,9 +145,18 @@ class CosmosWire:
         return json.dumps(line).encode() + b"\n" + safetensors(arrays)
 
     async def check(self, exchange: Exchange, access: Access, kind: str, scorers: Sequence[str]) -> None:
-        """Ask for the scorers by name: what it does not know, it refuses."""
+        """Ask for the scorers by name, since it refuses what it does not know; and for results that nobody has."""
         asked = [("kind", kind), *(("scorer", name) for name in scorers)]
-        _object(exchange, access.enqueue_url, await exchange.send("GET", access.enqueue_url, params=asked), 200)
+        url = access.enqueue_url
+        answer = await exchange.send("GET", url, params=asked)
+        if answer.status == _NOT_ALLOWED:
+            raise exchange.error(
+                url, f"status {answer.status}: a service of an older release, which tells no scorers; upgrade it"
+            )
+        _object(exchange, url, answer, 200)
+        answer = await exchange.send("GET", access.fetch_url, params={"id": _NO_REQUEST})
+        if answer.status != _NOT_FOUND or _NO_REQUEST not in str(_said(answer).get("error")):
+            raise exchange.refusal(access.fetch_url, answer)
 
     async def enqueue(self, exchange: Exchange, access: Access, body: bytes, key: str) -> str:
         """Send a request, under an idempotency key; its id."""
@@ -209,9 +224,10 @@ class CosmosRlWire:
 
     async def check(self, exchange: Exchange, access: Access, kind: str, scorers: Sequence[str]) -> None:  # noqa: ARG002 - it does not tell
         """Ask for results that nobody has: the format asks for no scorers, but it may look at the token."""
-        sent = {"uuid": "00000000-0000-0000-0000-000000000000", "type": scorers[0]}
+        sent = {"uuid": _NO_REQUEST, "type": scorers[0]}
         answer = await exchange.send("POST", access.fetch_url, data=sent)
-        if answer.status not in _NOT_KNOWN:
+        # What has no such path may have status 404, too.
+        if answer.status != _NOT_READY and not (answer.status == _NOT_FOUND and "message" in _said(answer)):
             raise exchange.refusal(access.fetch_url, answer)
 
     async def enqueue(self, exchange: Exchange, access: Access, body: bytes, key: str) -> tuple[str, str]:  # noqa: ARG002 - it has no such keys
@@ -234,8 +250,7 @@ class CosmosRlWire:
         headers = {"X-Lepton-Replica-Target": replica} if replica else {}
         while True:
             answer = await exchange.send("POST", url, headers=headers, data={"uuid": uuid, "type": scorer})
-            # What is not ready, and what it has never heard of, has status 400.
-            if answer.status != 400:
+            if answer.status != _NOT_READY:
                 break
             await asyncio.sleep(self._poll_s)
         scores = _object(exchange, url, answer, 200).get("scores")
@@ -288,13 +303,23 @@ def _object(exchange: Exchange, url: str, answer: Answer, status: int) -> Mappin
     """
     if answer.status != status:
         raise exchange.refusal(url, answer)
-    try:
-        said = json.loads(answer.data)
-    except (ValueError, RecursionError):
-        said = None
+    said = _json(answer)
     if not isinstance(said, Mapping):
         raise exchange.error(url, f"an answer that is no JSON object: {answer.shown}")
     return said
+
+
+def _said(answer: Answer) -> Mapping[str, Any]:
+    """The JSON object of an answer; empty if it has none."""
+    said = _json(answer)
+    return said if isinstance(said, Mapping) else {}
+
+
+def _json(answer: Answer) -> Any:
+    try:
+        return json.loads(answer.data)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _value(value: Any, error: Any) -> float | str:

@@ -14,6 +14,10 @@ from safetensors.numpy import load
 TOKEN = "wfm-very-secret"
 
 
+MISSING = {"ours": (404, {"message": "no request is known"}), "elsewhere": (404, b"<html>"), "bare": (404, {})}
+"""What is said of results that nobody has, by path; otherwise as cosmos-rl's service does."""
+
+
 class Queueing(ThreadingHTTPServer):
     """Every scorer gives each completion the mean of its array; `NaN` and `error` rows are asked for by path."""
 
@@ -61,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
         kind, _, verb = self.path.strip("/").partition("/")
         if verb == "pull" and b"uuid=00000000" in data:
             self.server.checks.append((dict(self.headers), parse_qs(data.decode())))
-            return self.send(400, {"message": "Not found scores"})
+            return self.send(*MISSING.get(kind, (400, {"message": "Not found scores"})))
         return self.take(kind, verb, data)
 
     def take(self, kind, verb, data):
@@ -105,6 +109,10 @@ class Handler(BaseHTTPRequestHandler):
         query = parse_qs(parts.query)
         if parts.path.endswith("/enqueue"):
             return self.check(parts.path.split("/")[1], query)
+        if not parts.path.endswith("/fetch"):
+            return self.send(404, {"error": "404: Not Found"})
+        if query["id"][0] not in self.server.jobs:
+            return self.send(404, {"error": f"no request {query['id'][0]!r} is known"})
         return self.fetch(query["id"][0])
 
     def fetch(self, ticket):
@@ -142,6 +150,8 @@ class Handler(BaseHTTPRequestHandler):
                 return self.hang_up()
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self.send(401, b"the token is missing or another one")
+        if kind == "older":
+            return self.send(405, {"error": "405: Method Not Allowed"})
         if kind == "silent":
             time.sleep(0.5)
         if kind == "strange" or "x" in query["scorer"]:

@@ -234,6 +234,24 @@ def test_a_scorer_that_the_service_does_not_know_ends_the_load(queueing):
         make(scorers={"a": 1.0, "x": 1.0})
 
 
+def test_an_address_of_results_that_is_another_one_ends_the_load(queueing):
+    queueing("good", fetch="fetsch")
+    with pytest.raises(ConfigError, match=r"/good/fetsch: status 404: .*; the service takes no request"):
+        make()
+    for kind in ("elsewhere", "bare"):
+        queueing(kind, fetch="pull")
+        with pytest.raises(ConfigError, match=rf"/{kind}/pull: status 404: .*; the service takes no request"):
+            make(wire="cosmos-rl")
+    queueing("ours", fetch="pull")
+    make(wire="cosmos-rl")
+
+
+def test_a_service_of_an_older_release_is_told_as_such(queueing):
+    queueing("older")
+    with pytest.raises(PluginError, match=r"/older/enqueue: status 405: a service of an older release.*; upgrade it"):
+        make()
+
+
 def test_a_service_that_is_not_there_ends_the_load(queueing, monkeypatch):
     queueing("silent")
     monkeypatch.setattr("cosmos_reward_remote.queued._CHECK_S", 0.1)
@@ -241,7 +259,7 @@ def test_a_service_that_is_not_there_ends_the_load(queueing, monkeypatch):
         make()
     monkeypatch.setattr("cosmos_reward_remote.queued._CHECK_S", 0.5)
     monkeypatch.setenv("WFM_REWARD_ENQUEUE_URL", "http://127.0.0.1:9/enqueue")
-    with pytest.raises(PluginError, match=r"127.0.0.1:9/enqueue: no answer within 0\.5 s \(last: no connection .*\); is"):
+    with pytest.raises(PluginError, match=r"127.0.0.1:9/enqueue: no answer within 0\.5 s \(last: no connection .*\)"):
         make(backoff_s=0.001)
 
 

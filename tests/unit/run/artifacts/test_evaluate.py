@@ -2,13 +2,16 @@
 
 from types import SimpleNamespace
 
+import attrs
 import numpy as np
 import pytest
 
 from cosmos_core.config.order import evaluation_seed
 from cosmos_core.config.schema import EvaluationConfig, RolloutConfig, RunConfig
+from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import FinishReason, Generated
-from cosmos_core.run.artifacts.evaluate import _complete, _result
+from cosmos_core.run.artifacts import evaluate
+from cosmos_core.run.artifacts.evaluate import _complete, _result, evaluate_model
 from cosmos_core.run.artifacts.generate import Served
 from cosmos_core.types import Array, Payload, Prompt, Sample, SampleStatus
 
@@ -45,6 +48,32 @@ def test_of_denoised_samples_it_is_the_mean_reward_of_those_that_have_one():
 @pytest.mark.parametrize("unit", ["token", "denoising step"])
 def test_where_nothing_was_scored_there_is_none(unit):
     assert _result(SAMPLES[2:], unit, num_prompts=1).score is None
+
+
+def test_the_mean_is_of_what_was_counted():
+    unweighed = attrs.evolve(SAMPLES[0], reward=None)
+    assert _result([unweighed, SAMPLES[1]], "denoising step", num_prompts=2).score == -1.0
+
+
+def test_what_rewards_lack_is_told_before_anything_is_generated(monkeypatch, tmp_path):
+    class Keyed:
+        def absent(self):
+            return "KEY: not set"
+
+    def generate(*_):
+        raise AssertionError("it was generated")
+
+    (tmp_path / "recipe.toml").write_text(
+        'run = {name = "r", steps = 1}\nmodel = {plugin = "hf", config = {model_type = "qwen3"}}\n'
+        'algorithm = {plugin = "grpo"}\ndataset = {plugin = "numbers"}\n'
+        'reward = [{plugin = "keyed", name = "judged"}]\n'
+    )
+    monkeypatch.setattr(evaluate, "_evaluate", generate)
+    monkeypatch.setattr(evaluate, "load_rewards", lambda *_: (Keyed(),))
+    monkeypatch.setattr(evaluate.PluginSet, "load", lambda _: None)
+    monkeypatch.setattr(evaluate, "is_of_tokens", lambda *_: True)
+    with pytest.raises(ConfigError, match=r"^reward judged: KEY: not set$"):
+        evaluate_model(tmp_path, recipe_path=tmp_path / "recipe.toml", num_prompts=1, step="latest")
 
 
 def test_each_row_has_the_noise_of_the_runs_own_evaluations():

@@ -2,6 +2,7 @@
 
 import contextlib
 
+import attrs
 import pytest
 
 from cosmos_core.controller.journal import Journal
@@ -18,6 +19,8 @@ def rewound(job, tmp_path, open_history, put_checkpoint):
 
     Its best evaluation is of step 4.
     """
+    evaluation = attrs.evolve(job.recipe.evaluation, interval=1)
+    job = attrs.evolve(job, recipe=attrs.evolve(job.recipe, evaluation=evaluation))
     folder.create(job, tmp_path / "none", {"plugins": [], "cosmos_core": "0.1.0"}, overwrite=False)
     history = open_history(job)
     history.join()
@@ -61,6 +64,23 @@ def test_a_run_of_which_nothing_is_left_that_its_journal_knows_is_not_exported(r
     (rewound.directory / "checkpoints" / "step-4" / "complete.json").unlink()
     with pytest.raises(CheckpointError, match="the journal knows none of the complete checkpoints, 8, or their steps"):
         choose_step(rewound, "latest")
+
+
+def test_a_checkpoint_that_is_older_than_what_is_taken_may_be_damaged(rewound, put_checkpoint):
+    put_checkpoint(rewound, 2, 1)
+    (rewound.directory / "checkpoints" / "step-2" / "complete.json").write_text("damaged")
+    assert (choose_step(rewound, "latest"), choose_step(rewound, "best")) == (4, 4)
+    (rewound.directory / "checkpoints" / "step-4" / "complete.json").write_text("damaged")
+    for step in ("latest", "best"):
+        with pytest.raises(CheckpointError, match=r"step-4/complete\.json"):
+            choose_step(rewound, step)
+
+
+def test_the_best_is_of_what_the_run_came_to(rewound):
+    assert choose_step(rewound, "best") == 4
+    (rewound.directory / "checkpoints" / "step-4" / "complete.json").unlink()
+    with pytest.raises(CheckpointError, match="step 4 was the best, but is gone; there are none"):
+        choose_step(rewound, "best")
 
 
 @pytest.fixture

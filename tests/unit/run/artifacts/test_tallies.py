@@ -63,10 +63,14 @@ def evaluated():
 
 def test_a_table_for_people():
     assert list(lines(evaluated(), "labels")) == [
-        "labels  prompts  unscored    mean  95 % interval",
-        "space         1         0  1.0000  0.2065 - 1.0000",
-        "time          1         1  0.0000  0.0000 - 0.7935",
-        "all           2         1  0.5000  0.0945 - 0.9055",
+        "labels  prompts  unscored      mean  95 % interval",
+        "space         1         0    1.0000  0.2065 to 1.0000",
+        "time          1         1    0.0000  0.0000 to 0.7935",
+        "all           2         1    0.5000  0.0945 to 0.9055",
+    ]
+    (below,) = tallies(scored(("space", -11.0), ("space", -12.0)), "labels")
+    assert list(lines(attrs.evolve(evaluated(), groups=(below,), total=None), "labels"))[1:] == [
+        "space         2         0  -11.5000  -12.4800 to -10.5200"
     ]
 
 

@@ -5,7 +5,7 @@ import types
 import pytest
 
 from cosmos_core.config.loading import recipe_from
-from cosmos_core.errors import PluginBrokenError
+from cosmos_core.errors import ConfigError, PluginBrokenError
 from cosmos_core.run.planning import absence
 from cosmos_core.run.planning.absence import absent_of_rewards
 
@@ -54,3 +54,8 @@ def test_what_other_machines_lack_is_not_known_here(ask):
 def test_another_answer_is_a_fault_of_the_plugin(ask, told, message):
     with pytest.raises(PluginBrokenError, match=message):
         ask(Keyed(told))
+
+
+def test_what_a_plugin_says_itself_is_passed_on(ask):
+    with pytest.raises(ConfigError, match=r"^KEY_FILE: no such file$"):
+        ask(Keyed(ConfigError("KEY_FILE: no such file")))
