@@ -140,7 +140,7 @@ class Model(Protocol):
 
         Args:
             seed: Of weights that are drawn.
-            dtype: Of the parameters.
+            dtype: Of the parameters; float64 too, in which the kit compares layouts.
             device: Where they are.
             layout: How the module is spread; None for all of it in this process.
 

@@ -178,7 +178,7 @@ def _step(
     parameters = dict(trainer.module.named_parameters())
     weights = whole(parameters, world)
     if inspect is not None:
-        inspect(model, trainer.module, _packed(model, payloads, policy, world), world)
+        inspect(model, trainer.module, packed(model, payloads, policy, world), world)
     meter = train_step(trainer, payloads, policy)
     losses = world.exchange(repr(meter.sums.get("loss", 0.0)).encode())
     return Stepped(
@@ -190,8 +190,8 @@ def _step(
     )
 
 
-def _packed(model: Model, payloads: Sequence[Payload], policy: PolicyConfig, world: World) -> list[MicroBatch]:
-    """All of the batch on every process, so that each has as many micro-batches."""
+def packed(model: Model, payloads: Sequence[Payload], policy: PolicyConfig, world: World) -> list[MicroBatch]:
+    """Micro-batches of all of the batch, as this layout pads them: every process has the same ones."""
     mesh = world.mesh
     multiple = mesh.size("cp") * mesh.size("tp")
     return model.pack(payloads, budget=policy.micro_batch_units, multiple=multiple, is_uniform=mesh.size("pp") > 1)

@@ -45,6 +45,15 @@ VALUING = CONSULTING + "; needs_critic = True"
 VALUES_ALONE = 'old_logprobs = "none"; needs_critic = True'
 
 
+CENTRED_LATE = """
+asked.append(self.shaped(taken))
+if len(asked) == len(batch):
+    for each_n in asked:
+        each_n -= mean
+return Estimate(advantages_n=asked[-1])
+"""
+
+
 def targets(values):
     """What estimates these targets for the critic."""
     return f"return Estimate(advantages_n=self.shaped(taken), targets_n={values})"
@@ -66,6 +75,21 @@ PLANTED = {
         estimating(estimate="self.seen += 1\nreturn Estimate(advantages_n=self.shaped(taken) - self.seen)"),
         "test_an_estimate_depends_on_what_was_summarised_alone",
         "estimates made in another order differ",
+    ),
+    "estimates-when-asked-for-all": (
+        estimating(settle="asked = []", estimate=CENTRED_LATE),
+        "test_an_estimate_depends_on_what_was_summarised_alone",
+        "estimates made of the last sequence alone differ",
+    ),
+    "summarises-for-nothing": (
+        estimating().replace("def settle(", "def resolve("),
+        "test_summarise_and_settle_come_together",
+        "it has summarise and not the other of summarise and settle",
+    ),
+    "settles-nothing": (
+        estimating().replace("def summarise(", "def summary("),
+        "test_summarise_and_settle_come_together",
+        "it has settle and not the other of summarise and settle",
     ),
     "settles-at-once": (
         estimating(settle="return [Estimate(advantages_n=torch.zeros(1)) for _ in batch]"),

@@ -57,6 +57,12 @@ class AlgorithmDeclarations(AlgorithmSubject):
             fault("old_logprobs is 'behaviour', but nobody generated a demonstration; use 'none' or 'recompute'")
         consulted(algorithm)
 
+    def test_summarise_and_settle_come_together(self, algorithm: Algorithm) -> None:
+        """With one of them alone it would be taken for an algorithm that estimates nothing."""
+        has = [name for name in ("summarise", "settle") if callable(getattr(algorithm, name, None))]
+        if len(has) == 1:
+            fault(f"it has {has[0]} and not the other of summarise and settle; give both (`Estimating`) or neither")
+
     def test_properties_do_not_change(self, make: Callable[..., Any], trainable: Algorithm, batch: Batch) -> None:
         """Every replica reads them for itself, at different times."""
         before = properties_of(trainable)

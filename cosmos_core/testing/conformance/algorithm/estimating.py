@@ -34,13 +34,14 @@ class AlgorithmEstimating(AlgorithmSubject):
         """Other sequences lie in other processes, of which nothing else is known."""
         first = estimates_of(make(), taken)
         said = {each.place: [*map(float, make().summarise(each))] for each in taken}
-        for when, algorithm, order in (
-            ("by an instance that summarised nothing", make(), taken),
-            ("in another order", make(), taken[::-1]),
+        places = range(len(taken))
+        for when, order in (
+            ("by an instance that summarised nothing", places),
+            ("in another order", places[::-1]),
+            ("of the last sequence alone", places[-1:]),
         ):
-            again = settled(algorithm, said, order)
-            again = again if order is taken else again[::-1]
-            if not all(map(_same, first, again)):
+            again = settled(make(), said, [taken[place] for place in order])
+            if not all(map(_same, [first[place] for place in order], again)):
                 fault(
                     f"estimates made {when} differ; keep no state, and tell of other sequences what is needed by the "
                     "numbers of summarise"

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from cosmos_core.errors import DataError
-from cosmos_core.policy.modeling.diffusion import TEXT, DiffusionModel
+from cosmos_core.policy.modeling.diffusion import TEXT, DiffusionModel, DiffusionOptions
 from cosmos_core.policy.modeling.diffusion.noising import noise_of
 from cosmos_core.protocols import Decided, Kept, Model, Vetting
 from cosmos_core.testing.conformance.model import latents
@@ -43,7 +43,8 @@ class DenoisingModelConformance(ModelSpreading, ModelConformance):
     """What every family of world models on `DiffusionModel` must satisfy, on a tiny one whose latents are pixels.
 
     It is `ModelConformance` with rows, payloads and a reference of its own, and compares layouts more closely. A family
-    sets `plugin` and `config`, overrides the fixture `options`, and says what its library computes:
+    sets `plugin` and `config`, overrides the fixture `options`, and says what its library computes. Texts come from a
+    table, so that the kit knows what the transformer is shown, and the negative prompt has words, so that it shows:
 
         class TestWan(DenoisingModelConformance):
             plugin = "wan"
@@ -51,7 +52,7 @@ class DenoisingModelConformance(ModelSpreading, ModelConformance):
 
             @pytest.fixture
             def options(self):
-                return {"num_frames": 4, "height": 8, "width": 8, "text": "table", "text_length": 4}
+                return {"num_frames": 4, ..., "text": "table", "text_length": 4, "negative_prompt": "grey"}
 
             def forward(self, module, latents, time, text):
                 return module(hidden_states=latents, timestep=1000 * time, ...)[0]
@@ -92,10 +93,17 @@ class DenoisingModelConformance(ModelSpreading, ModelConformance):
     @pytest.fixture
     def prompts(self, make: Callable[..., Any], tmp_path: Path) -> Sequence[Prompt]:
         """Two captions with a video to imitate."""
-        options, film = make().options, tmp_path / "film.npy"
-        shape = options.num_frames, options.height, options.width, 3
-        np.save(film, np.random.default_rng(0).integers(0, 255, shape, np.uint8))
-        return tuple(Prompt(text=words, demonstration=str(film)) for words in _WORDS)
+        options = make().options
+        film = _film(options, options.num_frames, tmp_path / "film.npy")
+        return tuple(Prompt(text=words, demonstration=film) for words in _WORDS)
+
+    @pytest.fixture
+    def unusable(self, make: Callable[..., Any], prompts: Sequence[Prompt], tmp_path: Path) -> Sequence[Prompt]:
+        """Rows whose demonstration is no file, and one too short to be learned."""
+        options, films = make().options, ["no-such-film.mp4"]
+        if options.num_frames > 1:
+            films.append(_film(options, options.num_frames - 1, tmp_path / "short.npy"))
+        return [attrs.evolve(prompts[0], demonstration=film) for film in films]
 
     @pytest.fixture
     def payloads(self, model: DiffusionModel, prompts: Sequence[Prompt]) -> Sequence[Payload]:
@@ -107,7 +115,9 @@ class DenoisingModelConformance(ModelSpreading, ModelConformance):
         """What is trained on in several layouts: more of them."""
         return [_payload(model, prompts[index % len(prompts)], index) for index in range(5)]
 
-    def test_a_demonstration_can_be_vetted(self, model: Model, prompts: Sequence[Prompt]) -> None:
+    def test_a_demonstration_can_be_vetted(
+        self, model: Model, prompts: Sequence[Prompt], unusable: Sequence[Prompt]
+    ) -> None:
         """Planning asks `vet` about some rows, so that a run does not find out later."""
         if not isinstance(model, Vetting):
             pytest.skip("not declared: the model has no `vet` (`Vetting`)")
@@ -116,11 +126,13 @@ class DenoisingModelConformance(ModelSpreading, ModelConformance):
                 model.vet(prompt)
             except DataError as error:
                 fault(f"vet() refuses row {index}, which can be encoded: {error}")
-        try:
-            model.vet(attrs.evolve(prompts[0], demonstration="no-such-film.mp4"))
-        except DataError:
-            return
-        fault("vet() passes a row whose demonstration is no file; raise the DataError of encode_demonstration()")
+        for prompt, what in zip(unusable, ("is no file", "is a frame too short"), strict=False):
+            for name in ("encode_demonstration", "vet"):
+                try:
+                    getattr(model, name)(prompt)
+                except DataError:
+                    continue
+                fault(f"{name}() passes a row whose demonstration {what}; raise the same DataError in both")
 
     def test_facts_say_what_a_decision_keeps(self, model: DiffusionModel, prompts: Sequence[Prompt]) -> None:
         """Plans tell from it what a micro-batch takes."""
@@ -145,6 +157,13 @@ class DenoisingModelConformance(ModelSpreading, ModelConformance):
     ) -> list[Decided]:
         """The decisions of each payload by the velocities of the family's library."""
         assert isinstance(model, DiffusionModel)
+        options = model.options
+        if options.text != "table" or options.negative_embedding is not None or not options.negative_prompt:
+            fault(
+                "the kit knows the texts of a table alone; give options text = 'table', a negative_prompt, such as "
+                f"'grey', and no negative_embedding: they are {options.text!r}, {options.negative_prompt!r} and "
+                f"{options.negative_embedding!r}"
+            )
         with torch.no_grad():
             return [self._decisions(model, module, payload) for payload in payloads]
 
@@ -159,7 +178,8 @@ class DenoisingModelConformance(ModelSpreading, ModelConformance):
         return tensors
 
     def _decisions(self, model: DiffusionModel, module: torch.nn.Module, payload: Payload) -> Decided:
-        texts = model.conditioning(payload)[TEXT][None], model.negative_text()[None]
+        # Of payloads alone: a model that shows its transformer something else is to be found out.
+        texts = _text(model, payload), _text(model, model.encode(Prompt(text=model.options.negative_prompt or "")))
 
         def velocity(state: torch.Tensor, time: torch.Tensor, guidance: float) -> torch.Tensor:
             found, negative = (self.forward(module, state[None], time[None], text)[0] for text in texts)
@@ -187,8 +207,21 @@ class DenoisingModelConformance(ModelSpreading, ModelConformance):
         return Decided(logprobs_N=torch.stack(logprobs), entropy_N=torch.stack(entropies))
 
 
+def _text(model: DiffusionModel, payload: Payload) -> torch.Tensor:
+    """What the transformer is to be shown [1, L, E]: a payload's text, filled up with zeros."""
+    text_LE = latents.tensor(payload, TEXT)
+    return torch.nn.functional.pad(text_LE, (0, 0, 0, model.options.text_length - len(text_LE)))[None]
+
+
 def _all_of(kept: Kept) -> float:
     return kept.stream + kept.inputs + kept.inner + kept.heads + kept.routed
+
+
+def _film(options: DiffusionOptions, num_frames: int, path: Path) -> str:
+    """A video of the size that is generated; its file."""
+    shape = num_frames, options.height, options.width, 3
+    np.save(path, np.random.default_rng(0).integers(0, 255, shape, np.uint8))
+    return str(path)
 
 
 def _kept(model: DiffusionModel, module: torch.nn.Module, payload: Payload) -> int:
