@@ -16,8 +16,8 @@ from cosmos_core.errors import DataError
 IMAGE_ERRORS: Final = (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError)
 """What Pillow raises on what is no image."""
 
-SHOWN: Final = 80
-"""Characters of a location that an error shows: a `data:` URL may have millions."""
+SHOWN: Final = 240
+"""Characters of a location that an error shows: a path whole, of a `data:` URL the beginning."""
 
 
 def load_image(location: str) -> Image.Image:
