@@ -38,6 +38,11 @@ with broken connections. Its own default, 5, makes 200 requests of that. With 1,
 would not be read again."""
 
 
+def is_url(location: str) -> bool:
+    """Whether a location is a URL, and no path."""
+    return "://" in location
+
+
 def file_system(url: str) -> tuple[Any, str]:
     """The file system of a path or URL, and the path in it.
 

@@ -14,6 +14,8 @@ from cosmos_core.protocols import KINDS, Kind, entry_point_group
 from cosmos_core.testing.check.recorder import Outcome
 from cosmos_core.testing.check.session import run_pytest
 
+pytest.register_assert_rewrite("tests.contract.kit.faulty_algorithm")
+
 RunKit = Callable[..., dict[str, list[Outcome]]]
 
 KIT_S: Final = 280.0

@@ -1,6 +1,9 @@
 """Small algorithms, sound unless a part of them is given otherwise, that the kit is run on."""
 
 import textwrap
+from typing import ClassVar
+
+import pytest
 
 ALGORITHM = """
 import random
@@ -67,6 +70,34 @@ def failures(outcomes):
     return {each.test: each.message for each in outcomes if each.result == "failed"}
 
 
-def num_passed(outcomes):
-    """How many of the kit's tests an algorithm passed."""
-    return sum(each.result == "passed" for each in outcomes)
+class AlgorithmFaults:
+    """The kit on small algorithms: all of it passes with the sound ones, and names the fault of each planted one.
+
+    `sound` is, by name, a source and what its test class adds to the kit; `planted` a source, the test that fails, and
+    what it says; `bodies` what the test classes of planted ones add.
+    """
+
+    sound: ClassVar[dict[str, tuple[str, str]]]
+    planted: ClassVar[dict[str, tuple[str, str, str]]]
+    bodies: ClassVar[dict[str, str]] = {}
+
+    def pytest_generate_tests(self, metafunc):
+        for argument, names in {"sound_name": self.sound, "planted_name": self.planted}.items():
+            if argument in metafunc.fixturenames:
+                metafunc.parametrize(argument, names)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def outcomes(cls, run_kit):
+        sources = {name: source for name, (source, *_) in (cls.sound | cls.planted).items()}
+        bodies = {name: body for name, (_, body) in cls.sound.items()} | cls.bodies
+        return run_kit("algorithm", sources, bodies=bodies)
+
+    def test_a_sound_algorithm_passes(self, outcomes, sound_name):
+        assert failures(outcomes[sound_name]) == {}
+        assert sum(each.result == "passed" for each in outcomes[sound_name]) > 20
+
+    def test_the_fault_is_named(self, outcomes, planted_name):
+        _, test, message = self.planted[planted_name]
+        # What a fixture finds is an error, or a failure, of each test that asks for it.
+        assert message in failures(outcomes[planted_name])[test]

@@ -1,8 +1,6 @@
 """Faults of algorithms in what they declare: capabilities, properties, and options that change in a run."""
 
-import pytest
-
-from tests.contract.kit.faulty_algorithm import LOSS, NEAR, algorithm, failures, num_passed
+from tests.contract.kit.faulty_algorithm import LOSS, NEAR, AlgorithmFaults, algorithm
 
 OPTIONS = """
 import attrs
@@ -121,22 +119,8 @@ PLANTED = {
         "scale: what <function Options.<lambda> at",
     ),
 }
-BODIES = {name: body for name, (_, body) in SOUND.items()}
 
 
-@pytest.fixture(scope="module")
-def outcomes(run_kit):
-    sources = {name: source for name, (source, *_) in (SOUND | PLANTED).items()}
-    return run_kit("algorithm", sources, bodies=BODIES)
-
-
-@pytest.mark.parametrize("name", SOUND)
-def test_a_sound_algorithm_passes(outcomes, name):
-    assert failures(outcomes[name]) == {}
-    assert num_passed(outcomes[name]) > 20
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_the_fault_is_named(outcomes, name):
-    _, test, message = PLANTED[name]
-    assert message in failures(outcomes[name])[test]
+class TestDeclarations(AlgorithmFaults):
+    sound = SOUND
+    planted = PLANTED

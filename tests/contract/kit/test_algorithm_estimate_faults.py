@@ -2,9 +2,7 @@
 
 import textwrap
 
-import pytest
-
-from tests.contract.kit.faulty_algorithm import CONSULTING, LOSS, REINFORCE, algorithm, failures, num_passed
+from tests.contract.kit.faulty_algorithm import CONSULTING, LOSS, REINFORCE, AlgorithmFaults, algorithm
 
 ESTIMATING = """
 from cosmos_core.protocols import Estimate
@@ -151,22 +149,8 @@ PLANTED = {
         "in advantages_n; bound what it is computed from",
     ),
 }
-BODIES = {name: body for name, (_, body) in SOUND.items()}
 
 
-@pytest.fixture(scope="module")
-def outcomes(run_kit):
-    sources = {name: source for name, (source, *_) in (SOUND | PLANTED).items()}
-    return run_kit("algorithm", sources, bodies=BODIES)
-
-
-@pytest.mark.parametrize("name", SOUND)
-def test_a_sound_algorithm_passes(outcomes, name):
-    assert failures(outcomes[name]) == {}
-    assert num_passed(outcomes[name]) > 20
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_the_fault_is_named(outcomes, name):
-    _, test, message = PLANTED[name]
-    assert message in failures(outcomes[name])[test]
+class TestEstimates(AlgorithmFaults):
+    sound = SOUND
+    planted = PLANTED

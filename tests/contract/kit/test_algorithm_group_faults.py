@@ -1,8 +1,6 @@
 """Faults of algorithms in what they make of groups of samples: which they admit, and what advantages they give."""
 
-import pytest
-
-from tests.contract.kit.faulty_algorithm import algorithm, failures, num_passed
+from tests.contract.kit.faulty_algorithm import AlgorithmFaults, algorithm
 
 UNSCORED_AS_ZERO = """
 mean = sum(reward or 0.0 for reward in rewards) / len(rewards)
@@ -119,22 +117,8 @@ PLANTED = {
         "admit said 'too early' and None of one group",
     ),
 }
-BODIES = {name: body for name, (_, body) in SOUND.items()}
 
 
-@pytest.fixture(scope="module")
-def outcomes(run_kit):
-    sources = {name: source for name, (source, *_) in (SOUND | PLANTED).items()}
-    return run_kit("algorithm", sources, bodies=BODIES)
-
-
-@pytest.mark.parametrize("name", SOUND)
-def test_a_sound_algorithm_passes(outcomes, name):
-    assert failures(outcomes[name]) == {}
-    assert num_passed(outcomes[name]) > 20
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_the_fault_is_named(outcomes, name):
-    _, test, message = PLANTED[name]
-    assert message in failures(outcomes[name])[test]
+class TestGroups(AlgorithmFaults):
+    sound = SOUND
+    planted = PLANTED

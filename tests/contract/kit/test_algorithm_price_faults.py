@@ -1,16 +1,13 @@
 """Faults of algorithms in the prices of decisions: their gradients, what they read, how they split."""
 
-import pytest
-
 from tests.contract.kit.faulty_algorithm import (
     CONSULTING,
     LOSS,
     NEAR,
     REINFORCE,
     SEQUENCE_RATIO,
+    AlgorithmFaults,
     algorithm,
-    failures,
-    num_passed,
 )
 
 OF_TOKENS = "min_group_size=2, payload_kinds=frozenset({'tokens'})"
@@ -267,7 +264,7 @@ return Loss(loss_N=-first[:len(d.logprobs_N)] * (d.logprobs_N - d.old_logprobs_N
         "the metric 'loss' has a name of the core's own",
     ),
 }
-BODIES = {name: body for name, (_, body) in SOUND.items()} | {
+BODIES = {
     "advantage-against-nothing": "has_other_terms = True",
     "coupled-sequences": "couples_decisions = True",
     "gradient-through-a-clamped-weight": WEIGHTED_FORMULA,
@@ -275,19 +272,7 @@ BODIES = {name: body for name, (_, body) in SOUND.items()} | {
 }
 
 
-@pytest.fixture(scope="module")
-def outcomes(run_kit):
-    sources = {name: source for name, (source, *_) in (SOUND | PLANTED).items()}
-    return run_kit("algorithm", sources, bodies=BODIES)
-
-
-@pytest.mark.parametrize("name", SOUND)
-def test_a_sound_algorithm_passes(outcomes, name):
-    assert failures(outcomes[name]) == {}
-    assert num_passed(outcomes[name]) > 20
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_the_fault_is_named(outcomes, name):
-    _, test, message = PLANTED[name]
-    assert message in failures(outcomes[name])[test]
+class TestPrices(AlgorithmFaults):
+    sound = SOUND
+    planted = PLANTED
+    bodies = BODIES

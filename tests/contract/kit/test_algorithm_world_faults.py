@@ -1,8 +1,6 @@
 """Faults of algorithms that imitate beside rollouts, that blend predictions, and that price sequences which are cut."""
 
-import pytest
-
-from tests.contract.kit.faulty_algorithm import LOSS, SEQUENCE_RATIO, algorithm, failures
+from tests.contract.kit.faulty_algorithm import LOSS, SEQUENCE_RATIO, AlgorithmFaults, algorithm
 
 IMITATION = """
 class Imitator(Algorithm):
@@ -107,26 +105,14 @@ PLANTED = {
         "with sequences cut after two decisions; price each decision by itself",
     ),
 }
-BODIES = {name: body.replace("; ", "\n") for name, (_, body) in SOUND.items()} | {
-    "coupled-latents": "couples_decisions = True"
-}
+BODIES = {"coupled-latents": "couples_decisions = True"}
 
 
-@pytest.fixture(scope="module")
-def outcomes(run_kit):
-    sources = {name: source for name, (source, *_) in (SOUND | PLANTED).items()}
-    return run_kit("algorithm", sources, bodies=BODIES)
+class TestWorlds(AlgorithmFaults):
+    sound = SOUND
+    planted = PLANTED
+    bodies = BODIES
 
-
-@pytest.mark.parametrize("name", SOUND)
-def test_a_sound_algorithm_passes(outcomes, name):
-    assert failures(outcomes[name]) == {}
-    passed = {each.test for each in outcomes[name] if each.result == "passed"}
-    assert ("test_demonstrations_become_likelier" in passed) == (name in {"imitating", "imitating-tokens"})
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_the_fault_is_named(outcomes, name):
-    _, test, message = PLANTED[name]
-    # What a fixture finds is an error, or a failure, of each test that asks for it.
-    assert message in failures(outcomes[name])[test]
+    def test_demonstrations_become_likelier_where_they_are_imitated(self, outcomes, sound_name):
+        passed = {each.test for each in outcomes[sound_name] if each.result == "passed"}
+        assert ("test_demonstrations_become_likelier" in passed) == (sound_name in {"imitating", "imitating-tokens"})

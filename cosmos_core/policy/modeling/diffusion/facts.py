@@ -40,31 +40,15 @@ def facts_of(
         absent: What is missing of a checkpoint; empty if nothing is.
         forward: Calls the shell for so many decisions.
     """
-    blocks = list(shell.get_submodule(layers).children())
-    names = [name for name, _ in shell.named_children()]
-    cut = names.index(layers)
-    before = _count(shell, names[:cut])
-    total = sum(parameter.numel() for parameter in shell.parameters())
-    inside = sum(parameter.numel() for block in blocks for parameter in block.parameters())
-    whole = (
-        ModelPart(name="embedding", num_parameters=before),
-        ModelPart(
-            name=f"layers 1-{len(blocks)}" if len(blocks) > 1 else "layer 1",
-            count=len(blocks),
-            is_layer=True,
-            num_parameters=inside // len(blocks),
-            widths=_widths(blocks[0]),
-        ),
-        ModelPart(name="head", num_parameters=total - inside - before),
-    )
     architecture = type(shell).__name__
+    whole = _parts(shell, layers)
     kept = _kept(shell, layers, forward)
     places = (BEFORE_LAYERS, 0, AFTER_LAYERS)
     parts = tuple(attrs.evolve(part, kept=kept.get(place, {})) for part, place in zip(whole, places, strict=True))
     return ModelFacts(
         architecture=architecture,
-        num_parameters=total,
-        num_layers=len(blocks),
+        num_parameters=sum(part.count * part.num_parameters for part in parts),
+        num_layers=whole[1].count,
         hidden_size=hidden_size,
         vocab_size=0,
         tokenizer_size=0,
@@ -84,6 +68,25 @@ def facts_of(
     )
 
 
+def _parts(shell: nn.Module, layers: str) -> tuple[ModelPart, ModelPart, ModelPart]:
+    """What comes before the blocks, the blocks, and what comes after them."""
+    blocks = list(shell.get_submodule(layers).children())
+    names = [name for name, _ in shell.named_children()]
+    before = _count(*(shell.get_submodule(name) for name in names[: names.index(layers)]))
+    inside = _count(*blocks)
+    return (
+        ModelPart(name="embedding", num_parameters=before),
+        ModelPart(
+            name=f"layers 1-{len(blocks)}" if len(blocks) > 1 else "layer 1",
+            count=len(blocks),
+            is_layer=True,
+            num_parameters=inside // len(blocks),
+            widths=_widths(blocks[0]),
+        ),
+        ModelPart(name="head", num_parameters=_count(shell) - inside - before),
+    )
+
+
 def _kept(shell: nn.Module, layers: str, forward: Callable[[int], None]) -> Mapping[int, Mapping[Compute, Kept]]:
     """What each decision keeps before, in and after the blocks, which are alike; nothing where it cannot be traced."""
     block = next(shell.get_submodule(layers).children())
@@ -97,8 +100,8 @@ def _kept(shell: nn.Module, layers: str, forward: Callable[[int], None]) -> Mapp
         return {}
 
 
-def _count(shell: nn.Module, names: list[str]) -> int:
-    return sum(parameter.numel() for name in names for parameter in shell.get_submodule(name).parameters())
+def _count(*modules: nn.Module) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
 
 def _widths(block: nn.Module) -> dict[str, int]:

@@ -5,7 +5,7 @@ import pytest
 
 from cosmos_core.errors import StorageError
 from cosmos_core.storage import check_place, fetch_model, file_system, is_url, move_folder, send_folder
-from cosmos_core.storage.folders import LIST
+from cosmos_core.storage.exporting import LIST
 
 URL = "memory://models/one"
 
