@@ -1,10 +1,10 @@
 """Building blocks for plugins of world models: `DiffusionModel` and `DiffusionOptions` are what a family subclasses."""
 
 from cosmos_core.policy.modeling.diffusion.arrays import payload_of, tensor_of, with_tensors
-from cosmos_core.policy.modeling.diffusion.checkpoint import load_frozen
 from cosmos_core.policy.modeling.diffusion.context import TokenSlices, spread_blocks
 from cosmos_core.policy.modeling.diffusion.model import DiffusionModel
 from cosmos_core.policy.modeling.diffusion.options import DiffusionOptions
+from cosmos_core.policy.modeling.diffusion.parts import Part
 from cosmos_core.policy.modeling.diffusion.rows import GIVEN, IS_GIVEN, TEXT
 from cosmos_core.protocols import DivergenceKind
 
@@ -18,8 +18,8 @@ __all__ = [
     "TEXT",
     "DiffusionModel",
     "DiffusionOptions",
+    "Part",
     "TokenSlices",
-    "load_frozen",
     "payload_of",
     "spread_blocks",
     "tensor_of",

@@ -5,12 +5,11 @@ Shape legend: C channels, T latent frames, H and W latent height and width, F fr
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 import torch
+
+from cosmos_core.policy.modeling.diffusion.parts import Part
 
 
 class Codec(Protocol):
@@ -53,35 +52,28 @@ class Pixels:
 
 
 class Autoencoder:
-    """A causal video autoencoder of diffusers, loaded when it is first used.
+    """A causal video autoencoder of diffusers.
 
     Its latents are normalised by the mean and the standard deviation that its config states, channel by channel.
-    Threads may share it: one encodes rows while another renders.
 
     Args:
         config: Of the autoencoder: `z_dim`, `latents_mean`, `latents_std`, and its scale factors.
-        load: Gives its module, in evaluation mode, in float32, that needs no gradients.
-        device: Says where it works; what is elsewhere is taken there, and what it becomes back. None: where that is.
+        part: Its module, in float32. What is elsewhere is taken to it, and what it becomes back.
     """
 
-    def __init__(
-        self, config: Any, load: Callable[[], torch.nn.Module], device: Callable[[], torch.device] | None = None
-    ) -> None:
+    def __init__(self, config: Any, part: Part) -> None:
         self.channels: int = int(config["z_dim"])
         stages = config["temperal_downsample"]
         self.temporal: int = int(config.get("scale_factor_temporal") or 2 ** sum(stages))
         self.spatial: int = int(config.get("scale_factor_spatial") or 2 ** len(stages))
         self._mean: Final = torch.tensor(config["latents_mean"]).view(-1, 1, 1, 1)
         self._std: Final = torch.tensor(config["latents_std"]).view(-1, 1, 1, 1)
-        self._load: Final = load
-        self._device: Final = device
-        self._lock: Final = threading.Lock()
-        self._module: torch.nn.Module | None = None
+        self._part: Final = part
 
     @torch.no_grad()
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         """The most likely latents."""
-        with self._used(pixels.device) as (module, device):
+        with self._part.used() as (module, device):
             latents: torch.Tensor = module.encode(pixels[None].to(device)).latent_dist.mode()[0].float()
         return (latents.to(pixels.device) - self._mean.to(pixels.device)) / self._std.to(pixels.device)
 
@@ -89,15 +81,6 @@ class Autoencoder:
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """What the latents stand for."""
         raw = latents * self._std.to(latents.device) + self._mean.to(latents.device)
-        with self._used(latents.device) as (module, device):
+        with self._part.used() as (module, device):
             pixels: torch.Tensor = module.decode(raw[None].to(device), return_dict=False)[0][0].float()
         return pixels.to(latents.device)
-
-    @contextlib.contextmanager
-    def _used(self, asked: torch.device) -> Iterator[tuple[Any, torch.device]]:
-        """The module and where it is, for one thread at a time: it keeps what it knows of earlier frames on itself."""
-        with self._lock:
-            device = asked if self._device is None else self._device()
-            if self._module is None:
-                self._module = self._load()
-            yield self._module.to(device), device

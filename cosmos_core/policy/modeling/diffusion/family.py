@@ -21,6 +21,7 @@ from cosmos_core.policy.modeling.diffusion import checkpoint
 from cosmos_core.policy.modeling.diffusion.codec import Autoencoder, Codec, Pixels
 from cosmos_core.policy.modeling.diffusion.context import TokenSlices
 from cosmos_core.policy.modeling.diffusion.options import DiffusionOptions
+from cosmos_core.policy.modeling.diffusion.parts import Part
 from cosmos_core.protocols import ModelContext
 
 
@@ -31,7 +32,7 @@ class Family(ABC):
         transformer_class: Name of the transformer's class in diffusers.
         autoencoder_class: Likewise of the autoencoder's.
         layers: Name of the list of blocks in the transformer.
-        device: Where videos are encoded: where the newest module was built, the CPU before any is.
+        device: Where rows are encoded: where the newest module was built, the CPU before any is.
     """
 
     transformer_class: ClassVar[str]
@@ -45,6 +46,7 @@ class Family(ABC):
         self._config: dict[str, Any] | None = None
         self._folder: Path | None = None
         self._codec: Codec | None = None
+        self._encoders: list[Part] = []
 
     @property
     def transformer(self) -> type[nn.Module]:
@@ -183,17 +185,32 @@ class Family(ABC):
         assert self.context.path is not None
         return checkpoint.fetched(self.context.path, self.options.revision, name)
 
+    def encoder(self, name: str, made: Any) -> Part:
+        """An encoder of the checkpoint, in the dtype of its weights, where `model.options.encoders` says.
+
+        Args:
+            name: Of the part.
+            made: Its class, of transformers.
+        """
+        is_beside = self.options.encoders == "device"
+        part = Part(
+            lambda: checkpoint.load_frozen(made, self.component(name)),
+            lambda: self.device if is_beside else torch.device("cpu"),
+        )
+        self._encoders.append(part)
+        return part
+
     @property
     def codec(self) -> Codec:
         """Between pixels and latents: the checkpoint's autoencoder, else latents are pixels."""
         if self._codec is None:
             part = checkpoint.AUTOENCODER
             if self.has(part):
-                self._codec = Autoencoder(
-                    checkpoint.read_config(self.folder / part),
+                module = Part(
                     lambda: checkpoint.load_frozen(self.autoencoder, self.component(part), torch_dtype=torch.float32),
                     lambda: self.device,
                 )
+                self._codec = Autoencoder(checkpoint.read_config(self.folder / part), module)
             else:
                 self._codec = Pixels()
         return self._codec

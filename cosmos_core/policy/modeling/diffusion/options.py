@@ -28,6 +28,12 @@ class DiffusionOptions:
         "each word, for tiny models. A row's `metadata.text_embedding` (a safetensors file) comes first.",
         validator=check.in_(("encoder", "table")),
     )
+    encoders: Literal["device", "cpu"] = option(
+        "device",
+        help="Where the checkpoint's encoders of text and images work: on the `device` of the weights, beside them, or "
+        "on the `cpu`, where a large one takes seconds a row.",
+        validator=check.in_(("device", "cpu")),
+    )
     text_length: int = option(
         512, help="Tokens of the text that the model is shown; shorter ones are filled up.", validator=check.ge(1)
     )

@@ -213,5 +213,8 @@ class RowEncoding(Family):
                     # A table knows nothing of what encoders were told.
                     words = "" if self.options.text == "table" else self.default_negative_prompt
                 found = self._words(words)
+                # A policy that learns from rollouts encodes nothing else.
+                for encoder in self._encoders:
+                    encoder.leave()
             self._negative = self._filled(found)
         return self._negative

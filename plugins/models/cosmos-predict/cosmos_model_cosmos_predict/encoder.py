@@ -9,27 +9,29 @@ Source: `Cosmos2_5_PredictBasePipeline` of diffusers 0.42.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
-from cosmos_core.policy.modeling.diffusion import load_frozen
+from cosmos_core.policy.modeling.diffusion import Part
 
 _SYSTEM: Final = "You are a helpful assistant who will provide prompts to an image generator."
 
 
 class TextEncoder:
-    """Qwen2.5-VL, loaded when it is made.
+    """Qwen2.5-VL.
 
     Args:
-        folder: Of its weights.
-        tokenizer: Of its tokenizer.
+        part: An `architecture`.
+        tokenizer: Folder of its tokenizer.
     """
 
-    def __init__(self, folder: Path, tokenizer: Path) -> None:
+    architecture: ClassVar = Qwen2_5_VLForConditionalGeneration
+
+    def __init__(self, part: Part, tokenizer: Path) -> None:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer)
-        self._module: Any = load_frozen(Qwen2_5_VLForConditionalGeneration, folder)
+        self._part: Final = part
 
     @torch.no_grad()
     def encode(self, words: str, length: int) -> torch.Tensor:
@@ -47,8 +49,8 @@ class TextEncoder:
             truncation=True,
             padding="max_length",
         )
-        ids = found["input_ids"]
-        states = self._module(torch.tensor([ids]), output_hidden_states=True).hidden_states[1:]
-        normal = [(each - each.mean(-1, keepdim=True)) / (each.std(-1, keepdim=True) + 1e-8) for each in states]
-        joined: torch.Tensor = torch.cat(normal, dim=-1)[0].float()
+        with self._part.used() as (module, device):
+            states = module(torch.tensor([found["input_ids"]], device=device), output_hidden_states=True).hidden_states
+        normal = [(each - each.mean(-1, keepdim=True)) / (each.std(-1, keepdim=True) + 1e-8) for each in states[1:]]
+        joined: torch.Tensor = torch.cat(normal, dim=-1)[0].float().cpu()
         return joined

@@ -161,5 +161,5 @@ class CosmosPredictModel(DiffusionModel):
                 )
             from cosmos_model_cosmos_predict.encoder import TextEncoder  # noqa: PLC0415 - most processes encode nothing
 
-            self._encoder = TextEncoder(self.component(TEXT_ENCODER), self.folder / TOKENIZER)
+            self._encoder = TextEncoder(self.encoder(TEXT_ENCODER, TextEncoder.architecture), self.folder / TOKENIZER)
         return self._encoder.encode(words, self.options.text_length)

@@ -159,3 +159,14 @@ def test_an_export_is_a_pipeline(make, checkpoint, tmp_path):
     assert pipeline.transformer.config["concat_padding_mask"]
     state = pipeline.transformer.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in canonical_tensors(module).items())
+
+
+def test_captions_are_encoded_where_the_module_is(make, checkpoint):
+    size = {"height": 16, "width": 16, "num_frames": 9, "text": "encoder", "text_length": 12}
+    path, place = checkpoint(tiny.pipeline()), torch.device("meta")
+    beside, away = (make(path=path, encoders=encoders, **size) for encoders in ("device", "cpu"))
+    beside.device = away.device = place
+    away.encode(Prompt(text="red"))
+    # What is computed there cannot be brought back.
+    with pytest.raises(NotImplementedError, match="meta tensor"):
+        beside.encode(Prompt(text="red"))

@@ -9,7 +9,7 @@ import html
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Final
 
 import torch
 from torch.nn import functional
@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from transformers.models.clip.modeling_clip import CLIPVisionModel
 from transformers.models.umt5.modeling_umt5 import UMT5EncoderModel
 
-from cosmos_core.policy.modeling.diffusion import load_frozen
+from cosmos_core.policy.modeling.diffusion import Part
 
 try:
     import ftfy  # type: ignore[import-not-found,unused-ignore]
@@ -26,16 +26,18 @@ except ImportError:
 
 
 class TextEncoder:
-    """UMT5, loaded when it is made.
+    """UMT5.
 
     Args:
-        folder: Of its weights.
-        tokenizer: Of its tokenizer.
+        part: An `architecture`.
+        tokenizer: Folder of its tokenizer.
     """
 
-    def __init__(self, folder: Path, tokenizer: Path) -> None:
+    architecture: ClassVar = UMT5EncoderModel
+
+    def __init__(self, part: Part, tokenizer: Path) -> None:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer)
-        self._module: Any = load_frozen(UMT5EncoderModel, folder)
+        self._part: Final = part
 
     @torch.no_grad()
     def encode(self, words: str, length: int) -> torch.Tensor:
@@ -49,22 +51,25 @@ class TextEncoder:
             return_attention_mask=True,
             return_tensors="pt",
         )
-        state: torch.Tensor = self._module(found.input_ids, found.attention_mask).last_hidden_state[0]
-        return state[: int(found.attention_mask.sum())].float()
+        with self._part.used() as (module, device):
+            given = found.input_ids.to(device), found.attention_mask.to(device)
+            state: torch.Tensor = module(*given).last_hidden_state[0]
+        return state[: int(found.attention_mask.sum())].float().cpu()
 
 
 class ImageEncoder:
-    """A CLIP tower and how it wants its images, loaded when it is made.
+    """A CLIP tower and how it wants its images.
 
     Args:
-        folder: Of its weights.
-        processor: Of `preprocessor_config.json`.
+        part: An `architecture`.
+        processor: Folder of `preprocessor_config.json`.
     """
 
-    def __init__(self, folder: Path, processor: Path) -> None:
-        self._module: Any = load_frozen(CLIPVisionModel, folder)
+    architecture: ClassVar = CLIPVisionModel
+
+    def __init__(self, part: Part, processor: Path) -> None:
+        self._part: Final = part
         config = json.loads((processor / "preprocessor_config.json").read_text())
-        self._size: int = self._module.config.image_size
         self._mean = torch.tensor(config["image_mean"]).view(3, 1, 1)
         self._std = torch.tensor(config["image_std"]).view(3, 1, 1)
 
@@ -74,17 +79,23 @@ class ImageEncoder:
 
         Deviation from the processor of transformers: resized as a tensor, with the same filter.
         """
+        with self._part.used() as (module, device):
+            cut = self._cut(pixels, module.config.image_size)
+            given = ((cut - self._mean) / self._std)[None].to(device)
+            found: torch.Tensor = module(given, output_hidden_states=True).hidden_states[-2][0].float().cpu()
+        return found
+
+    @staticmethod
+    def _cut(pixels: torch.Tensor, side: int) -> torch.Tensor:
+        """The middle [3, side, side] of the image, scaled so that its shorter side fits; in [0, 1]."""
         _, height, width = pixels.shape
-        scale = self._size / min(height, width)
-        size = max(self._size, round(height * scale)), max(self._size, round(width * scale))
+        scale = side / min(height, width)
+        size = max(side, round(height * scale)), max(side, round(width * scale))
         image = functional.interpolate(
             (pixels[None] + 1) / 2, size=size, mode="bicubic", antialias=True, align_corners=False
         )[0].clamp(0, 1)
-        top, left = (size[0] - self._size) // 2, (size[1] - self._size) // 2
-        cut = image[:, top : top + self._size, left : left + self._size]
-        states = self._module(((cut - self._mean) / self._std)[None], output_hidden_states=True).hidden_states
-        found: torch.Tensor = states[-2][0].float()
-        return found
+        top, left = (size[0] - side) // 2, (size[1] - side) // 2
+        return image[:, top : top + side, left : left + side]
 
 
 def cleaned(words: str) -> str:

@@ -156,7 +156,7 @@ class WanModel(DiffusionModel):
                 )
             from cosmos_model_wan.encoders import TextEncoder  # noqa: PLC0415 - most processes encode nothing
 
-            self._encoder = TextEncoder(self.component(TEXT_ENCODER), self.folder / TOKENIZER)
+            self._encoder = TextEncoder(self.encoder(TEXT_ENCODER, TextEncoder.architecture), self.folder / TOKENIZER)
         return self._encoder.encode(words, self.options.text_length)
 
     def encode_image(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -170,7 +170,8 @@ class WanModel(DiffusionModel):
                 raise DataError("the transformer attends to images, and the model has no image encoder (model.path)")
             from cosmos_model_wan.encoders import ImageEncoder  # noqa: PLC0415 - likewise
 
-            self._looker = ImageEncoder(self.component(IMAGE_ENCODER), self.folder / IMAGE_PROCESSOR)
+            part = self.encoder(IMAGE_ENCODER, ImageEncoder.architecture)
+            self._looker = ImageEncoder(part, self.folder / IMAGE_PROCESSOR)
         return self._looker.encode(pixels)
 
     def _condition(self, pixels: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from cosmos_core.config.schema import EngineConfig, MeshConfig, ModelConfig, Pol
 from cosmos_core.errors import CheckpointError, ConfigError, DataError, PluginIncompatibleError
 from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.mesh.mesh import form_mesh
+from cosmos_core.policy.modeling.diffusion import Part
 from cosmos_core.protocols import ModelContext
 from cosmos_core.run.artifacts.generate import serve
 from cosmos_core.testing.layouts import PluginModel
@@ -245,17 +246,49 @@ def test_weights_in_pickles_are_refused(make, folder, part):
         make(path=folder, **SIZE).encode_demonstration(row)
 
 
-def test_videos_are_encoded_where_the_module_is(make, folder, monkeypatch):
-    asked = []
-    module = make(path=folder, **SIZE).codec._load()
-    monkeypatch.setattr(module, "to", lambda device: asked.append(device) or module)
-    model = make(path=folder, **SIZE)
-    model.codec._module = module
-    pixels = torch.zeros(3, 5, 16, 16)
-    found = model.codec.encode(pixels)
-    model.build(seed=0, dtype=torch.float32, device=torch.device("cpu", 0))
-    assert torch.equal(model.codec.encode(pixels), found)
-    assert asked == [torch.device("cpu"), torch.device("cpu", 0)]
+def film(model):
+    return model.codec.encode(torch.zeros(3, 5, 16, 16))
+
+
+def caption(model):
+    return model.encode(Prompt(text="a red"))
+
+
+def image(model):
+    return model.encode_image(torch.zeros(3, 16, 16))
+
+
+@pytest.mark.parametrize("encoded", [film, caption, image])
+def test_rows_are_encoded_where_the_module_is(make, checkpoint, encoded):
+    tower = {"in_channels": 12, "image_dim": tiny.IMAGE_WIDTH, "added_kv_proj_dim": 24} if encoded is image else {}
+    model = make(path=checkpoint(tiny.pipeline(**tower)), **SIZE)
+    encoded(model)
+    # What is computed there cannot be brought back.
+    model.device = torch.device("meta")
+    with pytest.raises(RuntimeError, match="meta tensor"):
+        encoded(model)
+
+
+@pytest.mark.parametrize("encoded", [caption, image])
+def test_encoders_leave_the_device_to_the_weights_where_the_recipe_says_so(make, checkpoint, encoded):
+    tower = {"in_channels": 12, "image_dim": tiny.IMAGE_WIDTH, "added_kv_proj_dim": 24} if encoded is image else {}
+    model = make(path=checkpoint(tiny.pipeline(**tower)), encoders="cpu", **SIZE)
+    model.device = torch.device("meta")
+    encoded(model)
+
+
+def test_after_the_negative_prompt_the_encoder_waits_beside_the_device(make, folder, monkeypatch):
+    left = []
+
+    def leave(part):
+        left.append(part)
+
+    monkeypatch.setattr(Part, "leave", leave)
+    model = make(path=folder, negative_prompt="a blue", **SIZE)
+    model.negative_text()
+    model.negative_text()
+    assert left == model._encoders
+    assert len(left) == 1
 
 
 def test_threads_share_the_autoencoder(make, folder):
