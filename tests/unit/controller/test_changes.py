@@ -178,6 +178,22 @@ def test_the_pace_can_change_at_any_step_without_starving_the_run(started, befor
     assert (run.state.settings.max_staleness, run.state.settings.sync_interval) == after
 
 
+def test_a_policy_is_told_to_publish_when_the_pace_changes_between_two_steps(started):
+    pace = {"sync.max_staleness": 3, "sync.interval": 3}
+    run = started(
+        max_staleness=3,
+        sync_interval=3,
+        dynamic=tuple(attrs.evolve(key, value=pace.get(key.key, key.value)) for key in DYNAMIC),
+    )
+    generate(run)
+    run.train()
+    assert (run.state.step, run.state.attempts, run.directive("p0").publish) == (1, 0, 0)
+    run.state.touched.clear()
+    put(run, "sync.interval=1")
+    assert run.directive("p0").publish == 1
+    assert "p0" in run.state.touched
+
+
 def test_weights_that_would_lag_too_far_are_not_allowed_for(started):
     run = started()
     assert "lag up to 2, more than the 1" in refusal(run.state, Set(overrides=("sync.interval=3",)))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+import attrs
 import pytest
 import torch
 
@@ -74,6 +75,26 @@ class ModelDenoising(ModelSetting):
                     fault(f"velocity() at time {time:g} is not finite; times are in [0, 1], both ends included")
                 if not torch.equal(first, second):
                     fault("velocity() gives other numbers the second time; draw nothing, and leave no dropout on")
+
+    def test_texts_condition_what_is_denoised(
+        self,
+        model: Model,
+        denoising: Denoising,
+        module: torch.nn.Module,
+        prompts: Sequence[Prompt],
+        canvases: Sequence[tuple[Payload, Canvas]],
+    ) -> None:
+        """A row with the text of another one asks for something else."""
+        texts = {prompt.text for prompt in prompts if isinstance(prompt.text, str)}
+        if len(texts) < 2:
+            pytest.skip("not given: rows of two texts")
+        for prompt, (payload, canvas) in zip(prompts, canvases, strict=True):
+            expected = _velocity(denoising, module, payload, canvas, 0.5)
+            for text in sorted(texts):
+                other = model.encode(attrs.evolve(prompt, text=text))
+                if not torch.equal(_velocity(denoising, module, other, canvas, 0.5), expected):
+                    return
+        fault("velocity() is the same for a row whatever its text says; encode() and the forward go by the text")
 
     def test_frames_that_are_given_do_not_move(
         self, denoising: Denoising, module: torch.nn.Module, canvases: Sequence[tuple[Payload, Canvas]]
