@@ -18,6 +18,7 @@ from cosmos_core.transport.reports import GroupFinished, HeldOutLoss, SampleRepo
 from cosmos_core.types import SampleStatus
 
 _KEPT_COMPLETIONS: Final = 8
+_CUT_OFF: Final = "stopped"
 
 
 def schedule(state: State) -> None:
@@ -104,8 +105,19 @@ def abandon(state: State) -> None:
             _tell_lost(state, evaluation)
 
 
+def tell_cut_off(state: State) -> None:
+    """Say which evaluations a run that was stopped has not done."""
+    if state.pending:
+        versions = " and ".join(
+            f"{due.version} ({len(due.results)} of {state.settings.evaluation_prompts} prompts were)"
+            for due in state.pending
+        )
+        state.status_details[_CUT_OFF] = f"not evaluated when the run was stopped: version {versions}"
+
+
 def tell_left_behind(state: State, step: int) -> None:
     """Say which evaluations a run that is resumed from a step cannot finish: nobody has weights from before it."""
+    state.status_details.pop(_CUT_OFF, None)
     for evaluation in state.pending:
         if evaluation.version < step:
             _tell_lost(state, evaluation)

@@ -79,19 +79,25 @@ def close(state: State) -> None:
     saved = state.checkpoints
     if state.is_stopping:
         if not state.has_started:
-            state.conclude("stopped")
+            _end(state)
             return
         if state.running is not None:
             return
     elif not state.is_trained or state.pending:
         return
     if state.step in saved.saved:
-        state.conclude("stopped" if state.is_stopping else "finished")
+        _end(state)
     elif state.step in saved.failed:
         state.fail(f"the last checkpoint, of step {state.step}, was not saved: {saved.failed[state.step]}")
     elif saved.ordered != state.step:
         saved.ordered = state.step
         state.touch("policy")
+
+
+def _end(state: State) -> None:
+    if state.is_stopping:
+        evaluation.tell_cut_off(state)
+    state.conclude("stopped" if state.is_stopping else "finished")
 
 
 def on_saved(state: State, report: CheckpointSaved) -> None:

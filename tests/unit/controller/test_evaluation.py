@@ -135,6 +135,22 @@ def test_the_run_ends_after_its_last_evaluation(run):
     assert it.state.outcome == "finished"
 
 
+def test_an_evaluation_that_a_stop_cuts_off_is_told_and_made_by_the_run_that_goes_on(run):
+    it = run(evaluation_prompts=2, prompts=1, max_staleness=1)
+    it.start()
+    first, _ = (lease for lease in it.leases() if lease.purpose == "evaluation")
+    it.finish("r0", first)
+    it.stop()
+    it.follow("p0")
+    assert it.state.outcome == "stopped"
+    assert it.state.status_details["stopped"] == (
+        "not evaluated when the run was stopped: version 0 (1 of 2 prompts were)"
+    )
+    it.resume(0)
+    assert "stopped" not in it.state.status_details
+    assert [due.version for due in it.state.pending] == [0]
+
+
 def test_an_evaluation_of_weights_that_are_gone_is_given_up(run):
     it = run(evaluation_prompts=2, prompts=1, max_staleness=1, num_policies=2)
     it.start(policies=2)

@@ -52,7 +52,7 @@ class DenoisingEngineConformance(EngineConformance):
     """
 
     temperature: ClassVar[float] = 1.0
-    long_units: ClassVar[int] = 100
+    long_units: ClassVar[int] = 200
     whole: ClassVar[FinishReason] = FinishReason.STOP
     has_cache: ClassVar[bool] = False
 

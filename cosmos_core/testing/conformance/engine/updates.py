@@ -158,7 +158,7 @@ class UpdateTests(EngineSetting):
             pytest.skip("not declared: in_flight_update")
         engine = start(max_in_flight=2)
         # The first request makes room for the group's second sample while the first one is still going on.
-        first = self.request("first", prompts[0], max_units=self.long_units // 4)
+        first = self.request("first", prompts[0], max_units=self.long_units // 2)
         group = self.request("group", prompts[1], max_units=self.long_units, num_samples=3)
         handles = engine.submit([first, group])
         engine.pause_in_flight(handles, 10)
