@@ -186,7 +186,7 @@ class Family(ABC):
         return checkpoint.fetched(self.context.path, self.options.revision, name)
 
     def encoder(self, name: str, made: Any) -> Part:
-        """An encoder of the checkpoint, in the dtype of its weights, where `model.options.encoders` says.
+        """An encoder of the checkpoint, where `model.options.encoders` says.
 
         Args:
             name: Of the part.
@@ -194,11 +194,16 @@ class Family(ABC):
         """
         is_beside = self.options.encoders == "device"
         part = Part(
-            lambda: checkpoint.load_frozen(made, self.component(name)),
+            lambda: checkpoint.load_frozen(made, self.component(name), **self._precision),
             lambda: self.device if is_beside else torch.device("cpu"),
         )
         self._encoders.append(part)
         return part
+
+    @property
+    def _precision(self) -> Mapping[str, torch.dtype]:
+        chosen = self.options.encoder_precision
+        return {} if chosen is None else {"dtype": torch.bfloat16 if chosen == "bf16" else torch.float32}
 
     @property
     def codec(self) -> Codec:

@@ -34,6 +34,11 @@ class DiffusionOptions:
         "on the `cpu`, where a large one takes seconds a row.",
         validator=check.in_(("device", "cpu")),
     )
+    encoder_precision: Literal["fp32", "bf16"] | None = option(
+        None,
+        help="What they compute in; left out: as their weights are stored, which for some families is float32.",
+        validator=check.optional(check.in_(("fp32", "bf16"))),
+    )
     text_length: int = option(
         512, help="Tokens of the text that the model is shown; shorter ones are filled up.", validator=check.ge(1)
     )

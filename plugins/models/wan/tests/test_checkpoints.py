@@ -277,6 +277,18 @@ def test_encoders_leave_the_device_to_the_weights_where_the_recipe_says_so(make,
     encoded(model)
 
 
+@pytest.mark.parametrize(("precision", "dtype"), [(None, torch.float32), ("bf16", torch.bfloat16)])
+def test_encoders_compute_as_the_recipe_says(make, checkpoint, precision, dtype):
+    path = checkpoint(tiny.pipeline(in_channels=12, image_dim=tiny.IMAGE_WIDTH, added_kv_proj_dim=24))
+    model = make(path=path, encoder_precision=precision, **SIZE)
+    for encoded in (model.encode_words("a red"), image(model)):
+        assert encoded.dtype == torch.float32
+        assert torch.equal(encoded.to(dtype).float(), encoded)
+    for encoder in model._encoders:
+        with encoder.used() as (module, _):
+            assert {each.dtype for each in module.parameters()} == {dtype}
+
+
 def test_after_the_negative_prompt_the_encoder_waits_beside_the_device(make, folder, monkeypatch):
     left = []
 
