@@ -117,6 +117,7 @@ class ModelFacts:
         num_regressions: Decisions that it draws of a demonstration (`Noising`; 0: it draws none).
         rows_per_unit: Rows of `hidden_size` that a unit is in the residual stream: 1 of a token, and of a denoising
             step as many as its latents have tokens, which `cp` splits then.
+        uncounted: What its processes hold besides what is counted here, in words; then no GPU is said to hold it all.
         column_split: Of `matrices`, those whose last dim `tp` splits: 4-bit formats need whole bytes on each process.
     """
 
@@ -144,3 +145,4 @@ class ModelFacts:
     latent_size: int = 0
     num_regressions: int = 0
     rows_per_unit: int = 1
+    uncounted: tuple[str, ...] = ()

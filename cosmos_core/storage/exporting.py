@@ -10,7 +10,7 @@ from typing import Final
 
 from cosmos_core.errors import StorageError
 from cosmos_core.storage.opening import told
-from cosmos_core.storage.places import LocalPlace, Place, check_folder, opened
+from cosmos_core.storage.places import LocalPlace, Place, opened
 
 MARKS: Final = ("config.json", "model_index.json")
 """What makes a folder a model, for transformers and for diffusers: written last, removed first."""
@@ -59,8 +59,7 @@ def move_folder(folder: Path, target: Path) -> None:
             file is in the way of a folder, or a folder in that of a file; it cannot be written.
     """
     files = _files_of(folder)
-    check_folder(target)
-    place = LocalPlace(target.absolute(), str(target))
+    place = LocalPlace(target, str(target))
     with told(str(target)):
         _replace(place, files.keys(), lambda name: place.move(name, files[name]))
 
@@ -71,8 +70,8 @@ def check_place(target: Path) -> None:
     Raises:
         StorageError: There is something else.
     """
-    check_folder(target)
     with told(str(target)):
+        LocalPlace(target, str(target)).check()
         _check_place([path.name for path in target.iterdir()] if target.exists() else [], str(target))
 
 
@@ -87,6 +86,7 @@ def _files_of(folder: Path) -> dict[str, Path]:
 
 def _replace(place: Place, names: Collection[str], put: Callable[[str], None]) -> None:
     """Put a model, file by file, in the place of the one that is there."""
+    place.check()
     before, new = place.listed(), set(names)
     _check_place(before, place.where)
     place.check_ways(names)

@@ -31,6 +31,9 @@ class Place:
         self._store = store
         self._root: Final = root
 
+    def check(self) -> None:
+        """Refuse a place that is no folder and cannot be made one: in a store of objects there is none."""
+
     def listed(self) -> dict[str, tuple[int, str]]:
         """Size, and tag or time, of each file; none if there is no folder."""
         self._store.invalidate_cache()
@@ -44,11 +47,7 @@ class Place:
         }
 
     def check_ways(self, names: Iterable[str]) -> None:
-        """Refuse to write files that something else than a file is in the way of: stores of objects know none.
-
-        Raises:
-            StorageError: Something is.
-        """
+        """Refuse to write files that something else than a file is in the way of: in a store of objects nothing is."""
 
     def read(self, name: str) -> bytes:
         """What a file has in it."""
@@ -91,11 +90,27 @@ class Place:
 
 
 class LocalPlace(Place):
-    """A folder of this machine, where a name may be a link to what belongs to others: it is never followed."""
+    """A folder of this machine, where a name may be a link to what belongs to others: nothing is written through it."""
 
     def __init__(self, root: Path, where: str) -> None:
-        super().__init__(LocalFileSystem(), str(root), where)
-        self._folder: Final = root
+        self._folder: Final = root.absolute()
+        super().__init__(LocalFileSystem(), str(self._folder), where)
+
+    def check(self) -> None:
+        """Refuse a place that is no folder and cannot be made one.
+
+        Raises:
+            StorageError: It, or what it would be made in, is a file or a link to what is not there.
+        """
+        for path in (self._folder, *self._folder.parents):
+            if path.is_symlink() and not path.exists():
+                raise StorageError(f"{path} is a link to what is not there; remove it, or choose another place")
+            if path.is_dir():
+                return
+            if path.exists():
+                is_place = path == self._folder
+                why = "exists and is no folder" if is_place else "is no folder, so nothing can be made in it"
+                raise StorageError(f"{path} {why}; choose another place")
 
     def listed(self) -> dict[str, tuple[int, str]]:
         """Size and time of each file, of links those of what they lead to.
@@ -126,6 +141,17 @@ class LocalPlace(Place):
             if path.is_dir() and not path.is_symlink():
                 raise StorageError(f"{path} is a folder, and the model has a file there; {choice}")
 
+    def get(self, name: str, file: Path) -> None:
+        """Copy a file of this machine.
+
+        Raises:
+            StorageError: It is a link to a folder.
+        """
+        path = self._folder / name
+        if path.is_dir():
+            raise StorageError(f"{path} is a link to a folder, of which nothing is copied; put the folder itself there")
+        super().get(name, file)
+
     def move(self, name: str, file: Path) -> None:
         """Move a file of the same file system there."""
         file.replace(Path(self._way(name)))
@@ -145,23 +171,7 @@ def opened(url: str) -> Place:
     """
     store, root = file_system(url)
     root = root.rstrip("/")
-    return LocalPlace(Path(root), url) if isinstance(store, LocalFileSystem) else Place(store, root, url)
-
-
-def check_folder(target: Path) -> None:
-    """Refuse a place that is no folder and cannot be made one.
-
-    Raises:
-        StorageError: It, or what it would be made in, is a file or a link to what is not there.
-    """
-    for path in (target, *target.absolute().parents):
-        if path.is_symlink() and not path.exists():
-            raise StorageError(f"{path} is a link to what is not there; remove it, or choose another place")
-        if path.is_dir():
-            return
-        if path.exists():
-            why = "exists and is no folder" if path is target else "is no folder, so nothing can be made in it"
-            raise StorageError(f"{path} {why}; choose another place")
+    return LocalPlace(Path(root or "/"), url) if isinstance(store, LocalFileSystem) else Place(store, root, url)
 
 
 def _size_and_time(path: Path) -> tuple[int, str]:

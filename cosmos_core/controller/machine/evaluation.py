@@ -7,6 +7,7 @@ policy replicas measure the loss of held-out ones as part of a step. A run may h
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 from cosmos_core.config.job import Unit
@@ -18,7 +19,7 @@ from cosmos_core.transport.reports import GroupFinished, HeldOutLoss, SampleRepo
 from cosmos_core.types import SampleStatus
 
 _KEPT_COMPLETIONS: Final = 8
-_CUT_OFF: Final = "stopped"
+_CUT_OFF: Final = "evaluation at the stop"
 
 
 def schedule(state: State) -> None:
@@ -102,29 +103,30 @@ def abandon(state: State) -> None:
         is_lost = evaluation.version < state.step and known is not None and not known.sources
         if is_lost and evaluation.version not in state.holders:
             state.pending.remove(evaluation)
-            _tell_lost(state, evaluation)
+            _tell_lost(state, [evaluation])
 
 
 def tell_cut_off(state: State) -> None:
     """Say which evaluations a run that was stopped has not done."""
     if state.pending:
-        versions = " and ".join(
-            f"{due.version} ({len(due.results)} of {state.settings.evaluation_prompts} prompts were)"
+        told = [
+            f"version {due.version} ({len(due.results)} of {state.settings.evaluation_prompts} prompts done, "
+            + ("and a run that goes on begins again)" if due.version == state.step else "and its weights are gone)")
             for due in state.pending
-        )
-        state.status_details[_CUT_OFF] = f"not evaluated when the run was stopped: version {versions}"
+        ]
+        state.status_details[_CUT_OFF] = f"the stop cut off that of {', and of '.join(told)}"
 
 
 def tell_left_behind(state: State, step: int) -> None:
     """Say which evaluations a run that is resumed from a step cannot finish: nobody has weights from before it."""
     state.status_details.pop(_CUT_OFF, None)
-    for evaluation in state.pending:
-        if evaluation.version < step:
-            _tell_lost(state, evaluation)
+    _tell_lost(state, [due for due in state.pending if due.version < step])
 
 
-def _tell_lost(state: State, evaluation: Evaluation) -> None:
-    state.status_details["evaluation"] = f"version {evaluation.version} was lost before its evaluation was done"
+def _tell_lost(state: State, evaluations: Sequence[Evaluation]) -> None:
+    if evaluations:
+        told = (f"version {each.version} was lost before its evaluation was done" for each in evaluations)
+        state.status_details["evaluation"] = "; ".join(told)
 
 
 def _tell_unmeasured(state: State, version: int) -> None:

@@ -25,8 +25,6 @@ from cosmos_core.run.planning.transports import transport
 _MANY_EPOCHS = 100
 _PART_WIDTH = 26
 _SIZE_WIDTH = 13
-_UNCOUNTED = ("guidance's second forward", "text encoder", "autoencoder")
-"""What processes of a world model hold besides: it depends on the engine's options and on the rows."""
 
 
 def print_plan(plan: Plan, console: Console) -> None:
@@ -189,9 +187,8 @@ def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
     needed = gpus(recipe, uses_rollouts=job.uses_rollouts)
     here = room(plan, len(visible_gpus()), machine_memory())
     yield "GPUs", f"{needed}, one for each process of a replica; {here}"
-    uncounted = _UNCOUNTED if plan.parts.facts.latent_size else ()
     for pool, ranks in memory_by_pool(plan).items():
-        yield f"{pool} memory", verdict(ranks, getattr(recipe, pool).device, uncounted)
+        yield f"{pool} memory", verdict(ranks, getattr(recipe, pool).device, plan.parts.facts.uncounted)
     if plan.parts.measured.num_with_media and recipe.policy.parallel.recompute != "full":
         yield "not counted", "what towers keep of images and videos; policy.parallel.recompute = 'full' keeps it small"
     if whole := whole_over_tp(recipe.policy, plan.parts.facts):

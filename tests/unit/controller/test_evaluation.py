@@ -143,12 +143,28 @@ def test_an_evaluation_that_a_stop_cuts_off_is_told_and_made_by_the_run_that_goe
     it.stop()
     it.follow("p0")
     assert it.state.outcome == "stopped"
-    assert it.state.status_details["stopped"] == (
-        "not evaluated when the run was stopped: version 0 (1 of 2 prompts were)"
+    assert it.state.status_details["evaluation at the stop"] == (
+        "the stop cut off that of version 0 (1 of 2 prompts done, and a run that goes on begins again)"
     )
     it.resume(0)
-    assert "stopped" not in it.state.status_details
+    assert it.state.status_details == {}
     assert [due.version for due in it.state.pending] == [0]
+
+
+def test_an_evaluation_of_an_older_step_that_a_stop_cuts_off_is_lost(run):
+    it = run(evaluation_prompts=2, prompts=1, max_staleness=1)
+    it.start()
+    it.finish("r0", next(lease for lease in it.leases() if lease.purpose == "train"))
+    it.train()
+    it.stop()
+    it.follow("p0")
+    assert (it.state.step, it.state.outcome) == (1, "stopped")
+    assert it.state.status_details["evaluation at the stop"] == (
+        "the stop cut off that of version 0 (0 of 2 prompts done, and its weights are gone)"
+    )
+    it.resume(1)
+    assert it.state.status_details == {"evaluation": "version 0 was lost before its evaluation was done"}
+    assert it.state.pending == []
 
 
 def test_an_evaluation_of_weights_that_are_gone_is_given_up(run):
@@ -273,7 +289,9 @@ def test_completions_that_a_resumed_run_lacks_are_scored_though_the_loss_is_know
     it.settle()
     assert [record.version for record in it.state.evaluations if record.accuracy is not None] == [4, 5]
     # Weights of before the checkpoint are gone, and with them the evaluations that had begun.
-    assert it.state.status_details["evaluation"] == "version 2 was lost before its evaluation was done"
+    assert it.state.status_details["evaluation"] == (
+        "version 0 was lost before its evaluation was done; version 2 was lost before its evaluation was done"
+    )
 
 
 def test_a_run_made_as_short_as_its_checkpoint_tells_that_its_end_was_not_measured(run):

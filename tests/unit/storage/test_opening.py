@@ -1,7 +1,7 @@
 import pytest
 
 from cosmos_core.errors import StorageError
-from cosmos_core.storage import failures, file_system, is_out_of_reach, reason_of, storage_options, told
+from cosmos_core.storage import failures, file_system, is_out_of_reach, is_url, reason_of, storage_options, told
 
 NAMES = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "ENDPOINT_URL", "REGION_NAME")
 
@@ -88,3 +88,9 @@ def test_errors_of_botocore_are_failures():
 def test_a_kind_of_url_that_there_is_not_is_told():
     with pytest.raises(ValueError, match="Protocol not known: nowhere"):
         file_system("nowhere://here")
+
+
+def test_urls_are_told_from_paths():
+    assert is_url("s3://bucket/model")
+    assert not is_url("/s3/model")
+    assert not is_url("org/model")

@@ -25,6 +25,7 @@ def facts_of(
     latent_size: int,
     num_regressions: int,
     absent: str,
+    uncounted: tuple[str, ...],
     forward: Callable[[int], None],
 ) -> ModelFacts:
     """Describe a transformer.
@@ -38,6 +39,7 @@ def facts_of(
         latent_size: Values of its latents.
         num_regressions: Decisions drawn of a demonstration.
         absent: What is missing of a checkpoint; empty if nothing is.
+        uncounted: What its processes hold besides.
         forward: Calls the shell for so many decisions.
     """
     architecture = type(shell).__name__
@@ -65,6 +67,7 @@ def facts_of(
         latent_size=latent_size,
         num_regressions=num_regressions,
         rows_per_unit=num_tokens,
+        uncounted=uncounted,
     )
 
 

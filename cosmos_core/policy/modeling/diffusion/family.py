@@ -46,7 +46,7 @@ class Family(ABC):
         self._config: dict[str, Any] | None = None
         self._folder: Path | None = None
         self._codec: Codec | None = None
-        self._encoders: list[Part] = []
+        self._encodes_beside = options.encoders == "device"
 
     @property
     def transformer(self) -> type[nn.Module]:
@@ -192,13 +192,11 @@ class Family(ABC):
             name: Of the part.
             made: Its class, of transformers.
         """
-        is_beside = self.options.encoders == "device"
-        part = Part(
+        return Part(
             lambda: checkpoint.load_frozen(made, self.component(name), **self._precision),
-            lambda: self.device if is_beside else torch.device("cpu"),
+            lambda: self.device if self._encodes_beside else torch.device("cpu"),
+            "; set model.options.encoders = 'cpu', or encoder_precision = 'bf16'",
         )
-        self._encoders.append(part)
-        return part
 
     @property
     def _precision(self) -> Mapping[str, torch.dtype]:

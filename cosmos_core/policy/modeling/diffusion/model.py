@@ -67,7 +67,17 @@ class DiffusionModel(RowEncoding):
             latent_size=math.prod(self.shape),
             num_regressions=self.options.regressions,
             absent=absent,
+            uncounted=self._uncounted,
             forward=self._forward_of_nothing(shell),
+        )
+
+    @property
+    def _uncounted(self) -> tuple[str, ...]:
+        encodes = self.options.text == "encoder" and self.options.encoders == "device"
+        return (
+            "guidance's second forward",
+            *(["encoders of captions and images"] if encodes else []),
+            *(["autoencoder"] if self.has(checkpoint.AUTOENCODER) else []),
         )
 
     def _forward_of_nothing(self, module: nn.Module) -> Callable[[int], None]:

@@ -191,6 +191,14 @@ class RowEncoding(Family):
             return table_embedding(words, self.options.text_length, self.text_width)
         return self.encode_words(words)
 
+    def _encoded_aside(self, words: str) -> torch.Tensor:
+        """On the CPU: a policy that learns from rollouts encodes nothing else, and needs no encoder on its device."""
+        self._encodes_beside = False
+        try:
+            return self._words(words)
+        finally:
+            self._encodes_beside = self.options.encoders == "device"
+
     def _filled(self, text_LE: torch.Tensor) -> torch.Tensor:
         length = self.options.text_length
         if len(text_LE) > length:
@@ -212,9 +220,6 @@ class RowEncoding(Family):
                 if words is None:
                     # A table knows nothing of what encoders were told.
                     words = "" if self.options.text == "table" else self.default_negative_prompt
-                found = self._words(words)
-                # A policy that learns from rollouts encodes nothing else.
-                for encoder in self._encoders:
-                    encoder.leave()
+                found = self._encoded_aside(words)
             self._negative = self._filled(found)
         return self._negative

@@ -16,8 +16,8 @@ from cosmos_core.errors import DataError
 IMAGE_ERRORS: Final = (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError)
 """What Pillow raises on what is no image."""
 
-SHOWN: Final = 240
-"""Characters of a location that an error shows: a path whole, of a `data:` URL the beginning."""
+SHOWN: Final = 80
+"""Characters of a `data:` URL that an error shows: it may have millions."""
 
 
 def load_image(location: str) -> Image.Image:
@@ -78,7 +78,8 @@ def local_path(location: str) -> Path:
 
 def shown(location: str) -> str:
     """A location as an error shows it."""
-    return repr(location if len(location) <= SHOWN else f"{location[:SHOWN]}…")
+    is_long = location.startswith("data:") and len(location) > SHOWN
+    return repr(f"{location[:SHOWN]}…" if is_long else location)
 
 
 def _inline(location: str) -> bytes:

@@ -9,10 +9,10 @@ Source: `Cosmos2_5_PredictBasePipeline` of diffusers 0.42.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
-from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+from transformers import AutoTokenizer
 
 from cosmos_core.policy.modeling.diffusion import Part
 
@@ -23,11 +23,9 @@ class TextEncoder:
     """Qwen2.5-VL.
 
     Args:
-        part: An `architecture`.
+        part: A Qwen2_5_VLForConditionalGeneration.
         tokenizer: Folder of its tokenizer.
     """
-
-    architecture: ClassVar = Qwen2_5_VLForConditionalGeneration
 
     def __init__(self, part: Part, tokenizer: Path) -> None:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer)

@@ -159,7 +159,10 @@ class CosmosPredictModel(DiffusionModel):
                     "the model has no text encoder; give model.options.text = 'table', a row's metadata.text_embedding "
                     "or a checkpoint that has one (model.path)"
                 )
-            from cosmos_model_cosmos_predict.encoder import TextEncoder  # noqa: PLC0415 - most processes encode nothing
+            from transformers import Qwen2_5_VLForConditionalGeneration  # noqa: PLC0415 - most processes encode nothing
 
-            self._encoder = TextEncoder(self.encoder(TEXT_ENCODER, TextEncoder.architecture), self.folder / TOKENIZER)
+            from cosmos_model_cosmos_predict.encoder import TextEncoder  # noqa: PLC0415 - likewise
+
+            part = self.encoder(TEXT_ENCODER, Qwen2_5_VLForConditionalGeneration)
+            self._encoder = TextEncoder(part, self.folder / TOKENIZER)
         return self._encoder.encode(words, self.options.text_length)

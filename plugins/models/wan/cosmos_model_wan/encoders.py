@@ -9,13 +9,11 @@ import html
 import json
 import re
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
 from torch.nn import functional
 from transformers import AutoTokenizer
-from transformers.models.clip.modeling_clip import CLIPVisionModel
-from transformers.models.umt5.modeling_umt5 import UMT5EncoderModel
 
 from cosmos_core.policy.modeling.diffusion import Part
 
@@ -29,11 +27,9 @@ class TextEncoder:
     """UMT5.
 
     Args:
-        part: An `architecture`.
+        part: An UMT5EncoderModel.
         tokenizer: Folder of its tokenizer.
     """
-
-    architecture: ClassVar = UMT5EncoderModel
 
     def __init__(self, part: Part, tokenizer: Path) -> None:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer)
@@ -61,11 +57,9 @@ class ImageEncoder:
     """A CLIP tower and how it wants its images.
 
     Args:
-        part: An `architecture`.
+        part: A CLIPVisionModel.
         processor: Folder of `preprocessor_config.json`.
     """
-
-    architecture: ClassVar = CLIPVisionModel
 
     def __init__(self, part: Part, processor: Path) -> None:
         self._part: Final = part

@@ -154,9 +154,11 @@ class WanModel(DiffusionModel):
                     "the model has no text encoder; give model.options.text = 'table', a row's metadata.text_embedding "
                     "or a checkpoint that has one (model.path)"
                 )
-            from cosmos_model_wan.encoders import TextEncoder  # noqa: PLC0415 - most processes encode nothing
+            from transformers.models.umt5.modeling_umt5 import UMT5EncoderModel  # noqa: PLC0415 - most encode nothing
 
-            self._encoder = TextEncoder(self.encoder(TEXT_ENCODER, TextEncoder.architecture), self.folder / TOKENIZER)
+            from cosmos_model_wan.encoders import TextEncoder  # noqa: PLC0415 - likewise
+
+            self._encoder = TextEncoder(self.encoder(TEXT_ENCODER, UMT5EncoderModel), self.folder / TOKENIZER)
         return self._encoder.encode(words, self.options.text_length)
 
     def encode_image(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -168,10 +170,11 @@ class WanModel(DiffusionModel):
         if self._looker is None:
             if not self.has(IMAGE_ENCODER):
                 raise DataError("the transformer attends to images, and the model has no image encoder (model.path)")
+            from transformers.models.clip.modeling_clip import CLIPVisionModel  # noqa: PLC0415 - likewise
+
             from cosmos_model_wan.encoders import ImageEncoder  # noqa: PLC0415 - likewise
 
-            part = self.encoder(IMAGE_ENCODER, ImageEncoder.architecture)
-            self._looker = ImageEncoder(part, self.folder / IMAGE_PROCESSOR)
+            self._looker = ImageEncoder(self.encoder(IMAGE_ENCODER, CLIPVisionModel), self.folder / IMAGE_PROCESSOR)
         return self._looker.encode(pixels)
 
     def _condition(self, pixels: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,6 @@ from cosmos_core.config.schema import EngineConfig, MeshConfig, ModelConfig, Pol
 from cosmos_core.errors import CheckpointError, ConfigError, DataError, PluginIncompatibleError
 from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.mesh.mesh import form_mesh
-from cosmos_core.policy.modeling.diffusion import Part
 from cosmos_core.protocols import ModelContext
 from cosmos_core.run.artifacts.generate import serve
 from cosmos_core.testing.layouts import PluginModel
@@ -284,23 +283,17 @@ def test_encoders_compute_as_the_recipe_says(make, checkpoint, precision, dtype)
     for encoded in (model.encode_words("a red"), image(model)):
         assert encoded.dtype == torch.float32
         assert torch.equal(encoded.to(dtype).float(), encoded)
-    for encoder in model._encoders:
-        with encoder.used() as (module, _):
+    for encoder in (model._encoder, model._looker):
+        with encoder._part.used() as (module, _):
             assert {each.dtype for each in module.parameters()} == {dtype}
 
 
-def test_after_the_negative_prompt_the_encoder_waits_beside_the_device(make, folder, monkeypatch):
-    left = []
-
-    def leave(part):
-        left.append(part)
-
-    monkeypatch.setattr(Part, "leave", leave)
+def test_the_negative_prompt_is_encoded_on_the_cpu_whatever_encodes_rows(make, folder):
     model = make(path=folder, negative_prompt="a blue", **SIZE)
-    model.negative_text()
-    model.negative_text()
-    assert left == model._encoders
-    assert len(left) == 1
+    model.device = torch.device("meta")
+    assert model.negative_text().isfinite().all()
+    with pytest.raises(RuntimeError, match="meta tensor"):
+        caption(model)
 
 
 def test_threads_share_the_autoencoder(make, folder):

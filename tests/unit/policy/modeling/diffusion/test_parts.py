@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from cosmos_core.errors import CheckpointError
+from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.policy.modeling.diffusion.parts import Part
 
 
@@ -19,23 +19,25 @@ def where(part):
 def test_it_is_loaded_once_and_taken_where_it_works():
     loaded, devices = [], iter(("cpu", "meta", "meta"))
     part = Part(lambda: loaded.append(1) or nn.Linear(2, 2), lambda: torch.device(next(devices)))
-    part.leave()
     assert loaded == []
     assert [where(part) for _ in range(3)] == ["cpu", "meta", "meta"]
     assert loaded == [1]
 
 
-def test_it_waits_in_the_machines_memory_until_it_is_used_again(monkeypatch):
+def test_a_device_without_room_is_told_and_nothing_stays_there(monkeypatch):
     module, places = nn.Linear(2, 2), []
-    monkeypatch.setattr(module, "to", lambda place: places.append(str(place)) or module)
-    part = Part(lambda: module, lambda: torch.device("meta"))
-    for use in (part.used, part.used):
-        with use():
-            pass
-    part.leave()
-    with part.used():
-        pass
-    assert places == ["meta", "meta", "cpu", "meta"]
+
+    def to(place):
+        places.append(str(place))
+        if str(place) == "meta":
+            raise torch.OutOfMemoryError("Tried to allocate 22 GiB.")
+        return module
+
+    monkeypatch.setattr(module, "to", to)
+    part = Part(lambda: module, lambda: torch.device("meta"), "; set encoders = 'cpu'")
+    with pytest.raises(ConfigError, match=r"meta has no room for Linear; set encoders = 'cpu': Tried to allocate"):
+        where(part)
+    assert places == ["meta", "cpu"]
 
 
 def test_one_thread_at_a_time_uses_it():
