@@ -8,6 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PLUGINS := $(sort $(wildcard plugins/*/*/pyproject.toml))
 PLUGIN_DIRS := $(patsubst %/pyproject.toml,%,$(PLUGINS))
+# What its recipes of videos need.
+WITH_EXTRAS := $(patsubst plugins/datasets/world,plugins/datasets/world[video],$(PLUGIN_DIRS))
 PLUGIN_PACKAGES := $(notdir $(wildcard plugins/*/*/cosmos_*))
 DEMO_RUN := runs/arithmetic
 WFM := recipes/wfm
@@ -36,7 +38,7 @@ $(VENV)/.installed: $(VENV)/.python pyproject.toml constraints.txt $(PLUGINS)
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt torch hatchling editables
 	$(call say,Installing cosmos-core and $(words $(PLUGIN_DIRS)) plugin distributions)
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation \
-		--editable ".[mlflow]" $(addprefix --editable ./,$(PLUGIN_DIRS))
+		--editable ".[mlflow]" $(addprefix --editable ./,$(WITH_EXTRAS))
 	@touch $@
 
 $(VENV)/.developing: $(VENV)/.installed

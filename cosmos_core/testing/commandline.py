@@ -25,8 +25,13 @@ class CommandLine:
         self.folder = folder
         self.timeout_s = timeout_s
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start a command; its standard output and error come together in `stdout`."""
+    def start(self, *arguments: str, leads_group: bool = False) -> subprocess.Popen[str]:
+        """Start a command; its standard output and error come together in `stdout`.
+
+        Args:
+            *arguments: Of `cosmos`.
+            leads_group: Whether it leads a process group, and a session, as a job of a shell or a scheduler does.
+        """
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "cosmos_core.cli", *arguments],
             cwd=self.folder,
@@ -34,6 +39,7 @@ class CommandLine:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=leads_group,
         )
 
     def __call__(self, *arguments: str, code: int = 0) -> str:

@@ -131,6 +131,8 @@ class StepDone:
     metrics: dict[Word, float]
     dropped: tuple[tuple[Count, Text], ...] = ()
     """Demonstrations of the batch that could not be used: (position, reason)."""
+    details: dict[Word, Text] = attrs.field(factory=dict)
+    """Of each of these reasons, and of those of demonstrations beside it, what is wrong with one of them."""
     heldout: tuple[HeldOutLoss, ...] = ()
     """What `TrainOrder.measures` asked for; less where the group broke after the step was applied."""
 

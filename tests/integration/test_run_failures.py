@@ -76,6 +76,20 @@ def test_a_killed_process_of_a_replica_ends_the_run_and_is_named_once(
     assert reason == "policy-0.1: killed by signal 9"
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_all_processes_of_a_job_stops_the_run_with_a_checkpoint(
+    cosmos: CommandLine, arithmetic: Arguments, number: signal.Signals
+) -> None:
+    run = cosmos.folder / "runs" / "job"
+    process = cosmos.start("run", *arithmetic("job", *ENDLESS), leads_group=True)
+    wait_until(is_training(run), process)
+    os.killpg(process.pid, number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert (summary(run)["outcome"], summary(run)["restarts"]) == ("stopped", {}), output
+    assert list((run / "checkpoints").iterdir())
+
+
 def test_a_second_ctrl_c_kills_the_run(cosmos: CommandLine, arithmetic: Arguments) -> None:
     run = cosmos.folder / "runs" / "impatient"
     process = cosmos.start("run", *arithmetic("impatient", *ENDLESS))

@@ -34,6 +34,7 @@ def on_step_done(state: State, replica: Replica, report: StepDone) -> bool:
     running.skipped = running.skipped or report.skipped
     running.metrics = running.metrics or report.metrics
     running.dropped.update(report.dropped)
+    running.details.update(report.details)
     known = {measured.version for measured in running.heldout}
     # One whose group broke after the step may lack what another has.
     running.heldout += tuple(measured for measured in report.heldout if measured.version not in known)
@@ -48,6 +49,7 @@ def finish_step(state: State) -> None:
     assert running is not None
     for position in sorted(running.dropped.keys() & ledger.claimed.keys()):
         state.let_go(ledger.drop(position, running.dropped[position]))
+    state.status_details.update(running.details)
     groups = [ledger.consume(position) for position in sorted(ledger.claimed)]
     for group in groups:
         state.let_go(group)

@@ -68,6 +68,7 @@ class RunningStep:
     skipped: bool = False
     metrics: dict[str, float] = attrs.field(factory=dict)
     dropped: dict[int, str] = attrs.field(factory=dict)
+    details: dict[str, str] = attrs.field(factory=dict)
     heldout: tuple[HeldOutLoss, ...] = ()
 
 

@@ -83,6 +83,7 @@ class Share:
         counts: Of the replica's share.
         filler: A sequence to keep step with, where this process has none and others of its replica have some.
         dropped: Demonstrations that cannot be used: (position, reason).
+        details: Of each of these reasons, what is wrong with one of them.
         temperatures: Those of the whole batch, of all replicas, in an order that is the same in every process.
         imitated: Demonstrations to imitate beside rollouts; None where the algorithm imitates none.
     """
@@ -91,6 +92,7 @@ class Share:
     counts: Counts
     filler: TrainSequence | None = None
     dropped: tuple[tuple[int, str], ...] = ()
+    details: Mapping[str, str] = attrs.field(factory=dict)
     temperatures: tuple[float | None, ...] = (None,)
     imitated: Share | None = None
 

@@ -19,6 +19,8 @@ _LOG: Final = logging.getLogger(__name__)
 
 TOO_LONG: Final = "prompt_too_long"
 BAD_ROW: Final = "bad_row"
+_DETAIL: Final = 500
+"""Characters that are told of what is wrong with a row; the log has all of them."""
 
 
 @attrs.frozen(kw_only=True)
@@ -47,11 +49,12 @@ class Row:
 
 @attrs.frozen(kw_only=True)
 class Read:
-    """What became of a row: its units, or why it is dropped."""
+    """What became of a row: its units, or why it is dropped: the kind of reason, and what exactly."""
 
     decisions: int = 0
     conditioning: int = 0
     reason: str = ""
+    detail: str = ""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -125,5 +128,6 @@ def _read(units: Units) -> Read:
 
 
 def _refused(row: Row, reason: str, why: str) -> Read:
-    _LOG.warning("%s row %d: %s", row.split, row.row, why)
-    return Read(reason=reason)
+    detail = f"{row.split} row {row.row}: {why}"
+    _LOG.warning("%s", detail)
+    return Read(reason=reason, detail=detail[:_DETAIL])

@@ -201,6 +201,7 @@ class ShareReader:
             counts=_counts(own),
             filler=sequences[-1] if filler else None,
             dropped=_dropped(rows, reads),
+            details=_details(reads),
         )
 
     def _imitated(self, order: TrainOrder, group: GradientGroup, algorithm: Algorithm) -> Share | None:
@@ -220,6 +221,7 @@ class ShareReader:
             counts=_counts([reads[index] for index in good]),
             filler=None if mine or not good else reader.sequence(rows[good[0]], good[0]),
             dropped=_dropped(rows, reads),
+            details=_details(reads),
         )
 
     def _told(self, reads: Mapping[int, Read]) -> dict[int, Read]:
@@ -251,6 +253,10 @@ def _counts(reads: Sequence[Read]) -> Counts:
 def _dropped(rows: Sequence[Row], reads: Mapping[int, Read]) -> tuple[tuple[int, str], ...]:
     """The names of rows that cannot be used, each once, and why."""
     return tuple({rows[index].name: read.reason for index, read in sorted(reads.items()) if read.reason}.items())
+
+
+def _details(reads: Mapping[int, Read]) -> dict[str, str]:
+    return {read.reason: read.detail for _, read in sorted(reads.items(), reverse=True) if read.reason}
 
 
 def _whole_pairs(rows: Sequence[Row], reads: dict[int, Read]) -> dict[int, Read]:

@@ -89,6 +89,7 @@ class StepRunner:
             skipped=applied.skipped,
             metrics=metrics if group.rank == 0 else {},
             dropped=share.dropped,
+            details={**({} if share.imitated is None else share.imitated.details), **share.details},
             heldout=heldout,
         )
 

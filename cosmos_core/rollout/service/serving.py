@@ -63,6 +63,7 @@ async def _serve(
         address = await _listen(runner, settings)
         told = ", ".join(f"{name} ({', '.join(sorted(scores))})" for name, scores in kinds.items())
         say(f"Reward service at {address}: {told}. Ctrl-C ends it.")
+        say(f"Runs find it by WFM_REWARD_ENQUEUE_URL={address}/v1/enqueue WFM_REWARD_FETCH_URL={address}/v1/fetch")
         async with asyncio.TaskGroup() as group:
             supervision = group.create_task(service.supervise())
             await stop.wait()

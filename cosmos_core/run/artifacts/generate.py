@@ -100,6 +100,8 @@ def serve(directory: Path, config: ModelConfig, engine: EngineConfig, *, threads
         PluginError: A plugin failed.
         EngineError: The engine cannot serve this model.
     """
+    if not directory.is_dir():
+        raise ConfigError(f"{directory}: there is no such folder; give a run's, or an exported model's")
     if not any((directory / mark).is_file() for mark in MARKS):
         raise ConfigError(
             f"{directory}: no exported model (it has no {' or '.join(MARKS)}); make one with: cosmos export RUN"
@@ -153,7 +155,7 @@ def complete_prompts(
         max_units: Longest completion, or denoising steps; those of the run if None, else 256, or 32 steps.
         temperature: 0 is greedy, or without noise in the steps.
         num_samples: Completions of each prompt.
-        seed: Of the draws.
+        seed: Of the draws for the first prompt; each other one, and each other denoised sample, has the next one.
         output: Folder for images and videos: `prompt-K-sample-N.*`. Those that are there are replaced.
         as_chat: Whether each prompt is a user's turn, to be put through the chat template.
         trust_remote_code: Whether code inside the model's folder may run. That a run found beside the model allowed it
@@ -170,23 +172,26 @@ def complete_prompts(
     # As in evaluations, a run that is named says so itself.
     config = attrs.evolve(config, trust_remote_code=trust_remote_code or (is_run and config.trust_remote_code))
     is_text = is_of_tokens("model", config.plugin)
-    if temperature == 0.0 and num_samples > 1:
-        instead = "set --temperature above 0" if is_text else "set --temperature 1, or another --seed each time"
-        raise ConfigError(f"--samples: {num_samples} greedy completions are all the same; {instead}")
+    if is_text and temperature == 0.0 and num_samples > 1:
+        raise ConfigError(f"--samples: {num_samples} greedy completions are all the same; set --temperature above 0")
     if max_units is None:
         max_units = _max_units(job, is_text=is_text)
     engine = EngineConfig() if is_text else _denoiser(job)
-    sampling = Sampling(temperature=temperature, max_units=max_units, num_samples=num_samples)
+    # Samples of one request may share their noise, as an engine's options say; requests have each their own.
+    together = num_samples if is_text else 1
+    sampling = Sampling(temperature=temperature, max_units=max_units, num_samples=together)
     with _exported(source) as directory, serve(directory, config, engine) as served:
         texts = [(Message(role="user", content=text),) if as_chat else text for text in prompts]
-        payloads = [served.model.encode(Prompt(text=text)) for text in texts]
+        encoded = [served.model.encode(Prompt(text=text)) for text in texts]
+        payloads = [payload for payload in encoded for _ in range(num_samples // together)]
         completed = served.complete(payloads, sampling, range(seed, seed + len(payloads)))
+        made = [each for samples in completed for each in samples]
         return [
             [
                 _told(served.model, each, output / f"prompt-{row}-sample-{index}")
-                for index, each in enumerate(samples, start=1)
+                for index, each in enumerate(made[start : start + num_samples], start=1)
             ]
-            for row, samples in enumerate(completed, start=1)
+            for row, start in enumerate(range(0, len(made), num_samples), start=1)
         ]
 
 

@@ -2,7 +2,8 @@
 
 Importing torch and transformers takes each process seconds, more than all else that it does before it works. The
 nursery does it once, while the run is being planned; a replica that is started again is at work at once. It is a
-process of its own, forked from nothing, which imports and does nothing else: no thread, no socket, no device. Where
+process of its own, forked from nothing, which imports and does nothing else: no thread, no socket, no device. Its forks
+end with it, so it minds no signal that is sent to all processes of a terminal or a job; it ends with its starter. Where
 there are GPUs it is not used, since some import might touch one, and what has touched a GPU cannot be forked.
 """
 
@@ -26,6 +27,9 @@ from cosmos_core.run.launch.local import visible_gpus
 
 _UNKNOWN: Final = 255
 """What multiprocessing says of a process whose nursery has ended, which ends it, too."""
+
+_OF_GROUPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What a terminal, `timeout` or a scheduler sends to a whole group of processes: the starter answers it."""
 
 PRELOADED: Final = ("cosmos_core.policy.__main__", "cosmos_core.rollout.__main__")
 """What takes the time."""
@@ -69,13 +73,14 @@ def prepare(threads: int) -> bool:
     if visible_gpus():
         return False
     _context()
-    # It imports before it minds signals: Ctrl-C in that time is for this process alone.
-    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # It inherits what is ignored, from its first moment.
+    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in _OF_GROUPS]
     try:
         with _environment({"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONSAFEPATH": "1"}):
             forkserver.ensure_running()
     finally:
-        signal.signal(signal.SIGINT, interrupt)
+        for number, handler in before:
+            signal.signal(number, handler)
     return True
 
 
@@ -129,6 +134,8 @@ def _let_go() -> None:
 def _run(module: str, arguments: tuple[str, ...], environment: dict[str, str], output: str) -> None:
     """Become the process: what `python -m` would have made."""
     _let_go()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     os.setsid()
     log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)

@@ -28,9 +28,14 @@ class Interrupts:
         def count(_number: int, _frame: FrameType | None) -> None:
             self.number += 1
 
-        earlier = [(number, signal.signal(number, count)) for number in _WATCHED]
+        earlier = [(number, signal.signal(number, count)) for number in _WATCHED if not _is_let_pass(number)]
         try:
             yield
         finally:
             for number, handler in earlier:
                 signal.signal(number, handler)
+
+
+def _is_let_pass(number: signal.Signals) -> bool:
+    """Whether it was started to outlive its terminal, as by `nohup`."""
+    return number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN

@@ -158,9 +158,16 @@ def test_demonstrations_are_read_in_order_and_the_unusable_ones_dropped(run):
         (position, -1, "", ()) for position in (0, 1, 2)
     ]
     done = StepDone(
-        step=1, attempt=1, generation=1, skipped=True, metrics={"loss": 2.0}, dropped=((1, "too_long"), (7, "?"))
+        step=1,
+        attempt=1,
+        generation=1,
+        skipped=True,
+        metrics={"loss": 2.0},
+        dropped=((1, "too_long"), (7, "?")),
+        details={"too_long": "train row 1: 9 units are more than the 8 that fit"},
     )
     it.report("p0", done)
+    assert it.state.status_details == {"too_long": "train row 1: 9 units are more than the 8 that fit"}
     ledger = it.state.ledgers[0]
     assert (ledger.consumed, ledger.dropped) == (2, {"too_long": 1})
     assert it.state.steps[0].skipped

@@ -62,7 +62,15 @@ MESSAGES = [
     (REPORT, reports.GroupFinished(lease=1, samples=(SAMPLE,), drop="no spread")),
     (
         REPORT,
-        reports.StepDone(step=1, attempt=1, generation=1, skipped=False, metrics={"loss": 1.0}, dropped=((4, "bad"),)),
+        reports.StepDone(
+            step=1,
+            attempt=1,
+            generation=1,
+            skipped=False,
+            metrics={"loss": 1.0},
+            dropped=((4, "bad"),),
+            details={"bad": "row 4"},
+        ),
     ),
 ]
 

@@ -210,7 +210,13 @@ class Family(ABC):
             part = checkpoint.AUTOENCODER
             if self.has(part):
                 module = Part(
-                    lambda: checkpoint.load_frozen(self.autoencoder, self.component(part), torch_dtype=torch.float32),
+                    lambda: checkpoint.load_frozen(
+                        # Loading through meta tensors would need accelerate, and is for larger ones.
+                        self.autoencoder,
+                        self.component(part),
+                        torch_dtype=torch.float32,
+                        low_cpu_mem_usage=False,
+                    ),
                     lambda: self.device,
                 )
                 self._codec = Autoencoder(checkpoint.read_config(self.folder / part), module)

@@ -10,10 +10,10 @@ from cosmos_core.errors import ConfigError
 from cosmos_core.run.artifacts import generate
 
 
-def complete(folder, output, *, num_samples=1, temperature=0.0):
+def complete(folder, output, *, num_samples=1, temperature=0.0, prompts=("red", "blue")):
     return generate.complete_prompts(
         folder,
-        ["red", "blue"],
+        prompts,
         plugin=None,
         max_units=2,
         temperature=temperature,
@@ -35,17 +35,27 @@ def exported(make, tmp_path, monkeypatch):
     return folder
 
 
-def test_videos_are_written_and_named(exported, tmp_path):
-    found = complete(exported, tmp_path / "videos", num_samples=2, temperature=1.0)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_videos_are_written_and_named(exported, tmp_path, temperature):
+    found = complete(exported, tmp_path / "videos", num_samples=2, temperature=temperature)
     assert [len(each) for each in found] == [2, 2]
     written = {path.read_bytes() for path in (tmp_path / "videos").iterdir()}
     assert {str(path) for path in (tmp_path / "videos").iterdir()} == {name for each in found for name in each}
     assert len(written) == 4
 
 
-def test_samples_without_noise_in_their_steps_are_refused(exported, tmp_path):
-    with pytest.raises(ConfigError, match=r"--samples: 2 .* set --temperature 1, or another --seed"):
-        complete(exported, tmp_path, num_samples=2)
+def test_a_sample_is_that_of_the_next_seed(exported, tmp_path, monkeypatch):
+    shown = []
+
+    def write(media, place):
+        shown.append(bytes(media.arrays["frames"].data))
+        return place
+
+    monkeypatch.setattr(generate, "write_media", write)
+    complete(exported, tmp_path, num_samples=2, prompts=["red"])
+    complete(exported, tmp_path, prompts=["red", "red"])
+    assert shown[:2] == shown[2:]
+    assert shown[0] != shown[1]
 
 
 def test_a_place_that_cannot_be_written_to_is_named(exported, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import ipaddress
+import json
 import random
 import time
 from collections.abc import Mapping
@@ -33,7 +34,13 @@ class Answer:
 
     @property
     def shown(self) -> str:
-        """The beginning of the body, for messages."""
+        """The beginning of the body, for messages; of an error in JSON, what it says."""
+        try:
+            said = json.loads(self.data)["error"]
+        except (ValueError, LookupError, TypeError):
+            said = None
+        if isinstance(said, str):
+            return " ".join(said.split())[:_SHOWN_CHARACTERS]
         return repr(self.data[:_SHOWN_CHARACTERS].decode(errors="replace"))
 
 
@@ -156,6 +163,8 @@ class Exchange:
             if patience.repeats_timeouts:
                 raise _PassingError(late) from None
             raise self.error(url, late) from None
+        except aiohttp.ClientConnectorError as error:
+            raise _PassingError(f"no connection ({error.os_error.strerror or error.os_error})") from None
         except aiohttp.ClientConnectionError as error:
             raise _PassingError(f"no connection ({error})") from None
         except aiohttp.ClientError as error:

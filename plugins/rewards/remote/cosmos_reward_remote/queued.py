@@ -99,10 +99,13 @@ class Queued:
         """The addresses and the token, where the environment has none."""
         if access(os.environ, allow_http=self._options.allow_http) is not None:
             return ""
-        prefix = PREFIXES[0]
+        places = ("http://HOST:PORT/v1/enqueue", "http://HOST:PORT/v1/fetch", "what lets one in")
+        wanted = zip(("ENQUEUE_URL", "FETCH_URL", "TOKEN"), places, strict=True)
+        named = {f"{PREFIXES[0]}_{name}": place for name, place in wanted}
+        lacking = {name: place for name, place in named.items() if not os.environ.get(name, "").strip()}
         return (
-            f"{prefix}_ENQUEUE_URL, {prefix}_FETCH_URL and {prefix}_TOKEN: not set in this environment; set them to "
-            "where the service is and what lets one in"
+            f"{' and '.join(lacking)}: not set in this environment; set them to where the service is: "
+            f"{' and '.join(lacking.values())}"
         )
 
     def load(self) -> None:

@@ -63,6 +63,7 @@ def test_exit_codes_and_signals_are_told_apart(started, tmp_path):
     child = started("http.server", "0", "--bind", "127.0.0.1")
     assert child.poll() is None
     assert child.wait(0.05) is None
+    wait_for(lambda: os.getsid(child.pid) == child.pid)
     child.send_signal(signal.SIGTERM)
     assert child.wait(10) == -signal.SIGTERM
     child.send_signal(signal.SIGTERM)
@@ -105,6 +106,19 @@ with bounded_life(stop):
     stop.wait(60)
 print("stopped", flush=True)
 """
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_is_sent_to_all_of_a_group_ends_neither_it_nor_its_forks(started, number):
+    child = started("http.server", "0", "--bind", "127.0.0.1")
+    wait_for(lambda: os.getsid(child.pid) == child.pid)
+    nursery_process = psutil.Process(child.pid).parent()
+    nursery_process.send_signal(number)
+    assert started("calendar", "2026", "11").wait(60) == 0
+    assert child.poll() is None
+    assert nursery_process.is_running()
+    child.send_signal(number)
+    assert child.wait(20) == -number
 
 
 def test_forks_end_with_a_starter_that_is_killed(tmp_path):
