@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from cosmos_core.config.schema import Recipe
 
+_PIPE_COLUMNS: Final = 160
 _EXIT_CODES: Final = {"finished": 0, "stopped": 130, "failed": 1}
 
 app = typer.Typer(
@@ -189,4 +190,5 @@ def _load(
 def _console() -> Console:
     from rich.console import Console  # noqa: PLC0415
 
-    return Console()
+    # What goes to a file or a pipe is not folded to the 80 columns of a terminal that is not there.
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_COLUMNS)

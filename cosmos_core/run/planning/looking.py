@@ -43,7 +43,7 @@ def look_at_rows(
     num_heldout = min(recipe.evaluation.prompts, sizes["heldout"], _MEASURED_PROMPTS)
     lengths: list[int] = []
     faults: list[str] = []
-    demonstrations = preferences = shown = unfit = 0
+    demonstrations = preferences = shown = unfit = vetted = 0
     unvetted = _VETTED if imitates and isinstance(model, Vetting) else 0
     for index in range(count):
         try:
@@ -54,6 +54,7 @@ def look_at_rows(
             if unvetted and prompt.demonstration is not None and isinstance(model, Vetting):
                 unvetted -= 1
                 model.vet(prompt)
+                vetted += 1
         except DataError as error:
             faults.append(str(error))
             continue
@@ -78,6 +79,7 @@ def look_at_rows(
         num_unusable=len(faults),
         fault=next(iter(faults), ""),
         num_unfit=unfit,
+        num_vetted=vetted,
     )
 
 

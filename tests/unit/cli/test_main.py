@@ -1,3 +1,4 @@
+import io
 import subprocess
 import sys
 
@@ -127,3 +128,12 @@ def test_a_wrong_option_is_an_error_of_usage(capsys):
     code, _, err = call(capsys, "run", "--sett", "a=1")
     assert code == 2
     assert "--sett" in err
+
+
+@pytest.mark.parametrize(("columns", "width"), [(None, 160), ("100", 100)])
+def test_what_goes_to_a_pipe_is_not_folded_to_a_terminal(monkeypatch, columns, width):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    assert main._console().width == width

@@ -81,6 +81,7 @@ def test_some_videos_are_read(tmp_path, monkeypatch):
     measured = world_plan(tmp_path).parts.measured
     assert (measured.num_unusable, measured.fault) == (1, "the first is too short")
     assert len(read) == 4
+    assert measured.num_vetted == 3
 
 
 class Short:
