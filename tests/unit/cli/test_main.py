@@ -136,4 +136,4 @@ def test_what_goes_to_a_pipe_is_not_folded_to_a_terminal(monkeypatch, columns, w
     if columns is not None:
         monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setattr("sys.stdout", io.StringIO())
-    assert main._console().width == width
+    assert cli._console().width == width
