@@ -73,7 +73,10 @@ def generate(
     temperature: Annotated[
         float, typer.Option("--temperature", metavar="T", min=0.0, help="0 is greedy, or without noise in the steps.")
     ] = 0.0,
-    num_samples: Annotated[int, typer.Option("--samples", metavar="N", min=1, help="Completions of each prompt.")] = 1,
+    num_samples: Annotated[
+        int,
+        typer.Option("--samples", metavar="N", min=1, help="Completions of each prompt; each video has the next seed."),
+    ] = 1,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the draws.")] = 0,
     plugin: Annotated[
         str | None, typer.Option("--plugin", metavar="NAME", help="Model plugin; that of the run it is from, or hf.")

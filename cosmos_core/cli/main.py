@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn, TextIO, cast
 
 # Typer reads it when it is imported; without rich it starts in half the time.
 os.environ.setdefault("TYPER_USE_RICH", "0")
@@ -190,5 +190,8 @@ def _load(
 def _console() -> Console:
     from rich.console import Console  # noqa: PLC0415
 
+    from cosmos_core.observe.output import Output  # noqa: PLC0415
+
     # What goes to a file or a pipe is not folded to the 80 columns of a terminal that is not there.
-    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_COLUMNS)
+    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Console(file=cast("TextIO", Output(sys.stdout)), width=None if has_width else _PIPE_COLUMNS)

@@ -48,4 +48,6 @@ def _fit(value: Any) -> Any:
         return value if len(value) <= TEXT else f"{value[: TEXT - 1]}…"
     if isinstance(value, tuple):
         return tuple(map(_fit, value))
+    if isinstance(value, dict):
+        return {key: _fit(each) for key, each in value.items()}
     return fitted(value) if attrs.has(type(value)) else value

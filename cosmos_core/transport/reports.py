@@ -117,6 +117,8 @@ class HeldOutLoss:
     """Demonstrations that were measured."""
     dropped: tuple[tuple[Count, Text], ...] = ()
     """Those that could not be: (row, reason)."""
+    details: dict[Word, Text] = attrs.field(factory=dict)
+    """Of each of these reasons, what is wrong with one of them."""
 
 
 @attrs.frozen(kw_only=True)

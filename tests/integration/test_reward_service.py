@@ -43,7 +43,7 @@ queue = 100
 batch = 4
 body_mb = 1
 keep_s = 2.0
-forget_s = 1.0
+forget_s = 3.0
 drain_s = 20.0
 
 [[scorer]]
@@ -285,7 +285,7 @@ def test_a_result_is_pending_then_there_then_expired_then_unknown(service):
     assert [status for status, _ in itertools.groupby(answers, operator.itemgetter(0))] == [200, 410, 404]
     assert {"error": f"the result of {ticket!r} has expired"} in [said for _, said in answers]
     assert answers[-1][1] == {"error": f"no request {ticket!r} is known"}
-    assert 2.0 < time.monotonic() - begin < 10.0
+    assert time.monotonic() - begin > 5.0
     assert service.ask("GET", "/v1/fetch?id=x&wait_s=nan")[0] == 400
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +22,12 @@ from cosmos_core.testing import CommandLine
 Arguments = Callable[..., list[str]]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
+IN_TERMINAL = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-P", "-m", "cosmos_core.cli", *sys.argv[1:]])
+"""
 ENDLESS = ("warmup.steps=100000",)
 
 
@@ -87,6 +96,29 @@ def test_a_signal_to_all_processes_of_a_job_stops_the_run_with_a_checkpoint(
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert (summary(run)["outcome"], summary(run)["restarts"]) == ("stopped", {}), output
+    assert list((run / "checkpoints").iterdir())
+
+
+def test_a_terminal_that_closes_stops_the_run_with_a_checkpoint(cosmos: CommandLine, arithmetic: Arguments) -> None:
+    run = cosmos.folder / "runs" / "terminal"
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-c", IN_TERMINAL, "run", *arithmetic("terminal", *ENDLESS)]
+    process = subprocess.Popen(command, cwd=cosmos.folder, stdin=end, stdout=end, stderr=end, text=True)
+    os.close(end)
+    os.set_blocking(terminal, False)
+
+    def is_training_while_read() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            os.read(terminal, 1 << 16)
+        return is_training(run)()
+
+    wait_until(is_training_while_read, process)
+    os.close(terminal)
+    assert process.wait(60) == 130
+    deadline = time.monotonic() + 20  # what it has forked ends with it
+    while cosmos.left_behind() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert summary(run)["outcome"] == "stopped"
     assert list((run / "checkpoints").iterdir())
 
 

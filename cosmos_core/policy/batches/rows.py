@@ -130,4 +130,5 @@ def _read(units: Units) -> Read:
 def _refused(row: Row, reason: str, why: str) -> Read:
     detail = f"{row.split} row {row.row}: {why}"
     _LOG.warning("%s", detail)
-    return Read(reason=reason, detail=detail[:_DETAIL])
+    # A lone surrogate, which a row or the name of a file may have, has no place in a message.
+    return Read(reason=reason, detail=detail[:_DETAIL].encode(errors="replace").decode())

@@ -48,4 +48,5 @@ class HeldOut:
             num_units=int(sums["units"]),
             num_rows=int(sums["rows"]),
             dropped=share.dropped,
+            details=dict(share.details),
         )

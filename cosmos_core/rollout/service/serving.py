@@ -10,6 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
+from cosmos_core.config.checks import is_loopback
 from cosmos_core.errors import ConfigError
 from cosmos_core.rollout.service.application import Application
 from cosmos_core.rollout.service.service import Service
@@ -63,7 +64,9 @@ async def _serve(
         address = await _listen(runner, settings)
         told = ", ".join(f"{name} ({', '.join(sorted(scores))})" for name, scores in kinds.items())
         say(f"Reward service at {address}: {told}. Ctrl-C ends it.")
-        say(f"Runs find it by WFM_REWARD_ENQUEUE_URL={address}/v1/enqueue WFM_REWARD_FETCH_URL={address}/v1/fetch")
+        # Others need TLS before it, whose address is not known here.
+        if is_loopback(settings.host):
+            say(f"Runs find it by WFM_REWARD_ENQUEUE_URL={address}/v1/enqueue WFM_REWARD_FETCH_URL={address}/v1/fetch")
         async with asyncio.TaskGroup() as group:
             supervision = group.create_task(service.supervise())
             await stop.wait()

@@ -15,6 +15,7 @@ import os
 import runpy
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
@@ -28,6 +29,7 @@ from cosmos_core.run.launch.local import visible_gpus
 _UNKNOWN: Final = 255
 """What multiprocessing says of a process whose nursery has ended, which ends it, too."""
 
+_BEGIN_S: Final = 5.0
 _OF_GROUPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What a terminal, `timeout` or a scheduler sends to a whole group of processes: the starter answers it."""
 
@@ -61,7 +63,14 @@ class Child:
         """Signal it, unless it has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
+                self._await_session()
                 os.kill(self.pid, number)
+
+    def _await_session(self) -> None:
+        """Until then it minds signals as little as the nursery that it is forked from."""
+        until = time.monotonic() + _BEGIN_S
+        while os.getsid(self.pid) != self.pid and time.monotonic() < until:
+            time.sleep(0.005)
 
 
 def prepare(threads: int) -> bool:
@@ -73,7 +82,7 @@ def prepare(threads: int) -> bool:
     if visible_gpus():
         return False
     _context()
-    # It inherits what is ignored, from its first moment.
+    # It inherits what is ignored, from its first moment; for as long as that takes, this process ignores it, too.
     before = [(number, signal.signal(number, signal.SIG_IGN)) for number in _OF_GROUPS]
     try:
         with _environment({"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONSAFEPATH": "1"}):

@@ -91,7 +91,7 @@ def _rows(parts: Parts) -> str:
     if measured.num_unusable:
         told.append(f"{measured.num_unusable} of {measured.num_rows} looked at cannot be used: {measured.fault}")
     if measured.num_vetted and measured.num_vetted < parts.num_train_rows:
-        told.append(f"{measured.num_vetted} demonstrations were read and are usable, the others are not known")
+        told.append(f"of the demonstrations read, {measured.num_vetted} can be learned; the others were not read")
     if measured.num_unfit:
         told.append(f"{measured.num_unfit} of {measured.num_rows} looked at are too short or too long for [dataset]")
     for split, omissions in parts.omitted.items():

@@ -67,6 +67,8 @@ def test_long_texts_are_cut_wherever_they_are():
     assert report.samples[0].detail.endswith("d…")
     assert REPORT.decode(REPORT.encode(report)) == report
     assert fitted(Failed(reason="a\nb")) == Failed(reason="a\nb")
+    done = fitted(attrs.evolve(DONE, metrics={}, details={"bad_row": "d" * 2 * TEXT}))
+    assert len(done.details["bad_row"]) == TEXT
 
 
 def test_the_decoder_does_not_make_room_for_what_is_only_announced():

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import nn
@@ -23,6 +24,12 @@ from cosmos_core.policy.modeling.diffusion.context import TokenSlices
 from cosmos_core.policy.modeling.diffusion.options import DiffusionOptions
 from cosmos_core.policy.modeling.diffusion.parts import Part
 from cosmos_core.protocols import ModelContext
+
+
+class _Here(threading.local):
+    """What holds for one thread: whether it encodes on the CPU now, whatever the recipe says."""
+
+    is_aside = False
 
 
 class Family(ABC):
@@ -46,7 +53,7 @@ class Family(ABC):
         self._config: dict[str, Any] | None = None
         self._folder: Path | None = None
         self._codec: Codec | None = None
-        self._encodes_beside = options.encoders == "device"
+        self._here: Final = _Here()
 
     @property
     def transformer(self) -> type[nn.Module]:
@@ -194,7 +201,7 @@ class Family(ABC):
         """
         return Part(
             lambda: checkpoint.load_frozen(made, self.component(name), **self._precision),
-            lambda: self.device if self._encodes_beside else torch.device("cpu"),
+            lambda: torch.device("cpu") if self._here.is_aside or self.options.encoders == "cpu" else self.device,
             "; set model.options.encoders = 'cpu', or encoder_precision = 'bf16'",
         )
 
@@ -218,6 +225,7 @@ class Family(ABC):
                         low_cpu_mem_usage=False,
                     ),
                     lambda: self.device,
+                    "; train on more processes (policy.mesh.dp_shard), or with device = 'cpu'",
                 )
                 self._codec = Autoencoder(checkpoint.read_config(self.folder / part), module)
             else:

@@ -193,11 +193,11 @@ class RowEncoding(Family):
 
     def _encoded_aside(self, words: str) -> torch.Tensor:
         """On the CPU: a policy that learns from rollouts encodes nothing else, and needs no encoder on its device."""
-        self._encodes_beside = False
+        self._here.is_aside = True
         try:
             return self._words(words)
         finally:
-            self._encodes_beside = self.options.encoders == "device"
+            self._here.is_aside = False
 
     def _filled(self, text_LE: torch.Tensor) -> torch.Tensor:
         length = self.options.text_length

@@ -18,6 +18,7 @@ IMAGE_ERRORS: Final = (UnidentifiedImageError, OSError, ValueError, SyntaxError,
 
 SHOWN: Final = 80
 """Characters of a `data:` URL that an error shows: it may have millions."""
+_LONGEST_PATH: Final = 4096
 
 
 def load_image(location: str) -> Image.Image:
@@ -78,8 +79,8 @@ def local_path(location: str) -> Path:
 
 def shown(location: str) -> str:
     """A location as an error shows it."""
-    is_long = location.startswith("data:") and len(location) > SHOWN
-    return repr(f"{location[:SHOWN]}…" if is_long else location)
+    most = SHOWN if location.startswith("data:") else _LONGEST_PATH
+    return repr(location if len(location) <= most else f"{location[:most]}…")
 
 
 def _inline(location: str) -> bytes:

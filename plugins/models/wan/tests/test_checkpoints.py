@@ -268,6 +268,14 @@ def test_rows_are_encoded_where_the_module_is(make, checkpoint, encoded):
         encoded(model)
 
 
+def test_planning_is_told_what_processes_hold_besides(make, folder):
+    guidance, encoders, autoencoder = "guidance's second forward", "encoders of captions and images", "autoencoder"
+    assert make(path=folder, **SIZE).facts().uncounted == (guidance, encoders, autoencoder)
+    assert make(path=folder, encoders="cpu", **SIZE).facts().uncounted == (guidance, autoencoder)
+    assert make(path=folder, **(SIZE | {"text": "table"})).facts().uncounted == (guidance, autoencoder)
+    assert make().facts().uncounted == (guidance,)
+
+
 @pytest.mark.parametrize("encoded", [caption, image])
 def test_encoders_leave_the_device_to_the_weights_where_the_recipe_says_so(make, checkpoint, encoded):
     tower = {"in_channels": 12, "image_dim": tiny.IMAGE_WIDTH, "added_kv_proj_dim": 24} if encoded is image else {}

@@ -37,10 +37,10 @@ class Answer:
         """The beginning of the body, for messages; of an error in JSON, what it says."""
         try:
             said = json.loads(self.data)["error"]
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             said = None
-        if isinstance(said, str):
-            return " ".join(said.split())[:_SHOWN_CHARACTERS]
+        if isinstance(said, str) and said.isprintable() and said:
+            return said[:_SHOWN_CHARACTERS]
         return repr(self.data[:_SHOWN_CHARACTERS].decode(errors="replace"))
 
 

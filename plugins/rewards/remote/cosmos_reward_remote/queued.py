@@ -99,7 +99,7 @@ class Queued:
         """The addresses and the token, where the environment has none."""
         if access(os.environ, allow_http=self._options.allow_http) is not None:
             return ""
-        places = ("http://HOST:PORT/v1/enqueue", "http://HOST:PORT/v1/fetch", "what lets one in")
+        places = ("https://HOST/v1/enqueue", "https://HOST/v1/fetch", "what lets one in")
         wanted = zip(("ENQUEUE_URL", "FETCH_URL", "TOKEN"), places, strict=True)
         named = {f"{PREFIXES[0]}_{name}": place for name, place in wanted}
         lacking = {name: place for name, place in named.items() if not os.environ.get(name, "").strip()}

@@ -14,6 +14,7 @@ from cosmos_core.rollout.service.bodies import read_body
 from cosmos_core.rollout.service.cosmos_rl import read_foreign
 from cosmos_core.testing.conformance.reward.pictures import shown_as
 from cosmos_core.types import Array, Payload, Prompt
+from cosmos_reward_remote.exchange import Answer
 from cosmos_reward_remote.queued import Queued, QueuedOptions
 
 VIDEO, OTHER = np.full((2, 4, 6, 3), 10, np.uint8), np.full((3, 5, 5, 3), 20, np.uint8)
@@ -157,6 +158,24 @@ def test_a_shape_that_cosmos_rl_refuses_costs_other_shapes_nothing(queueing):
     first, error, third = score(make(wire="cosmos-rl"), *(shown_as(each) for each in (VIDEO, IMAGE, VIDEO + 1)))
     assert (first.value, third.value) == (10.0, 11.0)
     assert 'status 400: \'{"message": "no images"}\'' in str(error)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b'{"error": "full"}', "full"),
+        (b'{"error": ""}', '\'{"error": ""}\''),
+        (b'{"error": "\\u001b[31mred"}', "\\\\u001b[31mred"),
+        (b"[" * 100_000, "[[[["),
+        (b"[1]", "'[1]'"),
+        (b"\xff", "'\ufffd'"),
+    ],
+)
+def test_what_an_answer_says_fits_a_line(data, said):
+    shown = Answer(status=400, data=data).shown
+    assert said in shown
+    assert shown.isprintable()
+    assert len(shown) < 300
 
 
 @pytest.mark.parametrize(
@@ -361,7 +380,7 @@ def test_no_service_at_all_is_told_where_it_is_needed_and_not_when_planning(queu
     monkeypatch.setenv("WFM_REWARD_TOKEN", "secret")
     assert reward.absent() == (
         "WFM_REWARD_ENQUEUE_URL and WFM_REWARD_FETCH_URL: not set in this environment; set them to where the service "
-        "is: http://HOST:PORT/v1/enqueue and http://HOST:PORT/v1/fetch"
+        "is: https://HOST/v1/enqueue and https://HOST/v1/fetch"
     )
     queueing("good")
     assert reward.absent() == ""

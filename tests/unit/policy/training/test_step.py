@@ -19,6 +19,7 @@ from cosmos_core.policy.training.transfer import transfer_state
 from cosmos_core.protocols import Aggregation
 from cosmos_core.transport.directives import GroupRef, TrainOrder
 from cosmos_core.transport.reports import SampleReport, StepDone, StepFailed
+from cosmos_core.transport.wire import REPORT
 
 CPU = torch.device("cpu")
 
@@ -223,6 +224,9 @@ def test_demonstrations_are_read_and_unusable_rows_are_dropped(model, kit):
     reader = ShareReader(model=Encoding(), payloads=Payloads({}), dataset=Rows(pairs), longest=59, world=trainer.world)
     done = StepRunner(trainer=trainer, reader=reader).run(order_of(groups, (0, 1, 2, 3)), solo(), nothing, 0.0)
     assert done.dropped == ((101, "bad_row"), (102, "prompt_too_long"))
+    assert set(done.details) == {"bad_row", "prompt_too_long"}
+    assert done.details["bad_row"].startswith("train row 1: ")
+    assert done.details["prompt_too_long"].startswith("train row 2: ")
     assert (done.metrics["sequences"], done.metrics["units"], done.metrics["prompt_units"]) == (2, 5, 3)
 
     twin = kit.make_trainer(model)
@@ -236,6 +240,25 @@ def test_demonstrations_are_read_and_unusable_rows_are_dropped(model, kit):
         Stopwatch(CPU),
     ).meter.report()
     assert done.metrics["loss"] == expected["loss"]
+
+
+def test_what_is_wrong_with_a_row_fits_a_report_whatever_it_says(model, kit):
+    class Odd:
+        def __getattr__(self, name):
+            return getattr(model, name)
+
+        def encode_demonstration(self, prompt):
+            raise DataError("\ud800" + "x" * 9999)
+
+    groups = (GroupRef(position=7, row=0, lease=0, endpoint="", samples=()),)
+    trainer = kit.make_trainer(model)
+    reader = ShareReader(
+        model=Odd(), payloads=Payloads({}), dataset=Rows([([1], [2])]), longest=59, world=trainer.world
+    )
+    done = StepRunner(trainer=trainer, reader=reader).run(order_of(groups, (0,)), solo(), nothing, 0.0)
+    assert REPORT.decode(REPORT.encode(done)) == done
+    assert done.details["bad_row"].startswith("train row 0: ?xxx")
+    assert len(done.details["bad_row"]) < 600
 
 
 def test_a_step_of_unusable_rows_only_is_done(model, kit):
