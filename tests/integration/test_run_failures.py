@@ -23,7 +23,8 @@ Arguments = Callable[..., list[str]]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 IN_TERMINAL = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.executable, [sys.executable, "-P", "-m", "cosmos_core.cli", *sys.argv[1:]])
@@ -90,7 +91,9 @@ def test_a_signal_to_all_processes_of_a_job_stops_the_run_with_a_checkpoint(
     cosmos: CommandLine, arithmetic: Arguments, number: signal.Signals
 ) -> None:
     run = cosmos.folder / "runs" / "job"
+    before = signal.signal(number, signal.SIG_DFL)  # what is ignored here, as by `nohup`, is so there
     process = cosmos.start("run", *arithmetic("job", *ENDLESS), leads_group=True)
+    signal.signal(number, before)
     wait_until(is_training(run), process)
     os.killpg(process.pid, number)
     output, _ = process.communicate(timeout=60)

@@ -18,6 +18,8 @@ _LOG: Final = logging.getLogger(__name__)
 
 _SETTLE_S: Final = 0.2
 """How long news of other failures is awaited after the first: an echo may arrive before what it is the echo of."""
+_LINGER_S: Final = 1.0
+"""How long followers are given to close their ends."""
 _POLL_S: Final = 0.1
 _PING_S: Final = 1.0
 
@@ -131,6 +133,7 @@ class LeaderLine(Lifeline):
             if self._failures:
                 self._finish()
                 return
+        self._linger()
         for key in [*self._selector.get_map().values()]:
             self._selector.unregister(key.fileobj)
             (key.data or self._server).close()
@@ -209,12 +212,22 @@ class LeaderLine(Lifeline):
             first = min(self._failures, key=lambda failure: (failure.is_echo, failure.time))
             cause = End(reason=self._words(first), is_loss=first.is_loss)
         self._tell(cause)
+        self._linger()
         with self._news:
             self._cause = cause
             self._is_ending = not self._is_main_waiting
             self._news.notify_all()
         if self._is_ending:
             self._end(error_of(cause))
+
+    def _linger(self) -> None:
+        """Read until followers have closed, as they do at the last word.
+
+        To close a connection in which something lies unread resets it, and the last word could be lost.
+        """
+        until = time.monotonic() + _LINGER_S
+        while time.monotonic() < until and any(wire.connection.fileno() >= 0 for wire in self._joined.values()):
+            self._look()
 
     def _words(self, failure: Failure) -> str:
         return f"{self._name} rank {failure.rank}: {failure.reason}"

@@ -14,7 +14,7 @@ import pytest
 
 from cosmos_core.errors import ReplicaError, TransportError
 from cosmos_core.replica.lifeline import FollowerLine, LeaderLine, Lifeline, words_of
-from cosmos_core.replica.wire import End, Failure, Wire
+from cosmos_core.replica.wire import End, Failure, Goodbye, Join, Ping, Wire
 
 MEMBER = """
 import ctypes, os, sys, threading, time
@@ -93,6 +93,25 @@ def test_a_quiet_life_ends_when_all_have_done_their_work(world):
     time.sleep(0.3)
     assert [process.poll() for process in members] == [None] * 3
     assert outputs(members) == ["done"] * 3
+
+
+def test_the_leader_stays_until_followers_have_closed():
+    """What came in meanwhile and lay unread would reset the connection, and the goodbye with it."""
+    with LeaderLine(name="policy-0", size=2, token="t", host="127.0.0.1", end=print) as line:
+        wire = Wire(socket.create_connection(("127.0.0.1", line.port)), 0)
+        wire.send(Join(rank=1, token="t", pid=1))
+        line.meet(20.0, lambda: False)
+        wire.send(Goodbye())
+        leaving = threading.Thread(target=line.goodbye)
+        leaving.start()
+        while Goodbye() not in (wire.receive() or ()):
+            pass
+        leaving.join(0.4)
+        assert leaving.is_alive()
+        wire.send(Ping())
+        wire.close()
+        leaving.join(10)
+        assert not leaving.is_alive()
 
 
 def test_an_error_of_a_follower_ends_all_although_they_are_stuck(world):

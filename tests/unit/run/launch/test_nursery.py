@@ -110,17 +110,31 @@ print("stopped", flush=True)
 """
 
 
+SIGNALLED = """
+import sys
+from pathlib import Path
+import psutil
+from cosmos_core.protocols import ProcessSpec
+from cosmos_core.run.launch import nursery
+nursery.PRELOADED = ("json",)
+nursery.prepare(1)
+number = int(sys.argv[2])
+def start(module, *arguments):
+    return nursery.start(ProcessSpec(name=module, module=module, arguments=arguments), Path(sys.argv[1]))
+child = start("http.server", "0", "--bind", "127.0.0.1")
+psutil.Process(child.pid).parent().send_signal(number)
+assert start("calendar", "2026", "11").wait(60) == 0
+assert child.poll() is None
+child.send_signal(number)
+assert child.wait(20) == -number
+"""
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_what_is_sent_to_all_of_a_group_ends_neither_it_nor_its_forks(started, number):
-    child = started("http.server", "0", "--bind", "127.0.0.1")
-    wait_for(lambda: os.getsid(child.pid) == child.pid)
-    nursery_process = psutil.Process(child.pid).parent()
-    nursery_process.send_signal(number)
-    assert started("calendar", "2026", "11").wait(60) == 0
-    assert child.poll() is None
-    assert nursery_process.is_running()
-    child.send_signal(number)
-    assert child.wait(20) == -number
+def test_what_is_sent_to_all_of_a_group_ends_neither_it_nor_its_forks(tmp_path, number):
+    command = [sys.executable, "-c", SIGNALLED, tmp_path / "output", str(int(number))]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_forks_end_with_a_starter_that_is_killed(tmp_path):
