@@ -20,6 +20,7 @@ from cosmos_core.errors import ConfigError, PluginError
 _MOST_BYTES: Final = 1 << 22
 _CHUNK: Final = 1 << 16
 _SHOWN_CHARACTERS: Final = 200
+_LOOKED_AT: Final = 1 << 14
 _MAY_PASS: Final = frozenset({408, 429, 500, 502, 503, 504})
 _MAY_SAY_WHEN: Final = frozenset({429, 503})
 _MOST_DOUBLINGS: Final = 30
@@ -31,6 +32,7 @@ class Answer:
 
     status: int
     data: bytes
+    secret: str = attrs.field(default="", repr=False)
 
     @property
     def shown(self) -> str:
@@ -40,8 +42,12 @@ class Answer:
         except (ValueError, LookupError, TypeError, RecursionError):
             said = None
         if isinstance(said, str) and said.isprintable() and said:
-            return said[:_SHOWN_CHARACTERS]
-        return repr(self.data[:_SHOWN_CHARACTERS].decode(errors="replace"))
+            return self._masked(said)[:_SHOWN_CHARACTERS]
+        return repr(self._masked(self.data[:_LOOKED_AT].decode(errors="replace"))[:_SHOWN_CHARACTERS])
+
+    def _masked(self, text: str) -> str:
+        """Before it is cut: the beginning of a secret would tell some of it."""
+        return text.replace(self.secret, "***") if self.secret else text
 
 
 @attrs.frozen(kw_only=True)
@@ -169,7 +175,7 @@ class Exchange:
             raise _PassingError(f"no connection ({error})") from None
         except aiohttp.ClientError as error:
             raise self.error(url, f"no HTTP: {error}") from None
-        found = Answer(status=answer.status, data=data)
+        found = Answer(status=answer.status, data=data, secret=self._secret)
         if answer.status in patience.passing:
             is_awaited = answer.status in _MAY_SAY_WHEN and "Retry-After" in answer.headers
             raise _PassingError(f"status {answer.status}: {found.shown}", _pause_s(answer), is_awaited=is_awaited)

@@ -160,6 +160,11 @@ def test_a_shape_that_cosmos_rl_refuses_costs_other_shapes_nothing(queueing):
     assert 'status 400: \'{"message": "no images"}\'' in str(error)
 
 
+def test_a_secret_that_an_answer_repeats_is_masked_where_it_is_cut_too():
+    for data in (b"x" * 195 + b"hidden", b'{"error": "' + b"x" * 195 + b'hidden"}'):
+        assert "hid" not in Answer(status=400, data=data, secret="hidden").shown
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
