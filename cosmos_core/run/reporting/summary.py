@@ -58,6 +58,7 @@ def summarise(
         "steps": state.step if state else 0,
         "planned_steps": state.settings.last_step if state else None,
         "wall_s": round(wall_s, 3),
+        "running_s": round(follower.timeline.elapsed_s(None), 3),
         "unit": job.unit,
         **_heldout(state, evaluations, job.unit),
         "evaluations": [_evaluation(each, job.unit) for each in evaluations],
@@ -213,6 +214,8 @@ def print_summary(summary: Mapping[str, Any], job: Job, console: Console) -> Non
     colour = {"finished": "green", "stopped": "yellow"}.get(str(summary["outcome"]), "red")
     title = Text.assemble((str(summary["name"]), "bold"), " ", (str(summary["outcome"]), f"bold {colour}"))
     title.append(f" after {summary['steps']} of {summary['planned_steps']} steps in {clock(summary['wall_s'])}")
+    if 0.0 < summary["running_s"] < summary["wall_s"] - 1.0:
+        title.append(f", {clock(summary['wall_s'] - summary['running_s'])} of it to start and to end")
     console.print()
     console.print(title)
     if summary["reason"]:
