@@ -14,10 +14,7 @@ from typing import Any
 
 import attrs
 import torch
-from transformers import (
-    GenerationConfig,
-    PreTrainedModel,
-)
+from transformers import GenerationConfig, PreTrainedModel
 
 from cosmos_core.policy.adapters.beside import published_state
 from cosmos_core.policy.mesh.rooted import layout_of, within

@@ -257,10 +257,15 @@ def image(model):
     return model.encode_image(torch.zeros(3, 16, 16))
 
 
+def parts(encoded):
+    """A checkpoint that has what encodes it."""
+    tower = {"in_channels": 12, "image_dim": tiny.IMAGE_WIDTH, "added_kv_proj_dim": 24} if encoded is image else {}
+    return tiny.pipeline(**tower)
+
+
 @pytest.mark.parametrize("encoded", [film, caption, image])
 def test_rows_are_encoded_where_the_module_is(make, checkpoint, encoded):
-    tower = {"in_channels": 12, "image_dim": tiny.IMAGE_WIDTH, "added_kv_proj_dim": 24} if encoded is image else {}
-    model = make(path=checkpoint(tiny.pipeline(**tower)), **SIZE)
+    model = make(path=checkpoint(parts(encoded)), **SIZE)
     encoded(model)
     # What is computed there cannot be brought back.
     model.device = torch.device("meta")
@@ -278,15 +283,14 @@ def test_planning_is_told_what_processes_hold_besides(make, folder):
 
 @pytest.mark.parametrize("encoded", [caption, image])
 def test_encoders_leave_the_device_to_the_weights_where_the_recipe_says_so(make, checkpoint, encoded):
-    tower = {"in_channels": 12, "image_dim": tiny.IMAGE_WIDTH, "added_kv_proj_dim": 24} if encoded is image else {}
-    model = make(path=checkpoint(tiny.pipeline(**tower)), encoders="cpu", **SIZE)
+    model = make(path=checkpoint(parts(encoded)), encoders="cpu", **SIZE)
     model.device = torch.device("meta")
     encoded(model)
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [(None, torch.float32), ("bf16", torch.bfloat16)])
 def test_encoders_compute_as_the_recipe_says(make, checkpoint, precision, dtype):
-    path = checkpoint(tiny.pipeline(in_channels=12, image_dim=tiny.IMAGE_WIDTH, added_kv_proj_dim=24))
+    path = checkpoint(parts(image))
     model = make(path=path, encoder_precision=precision, **SIZE)
     for encoded in (model.encode_words("a red"), image(model)):
         assert encoded.dtype == torch.float32
