@@ -56,7 +56,7 @@ def setup(path: Path, name: str) -> None:
         name: Name of the process (`controller`, `policy-0`), shown on stderr.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = logging.FileHandler(path, encoding="utf-8")
+    lines = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     lines.setFormatter(JsonLines())
     plain = logging.StreamHandler(sys.stderr)
     plain.setLevel(logging.WARNING)

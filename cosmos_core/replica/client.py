@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
@@ -122,14 +123,12 @@ class ControlClient:
     def report(self, report: Report) -> None:
         """Tell the controller, reliably and in order; returns at once.
 
-        Texts that are too long for a message are cut.
+        Texts are told as a message can hold them (see `fitted`).
 
         Raises:
             TransportError: Too many reports wait for the controller, or this one is too large for it.
         """
-        data = REPORT.encode(report)
-        if len(data) > TEXT:
-            data = REPORT.encode(fitted(report))
+        data = _encoded(report)
         if len(data) > REPORT_BYTES:
             raise TransportError(
                 f"a {type(report).__name__} of {len(data):,} bytes; the controller takes at most {REPORT_BYTES:,}"
@@ -276,3 +275,11 @@ class ControlClient:
                 self._ignored += 1
                 if self._ignored.bit_count() == 1:  # ever less often: a broken peer must not fill the log
                     _LOG.warning("ignored a message from %s (%d so far): %s", self._address, self._ignored, error)
+
+
+def _encoded(report: Report) -> bytes:
+    with suppress(UnicodeEncodeError):
+        data = REPORT.encode(report)
+        if len(data) <= TEXT:
+            return data
+    return REPORT.encode(fitted(report))

@@ -14,6 +14,8 @@ T = TypeVar("T")
 
 TEXT: Final = 16_384
 """Longest text for people, in characters."""
+DETAIL: Final = 500
+"""Characters of why one row or sample came to nothing; the log has the whole."""
 REPORT_BYTES: Final = 8 << 20
 """Largest report."""
 
@@ -34,8 +36,13 @@ Text: TypeAlias = Annotated[str, Meta(max_length=TEXT)]
 """For people, of any lines."""
 
 
+def sendable(text: str) -> str:
+    """A text as messages can hold it: `?` for a lone surrogate, which a decoder or the name of a file may leave."""
+    return text.encode(errors="replace").decode()
+
+
 def fitted(report: T) -> T:
-    """A report whose texts are cut to what may be sent."""
+    """A report whose texts are what may be sent: cut, and `sendable`."""
     return attrs.evolve(report, **{name: _fit(value) for name, value in _fields(report)})  # type: ignore[misc] # T is attrs
 
 
@@ -45,7 +52,7 @@ def _fields(record: Any) -> list[tuple[str, Any]]:
 
 def _fit(value: Any) -> Any:
     if isinstance(value, str):
-        return value if len(value) <= TEXT else f"{value[: TEXT - 1]}…"
+        return sendable(value if len(value) <= TEXT else f"{value[: TEXT - 1]}…")
     if isinstance(value, tuple):
         return tuple(map(_fit, value))
     if isinstance(value, dict):

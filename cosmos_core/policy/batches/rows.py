@@ -13,14 +13,13 @@ from cosmos_core.errors import DataError
 from cosmos_core.policy.batches.batch import TrainSequence
 from cosmos_core.policy.batches.units import Units, units_of
 from cosmos_core.protocols import Dataset, Model, Noising, Split
+from cosmos_core.transport.bounds import DETAIL, sendable
 from cosmos_core.types import Payload, Prompt
 
 _LOG: Final = logging.getLogger(__name__)
 
 TOO_LONG: Final = "prompt_too_long"
 BAD_ROW: Final = "bad_row"
-_DETAIL: Final = 500
-"""Characters that are told of what is wrong with a row; the log has all of them."""
 
 
 @attrs.frozen(kw_only=True)
@@ -128,7 +127,6 @@ def _read(units: Units) -> Read:
 
 
 def _refused(row: Row, reason: str, why: str) -> Read:
-    detail = f"{row.split} row {row.row}: {why}"
+    detail = sendable(f"{row.split} row {row.row}: {why}")
     _LOG.warning("%s", detail)
-    # A lone surrogate, which a row or the name of a file may have, has no place in a message.
-    return Read(reason=reason, detail=detail[:_DETAIL].encode(errors="replace").decode())
+    return Read(reason=reason, detail=detail[:DETAIL])

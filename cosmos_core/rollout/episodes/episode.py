@@ -28,9 +28,8 @@ from cosmos_core.protocols import (
 from cosmos_core.rollout.episodes.dialogue import Dialogue, Played, extended
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.episodes.wire import Answered, Failed, Opened, Reply
+from cosmos_core.transport.bounds import DETAIL
 from cosmos_core.types import Message, Payload, Prompt, SampleStatus
-
-_DETAIL: Final = 500
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -318,7 +317,7 @@ class Episodes:
             generated=dialogue.generated(reason, self._parts.version()),
             status=status,
             reward=sample.reward if self._parts.capabilities.rewards else None,
-            detail=f"{name}: {'; '.join(told)}"[:_DETAIL] if told else "",
+            detail=f"{name}: {'; '.join(told)}"[:DETAIL] if told else "",
             said=tuple(dialogue.said),
         )
         played = [each.played for each in group.samples if each.played is not None]

@@ -18,6 +18,7 @@ from cosmos_core.rollout.episodes.process import Answer, EnvironmentProcess
 from cosmos_core.rollout.episodes.wire import END_S, STUCK_EXIT, TO_WORKER, Act, Broken, Failed, Open, Setup
 from cosmos_core.rollout.workers.frames import frame
 from cosmos_core.rollout.workers.pool import WorkerPool
+from cosmos_core.transport.bounds import sendable
 from cosmos_core.types import Prompt
 
 _LOG: Final = logging.getLogger(__name__)
@@ -119,9 +120,7 @@ class EnvironmentPool(WorkerPool[EnvironmentProcess]):
         if worker is None or worker not in self._workers:
             answer(_lost(episode))
             return
-        # Lone surrogates, which a decoder may leave, have no place in a message.
-        clean = text.encode(errors="replace").decode()
-        worker.ask(episode, frame(TO_WORKER.encode(Act(episode=episode, text=clean))), answer)
+        worker.ask(episode, frame(TO_WORKER.encode(Act(episode=episode, text=sendable(text)))), answer)
 
     def _forget(self, episode: int) -> None:
         worker = self._homes.pop(episode, None)

@@ -8,12 +8,11 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Protocol
 
 from cosmos_core.errors import CosmosError
 from cosmos_core.replica.lifetime import die_with_parent
-
-_DETAIL: Final = 500
+from cosmos_core.transport.bounds import DETAIL, sendable
 
 
 class Worker(Protocol):
@@ -56,5 +55,5 @@ def described(error: BaseException) -> str:
 
 
 def shown(text: str) -> str:
-    """The beginning of a text, fit for a message: lone surrogates have no place in one."""
-    return text[:_DETAIL].encode(errors="replace").decode()
+    """The beginning of a text, fit for a message."""
+    return sendable(text[:DETAIL])

@@ -38,6 +38,19 @@ def test_records_are_json_lines_and_warnings_are_plain_on_stderr(tmp_path, capsy
     assert capsys.readouterr().err == "policy-0: WARNING: zwei\nZeilen\n"
 
 
+def test_a_text_that_utf_8_cannot_hold_is_logged_nevertheless(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    logs.setup(path, "a")
+    record = logging.LogRecord("x", logging.INFO, __file__, 1, "file %s", ("\ud800.png",), None)
+    for handler in logging.getLogger().handlers:
+        # Not by a logger: pytest would keep the text, which it cannot print either.
+        if isinstance(handler.formatter, logs.JsonLines):
+            handler.handle(record)
+    (entry,) = read(path)
+    assert entry["message"] == "file \ud800.png"
+    assert not capsys.readouterr().err
+
+
 def test_a_traceback_goes_to_the_file_only(tmp_path, capsys):
     path = tmp_path / "a.jsonl"
     logs.setup(path, "a")

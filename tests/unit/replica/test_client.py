@@ -46,6 +46,12 @@ def test_the_identity_at_the_socket_cannot_be_known_to_others(client, peer, hell
         assert hello.incarnation.encode() not in identity
 
 
+def test_a_text_that_utf_8_cannot_hold_arrives_as_far_as_it_can(joined, peer):
+    joined.report(Failed(reason="no file \ud800.png"))
+    (data,) = peer.expect(Reports).reports
+    assert REPORT.decode(data) == Failed(reason="no file ?.png")
+
+
 def test_reports_arrive_in_order_and_are_confirmed(joined, peer):
     for step in (1, 2, 3):
         joined.report(CheckpointSaved(step=step, path="p"))

@@ -69,6 +69,7 @@ def test_long_texts_are_cut_wherever_they_are():
     assert fitted(Failed(reason="a\nb")) == Failed(reason="a\nb")
     done = fitted(attrs.evolve(DONE, metrics={}, details={"bad_row": "d" * 2 * TEXT}))
     assert len(done.details["bad_row"]) == TEXT
+    assert fitted(Failed(reason="\udcff")) == Failed(reason="?")
 
 
 def test_the_decoder_does_not_make_room_for_what_is_only_announced():
