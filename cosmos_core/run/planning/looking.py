@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import attrs
+
 from cosmos_core.config.job import Job
 from cosmos_core.config.schema import Recipe
 from cosmos_core.errors import DataError
@@ -41,46 +43,68 @@ def look_at_rows(
     num_rows = sizes["train"]
     count = min(num_rows, _MEASURED_PROMPTS)
     num_heldout = min(recipe.evaluation.prompts, sizes["heldout"], _MEASURED_PROMPTS)
-    lengths: list[int] = []
-    faults: list[str] = []
-    demonstrations = preferences = shown = unfit = vetted = 0
-    unvetted = _VETTED if imitates and isinstance(model, Vetting) else 0
+    seen = _Seen(model=model, rewards=rewards, recipe=recipe, num_to_vet=_VETTED if imitates else 0)
     for index in range(count):
-        try:
-            prompt = dataset.row("train", index * num_rows // count)
-            payload = model.encode(prompt)
-            for reward in rewards:
-                reward.vet(prompt)
-            if unvetted and prompt.demonstration is not None and isinstance(model, Vetting):
-                unvetted -= 1
-                model.vet(prompt)
-                vetted += 1
-        except DataError as error:
-            faults.append(str(error))
-            continue
-        demonstrations += prompt.demonstration is not None
-        preferences += prompt.demonstration is not None and prompt.rejected is not None
-        shown += bool(prompt.media)
-        if "prompt" in payload.arrays:
-            num_units = payload.arrays["prompt"].shape[0]
-            if recipe.dataset.unfit(num_units)[0]:
-                unfit += 1
-            else:
-                lengths.append(num_units)
+        seen.look_at(dataset, index * num_rows // count)
     return Measured(
         num_rows=count,
-        num_demonstrations=demonstrations,
-        num_preferences=preferences,
-        shortest_prompt=min(lengths, default=0),
-        longest_prompt=max(lengths, default=0),
-        num_with_media=shown,
+        num_demonstrations=seen.demonstrations,
+        num_preferences=seen.preferences,
+        shortest_prompt=min(seen.lengths, default=0),
+        longest_prompt=max(seen.lengths, default=0),
+        num_with_media=seen.with_media,
         num_heldout=num_heldout,
         num_heldout_demonstrations=sum(_has_demonstration(dataset, index) for index in range(num_heldout)),
-        num_unusable=len(faults),
-        fault=next(iter(faults), ""),
-        num_unfit=unfit,
-        num_vetted=vetted,
+        num_unusable=seen.unusable,
+        fault=seen.fault,
+        num_unfit=seen.unfit,
+        num_vetted=seen.vetted,
     )
+
+
+@attrs.define(kw_only=True)
+class _Seen:
+    """What the rows amount to that were looked at."""
+
+    model: Model
+    rewards: Sequence[Vetting]
+    recipe: Recipe
+    num_to_vet: int
+    lengths: list[int] = attrs.field(factory=list, init=False)
+    demonstrations: int = attrs.field(default=0, init=False)
+    preferences: int = attrs.field(default=0, init=False)
+    with_media: int = attrs.field(default=0, init=False)
+    vetted: int = attrs.field(default=0, init=False)
+    unfit: int = attrs.field(default=0, init=False)
+    unusable: int = attrs.field(default=0, init=False)
+    fault: str = attrs.field(default="", init=False)
+
+    def look_at(self, dataset: Dataset, row: int) -> None:
+        try:
+            prompt = dataset.row("train", row)
+            payload = self.model.encode(prompt)
+            self._vet(prompt)
+        except DataError as error:
+            self.unusable += 1
+            self.fault = self.fault or str(error)
+            return
+        self.demonstrations += prompt.demonstration is not None
+        self.preferences += prompt.demonstration is not None and prompt.rejected is not None
+        self.with_media += bool(prompt.media)
+        if "prompt" in payload.arrays:
+            num_units = payload.arrays["prompt"].shape[0]
+            if self.recipe.dataset.unfit(num_units)[0]:
+                self.unfit += 1
+            else:
+                self.lengths.append(num_units)
+
+    def _vet(self, prompt: Prompt) -> None:
+        for reward in self.rewards:
+            reward.vet(prompt)
+        if self.num_to_vet and prompt.demonstration is not None and isinstance(self.model, Vetting):
+            self.num_to_vet -= 1
+            self.model.vet(prompt)
+            self.vetted += 1
 
 
 def _has_demonstration(dataset: Dataset, index: int) -> bool:
