@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import os
 import uuid
 from collections.abc import Mapping, Sequence
@@ -21,12 +22,16 @@ from cosmos_reward_remote.exchange import Exchange, Patience, RefusedError
 from cosmos_reward_remote.grouping import groups_of
 from cosmos_reward_remote.wires import CosmosRlWire, CosmosWire, Results, Seen, Wire, seen_of
 
+_LOG: Final = logging.getLogger(__name__)
+
 _POSITIVE: Final = check.gt(0.0)
 _MAY_BE_OF_ONE: Final = frozenset({400, 413})
 _CHECK_S: Final = 90.0
 """Most seconds to wait for what a service says before the first score, of the 120 that a worker has to start."""
 
 _CHECK_PAUSE_S: Final = 2.0
+_TOLD_S: Final = 5.0
+"""Seconds after which people are told that it is waited for."""
 _Scored: TypeAlias = Score | str | Exception
 
 
@@ -142,6 +147,7 @@ class Queued:
             self._name, attrs.evolve(self._patience, retries=None, longest_pause_s=_CHECK_PAUSE_S, patience_s=0.0)
         )
         exchange.bear(known.token)
+        asyncio.get_running_loop().call_later(_TOLD_S, _tell, exchange, known.enqueue_url)
         try:
             async with asyncio.timeout(_CHECK_S):
                 await self._wire.check(exchange, known, self._options.send, tuple(self._options.scorers))
@@ -202,6 +208,13 @@ class Queued:
             detail = results.details[name][index] if name in results.details else ""
             told[name] = f"{value:g}, {detail}" if detail else value
         return Score(value=total, details=told)
+
+
+def _tell(exchange: Exchange, url: str) -> None:
+    """Say what is waited for, if anything is."""
+    if exchange.failure:
+        what = f"{exchange.failure}; asking again until {_CHECK_S:g} s have passed"
+        _LOG.warning("%s", exchange.error(url, what))
 
 
 @hookimpl
