@@ -20,6 +20,9 @@ from typing import Final
 
 _LOG: Final = logging.getLogger(__name__)
 
+PARENT: Final = "COSMOS_PARENT_PID"
+"""Variable with the process id of who started this process, who may end before this process can ask who it is."""
+
 _PR_SET_PDEATHSIG: Final = 1
 _PARENT_CHECK_S: Final = 1.0
 
@@ -30,9 +33,10 @@ def bounded_life(stop: threading.Event, *, grace_s: float = 5.0) -> Iterator[Non
 
     `grace_s` seconds after `stop` was set by one of these, a process that is still inside ends with code 143, whatever
     its main thread is stuck in. Call it from the main thread. The parent's thread that started this process counts as
-    its parent: a launcher must start processes from a thread that lives as long as the run.
+    its parent: a launcher must start processes from a thread that lives as long as the run, and tells them its number
+    in `PARENT`, which is taken out of the environment here.
     """
-    parent = os.getppid()
+    parent = int(os.environ.pop(PARENT, os.getppid()))
     die_with_parent(signal.SIGTERM)
     # The interpreter writes the number of each signal to the descriptor at once, even while the main thread is inside
     # a long call into C and cannot run a Python handler.

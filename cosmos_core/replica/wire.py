@@ -74,6 +74,8 @@ Message: TypeAlias = Join | Failure | Abandon | End | Goodbye | Ping
 _CODEC: Final = Codec((Join, Failure, Abandon, End, Goodbye, Ping))
 _LENGTH: Final = struct.Struct(">I")
 _MAX_BYTES: Final = 16 << 20
+_MAX_JOIN_BYTES: Final = 4 << 10
+"""Of one who has not joined, and may be anybody."""
 _SEND_TIMEOUT_S: Final = 2.0
 _SILENCE: Final = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
 """A machine that no longer answers is gone after half a minute."""
@@ -89,7 +91,8 @@ class Wire:
         rank: The process at the other end; negative before it has joined.
         pid: Its process id.
         has_left: Whether it said goodbye.
-        heard_at: When it was last heard (`time.monotonic()`).
+        began_at: When it was connected (`time.monotonic()`),
+        heard_at: and when it was last heard.
     """
 
     def __init__(self, connection: socket.socket, rank: int = -1) -> None:
@@ -102,7 +105,8 @@ class Wire:
         self.rank = rank
         self.pid = 0
         self.has_left = False
-        self.heard_at = time.monotonic()
+        self.began_at: Final = time.monotonic()
+        self.heard_at = self.began_at
         self._sending: Final = threading.Lock()
         self._received = bytearray()
 
@@ -137,8 +141,9 @@ class Wire:
     def _whole(self) -> Iterator[Message]:
         while len(self._received) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._received)
-            if length > _MAX_BYTES:
-                raise TransportError(f"a message of {length:,} bytes; {_MAX_BYTES:,} are the most")
+            most = _MAX_BYTES if self.rank >= 0 else _MAX_JOIN_BYTES
+            if length > most:
+                raise TransportError(f"a message of {length:,} bytes; {most:,} are the most")
             end = _LENGTH.size + length
             if len(self._received) < end:
                 return

@@ -27,6 +27,7 @@ from cosmos_core.weights.shards import EngineLayout
 _LOG: Final = logging.getLogger(__name__)
 
 _TIMEOUT_S: Final = 300.0
+"""Until the sources have said what they hold of a version."""
 _RETRY_S: Final = (0.1, 0.5, 2.0)
 _ALONE: Final = Relaying()
 _PATIENCE_S: Final = 120.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -23,15 +22,6 @@ from cosmos_core.weights.source import Arrived, Source, Wanted
 
 _LOGGER: Final = logging.getLogger(__name__)
 _POLL_MS: Final = 50
-
-
-@attrs.frozen(kw_only=True)
-class Patience:
-    """When to give up: on a source after `stall_s` of silence, on the fetch at `deadline` (monotonic seconds)."""
-
-    deadline: float
-    stall_s: float
-    timeout_s: float
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -58,6 +48,8 @@ class Ready:
 class Fetch:
     """The slices of one version, to be iterated once: (rank, slice, data); data lives as long as it is referenced.
 
+    It may take as long as it needs: a source that is silent for `stall_s` is given up, and the fetch without any left.
+
     Attributes:
         version: The version.
         digests: Digest of each tensor as published; see `first_difference`.
@@ -73,7 +65,7 @@ class Fetch:
         plan: Plan,
         *,
         place: Place,
-        patience: Patience,
+        stall_s: float,
         ranks: Collection[int],
     ) -> None:
         self.version: Final = version
@@ -84,7 +76,7 @@ class Fetch:
         self._ready: Final = tuple(ready)
         self._plan: Final = plan
         self._place: Final = place
-        self._patience: Final = patience
+        self._stall_s: Final = stall_s
         self._ranks: Final = ranks
 
     @property
@@ -105,12 +97,11 @@ class Fetch:
         """Yield every slice of the chosen ranks once.
 
         Raises:
-            WeightSyncError: No source can give what is missing, or the time is over; names each source's problem.
+            WeightSyncError: No source can give what is missing; names each source's problem.
         """
         yield from self._assign(self._ready, self._plan)
         sources = [ready.source for ready in self._ready if ready.source is not None]
         while busy := [source for source in sources if source.is_busy]:
-            self._check_deadline(busy)
             answered = wait(busy)
             for source in answered:
                 try:
@@ -121,7 +112,7 @@ class Fetch:
                     yield from arrived
             for source in busy:
                 if source not in answered and source.is_busy and source.is_stalled:
-                    yield from self._reassign(source, f"no answer for {self._patience.stall_s:g} s")
+                    yield from self._reassign(source, f"no answer for {self._stall_s:g} s")
 
     def _assign(self, usable: Sequence[Ready], plan: Plan) -> Iterator[Arrived]:
         """Ask for slices over the network, then yield those within reach."""
@@ -134,9 +125,7 @@ class Fetch:
                 ready.source.want(share)
         for ready, share in zip(usable, shares, strict=True):
             if ready.shelf is not None:
-                for arrived in ready.shelf.read(share):
-                    yield arrived
-                    self._check_deadline(())
+                yield from ready.shelf.read(share)
 
     def _reassign(self, source: Source, reason: str) -> Iterator[Arrived]:
         """Ask the other sources for what one owes."""
@@ -156,13 +145,6 @@ class Fetch:
             yield from self._assign(usable, plan_of(usable, rest, self._place))
         except WeightSyncError as error:
             raise WeightSyncError(f"{problems(self.version, sources)}; {error}") from None
-
-    def _check_deadline(self, busy: Sequence[Source]) -> None:
-        if time.monotonic() > self._patience.deadline:
-            waiting = f"; still waiting for {', '.join(source.endpoint for source in busy)}" if busy else ""
-            raise WeightSyncError(
-                f"weights version {self.version}: not complete after {self._patience.timeout_s:g} s{waiting}"
-            )
 
 
 def plan_of(ready: Sequence[Ready], wanted: ShardMap, place: Place) -> Plan:

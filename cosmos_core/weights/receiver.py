@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias
 
+import attrs
 import zmq
 
 from cosmos_core.errors import TransportError, WeightSyncError
@@ -18,7 +19,7 @@ from cosmos_core.transport.door import shown
 from cosmos_core.transport.door.ring import Ring
 from cosmos_core.weights import digest, wire
 from cosmos_core.weights.base import Base
-from cosmos_core.weights.fetch import Fetch, Patience, Ready, plan_of, problems, wait
+from cosmos_core.weights.fetch import Fetch, Ready, plan_of, problems, wait
 from cosmos_core.weights.planning.planner import Plan, check_agreement
 from cosmos_core.weights.planning.topology import Place
 from cosmos_core.weights.shards import EngineLayout, ShardMap
@@ -32,6 +33,14 @@ _NAMED: Final = 4
 """Most sources that a line of the log names."""
 
 Transport: TypeAlias = Literal["auto", "shared-memory", "disk"] | wire.LaneKind
+
+
+@attrs.frozen(kw_only=True)
+class _Patience:
+    """When sources are given up that have not answered: one after `stall_s`, all at `deadline` (monotonic seconds)."""
+
+    deadline: float
+    stall_s: float
 
 
 class WeightReceiver:
@@ -88,7 +97,8 @@ class WeightReceiver:
         Args:
             target: The version and who has it.
             layout: What each rank holds (`RolloutEngine.layout`).
-            timeout_s: Most seconds from here to the last slice.
+            timeout_s: Most seconds until the sources have said what they hold. Slices may take as long as they need,
+                as long as sources are not silent (`stall_s`).
             ranks: Those for which to fetch; all of the layout if absent.
             falls_back: Whether to read what is stored, if there is any, where the target's sources cannot give it.
             base: What the replica has loaded; over ZeroMQ only what changed since then is sent, where the source can.
@@ -99,14 +109,14 @@ class WeightReceiver:
                 first tensor is named), or the transport cannot be used.
         """
         now, stall_s = time.monotonic(), min(self._stall_s, timeout_s / 2)
-        patience = Patience(deadline=now + timeout_s, stall_s=stall_s, timeout_s=timeout_s)
+        patience = _Patience(deadline=now + timeout_s, stall_s=stall_s)
         wanted = ShardMap.of_layout(layout)
         found: list[Source] = []
         try:
             ready, plan = self._find(target, found, wanted, patience, falls_back=falls_back, base=base)
             _LOGGER.info("weights version %d comes %s", target.version, self._how(ready))
             chosen = frozenset(layout if ranks is None else ranks)
-            yield Fetch(target.version, wanted, ready, plan, place=self._place, patience=patience, ranks=chosen)
+            yield Fetch(target.version, wanted, ready, plan, place=self._place, stall_s=stall_s, ranks=chosen)
         finally:
             for source in found:
                 source.close()
@@ -128,7 +138,7 @@ class WeightReceiver:
         target: WeightTarget,
         found: list[Source],
         wanted: ShardMap,
-        patience: Patience,
+        patience: _Patience,
         *,
         falls_back: bool,
         base: Base | None,
@@ -202,7 +212,7 @@ class WeightReceiver:
             source.describe(target.version)
 
     def _gather(
-        self, target: WeightTarget, sources: Sequence[Source], wanted: ShardMap, patience: Patience
+        self, target: WeightTarget, sources: Sequence[Source], wanted: ShardMap, patience: _Patience
     ) -> tuple[list[Ready], Plan]:
         """Wait until the sources that answered can give everything: those on this host alone, if they can."""
         ready: list[Ready] = []

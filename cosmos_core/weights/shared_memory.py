@@ -53,14 +53,13 @@ class SharedFile:
             directory: Where to make it; shared memory if absent, the folder for temporary files where that is full.
 
         Raises:
-            WeightSyncError: No folder has room for it.
+            WeightSyncError: No folder has room for it, or it cannot be mapped.
         """
         name = f"{_PREFIX}{os.getpid()}-{label}-{token}"
         directories = directories_for_files() if directory is None else (directory,)
-        path, fd = _allocate(directories, name, size)
+        path, fd, buffer = _allocate(directories, name, size)
         self.path = path
-        # Populating at once is several times cheaper than one page fault after another.
-        self.buffer: Final = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        self.buffer: Final = buffer
         self.buffer[:HEADER_BYTES] = _header(token)
         self.size: Final = size
         self._fd: Final = fd
@@ -163,7 +162,7 @@ def _header(token: str) -> bytes:
     return (_MAGIC + token.encode()).ljust(HEADER_BYTES, b"\0")
 
 
-def _allocate(directories: tuple[Path, ...], name: str, size: int) -> tuple[Path, int]:
+def _allocate(directories: tuple[Path, ...], name: str, size: int) -> tuple[Path, int, mmap.mmap]:
     problems = []
     for directory in directories:
         path = directory / name
@@ -173,6 +172,8 @@ def _allocate(directories: tuple[Path, ...], name: str, size: int) -> tuple[Path
             fcntl.flock(fd, fcntl.LOCK_EX)
             # Reserves the space: without it a full file system kills the process with SIGBUS at a later write.
             os.posix_fallocate(fd, 0, size)
+            # Populating at once is several times cheaper than one page fault after another.
+            buffer = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except OSError as error:
             problems.append(f"{directory}: {error.strerror}")
             if fd >= 0:
@@ -180,7 +181,7 @@ def _allocate(directories: tuple[Path, ...], name: str, size: int) -> tuple[Path
         else:
             if problems:
                 _LOG.warning("weight snapshots lie in %s, which may be slow (%s)", directory, "; ".join(problems))
-            return path, fd
+            return path, fd, buffer
     raise WeightSyncError(
         f"no room for a weight snapshot of {size:,} bytes ({'; '.join(problems)}); "
         "free space there, or enlarge the shared memory (docker: --shm-size)"

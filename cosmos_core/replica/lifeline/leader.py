@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
 import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -20,6 +22,10 @@ _SETTLE_S: Final = 0.2
 """How long news of other failures is awaited after the first: an echo may arrive before what it is the echo of."""
 _LINGER_S: Final = 1.0
 """How long followers are given to close their ends."""
+_JOIN_S: Final = 10.0
+"""How long a connection may take to say who it is."""
+_MOST_STRANGERS: Final = 64
+"""Connections that have not said so yet, beside those of the followers; a newer one takes the place of the oldest."""
 _POLL_S: Final = 0.1
 _PING_S: Final = 1.0
 
@@ -51,6 +57,7 @@ class LeaderLine(Lifeline):
         self._server: Final = _listen(host)
         self._news: Final = threading.Condition()
         self._joined: Final[dict[int, Wire]] = {}
+        self._strangers: Final[deque[Wire]] = deque()
         self._failures: Final[list[Failure]] = []
         self._is_main_waiting = False
         self._is_ending = False
@@ -126,6 +133,8 @@ class LeaderLine(Lifeline):
                 for wire in self._joined.values():
                     wire.heard_at += now - looked_at
             looked_at = now
+            while self._strangers and now - self._strangers[0].began_at > _JOIN_S:
+                self._drop(self._strangers[0])
             if now - pinged_at >= _PING_S:
                 pinged_at = now
                 self._tell(Ping())
@@ -153,10 +162,23 @@ class LeaderLine(Lifeline):
         """Take in what arrives within a moment."""
         for key, _ in self._selector.select(_POLL_S):
             if key.fileobj is self._server:
-                connection, _ = self._server.accept()
-                self._selector.register(connection, selectors.EVENT_READ, Wire(connection))
+                self._accept()
             else:
                 self._read(key.data)
+
+    def _accept(self) -> None:
+        try:
+            wire = Wire(self._server.accept()[0])
+        except OSError as error:  # it is gone already, or this process has no more descriptors
+            _LOG.warning("%s: a connection of its processes could not be taken: %s", self._name, error)
+            if self._strangers:
+                self._drop(self._strangers[0])
+            time.sleep(_POLL_S)
+            return
+        self._selector.register(wire.connection, selectors.EVENT_READ, wire)
+        self._strangers.append(wire)
+        if len(self._strangers) > self._size + _MOST_STRANGERS:
+            self._drop(self._strangers[0])
 
     def _read(self, wire: Wire) -> None:
         try:
@@ -172,10 +194,11 @@ class LeaderLine(Lifeline):
 
     def _take(self, wire: Wire, message: Message) -> None:
         match message:
-            case Join() if message.token == self._token and message.rank in self._joined:
+            case Join() if self._is_token(message.token) and message.rank in self._joined:
                 _LOG.warning("%s: a second process says that it is rank %d; closed", self._name, message.rank)
                 self._drop(wire)
-            case Join() if message.token == self._token and wire.rank < LEADER < message.rank < self._size:
+            case Join() if self._is_token(message.token) and wire.rank < LEADER < message.rank < self._size:
+                self._strangers.remove(wire)
                 with self._news:
                     wire.rank, wire.pid = message.rank, message.pid
                     self._joined[message.rank] = wire
@@ -194,7 +217,12 @@ class LeaderLine(Lifeline):
                 _LOG.warning("%s: a connection that is not of this start of the run was closed", self._name)
                 self._drop(wire)
 
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self._token.encode())
+
     def _drop(self, wire: Wire) -> None:
+        if wire in self._strangers:
+            self._strangers.remove(wire)
         if wire.connection.fileno() >= 0:
             self._selector.unregister(wire.connection)
             wire.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -75,6 +76,12 @@ def sample(
     if environment is not None and played.reward is not None:
         values = {**values, environment.plugin: played.reward}
         total += 0.0 if shut else environment.weight * played.reward
+    if failed is None and not math.isfinite(total):
+        failed = Outcome(
+            value=None,
+            status=SampleStatus.REWARD_FAILED,
+            detail=f"the weighted sum of its rewards is not finite: {_told(values)}",
+        )
     return _sample(
         index,
         played,
@@ -123,6 +130,10 @@ def report(scored: Sample, text: str | None, media: str = "") -> SampleReport:
         text=(text or "")[:TEXT_LENGTH],
         media=media,
     )
+
+
+def _told(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{label} {value:g}" for label, value in values.items())
 
 
 def _shut(values: Mapping[str, float], rewards: Sequence[RewardConfig]) -> list[str]:

@@ -18,6 +18,7 @@ from typing import Final, Protocol, TypeAlias
 
 from cosmos_core.errors import ReplicaError
 from cosmos_core.protocols import Exit, ProcessSpec
+from cosmos_core.replica.lifetime import PARENT
 
 _POLL_S: Final = 0.02
 _TAIL_BYTES: Final = 16_384
@@ -75,6 +76,8 @@ def by_command(command: Callable[[ProcessSpec], list[str]] = python_command) -> 
 
     def begin(spec: ProcessSpec, output: Path) -> Process:
         words = command(spec)
+        # Other commands start it elsewhere, where this process is not its parent.
+        parent = {PARENT: str(os.getpid())} if words[0] == sys.executable else {}
         try:
             with output.open("ab") as file:
                 return subprocess.Popen(
@@ -82,7 +85,7 @@ def by_command(command: Callable[[ProcessSpec], list[str]] = python_command) -> 
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **spec.environment},
+                    env={**os.environ, **spec.environment, **parent},
                     start_new_session=True,
                 )
         except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -234,9 +235,46 @@ def test_a_stranger_cannot_fill_the_memory():
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as theirs:
         wire = Wire(server.accept()[0])
         theirs.sendall(b"\xff\xff\xff\xff")
+        with pytest.raises(TransportError, match="a message of 4,294,967,295 bytes; 4,096 are the most"):
+            wire.receive()
+        wire.rank = 1
+        theirs.sendall(b"x")
         with pytest.raises(TransportError, match="a message of 4,294,967,295 bytes; 16,777,216 are the most"):
             wire.receive()
         wire.close()
+
+
+BESIEGED = """
+import resource, sys
+from cosmos_core.replica.lifeline import LeaderLine, leader
+
+leader._JOIN_S, leader._MOST_STRANGERS = float(sys.argv[1]), int(sys.argv[2])
+ended = []
+line = LeaderLine(name="policy-0", size=2, token="t", host="127.0.0.1", end=ended.append)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+print(line.port, flush=True)
+line.meet(20.0, lambda: False)
+print("met", ended, flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize(("join_s", "most"), [("0.2", "1000"), ("60", "8"), ("60", "1000")])
+def test_strangers_who_say_nothing_do_not_keep_followers_out(join_s, most):
+    with contextlib.ExitStack() as stack:
+        leader = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", BESIEGED, join_s, most], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        )
+        stack.callback(leader.kill)
+        address = ("127.0.0.1", int(leader.stdout.readline()))
+        for _ in range(100):
+            stack.enter_context(socket.create_connection(address))
+        wire = Wire(socket.create_connection(address), 0)
+        stack.callback(wire.close)
+        wire.send(Join(rank=1, token="t", pid=1))
+        assert leader.stdout.readline() == "met []\n"
 
 
 def test_a_replica_of_one_process_has_nobody_to_lose():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cosmos_core.replica import lifetime
 from cosmos_core.replica.lifetime import bounded_life
 
 CHILD = """
@@ -72,6 +73,18 @@ def test_a_process_does_not_outlive_its_parent():
         while _is_running(child):
             assert time.monotonic() < end, "the child lives on"
             time.sleep(0.02)
+
+
+def test_a_parent_that_ended_while_the_process_was_starting_is_noticed(monkeypatch):
+    monkeypatch.setattr("cosmos_core.replica.lifetime._PARENT_CHECK_S", 0.02)
+    stop = threading.Event()
+    monkeypatch.setenv(lifetime.PARENT, str(os.getppid()))
+    with bounded_life(stop, grace_s=60):
+        assert not stop.wait(0.2)
+        assert lifetime.PARENT not in os.environ
+    monkeypatch.setenv(lifetime.PARENT, "999999999")
+    with bounded_life(stop, grace_s=60):
+        assert stop.wait(2)
 
 
 def test_a_parent_that_ended_is_noticed_without_the_kernel_too(monkeypatch):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -59,7 +61,7 @@ def target(version, endpoint):
 
 
 def files():
-    return {path for folder in directories_for_files() for path in folder.glob("cosmos-weights-*")}
+    return {path for folder in directories_for_files() for path in folder.glob(f"cosmos-weights-{os.getpid()}-*")}
 
 
 @pytest.mark.parametrize("transport", ["shared-memory", "zmq"])

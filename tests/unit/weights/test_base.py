@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 
 import attrs
@@ -327,7 +328,7 @@ def test_without_room_there_is_no_base_and_the_log_says_so(base, monkeypatch, ca
 
 def test_a_base_leaves_no_file_behind():
     def files():
-        return {path for folder in directories_for_files() for path in folder.glob("cosmos-weights-*")}
+        return {path for folder in directories_for_files() for path in folder.glob(f"cosmos-weights-{os.getpid()}-*")}
 
     before = files()
     with Base() as base:

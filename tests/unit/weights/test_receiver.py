@@ -325,7 +325,7 @@ def test_a_malformed_answer_counts_as_a_failure_of_its_publisher(publishers, rec
         list(pieces)
 
 
-def test_the_time_limit_counts_a_slow_transfer_too(publishers, receiver, monkeypatch):
+def test_a_transfer_may_take_as_long_as_it_needs(publishers, receiver, monkeypatch):
     monkeypatch.setattr(wire, "REQUEST_BYTES", 1)
     monkeypatch.setattr(wire, "SLICE_BYTES", 1 << 14)
     published = publishers[0].publish(5, TENSORS, None)
@@ -336,11 +336,10 @@ def test_the_time_limit_counts_a_slow_transfer_too(publishers, receiver, monkeyp
         return original(self, piece)
 
     monkeypatch.setattr(snapshots.Snapshot, "read", slow)
-    with (
-        receiver("zmq").fetch(target_of(published, publishers[0]), layout_of(TENSORS), 0.7) as pieces,
-        pytest.raises(WeightSyncError, match=f"not complete after 0.7 s; still waiting for {publishers[0].endpoint}"),
-    ):
-        list(pieces)
+    began = time.monotonic()
+    with receiver("zmq").fetch(target_of(published, publishers[0]), layout_of(TENSORS), 1.0) as pieces:
+        assert list(pieces)
+    assert time.monotonic() - began > 1.0
 
 
 def test_another_state_of_the_same_version_is_refused(publishers, receiver):

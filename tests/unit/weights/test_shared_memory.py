@@ -82,6 +82,18 @@ def test_a_file_is_renewed_only_when_no_process_maps_it(tmp_path):
     assert not file.renew(label="v3", token="three", size=4096)
 
 
+def test_a_file_that_cannot_be_mapped_is_not_left_behind(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(shared_memory.mmap, "mmap", fail)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(WeightSyncError, match=r"no room for a weight snapshot of 4,096 bytes .*Cannot allocate memory"):
+        SharedFile(label="v1", token="one", size=4096, directory=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_a_file_that_is_being_written_over_is_not_mapped(tmp_path, caplog):
     file = SharedFile(label="v1", token="one", size=4096, directory=tmp_path)
     assert shared_memory._lock(file._fd, shared_memory._WRITER) == "held"

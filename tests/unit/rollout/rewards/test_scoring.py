@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 import attrs
 import pytest
 
@@ -8,6 +10,8 @@ from cosmos_core.protocols import FinishReason, Generated
 from cosmos_core.rollout.episodes.dialogue import Played
 from cosmos_core.rollout.rewards import scoring
 from cosmos_core.rollout.rewards.pool import Outcome
+from cosmos_core.transport.reports import GroupFinished
+from cosmos_core.transport.wire import REPORT
 from cosmos_core.types import Array, Payload, Prompt, SampleStatus
 
 OK, FAILED, LATE = SampleStatus.OK, SampleStatus.REWARD_FAILED, SampleStatus.REWARD_TIMEOUT
@@ -92,6 +96,19 @@ def test_any_failed_reward_leaves_the_sample_without_one(status):
     assert (made.reward, made.status, made.detail) == (None, status, "why")
     assert made.rewards == {"math": 1.0}
     assert not made.is_scored
+
+
+def test_a_sum_that_is_not_finite_is_no_reward():
+    most = sys.float_info.max
+    for value in (most, -most):
+        made = scoring.sample(0, played(), [Outcome(value=value, status=OK), Outcome(value=1.0, status=OK)], REWARDS)
+        assert (made.reward, made.status) == (None, FAILED)
+        assert made.detail == f"the weighted sum of its rewards is not finite: math {value:g}, style 1"
+        assert REPORT.decode(REPORT.encode(GroupFinished(lease=1, samples=(scoring.report(made, "text"),))))
+    paid = attrs.evolve(played(), reward=most)
+    environment = EnvironmentConfig(plugin="calculator", weight=1.0)
+    made = scoring.sample(0, paid, [Outcome(value=most, status=OK)], GATED[:1], environment)
+    assert (made.reward, made.status) == (None, FAILED)
 
 
 def test_the_report_has_the_fields_of_the_sample_and_a_cut_text():

@@ -24,7 +24,8 @@ def launcher(tmp_path, monkeypatch):
     )
     (tmp_path / "broken.py").write_text("raise SystemExit('no such model: nope')\n")
     (tmp_path / "printer.py").write_text(
-        "import os\nprint(os.environ['OMP_NUM_THREADS'], os.getsid(0) == os.getpid())\n"
+        "import os\n"
+        "print(os.environ['OMP_NUM_THREADS'], os.getsid(0) == os.getpid(), os.environ['COSMOS_PARENT_PID'])\n"
     )
     (tmp_path / "importer.py").write_text("import queue, cosmos_algorithm_grpo\nprint('unharmed')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -69,10 +70,10 @@ def test_a_logged_error_is_preferred_to_the_output(tmp_path):
     assert last_error(tmp_path, "rollout-0") == ""
 
 
-def test_processes_lead_a_session_with_bounded_threads(launcher, tmp_path):
+def test_processes_lead_a_session_with_bounded_threads_and_know_their_parent(launcher, tmp_path):
     start(launcher, "printer", **thread_environment(3))
     assert wait_for(launcher.exits)[0].code == 0
-    assert (tmp_path / "logs" / "printer.log").read_text() == "3 True\n"
+    assert (tmp_path / "logs" / "printer.log").read_text() == f"3 True {os.getpid()}\n"
 
 
 @pytest.mark.parametrize("name", ["queue.py", "cosmos_algorithm_grpo.py"])
