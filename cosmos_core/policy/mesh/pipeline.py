@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import attrs
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -112,7 +113,7 @@ class Pipeline:
     ) -> None:
         """Run forward and backward of each micro-batch; gradients are added to those there are.
 
-        A schedule that needs more micro-batches is given some of them again, for a loss of zero.
+        A schedule that needs more micro-batches is given some of them again, from which nothing is learned.
         """
         if not batches:
             return
@@ -121,6 +122,9 @@ class Pipeline:
 
         def forward(index: int, received: torch.Tensor, number: int) -> torch.Tensor:
             batch, stage = batches[number % len(batches)], self._stages[index]
+            if number >= len(batches):
+                # Without them, a stage neither counts the batch nor adds penalties of its own.
+                batch = attrs.evolve(batch, weights_N=None)
             if index < self._num_stages - 1:
                 return self._advance(index, batch, None if index == 0 else received, message)
             if number >= len(batches):

@@ -76,9 +76,10 @@ class Average:
             kept = present.clone()
             present.copy_(average)
             average.copy_(kept)
+        # What was cast or gathered before would hide the change.
+        torch.clear_autocast_cache()
         for part in self._module.modules():
             if isinstance(part, FSDPModule):
-                # What was gathered before would hide the change.
                 part.reshard()
 
     def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -17,9 +17,9 @@ LAYOUTS = {
 }
 
 
-def policy_of(sizes, **parallel):
+def policy_of(sizes, units=16, **parallel):
     return PolicyConfig(
-        precision="fp32", micro_batch_units=16, mesh=MeshConfig(**sizes), parallel=ParallelConfig(**parallel)
+        precision="fp32", micro_batch_units=units, mesh=MeshConfig(**sizes), parallel=ParallelConfig(**parallel)
     )
 
 
@@ -47,3 +47,17 @@ def test_gradients_and_loads_do_not_depend_on_the_layout(make, payloads, family)
         assert error < 1e-4, f"{name}: {parameter}"
         # A stage of a pipeline has the counts of its own layers.
         assert tallies == loads[: len(tallies)], name
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_a_pipeline_learns_nothing_from_micro_batches_that_fill_its_schedule(make, payloads, schedule):
+    options = {"auxiliary_loss": 0.7, "z_loss": 0.2}
+    plugin = PluginModel(
+        plugin="qwen3-moe", options=options, context=make("qwen3-moe", {"num_hidden_layers": 4}).context
+    )
+    (gradients, tallies), *_ = run_world(2, steps, plugin, payloads, [policy_of({"pp": 2}, 500, schedule=schedule)])[0]
+    expected, loads = step(plugin, payloads, policy_of({}, 500), single_world())
+    parameter, error = worst_error(gradients, expected)
+    assert error < 1e-4, parameter
+    # In no particular order, where a process has stages that do not follow one another.
+    assert all(tally in loads for tally in tallies)

@@ -26,9 +26,11 @@ from cosmos_core.run.artifacts.export import _is_average, load_weights
 from tests.unit.policy.training.test_step import pair
 
 
-def trainer_of(kit, model, algorithm=None, *, seed=0, **average):
+def trainer_of(kit, model, algorithm=None, *, seed=0, precision="fp32", **average):
     optimizer = OptimizerConfig(lr=1e-2)
-    return kit.make_trainer(model, algorithm, optimizer=optimizer, seed=seed, average=AverageConfig(**average))
+    return kit.make_trainer(
+        model, algorithm, optimizer=optimizer, seed=seed, precision=precision, average=AverageConfig(**average)
+    )
 
 
 def step(trainer, kit, seed=0):
@@ -133,13 +135,14 @@ def test_the_held_out_loss_is_of_what_is_published(model, kit, publish):
     assert trainer.measure(share) == other.measure(share)
 
 
-def consulting(kit):
+def consulting(kit, **declared):
     @attrs.frozen(kw_only=True)
     class Consulting(kit.Reinforce):
         skips_zero_advantage: bool = False
+        old_logprobs: str = "none"
         consults: dict = attrs.field(factory=lambda: {"average": None})
 
-    return Consulting()
+    return Consulting(**declared)
 
 
 def test_the_average_is_consulted_as_it_was_before_the_step(model, kit):
@@ -156,6 +159,18 @@ def test_the_average_is_consulted_as_it_was_before_the_step(model, kit):
     expected = [model.decide(other.module, batch, temperature=1.0).logprobs_N for batch in batches]
     found = [decisions.frozen["average"].logprobs_N for decisions in algorithm.seen]
     assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_is_computed_after_the_average_was_consulted_is_of_the_weights(model, kit, precision):
+    algorithm = consulting(kit, old_logprobs="recompute")
+    trainer = trainer_of(kit, model, algorithm, precision=precision, decay=0.99)
+    for seed in range(3):
+        algorithm.seen.clear()
+        step(trainer, kit, seed)
+    first = algorithm.seen[0]
+    assert torch.equal(first.old_logprobs_N, first.logprobs_N.detach())
+    assert not torch.equal(first.old_logprobs_N, first.frozen["average"].logprobs_N)
 
 
 def test_a_recipe_without_the_table_is_refused(kit):
