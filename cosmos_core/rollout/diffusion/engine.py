@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from cosmos_core.errors import DataError, EngineError
-from cosmos_core.protocols import CachePolicy, Denoising, EngineContext, FinishReason, Request, TensorSlice
+from cosmos_core.protocols import CachePolicy, Denoising, EngineContext, Request, TensorSlice
 from cosmos_core.rollout.diffusion.concluding import conclude, priced, rendered
 from cosmos_core.rollout.diffusion.denoising import denoise
 from cosmos_core.rollout.diffusion.foresight import problems
@@ -98,8 +98,7 @@ class DiffusionEngine(ServedEngine[Trajectory]):
         conclude(self._context.model, self._module, sample, version=version, regressions=options.regressions)
         if options.regressions and sample.flight.request.sampling.temperature:
             self._generated += options.regressions
-        sample.media = rendered(self._model, sample, size=options.render_size)
-        sample.reason = FinishReason.STOP
+        sample.end(rendered(self._model, sample, size=options.render_size))
 
     # -- weights ------------------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class Trajectory:
         state: x_t, float32 [C, T, H, W]; None before it begins.
         remembered: What the sampler remembers of the steps before, likewise.
         decisions: What was decided so far.
-        versions: Weight versions of the steps taken, each once.
+        versions: Weight versions of the steps taken, each once; once it is at its end, those of what is learned of it.
         finished: The payload of all of it, once it is at its end.
         media: What it looks like.
         reason: Why it ended; None while it goes on.
@@ -111,8 +111,7 @@ class Trajectory:
         if payload is None:
             payload = attrs.evolve(self.flight.request.prompt, arrays=self.arrays())
         number = payload.arrays["logprobs"].shape[0]
-        # A sample that is learned as a whole is of all weights that had a part in it.
-        versions = {each.version for each in self.decisions} or self.versions or {version}
+        versions = self._versions() or {version}
         return Generated(
             payload=payload,
             reason=self.reason or FinishReason.ABORTED,
@@ -121,6 +120,15 @@ class Trajectory:
             num_units=number,
             media=self.media,
         )
+
+    def end(self, media: Payload) -> None:
+        """Be at the end: of the way there, only what `finished` has of it is kept."""
+        self.media, self.reason, self.versions = media, FinishReason.STOP, self._versions()
+        self.state, self.remembered, self.decisions = None, (), []
+
+    def _versions(self) -> set[int]:
+        # A sample that is learned as a whole is of all weights that had a part in it.
+        return {each.version for each in self.decisions} or self.versions
 
     def arrays(self) -> dict[str, Array]:
         """The prompt's arrays, and those of the transitions (see `cosmos_core.types.Payload`)."""

@@ -50,7 +50,9 @@ class PpoOptions:
         help="How far advantages look before they trust the critic: 1 to the end, 0 one decision.",
         validator=check.and_(check.ge(0.0), check.le(1.0)),
     )
-    value_weight: float = option(0.5, help="Factor of the critic's squared error in the loss.", validator=check.gt(0.0))
+    value_weight: float = option(
+        0.5, help="Factor of half the critic's squared error in the loss.", validator=check.gt(0.0)
+    )
     whiten: bool = option(True, help="Whether advantages are brought to mean 0 and deviation 1 over the batch.")
     kl_weight: float = option(
         0.0,
@@ -72,8 +74,8 @@ class Ppo(PlainAlgorithm):
     learns A + V, the returns that λ makes of it.
 
     Source: 1707.06347, equations 7 and 9; advantages 1506.02438; the divergence in the reward 1909.08593, equation 2.
-    Deviations: the critic's error is not clipped, as a batch is trained on once; a sample that was cut off counts as
-    one that ended.
+    Deviations: half the critic's squared error counts, and it is not clipped, as a batch is trained on once; a sample
+    that was cut off counts as one that ended.
 
     Raises:
         ConfigError: The options do not fit the recipe.

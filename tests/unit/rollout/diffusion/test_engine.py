@@ -119,6 +119,20 @@ def test_a_group_branches_from_one_prefix(started):
     assert (stats.generated_units, stats.prompt_units) == (6 * 2, 3 + 6 * 3)
 
 
+def test_what_is_finished_is_held_once_and_not_on_the_device(started):
+    run = started(sampler="edm", max_in_flight=1)
+    conclude, held = run.engine._conclude, []
+
+    def concluded(sample):
+        conclude(sample)
+        held.append((sample.state, sample.remembered, sample.decisions, sample.generated(9).newest_version))
+
+    run.engine._conclude = concluded
+    ((first, second),) = run.generate(run.request("group", num_samples=2))
+    assert held == [(None, (), [], 0)] * 2
+    assert first.payload.arrays["states"].shape == second.payload.arrays["states"].shape
+
+
 def test_a_group_that_waits_for_its_prefix_is_counted_and_can_be_aborted(started):
     run = started(trained="window", window_start=40, shared_prefix=True, max_in_flight=2)
     run.engine.pause()
