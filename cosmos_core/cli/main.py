@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Final, NoReturn, TextIO, cast
 # Typer reads it when it is imported; without rich it starts in half the time.
 os.environ.setdefault("TYPER_USE_RICH", "0")
 
-import typer
+_INTERRUPTED: Final = "cosmos: stopped by Ctrl-C"
 
-from cosmos_core.cli import artifacts, audit, keys, launch, plugins, replica, reward_service, status, steering
-from cosmos_core.cli.options import Debug, is_debugging, set_debugging
-from cosmos_core.errors import ConfigError, CosmosError, PluginError
+try:
+    import typer
+
+    from cosmos_core.cli import artifacts, audit, keys, launch, plugins, replica, reward_service, status, steering
+    from cosmos_core.cli.options import Debug, is_debugging, set_debugging
+    from cosmos_core.errors import ConfigError, CosmosError, PluginError
+except KeyboardInterrupt:
+    # They take a moment to import, and `main` is not there yet to answer.
+    print(_INTERRUPTED, file=sys.stderr)  # noqa: T201
+    sys.exit(130)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,7 +91,11 @@ def run(
     name: RunName = None,
     resume: Annotated[
         Path | None,
-        typer.Option("--resume", metavar="RUN", help="Go on with the run in this folder; --set may change its length."),
+        typer.Option(
+            "--resume",
+            metavar="RUN",
+            help="Go on with the run in this folder; --set may change its length, layout, tracking and launch.",
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the plan, like `cosmos plan`.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run of this name.")] = False,
@@ -165,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except SystemExit as end:
         # Typer ends in silence. Runs answer Ctrl-C themselves, once they have begun.
         if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
-            typer.echo("cosmos: stopped by Ctrl-C", err=True)
+            typer.echo(_INTERRUPTED, err=True)
         raise
     sys.exit(0)
 

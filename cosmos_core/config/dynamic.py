@@ -137,18 +137,20 @@ def chosen(keys: Sequence[DynamicKey], fixed: Mapping[str, str], overrides: Iter
     for override in overrides:
         name, separator, text = override.partition("=")
         key = name.strip()
-        if not separator:
+        if not (separator and key):
             problems.append(f"{override}: expected KEY=VALUE, for example policy.optimizer.lr=5e-7")
-        elif key not in known:
-            problems.append(_not_dynamic(key, list(known), fixed))
-            is_list_needed = True
         elif key in values:
             problems.append(f"{key}: given twice")
-        else:
+        elif key in known:
             try:
                 values[key] = known[key].taken(parse_value(text.strip(), override))
             except ConfigError as error:
                 problems.append(str(error))
+        elif why := _static(key, fixed):
+            problems.append(f"{key}: cannot change {why}")
+            is_list_needed = True
+        else:
+            problems.append(f"{key}: no dynamic key of this run; {suggestion(key, known)}")
     if not values and not problems:
         problems.append("nothing to set; give KEY=VALUE, for example policy.optimizer.lr=5e-7")
     if is_list_needed:
@@ -171,15 +173,16 @@ def with_values(recipe: Mapping[str, Any], values: Mapping[str, Scalar]) -> dict
     return changed
 
 
-def _not_dynamic(key: str, known: Sequence[str], fixed: Mapping[str, str]) -> str:
+def _static(key: str, fixed: Mapping[str, str]) -> str:
+    """When a key of the recipe cannot change, and why; empty if there is no such key."""
     if key in fixed:
-        return f"{key}: cannot change in this run: {fixed[key]}"
+        return f"in this run: {fixed[key]}"
     if _is_of_recipe(key.split("."), Recipe):
-        return f"{key}: cannot change while the run goes on: {reason(key)}"
+        return f"while the run goes on: {reason(key)}"
     table, _, option = key.partition(".options.")
     if option and table not in _STAGES and _is_of_recipe([*table.split("."), "options"], Recipe):
-        return f"{key}: cannot change while the run goes on: of plugins' options, only those of algorithms may"
-    return f"{key}: no dynamic key of this run; {suggestion(key, known)}"
+        return "while the run goes on: of plugins' options, only those of algorithms may"
+    return ""
 
 
 def _is_of_recipe(path: Sequence[str], annotation: Any) -> bool:
@@ -209,6 +212,11 @@ def _described(key: str, field: attrs.Attribute[Any], value: Any, declared: Any)
         raise TypeError(f"{key}: a dynamic key holds a truth value, a number or a string, not {field.type!r}")
     for validator in (field.validator, None if declared is True else declared):
         _take_bounds(key, validator, limits)
+    # What the narrower one of two bounds says besides.
+    if limits.get("above", math.inf) < limits.get("at_least", -math.inf):
+        del limits["above"]
+    if limits.get("below", -math.inf) > limits.get("at_most", math.inf):
+        del limits["below"]
     return DynamicKey(
         key=key,
         type=_TYPES[plain[0]],

@@ -18,6 +18,7 @@ from cosmos_core.config.dynamic import with_values
 from cosmos_core.config.job import Job
 from cosmos_core.config.nearest import nearest
 from cosmos_core.config.overrides import apply_override, apply_selections
+from cosmos_core.config.reference import fields
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.structure import structure, unstructure
 from cosmos_core.errors import ConfigError
@@ -45,11 +46,25 @@ def load_recipe(
     """
     data = {} if path is None else read_toml(path)
     apply_selections(data, selections or {})
-    for override in overrides:
-        apply_override(data, override)
+    override_all(data, overrides)
     if path is None:
         _name_run(data)
     return recipe_from(data)
+
+
+def override_all(data: MutableMapping[str, Any], overrides: Sequence[str]) -> None:
+    """Apply `a.b.c=VALUE`s to a recipe in place, in order.
+
+    Raises:
+        ConfigError: One is malformed, or gives only the last parts of a key (`checkpoint.interval`).
+    """
+    tables = [field.name for field in attrs.fields(Recipe)]
+    for override in overrides:
+        apply_override(data, override)
+        key = override.partition("=")[0].strip()
+        whole = [name for name, _ in fields(Recipe) if name.endswith(f".{key}")]
+        if whole and key.partition(".")[0] not in tables:
+            raise ConfigError(f"--set {key}: unknown option; did you mean {' or '.join(whole)}?")
 
 
 def recipe_from(data: Mapping[str, Any]) -> Recipe:

@@ -130,7 +130,7 @@ def _validate(cls: type, values: dict[str, Any]) -> list[Problem]:
 def _explain(error: Exception, name: str, value: Any) -> str:
     """A validator's message without the field's name, which the path already says."""
     text = str(error.args[0]) if error.args else type(error).__name__
-    text = text.removeprefix(f"'{name}' ").removeprefix(f"{name} ")
+    text = text.removeprefix(f"'{name}' ").removeprefix(f"{name} ").removeprefix(f"{name}: ")
     if text.endswith(f": {value}"):
         return f"{text.removesuffix(f': {value}')}, got {show(value)}"
     return text if "got" in text or str(value) in text else f"{text}, got {show(value)}"

@@ -24,11 +24,12 @@ import zmq
 from cosmos_core.config.job import Job
 from cosmos_core.config.kinship import facts_of
 from cosmos_core.config.loading import load_job
-from cosmos_core.controller.accounts import Accounts
+from cosmos_core.controller.accounts import Accounts, require_known
+from cosmos_core.controller.book import begin_term
 from cosmos_core.controller.journal import Journal
 from cosmos_core.controller.live.timeline import Timeline
 from cosmos_core.controller.machine import core
-from cosmos_core.controller.machine.events import ControllerStarted, Event, Resumed, RunOpened
+from cosmos_core.controller.machine.events import Resumed, RunOpened
 from cosmos_core.controller.machine.settings import settings_of
 from cosmos_core.controller.machine.state import State
 from cosmos_core.controller.page.opening import opened
@@ -107,7 +108,7 @@ def _listen(job: Job, context: sockets.Context, port: int) -> Guarded:
 
 
 def restore(journal: Journal, job: Job, resume_step: int | None) -> tuple[State, Timeline]:
-    """Fold the journal, opening or resuming the run, and begin a new term; all of it is durable on return.
+    """Fold the journal, opening or resuming the run, and begin a new term; all of it is settled on return.
 
     Returns:
         The run's state, and when it came to that.
@@ -117,7 +118,6 @@ def restore(journal: Journal, job: Job, resume_step: int | None) -> tuple[State,
         JournalError: The run cannot go on like this; the message says how it can.
     """
     settings = settings_of(job)
-    fresh: list[Event] = []
     timeline = Timeline()
     if journal.last:
         state = _folded(journal, timeline)
@@ -126,20 +126,20 @@ def restore(journal: Journal, job: Job, resume_step: int | None) -> tuple[State,
                 f"{job.journal} is of run {state.settings.run_id}, but the job is run {settings.run_id}; "
                 "choose another run.name, or resume that run"
             )
+        require_known(job.accounts, state)
         if resume_step is None and state.has_ended:
             raise JournalError(f"{job.journal}: the run has ended ({state.outcome}); go on with --resume")
     else:
+        require_known(job.accounts, None)
         opening = RunOpened(settings=settings)
         journal.append(opening)
         state = core.begin(opening)
     if resume_step is not None:
-        fresh.append(Resumed(step=resume_step, settings=settings))
-    fresh.append(ControllerStarted(term=state.term + 1))
-    for event in fresh:
-        core.step(state, event)
-        timeline.take(time.time(), event, state)
-        journal.append(event)
-    journal.commit()
+        resumed = Resumed(step=resume_step, settings=settings)
+        core.step(state, resumed)
+        timeline.take(time.time(), resumed, state)
+        journal.append(resumed)
+    timeline.take(time.time(), begin_term(state, journal), state)
     return state, timeline
 
 

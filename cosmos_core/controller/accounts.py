@@ -1,6 +1,7 @@
 """Accounts in files: one for each of the newest checkpoints, so that a journal that is lost does not lose the run.
 
-They lie in the run's folder, `accounts/step-N`: the SHA-256 of what follows, then the encoded account.
+They lie in the run's folder, `accounts/step-N`: the SHA-256 of what follows, then the encoded account. An account is
+written once the journal has what it is of. So one that is of more than the journal knows says that the journal lost it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from cosmos_core.controller.book import Durable
+from cosmos_core.controller.journal import RECOVER
 from cosmos_core.controller.machine import progress
-from cosmos_core.controller.machine.account import ACCOUNT, Account, account_of
+from cosmos_core.controller.machine.account import ACCOUNT, Account, account_of, is_known
 from cosmos_core.controller.machine.events import Event
 from cosmos_core.controller.machine.state import State
-from cosmos_core.errors import JournalError, TransportError
+from cosmos_core.errors import DamagedJournalError, JournalError, TransportError
 
 _NAME: Final = re.compile(r"step-(\d+)")
 _DIGEST_BYTES: Final = 32
@@ -45,6 +47,7 @@ class Accounts:
             state: The run's, all of it durable.
 
         Raises:
+            DamagedJournalError: The journal lost what an account is of.
             JournalError: It cannot be written, or an old one not be removed.
         """
         self._remove_undone(state)
@@ -62,6 +65,7 @@ class Accounts:
         rewinds = tuple(state.rewinds)
         if rewinds == self._rewinds:
             return
+        require_known(self._folder, state)
         self._noted = set()
         for step in kept(self._folder):
             if step > state.step:
@@ -131,6 +135,33 @@ def kept(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
     return sorted(int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
+
+
+def require_known(folder: Path, state: State | None) -> None:
+    """Check that a journal has what each account is of, though it may have been undone since.
+
+    Args:
+        folder: Where the accounts are, in the run's folder.
+        state: The fold of the journal; None if it is gone, or empty.
+
+    Raises:
+        DamagedJournalError: The journal lost what an account is of.
+    """
+    for step in kept(folder):
+        if state is None or not _is_known(folder, step, state):
+            found = "it is gone, or empty" if state is None else f"it ends at step {state.step}"
+            raise DamagedJournalError(
+                f"the journal of {folder.parent} has lost entries: {found}, and has not what {folder}/step-{step} is "
+                f"of; {RECOVER.format(folder.parent)}"
+            )
+
+
+def _is_known(folder: Path, step: int, state: State) -> bool:
+    try:
+        return is_known(read(folder, step), state)
+    except JournalError:
+        # It is of no use to anyone, and may be what was left where the run was taken back.
+        return step <= state.step or state.undone > 0
 
 
 def read(folder: Path, step: int) -> Account:

@@ -6,7 +6,7 @@ import logging
 from typing import Final, Protocol
 
 from cosmos_core.controller.machine import core
-from cosmos_core.controller.machine.events import Event, ReplicaLost
+from cosmos_core.controller.machine.events import ControllerStarted, Event, ReplicaLost
 from cosmos_core.controller.machine.invariants import check
 from cosmos_core.controller.machine.state import State
 
@@ -23,6 +23,30 @@ class Durable(Protocol):
     def commit(self) -> int:
         """Make everything appended durable."""
         ...
+
+
+class Settling(Durable, Protocol):
+    """What can also keep events for good; `cosmos_core.controller.journal.Journal` is one."""
+
+    def settle(self) -> None:
+        """Make everything appended durable, so that nothing but the loss of the whole journal takes it back."""
+        ...
+
+
+def begin_term(state: State, journal: Settling) -> ControllerStarted:
+    """Have a controller take a run over; what is in the journal by then is settled on return.
+
+    A term that could be lost with the end of the journal would come again, and nobody could tell its controller from
+    the one before.
+
+    Raises:
+        JournalError: It could not be written.
+    """
+    started = ControllerStarted(term=state.term + 1)
+    core.step(state, started)
+    journal.append(started)
+    journal.settle()
+    return started
 
 
 class Book:

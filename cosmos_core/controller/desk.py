@@ -222,7 +222,7 @@ class Desk:
         if line is None:
             return
         replica = self.state.replicas[message.name]
-        # A gap is left alone: the replica goes back to what was not acknowledged.
+        # A gap is left alone: the replica goes back to what was not acknowledged, which its welcome has agreed on.
         skip = replica.received + 1 - message.first
         if skip < 0:
             return
@@ -255,12 +255,24 @@ class Desk:
             if fence := self.state.fenced.get(message.incarnation):
                 self._answers.append((identity, Refused(reason=f"it was given up ({fence}); start it again")))
             return None
+        if message.term > self.state.term or (message.term == self.state.term and not line.identity):
+            self._refuse_strange_term(identity, message)
+            return None
         self.lines.hear(message.name, line, identity, now)
         if message.term != self.state.term:
             received = self.state.replicas[message.name].received
             self._answers.append((identity, Acknowledged(term=self.state.term, acknowledged=received)))
             return None
         return line
+
+    def _refuse_strange_term(self, identity: bytes, message: Beat | Reports) -> None:
+        """Lose a sender that knows a term which nobody can have told it, were this journal the one of its run."""
+        reason = (
+            f"it was told of term {message.term} by another controller than this one of term {self.state.term}: the "
+            "journal lost its end, or is an older copy"
+        )
+        self._answers.append((identity, Refused(reason=f"{reason}; start it again")))
+        self._book.lose(message.name, message.incarnation, reason)
 
     def tick(self, now: float, is_there: IsThere = _is_unknown) -> None:
         """Let time pass: who is gone, silent, or has not come, or may try again.

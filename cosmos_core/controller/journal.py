@@ -2,6 +2,8 @@
 
 Events are appended in memory and made durable together by `commit`; nothing that follows from an event may leave
 the process before that. In WAL mode a commit survives a crash of the process, with `durable` also a power cut.
+The newest commits may go missing unnoticed: at a power cut without `durable` all since the log was last synchronised,
+where the log is damaged the last one (`writeahead` finds the rest). What was settled may not.
 Each entry has a checksum of itself and all before it: SQLite has none, and a flipped bit may still decode.
 """
 
@@ -18,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from cosmos_core.controller import writeahead
 from cosmos_core.controller.machine import core
 from cosmos_core.controller.machine.events import EVENTS, Event
 from cosmos_core.controller.machine.state import State
@@ -28,12 +31,11 @@ _ROOM: Final = 1 << 20
 _APPLICATION_ID: Final = 0x636F736D  # "cosm"
 _VERSION: Final = 2
 _SCHEMA: Final = (
-    "CREATE TABLE IF NOT EXISTS events "
-    "(sequence INTEGER PRIMARY KEY, time REAL NOT NULL, event BLOB NOT NULL, sum INTEGER NOT NULL)"
+    "CREATE TABLE events (sequence INTEGER PRIMARY KEY, time REAL NOT NULL, event BLOB NOT NULL, sum INTEGER NOT NULL)"
 )
 
-
-_RECOVER: Final = "cosmos recover {} keeps it aside and goes on from the newest checkpoint"
+RECOVER: Final = "cosmos recover {} keeps it aside and goes on from the newest checkpoint"
+"""What to do with a journal that is damaged, in the folder of a run."""
 
 
 class Journal:
@@ -44,7 +46,7 @@ class Journal:
         durable: Whether a commit survives a power cut (slower), not only a crash.
 
     Raises:
-        JournalError: The file is locked, unwritable, or no journal.
+        JournalError: The file is locked, unwritable, damaged, or no journal.
     """
 
     def __init__(self, path: Path, *, durable: bool = False) -> None:
@@ -52,6 +54,10 @@ class Journal:
         self._pending: Final[list[tuple[int, float, bytes, int]]] = []
         self._sum: int
         with _explained(path):
+            if _log_of(path).exists():
+                # Not later: whoever has opened it to write makes what is left of the log the whole of it.
+                with _reading(path):
+                    pass
             self._connection = sqlite3.connect(path, isolation_level=None, timeout=0.0)
             try:
                 self._prepare(durable=durable)
@@ -101,6 +107,19 @@ class Journal:
         self._pending.clear()
         return number
 
+    def settle(self) -> None:
+        """As `commit`; then neither a power cut nor damage of SQLite's log takes back what was committed so far.
+
+        It is in the file itself then, synchronised, whose damage is found by the checksums.
+
+        Raises:
+            JournalError: It could not be written.
+        """
+        self.commit()
+        with _explained(self._path):
+            is_busy, _, _ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        assert not is_busy, "nobody else has it open"
+
     def read(self, after: int, limit: int) -> list[tuple[int, float, bytes]]:
         """Committed entries (sequence, unix time, encoded event) after a sequence number, in order."""
         with _explained(self._path):
@@ -125,12 +144,12 @@ class Journal:
         execute("COMMIT")
         execute("PRAGMA journal_mode = WAL")
         execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-        (application,) = execute("PRAGMA application_id").fetchone()
-        (tables,) = execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if application == 0 and tables == 0:
+        if _is_unmade(self._connection):
+            execute("BEGIN")
             execute(f"PRAGMA application_id = {_APPLICATION_ID}")
             execute(f"PRAGMA user_version = {_VERSION}")
             execute(_SCHEMA)
+            execute("COMMIT")
         _require_journal(self._connection, self._path)
 
 
@@ -138,23 +157,44 @@ def entries(path: Path) -> Iterator[tuple[int, float, Event]]:
     """Read a journal that no controller has open: (sequence, unix time, event), in order.
 
     Raises:
-        JournalError: The file is missing, locked, or no journal.
+        JournalError: The file is missing, locked, damaged, or no journal.
     """
     if not path.exists():
         raise JournalError(f"{path}: there is no journal; is this the folder of a run?")
-    with _explained(path), contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as file:
-        file.execute("PRAGMA busy_timeout = 0")
-        _require_journal(file, path)
-        yield from _read(file, path)
+    with _reading(path) as file:
+        if not _is_unmade(file):
+            _require_journal(file, path)
+            yield from _read(file, path)
 
 
 def replay(path: Path) -> State:
     """The state that a journal leads to; no controller may have it open.
 
     Raises:
-        JournalError: The file is missing, locked, empty, or no journal.
+        JournalError: The file is missing, locked, damaged, empty, or no journal.
     """
     return core.fold(event for _, _, event in entries(path))
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A file that is open to read, of which no commit is lost; nobody can write it meanwhile."""
+    with _explained(path), contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as file:
+        file.execute("PRAGMA busy_timeout = 0")
+        # The lock is taken by what is read first, and kept while there is a log.
+        file.execute("PRAGMA application_id").fetchone()
+        lost = writeahead.lost_at(_log_of(path))
+        if lost is not None:
+            raise DamagedJournalError(
+                f"{_log_of(path)}: {f'frame {lost}' if lost else 'its header'} is not what was written, and what was "
+                "committed after it is lost (a bad disk, or a power cut with control.durable = false); "
+                f"{RECOVER.format(path.parent)}"
+            )
+        yield file
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
 
 
 def _read(connection: sqlite3.Connection, path: Path) -> Iterator[tuple[int, float, Event]]:
@@ -163,24 +203,31 @@ def _read(connection: sqlite3.Connection, path: Path) -> Iterator[tuple[int, flo
         before = 0
         for expected, (sequence, when, data, written) in enumerate(rows, start=1):
             if sequence != expected:
-                raise DamagedJournalError(f"{path}: entry {expected} is missing; {_RECOVER.format(path.parent)}")
+                raise DamagedJournalError(f"{path}: entry {expected} is missing; {RECOVER.format(path.parent)}")
             before = _chained(before, sequence, when, data)
             if before != written:
                 raise DamagedJournalError(
-                    f"{path}: entry {sequence} is not what was written; {_RECOVER.format(path.parent)}"
+                    f"{path}: entry {sequence} is not what was written; {RECOVER.format(path.parent)}"
                 )
             try:
                 yield sequence, when, EVENTS.decode(data)
             except TransportError as error:
                 raise DamagedJournalError(
                     f"{path}: entry {sequence} cannot be read ({error}): it was written by another release of "
-                    f"cosmos-core, or is damaged; in that case {_RECOVER.format(path.parent)}"
+                    f"cosmos-core, or is damaged; in that case {RECOVER.format(path.parent)}"
                 ) from error
 
 
 def _chained(before: int, sequence: int, when: float, data: bytes) -> int:
     """The checksum of an entry and of all before it."""
     return zlib.crc32(data, zlib.crc32(_PLACE.pack(sequence, when), before))
+
+
+def _is_unmade(connection: sqlite3.Connection) -> bool:
+    """Whether nothing is in a file yet; a disk may have been full when it was to become a journal."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    return application in (0, _APPLICATION_ID) and tables == 0
 
 
 def _require_journal(connection: sqlite3.Connection, path: Path) -> None:
@@ -207,7 +254,7 @@ def _explained(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", "")
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-            recovery = _RECOVER.format(path.parent)
+            recovery = RECOVER.format(path.parent)
             raise DamagedJournalError(f"{path}: is damaged, or no journal ({error}); {recovery}") from error
         raise JournalError(f"{path}: {error}; {_remedy(name, path.parent)}") from error
 

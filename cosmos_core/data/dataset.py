@@ -27,18 +27,26 @@ class RowsDataset:
         mapping: Makes prompts of rows.
         train: Where the train rows are.
         heldout: Where the held-out rows are; None if they are some of the train rows, or if there are none.
+        key_path: Of the options in the recipe, for messages (see `DatasetContext`).
 
     Raises:
         DataError: A source is missing, unreadable, empty or has a bad row (source, line, reason).
     """
 
     def __init__(
-        self, name: str, options: RowsOptions, mapping: RowMapping, train: Sources, heldout: Sources | None
+        self,
+        name: str,
+        options: RowsOptions,
+        mapping: RowMapping,
+        train: Sources,
+        heldout: Sources | None,
+        *,
+        key_path: str = "dataset.options",
     ) -> None:
         self._name: Final = name
-        trained = RowIndex(train, mapping, options)
-        held = None if heldout is None else RowIndex(heldout, mapping, options)
-        train_rows, heldout_rows = _numbers(options, len(trained), 0 if held is None else len(held))
+        trained = RowIndex(train, mapping, options, key_path)
+        held = None if heldout is None else RowIndex(heldout, mapping, options, key_path)
+        train_rows, heldout_rows = _numbers(options, len(trained), 0 if held is None else len(held), key_path)
         self._splits: Final[dict[Split, tuple[RowIndex, range | array[int]]]] = {
             "train": (trained, train_rows),
             "heldout": (held or trained, heldout_rows),
@@ -70,7 +78,9 @@ class RowsDataset:
         return self._omitted[split]
 
 
-def _numbers(options: RowsOptions, num_train: int, num_heldout: int) -> tuple[range | array[int], range | array[int]]:
+def _numbers(
+    options: RowsOptions, num_train: int, num_heldout: int, key_path: str
+) -> tuple[range | array[int], range | array[int]]:
     """Row numbers of the train and held-out splits within their sources."""
     wanted = options.heldout_rows
     if options.heldout_fraction is not None:
@@ -78,7 +88,5 @@ def _numbers(options: RowsOptions, num_train: int, num_heldout: int) -> tuple[ra
     if wanted is None:
         return range(num_train), range(num_heldout)
     if wanted >= num_train:
-        raise DataError(
-            f"dataset.options: cannot hold {wanted} rows out of {num_train}; none would be left to train on"
-        )
+        raise DataError(f"{key_path}: cannot hold {wanted} rows out of {num_train}; none would be left to train on")
     return hold_out(num_train, wanted)

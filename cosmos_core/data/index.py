@@ -6,7 +6,7 @@ import array
 import bisect
 import logging
 from collections.abc import Sequence
-from typing import Final, NoReturn
+from typing import Final
 
 from cosmos_core.data.mapping import RowMapping
 from cosmos_core.data.omissions import Omissions
@@ -26,15 +26,17 @@ class RowIndex:
         sources: Where rows are.
         mapping: Makes prompts of them, and decides what is usable.
         options: When rows are checked, and what becomes of bad ones.
+        key_path: Of the options in the recipe, for messages.
 
     Raises:
         DataError: A source cannot be read, a row is bad (source, line, reason), or no row is left.
     """
 
-    def __init__(self, sources: Sequence[RowSource], mapping: RowMapping, options: RowsOptions) -> None:
+    def __init__(self, sources: Sequence[RowSource], mapping: RowMapping, options: RowsOptions, key_path: str) -> None:
         self._sources: Final = sources
         self._mapping: Final = mapping
         self._options: Final = options
+        self._key_path: Final = key_path
         self._source_numbers: Final = array.array("I")
         self._locators: Final = array.array("Q")
         self.omissions: Final = Omissions()
@@ -76,7 +78,9 @@ class RowIndex:
                 self._source_numbers.append(number)
                 self._locators.append(raw.locator)
             elif self._options.on_bad_row == "refuse" and not isinstance(problem, LeftOutError):
-                _refuse(source, raw, problem)
+                raise DataError(
+                    f"{source.name}:{raw.line}: {problem} (mend the row, or set {self._key_path}.on_bad_row = 'skip')"
+                )
             else:
                 self.omissions.add(problem.kind, f"{source.name}:{raw.line}: {problem}")
 
@@ -91,10 +95,7 @@ class RowIndex:
 
     def _emptiness(self) -> str:
         names = ", ".join(source.name for source in self._sources)
+        if not self.omissions.total:
+            return f"{names}: empty; give a source that has rows"
         counts = "; ".join(f"{each.num_rows} x {each.reason}" for each in self.omissions.told())
-        reasons = f": {counts}" if counts else ""
-        return f"{names}: no usable rows ({self.omissions.total} skipped{reasons}); give a source that has some"
-
-
-def _refuse(source: RowSource, raw: RawRow, problem: BadRowError) -> NoReturn:
-    raise DataError(f"{source.name}:{raw.line}: {problem} (mend the row, or set dataset.options.on_bad_row = 'skip')")
+        return f"{names}: no usable rows ({self.omissions.total} skipped: {counts}); give a source that has some"

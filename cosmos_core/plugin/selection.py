@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, final
 
+import attrs
 import pluggy
 
 from cosmos_core.config.nearest import nearest
 from cosmos_core.config.structure import structure
-from cosmos_core.errors import CosmosError, PluginBrokenError
+from cosmos_core.errors import ConfigError, CosmosError, PluginBrokenError
 from cosmos_core.plugin.choice import choose
 from cosmos_core.plugin.discovery import PluginRecord, discover
 from cosmos_core.plugin.providing import ask_provider, describe, import_plugin
@@ -108,13 +109,19 @@ class PluginSet:
             path: Key path of the options in error messages; `<kind>.options` if empty.
 
         Raises:
-            ConfigError: An option is unknown or wrong.
+            ConfigError: An option is unknown or wrong; one of which the plugin says so itself (`OPTION: …`) is named by
+                its key path, too.
             PluginBrokenError: The plugin failed with an error that it does not explain itself.
         """
         provider = self._providers[kind, name]
-        structured: Any = structure(options, provider.options, path or f"{kind}.options")
+        path = path or f"{kind}.options"
+        structured: Any = structure(options, provider.options, path)
         try:
             return provider.create(structured, context)
+        except ConfigError as error:
+            if _is_of_option(str(error), provider.options):
+                raise ConfigError(f"{path}.{error}") from error
+            raise
         except CosmosError:
             raise
         except Exception as error:
@@ -174,3 +181,9 @@ class PluginSet:
 
 def _one_line(error: Exception) -> str:
     return "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+
+
+def _is_of_option(message: str, options: type) -> bool:
+    """Whether a message begins with the name of an option, or with several."""
+    first = message.partition(":")[0].partition(",")[0]
+    return any(first == field.alias for field in attrs.fields(options))

@@ -125,7 +125,7 @@ def cosmos_weights_published(run: RunInfo, version: int, digest: str) -> None:
 
 @hookspec
 def cosmos_setting_changed(run: RunInfo, step: int, key: str, before: Scalar, after: Scalar) -> None:
-    """A person changed a dynamic key of the recipe while the run goes on; it holds from `step` on."""
+    """A person changed a dynamic key of the recipe while the run goes on; steps go by it from `step` on."""
 
 
 @hookspec

@@ -19,6 +19,8 @@ from cosmos_core.transport.outbox import Outbox
 
 HELLO_S: Final = 1.0
 RESEND_S: Final = 0.5
+"""Silence on reports after which the oldest are said again; twice as long each time, up to `LONGEST_RESEND_S`."""
+LONGEST_RESEND_S: Final = 10.0
 SILENCE_S: Final = 10.0
 """Silence of the controller after which the replica says hello again, in case the controller forgot it."""
 
@@ -40,7 +42,7 @@ class Session:
         hello: As given, its `step` kept current by the owner.
         outbox: As given.
         directive: The newest directive, by term and revision; None before the first.
-        refusal: Why the controller does not want this replica; empty while it does.
+        refusal: Why the controller does not want this replica, or has forgotten what it told it; empty until then.
         is_final: Whether it would refuse another process in this one's place as well.
     """
 
@@ -50,7 +52,9 @@ class Session:
         "_heard_at",
         "_heartbeat_s",
         "_hello_at",
+        "_repeated_to",
         "_resend_at",
+        "_resend_s",
         "_take_pulse",
         "_term",
         "_welcomed",
@@ -84,6 +88,10 @@ class Session:
         self._hello_at = -math.inf
         self._beat_at = math.inf
         self._resend_at = math.inf
+        self._resend_s = RESEND_S
+        # Up to this number reports were said before; until it is acknowledged, one batch at a time is said again: what
+        # a slow controller has not answered may all lie in its queue.
+        self._repeated_to = 0
         self._heard_at = math.inf
 
     @property
@@ -114,7 +122,11 @@ class Session:
             return self._beat()
         if now >= self._resend_at:
             self._resend_at = math.inf
+            self._resend_s = min(2 * self._resend_s, LONGEST_RESEND_S)
+            self._repeated_to = max(self._repeated_to, self.outbox.newest_sent)
             self.outbox.rewind()
+        if self.outbox.acknowledged < min(self._repeated_to, self.outbox.newest_sent):
+            return None
         return self._reports()
 
     def sent(self, message: Hello | Beat | Reports, now: float) -> None:
@@ -126,14 +138,13 @@ class Session:
                 self._beat_at = now + self._heartbeat_s
             case Reports():
                 self.outbox.sent(message.first + len(message.reports) - 1)
-                self._resend_at = min(self._resend_at, now + RESEND_S)
+                self._resend_at = min(self._resend_at, now + self._resend_s)
 
     def receive(self, message: Down, now: float) -> None:
         """Take in a message of the controller; one of an older term, or nothing new, changes nothing.
 
         Raises:
-            ReplicaError: The controller has forgotten reports that it had made durable, or knows some of this
-                incarnation that this process has not made.
+            ReplicaError: The controller knows reports of this incarnation that this process has not made.
             TransportError: The message makes no sense here; nothing was changed.
         """
         if isinstance(message, Welcome | Directive | Acknowledged) and message.acknowledged > self.outbox.last:
@@ -170,13 +181,15 @@ class Session:
             self._on_acknowledged(welcome.term, welcome.acknowledged, now)
             return
         if welcome.acknowledged < self.outbox.acknowledged:
-            raise ReplicaError(
-                f"{self.hello.name}: the controller of term {welcome.term} knows reports up to {welcome.acknowledged}, "
-                f"but {self.outbox.acknowledged} were acknowledged: its journal lost some (a power cut with "
-                "control.durable = false, or another journal). Start this replica again"
+            self.refusal = (
+                f"the controller of term {welcome.term} knows reports up to {welcome.acknowledged}, but "
+                f"{self.outbox.acknowledged} were acknowledged: its journal lost its end (a power cut with "
+                "control.durable = false, or damage), or is an older copy; start this replica again"
             )
+            return
         self.outbox.acknowledge(welcome.acknowledged)
         self.outbox.rewind()
+        self._resend_s, self._repeated_to = RESEND_S, 0
         self._term = self._welcomed = welcome.term
         self._hello_at = self._resend_at = math.inf
         self._beat_at = now
@@ -190,6 +203,7 @@ class Session:
 
     def _on_acknowledged(self, term: int, number: int, now: float) -> None:
         if term == self._welcomed and self.outbox.acknowledge(number):
+            self._resend_s = RESEND_S
             self._resend_at = now + RESEND_S if len(self.outbox) else math.inf
 
     def _beat(self) -> Beat:

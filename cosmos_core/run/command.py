@@ -16,9 +16,10 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import stages
+from cosmos_core.controller.accounts import require_known
 from cosmos_core.controller.journal import entries
 from cosmos_core.controller.machine.progress import generation_at
-from cosmos_core.errors import ConfigError, CosmosError, JournalError
+from cosmos_core.errors import ConfigError, CosmosError, JournalError, TransportError
 from cosmos_core.observe.live import make_view
 from cosmos_core.plugin.choice import choose
 from cosmos_core.plugin.discovery import discover
@@ -28,7 +29,6 @@ from cosmos_core.policy.checkpoints.checkpoint import check_writable, completed,
 from cosmos_core.protocols import Dataset
 from cosmos_core.run.files import folder, provenance
 from cosmos_core.run.files.presence import require_gone
-from cosmos_core.run.files.recovering import require_unbegun
 from cosmos_core.run.files.replacing import require_idle
 from cosmos_core.run.following.follower import Follower
 from cosmos_core.run.hooks.hookset import RunHooks
@@ -204,13 +204,14 @@ def _newest_start(job: Job, follower: Follower) -> tuple[Start, list[int]]:
         Where, and the steps of newer checkpoints, which are passed over.
 
     Raises:
-        JournalError: The journal cannot be read, or none of the checkpoints that it knows is there.
+        JournalError: The journal cannot be read, lost entries, or none of the checkpoints that it knows is there.
     """
-    if not job.journal.exists():
-        require_unbegun(job)
-        return Start(), []
-    follower.fold(entries(job.journal))
+    if job.journal.exists():
+        follower.fold(entries(job.journal))
     state = follower.state
+    require_known(job.accounts, state)
+    if not job.journal.exists():
+        return Start(), []
     known = {} if state is None else {step: generation_at(state.steps, step) for step in state.marks}
     steps = genuine(job.checkpoints, known)
     newest = max(steps, default=0)
@@ -241,8 +242,11 @@ def _resume_words(start: Start) -> str:
 
 def _check_port(recipe: Recipe) -> None:
     """Find out now, not after seconds of start-up, that the controller could not listen."""
-    with zmq.Context() as context:
-        sockets.router(context, recipe.control.bind, recipe.control.port).close()
+    try:
+        with zmq.Context() as context:
+            sockets.router(context, recipe.control.bind, recipe.control.port).close()
+    except TransportError as error:
+        raise ConfigError(f"control.bind, control.port: {error}") from error
 
 
 def _supervise(session: _Session, console: Console, began: float) -> str:

@@ -55,12 +55,11 @@ def launch_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, ha
     directory = Path(recipe.run.output_dir) / recipe.run.name
     plugins = PluginSet.load(selections(recipe, _ONLY))
     capable = _capable(recipe, plugins)
-    makes_folder = capable.shares_folder and not handover.render_only
-    if not capable.shares_folder:
-        _check_elsewhere(recipe, handover)
-    if makes_folder:
+    if capable.shares_folder:
         folder.check_free(directory, overwrite=handover.overwrite)
         require_idle(directory)
+    else:
+        _check_elsewhere(recipe, handover)
     with tempfile.TemporaryDirectory(prefix="cosmos-plan-") as staging:
         plan = make_plan(recipe, recipe_path, Path(staging))
         launcher, submission = _rendered(plan.job, plugins)
@@ -69,7 +68,7 @@ def launch_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, ha
             return
         launcher.ready()
         _say(console, exposure(plan.job))
-        if not makes_folder:
+        if not capable.shares_folder:
             with tempfile.TemporaryDirectory(prefix="cosmos-launch-") as place:
                 _submit(launcher, submission, Path(place), console)
             return

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+import attrs
+
 from cosmos_core.config.stages import Stage
 from cosmos_core.controller.live.figures import Gauges, figures
 from cosmos_core.controller.machine.state import State
 from cosmos_core.observe.live import Progress
 from cosmos_core.run.following.follower import Follower
+
+WAITING: Final = "waiting for the controller"
+"""The phase of a run whose controller is not heard, and may be again."""
 
 
 def progress_of(follower: Follower, stages: tuple[Stage, ...], gauges: Gauges, *, now: float | None) -> Progress:
@@ -21,6 +28,18 @@ def progress_of(follower: Follower, stages: tuple[Stage, ...], gauges: Gauges, *
     if follower.state is None:
         return starting(stages, 0, elapsed_s=0.0)
     return figures(follower.state, follower.timeline, stages, gauges, now=now)
+
+
+def waiting(follower: Follower, stages: tuple[Stage, ...], *, heard: float) -> Progress:
+    """Progress while the controller is not heard: without paces, which are of before, and the clock stands.
+
+    Args:
+        follower: The run so far.
+        stages: Stages of the recipe.
+        heard: Unix time at which it was heard last.
+    """
+    known = progress_of(follower, stages, {}, now=None)
+    return attrs.evolve(known, phase=WAITING, elapsed_s=follower.timeline.elapsed_s(heard))
 
 
 def starting(stages: tuple[Stage, ...], step: int, *, elapsed_s: float) -> Progress:

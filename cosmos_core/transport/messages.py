@@ -4,8 +4,8 @@ Up, a replica sends `Hello` until welcomed, then `Beat` (unreliable) and `Report
 incarnation, resent until acknowledged). Down, the controller sends `Directive`s: the whole desired state of that
 replica, re-sent until it holds, so none of them needs to arrive.
 
-Fences: `term` counts the controller's starts, `incarnation` is random per process, `generation` counts the
-memberships of the gradient group, a `lease` names one attempt at one prompt.
+Fences: `term` counts the controller's starts and never comes again, `incarnation` is random per process, `generation`
+counts the memberships of the gradient group, a `lease` names one attempt at one prompt.
 """
 
 from __future__ import annotations

@@ -43,6 +43,11 @@ class Outbox:
         """Newest number given."""
         return self._acknowledged + len(self._reports)
 
+    @property
+    def newest_sent(self) -> int:
+        """Newest number that was sent since the last `rewind`, or is acknowledged."""
+        return self._sent
+
     def __len__(self) -> int:
         """How many reports wait for an acknowledgement."""
         return len(self._reports)

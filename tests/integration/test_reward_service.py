@@ -177,8 +177,8 @@ def test_64_clients_beside_a_scorer_that_crashes_and_hangs_all_get_their_answer(
             continue
         assert "value" not in second
         wanted = {
-            CRASH: ("reward_failed", "moody: the reward ended its process (exit code 7)"),
-            HANG: ("reward_timeout", "moody: no score within 0.4 s"),
+            CRASH: ("reward_failed", "the reward ended its process (exit code 7)"),
+            HANG: ("reward_timeout", "no score within 0.4 s"),
             RAISE: ("reward_failed", "ValueError: not in the mood"),
         }[special[index]]
         assert (second["status"], second["error"]) == wanted

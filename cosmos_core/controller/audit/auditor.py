@@ -34,10 +34,14 @@ def audit(entries: Iterable[tuple[int, float, Event]]) -> Audit:
 
 
 class Auditor:
-    """Takes a journal's entries in, one by one."""
+    """Takes a journal's entries in, one by one.
+
+    Attributes:
+        state: What they lead to; None before the first one.
+    """
 
     def __init__(self) -> None:
-        self._state: State | None = None
+        self.state: State | None = None
         self._books: list[Books] = []
         self._batches: list[Batch] = []
         self._first_step = 0
@@ -58,7 +62,7 @@ class Auditor:
         if isinstance(event, RunOpened | Recovered):
             self._begin(sequence, event)
             return
-        state = self._state
+        state = self.state
         if state is None:
             raise JournalError(f"the journal begins with {type(event).__name__}, not RunOpened: it is another file")
         before = state.step, state.term
@@ -89,7 +93,7 @@ class Auditor:
         Raises:
             JournalError: There were none.
         """
-        state = self._state
+        state = self.state
         if state is None:
             raise JournalError("the journal is empty: the run has not been opened")
         self._check(state)
@@ -107,18 +111,18 @@ class Auditor:
         )
 
     def _begin(self, sequence: int, event: RunOpened | Recovered) -> None:
-        if self._state is not None:
+        if self.state is not None:
             self._problem(f"entry {sequence}: the run begins once more")
-        self._state = state = core.begin(event)
+        self.state = state = core.begin(event)
         self._first_step = state.step
         self._closed_at = {state.step: sequence}
         self._books = [Books(index, ledger) for index, ledger in enumerate(state.ledgers)]
 
     def _received(self, event: Event) -> int:
         """Number of the newest report of the process that an event is a report of; -1 if it is not in the run."""
-        if not isinstance(event, Reported) or self._state is None:
+        if not isinstance(event, Reported) or self.state is None:
             return -1
-        replica = self._state.replicas.get(event.name)
+        replica = self.state.replicas.get(event.name)
         return replica.received if replica is not None and replica.incarnation == event.incarnation else -1
 
     def _count(self, event: Event) -> None:
@@ -140,7 +144,7 @@ class Auditor:
         self, sequence: int, time: float, running: RunningStep, generation: Generation | None, settings: Settings
     ) -> Batch:
         """Book the step that has just been done."""
-        state, order = self._state, running.order
+        state, order = self.state, running.order
         assert state is not None
         members = generation.order.members if generation is not None else ()
         batch = Batch(

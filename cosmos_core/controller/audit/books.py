@@ -64,7 +64,8 @@ class Books:
                 self._fates[position] = _Fate(step=batch.step, sequence=sequence)
                 continue
             said = batch.dropped.get(position, "") if batch is not None else ""
-            reason = said or self._risen(ledger)
+            # Beyond the first ones, reasons are counted together (`records.count_dropped`).
+            reason = said if said in ledger.dropped else self._risen(ledger)
             self._fates[position] = _Fate(reason=reason, sequence=sequence)
             self._drops[reason] += 1
             if not reason:

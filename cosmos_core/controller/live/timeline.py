@@ -44,6 +44,7 @@ class Timeline:
         sessions: (first, last) unix time of each term of the controller.
         joined: Unix time at which each replica joined first since the run was started or resumed last.
         restarts: How often each replica, and the controller, came back since then in another process.
+        is_recovered: Whether the journal is not the run's first, so that nothing is known of sessions before it.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,7 @@ class Timeline:
         self.sessions: list[tuple[float, float]] = []
         self.joined: dict[str, float] = {}
         self.restarts: Counter[str] = Counter()
+        self.is_recovered = False
         self._is_begun = False
 
     def take(self, time: float, event: Event, state: State) -> None:
@@ -64,6 +66,7 @@ class Timeline:
         match event:
             case RunOpened() | Recovered():
                 self.steps.clear()
+                self.is_recovered = isinstance(event, Recovered)
             case ControllerStarted():
                 self.sessions.append((time, time))
                 self._begin()
@@ -81,7 +84,7 @@ class Timeline:
         self.steps += [TimedStep(time=time, record=record) for record in state.steps[len(self.steps) :]]
 
     def elapsed_s(self, now: float | None) -> float:
-        """Seconds for which the run has gone on, without the time between its sessions.
+        """Seconds for which the run has gone on since it began or was recovered, without the time between sessions.
 
         Args:
             now: Unix time; None for a run that nobody runs now.

@@ -70,6 +70,15 @@ def account_of(state: State, step: int) -> Account:
     )
 
 
+def is_known(account: Account, state: State) -> bool:
+    """Whether a state's history has what an account is of: it came to that, or was taken back from it.
+
+    If not, the account was written after all that the history has, which has lost its end.
+    """
+    newest = state.undone if account.step > state.step else state.generation_number
+    return account.generation_number <= newest
+
+
 def restored(account: Account, checkpoint: str) -> State:
     """The state that an account and its checkpoint go on from; all that was said under the old journal is older."""
     return State(
@@ -84,4 +93,5 @@ def restored(account: Account, checkpoint: str) -> State:
         changes=list(account.changes),
         checkpoints=Checkpoints(saved={account.step: checkpoint}),
         marks={account.step: account.marks},
+        undone=account.generation_number + _TERMS,
     )

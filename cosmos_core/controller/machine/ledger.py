@@ -13,7 +13,7 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.controller.machine.records import SampleCounts
+from cosmos_core.controller.machine.records import SampleCounts, count_dropped
 from cosmos_core.transport.reports import SampleReport
 from cosmos_core.types import SampleStatus, Scalar
 
@@ -127,7 +127,7 @@ class Ledger:
         group = self._take(position)
         if group is not None:
             self.samples.drop(reason, len(group.samples))
-        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        count_dropped(self.dropped, reason, 1)
         return group
 
     def consume(self, position: int) -> Finished:

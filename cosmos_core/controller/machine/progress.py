@@ -170,6 +170,7 @@ def resume(state: State, event: Resumed) -> None:
             failed={step: why for step, why in state.checkpoints.failed.items() if step < event.step},
         ),
         marks={step: mark for step, mark in state.marks.items() if step <= event.step},
+        undone=state.generation_number,
         changes=kept,
         status_details=state.status_details,
     )

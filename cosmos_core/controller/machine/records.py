@@ -7,9 +7,21 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.types import Scalar
+from cosmos_core.types import SampleStatus, Scalar
+
+OTHER_REASONS: Final = "other reasons"
+MOST_REASONS: Final = 50
+"""As many are counted by name, the first ones; every step has a copy, and a plugin may put numbers into its reasons."""
+_OWN_REASONS: Final = frozenset({"lost", "rewound", "stale", "unscored", *(status.value for status in SampleStatus)})
 
 _LARGEST_EXPONENT: Final = 700.0
+
+
+def count_dropped(counts: dict[str, int], reason: str, number: int) -> None:
+    """Count what was dropped by its reason; the run's own ones always by name, of others the first `MOST_REASONS`."""
+    if reason not in counts and reason not in _OWN_REASONS and len(counts) >= MOST_REASONS:
+        reason = OTHER_REASONS
+    counts[reason] = counts.get(reason, 0) + number
 
 
 @attrs.frozen(kw_only=True)
@@ -31,7 +43,7 @@ class StepRecord:
         staleness_mean: Mean over samples of (weights trained - oldest weights of the sample).
         staleness_max: Largest of those.
         metrics: What the policy reported of the whole batch.
-        dropped: Prompts of the stage dropped so far, by reason.
+        dropped: Prompts of the stage dropped so far, by reason (`count_dropped`).
         ages: Samples by (weights trained - oldest weights of the sample).
         settings: Values of dynamic keys that held, of those that were not as in the recipe.
         drawn: Groups by the sampling that they were drawn with, where it was not the recipe's, as `key=value`.
@@ -148,4 +160,4 @@ class SampleCounts:
     def drop(self, reason: str, number: int) -> None:
         """Count samples that will not be trained on."""
         if number:
-            self.dropped[reason] = self.dropped.get(reason, 0) + number
+            count_dropped(self.dropped, reason, number)

@@ -150,7 +150,8 @@ class State:
         evaluations: Finished ones, in the order of their ends; of completions and of demonstrations.
         checkpoints: Of this run.
         marks: Accounts at the moments from which a run can be resumed, by step.
-        undone: The newest generation when the run was last taken back: what earlier ones came to did not happen.
+        undone: The newest generation when the run was last taken back, resumed or recovered: what it and earlier ones
+            came to after the step from which the run went on did not happen.
         rewinds: Steps that the run was taken back to since it was started or resumed, in order.
         changes: Of dynamic keys, in the order in which they were asked for.
         status_details: The newest explanation of each status of unscored samples, and of each failed prompt's reason.

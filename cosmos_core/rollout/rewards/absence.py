@@ -10,7 +10,7 @@ from cosmos_core.protocols import Requiring, Reward
 
 
 def absent_here(configs: Sequence[RewardConfig], rewards: Sequence[Reward]) -> tuple[str, ...]:
-    """Ask the rewards; of each that lacks something, its name and what.
+    """Ask the rewards; of each that lacks something, its name and what, or the option that asks for it.
 
     Args:
         configs: Of a recipe.
@@ -20,7 +20,7 @@ def absent_here(configs: Sequence[RewardConfig], rewards: Sequence[Reward]) -> t
         CosmosError: What a reward raised of it, or one failed otherwise, or answered with something else.
     """
     found: list[str] = []
-    for config, reward in zip(configs, rewards, strict=True):
+    for index, (config, reward) in enumerate(zip(configs, rewards, strict=True)):
         if not isinstance(reward, Requiring):
             continue
         where = f"reward plugin {config.plugin!r}"
@@ -33,5 +33,6 @@ def absent_here(configs: Sequence[RewardConfig], rewards: Sequence[Reward]) -> t
         if not isinstance(told, str):
             raise PluginBrokenError(f"{where}: absent() returned {told!r:.100}, which is no str")
         if told:
-            found.append(f"reward {config.label}: {told}")
+            is_of_option = told.partition(":")[0] in config.options
+            found.append(f"reward.{index}.options.{told}" if is_of_option else f"reward {config.label}: {told}")
     return tuple(found)

@@ -162,12 +162,12 @@ class RewardPool(WorkerPool[RewardProcess]):
     def _blame(self, assignment: Assignment, *, is_late: bool, how: str) -> None:
         name = self._rewards[assignment.task.reward].label
         if is_late:
-            detail = f"{name}: no score within {assignment.timeout_s:g} s"
+            detail = f"no score within {assignment.timeout_s:g} s"
             outcome = Outcome(value=None, status=SampleStatus.REWARD_TIMEOUT, detail=detail)
         else:
-            detail = f"{name}: the reward ended its process ({how})"
+            detail = f"the reward ended its process ({how})"
             outcome = Outcome(value=None, status=SampleStatus.REWARD_FAILED, detail=detail)
-        _LOG.warning("%s", detail)
+        _LOG.warning("%s: %s", name, detail)
         self._close(assignment.task, outcome)
 
     def _enqueue(self, job: _Job, completions: Sequence[Completion]) -> None:

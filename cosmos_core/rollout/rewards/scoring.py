@@ -64,7 +64,8 @@ def sample(
     """
     if not played.status.is_scored:
         return _sample(index, played, status=played.status, reward=None, rewards={}, detail=played.detail)
-    failed = next((outcome for outcome in outcomes if outcome.value is None), None)
+    scored = zip(rewards, outcomes, strict=True)
+    failed = next((_named(config.label, outcome) for config, outcome in scored if outcome.value is None), None)
     values: Mapping[str, float] = {
         config.label: outcome.value
         for config, outcome in zip(rewards, outcomes, strict=True)
@@ -130,6 +131,12 @@ def report(scored: Sample, text: str | None, media: str = "") -> SampleReport:
         text=(text or "")[:TEXT_LENGTH],
         media=media,
     )
+
+
+def _named(label: str, failed: Outcome) -> Outcome:
+    """A failure, with whose it is; rewards name themselves in errors that planning tells of, too."""
+    detail = failed.detail.replace(f"reward {label}: ", "", 1)
+    return attrs.evolve(failed, detail=f"{label}: {detail}")
 
 
 def _told(values: Mapping[str, float]) -> str:

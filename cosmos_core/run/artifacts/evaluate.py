@@ -24,7 +24,7 @@ from cosmos_core.rollout.rewards.scoring import sample, to_score
 from cosmos_core.run.artifacts.dialogues import play
 from cosmos_core.run.artifacts.evaluated import Evaluated
 from cosmos_core.run.artifacts.export import export_run
-from cosmos_core.run.artifacts.generate import Served, is_of_tokens, run_of, serve
+from cosmos_core.run.artifacts.generate import Served, check_folder, is_of_tokens, run_of, serve
 from cosmos_core.run.artifacts.tallies import tallies, tally
 from cosmos_core.types import Prompt, Sample, SampleStatus
 
@@ -54,6 +54,7 @@ def evaluate_model(
     Raises:
         CosmosError: There is nothing to evaluate with, or something failed.
     """
+    check_folder(source)
     is_run = (source / "job.json").is_file()
     job = _job(source, recipe_path)
     if not job.recipe.reward_names:
@@ -109,6 +110,8 @@ def _evaluate(model: Path, job: Job, num_prompts: int | None, by: str | None) ->
     if rows < 1:
         raise ConfigError(f"dataset: {recipe.dataset.plugin!r} has no held-out rows to evaluate on")
     prompts = list(_usable(dataset, rows))
+    if by is not None:
+        _check_key(by, [prompt for _, prompt in prompts])
     pool = RewardPool(recipe.reward, num_workers=recipe.rollout.reward_workers, seed=recipe.run.seed)
     pool.start()
     try:
@@ -134,6 +137,13 @@ def _usable(dataset: Dataset, num_rows: int) -> Iterator[tuple[int, Prompt]]:
             yield index, dataset.row("heldout", index)
         except DataError:
             continue
+
+
+def _check_key(by: str, prompts: list[Prompt]) -> None:
+    """Refuse to group by what no row has, before anything is generated."""
+    keys = list(dict.fromkeys(key for prompt in prompts for key in prompt.metadata))
+    if prompts and by not in keys:
+        raise ConfigError(f"--by: no row's metadata has {by!r}; they have {', '.join(map(repr, keys)) or 'none'}")
 
 
 def _complete(served: Served, prompts: list[tuple[int, Prompt]], job: Job) -> list[tuple[Prompt, Played]]:

@@ -85,6 +85,16 @@ def run_of(model: Path) -> Job | None:
     return None
 
 
+def check_folder(directory: Path) -> None:
+    """Refuse a run or an exported model that is not there.
+
+    Raises:
+        ConfigError: There is no such folder.
+    """
+    if not directory.is_dir():
+        raise ConfigError(f"{directory}: there is no such folder; give a run's, or an exported model's")
+
+
 @contextmanager
 def serve(directory: Path, config: ModelConfig, engine: EngineConfig, *, threads: int = 1) -> Iterator[Served]:
     """Serve the exported model in `directory`, in fp32 so that it says what `from_pretrained` would.
@@ -100,8 +110,7 @@ def serve(directory: Path, config: ModelConfig, engine: EngineConfig, *, threads
         PluginError: A plugin failed.
         EngineError: The engine cannot serve this model.
     """
-    if not directory.is_dir():
-        raise ConfigError(f"{directory}: there is no such folder; give a run's, or an exported model's")
+    check_folder(directory)
     if not any((directory / mark).is_file() for mark in MARKS):
         raise ConfigError(
             f"{directory}: no exported model (it has no {' or '.join(MARKS)}); make one with: cosmos export RUN"

@@ -6,8 +6,8 @@ import contextlib
 import fcntl
 import json
 import logging
-import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +32,7 @@ def is_run(directory: Path) -> bool:
 
 
 def check_free(directory: Path, *, overwrite: bool) -> None:
-    """Check that a run may be made at `directory`; nothing is changed.
+    """Check that a run may be made at `directory`; nothing is left changed.
 
     Raises:
         ConfigError: There is a run already (and no `overwrite`), something that is no run, or no right to write.
@@ -48,8 +48,14 @@ def check_free(directory: Path, *, overwrite: bool) -> None:
     parent = directory
     while not parent.exists():
         parent = parent.parent
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"run.output_dir: {parent} cannot be written to; choose another folder")
+    try:
+        # Tried: the bits of a folder do not tell whether its file system takes any.
+        with tempfile.TemporaryDirectory(prefix=".cosmos-", dir=parent):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"run.output_dir: {parent} cannot be written to: {error.strerror}; choose another folder"
+        ) from error
 
 
 def create(job: Job, assets: Path, manifest: Mapping[str, Any], *, overwrite: bool) -> None:
@@ -113,6 +119,18 @@ def held(directory: Path) -> Iterator[None]:
             # Some network file systems have no locks; the journal still takes one writer only.
             _LOG.debug("%s cannot be locked: %s", directory, error)
         yield
+
+
+def is_held(directory: Path) -> bool:
+    """Whether a session has the run; taken for so on a file system without locks."""
+    try:
+        with (directory / _LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 def write_json(path: Path, data: Any) -> None:

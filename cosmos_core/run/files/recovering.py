@@ -16,6 +16,7 @@ from cosmos_core.controller.machine import core
 from cosmos_core.controller.machine.account import ACCOUNT, Account
 from cosmos_core.controller.machine.events import Recovered
 from cosmos_core.controller.machine.progress import generation_at
+from cosmos_core.controller.machine.state import State
 from cosmos_core.errors import ConfigError, DamagedJournalError, JournalError
 from cosmos_core.policy.checkpoints.checkpoint import completed, genuine, path_of
 from cosmos_core.run.files import folder
@@ -43,31 +44,19 @@ class Recovery:
 
 
 def damage(job: Job) -> str:
-    """What keeps a run's journal from being read; empty if nothing does.
+    """What keeps a run from going on with its journal; empty if nothing does.
 
     Raises:
         JournalError: It can be neither read nor called damaged: another process has it open, or its disk fails.
     """
     try:
-        require_unbegun(job)
-        if not job.journal.exists():
-            return ""
-        core.fold(event for _, _, event in entries(job.journal))
+        state: State | None = None
+        for _, _, event in entries(job.journal) if job.journal.exists() else ():
+            state = core.fold((event,), state)
+        accounts.require_known(job.accounts, state)
     except DamagedJournalError as error:
         return str(error)
     return ""
-
-
-def require_unbegun(job: Job) -> None:
-    """Check that a run whose journal is absent has none.
-
-    Raises:
-        DamagedJournalError: It had one, since there are accounts of its checkpoints.
-    """
-    if not job.journal.exists() and accounts.kept(job.accounts):
-        raise DamagedJournalError(
-            f"{job.journal} is gone; cosmos recover {job.directory} goes on from the newest checkpoint"
-        )
 
 
 def recover(directory: Path, *, step: int | None = None) -> Recovery:
@@ -104,7 +93,9 @@ def _account(job: Job, wanted: int | None) -> Account:
             "make a new run (cosmos export RUN, then --set model.path=RUN/export, keeps what was learned)"
         )
     if wanted is not None and wanted not in steps:
-        raise ConfigError(f"--step {wanted}: can be recovered: {', '.join(map(str, sorted(steps)))}")
+        raise ConfigError(
+            f"--step {wanted}: no such checkpoint; can be recovered: {', '.join(map(str, sorted(steps)))}"
+        )
     problems = []
     for step in [wanted] if wanted is not None else sorted(steps, reverse=True):
         try:

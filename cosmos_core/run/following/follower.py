@@ -12,7 +12,7 @@ import attrs
 
 from cosmos_core.config.job import Unit
 from cosmos_core.controller.live.timeline import TimedStep, Timeline, trained_units
-from cosmos_core.controller.machine import core
+from cosmos_core.controller.machine import core, reach
 from cosmos_core.controller.machine.events import (
     ControllerStarted,
     Event,
@@ -166,7 +166,8 @@ class Follower:
 
     def _settings(self, state: State, notify: Notify) -> None:
         for change in state.changes[self._num_changes :]:
-            notify("cosmos_setting_changed", step=change.step, key=change.key, before=change.before, after=change.after)
+            step = reach.first_step(state.settings, change.key, change.step)
+            notify("cosmos_setting_changed", step=step, key=change.key, before=change.before, after=change.after)
         self._num_changes = len(state.changes)
 
     def _records(self, time: float, state: State, num_steps: int, notify: Notify) -> None:

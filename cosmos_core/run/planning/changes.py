@@ -11,8 +11,7 @@ from typing import Any
 import attrs
 
 from cosmos_core.config.dynamic import dynamic_keys
-from cosmos_core.config.loading import recipe_from
-from cosmos_core.config.overrides import apply_override
+from cosmos_core.config.loading import override_all, recipe_from
 from cosmos_core.config.problems import show
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.standing import CHANGEABLE, LAYOUT, TRAVEL, is_in
@@ -44,8 +43,7 @@ def changed(recipe: Recipe, overrides: Sequence[str]) -> tuple[Recipe, list[Chan
         ConfigError: An override is malformed, makes no recipe, or changes what a run that goes on must keep.
     """
     data = unstructure(recipe)
-    for override in overrides:
-        apply_override(data, override)
+    override_all(data, overrides)
     new = recipe_from(data)
     differences = list(_differences(unstructure(recipe), unstructure(new)))
     fixed = [change.key for change in differences if not is_in(change.key, CHANGEABLE)]

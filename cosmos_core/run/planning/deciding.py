@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import Stage
-from cosmos_core.protocols import AlgorithmCapabilities
+from cosmos_core.protocols import AlgorithmCapabilities, ModelCapabilities
 from cosmos_core.run.planning.parts import Parts
 
 
@@ -15,18 +15,30 @@ def has_tokens(parts: Parts) -> bool:
     return "tokens" in parts.model.payload_kinds
 
 
+def unlike(recipe: Recipe, stage: Stage, algorithm: AlgorithmCapabilities, model: ModelCapabilities) -> Iterator[str]:
+    """That a stage's algorithm prices nothing that the model makes."""
+    kinds, modelled = algorithm.payload_kinds, model.payload_kinds
+    if not kinds & modelled:
+        yield (
+            f"{stage.key}.plugin: {stage.plugin!r} prices payloads of kind {', '.join(sorted(kinds))}, and model "
+            f"plugin {recipe.model.plugin!r} makes {', '.join(sorted(modelled))}; take another algorithm, or another "
+            f"model{found_in(kinds)}"
+        )
+
+
+def found_in(kinds: frozenset[str]) -> str:
+    """Where recipes of these payloads are, as the end of a remedy."""
+    return ": recipes of latents are in recipes/wfm" if "latents" in kinds else ""
+
+
 def unpriced(recipe: Recipe, parts: Parts, stage: Stage, algorithm: AlgorithmCapabilities) -> Iterator[str]:
     """What a stage's algorithm would be given, and does not price."""
-    kinds, modelled = algorithm.payload_kinds, parts.model.payload_kinds
+    kinds = algorithm.payload_kinds
     is_generated = algorithm.source == "rollouts" and parts.engine is not None
     # What does not go with the engine is told of that.
     made = parts.engine.payload_kinds if is_generated and parts.engine is not None else kinds
-    if kinds & made and not kinds & modelled:
-        yield (
-            f"{stage.key}.plugin: {stage.plugin!r} prices payloads of kind {', '.join(sorted(kinds))}, and model "
-            f"plugin {recipe.model.plugin!r} makes {', '.join(sorted(modelled))}; take another "
-            "algorithm, or another model"
-        )
+    if kinds & made:
+        yield from unlike(recipe, stage, algorithm, parts.model)
     decisions = parts.foresight.decisions
     if is_generated and decisions is not None and decisions not in algorithm.decisions:
         able = " or ".join(sorted(algorithm.decisions))

@@ -8,6 +8,7 @@ from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import Stage
 from cosmos_core.policy.mesh.fit import cut_bytes, rollout_misfits
 from cosmos_core.protocols import FORMATS, AlgorithmCapabilities, EngineCapabilities
+from cosmos_core.run.planning.deciding import found_in
 from cosmos_core.run.planning.parts import Parts
 
 
@@ -57,7 +58,8 @@ def _payload_kinds(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> 
         if not made & kinds:
             yield (
                 f"rollout.engine.plugin: {recipe.rollout.engine.plugin!r} makes payloads of kind "
-                f"{', '.join(sorted(made))}, but {user} takes {', '.join(sorted(kinds))}; they do not go together"
+                f"{', '.join(sorted(made))}, but {user} takes {', '.join(sorted(kinds))}; they do not go "
+                f"together, so take another of one or the other{found_in(made | kinds)}"
             )
 
 

@@ -29,6 +29,7 @@ def look_at_rows(
     recipe: Recipe,
     *,
     imitates: bool,
+    longest: int,
 ) -> Measured:
     """Look at some rows, spread over the train split; unusable ones are passed over, as in the run.
 
@@ -39,11 +40,13 @@ def look_at_rows(
         sizes: Rows of each split.
         recipe: Limits lengths, and says how many held-out rows are evaluated.
         imitates: Whether demonstrations of train rows are learned.
+        longest: Most units of a prompt of tokens that what follows it fits beside.
     """
     num_rows = sizes["train"]
     count = min(num_rows, _MEASURED_PROMPTS)
     num_heldout = min(recipe.evaluation.prompts, sizes["heldout"], _MEASURED_PROMPTS)
-    seen = _Seen(model=model, rewards=rewards, recipe=recipe, num_to_vet=_VETTED if imitates else 0)
+    num_to_vet = _VETTED if imitates else 0
+    seen = _Seen(model=model, rewards=rewards, recipe=recipe, num_to_vet=num_to_vet, longest=longest)
     for index in range(count):
         seen.look_at(dataset, index * num_rows // count)
     return Measured(
@@ -58,6 +61,7 @@ def look_at_rows(
         num_unusable=seen.unusable,
         fault=seen.fault,
         num_unfit=seen.unfit,
+        num_too_long=seen.too_long,
         num_vetted=seen.vetted,
     )
 
@@ -70,12 +74,14 @@ class _Seen:
     rewards: Sequence[Vetting]
     recipe: Recipe
     num_to_vet: int
+    longest: int
     lengths: list[int] = attrs.field(factory=list, init=False)
     demonstrations: int = attrs.field(default=0, init=False)
     preferences: int = attrs.field(default=0, init=False)
     with_media: int = attrs.field(default=0, init=False)
     vetted: int = attrs.field(default=0, init=False)
     unfit: int = attrs.field(default=0, init=False)
+    too_long: int = attrs.field(default=0, init=False)
     unusable: int = attrs.field(default=0, init=False)
     fault: str = attrs.field(default="", init=False)
 
@@ -97,6 +103,7 @@ class _Seen:
                 self.unfit += 1
             else:
                 self.lengths.append(num_units)
+                self.too_long += payload.kind == "tokens" and num_units > self.longest
 
     def _vet(self, prompt: Prompt) -> None:
         for reward in self.rewards:
@@ -125,12 +132,24 @@ def lacks_tokenizer(job: Job) -> bool:
 
 
 def texts(dataset: Dataset, num_rows: int) -> Iterator[str]:
-    """Texts of the train split to make a tokenizer from: prompts as they read, and demonstrations."""
+    """Texts of the train split to make a tokenizer from: prompts as they read, and demonstrations.
+
+    Raises:
+        DataError: No row is usable; some bad ones are passed over, as in the run.
+    """
+    num_read, fault = 0, ""
     for index in range(num_rows):
-        prompt: Prompt = dataset.row("train", index)
+        try:
+            prompt: Prompt = dataset.row("train", index)
+        except DataError as error:
+            fault = fault or str(error)
+            continue
+        num_read += 1
         if isinstance(prompt.text, str):
             yield prompt.text
         else:
             yield from (message.content for message in prompt.text)
         if prompt.demonstration is not None:
             yield prompt.demonstration
+    if fault and not num_read:
+        raise DataError(f"none of {num_rows} train rows can be used to make a tokenizer from; the first: {fault}")

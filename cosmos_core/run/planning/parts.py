@@ -40,6 +40,7 @@ class Measured:
         num_heldout_demonstrations: Those with a demonstration.
         num_unusable: Of the rows looked at, those that the dataset or the model refuses.
         fault: Why the first of these is refused.
+        num_too_long: Those whose prompt does not fit with a completion, or a demonstration; their lengths do count.
         num_vetted: Demonstrations that the model was asked about (`Vetting`) and would take.
         num_unfit: Those that `dataset.min_prompt_units` and `max_prompt_units` leave out; their lengths do not count.
     """
@@ -55,6 +56,7 @@ class Measured:
     num_unusable: int = 0
     fault: str = ""
     num_unfit: int = 0
+    num_too_long: int = 0
     num_vetted: int = 0
 
 

@@ -47,7 +47,7 @@ from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.launch.making import capabilities_of
 from cosmos_core.run.planning.absence import absent_of_rewards
 from cosmos_core.run.planning.checks import emptiness, problems
-from cosmos_core.run.planning.deciding import has_tokens
+from cosmos_core.run.planning.deciding import has_tokens, unlike
 from cosmos_core.run.planning.exposure import check_exposed
 from cosmos_core.run.planning.foresight import foresee
 from cosmos_core.run.planning.frozen import frozen_facts
@@ -247,14 +247,19 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
     consults: dict[int, Mapping[FrozenRole, Question | None]] = {}
     imitates: dict[int, int] = {}
     lacking: list[str] = []
+    makes = plugins.provider("model", recipe.model.plugin).capabilities
     for stage in stages(recipe):
+        capable = plugins.provider("algorithm", stage.plugin).capabilities
+        # First: what its own checks ask for would not help.
+        for problem in unlike(recipe, stage, capable, makes):
+            raise ConfigError(problem)
         algorithm = load_algorithm(job, plugins, stage)  # its options and its own checks
         if isinstance(algorithm, Consulting):
             consults[stage.index] = algorithm.consults
         if isinstance(algorithm, Imitating) and algorithm.num_demonstrations > 0:
             imitates[stage.index] = algorithm.num_demonstrations
         lacking += unmet(recipe, stage, algorithm)
-        algorithms.append((stage, plugins.provider("algorithm", stage.plugin).capabilities))
+        algorithms.append((stage, capable))
     rewards = load_rewards(job, plugins)
     # Where nothing is trained on rollouts, train rows are never scored.
     is_scored = any(capable.source == "rollouts" for _, capable in algorithms)
@@ -263,12 +268,15 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
     environment = load_environment(job, plugins)
     uses_engine = bool(recipe.reward_names) or any(capable.source == "rollouts" for _, capable in algorithms)
     learns = bool(imitates) or any(capable.source == "demonstrations" for _, capable in algorithms)
-    facts, measured = model.facts(), look_at_rows(model, dataset, vetting, sizes, recipe, imitates=learns)
+    facts = model.facts()
+    longest = min(facts.context_length, recipe.policy.micro_batch_units)
+    longest -= recipe.rollout.sampling.max_units if is_scored else 1
+    measured = look_at_rows(model, dataset, vetting, sizes, recipe, imitates=learns, longest=longest)
     foresight = Foresight()
     if uses_engine:
         foresight = foresee(recipe, plugins, model, facts, shows_media=measured.num_with_media > 0)
     return Parts(
-        model=plugins.provider("model", recipe.model.plugin).capabilities,
+        model=makes,
         facts=facts,
         dataset=plugins.provider("dataset", recipe.dataset.plugin).capabilities,
         stages=algorithms,

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cosmos_core.config.checks import staleness_bound
-from cosmos_core.config.schema import EnvironmentConfig, MeshConfig
+from cosmos_core.config.schema import EnvironmentConfig, MeshConfig, Recipe
 from cosmos_core.config.structure import unstructure
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.planning.estimate import gpus, longest_sample, processes, sync_bytes
@@ -56,7 +56,7 @@ def _parts(plan: Plan) -> Table:
             f"{facts.architecture}, {facts.num_parameters / 1e6:,.3f} M parameters, {facts.num_layers} layers x "
             f"{facts.hidden_size}{units}{lacking}"
         ),
-        ("dataset", recipe.dataset.plugin): _rows(parts),
+        ("dataset", recipe.dataset.plugin): _rows(recipe, parts),
     }
     described |= {("algorithm", stage.plugin): capable.source for stage, capable in parts.stages}
     if (environment := recipe.environment) is not None:
@@ -85,7 +85,7 @@ def _beside(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "critic", f"a head on {parts.facts.hidden_size} features, lr {recipe.critic.lr:g}"
 
 
-def _rows(parts: Parts) -> str:
+def _rows(recipe: Recipe, parts: Parts) -> str:
     measured = parts.measured
     told = [f"{parts.num_train_rows:,} train rows, {parts.num_heldout_rows:,} held out"]
     if measured.num_unusable:
@@ -94,10 +94,22 @@ def _rows(parts: Parts) -> str:
         told.append(f"of the demonstrations read, {measured.num_vetted} can be learned; the others were not read")
     if measured.num_unfit:
         told.append(f"{measured.num_unfit} of {measured.num_rows} looked at are too short or too long for [dataset]")
+    if measured.num_too_long:
+        do = "does" if measured.num_too_long == 1 else "do"
+        told.append(f"{measured.num_too_long} of {measured.num_rows} looked at {do} not fit {_limit(recipe, parts)}")
     for split, omissions in parts.omitted.items():
         told += [f"{each.num_rows:,} left out of {split}: {each.reason} (first: {each.first})" for each in omissions]
     # Values that were seen may have brackets, which are no markup.
     return escape("; ".join(told))
+
+
+def _limit(recipe: Recipe, parts: Parts) -> str:
+    """What a prompt and what follows it are to fit, in words."""
+    context, units = parts.facts.context_length, recipe.policy.micro_batch_units
+    where = f"the context of {context}" if context <= units else f"policy.micro_batch_units of {units}"
+    if any(capable.source == "rollouts" for _, capable in parts.stages):
+        return f"{where} with a completion of {recipe.rollout.sampling.max_units}"
+    return f"{where} with a demonstration"
 
 
 def _batches(plan: Plan) -> Table:

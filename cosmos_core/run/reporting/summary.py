@@ -16,6 +16,7 @@ from rich.text import Text
 from cosmos_core.config.job import Job, Unit, score_name
 from cosmos_core.config.stages import stages
 from cosmos_core.controller.live.timeline import TimedStep
+from cosmos_core.controller.machine import reach
 from cosmos_core.controller.machine.records import EvaluationRecord
 from cosmos_core.controller.machine.state import State
 from cosmos_core.observe.live import clock
@@ -58,7 +59,7 @@ def summarise(
         "steps": state.step if state else 0,
         "planned_steps": state.settings.last_step if state else None,
         "wall_s": round(wall_s, 3),
-        "running_s": round(follower.timeline.elapsed_s(None), 3),
+        "running_s": None if follower.timeline.is_recovered else round(follower.timeline.elapsed_s(None), 3),
         "unit": job.unit,
         **_heldout(state, evaluations, job.unit),
         "evaluations": [_evaluation(each, job.unit) for each in evaluations],
@@ -72,7 +73,7 @@ def summarise(
         "skipped_steps": sum(timed.record.skipped for timed in follower.steps),
         "weights": _weights(follower),
         "restarts": {name: number for name, number in sorted(follower.timeline.restarts.items()) if number},
-        "settings": [attrs.asdict(change) for change in state.changes] if state else [],
+        "settings": _settings(state),
         "planes": planes_of(follower, gauges),
         "checkpoints": {str(step): path for step, path in sorted(state.checkpoints.saved.items())} if state else {},
         "failed_checkpoints": {str(step): why for step, why in sorted(state.checkpoints.failed.items())}
@@ -140,6 +141,16 @@ def _samples(state: State | None, ending: Ending) -> dict[str, Any]:
     if rest and ending.outcome:
         dropped[UNUSED] += rest
     return {"generated": generated, "consumed": consumed, "dropped": dict(sorted(dropped.items()))}
+
+
+def _settings(state: State | None) -> list[dict[str, Any]]:
+    """Changes of dynamic keys, each with the first step that goes by it."""
+    if state is None:
+        return []
+    return [
+        attrs.asdict(change) | {"step": reach.first_step(state.settings, change.key, change.step)}
+        for change in state.changes
+    ]
 
 
 def _prompts(state: State | None) -> dict[str, Any]:
@@ -214,8 +225,9 @@ def print_summary(summary: Mapping[str, Any], job: Job, console: Console) -> Non
     colour = {"finished": "green", "stopped": "yellow"}.get(str(summary["outcome"]), "red")
     title = Text.assemble((str(summary["name"]), "bold"), " ", (str(summary["outcome"]), f"bold {colour}"))
     title.append(f" after {summary['steps']} of {summary['planned_steps']} steps in {clock(summary['wall_s'])}")
-    if 0.0 < summary["running_s"] < summary["wall_s"] - 1.0:
-        title.append(f", {clock(summary['wall_s'] - summary['running_s'])} of it to start and to end")
+    running_s = summary["running_s"]
+    if running_s is not None and 0.0 < running_s < summary["wall_s"] - 1.0:
+        title.append(f", {clock(summary['wall_s'] - running_s)} of it to start and to end")
     console.print()
     console.print(title)
     if summary["reason"]:

@@ -37,7 +37,7 @@ from cosmos_core.run.supervising.roster import (
     replica_specs,
     role_of,
 )
-from cosmos_core.run.view import progress_of, starting, waits_for
+from cosmos_core.run.view import progress_of, starting, waiting, waits_for
 from cosmos_core.transport.keys import person_key
 from cosmos_core.transport.requests import Stop
 
@@ -45,6 +45,7 @@ _POLL_S: Final = 0.1
 _KILL: Final = 2  # interrupts that end a run at once
 _LISTEN_TIMEOUT_S: Final = 60.0
 _VERDICT_S: Final = 3.0  # how long the controller may take to see a failure that we saw
+_SILENCE_S: Final = 3.0  # after which figures are of before; a controller that is there answers within a second
 _END_S: Final = 5.0  # how long processes may take to end after the run has; all that matters is saved by then
 _GRACE_S: Final = 3.0  # between TERM and KILL
 
@@ -155,7 +156,7 @@ class Supervisor:
             self._note_best()
             if self._follower.state is not None and self._is_current():
                 self._news.look(self._follower.state)
-            self._view.show(self._progress())
+            self._view.show(self._progress(observer.silence_s))
             self._answer_interrupt()
             self._watch_silence(observer)
             self._watch_exits(observer)
@@ -167,10 +168,12 @@ class Supervisor:
             if self._failure and not self._has_outcome() and time.monotonic() > self._failed_at + _VERDICT_S:
                 return
 
-    def _progress(self) -> Progress:
+    def _progress(self, silence_s: float) -> Progress:
         if not self._is_current():
             elapsed_s = self._follower.timeline.elapsed_s(None)
             return starting(self._stages, self._first_step, elapsed_s=elapsed_s)
+        if silence_s > _SILENCE_S and not self._has_outcome():
+            return waiting(self._follower, self._stages, heard=time.time() - silence_s)
         return progress_of(self._follower, self._stages, self._gauges, now=time.time())
 
     def _hear(self, hook: str, **arguments: Any) -> None:

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cosmos_core.config.loading import load_job
-from cosmos_core.controller.audit import Audit, Batch, audit
+from cosmos_core.controller.accounts import require_known
+from cosmos_core.controller.audit import Audit, Auditor, Batch, audit
 from cosmos_core.controller.journal import entries
 from cosmos_core.controller.machine.account import since_recovery
 from cosmos_core.errors import ConfigError
@@ -25,11 +26,19 @@ def audit_run(directory: Path) -> Audit:
     """Audit the journal of a run, as far as it has come.
 
     Raises:
-        CosmosError: It is no run, or its journal cannot be read.
+        CosmosError: It is no run, or its journal cannot be read, or lost entries.
     """
     job = load_job(directory)
     address = find_address(job)
-    return audit(entries(job.journal) if address is None else so_far(address, job.run_id, person_key(job.keys)))
+    if address is not None:
+        return audit(so_far(address, job.run_id, person_key(job.keys)))
+    if not job.journal.exists():
+        require_known(job.accounts, None)
+    auditor = Auditor()
+    for entry in entries(job.journal):
+        auditor.take(*entry)
+    require_known(job.accounts, auditor.state)
+    return auditor.result()
 
 
 def show(found: Audit, console: Console) -> None:

@@ -6,20 +6,25 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
+
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.stages import stages
+from cosmos_core.controller.accounts import require_known
 from cosmos_core.controller.journal import entries
 from cosmos_core.controller.live.snapshot import standing_of
+from cosmos_core.controller.machine import reach
 from cosmos_core.controller.machine.progress import best_checkpoint
 from cosmos_core.controller.machine.state import State
 from cosmos_core.observe.live import line
 from cosmos_core.policy.checkpoints.checkpoint import completed
 from cosmos_core.run.files import folder
 from cosmos_core.run.files.announcement import page_words
-from cosmos_core.run.files.presence import absence, find_address
+from cosmos_core.run.files.presence import find_address
 from cosmos_core.run.following.follower import Follower
 from cosmos_core.run.following.observer import so_far
 from cosmos_core.run.view import progress_of
+from cosmos_core.run.watching.unattended import INTERRUPTED, ended, interrupted
 from cosmos_core.transport.keys import person_key
 
 
@@ -27,28 +32,33 @@ def look(directory: Path) -> Iterator[str]:
     """Lines about a run, for people.
 
     Raises:
-        CosmosError: It is no run, its controller is there and does not answer, or its journal cannot be read.
+        CosmosError: It is no run, its controller is there and does not answer, or its journal cannot be read, or
+            lost entries.
     """
     job = load_job(directory)
     follower, gauges = Follower(), dict[str, dict[str, float]]()
     address = find_address(job)
     if address is not None:
         follower.fold(so_far(address, job.run_id, person_key(job.keys), gauges=gauges))
-    elif job.journal.exists():
-        follower.fold(entries(job.journal))
+    else:
+        follower.fold(entries(job.journal) if job.journal.exists() else ())
+        require_known(job.accounts, follower.state)
     state = follower.state
     if state is None:
         yield f"{job.recipe.run.name}: not begun yet"
         return
-    now = time.time() if address is not None else None
-    outcome, reason = state.outcome, state.reason
-    if address is None and not outcome and (ended := folder.read_summary(directory)) is not None:
-        # The supervisor ended it, after the controller.
-        outcome, reason = ended.outcome, ended.reason
-    yield f"{job.recipe.run.name}: {_verdict(outcome, '' if address is not None else absence(job))}"
-    yield line(progress_of(follower, stages(job.recipe), gauges, now=now))
-    yield from _replicas(state, is_running=address is not None)
+    progress = progress_of(follower, stages(job.recipe), gauges, now=None if address is None else time.time())
     if address is not None:
+        reason = state.reason
+        verdict = f"running, {state.outcome} in a moment" if state.outcome else "running"
+    else:
+        outcome, reason = ended(job, state)
+        verdict = outcome or interrupted(job)
+        progress = attrs.evolve(progress, phase=outcome or INTERRUPTED)
+    yield f"{job.recipe.run.name}: {verdict}"
+    yield line(progress)
+    if address is not None:
+        yield from _replicas(state)
         yield from (f"  {words}" for words in page_words(job))
     yield from settings_lines(state)
     best = best_checkpoint(state)
@@ -60,17 +70,15 @@ def look(directory: Path) -> Iterator[str]:
         yield f"  report: {job.directory / folder.REPORT}"
 
 
-def _replicas(state: State, *, is_running: bool) -> Iterator[str]:
+def _replicas(state: State) -> Iterator[str]:
     for replica in (*state.named("policy"), *state.named("rollout")):
         held = replica.step if replica.role == "policy" else replica.version
-        standing = f"{standing_of(state, replica)}, " if is_running else ""
         work = f", {len(replica.leases)} prompts in flight" if replica.role == "rollout" else ""
         place = f"pid {replica.pid} on {replica.host}"
-        yield f"  {replica.name}: {standing}weights of step {max(0, held)}{work}, {place}"
+        yield f"  {replica.name}: {standing_of(state, replica)}, weights of step {max(0, held)}{work}, {place}"
     for name in sorted(state.departed):
         yield f"  {name}: has left, as it was asked to"
-    if is_running:
-        yield from (f"  {words}" for words in _lost(state))
+    yield from (f"  {words}" for words in _lost(state))
 
 
 def _lost(state: State) -> list[str]:
@@ -84,12 +92,7 @@ def settings_lines(state: State) -> Iterator[str]:
     recipe = {each.key: each.value for each in state.settings.dynamic}
     newest = {change.key: change for change in state.changes}
     for key, change in sorted(newest.items()):
-        when = "since" if change.step <= state.step + 1 else "from"
-        yield f"  {key} = {change.after} {when} step {change.step} (recipe: {recipe.get(key)})"
-
-
-def _verdict(outcome: str, absence: str) -> str:
-    """How a run stands; `absence` says why its controller is not there, and is empty if it is."""
-    if not absence:
-        return f"running, {outcome} in a moment" if outcome else "running"
-    return outcome or f"interrupted: {absence}; cosmos run --resume goes on"
+        step = reach.first_step(state.settings, key, change.step)
+        has_come = step <= state.step + 1
+        if not (has_come and change.after == recipe.get(key)):
+            yield f"  {key} = {change.after} {'since' if has_come else 'from'} step {step} (recipe: {recipe.get(key)})"

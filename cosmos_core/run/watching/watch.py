@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+import attrs
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -14,15 +15,19 @@ from rich.text import Text
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.stages import stages
+from cosmos_core.controller.accounts import require_known
 from cosmos_core.controller.journal import entries
 from cosmos_core.controller.live.chronicle import Chronicle
 from cosmos_core.controller.live.snapshot import Snapshot, take
 from cosmos_core.controller.machine.events import Event
-from cosmos_core.errors import JournalError
+from cosmos_core.errors import DamagedJournalError, JournalError
+from cosmos_core.run.files import folder
 from cosmos_core.run.files.announcement import announced, read_address
 from cosmos_core.run.following.follower import Follower
 from cosmos_core.run.following.observer import Observer
+from cosmos_core.run.view import WAITING
 from cosmos_core.run.watching.screen import lines, screen
+from cosmos_core.run.watching.unattended import INTERRUPTED, ended, interrupted
 from cosmos_core.transport.keys import person_key
 
 _POLL_S: Final = 0.25
@@ -52,13 +57,15 @@ class Watcher:
         return self._follower.has_ended
 
     def fold(self, found: Iterable[tuple[int, float, Event]]) -> None:
-        """Take in journal entries, in order.
+        """Take in journal entries, in order; those that were taken in before are passed over.
 
         Raises:
             JournalError: They do not begin with the opening of a run.
         """
         entry = None
         for entry in found:
+            if entry[0] <= self._follower.last_sequence:
+                continue
             num_steps = len(self._follower.steps)
             is_new = self._follower.state is None
             self._follower.fold((entry,))
@@ -74,7 +81,7 @@ class Watcher:
 
         Raises:
             TransportError: The controller sent something that is not a message.
-            JournalError: The journal cannot be read.
+            JournalError: The journal cannot be read, or lost entries.
         """
         self._read_journal()
         gone_at = time.monotonic()
@@ -82,14 +89,14 @@ class Watcher:
             if (address := self._address()) is not None:
                 yield from self._listen(address)
                 gone_at = time.monotonic() - (_GONE_S if self._silent else 0.0)
-            elif time.monotonic() - gone_at > _GONE_S:
+            elif time.monotonic() - gone_at > _GONE_S or not self._may_return():
                 break
             else:
                 time.sleep(_POLL_S)
-                yield self.snapshot()
+                yield self._waiting()
         if (problem := self._read_journal()) is not None:
             raise problem
-        yield self.snapshot()
+        yield self._unattended()
 
     def snapshot(self) -> Snapshot | None:
         """The run as it is known now; None before anything is."""
@@ -108,12 +115,44 @@ class Watcher:
             is_running=self._address() is not None,
         )
 
+    def _waiting(self) -> Snapshot | None:
+        snapshot = self.snapshot()
+        return None if snapshot is None else attrs.evolve(snapshot, phase=WAITING)
+
+    def _unattended(self) -> Snapshot | None:
+        """The run as it was left; of the replicas that it had, only those that were lost tell something."""
+        state, snapshot = self._follower.state, self.snapshot()
+        if state is None or snapshot is None:
+            return None
+        outcome, reason = ended(self._job, state)
+        return attrs.evolve(
+            snapshot,
+            phase=outcome or INTERRUPTED,
+            outcome=outcome,
+            reason=reason,
+            standings={},
+            replicas=tuple(replica for replica in snapshot.replicas if replica.standing == "lost"),
+        )
+
+    def _may_return(self) -> bool:
+        """Whether a controller that is gone may come back: a session has the run, or it is not seen from here."""
+        found = announced(self._job)
+        is_elsewhere = found is not None and found.is_elsewhere
+        return self._follower.state is None or is_elsewhere or folder.is_held(self._job.directory)
+
     def _read_journal(self) -> JournalError | None:
-        """Take in what no controller tells any more; why it could not be read (one that starts has it locked)."""
-        if self.has_ended or self._address() is not None or not self._job.journal.exists():
+        """Take in what no controller tells any more; why it could not be read (one that starts has it locked).
+
+        Raises:
+            DamagedJournalError: It cannot be read by anyone, or lost entries.
+        """
+        if self.has_ended or self._address() is not None:
             return None
         try:
-            self.fold(entries(self._job.journal))
+            self.fold(entries(self._job.journal) if self._job.journal.exists() else ())
+            require_known(self._job.accounts, self._follower.state)
+        except DamagedJournalError:
+            raise
         except JournalError as error:
             return error
         return None
@@ -129,6 +168,7 @@ class Watcher:
         is_elsewhere = found is not None and found.is_elsewhere
         observer = Observer(address, self._job.run_id, person_key(self._job.keys))
         observer.last_sequence = self._follower.last_sequence
+        present = -1
         try:
             while not self.has_ended and read_address(self._job) == address:
                 until = time.monotonic() + _POLL_S
@@ -138,7 +178,10 @@ class Watcher:
                 if is_elsewhere and min(observer.silence_s, time.monotonic() - began) > _GONE_S:
                     self._silent = address
                     return
-                yield self.snapshot()
+                # A long history comes in parts: figures of a part of it are no figures of now.
+                present = observer.newest if present < 0 else present
+                if not self.has_ended:
+                    yield self.snapshot() if 0 <= present <= observer.last_sequence else None
         finally:
             observer.close()
 
@@ -151,19 +194,19 @@ def watch(directory: Path, console: Console) -> str:
         console: Where to show it.
 
     Returns:
-        Its outcome; empty if its controller went away without one.
+        Its outcome; empty if it came to none.
 
     Raises:
         CosmosError: It is no run, or it cannot be followed.
     """
-    watcher = Watcher(load_job(directory))
+    job = load_job(directory)
+    watcher = Watcher(job)
     shown = _on_screen(watcher, console) if _is_screen(console) else _in_lines(watcher, console)
     if shown is None:
         console.print(f"{directory}: not begun yet, and no controller came", highlight=False, markup=False)
         return ""
     if not shown.outcome:
-        words = "its controller is gone; `cosmos run --resume` goes on"
-        console.print(f"{shown.name}: interrupted: {words}", highlight=False, markup=False)
+        console.print(f"{shown.name}: {interrupted(job)}", highlight=False, markup=False)
     return shown.outcome
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from cosmos_core.config.schema import ControlConfig
+from cosmos_core.controller.book import begin_term
 from cosmos_core.controller.desk import Desk
 from cosmos_core.controller.machine import core
-from cosmos_core.controller.machine.events import EVENTS, ControllerStarted, Event
+from cosmos_core.controller.machine.events import EVENTS, Event
 from cosmos_core.errors import JournalError, TransportError
 from cosmos_core.testing.replicas import FakePolicy
 from cosmos_core.testing.simulation.agenda import Agenda
@@ -100,13 +101,10 @@ class Controller:
 
     def _start(self) -> None:
         state = core.fold(EVENTS.decode(data) for data in self._disk.committed)
-        started = ControllerStarted(term=state.term + 1)
         self._journal = Opened(self._disk, self._observe)
         self.is_up = True
         self.num_starts += 1
-        core.step(state, started)
-        self._journal.append(started)
-        if self._survives(self._journal.commit):
+        if self._survives(lambda: begin_term(state, self._journal)):
             self._desk = Desk(state, self._journal, self._control, self._agenda.now)
             self._free_at = self._agenda.now + self._journal.took_s
             self._plan_at = None
@@ -133,7 +131,8 @@ class Controller:
             return
         self._free_at = self._agenda.now + self._journal.took_s
         self._witness.committed()
-        self._disk.keep_accounts(self._desk.state)
+        if unknown := self._disk.keep_accounts(self._desk.state):
+            raise Violation("account", f"the journal has not what the accounts of steps {unknown} are of")
         if self._num_plans % _COMPARED == 0 or self._witness.num_events != self._num_seen:
             self._num_seen = self._witness.num_events
             self._witness.compare(self._desk.state, self._policies())

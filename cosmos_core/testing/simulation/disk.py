@@ -10,7 +10,8 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from cosmos_core.controller.machine.account import ACCOUNT, account_of
+from cosmos_core.controller.machine import core
+from cosmos_core.controller.machine.account import ACCOUNT, account_of, is_known
 from cosmos_core.controller.machine.events import EVENTS, Event, Recovered, Resumed
 from cosmos_core.controller.machine.state import State
 from cosmos_core.errors import JournalError
@@ -27,8 +28,10 @@ class Disk:
     Attributes:
         faults: What goes wrong; the owner changes it when faults cease.
         committed: Events that are durable, encoded.
-        accounts: Of saved checkpoints by step, encoded: what a new journal can begin with.
+        accounts: Of checkpoints that were wanted, by step, encoded: with one of those that are saved a new journal can
+            begin.
         is_full: Whether nothing can be written.
+        settled: How many of the first events no power cut takes.
         num_commits: Commits that had something to write.
         num_failures: Those that failed.
     """
@@ -38,26 +41,32 @@ class Disk:
         self.committed: Final[list[bytes]] = []
         self.accounts: Final[dict[int, bytes]] = {}
         self.is_full = False
+        self.settled = 1
         self.num_commits = 0
         self.num_failures = 0
         self._noted = (0, 0, 0)
         self._rng: Final = rng
 
-    def keep_accounts(self, state: State) -> None:
-        """Keep an account of the newest checkpoint, with its evaluations, and none of what was undone.
+    def keep_accounts(self, state: State) -> list[int]:
+        """Keep an account of the newest checkpoint that is wanted, with its evaluations, and none of what was undone.
 
         Each controller writes one: a run that goes on from it must not use a term or a lease twice.
 
         Args:
             state: The run's, all of it durable.
+
+        Returns:
+            Steps of which there is an account of what the journal has not, as if it had lost that.
         """
+        unknown = [step for step, data in self.accounts.items() if not is_known(ACCOUNT.decode(data), state)]
         for step in [step for step in self.accounts if step > state.step]:
             del self.accounts[step]
-        newest = max(state.checkpoints.saved, default=-1)
+        newest = max({state.checkpoints.ordered, *state.checkpoints.saved} & state.marks.keys(), default=-1)
         due = state.term, newest, len(state.evaluations)
         if newest >= 0 and due != self._noted:
             self._noted = due
             self.accounts[newest] = ACCOUNT.encode(account_of(state, newest))
+        return unknown
 
     def go_on(self, state: State, *, is_lost: bool) -> int | None:
         """Have the run go on from its newest checkpoint: what its journal goes on with, or a new one begins with.
@@ -69,14 +78,33 @@ class Disk:
         Returns:
             The step; None if there is no such checkpoint, and nothing was done.
         """
-        step = max(self.accounts if is_lost else state.checkpoints.saved, default=None)
+        saved = state.checkpoints.saved.keys()
+        step = max(saved & self.accounts.keys() if is_lost else saved, default=None)
         if step is None:
             return None
         if is_lost:
             account, path = self.accounts[step], state.checkpoints.saved[step]
             self.committed[:] = [EVENTS.encode(Recovered(account=account, checkpoint=path))]
+            self.settled = 1
         self.committed.append(EVENTS.encode(Resumed(step=step, settings=state.settings)))
         return step
+
+    def lose_end(self) -> State | None:
+        """Lose the end of the journal; what is settled stays, and so does what has an account: its loss is noticed.
+
+        Returns:
+            What is left leads to this state; None if nothing was lost.
+        """
+        kept = self._rng.randint(self.settled, len(self.committed))
+        state = core.fold(EVENTS.decode(data) for data in self.committed[:kept])
+        accounts = [ACCOUNT.decode(data) for data in self.accounts.values()]
+        is_noticed = any(
+            each.step > state.step or each.generation_number > state.generation_number for each in accounts
+        )
+        if is_noticed or kept == len(self.committed):
+            return None
+        del self.committed[kept:]
+        return state
 
     def write(self, events: list[bytes]) -> float:
         """Make events durable; how many seconds that takes.
@@ -135,3 +163,13 @@ class Opened:
         self.took_s += self._disk.write(self.pending) if number else 0.0
         self.pending = []
         return number
+
+    def settle(self) -> None:
+        """Make everything appended durable, for good.
+
+        Raises:
+            JournalError: It failed.
+            Killed: The controller was killed meanwhile.
+        """
+        self.commit()
+        self._disk.settled = len(self._disk.committed)

@@ -42,6 +42,8 @@ class Faults:
         gone: Chance that a replica that was killed never comes back, where another one of its role is there.
         journal_loss: Chance that the journal is lost with that, so that the run is recovered from an account.
         stuck: Rate of policy replicas that wait in a collective that never ends, until another group is formed.
+        power_cut: Chance that a kill of the controller between its turns is a power cut, which takes the end of the
+            journal, as far as it was not settled.
         sets: Rate of changes of dynamic keys, beside those of `people`; of the bound on staleness where finished
             prompts are about to break the new one.
         until_s: When all of this ends; the run must end after it.
@@ -71,6 +73,7 @@ class Faults:
     journal_loss: float = 0.0
     stuck: float = 0.0
     sets: float = 0.0
+    power_cut: float = 0.0
     until_s: float = 20.0
 
     @classmethod
@@ -132,4 +135,5 @@ _CHOICES: Final[dict[str, tuple[float, ...]]] = {
     "gone": (0.0, 0.0, 0.3),
     "stuck": (0.0, 0.0, 0.15),
     "sets": (0.0, 0.0, 1.0),
+    "power_cut": (0.0, 0.0, 0.5),
 }

@@ -117,6 +117,11 @@ class Replica:
         return self._identity, UP.encode(self._session.hello)
 
     @property
+    def acknowledged(self) -> int:
+        """Number of the newest report that it knows to be durable."""
+        return self._session.outbox.acknowledged
+
+    @property
     def refusal(self) -> str:
         """Why the controller does not want it."""
         return self._session.refusal

@@ -173,7 +173,8 @@ class Simulation:
     def _resume(self) -> None:
         """Every process ends, and the run goes on from its newest checkpoint, if it has one."""
         is_lost = self._rng.random() < self.faults.journal_loss
-        if not (self.disk.accounts if is_lost else self.state.checkpoints.saved):
+        saved = self.state.checkpoints.saved.keys()
+        if not (saved & self.disk.accounts.keys() if is_lost else saved):
             return
         self.controller.kill("ends with everybody else: the run is resumed")
         for replica in self.replicas.values():
@@ -270,6 +271,8 @@ class Simulation:
         faults = self.faults
         if self._happens(faults.controller_crash):
             self.controller.kill("is killed")
+            if not self.state.outcome and self._rng.random() < faults.power_cut:
+                self._cut_power()
         if self._happens(faults.disk_full) and not self.disk.is_full:
             self.trace.note(self.agenda.now, "disk", "is full")
             self.disk.is_full = True
@@ -280,6 +283,22 @@ class Simulation:
             self._set(self._tightening())
         if not self.state.outcome and self._happens(faults.outage):
             self._resume()
+
+    def _cut_power(self) -> None:
+        """The end of the journal is lost, and with it those who were told of it and have no way to find that out."""
+        present = self.state
+        left = self.disk.lose_end()
+        if left is None:
+            return
+        self.trace.note(self.agenda.now, "disk", f"lost the journal after event {len(self.disk.committed)}")
+        self.witness.lose_end()
+        for replica in self.replicas.values():
+            is_told = self.witness.told_at.get(replica.incarnation, 0) > len(self.disk.committed)
+            knows = left.term < present.term or replica.acknowledged > self.witness.durable.get(replica.incarnation, 0)
+            if is_told and not knows:
+                replica.end("is killed by the power cut")
+            # That it left, or that it was not needed any more, may be lost.
+            replica.has_left = replica.is_gone = False
 
     def _happens(self, rate: float) -> bool:
         return rate > 0 and self._rng.random() < rate * _STEP_S

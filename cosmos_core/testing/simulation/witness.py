@@ -18,7 +18,8 @@
 | staleness | no batch has a sample older than the bound |
 | durable | nothing is said before what it follows from is durable; the journal has each report as it was made, once |
 | replay | the journal alone leads to the state that the controller has |
-| once | a process never goes back to an older directive, and hears nothing of an older term |
+| account | the journal has what each account is of, or says that the run was taken back from it |
+| once | a process never goes back to an older directive, and hears nothing of an older term; no term begins twice |
 | liveness | when faults cease, the run ends, as it should |
 """
 
@@ -33,6 +34,7 @@ from cosmos_core.controller.machine.directives import directive_for
 from cosmos_core.controller.machine.events import (
     EVENTS,
     Commanded,
+    ControllerStarted,
     Event,
     Recovered,
     ReplicaJoined,
@@ -81,6 +83,7 @@ class Witness:
     Attributes:
         durable: Number of the newest report in the journal, by incarnation.
         made: What each incarnation reported, in order.
+        told_at: How much the journal had when each incarnation was last told something.
         commands: Requests of people in the journal.
         history: Of prompts, batches and weights.
         doubts: Who has weights that are not those published.
@@ -92,11 +95,14 @@ class Witness:
     def __init__(self, disk: Disk) -> None:
         self.durable: Final[dict[str, int]] = {}
         self.made: Final[dict[str, list[bytes]]] = {}
+        self.told_at: Final[dict[str, int]] = {}
         self.commands: Final[dict[str, int]] = {}
         self.num_events = 0
         self.num_stale = 0
         self._disk: Final = disk
         self._read = 0
+        self._newest_term = 0
+        """Of those that somebody was told."""
         self._begun: History | None = None
         self._told: Final[dict[str, tuple[int, PolicyDirective | RolloutDirective | None]]] = {}
         """Term and content of the newest directive of each incarnation."""
@@ -111,6 +117,13 @@ class Witness:
         """The controller is gone, and with it what it had not made durable."""
         self._look_at_disk()
         self._replay()
+
+    def lose_end(self) -> None:
+        """The controller is gone, and with it the end of what it had made durable."""
+        self._read = 0
+        for known in (self.durable, self.commands, self._told):
+            known.clear()
+        self.forget()
 
     def reopen(self) -> None:
         """The run goes on from a checkpoint, in a journal that begins with it."""
@@ -135,6 +148,8 @@ class Witness:
     def observe(self, event: Event) -> None:
         """An event was appended to the journal."""
         self.num_events += 1
+        if isinstance(event, ControllerStarted) and event.term <= self._newest_term:
+            raise Violation("once", f"term {event.term} begins, and somebody was told of term {self._newest_term}")
         state = self._state
         report: Report | None = REPORT.decode(event.report) if isinstance(event, Reported) else None
         undone = self.history.undone
@@ -244,8 +259,10 @@ class Witness:
             raise Violation(
                 "durable", f"{type(message).__name__} is said, {len(journal.pending)} events are not durable"
             )
+        self.told_at[incarnation] = len(self._disk.committed)
         match message:
             case Acknowledged() | Welcome() | Directive():
+                self._newest_term = max(self._newest_term, message.term)
                 if isinstance(message, Directive):
                     self._told[incarnation] = message.term, message.rollout or message.policy
                     if message.rollout is not None:

@@ -76,8 +76,14 @@ def make(folder: Path, wanted: Sequence[Wanted]) -> list[Path]:
         check_names(each.names)
     labels = [each.label for each in wanted]
     for label in labels:
-        if label == CONTROLLER or labels.count(label) > 1 or (folder / f"{label}.key").exists():
-            raise ConfigError(f"{folder / label}.key: there would be two such keys; choose another name")
+        path = folder / f"{label}.key"
+        if label == CONTROLLER or labels.count(label) > 1:
+            raise ConfigError(f"{path}: there would be two such keys; choose another name")
+        if path.exists():
+            raise ConfigError(
+                f"{path} exists, and is not replaced: it can be used as it is (`cosmos keys list {folder}` shows who "
+                "may speak); for more keys choose other names, with --policy, --rollout, --person or --observer"
+            )
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -86,6 +86,10 @@ PLANTS = (
         (f"{PROGRESS}:resume", "steps=state.steps[: event.step]", "steps=state.steps"),
     ),
     plant(
+        "a resumed run does not say what was undone",
+        (f"{PROGRESS}:resume", "undone=state.generation_number,", ""),
+    ),
+    plant(
         "who was in a run that is resumed may come back",
         (
             f"{PROGRESS}:resume",

@@ -54,6 +54,14 @@ PLANTS = (
         (f"{DESK}._on_reports", "if skip < 0:\n        return", "skip = max(skip, 0)"),
     ),
     plant(
+        "a term may be lost with the end of the journal, and come again",
+        ("cosmos_core.controller.book:begin_term", "journal.settle()", "journal.commit()"),
+    ),
+    plant(
+        "a controller that has forgotten what it acknowledged is believed",
+        (f"{SESSION}._on_welcome", "if welcome.acknowledged < self.outbox.acknowledged:", "if False:"),
+    ),
+    plant(
         "a pause ends without an entry in the journal",
         (f"{PATROL}.look", "self._book.record(RegroupDue())", "setattr(state, 'is_regrouping', False)"),
     ),

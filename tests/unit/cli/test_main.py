@@ -78,6 +78,20 @@ def test_ctrl_c_before_anything_runs_is_one_line(capsys, monkeypatch):
     assert call(capsys, "run", "x.toml") == (130, "", "cosmos: stopped by Ctrl-C\n")
 
 
+def test_ctrl_c_while_it_is_imported_is_one_line():
+    program = """
+import sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+import cosmos_core.cli.main
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "cosmos: stopped by Ctrl-C\n")
+
+
 def test_debug_shows_the_traceback(monkeypatch):
     monkeypatch.setenv("COSMOS_DEBUG", "")
 

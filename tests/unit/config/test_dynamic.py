@@ -29,6 +29,9 @@ class Options:
     whether: bool = option(True, help="h", dynamic=True)
     still: float = option(1.0, help="h")
     warm: float = option(1.0, help="h", validator=check.ge(0.0), dynamic=check.ge(0.5))
+    hot: float = option(
+        1.0, help="h", validator=[check.gt(0.0), check.lt(9.0)], dynamic=check.and_(check.ge(0.01), check.le(2.0))
+    )
 
 
 KEYS = dynamic_keys(Options, Options(), "algorithm.options")
@@ -43,6 +46,7 @@ def test_a_class_says_which_of_its_keys_are_dynamic_and_what_they_may_become():
         "way": 'one of "a", "b"',
         "whether": "true or false",
         "warm": "a number ≥ 0.5",
+        "hot": "a number ≥ 0.01 and ≤ 2",
     }
 
 
@@ -119,6 +123,7 @@ def test_values_are_taken_as_the_key_holds_them(override, value):
         ("warmup.optimizer.eps=2", "warmup.optimizer.eps: cannot change while the run goes on"),
         ("sync.interval=2", "sync.interval: cannot change in this run: it is in lockstep"),
         ("algorithm.options.share", "algorithm.options.share: expected KEY=VALUE"),
+        ("=1", "=1: expected KEY=VALUE"),
         ("algorithm.options.way='", "the value is not valid TOML"),
     ],
 )
@@ -126,6 +131,7 @@ def test_what_cannot_be_is_refused_by_name(override, told):
     with pytest.raises(ConfigError) as caught:
         chosen(KEYS, {"sync.interval": "it is in lockstep"}, [override])
     assert told in str(caught.value)
+    assert ("dynamic in this run are" in str(caught.value)) == ("cannot change" in told)
 
 
 def test_everything_wrong_is_told_at_once_and_a_key_is_set_once():
@@ -133,8 +139,9 @@ def test_everything_wrong_is_told_at_once_and_a_key_is_set_once():
         chosen(
             KEYS, {}, ["algorithm.options.number=9", "nothing=1", "algorithm.options.way=a", "algorithm.options.way=b"]
         )
-    assert str(caught.value).count("\n") == 3
-    assert str(caught.value).endswith(f"dynamic in this run are {', '.join(sorted(each.key for each in KEYS))}")
+    everything = ", ".join(sorted(each.key for each in KEYS))
+    assert str(caught.value).count("\n") == 2
+    assert f"\nnothing: no dynamic key of this run; allowed: {everything}\n" in str(caught.value)
     assert "algorithm.options.way: given twice" in str(caught.value)
     with pytest.raises(ConfigError, match="nothing to set"):
         chosen(KEYS, {}, [])

@@ -86,6 +86,8 @@ def test_an_unknown_key_of_an_override_names_the_nearest(recipe_file):
         load_recipe(recipe_file, overrides=["policy.replcas=2"])
     with pytest.raises(ConfigError, match=r"polcy: unknown option; did you mean policy\?"):
         load_recipe(recipe_file, overrides=["polcy.replicas=2"])
+    with pytest.raises(ConfigError, match=r"^--set checkpoint.interval: .* did you mean policy.checkpoint.interval\?$"):
+        load_recipe(recipe_file, overrides=["checkpoint.interval=20"])
 
 
 def test_names_alone_make_a_recipe():

@@ -92,6 +92,18 @@ def test_wrong_values_are_refused_with_path_value_and_what_is_allowed(data, mess
     assert error_of(data).startswith(f"algorithm.options.{message}")
 
 
+def test_a_validator_that_names_its_option_is_not_told_twice():
+    @attrs.frozen(kw_only=True)
+    class Named:
+        pattern: str = attrs.field(default="")
+
+        @pattern.validator
+        def _is_pattern(self, attribute, value):
+            raise ValueError(f"{attribute.name}: {value!r} is no pattern")
+
+    assert error_of({"pattern": "("}, Named) == "algorithm.options.pattern: '(' is no pattern"
+
+
 def test_every_problem_is_reported_at_once():
     lines = error_of({"flag": 1, "inner": {"size": 0, "ratio": "x"}, "many": [1, 2], "nope": 1}).splitlines()
     assert {line.partition(": ")[0].removeprefix("algorithm.options.") for line in lines} == {

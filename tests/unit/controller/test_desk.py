@@ -207,6 +207,21 @@ def test_a_replica_of_an_older_term_is_told_and_not_believed(office):
     assert office.journal.kinds() == [ReplicaJoined]
 
 
+@pytest.mark.parametrize("message", [beat(7, term=4), beat(7, term=5), reports(3, b"", term=4)])
+def test_who_was_told_of_this_term_by_another_controller_is_refused(office, message):
+    """The journal is an older copy, so its term comes again; nobody may take one controller for the other."""
+    office.say(HELLO)
+    state = office.desk.state
+    state.term = 4
+    office.desk = Desk(state, office.journal, CONTROL, 0.0)
+    (refused,) = office.say(message)
+    assert f"was told of term {message.term} by another controller than this one of term 4" in refused.reason
+    assert "start it again" in refused.reason
+    assert not refused.is_final
+    assert office.journal.kinds() == [ReplicaJoined, ReplicaLost]
+    assert "it was given up" in office.say(HELLO)[0].reason
+
+
 def test_one_that_is_shut_out_is_told_that_it_is_for_good(office):
     office.say(HELLO)
     office.desk.shut_out(b"id", "its key was revoked")
@@ -415,6 +430,7 @@ def test_weights_are_not_given_up_while_who_may_have_them_has_not_been_heard(set
     office.say(reports(2, *(StepDone(step=step, **done) for step in (1, 2, 3))))
     assert state.step == 3
     office.say(attrs.evolve(HELLO, name="p1", incarnation="other"), identity=b"other")
+    state.term = 4
     desk = Desk(state, office.journal, CONTROL, office.now)
     office.desk = desk
     desk.take(b"person", lost("p0", "one"), office.now)
@@ -423,7 +439,7 @@ def test_weights_are_not_given_up_while_who_may_have_them_has_not_been_heard(set
     formed = Reports(
         name="p1",
         incarnation="other",
-        term=3,
+        term=4,
         first=1,
         reports=(REPORT.encode(GenerationFormed(generation=1, step=3)),),
     )
@@ -440,6 +456,7 @@ def test_weights_are_given_up_once_all_who_are_left_were_heard_or_lost(settings)
     state = office.desk.state
     state.step = 3
     state.replicas["p0"].step = 0
+    state.term = 4
     office.desk = Desk(state, office.journal, CONTROL, office.now)
     office.wait(5.0)
     assert Rewound not in office.journal.kinds()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import sqlite3
 import subprocess
@@ -47,6 +49,20 @@ def test_what_was_not_committed_is_not_there(tmp_path, run):
         assert journal.append(ControllerStarted(term=9)) == 5
         assert journal.read(0, 10)[-1][0] == 4
     assert replay(path).term == 3
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_what_was_settled_is_there_when_a_power_cut_takes_the_log(tmp_path, run, is_settled):
+    path = tmp_path / "journal.sqlite"
+    fill(path, run)
+    with Journal(path) as journal:
+        journal.append(ControllerStarted(term=4))
+        (journal.settle if is_settled else journal.commit)()
+        journal.append(ControllerStarted(term=5))
+        journal.commit()
+        copy = tmp_path / "copy.sqlite"
+        copy.write_bytes(path.read_bytes())
+    assert replay(copy).term == (4 if is_settled else 3)
 
 
 def test_a_commit_of_nothing_is_nothing(tmp_path):
@@ -147,6 +163,31 @@ def test_a_journal_that_is_gone_on_with_is_checked_from_its_beginning(tmp_path, 
 def test_a_folder_that_is_not_there_is_told(tmp_path):
     with pytest.raises(JournalError, match="exists and is writable"):
         Journal(tmp_path / "nowhere" / "journal.sqlite")
+
+
+@pytest.mark.parametrize("limit_bytes", [0, 4096, 8192, 9000])
+def test_a_journal_that_a_full_disk_left_half_made_is_made_once_there_is_room(tmp_path, run, limit_bytes):
+    path = tmp_path / "journal.sqlite"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
+    try:
+        with contextlib.suppress(JournalError):
+            Journal(path).close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(entries(path)) == []
+    fill(path, run)
+    assert replay(path).term == 3
+
+
+def test_a_file_that_says_what_it_is_and_has_nothing_else_is_made_a_journal(tmp_path, run):
+    path = tmp_path / "journal.sqlite"
+    with sqlite3.connect(path) as file:
+        file.execute(f"PRAGMA application_id = {0x636F736D}")
+    file.close()
+    assert list(entries(path)) == []
+    fill(path, run)
+    assert replay(path).term == 3
 
 
 def test_a_full_disk_loses_nothing_that_was_committed(tmp_path, run):

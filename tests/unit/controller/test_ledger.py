@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from cosmos_core.controller.machine.ledger import Finished, Ledger
+from cosmos_core.controller.machine.records import MOST_REASONS, OTHER_REASONS
 
 
 def finished(position, samples=()):
@@ -59,3 +60,19 @@ def test_a_mark_holds_what_was_live_in_ranges_and_gives_each_position_back():
     mark = ledger.mark()
     assert mark.live == ((1, 3), (5, 9))
     assert sorted(Ledger.restore(mark).queued) == [1, 2, 5, 6, 7, 8]
+
+
+def test_reasons_with_numbers_in_them_are_counted_together_beyond_the_first_ones(make_sample):
+    ledger = Ledger()
+    for number in range(200):
+        position = ledger.lease(number)
+        ledger.finish(finished(position, [make_sample(), make_sample(1)]))
+        ledger.drop(position, f"the spread is {number}")
+    position = ledger.lease(200)
+    ledger.finish(finished(position, [make_sample()]))
+    ledger.drop(position, "stale")
+    assert [*ledger.dropped][:2] == ["the spread is 0", "the spread is 1"]
+    assert [*ledger.dropped][-2:] == [OTHER_REASONS, "stale"]
+    assert len(ledger.dropped) == MOST_REASONS + 2
+    assert (ledger.dropped[OTHER_REASONS], ledger.num_dropped) == (200 - MOST_REASONS, 201)
+    assert (ledger.samples.dropped[OTHER_REASONS], ledger.samples.dropped["stale"]) == (2 * (200 - MOST_REASONS), 1)

@@ -58,6 +58,15 @@ def test_what_is_bad_is_refused_unless_it_may_be_skipped():
     assert [each.reason for each in make(9, on_bad_row="skip").omitted("train")] == ["even", "sevens"]
 
 
+def test_remedies_name_the_options_where_they_are():
+    sources, there = [Numbers(9)], "dataset.options.parts.0.options"
+    with pytest.raises(DataError, match=rf"or set {there}\.on_bad_row = 'skip'"):
+        RowsDataset("odd", RowsOptions(), Odd(), sources, None, key_path=there)
+    options = RowsOptions(on_bad_row="skip", heldout_rows=9)
+    with pytest.raises(DataError, match=rf"^{there}: cannot hold 9 rows out of 3"):
+        RowsDataset("odd", options, Odd(), sources, None, key_path=there)
+
+
 def test_a_split_of_its_own_and_rows_held_out():
     assert (make(heldout=4).size("heldout"), make(20, heldout_rows=2, on_bad_row="skip").size("heldout")) == (2, 2)
 
@@ -79,5 +88,7 @@ def test_a_row_is_told_by_its_number_in_its_own_source():
 
 
 def test_nothing_usable_says_why():
+    with pytest.raises(DataError, match=r"^numbers: empty; give a source that has rows$"):
+        make(0)
     with pytest.raises(DataError, match=r"numbers: no usable rows \(1 skipped: 1 x even\)"):
         make(1)

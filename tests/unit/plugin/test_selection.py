@@ -19,7 +19,7 @@ from cosmos_core.protocols import RewardCapabilities, RewardContext, hookimpl
 
 REWARD = """
 import attrs
-from cosmos_core.errors import DataError
+from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.protocols import Provider, RewardCapabilities, hookimpl
 
 @attrs.frozen(kw_only=True)
@@ -31,6 +31,10 @@ class Short:
         self.options, self.context = options, context
         if options.length == 13:
             raise DataError("13 rows are too many")
+        if options.length == 12:
+            raise ConfigError("length: 12 is a dozen")
+        if options.length == 11:
+            raise ConfigError("width: 11 is none of the options")
         if options.length == 14:
             raise ZeroDivisionError("oh")
 
@@ -87,6 +91,15 @@ def test_wrong_options_are_config_errors_at_their_path(make_reward):
         load_short().create("reward", "short", {"lenght": 1}, CONTEXT, "reward.0.options")
     with pytest.raises(ConfigError, match=r"^reward\.options\.length: expected an integer"):
         load_short().create("reward", "short", {"length": "4"}, CONTEXT)
+
+
+def test_what_a_plugin_says_of_an_option_is_at_its_path(make_reward):
+    make_reward()
+    plugins = load_short()
+    with pytest.raises(ConfigError, match=r"^reward\.0\.options\.length: 12 is a dozen$"):
+        plugins.create("reward", "short", {"length": 12}, CONTEXT, "reward.0.options")
+    with pytest.raises(ConfigError, match=r"^width: 11 is none of the options$"):
+        plugins.create("reward", "short", {"length": 11}, CONTEXT, "reward.0.options")
 
 
 def test_a_plugins_own_error_passes_and_any_other_is_chained(make_reward):

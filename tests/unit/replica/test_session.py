@@ -6,7 +6,7 @@ import pytest
 
 from cosmos_core.errors import ReplicaError, TransportError
 from cosmos_core.replica.activity import Activity
-from cosmos_core.replica.session import HELLO_S, RESEND_S, SILENCE_S, Session
+from cosmos_core.replica.session import HELLO_S, LONGEST_RESEND_S, RESEND_S, SILENCE_S, Session
 from cosmos_core.transport.messages import Acknowledged, Beat, Directive, Hello, Notices, Refused, Reports, Welcome
 from cosmos_core.transport.outbox import Outbox
 
@@ -69,13 +69,61 @@ def test_reports_are_resent_until_acknowledged(session):
     assert not [message for message in said(session, 9.0) if isinstance(message, Reports)]
 
 
+def batches(session: Session, now: float) -> list[tuple[int, int]]:
+    """First number and length of the reports that the session says now."""
+    return [(message.first, len(message.reports)) for message in said(session, now) if isinstance(message, Reports)]
+
+
 def test_a_loss_is_repaired_even_while_new_reports_keep_coming(session):
     welcomed(session)
-    firsts = []
+    found = []
     for tick in range(10):
         session.outbox.append(b"x")
-        firsts += [message.first for message in said(session, tick * 0.1) if isinstance(message, Reports)]
-    assert firsts == [1, 2, 3, 4, 5, 1, 7, 8, 9, 10]
+        found += batches(session, tick * 0.1)
+    assert found == [(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (1, 6)]
+    session.receive(Acknowledged(term=1, acknowledged=6), 0.95)
+    assert batches(session, 0.95) == [(7, 4)]
+
+
+def test_while_the_controller_is_busy_ever_fewer_reports_are_repeated(session):
+    welcomed(session)
+    for _ in range(3):
+        session.outbox.append(bytes(600_000))
+    assert batches(session, 0.0) == [(1, 1), (2, 1), (3, 1)]
+    repeats = [(tick * 0.5, batch) for tick in range(1, 100) for batch in batches(session, tick * 0.5)]
+    assert [when for when, _ in repeats] == [0.5, 1.5, 3.5, 7.5, 15.5, 25.5, 35.5, 45.5]
+    assert {batch for _, batch in repeats} == {(1, 1)}
+    assert LONGEST_RESEND_S == 10.0
+
+
+def test_what_was_said_before_is_repeated_batch_by_batch_once_the_controller_answers(session):
+    welcomed(session)
+    for _ in range(4):
+        session.outbox.append(bytes(600_000))
+    said(session, 0.0)
+    assert batches(session, RESEND_S) == [(1, 1)]
+    session.receive(Acknowledged(term=1, acknowledged=2), 1.0)
+    assert batches(session, 1.0) == [(3, 1)]
+    session.outbox.append(b"new")
+    assert batches(session, 1.1) == []
+    session.receive(Acknowledged(term=1, acknowledged=2), 1.2)
+    assert batches(session, 1.0 + RESEND_S) == [(3, 1)]
+    session.receive(Acknowledged(term=1, acknowledged=4), 1.6)
+    assert batches(session, 1.6) == [(5, 1)]
+    session.outbox.append(b"newer")
+    assert batches(session, 1.7) == [(6, 1)]
+    assert batches(session, 1.6 + RESEND_S) == [(5, 2)]
+
+
+def test_another_controller_is_told_all_at_once(session):
+    welcomed(session)
+    for _ in range(3):
+        session.outbox.append(bytes(600_000))
+    said(session, 0.0)
+    said(session, 20.0)
+    session.receive(Welcome(term=2, acknowledged=0), 20.1)
+    assert batches(session, 20.1) == [(1, 1), (2, 1), (3, 1)]
+    assert batches(session, 20.1 + RESEND_S) == [(1, 1)]
 
 
 def test_the_newest_directive_wins(session):
@@ -140,14 +188,16 @@ def test_a_repeated_welcome_changes_nothing(session):
     assert said(session, 0.1) == []
 
 
-def test_a_controller_that_forgot_durable_reports_is_an_error(session):
+def test_a_controller_that_forgot_durable_reports_is_left(session):
     welcomed(session)
     session.outbox.append(b"one")
     said(session, 0.0)
     session.receive(Acknowledged(term=1, acknowledged=1), 0.1)
     session.receive(Acknowledged(term=2, acknowledged=0), 0.1)
-    with pytest.raises(ReplicaError, match=r"term 2 knows reports up to 0, but 1 were acknowledged: .*Start this"):
-        session.receive(Welcome(term=2, acknowledged=0), 0.2)
+    session.receive(Welcome(term=2, acknowledged=0), 0.2)
+    assert "term 2 knows reports up to 0, but 1 were acknowledged: its journal lost its end" in session.refusal
+    assert not session.is_final
+    assert said(session, 99.0) == []
 
 
 @pytest.mark.parametrize(

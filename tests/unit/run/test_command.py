@@ -16,7 +16,7 @@ from cosmos_core.controller.journal import Journal, replay
 from cosmos_core.controller.machine import core
 from cosmos_core.controller.machine.events import Resumed, Rewound
 from cosmos_core.controller.machine.settings import settings_of
-from cosmos_core.errors import ConfigError, JournalError, TransportError
+from cosmos_core.errors import ConfigError, JournalError
 from cosmos_core.policy.checkpoints.checkpoint import path_of
 from cosmos_core.run import command
 from cosmos_core.run.command import resume_run, run_recipe
@@ -96,7 +96,7 @@ def test_a_port_in_use_changes_nothing(directory, begun):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(TransportError, match="in use"):
+        with pytest.raises(ConfigError, match=r"^control\.bind, control\.port: .*in use"):
             resume(directory, "run.steps=8", f"control.port={taken.getsockname()[1]}")
     assert (begun, contents(directory)) == ([], before)
 

@@ -72,7 +72,9 @@ def test_a_run_is_made_and_submitted_and_submitted_again(recipe, slurm, console,
 
 def test_rendering_leaves_nothing_behind(recipe, console, tmp_path):
     launch_recipe(recipe(), RECIPE, console, Handover(render_only=True))
-    assert shown(console, tmp_path).startswith("#!/bin/bash\n#SBATCH --job-name=cosmos-arithmetic\n")
+    assert shown(console, tmp_path).startswith(
+        "#!/bin/bash\n# Submitted by `cosmos launch`, which makes the run's folder"
+    )
     assert not (tmp_path / "runs").exists()
 
 
@@ -98,6 +100,13 @@ def earlier(recipe, slurm, console, tmp_path):
     launch_recipe(recipe(), RECIPE, console, Handover())
     (tmp_path / "runs" / "arithmetic" / "work").touch()
     return tmp_path / "runs" / "arithmetic"
+
+
+def test_what_is_rendered_is_what_would_be_submitted(recipe, earlier, console):
+    with pytest.raises(ConfigError, match=r"run\.name: the run .* exists"):
+        launch_recipe(recipe(), RECIPE, console, Handover(render_only=True))
+    launch_recipe(recipe(), RECIPE, console, Handover(render_only=True, overwrite=True))
+    assert (earlier / "work").exists()
 
 
 def test_a_run_is_replaced_once_another_is_submitted(recipe, earlier, console, tmp_path):

@@ -17,6 +17,7 @@ from cosmos_core.run.launch.slurm.components import Component
 from cosmos_core.run.launch.slurm.options import SlurmOptions
 
 _HEADER: Final = "#!/bin/bash"
+_NOTE: Final = "# Submitted by `cosmos launch`, which makes the run's folder first; by itself it is for reading."
 _STOPPED: Final = (130, 143)
 """Exit codes of a run that was stopped: by its supervisor, or before it could listen to signals."""
 
@@ -61,6 +62,7 @@ def script(context: LauncherContext, options: SlurmOptions, parts: Sequence[Comp
     stopped = "|".join(f"1:{code}" for code in _STOPPED)
     lines = [
         _HEADER,
+        _NOTE,
         *_directives(context, options, parts, here),
         "",
         *options.setup,

@@ -27,8 +27,9 @@ def _advantages(options: PolicyOptions, context: AlgorithmContext) -> Iterator[s
         )
     if options.baseline != "none" and context.group_size < 2:
         yield (
-            f"baseline = '{options.baseline}': with rollout.group_size = {context.group_size} a sample is compared "
-            "with itself, so every advantage would be 0; set baseline = 'none' and scale = 'batch', or a larger group"
+            f"baseline = '{options.baseline}', rollout.group_size = {context.group_size}: a sample is compared with "
+            "itself, so every advantage would be 0; raise rollout.group_size, or set baseline = 'none' and scale = "
+            "'batch'"
         )
     if options.constant_length is not None and options.aggregation != "sequence-mean-token-sum":
         yield (

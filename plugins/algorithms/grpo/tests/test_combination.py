@@ -31,8 +31,12 @@ REFUSED = [
         r"importance_floor = 0\.5: it is the lower end",
     ),
     (STALE, {"baseline": "none"}, "scale = 'group-std': it is the deviation about the group's mean"),
-    (ALONE, {}, "a sample is compared with itself"),
-    (ALONE, {"baseline": "leave-one-out", "scale": "batch"}, "a sample is compared with itself"),
+    (ALONE, {}, "rollout.group_size = 1: a sample is compared with itself"),
+    (
+        ALONE,
+        {"baseline": "leave-one-out", "scale": "batch"},
+        "rollout.group_size = 1: a sample is compared with itself",
+    ),
     (STALE, {"constant_length": 64}, "constant_length = 64: aggregation = 'token-mean' divides by no constant"),
     (STALE, {"kl_weight": 0.1, "kl_estimator": "k1"}, "the mean of its gradient is 0"),
     (

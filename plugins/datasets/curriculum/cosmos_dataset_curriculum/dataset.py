@@ -32,7 +32,7 @@ class Curriculum:
                 f"{context.key_path}.part.plugin: {options.part.plugin!r} has a pace of its own; "
                 "name the dataset that it is made of"
             )
-        self._ranked: Final = _ranked(self._part, options, context.seed)
+        self._ranked: Final = _ranked(self._part, options, context)
 
     def size(self, split: Split) -> int:
         """Rows of the part."""
@@ -65,23 +65,24 @@ class Curriculum:
         )
 
 
-def _ranked(part: Dataset, options: CurriculumOptions, seed: int) -> array[int]:
+def _ranked(part: Dataset, options: CurriculumOptions, context: DatasetContext) -> array[int]:
     """Numbers of the train rows, the easiest first."""
     sign = -1.0 if options.hardest_first else 1.0
-    difficulties = array("d", (sign * _difficulty(part, index, options) for index in range(part.size("train"))))
+    key = f"{context.key_path}.difficulty"
+    difficulties = array("d", (sign * _difficulty(part, index, options, key) for index in range(part.size("train"))))
     order = list(range(len(difficulties)))
-    random.Random(f"{seed}:curriculum").shuffle(order)  # noqa: S311 - an order, no secret
+    random.Random(f"{context.seed}:curriculum").shuffle(order)  # noqa: S311 - an order, no secret
     order.sort(key=difficulties.__getitem__)
     return array("Q", order)
 
 
-def _difficulty(part: Dataset, index: int, options: CurriculumOptions) -> float:
-    metadata, key = part.row("train", index).metadata, options.difficulty
-    value = metadata.get(key)
+def _difficulty(part: Dataset, index: int, options: CurriculumOptions, key: str) -> float:
+    metadata, name = part.row("train", index).metadata, options.difficulty
+    value = metadata.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        seen = f"{value!r:.80}, no number" if key in metadata else f"not there; it has {', '.join(metadata) or 'none'}"
+        seen = f"{value!r:.80}, no number" if name in metadata else f"not there; it has {', '.join(metadata) or 'none'}"
         raise DataError(
-            f"{options.part.plugin}: train row {index}: its metadata {key!r} is {seen}; give each row a number, named "
-            "in the part's `metadata` and in dataset.options.difficulty"
+            f"{options.part.plugin}: train row {index}: its metadata {name!r} is {seen}; give each row a number, named "
+            f"in the part's `metadata` and in {key}"
         )
     return float(value)

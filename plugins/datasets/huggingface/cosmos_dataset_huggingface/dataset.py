@@ -20,8 +20,8 @@ class HuggingFaceDataset(RowsDataset):
         mapping = FieldMapping(options)
 
         def rows(split: str) -> list[RowSource]:
-            table = load_split(options, split, context.directory)
-            folder = saved_folder(options, context.directory) or context.directory
+            table = load_split(options, split, context)
+            folder = saved_folder(options, context) or context.directory
             return [SplitTable(table, f"{options.path}:{split}", folder, mapping.fields)]
 
         super().__init__(
@@ -30,4 +30,5 @@ class HuggingFaceDataset(RowsDataset):
             mapping,
             train=rows(options.split),
             heldout=None if options.heldout_split is None else rows(options.heldout_split),
+            key_path=context.key_path,
         )

@@ -24,7 +24,10 @@ class FileDataset(RowsDataset):
         mapping = FieldMapping(options)
 
         def files(name: str, value: str) -> list[RowSource]:
-            return [_open(path, mapping.fields) for path in find_files(name, value, context.directory)]
+            return [
+                _open(path, mapping.fields)
+                for path in find_files(f"{context.key_path}.{name}", value, context.directory)
+            ]
 
         super().__init__(
             "jsonl",
@@ -32,6 +35,7 @@ class FileDataset(RowsDataset):
             mapping,
             train=files("train", options.train),
             heldout=None if options.heldout is None else files("heldout", options.heldout),
+            key_path=context.key_path,
         )
 
 

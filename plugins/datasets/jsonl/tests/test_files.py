@@ -145,7 +145,7 @@ def test_parquet_rows_are_found_across_batches(tmp_path):
 def test_a_file_without_rows(tmp_path, content):
     path = tmp_path / "rows.jsonl"
     path.write_text(content)
-    with pytest.raises(DataError, match=re.escape(f"{path}: no usable rows (0 skipped)")):
+    with pytest.raises(DataError, match=re.escape(f"{path}: empty; give a source that has rows")):
         make(tmp_path)
 
 

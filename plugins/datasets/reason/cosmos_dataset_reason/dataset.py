@@ -20,21 +20,24 @@ class ReasonDataset(RowsDataset):
 
     def __init__(self, options: ReasonOptions, context: DatasetContext) -> None:
         def files(name: str, value: str) -> list[RowSource]:
-            return [JsonLinesFile(path) for path in find_files(name, value, context.directory)]
+            found = find_files(f"{context.key_path}.{name}", value, context.directory)
+            return [JsonLinesFile(path) for path in found]
 
         super().__init__(
             "reason",
             options,
-            QuestionMapping(options, _media_folder(options, context.directory)),
+            QuestionMapping(options, _media_folder(options, context)),
             train=files("train", options.train),
             heldout=None if options.heldout is None else files("heldout", options.heldout),
+            key_path=context.key_path,
         )
 
 
-def _media_folder(options: ReasonOptions, directory: Path) -> Path | None:
+def _media_folder(options: ReasonOptions, context: DatasetContext) -> Path | None:
     if options.media_folder is None:
         return None
-    folder = (directory / Path(expand("media_folder", options.media_folder)).expanduser()).resolve()
+    key = f"{context.key_path}.media_folder"
+    folder = (context.directory / Path(expand(key, options.media_folder)).expanduser()).resolve()
     if not folder.is_dir():
-        raise DataError(f"dataset.options.media_folder: no folder at {folder}")
+        raise DataError(f"{key}: no folder at {folder}")
     return folder

@@ -74,7 +74,7 @@ class QuestionMapping:
         value = row.get("labels", row.get("label"))
         listed = [] if value is None else value if isinstance(value, list) else [value]
         if not listed and self._options.labels == "required":
-            raise BadRowError("the question has no label, and dataset.options.labels is 'required'")
+            raise BadRowError("the question has no label, and the option `labels` is 'required'")
         found: dict[str, None] = {}
         for label in listed:
             if not isinstance(label, str):

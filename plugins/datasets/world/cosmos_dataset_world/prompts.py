@@ -83,7 +83,7 @@ class WorldPrompts(RowsDataset):
 
     def __init__(self, options: PromptsOptions, context: DatasetContext) -> None:
         def files(name: str, value: str) -> list[RowSource]:
-            found = find_files(name, value, context.directory)
+            found = find_files(f"{context.key_path}.{name}", value, context.directory)
             return [
                 JsonLinesFile(path) if path.suffix == ".jsonl" else TextLines(path, options.field) for path in found
             ]
@@ -94,6 +94,7 @@ class WorldPrompts(RowsDataset):
             PromptMapping(options),
             train=files("train", options.train),
             heldout=None if options.heldout is None else files("heldout", options.heldout),
+            key_path=context.key_path,
         )
 
 

@@ -94,10 +94,14 @@ class Length:
         target = prompt.metadata.get(field)
         if isinstance(target, int) and not isinstance(target, bool) and target >= 1:
             return target
-        seen = repr(target)[:200] if field in prompt.metadata else f"not among {', '.join(prompt.metadata) or 'none'}"
+        if field in prompt.metadata:
+            seen = f"is {target!r:.200}"
+        elif prompt.metadata:
+            seen = f"the row has only {', '.join(prompt.metadata)}; name it in the dataset's option `metadata`"
+        else:
+            seen = "the row has no metadata; name it in the dataset's option `metadata`"
         raise DataError(
-            f"reward {self._name}: the metadata field {field!r} is to be a whole number from 1 on, and is {seen}; "
-            "check the dataset's metadata fields"
+            f"reward {self._name}: the metadata field {field!r} is to be a whole number from 1 on, but {seen}"
         )
 
 

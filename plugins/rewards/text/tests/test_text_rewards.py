@@ -60,7 +60,10 @@ def test_options_that_cannot_be_are_refused(make, message):
             Regex(RegexOptions(pattern="{reference}"), CONTEXT),
             "reward mine: the reference None is no text and no number",
         ),
-        (Length(LengthOptions(target_field="words"), CONTEXT), "'words' is to be a whole number from 1 on, and is not"),
+        (
+            Length(LengthOptions(target_field="words"), CONTEXT),
+            "number from 1 on, but the row has no metadata; name it in",
+        ),
         (JsonSchema(JsonSchemaOptions(), CONTEXT), "the reference None is no JSON schema; give the dataset one"),
     ],
 )
@@ -140,10 +143,15 @@ def test_a_target_of_the_row(length, score):
     assert reward.score(completion("x" * length, metadata={"words": 4})).value == score
 
 
+def test_a_target_that_is_not_among_the_metadata_is_told_with_those_that_are():
+    with pytest.raises(DataError, match="but the row has only level, part; name it in the dataset's option `metadata`"):
+        Length(LengthOptions(target_field="words"), CONTEXT).vet(Prompt(text="?", metadata={"level": 1, "part": "a"}))
+
+
 @pytest.mark.parametrize("words", [0, -1, True, 2.0, "4", None])
 def test_a_target_that_is_none_is_an_error(words):
     reward = Length(LengthOptions(target_field="words"), CONTEXT)
-    with pytest.raises(DataError, match="a whole number from 1 on, and is"):
+    with pytest.raises(DataError, match="a whole number from 1 on, but is "):
         reward.score(completion("x", metadata={"words": words}, num_units=3))
 
 

@@ -329,10 +329,11 @@ def test_a_worker_loads_before_it_scores(shared):
     assert pid.status is OK
 
 
-def test_blame_is_by_the_name_that_the_recipe_gives(scorer):
+def test_blame_is_logged_by_the_name_that_the_recipe_gives(scorer, caplog):
     configs = [RewardConfig(plugin="obedient", name="strict", timeout_s=0.2)]
     (found,) = scorer(rewards=configs).score("hang")
-    assert found.detail == "strict: no score within 0.2 s"
+    assert found.detail == "no score within 0.2 s"
+    assert "strict: no score within 0.2 s" in caplog.text
 
 
 def test_a_row_that_cannot_be_sent_is_a_failure_of_it(shared):

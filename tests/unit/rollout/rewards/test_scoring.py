@@ -93,9 +93,15 @@ def test_what_rewards_say_of_their_scores_is_kept_where_the_text_is():
 def test_any_failed_reward_leaves_the_sample_without_one(status):
     outcomes = [Outcome(value=1.0, status=OK), Outcome(value=None, status=status, detail="why")]
     made = scoring.sample(0, played(FinishReason.LENGTH), outcomes, REWARDS)
-    assert (made.reward, made.status, made.detail) == (None, status, "why")
+    assert (made.reward, made.status, made.detail) == (None, status, "style: why")
     assert made.rewards == {"math": 1.0}
     assert not made.is_scored
+
+
+def test_a_failure_names_its_reward_once():
+    for said in ("PluginError: reward math: no answer", "PluginError: no answer"):
+        made = scoring.sample(0, played(), [Outcome(value=None, status=FAILED, detail=said)], REWARDS[:1])
+        assert made.detail == "math: PluginError: no answer"
 
 
 def test_a_sum_that_is_not_finite_is_no_reward():

@@ -11,7 +11,7 @@ from cosmos_core.config.schema import EvaluationConfig, RolloutConfig, RunConfig
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import FinishReason, Generated
 from cosmos_core.run.artifacts import evaluate
-from cosmos_core.run.artifacts.evaluate import _complete, _result, evaluate_model
+from cosmos_core.run.artifacts.evaluate import _check_key, _complete, _result, evaluate_model
 from cosmos_core.run.artifacts.generate import Served
 from cosmos_core.types import Array, Payload, Prompt, Sample, SampleStatus
 
@@ -96,3 +96,21 @@ def test_each_row_has_the_noise_of_the_runs_own_evaluations():
     rows = [(5, Prompt(text="red")), (2, Prompt(text="blue"))]
     _complete(served, rows, SimpleNamespace(recipe=recipe))
     assert served.engine.seeds == [evaluation_seed(11, 5), evaluation_seed(11, 2)]
+
+
+def test_a_folder_that_is_not_there_is_told_first(tmp_path):
+    with pytest.raises(ConfigError, match="nope: there is no such folder; give a run's, or an exported model's"):
+        evaluate_model(tmp_path / "nope", recipe_path=None, num_prompts=1, step="latest")
+
+
+def test_a_key_that_no_row_has_is_refused_with_those_that_they_have():
+    rows = [
+        Prompt(text="a", metadata={"level": 1}),
+        Prompt(text="b", metadata={"level": 2, "part": "x"}),
+        Prompt(text="c"),
+    ]
+    _check_key("part", rows)
+    with pytest.raises(ConfigError, match=r"--by: no row's metadata has 'parts'; they have 'level', 'part'$"):
+        _check_key("parts", rows)
+    with pytest.raises(ConfigError, match=r"has 'part'; they have none$"):
+        _check_key("part", rows[2:])

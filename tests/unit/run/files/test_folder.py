@@ -1,9 +1,10 @@
 import json
 import os
+from pathlib import Path
 
 import pytest
 
-from cosmos_core.config.loading import load_job, load_recipe
+from cosmos_core.config.loading import load_job, load_recipe, save_job
 from cosmos_core.errors import ConfigError
 from cosmos_core.run.files import folder
 
@@ -41,6 +42,20 @@ def test_what_is_no_run_is_never_replaced(job, tmp_path):
 def test_an_empty_folder_is_free(job):
     job.directory.mkdir()
     folder.check_free(job.directory, overwrite=False)
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that takes no others")
+def test_a_folder_that_takes_no_others_is_refused():
+    with pytest.raises(ConfigError, match=r"run\.output_dir: /proc cannot be written to: .*; choose another"):
+        folder.check_free(Path("/proc/runs/demo"), overwrite=False)
+
+
+def test_a_session_that_has_a_run_is_seen(job):
+    save_job(job)
+    assert not folder.is_held(job.directory)
+    with folder.held(job.directory):
+        assert folder.is_held(job.directory)
+    assert not folder.is_held(job.directory)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -4,6 +4,7 @@ import pytest
 
 from cosmos_core.config.loading import save_job
 from cosmos_core.controller import accounts
+from cosmos_core.controller.__main__ import restore
 from cosmos_core.controller.accounts import Accounts
 from cosmos_core.controller.audit import audit
 from cosmos_core.controller.journal import Journal, entries, replay
@@ -12,6 +13,7 @@ from cosmos_core.controller.machine.events import Recovered, Resumed
 from cosmos_core.errors import ConfigError, DamagedJournalError, JournalError
 from cosmos_core.run.files import recovering
 from cosmos_core.run.following.follower import Follower
+from cosmos_core.run.watching import auditing
 
 
 @pytest.fixture
@@ -100,8 +102,8 @@ def test_an_older_checkpoint_can_be_chosen_and_the_rest_is_trained_again(job, ru
 
 def test_a_journal_that_is_gone_is_not_taken_for_a_new_run(job, run):
     job.journal.unlink()
-    with pytest.raises(DamagedJournalError, match=r"is gone; cosmos recover .* goes on"):
-        recovering.require_unbegun(job)
+    with pytest.raises(DamagedJournalError, match=r"is gone, or empty, .*; cosmos recover .* goes on"):
+        accounts.require_known(job.accounts, None)
     done = recovering.recover(job.directory)
     assert done.aside is None
     assert replay(job.journal).step == done.step
@@ -113,9 +115,73 @@ def test_a_damaged_account_is_passed_over_and_named_if_it_is_the_last(job, run):
     flip(job.accounts / f"step-{kept[-1]}")
     with pytest.raises(JournalError, match=f"step-{kept[-1]}: is damaged"):
         recovering.recover(job.directory, step=kept[-1])
-    with pytest.raises(ConfigError, match="--step 3: can be recovered: "):
+    with pytest.raises(ConfigError, match="--step 3: no such checkpoint; can be recovered: "):
         recovering.recover(job.directory, step=3)
     assert recovering.recover(job.directory).step == kept[-2]
+
+
+@pytest.fixture
+def shortened(job, run):
+    """The run, whose journal has lost all after step 6 without a trace; its accounts are of steps 8 and 9."""
+    job.journal.unlink()
+    with Journal(job.journal) as journal:
+        state = None
+        for _, _, event in run.entries:
+            state = core.fold((event,), state)
+            if state.step > 6:
+                break
+            journal.append(event)
+        journal.commit()
+    return replay(job.journal)
+
+
+def test_a_journal_that_lost_what_an_account_is_of_is_not_gone_on_with(job, shortened):
+    assert (shortened.step, shortened.undone) == (6, 0)
+    before, size = accounts.kept(job.accounts), job.journal.stat().st_size
+    lost = rf"lost entries: it ends at step 6, and has not what .*/step-8 is of; cosmos recover {job.directory}"
+    with pytest.raises(DamagedJournalError, match=lost):
+        Accounts(job.accounts, keep=2).note(shortened)
+    for step in (None, 4):
+        with Journal(job.journal) as journal, pytest.raises(DamagedJournalError, match=lost):
+            restore(journal, job, step)
+    with pytest.raises(DamagedJournalError, match=lost):
+        auditing.audit_run(job.directory)
+    assert accounts.kept(job.accounts) == before
+    assert job.journal.stat().st_size == size
+    assert recovering.recover(job.directory).step == 9
+    assert auditing.audit_run(job.directory).problems == ()
+    with Journal(job.journal) as journal:
+        assert restore(journal, job, 9)[0].step == 9
+
+
+def test_a_journal_that_lost_the_generation_of_an_account_is_not_gone_on_with(job, run):
+    state = replay(job.journal)
+    accounts.require_known(job.accounts, state)
+    state.generation_number -= 1
+    with pytest.raises(DamagedJournalError, match=r"it ends at step 9, and has not what .*/step-8 is of"):
+        accounts.require_known(job.accounts, state)
+
+
+def test_an_empty_journal_is_not_a_new_run_where_there_are_accounts(job, run):
+    job.journal.unlink()
+    with Journal(job.journal) as journal, pytest.raises(DamagedJournalError, match="is gone, or empty"):
+        restore(journal, job, None)
+    assert recovering.recover(job.directory).step == 9
+
+
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_accounts_of_what_the_journal_says_was_undone_are_no_damage(job, run, is_readable):
+    if not is_readable:
+        flip(job.accounts / "step-9")
+    with Journal(job.journal) as journal:
+        journal.append(Resumed(step=4, settings=run.settings))
+        journal.commit()
+        # The controller was killed before it removed them.
+        state, _ = restore(journal, job, None)
+    assert state.step == 4
+    assert accounts.kept(job.accounts)[-1] == 9
+    Accounts(job.accounts, keep=2).note(state)
+    assert max(accounts.kept(job.accounts)) == 4
 
 
 def test_without_an_account_nothing_is_touched(job, run):
@@ -143,14 +209,14 @@ def test_accounts_of_steps_that_were_undone_are_removed(job, run):
     step = min(accounts.kept(job.accounts))
     assert step < later
     run.state.rewinds.append(step)
-    run.state.step = step
+    run.state.step, run.state.undone = step, run.state.generation_number
     run.state.checkpoints.saved.clear()
     book.note(run.state)
     assert accounts.kept(job.accounts) == [step]
 
 
 def test_an_account_that_cannot_be_removed_stops_the_run(job, run):
-    run.state.step = 0
+    run.state.step, run.state.undone = 0, run.state.generation_number
     path = job.accounts / "step-5"
     path.mkdir()
     with pytest.raises(JournalError, match=r"step-5 cannot be removed .* make the folder writable"):

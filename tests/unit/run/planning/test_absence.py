@@ -29,7 +29,9 @@ def ask(monkeypatch):
             "model": {"plugin": "hf", "config": {"model_type": "qwen3"}},
             "algorithm": {"plugin": "grpo"},
             "dataset": {"plugin": "numbers"},
-            "reward": [{"plugin": "keyed", "name": f"r{index}"} for index in range(len(rewards))],
+            "reward": [
+                {"plugin": "keyed", "name": f"r{index}", "options": {"key": "K"}} for index in range(len(rewards))
+            ],
         }
         return absent_of_rewards(recipe_from(recipe), None, rewards)
 
@@ -38,6 +40,10 @@ def ask(monkeypatch):
 
 def test_each_says_what_it_lacks_under_its_own_name(ask):
     assert ask(Keyed(""), object(), Keyed("no key")) == ("reward r2: no key",)
+
+
+def test_an_option_is_named_by_its_path(ask):
+    assert ask(Keyed(""), Keyed("key: K is not set")) == ("reward.1.options.key: K is not set",)
 
 
 def test_what_other_machines_lack_is_not_known_here(ask):

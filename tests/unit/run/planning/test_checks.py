@@ -101,7 +101,7 @@ def test_a_recipe_that_fits_has_no_problems():
         (
             {},
             {"engine": EngineCapabilities(payload_kinds=frozenset({"latents"}))},
-            "makes payloads of kind latents, but model 'hf' takes tokens",
+            "makes payloads of kind latents, but model 'hf' takes tokens; they do not go together, so take another of",
         ),
         (
             {},

@@ -8,10 +8,12 @@ import pytest
 from rich.console import Console
 
 from cosmos_core.config.loading import load_recipe
-from cosmos_core.errors import ConfigError
+from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.protocols import Window
+from cosmos_core.run.planning.looking import texts
 from cosmos_core.run.planning.plan import make_plan
 from cosmos_core.run.planning.tables import print_plan
+from cosmos_core.types import Prompt
 
 RECIPE = """
 [run]
@@ -69,9 +71,9 @@ def plan(tmp_path):
     lines = [json.dumps(row) for row in [*rows, {"q": None}, {"q": None}]]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
 
-    def make(lengths=""):
+    def make(lengths="", algorithm="sft"):
         path = tmp_path / "recipe.toml"
-        path.write_text(RECIPE.replace("LENGTHS", lengths))
+        path.write_text(RECIPE.replace("LENGTHS", lengths).replace('"sft"', f'"{algorithm}"'))
         return make_plan(load_recipe(path), path, tmp_path / f"staging{len(lengths)}")
 
     return make
@@ -103,6 +105,23 @@ def test_prompts_of_other_lengths_are_told_and_do_not_count(plan):
     assert f"{unfit} of 8 looked at are too short or too long for [dataset]" in printed(made)
 
 
+def test_prompts_that_do_not_fit_are_told(plan, tmp_path):
+    assert "not fit" not in printed(plan())
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write(json.dumps({"q": "x" * 300, "a": "y", "level": 9}) + "\n")
+    told = printed(plan("min_prompt_units = 1"))
+    assert "1 of 9 looked at does not fit the context of 128 with a demonstration" in told
+
+
+def test_an_algorithm_of_other_payloads_is_told_before_what_it_asks_for_itself(plan):
+    with pytest.raises(ConfigError) as caught:
+        plan(algorithm="diffusion-nft")
+    assert str(caught.value) == (
+        "algorithm.plugin: 'diffusion-nft' prices payloads of kind latents, and model plugin 'qwen' makes tokens; take "
+        "another algorithm, or another model: recipes of latents are in recipes/wfm"
+    )
+
+
 def test_lengths_that_leave_nothing_are_refused(plan):
     with pytest.raises(
         ConfigError, match="none of the 8 train rows of 'curriculum' that were looked at is of a length"
@@ -113,3 +132,21 @@ def test_lengths_that_leave_nothing_are_refused(plan):
 def test_lengths_that_contradict_one_another_are_refused(plan):
     with pytest.raises(ConfigError, match="min_prompt_units is 9, more than max_prompt_units, 8"):
         plan("min_prompt_units = 9\nmax_prompt_units = 8")
+
+
+class Holed:
+    """Rows of which some cannot be used."""
+
+    def __init__(self, *rows):
+        self.rows = rows
+
+    def row(self, split, index):
+        if self.rows[index] is None:
+            raise DataError(f"row {index} is bad")
+        return Prompt(text=self.rows[index])
+
+
+def test_a_tokenizer_is_made_from_the_rows_that_can_be_used():
+    assert list(texts(Holed("a", None, "b", "c"), 3)) == ["a", "b"]
+    with pytest.raises(DataError, match="none of 2 train rows can be used to make a tokenizer from; the first: row 0"):
+        list(texts(Holed(None, None, "c"), 2))

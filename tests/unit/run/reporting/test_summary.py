@@ -7,11 +7,15 @@ import pytest
 from rich.console import Console
 
 from cosmos_core.config.job import StageFacts
+from cosmos_core.controller.machine.account import ACCOUNT, account_of
+from cosmos_core.controller.machine.events import Commanded, ControllerStarted, Recovered
 from cosmos_core.run.following.follower import Follower
 from cosmos_core.run.reporting.planes import planes_of
 from cosmos_core.run.reporting.report import write_report
 from cosmos_core.run.reporting.summary import UNUSED, print_summary, summarise
 from cosmos_core.run.supervising.ending import Ending
+from cosmos_core.transport.requests import Set
+from cosmos_core.transport.wire import REQUEST
 
 GAUGES = {
     "controller": {"queue": 1.0},
@@ -103,6 +107,26 @@ def test_what_starting_and_ending_took_is_told_apart(summary, job):
     told = print_({**summary, "running_s": 20.0, "wall_s": 46.0}, job)
     assert "after 9 of 9 steps in 0:46, 0:26 of it to start and to end" in told
     assert "steps in 0:20\n" in print_({**summary, "running_s": 19.5, "wall_s": 20.0}, job)
+
+
+def test_what_a_recovered_run_took_to_start_and_to_end_is_not_known(job, finished):
+    account = ACCOUNT.encode(account_of(finished.state, max(finished.state.marks)))
+    follower = Follower()
+    follower.fold([(1, 2000.0, Recovered(account=account, checkpoint="c")), (2, 2001.0, ControllerStarted(term=9))])
+    summary = summarise(job, follower, Ending(outcome="stopped"), {}, wall_s=1000.0)
+    assert summary["running_s"] is None
+    assert "steps in 16:40\n" in print_(summary, job)
+
+
+def test_a_setting_is_told_with_the_first_step_that_goes_by_it(job, history):
+    history.join()
+    asked = Set(overrides=("policy.optimizer.lr=0.25",))
+    history.append(Commanded(ident="one", request=REQUEST.encode(asked)))
+    follower = Follower()
+    follower.fold(history.entries)
+    summary = summarise(job, follower, Ending(outcome="stopped"), {}, wall_s=1.0)
+    assert [change["step"] for change in summary["settings"]] == [4]
+    assert "→ 0.25 from step 4 on" in print_(summary, job)
 
 
 def print_(summary, job):

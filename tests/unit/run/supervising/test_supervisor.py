@@ -230,6 +230,20 @@ def test_a_controller_that_says_nothing_is_ended_once(scene):
     assert scene.launcher.killed == ["controller"]
 
 
+def test_while_the_controller_is_not_heard_no_pace_is_shown_and_the_clock_stands(scene, history, monkeypatch):
+    scene = scene()
+    begun, heard = history.entries[1][1], history.entries[-1][1] + 4.0
+    monkeypatch.setattr(supervise.time, "time", lambda: heard + 1.0)
+    shown = scene.supervisor._progress(1.0)
+    assert (shown.phase, shown.elapsed_s) == ("warm-up", heard + 1.0 - begun)
+    monkeypatch.setattr(supervise.time, "time", lambda: heard + 9.0)
+    shown = scene.supervisor._progress(9.0)
+    assert (shown.phase, shown.elapsed_s) == ("waiting for the controller", heard - begun)
+    assert shown.policy_units_per_s is shown.eta_s is None
+    scene.state.outcome = "finished"
+    assert scene.supervisor._progress(9.0).phase == "finished"
+
+
 def test_a_controller_that_never_says_anything_is_ended_when_it_had_the_time_to_start(scene, monkeypatch):
     scene = scene()
     scene.launcher.start(scene.members["policy-0"].specs[0].__class__(name="controller", module="m", arguments=()))

@@ -3,16 +3,19 @@
 import io
 import json
 import re
+from types import SimpleNamespace
 
 import attrs
 import pytest
 from rich.console import Console
 
 from cosmos_core.controller.audit import audit
+from cosmos_core.controller.audit.books import Books
 from cosmos_core.controller.machine import claim, progress
 from cosmos_core.controller.machine.directives import directive_for
 from cosmos_core.controller.machine.events import Commanded, ControllerStarted, Reported
-from cosmos_core.controller.machine.ledger import Ledger
+from cosmos_core.controller.machine.ledger import Finished, Ledger
+from cosmos_core.controller.machine.records import OTHER_REASONS
 from cosmos_core.errors import ConfigError, JournalError
 from cosmos_core.run.watching import auditing
 from cosmos_core.transport.reports import GroupFinished, StepDone
@@ -47,6 +50,21 @@ def test_a_sound_run_has_no_problems_and_every_batch(finished):
     data = json.loads(auditing.as_json(found))
     assert [len(step["prompts"]) for step in data["steps"]] == [2] * 9
     assert data["steps"][8]["prompts"][0]["samples"][0]["versions"]
+
+
+def test_drops_whose_reasons_are_counted_together_are_on_record_like_that():
+    ledger = Ledger(next_position=50, dropped={f"reason {number}": 1 for number in range(50)})
+    books = Books(0, ledger)
+    for row, reason in enumerate(("reason 7", "reason 50", "reason 51")):
+        position = ledger.next()
+        ledger.finished[position] = Finished(position=position, row=row)
+        ledger.claim([position])
+        ledger.drop(position, reason)
+        read = SimpleNamespace(step=1, groups=(), dropped={position: reason})
+        assert [*books.move(ledger, read, sequence=row)] == []
+    assert [*books.differences(ledger)] == []
+    assert books.found().dropped == ledger.dropped
+    assert (ledger.dropped["reason 7"], ledger.dropped[OTHER_REASONS]) == (2, 2)
 
 
 def test_steps_that_were_given_up_are_told_apart(history):

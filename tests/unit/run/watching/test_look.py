@@ -8,10 +8,16 @@ import pytest
 
 from cosmos_core.config.loading import save_job
 from cosmos_core.controller.journal import Journal
-from cosmos_core.errors import TransportError
+from cosmos_core.controller.machine.events import Commanded
+from cosmos_core.errors import DamagedJournalError, TransportError
 from cosmos_core.run.following import observer
+from cosmos_core.run.following.follower import Follower
 from cosmos_core.run.watching import look as looking
-from cosmos_core.run.watching.look import look
+from cosmos_core.run.watching import unattended
+from cosmos_core.run.watching.auditing import audit_run
+from cosmos_core.run.watching.look import look, settings_lines
+from cosmos_core.transport.requests import Set
+from cosmos_core.transport.wire import REQUEST
 
 
 @pytest.fixture
@@ -38,16 +44,19 @@ def test_a_controller_that_does_not_answer_is_said_to(stored, monkeypatch):
 def test_without_a_controller_the_journal_tells(stored, monkeypatch):
     said = list(look(stored))
     assert said[0] == "demo: interrupted: its controller is gone; cosmos run --resume goes on"
-    assert any(words.startswith("  policy-0: weights of step 0") for words in said)
+    assert said[1].startswith("0:00 interrupted | step 0/9")
+    assert not any("policy-0" in words for words in said), "nobody runs it"
     away = "its controller on node-7 does not answer"
-    monkeypatch.setattr(looking, "absence", lambda job: away)
+    monkeypatch.setattr(unattended, "absence", lambda job: away)
     assert next(look(stored)) == f"demo: interrupted: {away}; cosmos run --resume goes on"
 
 
 def test_a_controller_tells_as_it_is(stored, history, monkeypatch):
     monkeypatch.setattr(looking, "find_address", lambda job: "tcp://127.0.0.1:9")
     monkeypatch.setattr(looking, "so_far", lambda *_, gauges: iter(history.entries))
-    assert next(look(stored)) == "demo: running"
+    told = list(look(stored))
+    assert told[0] == "demo: running"
+    assert any(words.startswith("  policy-0: ") for words in told)
 
 
 def test_a_run_that_its_supervisor_ended_is_not_told_as_interrupted(stored):
@@ -55,4 +64,36 @@ def test_a_run_that_its_supervisor_ended_is_not_told_as_interrupted(stored):
     (stored / "summary.json").write_text(json.dumps(ended))
     said = list(look(stored))
     assert said[0] == "demo: failed"
+    assert " failed | step 0/9" in said[1]
     assert "rollout-0 was refused" in said
+
+
+def test_a_lost_journal_is_not_a_run_that_has_not_begun(stored, job):
+    job.journal.unlink()
+    assert list(look(stored)) == ["demo: not begun yet"]
+    job.accounts.mkdir()
+    (job.accounts / "step-4").write_bytes(b"")
+    for show in (lambda: list(look(stored)), lambda: audit_run(stored)):
+        with pytest.raises(DamagedJournalError, match=r"it is gone, or empty.*cosmos recover"):
+            show()
+
+
+def test_a_setting_counts_from_the_first_step_that_goes_by_it(history):
+    history.join()
+    history.work(until=1)
+    assert history.state.step == 1
+    for value in ("0.25", "0.5"):
+        asked = Set(overrides=(f"policy.optimizer.lr={value}",))
+        history.append(Commanded(ident=value, request=REQUEST.encode(asked)))
+    (before,) = {each.value for each in history.state.settings.dynamic if each.key == "policy.optimizer.lr"}
+    assert list(settings_lines(history.state)) == [f"  policy.optimizer.lr = 0.5 from step 4 (recipe: {before})"]
+    history.work(until=5)
+    assert list(settings_lines(history.state)) == [f"  policy.optimizer.lr = 0.5 since step 4 (recipe: {before})"]
+    follower, told = Follower(), []
+    follower.fold(history.entries, lambda hook, **said: told.append((hook, said.get("step"))))
+    assert {step for hook, step in told if hook == "cosmos_setting_changed"} == {4}
+    back = Set(overrides=(f"policy.optimizer.lr={before}",))
+    history.append(Commanded(ident="back", request=REQUEST.encode(back)))
+    assert "from step" in next(settings_lines(history.state)), "the running step goes by the other value"
+    history.work()
+    assert list(settings_lines(history.state)) == []

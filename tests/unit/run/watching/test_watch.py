@@ -2,14 +2,16 @@
 
 import io
 import json
+import time
 
 import pytest
 from rich.console import Console
 
 from cosmos_core.config.loading import save_job
 from cosmos_core.controller.journal import Journal
-from cosmos_core.errors import ConfigError
+from cosmos_core.errors import ConfigError, DamagedJournalError
 from cosmos_core.run.files.announcement import address_file
+from cosmos_core.run.files.folder import held
 from cosmos_core.run.watching import watch as watching
 from cosmos_core.run.watching.screen import facts, lines, screen, sparkline
 from cosmos_core.run.watching.watch import Watcher, watch
@@ -53,6 +55,13 @@ def test_a_finished_run(told, finished):
     assert told.step == told.num_steps == 9
     assert told.accuracy == finished.state.evaluations[-1].accuracy
     assert {"joined", "checkpoint", "evaluated", "ended"} <= {news.kind for news in told.news}
+
+
+def test_a_journal_that_is_read_again_happened_once(job, finished, told):
+    watcher = Watcher(job)
+    for _ in range(2):
+        watcher.fold(finished.entries)
+    assert [news.text for news in watcher.snapshot().news] == [news.text for news in told.news]
 
 
 def test_what_happened_carries_its_own_time(told):
@@ -121,9 +130,9 @@ def test_markup_of_what_a_run_says_is_not_interpreted(told):
     assert "[bold]x[/] [/" in console.file.getvalue()
 
 
-def test_a_controller_that_is_gone_for_good_ends_the_watching(job, history, monkeypatch):
-    monkeypatch.setattr(watching, "_GONE_S", 0.3)
-    monkeypatch.setattr(watching, "_POLL_S", 0.05)
+@pytest.fixture
+def left(job, history):
+    """The folder of a run whose controller went away in the middle."""
     history.join()
     job.directory.mkdir()
     save_job(job)
@@ -131,9 +140,70 @@ def test_a_controller_that_is_gone_for_good_ends_the_watching(job, history, monk
         for _, _, event in history.entries:
             journal.append(event)
         journal.commit()
+    return job.directory
+
+
+def test_a_run_that_no_session_has_is_told_at_once(left, monkeypatch):
+    monkeypatch.setattr(watching.time, "sleep", lambda _seconds: pytest.fail("nobody will start a controller"))
     console = plain()
-    assert watch(job.directory, console) == ""
+    assert watch(left, console) == ""
+    shown = console.file.getvalue()
+    assert "interrupted | step 0/9" in shown
+    assert shown.endswith("demo: interrupted: its controller is gone; cosmos run --resume goes on\n")
+    assert "policy: 1" not in shown
+    (left / "summary.json").write_text(json.dumps({"outcome": "stopped", "steps": 3, "wall_s": 1.0}))
+    console = plain()
+    assert watch(left, console) == "stopped"
+    assert "stopped | step 0/9" in console.file.getvalue()
+
+
+def test_a_controller_that_does_not_come_back_ends_the_watching(left, monkeypatch):
+    monkeypatch.setattr(watching, "_GONE_S", 0.3)
+    monkeypatch.setattr(watching, "_POLL_S", 0.05)
+    console = plain()
+    with held(left):
+        assert watch(left, console) == ""
+    phases = [words.split(" | ")[0] for words in console.file.getvalue().splitlines() if words.startswith("demo: 0:")]
+    assert phases == ["demo: 0:00 waiting for the controller"]
     assert "interrupted: its controller is gone" in console.file.getvalue()
+
+
+def test_a_history_that_comes_in_parts_is_not_shown_as_the_present(job, finished, monkeypatch):
+    parts = [finished.entries[:20], finished.entries[20:40], finished.entries[40:]]
+
+    class Told:
+        """An observer of a controller that tells a part each time it is looked at."""
+
+        newest, last_sequence, silence_s, gauges = -1, 0, 0.0, {}
+
+        def __init__(self, *_arguments):
+            pass
+
+        def poll(self, left):
+            time.sleep(left)
+            found = parts.pop(0)
+            self.newest, self.last_sequence = len(finished.entries), found[-1][0]
+            return found
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(watching, "_POLL_S", 0.01)
+    monkeypatch.setattr(watching, "Observer", Told)
+    monkeypatch.setattr(watching, "person_key", lambda keys: None)
+    monkeypatch.setattr(watching, "read_address", lambda job: "tcp://127.0.0.1:9")
+    job.directory.mkdir()
+    *before, shown = Watcher(job).follow()
+    assert before == [None, None]
+    assert (shown.step, shown.outcome) == (9, "finished")
+
+
+def test_a_lost_journal_is_told(left, job):
+    job.journal.unlink()
+    job.accounts.mkdir()
+    (job.accounts / "step-4").write_bytes(b"")
+    with pytest.raises(DamagedJournalError, match="cosmos recover"):
+        watch(left, plain())
 
 
 def test_a_controller_on_another_machine_that_is_not_heard_is_given_up(stored, job, monkeypatch):

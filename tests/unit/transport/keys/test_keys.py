@@ -73,8 +73,10 @@ def test_an_allow_list_that_others_may_change_is_refused(folder):
 
 def test_a_key_is_never_replaced(folder):
     before = (folder / "rollout.key").read_bytes()
-    with pytest.raises(ConfigError, match="two such keys"):
+    with pytest.raises(ConfigError, match=r"rollout\.key exists, .* choose other names, with --policy"):
         key_folder.make(folder, [Wanted(role="person", name="ann"), Wanted(role="rollout", name="rollout-*")])
+    with pytest.raises(ConfigError, match="two such keys"):
+        key_folder.make(folder, [Wanted(role="person", name="ann"), Wanted(role="person", name="ann")])
     assert (folder / "rollout.key").read_bytes() == before
     assert not (folder / "ann.key").exists()
     assert "ann" not in read_peers(folder / ALLOWED)

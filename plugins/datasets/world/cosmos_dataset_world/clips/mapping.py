@@ -96,7 +96,7 @@ class ClipMapping:
             return ""
         if part.name.endswith(PICKLES) and not options.pickles:
             raise BadRowError(
-                f"{part.name} is a pickle, and none is read: convert it to safetensors, or set dataset.options.pickles",
+                f"{part.name} is a pickle, and none is read: convert it to safetensors, or set the option `pickles`",
                 "an embedding is a pickle",
             )
         if part.path is None:

@@ -48,15 +48,16 @@ class Prober:
 
     Args:
         how: How closely (see `ClipOptions.check_videos`).
+        key_path: Of these options in the recipe, for messages.
 
     Raises:
         ConfigError: PyAV is not installed.
     """
 
-    def __init__(self, how: How) -> None:
+    def __init__(self, how: How, key_path: str) -> None:
         if how != "never" and importlib.util.find_spec("av") is None:
             raise ConfigError(
-                f"dataset.options.check_videos: {how!r} needs PyAV, which is not installed: "
+                f"{key_path}.check_videos: {how!r} needs PyAV, which is not installed: "
                 "pip install 'cosmos-dataset-world[video]', or set it to 'never'"
             )
         self._how: Final = how

@@ -22,10 +22,11 @@ class WorldFolder(RowsDataset):
     """
 
     def __init__(self, options: FolderOptions, context: DatasetContext) -> None:
-        prober = Prober(options.check_videos)
+        prober = Prober(options.check_videos, context.key_path)
 
         def clips(name: str, value: str) -> list[RowSource]:
-            folder = (context.directory / Path(expand(name, value)).expanduser()).absolute()
+            key = f"{context.key_path}.{name}"
+            folder = (context.directory / Path(expand(key, value)).expanduser()).absolute()
             return [ClipFolder(folder, options, prober)]
 
         super().__init__(
@@ -34,6 +35,7 @@ class WorldFolder(RowsDataset):
             ClipMapping(options, prober, copies(options)),
             train=clips("train", options.train),
             heldout=None if options.heldout is None else clips("heldout", options.heldout),
+            key_path=context.key_path,
         )
 
 

@@ -31,10 +31,11 @@ class WorldWebDataset(RowsDataset):
 
     def __init__(self, options: WebDatasetOptions, context: DatasetContext) -> None:
         cache = copies(options)
-        mapping = ClipMapping(options, Prober(options.check_videos), cache)
+        mapping = ClipMapping(options, Prober(options.check_videos, context.key_path), cache)
 
         def clips(name: str, value: str) -> list[RowSource]:
-            return [ClipTar(url, options, mapping, cache) for url in find_tars(name, value, context.directory)]
+            found = find_tars(f"{context.key_path}.{name}", value, context.directory)
+            return [ClipTar(url, options, mapping, cache) for url in found]
 
         super().__init__(
             "world-webdataset",
@@ -42,14 +43,15 @@ class WorldWebDataset(RowsDataset):
             mapping,
             train=clips("train", options.train),
             heldout=None if options.heldout is None else clips("heldout", options.heldout),
+            key_path=context.key_path,
         )
 
 
-def find_tars(option: str, value: str, directory: Path) -> list[str]:
+def find_tars(key: str, value: str, directory: Path) -> list[str]:
     """The tars that an option names, in order.
 
     Args:
-        option: Name of the option, for error messages.
+        key: Key path of the option, for error messages.
         value: Path or URL, with `${NAME}`, ranges such as `{00..63}`, and globs.
         directory: Where relative paths start.
 
@@ -58,26 +60,26 @@ def find_tars(option: str, value: str, directory: Path) -> list[str]:
         StorageError: The store cannot be listed.
     """
     found = []
-    for each in _in_ranges(expand(option, value), option):
+    for each in _in_ranges(expand(key, value), key):
         if is_url(each):
-            found += _in_store(each, option)
+            found += _in_store(each, key)
         else:
-            found += [str(path.absolute()) for path in find_files(option, each, directory)]
+            found += [str(path.absolute()) for path in find_files(key, each, directory)]
     return found
 
 
-def _in_ranges(value: str, option: str) -> list[str]:
+def _in_ranges(value: str, key: str) -> list[str]:
     match = _RANGE.search(value)
     if match is None:
         return [value]
     first, last, width = int(match[1]), int(match[2]), len(match[1])
     if not 0 <= last - first < _MAX_TARS:
-        raise DataError(f"dataset.options.{option}: the range {match[0]} counts down, or is too long")
+        raise DataError(f"{key}: the range {match[0]} counts down, or is too long")
     filled = (f"{value[: match.start()]}{number:0{width}}{value[match.end() :]}" for number in range(first, last + 1))
-    return [each for one in filled for each in _in_ranges(one, option)]
+    return [each for one in filled for each in _in_ranges(one, key)]
 
 
-def _in_store(url: str, option: str) -> list[str]:
+def _in_store(url: str, key: str) -> list[str]:
     if not any(sign in url for sign in "*?["):
         return [url]
     with told(url):
@@ -85,7 +87,7 @@ def _in_store(url: str, option: str) -> list[str]:
         store.invalidate_cache()
         found = [store.unstrip_protocol(path) for path in sorted(store.glob(pattern))]
     if not found:
-        raise DataError(f"dataset.options.{option}: no file at {url}")
+        raise DataError(f"{key}: no file at {url}")
     return found
 
 
