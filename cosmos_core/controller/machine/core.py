@@ -84,7 +84,9 @@ def begin(event: RunOpened | Recovered) -> State:
 
 
 def _recovered(event: Recovered) -> State:
-    return restored(ACCOUNT.decode(event.account), event.checkpoint)
+    state = restored(ACCOUNT.decode(event.account), event.checkpoint)
+    evaluation.tell_forgotten(state)
+    return state
 
 
 def step(state: State, event: Event) -> None:
