@@ -54,7 +54,7 @@ class Journal:
         self._pending: Final[list[tuple[int, float, bytes, int]]] = []
         self._sum: int
         with _explained(path):
-            if _log_of(path).exists():
+            if path.exists() and _log_of(path).exists():
                 # Not later: whoever has opened it to write makes what is left of the log the whole of it.
                 with _reading(path):
                     pass
@@ -183,7 +183,10 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
         file.execute("PRAGMA busy_timeout = 0")
         # The lock is taken by what is read first, and kept while there is a log.
         file.execute("PRAGMA application_id").fetchone()
-        lost = writeahead.lost_at(_log_of(path))
+        try:
+            lost = writeahead.lost_at(_log_of(path))
+        except OSError as error:
+            raise JournalError(f"{_log_of(path)}: {error.strerror}; {_remedy('SQLITE_IOERR', path.parent)}") from error
         if lost is not None:
             raise DamagedJournalError(
                 f"{_log_of(path)}: {f'frame {lost}' if lost else 'its header'} is not what was written, and what was "

@@ -56,7 +56,9 @@ def launch_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, ha
     plugins = PluginSet.load(selections(recipe, _ONLY))
     capable = _capable(recipe, plugins)
     if capable.shares_folder:
-        folder.check_free(directory, overwrite=handover.overwrite)
+        # What is only read may be for another machine, whose folders are not here.
+        check = folder.check_unused if handover.render_only else folder.check_free
+        check(directory, overwrite=handover.overwrite)
         require_idle(directory)
     else:
         _check_elsewhere(recipe, handover)

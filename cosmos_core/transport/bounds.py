@@ -56,5 +56,5 @@ def _fit(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_fit, value))
     if isinstance(value, dict):
-        return {key: _fit(each) for key, each in value.items()}
+        return {_fit(key): _fit(each) for key, each in value.items()}
     return fitted(value) if attrs.has(type(value)) else value

@@ -124,9 +124,12 @@ def tell_left_behind(state: State, step: int) -> None:
 
 
 def tell_forgotten(state: State) -> None:
-    """Say which evaluations a run that goes on from an account cannot finish: it has nothing of those under way."""
+    """Say which evaluations a run that goes on from an account knows nothing of: those under way are not in it."""
     known = {done.version for done in state.evaluations if done.is_of_rollouts}
-    _tell_lost(state, [each for each in range(state.step) if state.settings.evaluates(each) and each not in known])
+    lacking = [each for each in range(state.step) if state.settings.evaluates(each) and each not in known]
+    if lacking:
+        told = ", ".join(map(str, lacking))
+        state.status_details["evaluation"] = f"of version {told} none is on record, and its weights are gone"
 
 
 def _tell_lost(state: State, versions: Sequence[int]) -> None:

@@ -59,6 +59,7 @@ class LeaderLine(Lifeline):
         self._joined: Final[dict[int, Wire]] = {}
         self._strangers: Final[deque[Wire]] = deque()
         self._failures: Final[list[Failure]] = []
+        self._num_refused = 0
         self._is_main_waiting = False
         self._is_ending = False
         self._is_over = False
@@ -129,12 +130,13 @@ class LeaderLine(Lifeline):
         while not self._is_over:
             self._look()
             now = time.monotonic()
+            # By when it looked: what lay unread while this process did not run is no silence.
+            while self._strangers and looked_at - self._strangers[0].began_at > _JOIN_S:
+                self._drop(self._strangers[0])
             if now - looked_at > PAUSE_S:
                 for wire in self._joined.values():
                     wire.heard_at += now - looked_at
             looked_at = now
-            while self._strangers and now - self._strangers[0].began_at > _JOIN_S:
-                self._drop(self._strangers[0])
             if now - pinged_at >= _PING_S:
                 pinged_at = now
                 self._tell(Ping())
@@ -170,7 +172,14 @@ class LeaderLine(Lifeline):
         try:
             wire = Wire(self._server.accept()[0])
         except OSError as error:  # it is gone already, or this process has no more descriptors
-            _LOG.warning("%s: a connection of its processes could not be taken: %s", self._name, error)
+            self._num_refused += 1
+            if self._num_refused.bit_count() == 1:
+                _LOG.warning(
+                    "%s: a connection of its processes could not be taken (%d so far): %s",
+                    self._name,
+                    self._num_refused,
+                    error,
+                )
             if self._strangers:
                 self._drop(self._strangers[0])
             time.sleep(_POLL_S)
@@ -203,7 +212,7 @@ class LeaderLine(Lifeline):
                     wire.rank, wire.pid = message.rank, message.pid
                     self._joined[message.rank] = wire
                     self._news.notify_all()
-            case Failure() if message.rank == wire.rank:
+            case Failure() if LEADER < wire.rank == message.rank:
                 with self._news:
                     wire.has_left = True
                     self._failures.append(message)

@@ -135,7 +135,8 @@ def report(scored: Sample, text: str | None, media: str = "") -> SampleReport:
 
 def _named(label: str, failed: Outcome) -> Outcome:
     """A failure, with whose it is; rewards name themselves in errors that planning tells of, too."""
-    detail = failed.detail.replace(f"reward {label}: ", "", 1)
+    kind, own, rest = failed.detail.partition(f"reward {label}: ")
+    detail = f"{kind}{rest}" if own and (not kind or kind.removesuffix(": ").isidentifier()) else failed.detail
     return attrs.evolve(failed, detail=f"{label}: {detail}")
 
 

@@ -8,6 +8,7 @@ import json
 import logging
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,8 @@ SUMMARY: Final = "summary.json"
 REPORT: Final = "report.html"
 _MARK: Final = "job.json"
 _LOCK: Final = ".session.lock"
+_LOOK_S: Final = 0.05
+"""In which one who looks whether a session has the run (`is_held`) is done."""
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -31,11 +34,11 @@ def is_run(directory: Path) -> bool:
     return (directory / _MARK).is_file()
 
 
-def check_free(directory: Path, *, overwrite: bool) -> None:
-    """Check that a run may be made at `directory`; nothing is left changed.
+def check_unused(directory: Path, *, overwrite: bool) -> None:
+    """Check that nothing is at `directory` that a run may not replace.
 
     Raises:
-        ConfigError: There is a run already (and no `overwrite`), something that is no run, or no right to write.
+        ConfigError: There is a run already (and no `overwrite`), or something that is no run.
     """
     if directory.exists() and any(directory.iterdir() if directory.is_dir() else [directory]):
         if not is_run(directory):
@@ -45,6 +48,15 @@ def check_free(directory: Path, *, overwrite: bool) -> None:
                 f"run.name: the run {directory} exists; go on with it: cosmos run --resume {directory}, "
                 "replace it: --overwrite, or choose another --name"
             )
+
+
+def check_free(directory: Path, *, overwrite: bool) -> None:
+    """Check that a run may be made at `directory`; nothing is left changed.
+
+    Raises:
+        ConfigError: The name is taken (see `check_unused`), or there is no right to write.
+    """
+    check_unused(directory, overwrite=overwrite)
     parent = directory
     while not parent.exists():
         parent = parent.parent
@@ -112,7 +124,11 @@ def held(directory: Path) -> Iterator[None]:
         raise ConfigError(f"{directory}: cannot be written to: {error.strerror}") from error
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_LOOK_S)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"{directory} is running now, in another session; stop it first") from None
         except OSError as error:

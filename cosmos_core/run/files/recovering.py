@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Final
@@ -108,13 +109,28 @@ def _account(job: Job, wanted: int | None) -> Account:
         elif not genuine(job.checkpoints, {step: generation_at(account.steps, step)}):
             problems.append(f"{path_of(job.checkpoints, step)} is of before the step was undone")
         else:
-            return account
+            return _beyond(account, job)
     raise JournalError("; ".join(problems))
 
 
+def _beyond(account: Account, job: Job) -> Account:
+    """An account with the newest numbers of all of its run: after a second recovery none of them may come again."""
+    known = [account]
+    for step in accounts.kept(job.accounts):
+        with contextlib.suppress(JournalError):
+            known.append(accounts.read(job.accounts, step))
+    known = [each for each in known if each.settings.run_id == account.settings.run_id]
+    return attrs.evolve(
+        account,
+        term=max(each.term for each in known),
+        generation_number=max(each.generation_number for each in known),
+        next_lease=max(each.next_lease for each in known),
+    )
+
+
 def _set_aside(journal: Path) -> Path | None:
-    """Rename a journal and what belongs to it; nothing of it is deleted."""
-    if not journal.exists():
+    """Rename a journal and what belongs to it, as much of it as there is; nothing of it is deleted."""
+    if not any(journal.with_name(journal.name + part).exists() for part in _PARTS):
         return None
     aside = journal.with_name(f"{journal.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
     if aside.exists():

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from cosmos_core.errors import ReplicaError
 from cosmos_core.protocols import ProcessSpec
+from cosmos_core.replica.lifetime import PARENT
 from cosmos_core.run.launch.local import visible_gpus
 
 _UNKNOWN: Final = 255
@@ -151,7 +152,7 @@ def _run(module: str, arguments: tuple[str, ...], environment: dict[str, str], o
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(environment, **{PARENT: str(os.getppid())})
     sys.argv = [module, *arguments]
     # It is imported already, under a name of its own.
     sys.modules.pop(f"{module}.__main__", None)

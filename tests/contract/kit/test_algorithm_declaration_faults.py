@@ -111,7 +111,7 @@ PLANTED = {
             raise ConfigError("scale: too large")"""
         ),
         "test_a_dynamic_option_can_become_all_that_it_allows",
-        "the dynamic option scale says that it may become a number > 0, but 100.0 is refused: scale: too large",
+        "may become a number > 0, but 100.0 is refused: algorithm.options.scale: too large",
     ),
     "dynamic-beyond-telling": (
         steered(validator="lambda *_: None"),

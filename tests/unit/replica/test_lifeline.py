@@ -277,6 +277,20 @@ def test_strangers_who_say_nothing_do_not_keep_followers_out(join_s, most):
         assert leader.stdout.readline() == "met []\n"
 
 
+def test_a_failure_of_one_who_has_not_joined_ends_nobody():
+    ended = []
+    with LeaderLine(name="policy-0", size=2, token="t", host="127.0.0.1", end=ended.append) as line:
+        wire = Wire(socket.create_connection(("127.0.0.1", line.port)), 0)
+        wire.send(Failure(rank=-1, reason="I am a stranger", time=0.0, is_echo=False))
+        wire.connection.settimeout(10)
+        assert wire.receive() is None
+        wire.close()
+        follower = FollowerLine(name="policy-0", rank=1, token="t", address=("127.0.0.1", line.port), end=print)
+        line.meet(5.0, lambda: False)
+        threading.Thread(target=follower.goodbye).start()
+    assert not ended
+
+
 def test_a_replica_of_one_process_has_nobody_to_lose():
     with pytest.raises(ValueError, match="own"), Lifeline():
         raise ValueError("own")

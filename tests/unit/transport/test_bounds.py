@@ -70,6 +70,7 @@ def test_long_texts_are_cut_wherever_they_are():
     done = fitted(attrs.evolve(DONE, metrics={}, details={"bad_row": "d" * 2 * TEXT}))
     assert len(done.details["bad_row"]) == TEXT
     assert fitted(Failed(reason="\udcff")) == Failed(reason="?")
+    assert fitted(attrs.evolve(done, details={"\udcff": "x"})).details == {"?": "x"}
 
 
 def test_the_decoder_does_not_make_room_for_what_is_only_announced():

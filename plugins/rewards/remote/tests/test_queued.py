@@ -288,8 +288,8 @@ def test_a_service_that_is_not_there_ends_the_load(queueing, monkeypatch):
 
 
 def test_a_service_that_is_waited_for_is_told_of(monkeypatch, caplog):
-    monkeypatch.setattr("cosmos_reward_remote.queued._CHECK_S", 0.5)
-    monkeypatch.setattr("cosmos_reward_remote.queued._TOLD_S", 0.1)
+    monkeypatch.setattr("cosmos_reward_remote.queued._CHECK_S", 1.5)
+    monkeypatch.setattr("cosmos_reward_remote.queued._TOLD_S", 0.5)
     monkeypatch.setenv("WFM_REWARD_ENQUEUE_URL", "http://127.0.0.1:9/enqueue")
     monkeypatch.setenv("WFM_REWARD_FETCH_URL", "http://127.0.0.1:9/fetch")
     monkeypatch.setenv("WFM_REWARD_TOKEN", "secret")
@@ -297,7 +297,7 @@ def test_a_service_that_is_waited_for_is_told_of(monkeypatch, caplog):
         make(backoff_s=0.001)
     (said,) = caplog.messages
     assert "127.0.0.1:9/enqueue: no connection" in said
-    assert "asking again until 0.5 s have passed" in said
+    assert "asking again until 1.5 s have passed" in said
 
 
 def test_a_service_that_starts_is_waited_for_by_time_and_not_by_attempts(queueing, monkeypatch):

@@ -1,9 +1,12 @@
 """Journals that are damaged or gone, and what the run goes on from."""
 
+import errno
+import os
+
 import pytest
 
 from cosmos_core.config.loading import save_job
-from cosmos_core.controller import accounts
+from cosmos_core.controller import accounts, writeahead
 from cosmos_core.controller.__main__ import restore
 from cosmos_core.controller.accounts import Accounts
 from cosmos_core.controller.audit import audit
@@ -221,3 +224,46 @@ def test_an_account_that_cannot_be_removed_stops_the_run(job, run):
     path.mkdir()
     with pytest.raises(JournalError, match=r"step-5 cannot be removed .* make the folder writable"):
         Accounts(job.accounts, keep=2).note(run.state)
+
+
+def test_a_second_recovery_from_an_older_checkpoint_says_no_number_again(job, run):
+    flip(job.journal)
+    newest = recovering.recover(job.directory).step
+    with Journal(job.journal) as journal:
+        state, _ = restore(journal, job, newest)
+    state.generation_number += 1  # its gradient group was formed
+    Accounts(job.accounts, keep=2).note(state)
+    job.journal.rename(job.journal.with_name("away"))
+    older = recovering.recover(job.directory, step=accounts.kept(job.accounts)[0])
+    assert older.step < newest
+    assert recovering.damage(job) == ""
+    with Journal(job.journal) as journal:
+        again, _ = restore(journal, job, older.step)
+    assert again.term > state.term
+    assert again.generation_number > state.generation_number
+    assert again.next_lease > state.next_lease
+
+
+def test_a_log_whose_journal_is_gone_is_kept_aside_with_it(job, run):
+    log = job.journal.with_name(f"{job.journal.name}-wal")
+    log.write_bytes(b"what SQLite had not brought into the file")
+    job.journal.unlink()
+    done = recovering.recover(job.directory)
+    assert done.aside.with_name(f"{done.aside.name}-wal").read_bytes().startswith(b"what SQLite")
+    assert replay(job.journal).step == done.step
+
+
+def test_an_account_that_cannot_be_read_is_a_witness_too(job, shortened):
+    for step in accounts.kept(job.accounts):
+        flip(job.accounts / f"step-{step}")
+    assert "has lost entries" in recovering.damage(job)
+
+
+def test_a_log_that_cannot_be_read_is_an_error_of_the_journal(job, run, monkeypatch):
+    def fail(_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    job.journal.with_name(f"{job.journal.name}-wal").touch()
+    monkeypatch.setattr(writeahead, "lost_at", fail)
+    with pytest.raises(JournalError, match=r"journal\.sqlite-wal: Input/output error; make sure .*its disk works"):
+        replay(job.journal)

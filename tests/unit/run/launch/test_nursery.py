@@ -73,9 +73,10 @@ def test_exit_codes_and_signals_are_told_apart(started, tmp_path):
 
 def test_its_environment_is_that_of_its_starter_now(started, tmp_path, monkeypatch):
     monkeypatch.setenv("LATE", "of the starter")
-    show = "import os; print(os.environ['LATE'], os.environ['MARK'], os.environ.get('PYTHONSAFEPATH'))"
+    parent = "os.environ['COSMOS_PARENT_PID'] == str(os.getppid())"
+    show = f"import os; print(os.environ['LATE'], os.environ['MARK'], os.environ.get('PYTHONSAFEPATH'), {parent})"
     assert started("timeit", "-n1", "-r1", "-s", show, "pass", MARK="of the process").wait(60) == 0
-    assert (tmp_path / "output").read_text().startswith("of the starter of the process None\n")
+    assert (tmp_path / "output").read_text().startswith("of the starter of the process None True\n")
 
 
 def test_a_process_leads_a_session_of_its_own(started):
