@@ -103,7 +103,7 @@ def abandon(state: State) -> None:
         is_lost = evaluation.version < state.step and known is not None and not known.sources
         if is_lost and evaluation.version not in state.holders:
             state.pending.remove(evaluation)
-            _tell_lost(state, [evaluation.version])
+            _tell_lost(state, [evaluation])
 
 
 def tell_cut_off(state: State) -> None:
@@ -120,7 +120,7 @@ def tell_cut_off(state: State) -> None:
 def tell_left_behind(state: State, step: int) -> None:
     """Say which evaluations a run that is resumed from a step cannot finish: nobody has weights from before it."""
     state.status_details.pop(_CUT_OFF, None)
-    _tell_lost(state, [due.version for due in state.pending if due.version < step])
+    _tell_lost(state, [due for due in state.pending if due.version < step])
 
 
 def tell_forgotten(state: State) -> None:
@@ -132,9 +132,9 @@ def tell_forgotten(state: State) -> None:
         state.status_details["evaluation"] = f"of version {told} none is on record, and its weights are gone"
 
 
-def _tell_lost(state: State, versions: Sequence[int]) -> None:
-    if versions:
-        told = (f"version {each} was lost before its evaluation was done" for each in versions)
+def _tell_lost(state: State, evaluations: Sequence[Evaluation]) -> None:
+    if evaluations:
+        told = (f"version {each.version} was lost before its evaluation was done" for each in evaluations)
         state.status_details["evaluation"] = "; ".join(told)
 
 
