@@ -15,7 +15,8 @@ _ROLES: Final[tuple[Role, ...]] = ("policy", "rollout")
 class News:
     """Told of everything that happens in a session, it says what its supervisor does not say itself.
 
-    How the replicas that the supervisor started end, it says itself: with their errors, and with what comes next.
+    How the replicas that the supervisor started are lost, it says itself: with their errors, and with what comes next.
+    That one has left as it was asked to is the controller's word: its process may end when the run is over.
 
     Args:
         job: The run.
@@ -42,8 +43,10 @@ class News:
                 name
             ):
                 self._say(f"{name} has joined")
+            case "cosmos_replica_left", {"replica": name, "reason": "drained"}:
+                self._say(f"{name} has left")
             case "cosmos_replica_left", {"replica": name, "reason": reason} if not self._is_own(name):
-                self._say(f"{name} has left" if reason == "drained" else f"{name} was lost: {reason}")
+                self._say(f"{name} was lost: {reason}")
             case "cosmos_setting_changed", {"step": step, "key": key, "before": before, "after": after}:
                 self._say(f"{key}: {before} -> {after} from step {step} on")
 

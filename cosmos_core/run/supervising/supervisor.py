@@ -253,8 +253,8 @@ class Supervisor:
                 pass
             case Fate(kind="started", words=words):
                 self._view.say(words)
-            case Fate(kind="left", words=words):
-                self._view.say(words)
+            case Fate(kind="left"):
+                # Said as the controller said it (`News`).
                 self._keeper.fleet.forget(member)
             case Fate(kind="refused", words=words) if self._has_begun(member, state):
                 self._view.say(f"{words}; {member.name} is not started again, the run goes on without it")

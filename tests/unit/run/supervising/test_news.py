@@ -15,14 +15,19 @@ def told(job):
     return News(job, said.append, is_own={"policy-0", "rollout-0"}.__contains__), said
 
 
-def test_of_replicas_that_it_did_not_start_all_is_told(told):
+def test_of_replicas_that_it_started_only_leaving_is_told_and_of_others_all(told):
     news, said = told
     for name in ("rollout-0", "rollout-x"):
         news.hear("cosmos_replica_joined", replica=name, role="rollout")
         news.hear("cosmos_replica_left", replica=name, role="rollout", reason="silent for 15 s")
         news.hear("cosmos_replica_left", replica=name, role="rollout", reason="drained")
     news.hear("cosmos_step_finished", step=1, metrics={})
-    assert said == ["rollout-x has joined", "rollout-x was lost: silent for 15 s", "rollout-x has left"]
+    assert said == [
+        "rollout-0 has left",
+        "rollout-x has joined",
+        "rollout-x was lost: silent for 15 s",
+        "rollout-x has left",
+    ]
 
 
 def test_a_setting_is_told_with_its_step(told):

@@ -199,7 +199,7 @@ def test_one_that_has_left_stays_away(scene):
     scene.turn(("rollout-1", 0, ""))
     scene.turn()
     assert (started(scene), scene.launcher.killed, scene.failure) == ([], [], None)
-    assert scene.said == ["rollout-1 has left"]
+    assert scene.said == [], "said once, when the controller says it (News)"
 
 
 def test_a_killed_controller_comes_back_at_its_port_and_goes_on_where_it_was(scene):
