@@ -44,9 +44,9 @@ def test_a_recipe_that_is_not_there(cosmos: CommandLine) -> None:
 
 def test_a_dataset_of_no_rows(cosmos: CommandLine, arithmetic: Arguments, tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
-    options = f"dataset.options={{train=['{tmp_path}/empty.jsonl']}}"
-    output = refused(cosmos, arithmetic, "dataset.plugin='jsonl'", options, "evaluation.prompts=0")
-    assert "empty.jsonl" in output
+    options = f"dataset.options={{train='{tmp_path}/empty.jsonl', prompt='$question'}}"
+    output = refused(cosmos, arithmetic, "dataset.plugin='jsonl'", options, "evaluation.prompts=0", code=1)
+    assert "empty.jsonl: empty; give a source that has rows" in output
 
 
 def test_a_vocabulary_smaller_than_the_tokenizer(cosmos: CommandLine, arithmetic: Arguments) -> None:
