@@ -60,7 +60,7 @@ def on_finished(state: State, replica: Replica, lease: Lease, report: GroupFinis
 
 def on_failed(state: State, lease: Lease, report: GroupFailed) -> None:
     """A prompt can never be completed."""
-    state.status_details[report.reason] = report.detail
+    state.explain(report.reason, report.detail)
     state.ledger.drop(lease.position, report.reason)
     _count_useless(state, report.reason)
 

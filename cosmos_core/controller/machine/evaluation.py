@@ -47,7 +47,7 @@ def record_losses(state: State, running: RunningStep) -> None:
     """Take in what the members of a step that is done have measured; say what they could not."""
     for found in sorted(running.heldout, key=lambda measured: measured.version):
         for row, reason in found.dropped:
-            state.status_details[f"held-out {reason}"] = found.details.get(reason, f"row {row}")
+            state.explain(f"held-out {reason}", found.details.get(reason, f"row {row}"))
         if found.num_rows:
             state.evaluations.append(_loss_record(found))
     measured = {found.version for found in running.heldout if found.num_rows}

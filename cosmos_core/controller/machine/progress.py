@@ -49,7 +49,8 @@ def finish_step(state: State) -> None:
     assert running is not None
     for position in sorted(running.dropped.keys() & ledger.claimed.keys()):
         state.let_go(ledger.drop(position, running.dropped[position]))
-    state.status_details.update(running.details)
+    for reason, detail in running.details.items():
+        state.explain(reason, detail)
     groups = [ledger.consume(position) for position in sorted(ledger.claimed)]
     for group in groups:
         state.let_go(group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Final
 
 import attrs
@@ -11,16 +12,21 @@ from cosmos_core.types import SampleStatus, Scalar
 
 OTHER_REASONS: Final = "other reasons"
 MOST_REASONS: Final = 50
-"""As many are counted by name, the first ones; every step has a copy, and a plugin may put numbers into its reasons."""
+"""As many are known by name, the first ones; every step has a copy, and a plugin may put numbers into its reasons."""
 _OWN_REASONS: Final = frozenset({"lost", "rewound", "stale", "unscored", *(status.value for status in SampleStatus)})
 
 _LARGEST_EXPONENT: Final = 700.0
 
 
+def known_as(reason: str, known: Mapping[str, object]) -> str:
+    """What a reason is known as: the run's own ones as themselves, and so the first `MOST_REASONS` of others."""
+    is_named = reason in known or reason in _OWN_REASONS or len(known) < MOST_REASONS
+    return reason if is_named else OTHER_REASONS
+
+
 def count_dropped(counts: dict[str, int], reason: str, number: int) -> None:
-    """Count what was dropped by its reason; the run's own ones always by name, of others the first `MOST_REASONS`."""
-    if reason not in counts and reason not in _OWN_REASONS and len(counts) >= MOST_REASONS:
-        reason = OTHER_REASONS
+    """Count what was dropped by its reason (`known_as`)."""
+    reason = known_as(reason, counts)
     counts[reason] = counts.get(reason, 0) + number
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 import attrs
 
 from cosmos_core.controller.machine.ledger import Finished, Ledger, LedgerMark
-from cosmos_core.controller.machine.records import EvaluationRecord, HeldOutCompletion, SettingChange, StepRecord
+from cosmos_core.controller.machine.records import (
+    EvaluationRecord,
+    HeldOutCompletion,
+    SettingChange,
+    StepRecord,
+    known_as,
+)
 from cosmos_core.controller.machine.settings import Settings, StageSettings
 from cosmos_core.transport.directives import GenerationOrder, Lease, TrainOrder
 from cosmos_core.transport.messages import Role
@@ -154,7 +160,8 @@ class State:
             came to after the step from which the run went on did not happen.
         rewinds: Steps that the run was taken back to since it was started or resumed, in order.
         changes: Of dynamic keys, in the order in which they were asked for.
-        status_details: The newest explanation of each status of unscored samples, and of each failed prompt's reason.
+        status_details: The newest explanation of each status of unscored samples, and of each failed prompt's reason,
+            as it is known (`records.known_as`).
         touched: Names whose directive may have changed since this was last cleared.
         members: Names of the replicas of each role, so that nobody has to look through all for a few.
         spare: Names of rollout replicas that may have room for another prompt, and of all that have.
@@ -231,6 +238,10 @@ class State:
     def target(self) -> int:
         """The version that rollout replicas shall load; -1: none yet."""
         return self.targets[-1] if self.targets else -1
+
+    def explain(self, reason: str, detail: str) -> None:
+        """Keep what was said last of a reason that a plugin may have worded."""
+        self.status_details[known_as(reason, self.status_details)] = detail
 
     def named(self, role: Role) -> list[Replica]:
         """The replicas of a role, by name."""

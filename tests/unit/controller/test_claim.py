@@ -6,6 +6,7 @@ from hypothesis import strategies as some
 
 from cosmos_core.controller.machine.claim import LEAST_USELESS, MAX_ATTEMPTS, balanced
 from cosmos_core.controller.machine.events import RegroupDue
+from cosmos_core.controller.machine.records import MOST_REASONS, OTHER_REASONS
 from cosmos_core.transport.reports import GroupFailed, StepDone, StepFailed
 
 
@@ -201,6 +202,18 @@ def test_a_run_whose_every_prompt_is_useless_fails_with_the_reason(run):
     assert it.state.outcome == "failed"
     assert "64 prompts in a row were dropped, the last as 'prompt_too_long'" in it.state.reason
     assert "a prompt of 99" in it.state.reason
+
+
+def test_reasons_with_numbers_are_explained_up_to_a_number_and_the_last_of_all_is(run):
+    it = run(capacity=9, max_staleness=9, prompts=2, steps=9)
+    it.start()
+    for count in range(LEAST_USELESS):
+        reason = f"{count} frames lack"
+        it.report("r0", GroupFailed(lease=it.leases()[0].lease, reason=reason, detail=f"video {count}"))
+    details = it.state.status_details
+    assert len(details) == MOST_REASONS + 1
+    assert (details["0 frames lack"], details[OTHER_REASONS]) == ("video 0", f"video {LEAST_USELESS - 1}")
+    assert f"the last as '{LEAST_USELESS - 1} frames lack'" in it.state.reason
 
 
 def test_a_useful_prompt_starts_the_count_anew(run):
