@@ -23,11 +23,14 @@ _STOPPED: Final = (130, 143)
 
 _WATCH: Final = """\
 # A signal interrupts `wait`; only the second one then has the run's exit code.
-interrupted= warned=
-trap 'interrupted=1; warned=1; kill -TERM "$run" 2>/dev/null' USR1
-trap 'interrupted=1; kill -TERM "$run" 2>/dev/null' TERM
+interrupted= warned= run=
+stop() {{ interrupted=1; [ -z "$run" ] || kill -TERM "$run" 2>/dev/null; }}
+trap 'warned=1; stop' USR1
+trap stop TERM
 {command} &
-run=$!
+# What came before its number was known is passed on now; no trap runs within a command.
+run=$! early=$interrupted
+[ -z "$early" ] || kill -TERM "$run" 2>/dev/null
 while :; do
     wait "$run"
     code=$?

@@ -143,11 +143,13 @@ exit {end}
 def job(tmp_path):
     """Run the script with another interpreter and `scontrol`; what both wrote, and the exit code."""
 
-    def run(*, signals=(), code=130, end=0, setup=()):
+    def run(*, signals=(), early=None, code=130, end=0, setup=()):
         log = tmp_path / "log"
         python, scontrol = tmp_path / "python", tmp_path / "bin" / "scontrol"
         scontrol.parent.mkdir(exist_ok=True)
-        python.write_text(FAKE_PYTHON.format(log=log, code=code, end=end).replace("400", "400" if signals else "1"))
+        python.write_text(
+            FAKE_PYTHON.format(log=log, code=code, end=end).replace("400", "400" if signals or early else "1")
+        )
         scontrol.write_text(f'#!/bin/bash\necho "scontrol $*" >> {log}\nexit 1\n')
         for each in (python, scontrol):
             each.chmod(0o755)
@@ -155,9 +157,12 @@ def job(tmp_path):
             SlurmOptions(python=str(python), setup=setup), attrs.evolve(CONTEXT, directory=tmp_path / "it's a run")
         )
         path = f"{scontrol.parent}:{os.environ['PATH']}"
-        process = subprocess.Popen(
-            ["bash", "-c", launcher.render().text], env={**os.environ, "PATH": path, "SLURM_JOB_ID": "17"}
-        )
+        text = launcher.render().text
+        if early:
+            late = f"until [ -e {log}.up ]; do sleep 0.01; done; kill -s {early.name} $$"
+            assert text.count("&\n#") == 1
+            text = text.replace("&\n#", f"&\n{late}\n#")
+        process = subprocess.Popen(["bash", "-c", text], env={**os.environ, "PATH": path, "SLURM_JOB_ID": "17"})
         deadline = time.monotonic() + 20
         while not (tmp_path / "log.up").exists():
             assert time.monotonic() < deadline
@@ -186,6 +191,14 @@ def test_a_warned_run_that_finished_or_failed_is_not_requeued(job, code):
 def test_a_cancelled_run_is_stopped_and_not_requeued(job):
     code, lines = job(signals=[signal.SIGTERM])
     assert (code, lines[1:]) == (130, ["term"])
+
+
+@pytest.mark.parametrize(
+    ("number", "last"), [(signal.SIGTERM, ["term"]), (signal.SIGUSR1, ["term", "scontrol requeue 17"])]
+)
+def test_a_signal_that_comes_before_the_run_has_a_number_stops_it_once(job, number, last):
+    code, lines = job(early=number)
+    assert (code, lines[1:]) == (130, last)
 
 
 @pytest.mark.parametrize("end", [0, 1, 3])
