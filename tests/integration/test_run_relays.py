@@ -92,7 +92,7 @@ if role == "policy":
     sys.stdin.read()
 else:
     engine, relay = Engine(), Relay("run", directory=folder)
-    receiver = WeightReceiver("zmq", run_id="run", host="here", stall_s=1.0)
+    receiver = WeightReceiver("zmq", run_id="run", host="here", stall_s=5.0)
     sync = WeightSync(
         engine,
         receiver,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import runpy
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import tomli_w
 import torch
 
 from cosmos_core.controller.journal import replay
+from cosmos_core.run.supervising.reservation import Reservation
 from cosmos_core.testing import CommandLine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -52,16 +52,15 @@ def warmed_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The recipes' reward service, in the environment of the runs."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    reserved = Reservation("127.0.0.1", 0)
+    port = reserved.port
     named = {
         "WFM_REWARD_TOKEN": "a token of this test",
         "WFM_REWARD_ENQUEUE_URL": f"http://127.0.0.1:{port}/v1/enqueue",
         "WFM_REWARD_FETCH_URL": f"http://127.0.0.1:{port}/v1/fetch",
     }
     arguments = ("reward-service", "--config", str(RECIPES / "rewards.toml"), "--port", str(port))
-    with pytest.MonkeyPatch.context() as patch:
+    with reserved, pytest.MonkeyPatch.context() as patch:
         for name, value in named.items():
             patch.setenv(name, value)
         process = subprocess.Popen(

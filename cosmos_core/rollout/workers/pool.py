@@ -133,14 +133,15 @@ class WorkerPool(abc.ABC, Generic[W]):
             self._end()
 
     def _turn(self) -> None:
+        now = time.monotonic()
         deadline = min((worker.deadline() for worker in self._workers), default=float("inf"))
-        wait_s = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
+        wait_s = None if deadline == float("inf") else max(0.0, deadline - now)
         for key, _ in self._selector.select(wait_s):
             if key.data is None:
                 os.eventfd_read(self._wake)
             else:
                 self._serve(key.data)
-        now = time.monotonic()
+        # Late is who was late before that look: what came while this thread was away, or served others, is in time.
         for worker in [each for each in self._workers if each.deadline() <= now]:
             self._replace(worker, is_late=True)
         while self._commands:

@@ -47,7 +47,7 @@ def test_a_full_recipe_survives_its_dump():
     assert reloaded(recipe) == recipe
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.dictionaries(st.text(), VALUES, max_size=4))
 def test_any_options_survive_the_dump(options):
     recipe = recipe_from({**BASE, "algorithm": {"plugin": "grpo", "options": options}})

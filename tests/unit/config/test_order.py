@@ -14,7 +14,7 @@ GOLDEN_SEEDS = [135851042560207719, 6259405198084569922]
 GOLDEN_EVALUATION_SEEDS = [5408158416292570805, 1501594459284426756]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     num_rows=st.integers(1, 700),
     seed=st.integers(0, 2**70),
@@ -29,7 +29,6 @@ def test_each_epoch_visits_every_row_once(num_rows, seed, stage, epoch):
 
 
 @given(position=st.integers(0, 2**60), num_rows=st.integers(1, 2**40))
-@settings(deadline=None)
 def test_rows_of_huge_datasets_are_in_range(position, num_rows):
     epoch, row = row_of(position, num_rows, 7, 0)
     assert epoch == position // num_rows

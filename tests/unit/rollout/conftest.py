@@ -3,6 +3,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 import attrs
 import numpy as np
@@ -155,6 +156,23 @@ def plain_logprobs(module, prompt, answer, *, temperature=1.0) -> np.ndarray:
     logits = module(input_ids=torch.tensor([prompt + answer]), use_cache=False).logits[0, len(prompt) - 1 : -1]
     chosen = torch.log_softmax(logits.float() / temperature, -1).gather(1, torch.tensor(answer)[:, None])
     return chosen[:, 0].numpy()
+
+
+def pause_when(monkeypatch, condition: Callable[[EmbeddedEngine], bool]) -> threading.Event:
+    """Embedded engines pause themselves after the step that makes something so; the event is set then.
+
+    However long the test is held up meanwhile, they are no further.
+    """
+    step, paused = EmbeddedEngine._step, threading.Event()
+
+    def stepped(engine: EmbeddedEngine) -> None:
+        step(engine)
+        if not paused.is_set() and condition(engine):
+            engine._pause("keep", Future())
+            paused.set()
+
+    monkeypatch.setattr(EmbeddedEngine, "_step", stepped)
+    return paused
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def test_a_full_outbox_says_so():
     assert small.append(b"abc") == 2
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.sampled_from(["append", "send", "lose", "rewind", "acknowledge"]), st.integers(1, 5))))
 def test_a_receiver_that_takes_only_the_next_number_gets_each_report_once_in_order(actions):
     outbox = Outbox(window=4)

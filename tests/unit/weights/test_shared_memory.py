@@ -91,7 +91,7 @@ def test_a_file_that_cannot_be_mapped_is_not_left_behind(tmp_path, monkeypatch):
     with pytest.raises(WeightSyncError, match=r"no room for a weight snapshot of 4,096 bytes .*Cannot allocate memory"):
         SharedFile(label="v1", token="one", size=4096, directory=tmp_path)
     assert list(tmp_path.iterdir()) == []
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 def test_a_file_that_is_being_written_over_is_not_mapped(tmp_path, caplog):

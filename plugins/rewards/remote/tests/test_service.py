@@ -90,12 +90,17 @@ def test_an_error_is_of_its_completion_alone(standin):
 @contextlib.contextmanager
 def serving(name, options, *arguments):
     """An installed reward as a service; gives its address."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "cosmos_reward_remote.server", name, "--port", str(port), "--options", options]
-    with subprocess.Popen(
-        [*command, *arguments], env={**os.environ, "SERVICE_KEY": "k"}, stdout=subprocess.DEVNULL
-    ) as process:
+    command = [sys.executable, "-m", "cosmos_reward_remote.server", name, "--options", options, *arguments]
+    environment = {**os.environ, "SERVICE_KEY": "k"}
+    with contextlib.ExitStack() as stack:
+        # Bound and not listened on: nobody but who asks for it by number has the port.
+        reserved = stack.enter_context(socket.socket())
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+        process = stack.enter_context(
+            subprocess.Popen([*command, "--port", str(port)], env=environment, stdout=subprocess.DEVNULL)
+        )
         for _ in range(400):
             with socket.socket() as probe:
                 if process.poll() is not None or probe.connect_ex(("127.0.0.1", port)) == 0:

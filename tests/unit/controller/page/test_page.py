@@ -3,6 +3,7 @@
 import http.client
 import json
 import socket
+import statistics
 import threading
 import time
 
@@ -199,14 +200,15 @@ def test_a_browser_that_does_not_read_holds_nobody_up(served, monkeypatch, snaps
     slow = socket.create_connection(served.place, timeout=10)
     slow.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
     text = "x" * 2000
-    took = 0.0
+    took = []
     for step in range(400):
         samples = tuple(attrs.evolve(snapshot.samples[0], text=f"{step} {text}") for _ in range(12))
         began = time.perf_counter()
         served.page.board.offer(attrs.evolve(snapshot, step=step, samples=samples))
-        took = max(took, time.perf_counter() - began)
+        took.append(time.perf_counter() - began)
         time.sleep(0.003)
-    assert took < 0.1
+    assert max(took) < 2
+    assert statistics.median(took) < 0.01
     deadline = time.monotonic() + 10
     while b"cosmos_page_clients 0\n" not in served.ask("GET", "/metrics").body:
         assert time.monotonic() < deadline, "it is still served"

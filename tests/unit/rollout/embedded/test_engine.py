@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from cosmos_core.errors import EngineError
-from cosmos_core.rollout.embedded import engine as engine_module
 from cosmos_core.types import Array
 
 NEVER = frozenset()
@@ -83,12 +82,11 @@ def test_mixed_sampling_in_one_batch(kit, make):
 
 def test_a_prompt_that_is_half_in_the_cache_at_an_update_is_of_one_version(kit, make, monkeypatch):
     """What shares it later would else use something of the old weights."""
-    slow(monkeypatch, delay_s=0.02)
+    paused = kit.pause_when(monkeypatch, lambda engine: engine.stats().prompt_units > 8)
     engine = make(kit.FakeModel(stop_ids=NEVER), prefill_units=4)
     prompt = kit.ragged(1, low=60, high=61)[0]
     (handle,) = engine.submit([kit.request("a", prompt, num_samples=3, max_units=6)])
-    wait_for(lambda: engine.stats().prompt_units > 8)
-    engine.pause()
+    assert paused.wait(20)
     assert engine.stats().generated_units == 0
     changed = kit.reference(seed=2)
     kit.load(engine, changed, version=1)
@@ -98,14 +96,13 @@ def test_a_prompt_that_is_half_in_the_cache_at_an_update_is_of_one_version(kit, 
 
 
 def test_a_version_that_is_loaded_again_shares_no_prompt_with_what_was_loaded_before(kit, make, monkeypatch):
-    slow(monkeypatch, delay_s=0.01)
+    paused = kit.pause_when(monkeypatch, lambda engine: engine.stats().generated_units >= 4)
     engine = make(kit.FakeModel(stop_ids=NEVER), max_in_flight=2)
     prompt = kit.ragged(1, low=20, high=21)[0]
     # The second sample starts when the short request has ended, while the first one still holds the prompt.
     requests = [kit.request("short", [4, 5], max_units=10), kit.request("group", prompt, num_samples=2, max_units=40)]
     handles = engine.submit(requests)
-    wait_for(lambda: engine.stats().generated_units >= 4)
-    engine.pause()
+    assert paused.wait(20)
     assert engine.stats().num_waiting == 1
     changed = kit.reference(seed=2)
     kit.load(engine, changed, version=0)
@@ -116,23 +113,11 @@ def test_a_version_that_is_loaded_again_shares_no_prompt_with_what_was_loaded_be
 # -- pauses -------------------------------------------------------------------------------------------------------
 
 
-def slow(monkeypatch, delay_s=0.002):
-    """Make steps long enough to be interrupted."""
-    step = engine_module.EmbeddedEngine._step
-
-    def delayed(self):
-        time.sleep(delay_s)
-        step(self)
-
-    monkeypatch.setattr(engine_module.EmbeddedEngine, "_step", delayed)
-
-
 def test_a_paused_engine_sleeps(kit, make, monkeypatch):
-    slow(monkeypatch)
+    paused = kit.pause_when(monkeypatch, lambda engine: engine.stats().generated_units >= 5)
     engine = make(kit.FakeModel(stop_ids=NEVER))
     engine.submit([kit.request("a", [4, 5], max_units=60)])
-    wait_for(lambda: engine.stats().generated_units >= 5)
-    engine.pause("keep")
+    assert paused.wait(10)
     process, own = time.process_time(), time.thread_time()
     time.sleep(0.2)
     assert time.process_time() - process - (time.thread_time() - own) < 0.05
@@ -191,12 +176,13 @@ def test_a_dialogue_that_does_not_say_who_decided_each_unit_is_not_scored(kit, e
         engine.score([dialogue_of(kit, [4, 5], [6, 7], decided)], temperature=1.0)
 
 
-def test_a_request_id_in_flight_is_refused(kit, make, monkeypatch):
-    slow(monkeypatch)
+def test_a_request_id_in_flight_is_refused(kit, make):
     engine = make(kit.FakeModel(stop_ids=NEVER))
+    engine.pause()
     first = engine.submit([kit.request("a", [4], max_units=20)])[0]
     with pytest.raises(EngineError, match="'a' is in flight"):
         engine.submit([kit.request("a", [4])])
+    engine.resume()
     first.result(20)
     engine.submit([kit.request("a", [4], max_units=1)])[0].result(20)
 

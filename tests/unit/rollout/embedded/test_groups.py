@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from transformers import Qwen3Config
@@ -21,13 +19,13 @@ def prompt(kit):
 
 @pytest.fixture
 def group(kit, make, prompt, monkeypatch):
-    """An engine, and the handle of a group that it has begun; steps take a while, to be met by an update."""
+    """An engine, and the handle of a group that it has begun; paused once something is so."""
 
-    def begin(delay_s=0.0, **options):
-        step = engine_module.EmbeddedEngine._step
-        monkeypatch.setattr(engine_module.EmbeddedEngine, "_step", lambda engine: (time.sleep(delay_s), step(engine)))
+    def begin(until=None, **options):
+        paused = kit.pause_when(monkeypatch, until) if until else None
         engine = make(model(kit), **{"max_in_flight": SAMPLES, "context_length": 480, **options})
         (handle,) = engine.submit([kit.request("group", prompt, num_samples=SAMPLES, max_units=NUM_UNITS)])
+        assert paused is None or paused.wait(20)
         return engine, handle
 
     return begin
@@ -36,13 +34,6 @@ def group(kit, make, prompt, monkeypatch):
 def model(kit):
     config = Qwen3Config(**{**kit.SHAPE, "max_position_embeddings": 512}, tie_word_embeddings=True)
     return kit.FakeModel(config, stop_ids=frozenset())
-
-
-def wait_for(condition):
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def check(kit, prompt, generated, *, seed):
@@ -63,9 +54,7 @@ def test_a_prompt_is_processed_once_in_one_step_or_in_parts(kit, group, prompt, 
 
 @pytest.mark.parametrize("cache", ["keep", "recompute"])
 def test_a_prompt_that_an_update_meets_half_way_is_begun_again_once(kit, group, prompt, cache):
-    engine, handle = group(0.02, prefill_units=40)
-    wait_for(lambda: engine.stats().prompt_units >= 80)
-    engine.pause()
+    engine, handle = group(lambda engine: engine.stats().prompt_units >= 80, prefill_units=40)
     done = engine.stats().prompt_units
     assert 80 <= done < SIZE
     assert engine.stats().generated_units == 0
@@ -80,9 +69,7 @@ def test_a_prompt_that_an_update_meets_half_way_is_begun_again_once(kit, group, 
 
 @pytest.mark.parametrize(("cache", "again"), [("keep", 0), ("recompute", SIZE)])
 def test_an_update_under_a_group_processes_its_prompt_once_again_or_not_at_all(kit, group, cache, again):
-    engine, handle = group(0.01)
-    wait_for(lambda: engine.stats().generated_units >= 3 * SAMPLES)
-    engine.pause()
+    engine, handle = group(lambda engine: engine.stats().generated_units >= 3 * SAMPLES)
     made = engine.stats().generated_units
     assert made < SAMPLES * NUM_UNITS
     kit.load(engine, kit.reference(model(kit), seed=2), version=3, cache=cache)
@@ -103,19 +90,18 @@ def test_samples_share_only_what_was_computed_once(kit, make, prompt, monkeypatc
         sharing.append(run.num_units)
         return scores(run, queries, keys)
 
-    def slow(engine):
-        time.sleep(0.005)
+    def counted(engine):
         step(engine)
         mixed.append(len({id(sequence.origin) for sequence in engine._scheduler._running}))
 
     monkeypatch.setattr(Run, "scores", noted)
-    monkeypatch.setattr(engine_module.EmbeddedEngine, "_step", slow)
+    monkeypatch.setattr(engine_module.EmbeddedEngine, "_step", counted)
+    paused = kit.pause_when(monkeypatch, lambda engine: engine.stats().generated_units >= 2 * SAMPLES)
     stops = frozenset(range(0, kit.VOCABULARY, 9))
     config = Qwen3Config(**{**kit.SHAPE, "max_position_embeddings": 512}, tie_word_embeddings=True)
     engine = make(kit.FakeModel(config, stop_ids=stops), max_in_flight=SAMPLES, context_length=480)
     (handle,) = engine.submit([kit.request("group", prompt, num_samples=3 * SAMPLES, max_units=NUM_UNITS)])
-    wait_for(lambda: engine.stats().generated_units >= 2 * SAMPLES)
-    engine.pause()
+    assert paused.wait(20)
     kit.load(engine, kit.reference(model(kit), seed=2), version=3, cache=cache)
     engine.resume()
     results = handle.result(30)

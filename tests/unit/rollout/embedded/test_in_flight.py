@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -14,20 +12,17 @@ NUM_UNITS = 40
 
 
 @pytest.fixture
-def updated(kit, make):
+def updated(kit, make, monkeypatch):
     """Completions of 64 requests, a third of them made when version 7 came; the old weights and the new ones."""
 
     def run(cache):
+        paused = kit.pause_when(monkeypatch, lambda engine: engine.stats().generated_units >= 64 * NUM_UNITS // 3)
         engine = make(kit.FakeModel(stop_ids=NEVER), max_in_flight=64)
         prompts = kit.ragged(64)
         handles = engine.submit(
             [kit.request(index, prompt, seed=index, max_units=NUM_UNITS) for index, prompt in enumerate(prompts)]
         )
-        end = time.monotonic() + 30
-        while engine.stats().generated_units < 64 * NUM_UNITS // 3:
-            assert time.monotonic() < end
-            time.sleep(0.001)
-        engine.pause()
+        assert paused.wait(30)
         before, changed = engine.stats(), kit.reference(seed=2)
         assert (before.num_running, before.num_waiting) == (64, 0)
         kit.load(engine, changed, version=7, cache=cache)

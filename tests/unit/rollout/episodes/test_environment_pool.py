@@ -224,11 +224,11 @@ def test_a_task_that_cannot_begin_fails(shared):
 
 
 def test_a_coroutine_that_takes_too_long_costs_its_own_episode_alone(player):
-    pool = player(timeout_s=0.5)
+    pool = player(timeout_s=1.5)
     other, late = pool.begin(), pool.begin()
     process = pool.act(other, "pid").observation
     reply = pool.act(late, "wait")
-    assert (reply.timed_out, reply.detail) == (True, "no answer within 0.5 s")
+    assert (reply.timed_out, reply.detail) == (True, "no answer within 1.5 s")
     assert pool.act(other, "pid").observation == process
 
 
@@ -245,14 +245,14 @@ def test_many_episodes_wait_beside_each_other(player):
 @pytest.mark.parametrize(
     ("text", "timed_out", "detail"),
     [
-        ("hang", True, "no answer within 0.4 s"),
+        ("hang", True, "no answer within 1.5 s"),
         ("exit", False, "the process of this episode ended while it had its turn (exit code 3)"),
         ("leave", False, "the process of this episode ended while it had its turn (exit code 5)"),
         ("closed", False, "the process of this episode ended while it had its turn"),
     ],
 )
 def test_a_process_that_hangs_or_dies_is_replaced_and_its_episodes_fail(player, text, timed_out, detail):
-    pool = player(timeout_s=0.4)
+    pool = player(timeout_s=1.5)
     other, bad = pool.begin(), pool.begin()
     before = pool.act(other, "pid").observation
     reply = pool.act(bad, text)
@@ -269,7 +269,7 @@ def test_a_process_that_hangs_or_dies_is_replaced_and_its_episodes_fail(player, 
 
 def test_who_waits_where_others_hang_is_lost_and_not_late(player):
     """Of two that wait when a worker is ended, the one that had its turn has failed."""
-    pool = player(timeout_s=0.4)
+    pool = player(timeout_s=1.5)
     first, second = pool.begin(), pool.begin()
     replies = {}
     pool.pool.act(first, "hang", lambda reply: replies.setdefault("first", reply))
@@ -283,7 +283,7 @@ def test_who_waits_where_others_hang_is_lost_and_not_late(player):
 
 
 def test_an_answer_that_waits_when_too_many_threads_hang_is_lost(player):
-    pool = player(timeout_s=0.3)
+    pool = player(timeout_s=1.5)
     good = pool.begin()
     hang(pool, 9)
     end = time.monotonic() + 10
@@ -298,7 +298,7 @@ def test_an_observation_tells_whose_turn_it_is(shared):
 
 
 def test_another_worker_goes_on(player):
-    pool = player(workers=2, timeout_s=0.4)
+    pool = player(workers=2)
     first, second = pool.begin(), pool.begin()
     pids = [pool.act(each, "pid").observation for each in (first, second)]
     assert len(set(pids)) == 2
@@ -345,7 +345,7 @@ def test_threads_that_hang_take_none_from_others(player):
 
 
 def test_a_worker_in_which_too_many_threads_hang_is_replaced(player, capfd):
-    pool = player(timeout_s=0.3)
+    pool = player(timeout_s=1.5)
     good = pool.begin()
     process = pool.act(good, "pid").observation
     hang(pool, 9)
@@ -355,21 +355,21 @@ def test_a_worker_in_which_too_many_threads_hang_is_replaced(player, capfd):
         time.sleep(0.05)
     assert lost.is_lost
     assert pool.act(pool.begin(), "pid").observation != process
-    assert "9 episodes go on 0.3 s after they were closed" in capfd.readouterr().err
+    assert "9 episodes go on 1.5 s after they were closed" in capfd.readouterr().err
 
 
 def test_what_ends_late_after_its_episode_counts_no_more(player):
-    pool = player(timeout_s=0.3)
+    pool = player(timeout_s=1.0)
     good = pool.begin()
     process = pool.act(good, "pid").observation
     for _ in range(2):
         episodes = [pool.begin() for _ in range(6)]
         for episode in episodes:
-            pool.pool.act(episode, "thread 0.8", pool.replies.put)
+            pool.pool.act(episode, "thread 1.6", pool.replies.put)
         assert all(pool.wait().timed_out for _ in episodes)
         for episode in episodes:
             pool.pool.forget(episode)
-        time.sleep(0.8)
+        time.sleep(1.6)
     assert pool.act(good, "pid").observation == process
 
 

@@ -245,21 +245,33 @@ def test_a_failure_is_a_status_of_that_completion_alone(shared, text, detail):
 
 @pytest.mark.parametrize("text", ["hang", "async-hang", "async-block"])
 def test_a_hang_is_a_timeout_of_that_completion_alone(scorer, text):
-    pool = scorer(timeout_s=0.3)
+    pool = scorer(timeout_s=1.5)
     found = pool.score("number 1", "async 0.1", text, "number 2", "async 0.05", "number 3")
     assert [outcome.status for outcome in found] == [OK, OK, LATE, OK, OK, OK]
-    assert "0.3 s" in found[2].detail
+    assert "1.5 s" in found[2].detail
 
 
 def test_every_hang_among_many_is_found(scorer):
     texts = ["hang" if n % 7 == 3 else f"number {n}" for n in range(21)]
-    found = scorer(num_workers=2, timeout_s=0.2).score(*texts)
+    found = scorer(num_workers=2, timeout_s=1.0).score(*texts)
     assert [outcome.status for outcome in found] == [LATE if text == "hang" else OK for text in texts]
 
 
 def test_a_slow_score_within_its_time_is_no_timeout_though_others_wait(scorer):
-    found = scorer(timeout_s=0.6).score(*["sleep 0.25"] * 6)
+    found = scorer(timeout_s=1.5).score(*["sleep 0.4"] * 6)
     assert {outcome.status for outcome in found} == {OK}
+
+
+def test_an_answer_that_came_in_time_counts_though_nobody_looked_meanwhile(scorer):
+    found = scorer(num_workers=2, timeout_s=1.0)
+    end = time.monotonic() + 20
+    while not found.pool.is_ready:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    slow = found.submit("sleep 0.3")
+    held_up = Completion(prompt=Prompt(text="p"), text="number 3")
+    found.pool.submit([held_up], lambda _: time.sleep(1.5))
+    assert slow()[0].status is OK
 
 
 def test_coroutines_run_beside_each_other(shared):
@@ -267,12 +279,12 @@ def test_coroutines_run_beside_each_other(shared):
     begin = time.monotonic()
     found = pool.score(*["async 0.2"] * 40)
     assert {outcome.value for outcome in found} == {0.2}
-    assert time.monotonic() - begin < 2.0
+    assert time.monotonic() - begin < 40 * 0.2 / 2
 
 
 def test_plain_scores_hold_up_no_coroutine(scorer):
     """A coroutine waits five times for a moment, while plain scores take longer than it may."""
-    found = scorer(timeout_s=0.7).score("async-steps 5", *["sleep 0.3"] * 6)
+    found = scorer(timeout_s=1.5).score("async-steps 5", *["sleep 0.4"] * 6)
     assert [outcome.status for outcome in found] == [OK] * 7
 
 

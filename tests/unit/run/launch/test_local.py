@@ -50,7 +50,7 @@ def is_running(pid):
     try:
         with Path(f"/proc/{pid}/stat").open() as file:
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

@@ -213,7 +213,7 @@ def least_possible(demands, num_sources):
     )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(pools())
 def test_every_element_is_sent_once_by_the_nearest_and_loads_are_even(pool):
     tensors, sources, targets = pool
@@ -245,7 +245,7 @@ def test_every_element_is_sent_once_by_the_nearest_and_loads_are_even(pool):
                 assert loads[source] <= 1.1 * min(equals) + slack
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(pools(), st.randoms(use_true_random=False))
 def test_whoever_plans_comes_to_the_same(pool, random):
     _, sources, targets = pool
