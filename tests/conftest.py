@@ -7,11 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-
-# A busy machine is no fault of what is tested, and neither is what was drawn this time: each run of the tests is alike.
-settings.register_profile("tests", deadline=None, derandomize=True, database=None)
-settings.load_profile("tests")
 
 MakeDistribution = Callable[..., Path]
 
