@@ -25,10 +25,10 @@ again; `failed`: by an error of its own, which would come again."""
 
 @attrs.frozen(kw_only=True)
 class Fate:
-    """What became of a replica that has ended, and that in words."""
+    """What became of a replica that has ended, and that in words; of one that has left, the controller tells."""
 
     kind: Kind
-    words: str
+    words: str = ""
 
 
 class Keeper:
@@ -71,7 +71,7 @@ class Keeper:
         """
         name, words = member.name, ending_of(member)
         if name in state.departed:
-            return Fate(kind="left", words=f"{name} has left")
+            return Fate(kind="left")
         cause = cause_of(member.end)
         if cause == "left" and now - member.ended_at < _VERDICT_S:
             return None

@@ -254,7 +254,6 @@ class Supervisor:
             case Fate(kind="started", words=words):
                 self._view.say(words)
             case Fate(kind="left"):
-                # Said as the controller said it (`News`).
                 self._keeper.fleet.forget(member)
             case Fate(kind="refused", words=words) if self._has_begun(member, state):
                 self._view.say(f"{words}; {member.name} is not started again, the run goes on without it")

@@ -30,7 +30,7 @@ trap stop TERM
 {command} &
 # What came before its number was known is passed on now; no trap runs within a command.
 run=$! early=$interrupted
-[ -z "$early" ] || kill -TERM "$run" 2>/dev/null
+[ -z "$early" ] || stop
 while :; do
     wait "$run"
     code=$?

@@ -3,7 +3,6 @@
 import http.client
 import json
 import socket
-import statistics
 import threading
 import time
 
@@ -196,19 +195,18 @@ def test_only_so_many_watch_at_once(served, stream, monkeypatch):
 
 
 def test_a_browser_that_does_not_read_holds_nobody_up(served, monkeypatch, snapshot):
-    monkeypatch.setattr(pages, "_WRITE_S", 0.3)
+    monkeypatch.setattr(pages, "_WRITE_S", 3.0)
     slow = socket.create_connection(served.place, timeout=10)
     slow.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
     text = "x" * 2000
-    took = []
+    took = 0.0
     for step in range(400):
         samples = tuple(attrs.evolve(snapshot.samples[0], text=f"{step} {text}") for _ in range(12))
         began = time.perf_counter()
         served.page.board.offer(attrs.evolve(snapshot, step=step, samples=samples))
-        took.append(time.perf_counter() - began)
+        took = max(took, time.perf_counter() - began)
         time.sleep(0.003)
-    assert max(took) < 2
-    assert statistics.median(took) < 0.01
+    assert took < 1.0
     deadline = time.monotonic() + 10
     while b"cosmos_page_clients 0\n" not in served.ask("GET", "/metrics").body:
         assert time.monotonic() < deadline, "it is still served"
