@@ -228,7 +228,9 @@ def test_the_recipe_trains_on_dialogues_with_the_calculator(cosmos):
     steps = [timed.record for timed in follower.steps if timed.record.stage == 1]
     assert len(steps) == 6
     # How often the model asked the calculator something that it could answer, and what that was good for.
-    assert all(0.0 < step.rewards["calculator"] < 4.0 for step in steps)
+    asked = [step.rewards["calculator"] for step in steps]
+    assert 0.02 < sum(asked) / len(asked), asked
+    assert max(asked) < 4.0, asked
     assert all(step.rewards["math"] > 0.0 and step.reward == step.rewards["math"] for step in steps)
     # `cosmos eval` holds the same dialogues, greedily.
     evaluated = float(cosmos("eval", "runs/calculator").partition("held-out accuracy")[2].split()[0])
