@@ -130,17 +130,17 @@ class LeaderLine(Lifeline):
         while not self._is_over:
             self._look()
             now = time.monotonic()
-            # By when it looked: what lay unread while this process did not run is no silence.
+            # By when it looked before: what lay unread while this process did not run is no silence.
             while self._strangers and looked_at - self._strangers[0].began_at > _JOIN_S:
                 self._drop(self._strangers[0])
             if now - looked_at > PAUSE_S:
                 for wire in self._joined.values():
                     wire.heard_at += now - looked_at
-            looked_at = now
             if now - pinged_at >= _PING_S:
                 pinged_at = now
                 self._tell(Ping())
-                self._miss(now)
+                self._miss(looked_at)
+            looked_at = now
             if self._failures:
                 self._finish()
                 return
@@ -150,10 +150,10 @@ class LeaderLine(Lifeline):
             (key.data or self._server).close()
         self._selector.close()
 
-    def _miss(self, now: float) -> None:
-        """Note followers that have not answered for too long."""
+    def _miss(self, by: float) -> None:
+        """Note followers that had not answered for too long by then."""
         for wire in self._joined.values():
-            if not wire.has_left and now - wire.heard_at > self._patience_s:
+            if not wire.has_left and by - wire.heard_at > self._patience_s:
                 self._note(
                     f"its process (pid {wire.pid}) has been silent for {self._patience_s:g} s (control.lost_after_s): "
                     "stopped, or its machine cannot be reached",

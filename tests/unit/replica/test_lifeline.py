@@ -50,6 +50,12 @@ except CosmosError as error:
     sys.exit(1)
 """
 
+PATIENT = """
+from cosmos_core.replica.lifeline import follower, leader, line as both
+leader._SETTLE_S, follower.ANSWER_S, both._FAREWELL_S = 1.0, 10.0, 15.0
+"""
+"""What came first is found on a busy machine, too."""
+
 
 @pytest.fixture
 def world():
@@ -130,14 +136,14 @@ def test_an_error_of_the_leader_ends_all(world):
 
 def test_the_first_cause_is_told_and_not_its_echoes(world):
     """What breaks in the others' collectives is heard of at once; the error itself, later."""
-    echo = "raise RuntimeError('Connection closed by peer')"
-    said = outputs(world(echo, echo, "time.sleep(0.01); raise TrainingError('boom')"))
+    echo = PATIENT + "raise RuntimeError('Connection closed by peer')"
+    said = outputs(world(echo, echo, PATIENT + "time.sleep(0.01); raise TrainingError('boom')"))
     assert said == ["raised: policy-0 rank 2: boom"] * 2 + ["raised: boom"]
 
 
 @pytest.mark.parametrize("echo", [False, True])
 def test_a_killed_follower(world, echo):
-    code = "time.sleep(0.05); raise RuntimeError('Connection closed by peer')" if echo else "stuck()"
+    code = PATIENT + "time.sleep(0.05); raise RuntimeError('Connection closed by peer')" if echo else "stuck()"
     members = world(code, "stuck()", "stuck()" if not echo else "os.kill(os.getpid(), 9)")
     if not echo:
         os.kill(members[2].pid, signal.SIGKILL)
@@ -163,14 +169,41 @@ def test_a_frozen_follower(world):
     assert outputs(members[2:], within_s=20.0) == [f"lost: {cause}"]
 
 
-def test_a_frozen_leader(world):
+@pytest.mark.parametrize("after_s", [0.0, 1.2])
+def test_a_frozen_leader(world, after_s):
     members = world("stuck()", "stuck()", "stuck()")
+    time.sleep(after_s)  # it has heard its followers, and has been frozen hardly longer than they may be silent
     os.kill(members[0].pid, signal.SIGSTOP)
     cause = "policy-0 rank 0: its process, the leader, has been silent for 3 s (control.lost_after_s)"
     assert outputs(members[1:], within_s=20.0) == [f"lost: {cause}"] * 2
     os.kill(members[0].pid, signal.SIGCONT)
     (said,) = outputs(members[:1], within_s=20.0)
     assert "ended without a word" in said
+
+
+def test_a_follower_that_did_not_run_calls_nobody_silent(monkeypatch):
+    """As after it was stopped: what lies unread is not looked at before its own time is up."""
+    receive, ended, stopped = Wire.receive, [], threading.Event()
+
+    def held_up(wire):
+        if wire.rank == 0 and not stopped.is_set():
+            stopped.set()
+            time.sleep(1.0)
+            return []
+        return receive(wire)
+
+    monkeypatch.setattr(Wire, "receive", held_up)
+    with LeaderLine(name="policy-0", size=2, token="t", host="127.0.0.1", end=ended.append) as line:
+        address = ("127.0.0.1", line.port)
+        follower = FollowerLine(name="policy-0", rank=1, token="t", address=address, end=ended.append, patience_s=0.5)
+        line.meet(5.0, lambda: False)
+        line.abandon(7)
+        deadline = time.monotonic() + 10.0
+        while follower.abandoned != 7 and not ended:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        threading.Thread(target=follower.goodbye).start()
+    assert not ended
 
 
 def test_a_follower_that_fails_after_the_leader_was_done_ends_all(world):
@@ -183,6 +216,10 @@ def test_the_leader_says_who_did_not_appear():
         joined = FollowerLine(name="policy-0", rank=1, token="t", address=("127.0.0.1", line.port), end=print)
         told = []
         FollowerLine(name="policy-0", rank=2, token="another", address=("127.0.0.1", line.port), end=told.append)
+        deadline = time.monotonic() + 10.0
+        while 1 not in line._joined:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         with pytest.raises(
             ReplicaError, match=r"ranks \[2\] of 3 did not appear within 0\.3 s; see logs/policy-0\.2\.log"
         ):
