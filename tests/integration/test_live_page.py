@@ -218,7 +218,7 @@ def test_every_control_has_a_name_and_the_page_fits_a_phone_in_the_dark(page, br
 
 
 def test_a_real_run_is_seen_steered_and_stopped(imitation, processes, browser, tmp_path):
-    job = imitation(tmp_path / "run", "run.steps=400", "policy.checkpoint.interval=0")
+    job = imitation(tmp_path / "run", "run.steps=1000000", "policy.checkpoint.interval=0")
     controller = processes.controller(job)
     found = json.loads((job.directory / "controller.json").read_text())
     processes.policy(job, 0)

@@ -217,12 +217,13 @@ def test_a_chain_of_replicas_trains_as_replicas_that_all_read_from_the_policy(
     chain = loads_of(runs / "chain")
     assert len(chain) == 4
     for version, loads in chain.items():
-        assert len(loads) == 4, version
+        # The run is over once the first that has the last version has evaluated it, whoever else still waits for it.
+        assert len(loads) == 4 or version == max(chain), version
         (size,) = {load.nbytes for load in loads.values()}
         # The policy sends each version once, and all replicas but the last of the chain pass it on.
         # Before all have joined, nobody knows who will be the first or the last.
         assert sum(load.nbytes - load.relayed for load in loads.values()) == size or version == min(chain)
-        assert sum(bool(load.endpoint) for load in loads.values()) == 3 or version == min(chain)
+        assert sum(bool(load.endpoint) for load in loads.values()) == min(3, len(loads)) or version == min(chain)
 
     star = loads_of(runs / "star")
     assert all(load.relayed == 0 and not load.endpoint for loads in star.values() for load in loads.values())
