@@ -87,7 +87,7 @@ def alone(name):
 
 
 def compare(name, layouts, processes):
-    results = run_world(processes, learn_in, name, list(layouts.values()))[0]
+    results = run_world(processes, learn_in, name, list(layouts.values()), timeout_s=240.0)[0]
     for label, found in zip(layouts, results, strict=True):
         for one, expected, limit in zip(found, alone(name), (1e-5, 1e-3, 1e-4), strict=True):
             worst, error = worst_error(one, expected)

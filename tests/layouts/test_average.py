@@ -78,7 +78,7 @@ def in_layouts():
 
 def test_the_average_is_that_of_one_process():
     alone = {lora: three_steps(policy(lora), single_world()) for lora in (None, LORA)}
-    for layout, (state, given, loss) in zip(LAYOUTS, run_world(2, in_layouts)[0], strict=True):
+    for layout, (state, given, loss) in zip(LAYOUTS, run_world(2, in_layouts, timeout_s=240.0)[0], strict=True):
         expected = alone[LAYOUTS[layout].lora]
         assert state.keys() == expected[0].keys(), layout
         for found, own in ((state, expected[0]), (given, expected[1])):

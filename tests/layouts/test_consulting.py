@@ -125,7 +125,7 @@ def in_layouts():
 
 def test_a_step_is_that_of_one_process():
     alone = two_steps(single_world(), MeshConfig())
-    for mesh, (gradients, head, norm) in zip(MESHES, run_world(2, in_layouts)[0], strict=True):
+    for mesh, (gradients, head, norm) in zip(MESHES, run_world(2, in_layouts, timeout_s=240.0)[0], strict=True):
         name, error = worst_error(gradients, alone[0])
         assert error < 1e-4, f"{mesh}: {name}"
         assert norm == pytest.approx(alone[2], rel=1e-4), mesh

@@ -59,7 +59,7 @@ def in_layouts():
 
 def test_the_step_does_not_depend_on_who_has_the_demonstrations():
     alone = [step(policy(), single_world(), number) for number in NUMBERS]
-    for layout, steps in zip(LAYOUTS, run_world(2, in_layouts)[0], strict=True):
+    for layout, steps in zip(LAYOUTS, run_world(2, in_layouts, timeout_s=240.0)[0], strict=True):
         for number, (found, loss), (expected, own) in zip(NUMBERS, steps, alone, strict=True):
             name, error = worst_error(found, expected)
             assert error <= 1e-5, (layout, number, name, error)

@@ -66,7 +66,7 @@ def alone(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_what_is_published_does_not_depend_on_the_layout(name):
-    found = run_world(4, published_in, name, LAYOUTS[name])[0]
+    found = run_world(4, published_in, name, LAYOUTS[name], timeout_s=240.0)[0]
     assert len({digest for digest, _ in alone(name)}) == len(FORMATS)
     for mesh, each in zip(LAYOUTS[name], found, strict=True):
         assert each == alone(name), mesh

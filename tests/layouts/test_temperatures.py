@@ -56,7 +56,7 @@ def alone(*cold):
 def test_the_step_does_not_depend_on_who_has_the_sequences_of_a_temperature():
     lengths = sorted(payload.arrays["completion"].shape[0] for payload in text_payloads())
     cold = (lengths[-1],)
-    for layout, found in zip(LAYOUTS, run_world(2, in_layouts, cold)[0], strict=True):
+    for layout, found in zip(LAYOUTS, run_world(2, in_layouts, cold, timeout_s=240.0)[0], strict=True):
         name, error = worst_error(found, alone(*cold))
         assert error <= 1e-5, (layout, name, error)
     _, changed = worst_error(alone(*cold), alone())

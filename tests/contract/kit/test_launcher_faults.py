@@ -203,10 +203,19 @@ PLANTED = {
 }
 
 
+HANGING = ("kills-none", "waits-too-long")
+SOON = """
+def start(self, *arguments):
+    started = super().start(*arguments)
+    self.timeout_s = 3.0  # which the fault makes it wait for
+    return started
+"""
+
+
 @pytest.fixture(scope="module")
 def outcomes(run_kit):
     modules = GOOD | {name: source for name, (source, *_) in PLANTED.items()}
-    return run_kit("launcher", modules, body="timeout_s = 3.0\ngrace_s = 0.2")
+    return run_kit("launcher", modules, body="grace_s = 0.2", bodies=dict.fromkeys(HANGING, SOON))
 
 
 @pytest.mark.parametrize("name", GOOD)

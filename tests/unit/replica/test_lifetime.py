@@ -32,7 +32,7 @@ time.sleep(60)
 
 
 def start(code: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     process.first_line = process.stdout.readline().strip()
     return process
 
@@ -45,10 +45,10 @@ def test_sigterm_sets_stop_and_the_process_leaves_in_its_own_way():
 
 
 def test_ctrl_c_is_left_to_the_supervisor():
-    with start(CHILD.format(body="stop.wait(0.5)")) as child:
+    with start(CHILD.format(body="sys.stdin.readline()")) as child:
         child.send_signal(signal.SIGINT)
-        assert child.wait(5) == 0
-        assert child.stdout.read() == "left\n"
+        assert child.communicate("\n", timeout=30)[0] == "left\n"
+        assert child.returncode == 0
 
 
 def test_a_process_that_is_stuck_is_ended_after_its_grace():

@@ -3,12 +3,14 @@
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from cosmos_core.errors import DataError
 from cosmos_core.protocols import Completion, RewardContext
 from cosmos_core.types import Prompt
+from cosmos_reward_code import sandbox
 from cosmos_reward_code.fences import program_in
 from cosmos_reward_code.plugin import CodeOptions, CodeReward
 
@@ -112,13 +114,22 @@ def test_asserts_of_a_function_count_where_it_is_called():
     assert score("def add(n): return n", check).value == 0.0
 
 
-def test_what_is_left_after_the_time_of_all_test_cases_is_failed():
-    cases = [{"stdin": "", "stdout": "1"}, *[{"stdin": "x", "stdout": "1"}] * 5]
-    program = "import sys\nif sys.stdin.read(): import time; time.sleep(9)\nprint(1)"
-    began = time.monotonic()
-    scored = score(program, cases, credit="fraction", time_s=1.0, total_s=1.5)
-    assert time.monotonic() - began < 4.0
-    assert (scored.value, scored.details["why"]) == (1 / 6, "time limit")
+def test_what_is_left_after_the_time_of_all_test_cases_is_failed(monkeypatch):
+    """On the reward's clock each takes 30 s."""
+    now, limits_s = [0.0], []
+
+    def run(program, given, limits, *, name):
+        limits_s.append(limits.time_s)
+        now[0] += 30.0
+        return sandbox.run(program, given, limits, name=name)
+
+    monkeypatch.setattr("cosmos_reward_code.plugin.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("cosmos_reward_code.plugin.sandbox", SimpleNamespace(run=run, Limits=sandbox.Limits))
+    cases = [{"stdin": each, "stdout": "1"} for each in ("", "", "x", "", "", "")]
+    program = "import sys\nif sys.stdin.read(): import time; time.sleep(99)\nprint(1)"
+    scored = score(program, cases, credit="fraction", time_s=40.0, total_s=60.5)
+    assert limits_s == [40.0, 30.5, 0.5]
+    assert (scored.value, scored.details["why"]) == (2 / 6, "time limit")
 
 
 def test_the_inside_of_the_sandbox_needs_the_standard_library_alone():

@@ -19,6 +19,13 @@ class Standin(ThreadingHTTPServer):
         self.requests, self.failures, self.active, self.most_active = [], {}, 0, 0
         self.lock = threading.Lock()
 
+    def num_requests(self, wanted):
+        """How many came; `wanted` are waited for, as who asked may have given up before they are read."""
+        end = time.monotonic() + 10
+        while len(self.requests) < wanted and time.monotonic() < end:
+            time.sleep(0.01)
+        return len(self.requests)
+
     @property
     def url(self):
         return f"http://127.0.0.1:{self.server_address[1]}"
@@ -46,8 +53,6 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(b"later", 503, {"Retry-After": "0.1"})
         if kind in ODD:
             return ODD[kind](self)
-        if kind == "silent":
-            time.sleep(1.0)
         if kind == "slow":
             self.work()
         made = JUDGED.get(kind, judged)(body) if "messages" in body else SCORED.get(kind, scored)(body)
@@ -72,6 +77,11 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         self.connection.shutdown(socket.SHUT_RDWR)
 
+    def stay_silent(self):
+        """Until who asked has given up."""
+        self.close_connection = True
+        self.connection.recv(1)
+
     def endless(self):
         self.send_response(200)
         self.end_headers()
@@ -85,6 +95,7 @@ ODD = {
     "redirect": lambda handler: handler.send(b"", 302, {"Location": f"{handler.server.url}/elsewhere"}),
     "garbage": lambda handler: handler.send(b"<html>"),
     "hangs-up": Handler.hang_up,
+    "silent": Handler.stay_silent,
     "endless": Handler.endless,
 }
 

@@ -1,7 +1,6 @@
 """The judge, over real sockets: what it is asked, what it answers, and what comes of it."""
 
 import asyncio
-import time
 
 import pytest
 
@@ -69,18 +68,18 @@ def test_turns_of_a_prompt_are_told_apart(standin):
         ("percent", "the judge's score is no number: '10%'"),
         ("of-five", "the judge's score is '4 out of 5', and its scale goes to 10"),
         ("thinking", "the judge gave no score: ''"),
-        ("silent", "no answer within 0.2 s (2 attempts)"),
+        ("silent", "no answer within 0.5 s (2 attempts)"),
         ("hangs-up", "no connection"),
     ],
 )
 def test_what_is_no_score_is_an_error(standin, path, message):
-    judge = make(f"{standin.url}/{path}", request_timeout_s=5.0 if path == "endless" else 0.2, retries=1)
+    judge = make(f"{standin.url}/{path}", request_timeout_s=0.5 if path == "silent" else 30.0, retries=1)
     (error,) = score(judge, "x")
     assert isinstance(error, PluginError)
     assert message in str(error)
     assert str(error).startswith("reward mine: ")
     tried_again = path in ("silent", "hangs-up")
-    assert len(standin.requests) == 1 + tried_again
+    assert standin.num_requests(1 + tried_again) == 1 + tried_again
 
 
 @pytest.mark.parametrize("path", ["thought", "of-ten", "slash"])
@@ -111,10 +110,8 @@ def test_what_does_not_pass_is_given_up(standin):
 
 
 def test_requests_go_beside_each_other_up_to_the_limit(standin):
-    begin = time.monotonic()
     scored = score(make(f"{standin.url}/slow", concurrency=8), *["x"] * 24)
     assert {each.value for each in scored} == {0.3}
-    assert time.monotonic() - begin < 0.05 * 24
     assert 2 <= standin.most_active <= 8
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 
@@ -49,6 +50,11 @@ class Served:
             return Answer(answer.status, answer.headers, answer.read())
         finally:
             connection.close()
+
+    def num_clients(self) -> int:
+        """Browsers that watch, as the page's metrics have it."""
+        (line,) = re.findall(r"^cosmos_page_clients (\d+)$", self.ask("GET", "/metrics").body.decode(), re.MULTILINE)
+        return int(line)
 
     def post(self, what: object, **options: object) -> Answer:
         return self.ask("POST", "/api/requests", json.dumps(what).encode(), Content_Type="application/json", **options)

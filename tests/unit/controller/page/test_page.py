@@ -196,22 +196,27 @@ def test_only_so_many_watch_at_once(served, stream, monkeypatch):
 
 def test_a_browser_that_does_not_read_holds_nobody_up(served, monkeypatch, snapshot):
     monkeypatch.setattr(pages, "_WRITE_S", 3.0)
-    slow = socket.create_connection(served.place, timeout=10)
-    slow.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    text = "x" * 2000
-    took = 0.0
-    for step in range(400):
-        samples = tuple(attrs.evolve(snapshot.samples[0], text=f"{step} {text}") for _ in range(12))
-        began = time.perf_counter()
-        served.page.board.offer(attrs.evolve(snapshot, step=step, samples=samples))
-        took = max(took, time.perf_counter() - began)
-        time.sleep(0.003)
+    deadline = time.monotonic() + 60
+    text = "x" * 20_000
+    step, took = 0, 0.0
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(served.place)
+        slow.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        while served.num_clients() != 1:
+            assert time.monotonic() < deadline
+        # Which of them are written depends on how busy the machine is; what is enough is seen by its effect.
+        while served.num_clients() != 0:
+            assert time.monotonic() < deadline, "it is still served"
+            for _ in range(10):
+                step += 1
+                samples = tuple(attrs.evolve(snapshot.samples[0], text=f"{step} {text}") for _ in range(12))
+                newer = attrs.evolve(snapshot, step=step, samples=samples)
+                began = time.perf_counter()
+                served.page.board.offer(newer)
+                took = max(took, time.perf_counter() - began)
+                time.sleep(0.003)
     assert took < 1.0
-    deadline = time.monotonic() + 10
-    while b"cosmos_page_clients 0\n" not in served.ask("GET", "/metrics").body:
-        assert time.monotonic() < deadline, "it is still served"
-        time.sleep(0.05)
-    slow.close()
 
 
 def test_connections_that_say_nothing_whole_are_closed(served, monkeypatch):

@@ -3,6 +3,7 @@
 import io
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -170,6 +171,7 @@ def test_a_controller_that_does_not_come_back_ends_the_watching(left, monkeypatc
 
 def test_a_history_that_comes_in_parts_is_not_shown_as_the_present(job, finished, monkeypatch):
     parts = [finished.entries[:20], finished.entries[20:40], finished.entries[40:]]
+    now = [0.0]
 
     class Told:
         """An observer of a controller that tells a part each time it is looked at."""
@@ -180,7 +182,7 @@ def test_a_history_that_comes_in_parts_is_not_shown_as_the_present(job, finished
             pass
 
         def poll(self, left):
-            time.sleep(left)
+            now[0] += left
             found = parts.pop(0)
             self.newest, self.last_sequence = len(finished.entries), found[-1][0]
             return found
@@ -188,7 +190,7 @@ def test_a_history_that_comes_in_parts_is_not_shown_as_the_present(job, finished
         def close(self):
             pass
 
-    monkeypatch.setattr(watching, "_POLL_S", 0.01)
+    monkeypatch.setattr(watching, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
     monkeypatch.setattr(watching, "Observer", Told)
     monkeypatch.setattr(watching, "person_key", lambda keys: None)
     monkeypatch.setattr(watching, "read_address", lambda job: "tcp://127.0.0.1:9")

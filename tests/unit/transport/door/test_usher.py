@@ -128,14 +128,24 @@ def test_strangers_beyond_the_bound_are_cut_off_newest_first(guarded, friend, kn
 
 def test_who_says_nothing_is_ended_and_leaves_room(keys, monkeypatch, context):
     monkeypatch.setattr(sockets, "_HANDSHAKE_MS", 300)
-    monkeypatch.setattr("cosmos_core.transport.door.guard.Usher", lambda socket: Usher(socket, most=2))
+    numbers = []
+
+    class Telling(Usher):
+        def _welcome(self, descriptor):
+            super()._welcome(descriptor)
+            numbers.append(self.num_strangers)
+
+    monkeypatch.setattr("cosmos_core.transport.door.guard.Usher", lambda socket: Telling(socket, most=2))
     own = controller_key(keys).pair
     with listen(context, "127.0.0.1", 0, CONTROL, own=own, allowed=AllowList(keys / ALLOWED)) as guarded:
         place = ("127.0.0.1", int(address_of(guarded.socket).rpartition(":")[2]))
-        with network.create_connection(place), network.create_connection(place):
-            wait_for(lambda: guarded.usher.num_strangers == 2)
+        with network.create_connection(place, 20) as one, network.create_connection(place, 20) as other:
+            assert is_cut_off(one)
+            assert is_cut_off(other)
+            wait_for(lambda: len(numbers) == 2 and not guarded.usher.num_strangers)
+            assert 0 not in numbers, "each was a stranger"
             newcomer = Friend(keys, guarded)
-            newcomer.speak()
+            newcomer.speak(30.0)
             newcomer.close()
 
 

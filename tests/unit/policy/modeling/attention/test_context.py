@@ -117,7 +117,7 @@ def evaluate_all(size):
 
 @functools.cache
 def on_several(size):
-    return run_world(size, evaluate_all, size)
+    return run_world(size, evaluate_all, size, timeout_s=240.0)
 
 
 @functools.cache
