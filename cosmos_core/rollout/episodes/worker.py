@@ -57,6 +57,7 @@ class Worker:
         self._closing: set[asyncio.Task[None]] = set()
         self._calls = Calls()
         self._stuck: dict[int, asyncio.Task[None]] = {}
+        self._is_leaving = False
 
     async def serve(self) -> None:
         """Load the environment, then answer until the other side closes.
@@ -79,7 +80,7 @@ class Worker:
             for message in map(TO_WORKER.decode, unframer.feed(data)):
                 if isinstance(message, Setup):
                     self._load(message)
-                else:
+                elif not self._is_leaving:  # else the replica says that it is lost, once this process has ended
                     self._begin(message)
 
     def send_broken(self, reason: str) -> None:
@@ -185,6 +186,7 @@ class Worker:
                 len(self._stuck),
                 self._timeout_s,
             )
+            self._is_leaving = True
             self._closing.discard(asyncio.current_task())  # it is the one that waits for the others
             await self._close_all()
             _leave(STUCK_EXIT)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import collections
 import re
 import sys
 import threading
@@ -333,7 +334,7 @@ class Environments:
     """Environments whose answers are given by hand."""
 
     def __init__(self):
-        self.asked, self.closed = {}, []
+        self.asked, self.closed, self.turns = {}, [], collections.Counter()
 
     def open(self, prompt, seed, answer):
         episode = len(self.asked)
@@ -343,6 +344,7 @@ class Environments:
 
     def act(self, episode, text, answer):
         self.asked[episode] = answer
+        self.turns[episode] += 1
 
     def forget(self, episode):
         self.closed.append(episode)
@@ -410,8 +412,7 @@ def test_a_group_of_dialogues_is_scored_with_the_environments_own_reward(talk):
     talk.generation.reconcile([train(7)], ())
     until(lambda: "7" in talk.engine.handles)
     talk.engine.handles["7"].finish()
-    until(lambda: len(talk.environments.asked) == 3)
-    time.sleep(0.05)
+    until(lambda: len(talk.environments.turns) == 3)
     talk.environments.end(0, reward=2.0, detail="won")
     talk.environments.asked[1](Failed(episode=1, timed_out=True, detail="game: no answer within 1 s"))
     talk.environments.end(2)
@@ -430,12 +431,12 @@ def test_an_evaluation_holds_its_version_until_its_dialogue_is_over(talk):
     talk.generation.reconcile([evaluation(1, version=4)], ())
     until(lambda: "1" in talk.engine.handles)
     talk.engine.handles["1"].finish()
-    time.sleep(0.05)
+    until(lambda: talk.environments.turns[0] == 1)
     talk.environments.end(0, observation="go on", done=False)
     until(lambda: "1/0/1" in talk.engine.handles)
     assert talk.gate._evaluating == 1
     talk.engine.handles["1/0/1"].finish()
-    time.sleep(0.05)
+    until(lambda: talk.environments.turns[0] == 2)
     talk.environments.end(0)
     talk.wait_reports(1)
     assert talk.gate._evaluating == 0

@@ -4,6 +4,7 @@ import contextlib
 import re
 import threading
 import time
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.rollout import weights_sync
+from cosmos_core.rollout.embedded.engine import EmbeddedEngine
 from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.relay import Relay
 from cosmos_core.rollout.weights_sync import WeightSync
@@ -27,6 +29,7 @@ class Receiver:
 
     def __init__(self, modules):
         self.modules, self.faults, self.always, self.asked, self.falls_back = modules, [], None, [], []
+        self.may_go_on = threading.Event()
 
     @contextlib.contextmanager
     def fetch(self, target, layout, timeout_s, *, falls_back, base=None):
@@ -36,6 +39,8 @@ class Receiver:
         fault = self.faults.pop(0) if self.faults else self.always
         if fault == "fail":
             raise WeightSyncError("the source is gone")
+        if fault == "wait":
+            assert self.may_go_on.wait(10)
         tensors = dict(self.modules[target.version].named_parameters())
 
         def pieces():
@@ -71,8 +76,8 @@ class Rig:
             in_flight_update=in_flight_update,
             report=self.report,
             relay=self.relay,
-            relay_timeout_s=0.2,
-            patience_s=0.2,
+            relay_timeout_s=5.0,
+            patience_s=10.0,
         )
 
     def report(self, report):
@@ -83,7 +88,7 @@ class Rig:
     def wait(self, number):
         with self.arrived:
             assert self.arrived.wait_for(lambda: len(self.reports) >= number, 10)
-        return self.reports[-1]
+        return self.reports[number - 1]
 
     def target(self, version, source="policy"):
         digest = digest_of(dict(self.modules[version].named_parameters()))
@@ -135,7 +140,7 @@ def test_a_failed_transfer_is_repeated_while_the_old_weights_serve(kit, rig):
 
 
 def test_weights_with_another_digest_are_never_served(kit, rig):
-    rig.receiver.faults = ["corrupt"]
+    rig.receiver.faults = ["corrupt", "wait"]
     resumed = []
     resume = rig.engine.resume
     rig.engine.resume = lambda: (resumed.append(len(rig.reports)), resume())
@@ -145,6 +150,7 @@ def test_weights_with_another_digest_are_never_served(kit, rig):
     assert rejected.expected == rig.target(1).digest != rejected.digest
     assert rig.gate.loaded == -1
     held = rig.engine.submit([kit.request("held", [4, 5], max_units=2)])[0]
+    rig.receiver.may_go_on.set()
     assert isinstance(rig.wait(2), WeightsLoaded)
     assert resumed == [1]
     generated = held.result(5)[0]
@@ -183,18 +189,31 @@ def gave_up(rig):
     [("fail", "the source is gone"), ("corrupt", "embed_tokens.weight: what arrived is not what was published")],
 )
 def test_a_version_that_never_loads_ends_the_replica_and_says_why(rig, fault, reason):
+    rig.sync._patience_s = 0.2
     rig.receiver.always = fault
     rig.sync.aim(rig.target(1))
     wait_until(lambda: gave_up(rig))
     assert re.search(rf"version 1 could not be loaded in \d+ attempts.*{reason}", gave_up(rig))
 
 
-def test_patience_begins_anew_with_each_version(rig):
+def let_one_fail(rig, source):
+    """Wait for the end of an attempt to read from a source that has not begun yet."""
+    asked = rig.receiver.asked
+    following = asked.count((source,)) + 2
+    wait_until(lambda: asked.count((source,)) >= following or gave_up(rig))
+    assert not gave_up(rig)
+
+
+def test_patience_begins_anew_with_each_version(rig, monkeypatch):
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(weights_sync, "time", clock)
     rig.receiver.always = "fail"
     for version in (1, 2, 3):
-        rig.sync.aim(rig.target(version))
-        time.sleep(0.12)
-        assert not gave_up(rig)
+        source = f"of version {version}"
+        rig.sync.aim(rig.target(version, source))
+        let_one_fail(rig, source)
+        clock.now += 6.0  # of the 10 s that each may take
+        let_one_fail(rig, source)
     rig.receiver.always = None
     assert rig.wait(1).version == 3
 
@@ -220,6 +239,7 @@ def test_the_engine_is_blamed_only_if_all_that_arrived_was_checked(rig, is_whole
 def test_an_update_that_was_not_copied_lets_the_old_weights_serve_on(kit, rig):
     rig.sync.aim(rig.target(1))
     rig.wait(1)
+    rig.sync._patience_s = 0.2
     rig.receiver.always = "lack"
     rig.sync.aim(rig.target(2))
     wait_until(lambda: gave_up(rig))
@@ -238,15 +258,23 @@ def test_no_evaluation_enters_after_a_wrong_digest(rig):
 
 
 @pytest.mark.parametrize(("in_flight_update", "versions"), [(True, {0, 1}), (False, {0})])
-def test_an_engine_without_updates_in_flight_finishes_first(kit, engine, in_flight_update, versions):
-    rig = Rig(kit, engine, in_flight_update)
+def test_an_engine_without_updates_in_flight_finishes_first(kit, engine, in_flight_update, versions, monkeypatch):
+    rig, step, is_in_flight = Rig(kit, engine, in_flight_update), EmbeddedEngine._step, threading.Event()
+
+    def stepped(engine):
+        step(engine)
+        if engine.stats().generated_units == 3:
+            is_in_flight.set()
+            # The next command is the pause: however late it comes, it finds the request unfinished.
+            wait_until(lambda: not engine._commands._queue.empty())
+
+    monkeypatch.setattr(EmbeddedEngine, "_step", stepped)
     rig.sync.start()
     try:
         rig.sync.aim(rig.target(0))
         rig.wait(1)
-        (handle,) = engine.submit([kit.request("long", [4, 5], max_units=120)])
-        while not engine.stats().num_running:
-            time.sleep(0.001)
+        (handle,) = engine.submit([kit.request("long", [4, 5], max_units=40)])
+        assert is_in_flight.wait(20)
         rig.sync.aim(rig.target(1))
         rig.wait(2)
         assert set(kit.versions(handle.result(10)[0])) == versions
@@ -258,7 +286,7 @@ def test_an_engine_without_updates_in_flight_finishes_first(kit, engine, in_flig
 def test_a_replica_waits_for_its_parent_and_then_reads_from_it(kit, rig):
     below = Relaying(level=2, reserve=rig.target(1))
     rig.sync.aim(None, below)
-    time.sleep(0.2)  # less than the 0.2 s for each of two replicas above it
+    time.sleep(0.2)  # less than the 5 s for each of two replicas above it
     assert rig.receiver.asked == []
     rig.sync.aim(rig.target(1, "parent"), below)
     loaded = rig.wait(1)
@@ -269,6 +297,7 @@ def test_a_replica_waits_for_its_parent_and_then_reads_from_it(kit, rig):
 
 
 def test_a_replica_whose_parent_is_too_slow_reads_from_the_policy(rig, caplog):
+    rig.sync._relay_timeout_s = 0.2
     began = time.monotonic()
     rig.sync.aim(None, Relaying(level=2, reserve=rig.target(1)))
     loaded = rig.wait(1)

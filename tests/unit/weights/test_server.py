@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import zmq
 
@@ -13,11 +15,27 @@ from cosmos_core.weights.server import SliceServer
 
 
 @pytest.fixture
-def server(monkeypatch):
+def may_give_up():
+    """Before, no sender ceases to wait for its receiver."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def server(monkeypatch, may_give_up):
+    pair = sending.Pair
+
+    def paired(*given, **named):
+        assert may_give_up.wait(20)
+        return pair(*given, **named)
+
     monkeypatch.setattr(module, "MOST_LANES", 2)
-    monkeypatch.setattr(sending, "FORM_S", 1.0)
+    monkeypatch.setattr(sending, "FORM_S", 0.2)
+    monkeypatch.setattr(sending, "Pair", paired)
     found = SliceServer("run", "127.0.0.1")
     yield found
+    may_give_up.set()
     found.close()
 
 
@@ -36,7 +54,7 @@ class Receiver:
         self._socket.close()
 
 
-def test_lanes_are_bounded_and_more_are_refused_with_the_reason(server):
+def test_lanes_are_bounded_and_more_are_refused_with_the_reason(server, may_give_up):
     with zmq.Context() as context:
         receivers = [Receiver(server, context, name) for name in (b"a", b"b", b"c")]
         one, two, three = receivers
@@ -48,8 +66,9 @@ def test_lanes_are_bounded_and_more_are_refused_with_the_reason(server):
             assert "serves 2 receivers over lanes of their own already" in denied.reason
             # Asking again for one's own lane gives the old one up, which takes a moment: it counts until it is over.
             assert isinstance(one.ask(), wire.Denied)
+            may_give_up.set()
             for sender in (*server._senders.values(), *server._leaving):
-                sender.join(5.0)
+                sender.join(10.0)
             assert isinstance(three.ask(), wire.Opened)
         finally:
             for receiver in receivers:

@@ -1,7 +1,5 @@
 """What the engine records: decisions, their weights, their noise, and what samples of a group share."""
 
-import time
-
 import attrs
 import numpy as np
 import pytest
@@ -9,6 +7,7 @@ import torch
 
 from cosmos_core.errors import EngineError
 from cosmos_core.protocols import FinishReason
+from cosmos_core.rollout.diffusion.engine import DiffusionEngine
 from cosmos_core.rollout.diffusion.noise import noise
 from cosmos_core.testing.conformance.engine.denoiser import TinyDenoiser
 from cosmos_core.weights.digest import digest_of
@@ -28,11 +27,6 @@ def load(engine, version, tensors):
     for piece, _ in engine.layout()[0]:
         engine.write(0, piece, tensors[piece.name])
     return engine.commit_update()
-
-
-def wait_for_units(run, number):
-    while run.engine.stats().generated_units < number:
-        time.sleep(0.001)
 
 
 def priced(model, payload, seed):
@@ -83,11 +77,11 @@ def test_each_state_is_kept_once(started):
     assert run.array(generated, "states").shape[0] == 8
 
 
-def test_sixteen_samples_in_flight_go_on_with_new_weights(started):
+def test_sixteen_samples_in_flight_go_on_with_new_weights(started, kit, monkeypatch):
+    paused = kit.pause_when(monkeypatch, lambda engine: engine.stats().generated_units >= 16 * 20, DiffusionEngine)
     run = started()
-    handles = run.engine.submit([run.request(index, seed=index, max_units=120) for index in range(16)])
-    wait_for_units(run, 16 * 20)
-    run.engine.pause()
+    handles = run.engine.submit([run.request(index, seed=index, max_units=40) for index in range(16)])
+    assert paused.wait(20)
     before = run.engine.stats().generated_units
     assert not any(handle.is_done for handle in handles)
     tensors = other_weights(run.model)
@@ -186,13 +180,14 @@ def test_an_evaluation_has_a_sample_and_media_and_no_decisions(started):
     assert generated.media.arrays["frames"].shape == (2, 2, 2, 3)
 
 
-def test_what_is_aborted_keeps_its_decisions(started):
+def test_what_is_aborted_keeps_its_decisions(started, kit, monkeypatch):
+    paused = kit.pause_when(monkeypatch, lambda engine: engine.stats().generated_units >= 10, DiffusionEngine)
     run = started()
     (handle,) = run.engine.submit([run.request("one", max_units=500)])
-    wait_for_units(run, 10)
+    assert paused.wait(20)
     run.engine.abort(["one"])
     (generated,) = handle.result(30)
-    assert 10 <= generated.num_units < 499
+    assert generated.num_units == 10
     assert generated.media is None
     assert "sample" not in generated.payload.arrays
     stored = latents(generated, "logprobs", run)

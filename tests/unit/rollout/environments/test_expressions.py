@@ -81,7 +81,7 @@ def test_what_has_no_value_says_why(expression, why):
 
 @given(st.text(alphabet="0123456789.+-*/() ", max_size=200))
 def test_nothing_takes_long_or_fails_otherwise(expression):
-    began = time.monotonic()
+    began = time.thread_time()
     with contextlib.suppress(ExpressionError):
         evaluate(expression)
-    assert time.monotonic() - began < 1.0
+    assert time.thread_time() - began < 1.0

@@ -65,14 +65,14 @@ def halves(tensors, ranks):
     return layout
 
 
-def fetch(published, directory, *, ranks=1, transport="disk", sources=(), run_id="run", tensors=TENSORS):
+def fetch(published, directory, *, ranks=1, transport="disk", sources=(), run_id="run", tensors=TENSORS, stall_s=5.0):
     """The whole tensors, put together, and how many bytes came."""
     target = WeightTarget(
         version=published.version, digest=published.digest, sources=tuple(sources), hosts=("here",) * len(sources)
     )
     loaded = {name: torch.full_like(tensor, torch.nan) for name, tensor in tensors.items()}
     nbytes = 0
-    receiver = WeightReceiver(transport, run_id=run_id, host="here", stall_s=0.3, directory=str(directory))
+    receiver = WeightReceiver(transport, run_id=run_id, host="here", stall_s=stall_s, directory=str(directory))
     with receiver, receiver.fetch(target, halves(tensors, ranks), 10) as pieces:
         for _, piece, data in pieces:
             loaded[piece.name][tuple(slice(s, s + n) for s, n in zip(piece.start, piece.shape, strict=True))] = data
@@ -210,13 +210,13 @@ def test_auto_reads_what_is_stored_if_no_source_answers(publish, stored, caplog)
     published = publisher.publish(5, TENSORS, None)
     publisher.close()
     with caplog.at_level(logging.INFO, "cosmos_core.weights"):
-        loaded, _ = fetch(published, stored, transport="auto", sources=[publisher.endpoint])
+        loaded, _ = fetch(published, stored, transport="auto", sources=[publisher.endpoint], stall_s=0.3)
     assert digest_of(loaded) == published.digest
     assert f"{publisher.endpoint}: no answer for 0.3 s; it is read from {stored} instead" in caplog.text
     assert f"weights version 5 comes from 1 part(s) in {stored}" in caplog.text
     damage(only(stored, "*.json"), 0)
     with pytest.raises(WeightSyncError, match=rf"{publisher.endpoint}: no answer .*; .*the description is damaged"):
-        fetch(published, stored, transport="auto", sources=[publisher.endpoint])
+        fetch(published, stored, transport="auto", sources=[publisher.endpoint], stall_s=0.3)
 
 
 @pytest.mark.parametrize("falls_back", [True, False])

@@ -164,12 +164,11 @@ def _boxes(held):
     return [(piece.name, piece.start, piece.shape) for piece, _ in held]
 
 
-def test_an_update_in_flight_is_loaded_on_every_rank(start, model):
+def test_an_update_in_flight_is_loaded_on_every_rank(start, model, kit, monkeypatch):
+    paused = kit.pause_when(monkeypatch, lambda engine: engine.stats().generated_units >= 20)
     engine, pricer = start(2), Pricer(model, seed=1)
-    (handle,) = engine.submit(requests(model, max_units=100, num_samples=3)[:1])
-    while engine.stats().generated_units < 20:
-        time.sleep(0.01)
-    engine.pause()
+    (handle,) = engine.submit(requests(model, max_units=40, num_samples=3)[:1])
+    assert paused.wait(20)
     write(engine, pricer.tensors(1), version=3)
     assert engine.commit_update("recompute") == digest_of(pricer.tensors(1))
     engine.resume()
