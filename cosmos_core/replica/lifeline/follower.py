@@ -99,7 +99,8 @@ class FollowerLine(Lifeline):
             if now - looked_at > PAUSE_S:
                 self._wire.heard_at += now - looked_at
             # By when it looked before: what lies unread since this process did not run is no silence.
-            is_silent, looked_at = looked_at - self._wire.heard_at > self._patience_s, now
+            is_silent = looked_at - self._wire.heard_at > self._patience_s
+            looked_at = now
             if messages is not None and is_silent:
                 silent = f"its process, the leader, has been silent for {self._patience_s:g} s (control.lost_after_s)"
                 self._finish(End(reason=f"{self._name} rank {LEADER}: {silent}", is_loss=True))

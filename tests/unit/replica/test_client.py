@@ -86,7 +86,9 @@ def test_a_report_is_under_way_at_once(peer, hello):
             delays.append(time.monotonic() - began)
             peer.send(Acknowledged(term=1, acknowledged=message.first))
             assert client.flush(30)
-    assert sorted(delays)[10] < 0.5  # about 0.3 ms; 40 ms on a very busy machine
+    # About 0.3 ms; on a very busy machine the median is 40 ms. Of a client that looks now and then, all are late.
+    assert sorted(delays)[2] < 0.02
+    assert sorted(delays)[10] < 0.5
 
 
 def test_unconfirmed_reports_are_resent(joined, peer):

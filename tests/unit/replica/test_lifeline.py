@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -93,6 +94,13 @@ def world():
 def outputs(members: list[subprocess.Popen[str]], within_s: float = 20.0) -> list[str]:
     deadline = time.monotonic() + within_s
     return [process.communicate(timeout=max(0.01, deadline - time.monotonic()))[0].strip() for process in members]
+
+
+def wait_until(condition: Callable[[], object], within_s: float = 5.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_quiet_life_ends_when_all_have_done_their_work(world):
@@ -198,10 +206,7 @@ def test_a_follower_that_did_not_run_calls_nobody_silent(monkeypatch):
         follower = FollowerLine(name="policy-0", rank=1, token="t", address=address, end=ended.append, patience_s=0.5)
         line.meet(5.0, lambda: False)
         line.abandon(7)
-        deadline = time.monotonic() + 10.0
-        while follower.abandoned != 7 and not ended:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: follower.abandoned == 7 or ended, 10.0)
         threading.Thread(target=follower.goodbye).start()
     assert not ended
 
@@ -216,10 +221,7 @@ def test_the_leader_says_who_did_not_appear():
         joined = FollowerLine(name="policy-0", rank=1, token="t", address=("127.0.0.1", line.port), end=print)
         told = []
         FollowerLine(name="policy-0", rank=2, token="another", address=("127.0.0.1", line.port), end=told.append)
-        deadline = time.monotonic() + 10.0
-        while 1 not in line._joined:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: 1 in line._joined, 10.0)
         with pytest.raises(
             ReplicaError, match=r"ranks \[2\] of 3 did not appear within 0\.3 s; see logs/policy-0\.2\.log"
         ):
@@ -241,10 +243,7 @@ def test_a_rank_that_is_taken_is_not_given_to_a_stranger(caplog):
         assert ended.wait(5.0)
         assert "a second process says that it is rank 1" in caplog.text
         line.abandon(7)
-        deadline = time.monotonic() + 5.0
-        while follower.abandoned != 7:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: follower.abandoned == 7)
         threading.Thread(target=follower.goodbye).start()
 
 
@@ -254,10 +253,7 @@ def test_followers_learn_that_a_generation_was_abandoned():
         line.meet(5.0, lambda: False)
         line.abandon(7)
         line.abandon(3)
-        deadline = time.monotonic() + 5.0
-        while follower.abandoned != 7:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: follower.abandoned == 7)
         threading.Thread(target=follower.goodbye).start()
 
 

@@ -172,7 +172,7 @@ def test_ppo_ptx_is_the_sum_of_both_losses_in_float64(model, kit, aggregation, b
     ours = mean(aggregation, [-COEFFICIENT * logprobs(*each) for each in PAIRS])
     (rollouts + ours).backward()
     expected = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
-    torch.testing.assert_close(flats[0].double(), expected, rtol=1e-5, atol=3e-6)
+    torch.testing.assert_close(flats[0].double(), expected, rtol=1e-5, atol=1e-6)
     assert done.metrics["loss"] == pytest.approx(rollouts.item(), abs=1e-6, rel=1e-5)
     assert done.metrics["imitation_loss"] == pytest.approx(ours.item(), abs=1e-6, rel=1e-5)
     counted = ("imitation_sequences", "imitation_units", "imitation_dropped", "sequences", "units")
