@@ -32,7 +32,7 @@ from memory import Memory
 from rich.console import Console
 from rich.table import Table
 
-from cosmos_core.controller.journal import entries
+from cosmos_core.control.journal import entries
 from cosmos_core.protocols import FORMATS, Format
 from cosmos_core.run.following.follower import Follower
 from cosmos_core.weights.quantization.shares import matrix_shares

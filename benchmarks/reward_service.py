@@ -38,7 +38,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cosmos_core.config.schema import RewardConfig
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import RewardContext
 from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.testing.conformance.reward.pictures import shown_as

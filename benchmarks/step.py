@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cosmos_core.config.schema import Float8Config, ParallelConfig, PolicyConfig
-from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions, tokens_payload
+from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions, tokens_payload
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import ModelContext

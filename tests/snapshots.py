@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import attrs
 
-from cosmos_core.controller.live.chronicle import News, SampleView
-from cosmos_core.controller.live.curves import Curve
-from cosmos_core.controller.live.snapshot import Queue, ReplicaView, Snapshot
+from cosmos_core.control.live.chronicle import News, SampleView
+from cosmos_core.control.live.curves import Curve
+from cosmos_core.control.live.snapshot import Queue, ReplicaView, Snapshot
 
 _SNAPSHOT = Snapshot(
     time=1000.0,

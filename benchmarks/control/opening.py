@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from control.replica import BATCH
 
-from cosmos_core.controller.journal import Journal
-from cosmos_core.controller.machine import core
-from cosmos_core.controller.machine.events import ControllerStarted, RunOpened
-from cosmos_core.controller.machine.settings import Settings
-from cosmos_core.controller.machine.state import State
+from cosmos_core.control.journal import Journal
+from cosmos_core.control.machine import core
+from cosmos_core.control.machine.events import ControllerStarted, RunOpened
+from cosmos_core.control.machine.settings import Settings
+from cosmos_core.control.machine.state import State
 from cosmos_core.testing.settings import rollouts, small_settings
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from serving.work import CONTEXT, DTYPES, SEATS, Done, RandomModel, Work, config_of
 
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import EngineContext, Request, Sampling
 from cosmos_core.types import JSON, Array, Payload
 

@@ -9,16 +9,16 @@ import torch
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.stages import stages
-from cosmos_core.plugin.roles import load_algorithm, load_dataset, load_model, selections, source_of
-from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.policy.adapters.below import DRAWN
+from cosmos_core.models.adapters.below import DRAWN
+from cosmos_core.models.parallel.channel import open_channel
+from cosmos_core.plugins.roles import load_algorithm, load_dataset, load_model, selections, source_of
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.batches.share import ShareReader
 from cosmos_core.policy.checkpoints.restoring import restore
 from cosmos_core.policy.checkpoints.saving import CheckpointSaver
 from cosmos_core.policy.device import choose_device
 from cosmos_core.policy.orders import FollowerOrders, LeaderOrders, Orders
 from cosmos_core.policy.place import place_of
-from cosmos_core.policy.processes.channel import open_channel
 from cosmos_core.policy.processes.forming import Bond, bond, form_world, leave
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.publication import DTYPES, Publications

@@ -6,7 +6,7 @@ from typing import get_args
 
 from torch import nn
 
-from cosmos_core.policy.modeling.parallel.stages import part_of, stages_of
+from cosmos_core.models.parallel.stages import part_of, stages_of
 from cosmos_core.policy.processes.world import World
 from cosmos_core.protocols import Axis
 

@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from cosmos_core.errors import WeightSyncError
-from cosmos_core.policy.processes.channel import Channel
+from cosmos_core.models.parallel.channel import Channel
 from cosmos_core.protocols.quantization import Format
 from cosmos_core.transport.reports import WeightsPublished
 from cosmos_core.weights.digest import add_digests

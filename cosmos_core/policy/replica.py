@@ -12,7 +12,7 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.policy.adapters.beside import published_tensors
+from cosmos_core.models.adapters.beside import published_tensors
 from cosmos_core.policy.checkpoints.checkpoint import Place
 from cosmos_core.policy.checkpoints.saving import CheckpointSaver
 from cosmos_core.policy.orders import Orders

@@ -14,8 +14,8 @@ import torch
 from cosmos_core.config.job import Job
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import stages
-from cosmos_core.plugin.roles import load_algorithm, load_dataset, load_model, model_source, selections
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.roles import load_algorithm, load_dataset, load_model, model_source, selections
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import (
     Algorithm,
     EngineCapabilities,

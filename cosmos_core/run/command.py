@@ -16,15 +16,15 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import stages
-from cosmos_core.controller.accounts import require_known
-from cosmos_core.controller.journal import entries
-from cosmos_core.controller.machine.progress import generation_at
+from cosmos_core.control.accounts import require_known
+from cosmos_core.control.journal import entries
+from cosmos_core.control.machine.progress import generation_at
 from cosmos_core.errors import ConfigError, CosmosError, JournalError, TransportError
 from cosmos_core.observe.live import make_view
-from cosmos_core.plugin.choice import choose
-from cosmos_core.plugin.discovery import discover
-from cosmos_core.plugin.roles import load_dataset, selections
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.choice import choose
+from cosmos_core.plugins.discovery import discover
+from cosmos_core.plugins.roles import load_dataset, selections
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.checkpoints.checkpoint import check_writable, completed, genuine, path_of
 from cosmos_core.protocols import Dataset
 from cosmos_core.run.files import folder, provenance

@@ -15,8 +15,8 @@ from cosmos_core.config.reference import fields
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import Stage, stages
 from cosmos_core.errors import ConfigError, ReplicaError
-from cosmos_core.plugin.roles import load_algorithm, load_model, selections, unmet
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.roles import load_algorithm, load_model, selections, unmet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.run.asking import conversation
 from cosmos_core.run.planning.foresight import foresee
 from cosmos_core.transport.messages import Settable

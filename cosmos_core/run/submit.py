@@ -17,8 +17,8 @@ from cosmos_core.config.loading import load_job
 from cosmos_core.config.overrides import apply_override
 from cosmos_core.config.schema import Recipe
 from cosmos_core.errors import ConfigError, CosmosError, UnknownSubmissionError
-from cosmos_core.plugin.roles import selections
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.roles import selections
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Kind, LauncherCapabilities, Submission, Submitting
 from cosmos_core.run.files import folder, provenance
 from cosmos_core.run.files.replacing import aside, require_idle

@@ -7,8 +7,8 @@ from typing import Final
 import attrs
 
 from cosmos_core.config.stages import Stage
-from cosmos_core.controller.live.figures import Gauges, figures
-from cosmos_core.controller.machine.state import State
+from cosmos_core.control.live.figures import Gauges, figures
+from cosmos_core.control.machine.state import State
 from cosmos_core.observe.live import Progress
 from cosmos_core.run.following.follower import Follower
 

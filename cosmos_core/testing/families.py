@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 
-from cosmos_core.policy.modeling.diffusion import DiffusionModel, DiffusionOptions
+from cosmos_core.models.diffusion import DiffusionModel, DiffusionOptions
 from cosmos_core.protocols import ModelContext
 
 Make: TypeAlias = Callable[..., DiffusionModel]

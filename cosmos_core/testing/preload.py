@@ -1,6 +1,6 @@
 """What the server that test processes are forked from imports, once."""
 
-import cosmos_core.policy.modeling  # noqa: F401 - before anything of transformers
+import cosmos_core.models  # noqa: F401 - before anything of transformers
 
 # isort: split
 import torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from cosmos_core.controller.machine.settings import Settings, StageSettings
+from cosmos_core.control.machine.settings import Settings, StageSettings
 
 
 def rollouts(first: int, steps: int, prompts: int, *, min_group_size: int = 2) -> StageSettings:

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from cosmos_core.config.loading import load_job
-from cosmos_core.plugin.roles import load_dataset, selections
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.roles import load_dataset, selections
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import ModelContext
 from cosmos_core.run.artifacts.export import export_run
 

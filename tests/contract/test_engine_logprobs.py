@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from cosmos_core.errors import EngineError
-from cosmos_core.policy.modeling import tokens_payload, values
+from cosmos_core.models import tokens_payload, values
 from cosmos_core.protocols import EngineContext, ModelFacts, Request, Sampling
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
 from cosmos_core.rollout.embedded.options import EmbeddedOptions

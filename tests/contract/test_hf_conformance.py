@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions
+from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
 from cosmos_core.protocols import ModelContext
 from cosmos_core.testing import ModelConformance
 from cosmos_core.testing.conformance.model.building import ModelBuilding

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from cosmos_core.policy.modeling import values
-from cosmos_core.policy.modeling.tokens import view
+from cosmos_core.models import values
+from cosmos_core.models.tokens import view
 from cosmos_core.protocols import Decided, ModelContext
 from cosmos_core.testing.conformance.model.conditioning import ModelConditioning
 from cosmos_core.testing.conformance.model.decisions import ModelDecisions

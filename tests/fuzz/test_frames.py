@@ -15,7 +15,7 @@ import torch
 import zmq
 
 from cosmos_core.config.job import Job
-from cosmos_core.controller.machine import core
+from cosmos_core.control.machine import core
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.run.following.observer import so_far
 from cosmos_core.transport.directives import WeightTarget

@@ -8,7 +8,11 @@ import torch
 import torch.distributed as dist
 
 from cosmos_core.config.schema import Float8Config, ParallelConfig, PolicyConfig
-from cosmos_core.policy.mesh.collectives import (
+from cosmos_core.models import tokens_payload
+from cosmos_core.models.attention.context import attend_over_slices
+from cosmos_core.models.attention.documents import ContextSlice, Packing
+from cosmos_core.models.attention.scores import Scoring
+from cosmos_core.models.parallel.collectives import (
     all_to_all,
     copy_to_group,
     gather_dim,
@@ -17,10 +21,6 @@ from cosmos_core.policy.mesh.collectives import (
     split_dim,
     sum_over_group,
 )
-from cosmos_core.policy.modeling import tokens_payload
-from cosmos_core.policy.modeling.attention.context import attend_over_slices
-from cosmos_core.policy.modeling.attention.documents import ContextSlice, Packing
-from cosmos_core.policy.modeling.attention.scores import Scoring
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.testing.layouts import make_trainer, relative_error, train_step
 from tests.layouts.families import CONFIGS, family, text_payloads

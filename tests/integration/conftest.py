@@ -15,8 +15,8 @@ import pytest
 from cosmos_core.config.job import Job, StageFacts
 from cosmos_core.config.loading import load_recipe, save_job
 from cosmos_core.config.mesh import world_size
-from cosmos_core.plugin.roles import load_dataset, load_model, selections
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.roles import load_dataset, load_model, selections
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.testing import CommandLine
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "arithmetic.toml"
@@ -137,7 +137,7 @@ class Processes:
         address = job.directory / "controller.json"
         address.unlink(missing_ok=True)
         resume = [] if resume_step is None else ["--resume-step", str(resume_step)]
-        process = self._start(job, "-m", "cosmos_core.controller", *resume)
+        process = self._start(job, "-m", "cosmos_core.control", *resume)
         deadline = time.monotonic() + 60
         while not address.exists():
             assert time.monotonic() < deadline

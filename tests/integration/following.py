@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Self
 
 from cosmos_core.config.loading import load_job
-from cosmos_core.controller.journal import entries
-from cosmos_core.controller.machine.events import Event
-from cosmos_core.controller.machine.state import State
+from cosmos_core.control.journal import entries
+from cosmos_core.control.machine.events import Event
+from cosmos_core.control.machine.state import State
 from cosmos_core.run.following.follower import Follower
 from cosmos_core.run.following.observer import Observer
 from cosmos_core.transport.keys import person_key

@@ -55,7 +55,7 @@ def make_job(directory: Path) -> Job:
 @contextlib.contextmanager
 def controller(job: Job) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The controller's process, once it listens, and its address."""
-    command = [sys.executable, "-m", "cosmos_core.controller", "--run", str(job.directory)]
+    command = [sys.executable, "-m", "cosmos_core.control", "--run", str(job.directory)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         end = time.monotonic() + 30

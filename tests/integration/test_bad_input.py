@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from cosmos_core.policy.modeling.tokenizer import train_byte_bpe
+from cosmos_core.models.tokenizer import train_byte_bpe
 from cosmos_core.testing import CommandLine
 
 Arguments = Callable[..., list[str]]

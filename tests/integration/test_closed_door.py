@@ -13,7 +13,7 @@ import attrs
 import pytest
 
 from cosmos_core.config.loading import save_job
-from cosmos_core.controller.machine import core
+from cosmos_core.control.machine import core
 from cosmos_core.errors import ReplicaError, TransportError
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.run.asking import ask

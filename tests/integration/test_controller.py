@@ -32,9 +32,9 @@ from cosmos_core.config.schema import (
     SyncConfig,
     WarmupConfig,
 )
-from cosmos_core.controller.journal import entries, replay
-from cosmos_core.controller.machine import core
-from cosmos_core.controller.machine.events import EVENTS, RunEnded
+from cosmos_core.control.journal import entries, replay
+from cosmos_core.control.machine import core
+from cosmos_core.control.machine.events import EVENTS, RunEnded
 from cosmos_core.errors import JournalError, ReplicaError
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.testing.replicas import FakePolicy, FakeRollout, World
@@ -93,7 +93,7 @@ class Controller:
     def __init__(self, job: Job, *arguments: str) -> None:
         self.announcement = job.directory / "controller.json"
         self.announcement.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "cosmos_core.controller", "--run", str(job.directory), *arguments]
+        command = [sys.executable, "-m", "cosmos_core.control", "--run", str(job.directory), *arguments]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
     def announced(self) -> dict:

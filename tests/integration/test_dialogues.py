@@ -18,9 +18,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cosmos_core.config.schema import EnvironmentConfig
-from cosmos_core.controller.journal import entries
-from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions
-from cosmos_core.policy.modeling.tokens import decided, values
+from cosmos_core.control.journal import entries
+from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
+from cosmos_core.models.tokens import decided, values
 from cosmos_core.protocols import EngineContext, EnvironmentCapabilities, ModelContext, Request, Sampling
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
 from cosmos_core.rollout.embedded.options import EmbeddedOptions

@@ -19,10 +19,10 @@ import zmq
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_recipe
-from cosmos_core.controller.audit.auditor import audit
-from cosmos_core.controller.journal import entries
-from cosmos_core.controller.machine.events import Event, ReplicaJoined, ReplicaLost, Reported
-from cosmos_core.controller.machine.state import State
+from cosmos_core.control.audit.auditor import audit
+from cosmos_core.control.journal import entries
+from cosmos_core.control.machine.events import Event, ReplicaJoined, ReplicaLost, Reported
+from cosmos_core.control.machine.state import State
 from cosmos_core.run.files import folder, provenance
 from cosmos_core.run.files.announcement import announced
 from cosmos_core.run.following.follower import Follower
@@ -92,7 +92,7 @@ class Run:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
-        self.controller = self.start("alpha", "cosmos_core.controller", "--run", str(self.job.directory))
+        self.controller = self.start("alpha", "cosmos_core.control", "--run", str(self.job.directory))
         wait_until(lambda: announced(self.job) is not None, 60.0)
         self.address = announced(self.job).address
         with self._hosts["alpha"].network():

@@ -15,12 +15,12 @@ from urllib.request import urlopen
 
 import pytest
 
-from cosmos_core.controller.journal import entries
-from cosmos_core.controller.live.chronicle import News, SampleView
-from cosmos_core.controller.live.curves import Curve
-from cosmos_core.controller.live.snapshot import ReplicaView, Snapshot
-from cosmos_core.controller.machine.events import Commanded
-from cosmos_core.controller.page.service import Page
+from cosmos_core.control.journal import entries
+from cosmos_core.control.live.chronicle import News, SampleView
+from cosmos_core.control.live.curves import Curve
+from cosmos_core.control.live.snapshot import ReplicaView, Snapshot
+from cosmos_core.control.machine.events import Commanded
+from cosmos_core.control.page.service import Page
 from cosmos_core.run.watching.look import look
 from cosmos_core.transport.requests import Drain
 from cosmos_core.transport.wire import REQUEST

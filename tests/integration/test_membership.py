@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from cosmos_core.controller.journal import entries, replay
-from cosmos_core.controller.machine.events import ReplicaLost, Reported
+from cosmos_core.control.journal import entries, replay
+from cosmos_core.control.machine.events import ReplicaLost, Reported
 from cosmos_core.errors import ReplicaError
 from cosmos_core.run.asking import address_of, ask
 from cosmos_core.run.following.follower import Follower

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from cosmos_core.plugin.roles import load_model, selections
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.roles import load_model, selections
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.checkpoints.checkpoint import completed
 
 torch.set_num_threads(1)

@@ -13,7 +13,7 @@ import pytest
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.mesh import world_size
-from cosmos_core.controller.journal import entries
+from cosmos_core.control.journal import entries
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -32,8 +32,8 @@ FAULTY = """
 import os, signal
 from cosmos_core.policy import __main__ as role
 from cosmos_core.policy.checkpoints import saving
-from cosmos_core.policy.modeling import building
-from cosmos_core.policy.modeling.huggingface import HuggingFaceModel
+from cosmos_core.models import building
+from cosmos_core.models.huggingface import HuggingFaceModel
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.replica.process import run_role
 

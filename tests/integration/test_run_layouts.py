@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_core.controller.journal import replay
+from cosmos_core.control.journal import replay
 from cosmos_core.testing import CommandLine
 from tests.integration.whim import SOURCE
 

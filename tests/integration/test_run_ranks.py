@@ -10,7 +10,7 @@ import msgspec
 import psutil
 import pytest
 
-from cosmos_core.controller.journal import entries
+from cosmos_core.control.journal import entries
 from cosmos_core.testing import CommandLine
 from tests.integration.following import Following
 

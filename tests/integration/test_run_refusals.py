@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cosmos_core.controller.machine.events import ReplicaJoined, ReplicaLost
+from cosmos_core.control.machine.events import ReplicaJoined, ReplicaLost
 from cosmos_core.testing import CommandLine
 from tests.integration.following import Following, history
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_core.controller.journal import entries
-from cosmos_core.controller.machine.events import Reported
+from cosmos_core.control.journal import entries
+from cosmos_core.control.machine.events import Reported
 from cosmos_core.testing import CommandLine
 from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
 from cosmos_core.transport.wire import REPORT

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_core.controller.machine import core
-from cosmos_core.controller.machine.events import ReplicaLost, Reported
+from cosmos_core.control.machine import core
+from cosmos_core.control.machine.events import ReplicaLost, Reported
 from cosmos_core.testing import CommandLine
 from cosmos_core.transport.reports import GroupFinished
 from cosmos_core.transport.wire import REPORT

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cosmos_core.config.loading import load_job
-from cosmos_core.controller.journal import entries
-from cosmos_core.controller.machine.events import Reported
+from cosmos_core.control.journal import entries
+from cosmos_core.control.machine.events import Reported
 from cosmos_core.run.files.announcement import read_address
 from cosmos_core.run.following.follower import Follower
 from cosmos_core.run.following.observer import Observer

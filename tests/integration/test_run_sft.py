@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cosmos_core.config.loading import load_job
-from cosmos_core.controller.journal import replay
-from cosmos_core.plugin.roles import load_dataset, selections
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.control.journal import replay
+from cosmos_core.plugins.roles import load_dataset, selections
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.checkpoints import checkpoint
 from cosmos_core.testing import CommandLine
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cosmos_core.controller.journal import replay
+from cosmos_core.control.journal import replay
 from cosmos_core.testing import CommandLine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -18,7 +18,7 @@ import pytest
 import tomli_w
 import torch
 
-from cosmos_core.controller.journal import replay
+from cosmos_core.control.journal import replay
 from cosmos_core.run.supervising.reservation import Reservation
 from cosmos_core.testing import CommandLine
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.policy.modeling import values
-from cosmos_core.policy.modeling.plugin import create
-from cosmos_core.policy.modeling.seeing import GenericOptions
+from cosmos_core.models import values
+from cosmos_core.models.plugin import create
+from cosmos_core.models.seeing import GenericOptions
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import EngineContext, ModelContext, Request, Sampling
 from tests.layouts.seeing import checkpoint, own_inputs, own_processor, prompts
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from cosmos_core.controller.journal import replay
+from cosmos_core.control.journal import replay
 from cosmos_core.policy.checkpoints.checkpoint import completed
 from cosmos_core.testing import CommandLine
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cosmos_core.policy.modeling import tokens_payload
+from cosmos_core.models import tokens_payload
 from cosmos_core.protocols import ModelContext
 from cosmos_core.testing.layouts import PluginModel
 from cosmos_core.types import Payload

@@ -8,8 +8,8 @@ import logging
 import pytest
 import torch
 
-from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions
-from cosmos_core.policy.modeling.rehearsal import verify_small
+from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
+from cosmos_core.models.rehearsal import verify_small
 from cosmos_core.protocols import ModelContext
 from tests.layouts.architectures import ARCHITECTURES, keys_of
 

@@ -11,8 +11,8 @@ from typing import get_args
 import pytest
 
 from cosmos_core.config.schema import MeshConfig, ParallelConfig, PolicyConfig
-from cosmos_core.policy.mesh.fit import misfits
-from cosmos_core.policy.modeling.tokenizer import build_tokenizer
+from cosmos_core.models.parallel.fit import misfits
+from cosmos_core.models.tokenizer import build_tokenizer
 from cosmos_core.protocols import Axis, ModelCapabilities, ModelContext
 from cosmos_core.testing.layouts import PluginModel, step_alone, steps_in_layouts, worst_error
 from tests.layouts.architectures import ARCHITECTURES, keys_of

@@ -18,7 +18,7 @@ from types import ModuleType
 
 import attrs
 
-from cosmos_core.controller.machine import (
+from cosmos_core.control.machine import (
     account,
     changes,
     claim,
@@ -101,7 +101,7 @@ class Mutant:
     @property
     def name(self) -> str:
         """Where it is and what it is."""
-        return f"{self.function.removeprefix('cosmos_core.controller.machine.')}:{self.line}: {self.change}"
+        return f"{self.function.removeprefix('cosmos_core.control.machine.')}:{self.line}: {self.change}"
 
     def planted(self) -> contextlib.AbstractContextManager[None]:
         """Have it in the program for a while."""

@@ -59,10 +59,10 @@ def test_mutants_are_of_every_kind_and_each_module_has_some():
 
 
 def test_a_mutant_is_in_the_program_for_a_while():
-    from cosmos_core.controller.machine import claim
+    from cosmos_core.control.machine import claim
 
     before = claim.balanced
-    (mutant, *_) = mutants("cosmos_core.controller.machine.claim:balanced")
+    (mutant, *_) = mutants("cosmos_core.control.machine.claim:balanced")
     with mutant.planted():
         assert claim.balanced is not before
     assert claim.balanced is before

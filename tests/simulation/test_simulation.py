@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from cosmos_core.controller.machine.events import EVENTS, ControllerStarted
+from cosmos_core.control.machine.events import EVENTS, ControllerStarted
 from cosmos_core.errors import ConfigError
 from cosmos_core.testing.simulation import Faults, Scenario, Simulation, Violation
 from cosmos_core.testing.simulation.__main__ import main

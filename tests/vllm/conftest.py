@@ -8,7 +8,7 @@ import attrs
 import pytest
 import torch
 
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import EngineContext, ModelContext
 from cosmos_core.testing.conformance.engine.driver import EngineDriver
 from cosmos_core.testing.conformance.engine.pricing import Pricer, stopping_at

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from cosmos_core.controller.journal import entries
+from cosmos_core.control.journal import entries
 from cosmos_core.protocols import Request, Sampling
 from cosmos_core.run.following.follower import Follower
 from cosmos_core.testing import CommandLine

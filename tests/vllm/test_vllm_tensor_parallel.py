@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from cosmos_core.errors import AttestationError, EngineLostError, WeightSyncError
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import FORMATS, EngineContext
 from cosmos_core.testing.conformance.engine.driver import EngineDriver
 from cosmos_core.testing.conformance.engine.pricing import Pricer, stopping_at
@@ -195,7 +195,7 @@ ENGINE = """
 import sys
 from pathlib import Path
 import torch
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import EngineContext
 from tests.vllm.conftest import make_model
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cosmos_core.errors import EngineError
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import ModelContext, Request, Sampling
 from cosmos_core.testing.conformance.engine.pricing import Pricer, stopping_at, twin
 from cosmos_core.testing.conformance.engine.setting import tokens_of

@@ -49,7 +49,7 @@ def check_plugin(
     _need_pytest()
     from rich.console import Console  # noqa: PLC0415  # keeps `cosmos --help` quick
 
-    from cosmos_core.plugin.discovery import DISABLE_VARIABLE  # noqa: PLC0415
+    from cosmos_core.plugins.discovery import DISABLE_VARIABLE  # noqa: PLC0415
     from cosmos_core.testing.check.examination import examine  # noqa: PLC0415
     from cosmos_core.testing.check.subject import subject  # noqa: PLC0415
     from cosmos_core.testing.check.verdict import plain, text  # noqa: PLC0415

@@ -11,7 +11,7 @@ from cosmos_core.cli.plugins.options import JsonOption, KindOption
 from cosmos_core.cli.plugins.table import columns
 
 if TYPE_CHECKING:
-    from cosmos_core.plugin.discovery import PluginRecord
+    from cosmos_core.plugins.discovery import PluginRecord
 
 
 def list_plugins(
@@ -19,7 +19,7 @@ def list_plugins(
     as_json: JsonOption = False,
 ) -> None:
     """List what is installed, with what is wrong with it. Imports no plugin."""
-    from cosmos_core.plugin.discovery import DISABLE_VARIABLE, autoload_disabled, discover  # noqa: PLC0415  # keeps `cosmos --help` quick
+    from cosmos_core.plugins.discovery import DISABLE_VARIABLE, autoload_disabled, discover  # noqa: PLC0415  # keeps `cosmos --help` quick
 
     records = discover(kind)
     if autoload_disabled():

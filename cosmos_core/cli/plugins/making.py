@@ -28,7 +28,7 @@ def new_plugin(
       cosmos plugins new reward brevity
       cosmos plugins new dataset chess-puzzles --into ~/plugins --author "Ann Lee"
     """  # noqa: D301 - the escape keeps the lines after it apart
-    from cosmos_core.plugin.scaffold import new_package  # noqa: PLC0415  # keeps `cosmos --help` quick
+    from cosmos_core.plugins.scaffold import new_package  # noqa: PLC0415  # keeps `cosmos --help` quick
 
     folder = new_package(kind, name, into=into.expanduser(), author=author, description=description)
     typer.echo(f"Made {folder}/. Next:\n")

@@ -12,7 +12,7 @@ from cosmos_core.cli.plugins.options import JsonOption, KindOption
 from cosmos_core.cli.plugins.table import columns
 
 if TYPE_CHECKING:
-    from cosmos_core.plugin.card import Card
+    from cosmos_core.plugins.card import Card
 
 
 def show_plugin(
@@ -21,10 +21,10 @@ def show_plugin(
     as_json: JsonOption = False,
 ) -> None:
     """Show one plugin: where it comes from, what it can do, and its options. Imports that plugin only."""
-    from cosmos_core.plugin.card import card, plain  # noqa: PLC0415  # keeps `cosmos --help` quick
-    from cosmos_core.plugin.choice import kind_of  # noqa: PLC0415
-    from cosmos_core.plugin.discovery import discover  # noqa: PLC0415
-    from cosmos_core.plugin.selection import PluginSet  # noqa: PLC0415
+    from cosmos_core.plugins.card import card, plain  # noqa: PLC0415  # keeps `cosmos --help` quick
+    from cosmos_core.plugins.choice import kind_of  # noqa: PLC0415
+    from cosmos_core.plugins.discovery import discover  # noqa: PLC0415
+    from cosmos_core.plugins.selection import PluginSet  # noqa: PLC0415
 
     records = discover()
     chosen = kind or kind_of(name, records)

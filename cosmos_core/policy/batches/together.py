@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import attrs
 import msgspec
 
+from cosmos_core.models.parallel.channel import Channel
 from cosmos_core.policy.batches.rows import Read, Row, RowReader
-from cosmos_core.policy.processes.channel import Channel
 from cosmos_core.protocols import Mesh
 from cosmos_core.transport.frames import PayloadHeader, pack, unpack
 from cosmos_core.types import Payload

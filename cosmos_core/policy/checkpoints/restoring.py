@@ -8,7 +8,7 @@ import msgspec
 import torch
 
 from cosmos_core.errors import CheckpointError
-from cosmos_core.policy.adapters.below import check_below
+from cosmos_core.models.adapters.below import check_below
 from cosmos_core.policy.checkpoints.checkpoint import read_place
 from cosmos_core.policy.checkpoints.reading import load_shares
 from cosmos_core.policy.checkpoints.saving import RNG

@@ -25,9 +25,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from cosmos_core.errors import CheckpointError, StorageError
+from cosmos_core.models.parallel.channel import Channel
 from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Place, drop_undone, marker, path_of, prune, read_place
 from cosmos_core.policy.checkpoints.planners import SharesToSave
-from cosmos_core.policy.processes.channel import Channel
 from cosmos_core.storage import failures, file_system, storage_options
 from cosmos_core.storage import reason_of as words_of
 from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved

@@ -13,9 +13,9 @@ from typing import Final, TypeAlias
 import torch
 import torch.distributed as dist
 
-from cosmos_core.policy.mesh.frames import all_gathered, broadcasted
+from cosmos_core.models.parallel.channel import gathered
+from cosmos_core.models.parallel.frames import all_gathered, broadcasted
 from cosmos_core.policy.mesh.mesh import single
-from cosmos_core.policy.processes.channel import gathered
 from cosmos_core.protocols import Mesh
 
 LEADER: Final = 0

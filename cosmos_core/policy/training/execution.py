@@ -10,8 +10,8 @@ from typing import Final, Protocol, cast
 
 import torch
 
+from cosmos_core.models.parallel.rooted import layout_of
 from cosmos_core.policy.mesh.pipeline import Pipeline, beside
-from cosmos_core.policy.mesh.rooted import layout_of
 from cosmos_core.policy.mesh.schedules import Schedule
 from cosmos_core.protocols import Against, Decided, Mesh, MicroBatch, Model, PipelinedModel, Question
 

@@ -11,7 +11,7 @@ import torch
 
 from cosmos_core.config.schema import PolicyConfig
 from cosmos_core.errors import TrainingError
-from cosmos_core.policy.adapters.beside import trained_tensors
+from cosmos_core.models.adapters.beside import trained_tensors
 from cosmos_core.policy.batches.spans import pieces
 from cosmos_core.policy.training.execution import Executor, make_executor
 from cosmos_core.policy.training.vitals import watch_layers

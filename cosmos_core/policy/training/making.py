@@ -6,10 +6,10 @@ import attrs
 import torch
 
 from cosmos_core.config.job import Job
-from cosmos_core.plugin.roles import load_frozen
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.models.parallel.layout import layout_of
+from cosmos_core.plugins.roles import load_frozen
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.device import choose_device
-from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.training.critic import Critic
 from cosmos_core.policy.training.frozen import FrozenModel

@@ -12,8 +12,8 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.loading import recipe_with
 from cosmos_core.config.stages import Stage, stages
 from cosmos_core.errors import CheckpointError, ConfigError
-from cosmos_core.plugin.roles import load_algorithm, source_of, unmet
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.roles import load_algorithm, source_of, unmet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import Algorithm
 from cosmos_core.types import Scalar

@@ -17,7 +17,7 @@ import socket
 import sys
 from typing import Any, Final
 
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Environment, EnvironmentContext, Turn
 from cosmos_core.rollout.episodes.calls import Calls, of_episode
 from cosmos_core.rollout.episodes.wire import (

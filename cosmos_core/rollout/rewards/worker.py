@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Mapping
 from typing import Any, Final, cast
 
 from cosmos_core.errors import CosmosError, PluginError
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Completion, Loading, Reward, RewardContext, Score
 from cosmos_core.rollout.rewards.wire import (
     FROM_WORKER,

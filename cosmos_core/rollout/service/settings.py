@@ -16,7 +16,7 @@ from cosmos_core.config.schema import RewardConfig
 from cosmos_core.config.schema.fields import ABOVE_ZERO, NAME, POSITIVE
 from cosmos_core.config.structure import structure
 from cosmos_core.errors import ConfigError
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import RewardContext
 from cosmos_core.types import JSON
 

@@ -11,7 +11,7 @@ from typing import Final
 from cosmos_core.config.order import evaluation_seed
 from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.errors import ConfigError
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Conversing, Request, Sampling
 from cosmos_core.rollout.episodes.dialogue import Played
 from cosmos_core.rollout.episodes.episode import EpisodeParts, Episodes

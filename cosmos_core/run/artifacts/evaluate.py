@@ -14,8 +14,8 @@ from cosmos_core.config.job import Job, Unit
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.order import evaluation_seed
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.plugin.roles import load_dataset, load_rewards
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.roles import load_dataset, load_rewards
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Dataset, Sampling
 from cosmos_core.rollout.episodes.dialogue import Played
 from cosmos_core.rollout.rewards.absence import absent_here

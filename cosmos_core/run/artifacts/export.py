@@ -16,17 +16,17 @@ import torch
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.schema import PolicyConfig
-from cosmos_core.controller.journal import replay
-from cosmos_core.controller.machine.progress import best_checkpoint, generation_at
-from cosmos_core.controller.machine.state import State
+from cosmos_core.control.journal import replay
+from cosmos_core.control.machine.progress import best_checkpoint, generation_at
+from cosmos_core.control.machine.state import State
 from cosmos_core.errors import CheckpointError, ConfigError, JournalError
-from cosmos_core.plugin.roles import load_model
-from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.policy.adapters.below import DRAWN, check_below, frozen_digest
-from cosmos_core.policy.adapters.beside import trained_tensors
+from cosmos_core.models.adapters.below import DRAWN, check_below, frozen_digest
+from cosmos_core.models.adapters.beside import trained_tensors
+from cosmos_core.models.parallel.layout import layout_of
+from cosmos_core.plugins.roles import load_model
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.checkpoints.checkpoint import completed, genuine, path_of, read_place
 from cosmos_core.policy.checkpoints.reading import load_shares
-from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.policy.training.average import AVERAGE, averaged_tensors
 from cosmos_core.protocols import Layout

@@ -15,7 +15,7 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.schema import EngineConfig, ModelConfig
 from cosmos_core.errors import ConfigError
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import (
     EngineContext,
     FinishReason,

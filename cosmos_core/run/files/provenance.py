@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from cosmos_core import __version__
 from cosmos_core.errors import ConfigError
-from cosmos_core.plugin.discovery import PluginRecord
-from cosmos_core.plugin.manifest import manifest
+from cosmos_core.plugins.discovery import PluginRecord
+from cosmos_core.plugins.manifest import manifest
 from cosmos_core.run.files.folder import write_json
 
 FILE: Final = "manifest.json"

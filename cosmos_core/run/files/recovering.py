@@ -11,13 +11,13 @@ import attrs
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
-from cosmos_core.controller import accounts
-from cosmos_core.controller.journal import Journal, entries
-from cosmos_core.controller.machine import core
-from cosmos_core.controller.machine.account import ACCOUNT, Account
-from cosmos_core.controller.machine.events import Recovered
-from cosmos_core.controller.machine.progress import generation_at
-from cosmos_core.controller.machine.state import State
+from cosmos_core.control import accounts
+from cosmos_core.control.journal import Journal, entries
+from cosmos_core.control.machine import core
+from cosmos_core.control.machine.account import ACCOUNT, Account
+from cosmos_core.control.machine.events import Recovered
+from cosmos_core.control.machine.progress import generation_at
+from cosmos_core.control.machine.state import State
 from cosmos_core.errors import ConfigError, DamagedJournalError, JournalError
 from cosmos_core.policy.checkpoints.checkpoint import completed, genuine, path_of
 from cosmos_core.run.files import folder

@@ -11,9 +11,9 @@ from typing import Any, Final
 import attrs
 
 from cosmos_core.config.job import Unit
-from cosmos_core.controller.live.timeline import TimedStep, Timeline, trained_units
-from cosmos_core.controller.machine import core, reach
-from cosmos_core.controller.machine.events import (
+from cosmos_core.control.live.timeline import TimedStep, Timeline, trained_units
+from cosmos_core.control.machine import core, reach
+from cosmos_core.control.machine.events import (
     ControllerStarted,
     Event,
     Recovered,
@@ -25,8 +25,8 @@ from cosmos_core.controller.machine.events import (
     RunEnded,
     RunOpened,
 )
-from cosmos_core.controller.machine.records import EvaluationRecord, StepRecord
-from cosmos_core.controller.machine.state import State
+from cosmos_core.control.machine.records import EvaluationRecord, StepRecord
+from cosmos_core.control.machine.state import State
 from cosmos_core.errors import JournalError
 from cosmos_core.transport.reports import CheckpointSaved, GroupFinished, WeightsLoaded, WeightsPublished
 from cosmos_core.transport.wire import REPORT

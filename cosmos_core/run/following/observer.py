@@ -13,7 +13,7 @@ from typing import Final
 
 import zmq
 
-from cosmos_core.controller.machine.events import EVENTS, Event
+from cosmos_core.control.machine.events import EVENTS, Event
 from cosmos_core.errors import TransportError
 from cosmos_core.transport import sockets
 from cosmos_core.transport.door.handshakes import EVENTS as HANDSHAKES

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from cosmos_core.config.job import Job
 from cosmos_core.config.structure import unstructure
 from cosmos_core.errors import PluginBrokenError
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import RunInfo
 from cosmos_core.run.hooks.runner import HookRunner
 

@@ -13,9 +13,9 @@ import attrs
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
 from cosmos_core.errors import ConfigError, CosmosError
-from cosmos_core.plugin.choice import choose
-from cosmos_core.plugin.discovery import discover
-from cosmos_core.plugin.roles import selections
+from cosmos_core.plugins.choice import choose
+from cosmos_core.plugins.discovery import discover
+from cosmos_core.plugins.roles import selections
 from cosmos_core.run.asking import RUNS
 from cosmos_core.run.files.announcement import announced
 from cosmos_core.run.files.provenance import joined_with

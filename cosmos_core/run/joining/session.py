@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from cosmos_core.controller.machine.state import State
+from cosmos_core.control.machine.state import State
 from cosmos_core.errors import ReplicaError
 from cosmos_core.replica.exits import LOST
 from cosmos_core.run.files.announcement import announced

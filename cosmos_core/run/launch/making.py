@@ -8,7 +8,7 @@ from typing import cast
 from cosmos_core.config.dump import dump_recipe
 from cosmos_core.config.mesh import world_size
 from cosmos_core.config.schema import LaunchConfig, Recipe
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Launcher, LauncherCapabilities, LauncherContext, Pool
 from cosmos_core.run.launch import nursery
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cosmos_core.config.schema import Recipe
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Reward
 from cosmos_core.rollout.rewards.absence import absent_here
 from cosmos_core.run.launch.making import capabilities_of

@@ -71,7 +71,7 @@ def gpus(recipe: Recipe, *, uses_rollouts: bool) -> int:
 def processes(recipe: Recipe, *, uses_rollouts: bool) -> list[tuple[str, str, str, int]]:
     """The process table: (name, module, device, processes) of the controller and of each replica."""
     policy, rollout = recipe.policy, recipe.rollout
-    rows = [("controller", "cosmos_core.controller", "cpu", 1)]
+    rows = [("controller", "cosmos_core.control", "cpu", 1)]
     size = world_size(policy.mesh)
     rows += [(f"policy-{index}", "cosmos_core.policy", policy.device, size) for index in range(policy.replicas)]
     if uses_rollouts:

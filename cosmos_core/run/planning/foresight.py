@@ -9,7 +9,7 @@ from cosmos_core.config.mesh import world_size
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.structure import structure
 from cosmos_core.errors import CosmosError, PluginBrokenError
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import EngineOutlook, Foresight, Model, ModelFacts, Sampling
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.launch.making import capabilities_of

@@ -8,8 +8,8 @@ import attrs
 
 from cosmos_core.config.job import Job
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.plugin.roles import frozen_source, load_frozen
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.roles import frozen_source, load_frozen
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Dataset, FrozenRole, Model, ModelCapabilities, ModelFacts
 from cosmos_core.types import Payload, Prompt
 

@@ -15,8 +15,8 @@ from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import Stage, stages
 from cosmos_core.config.structure import structure, unstructure
 from cosmos_core.errors import ConfigError, PluginBrokenError
-from cosmos_core.plugin.providing import describe
-from cosmos_core.plugin.roles import (
+from cosmos_core.plugins.providing import describe
+from cosmos_core.plugins.roles import (
     load_algorithm,
     load_dataset,
     load_environment,
@@ -25,7 +25,7 @@ from cosmos_core.plugin.roles import (
     selections,
     unmet,
 )
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import (
     AlgorithmCapabilities,
     Consulting,

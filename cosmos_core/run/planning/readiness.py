@@ -6,7 +6,7 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.mesh import world_size
 from cosmos_core.config.schema import Recipe
 from cosmos_core.errors import ConfigError
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.launch.making import capabilities_of
 from cosmos_core.run.planning.parts import Parts

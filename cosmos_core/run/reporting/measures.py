@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from cosmos_core.controller.live.timeline import TimedStep
+from cosmos_core.control.live.timeline import TimedStep
 from cosmos_core.protocols import is_core_metric
 
 _PART = 0.1

@@ -10,7 +10,7 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.controller.machine.records import EvaluationRecord
+from cosmos_core.control.machine.records import EvaluationRecord
 
 _PLACE: Final = re.compile(r"(media/step-[0-9]{1,12}/row-[0-9]{1,12})\.(png|mp4|webp)")
 _MOST_BYTES: Final = 8 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from cosmos_core.controller.live.timeline import TimedStep
+from cosmos_core.control.live.timeline import TimedStep
 from cosmos_core.run.following.follower import Follower
 
 Planes = dict[str, dict[str, float]]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from cosmos_core.config.job import Job
-from cosmos_core.controller.live.timeline import TimedStep
+from cosmos_core.control.live.timeline import TimedStep
 
 _BESIDE_DROPPED: Final = "imitation_dropped_"
 """How the names of metrics begin that count demonstrations beside rollouts; what follows is the reason."""

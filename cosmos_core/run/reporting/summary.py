@@ -15,10 +15,10 @@ from rich.text import Text
 
 from cosmos_core.config.job import Job, Unit, score_name
 from cosmos_core.config.stages import stages
-from cosmos_core.controller.live.timeline import TimedStep
-from cosmos_core.controller.machine import reach
-from cosmos_core.controller.machine.records import EvaluationRecord
-from cosmos_core.controller.machine.state import State
+from cosmos_core.control.live.timeline import TimedStep
+from cosmos_core.control.machine import reach
+from cosmos_core.control.machine.records import EvaluationRecord
+from cosmos_core.control.machine.state import State
 from cosmos_core.observe.live import clock
 from cosmos_core.run.files.folder import REPORT, SUMMARY
 from cosmos_core.run.following.follower import Follower

@@ -8,7 +8,7 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.controller.machine.state import State
+from cosmos_core.control.machine.state import State
 from cosmos_core.replica.exits import LOST, REFUSED
 from cosmos_core.run.launch import Exit, Launcher, ProcessSpec
 from cosmos_core.run.supervising.roster import replica_of

@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias
 import attrs
 
 from cosmos_core.config.job import Job
-from cosmos_core.controller.machine.state import State
+from cosmos_core.control.machine.state import State
 from cosmos_core.run.petitions import Petitions
 from cosmos_core.run.supervising.entrance import barred
 from cosmos_core.run.supervising.fleet import Fleet, Member

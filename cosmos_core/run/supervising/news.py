@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from cosmos_core.config.job import Job
-from cosmos_core.controller.machine.state import State
+from cosmos_core.control.machine.state import State
 from cosmos_core.transport.messages import Role
 
 _ROLES: Final[tuple[Role, ...]] = ("policy", "rollout")

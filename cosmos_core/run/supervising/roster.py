@@ -28,7 +28,7 @@ def controller_spec(job: Job, *, resume_step: int | None, port: int | None = Non
     listening = () if port is None else ("--port", str(port))
     return ProcessSpec(
         name=CONTROLLER,
-        module="cosmos_core.controller",
+        module="cosmos_core.control",
         arguments=("--run", str(job.directory), *resumed, *listening),
         environment=thread_environment(1),
     )

@@ -13,9 +13,9 @@ import attrs
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.stages import stages
-from cosmos_core.controller.journal import entries
-from cosmos_core.controller.machine.progress import best_checkpoint
-from cosmos_core.controller.machine.state import State
+from cosmos_core.control.journal import entries
+from cosmos_core.control.machine.progress import best_checkpoint
+from cosmos_core.control.machine.state import State
 from cosmos_core.errors import CheckpointError, ReplicaError
 from cosmos_core.observe.live import Progress, View
 from cosmos_core.policy.checkpoints.checkpoint import mark_best

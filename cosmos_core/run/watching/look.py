@@ -10,12 +10,12 @@ import attrs
 
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.stages import stages
-from cosmos_core.controller.accounts import require_known
-from cosmos_core.controller.journal import entries
-from cosmos_core.controller.live.snapshot import standing_of
-from cosmos_core.controller.machine import reach
-from cosmos_core.controller.machine.progress import best_checkpoint
-from cosmos_core.controller.machine.state import State
+from cosmos_core.control.accounts import require_known
+from cosmos_core.control.journal import entries
+from cosmos_core.control.live.snapshot import standing_of
+from cosmos_core.control.machine import reach
+from cosmos_core.control.machine.progress import best_checkpoint
+from cosmos_core.control.machine.state import State
 from cosmos_core.observe.live import line
 from cosmos_core.policy.checkpoints.checkpoint import completed
 from cosmos_core.run.files import folder

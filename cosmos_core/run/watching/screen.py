@@ -13,8 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cosmos_core.controller.live.curves import Curve
-from cosmos_core.controller.live.snapshot import Snapshot
+from cosmos_core.control.live.curves import Curve
+from cosmos_core.control.live.snapshot import Snapshot
 from cosmos_core.observe.live import clock, heldout_fact, rate
 
 _BARS: Final = "▁▂▃▄▅▆▇█"

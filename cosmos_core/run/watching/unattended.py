@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from cosmos_core.config.job import Job
-from cosmos_core.controller.machine.state import State
+from cosmos_core.control.machine.state import State
 from cosmos_core.run.files import folder
 from cosmos_core.run.files.presence import absence
 

@@ -12,14 +12,14 @@ import attrs
 import msgspec
 
 from cosmos_core.errors import PluginError
-from cosmos_core.plugin.discovery import PluginRecord
+from cosmos_core.plugins.discovery import PluginRecord
 from cosmos_core.testing.check.child import run
 from cosmos_core.testing.check.probe import Import, Loaded
 
 T = TypeVar("T")
 
 _LONGEST_S: Final = 120.0
-_MODELLING: Final = ("torch", "transformers", "cosmos_core.policy.modeling")
+_MODELLING: Final = ("torch", "transformers", "cosmos_core.models")
 """What models and engines build on: its import is not theirs to answer for."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from cosmos_core.errors import PluginError
-from cosmos_core.plugin.discovery import PluginRecord
+from cosmos_core.plugins.discovery import PluginRecord
 from cosmos_core.testing.check.asking import ask_load
 from cosmos_core.testing.check.files import check_files
 from cosmos_core.testing.check.importing import check_import

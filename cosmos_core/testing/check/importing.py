@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from cosmos_core.errors import PluginError
-from cosmos_core.plugin.discovery import PluginRecord
+from cosmos_core.plugins.discovery import PluginRecord
 from cosmos_core.testing.check.asking import ask_import
 from cosmos_core.testing.check.probe import Import
 from cosmos_core.testing.check.verdict import Check, Finding, faults

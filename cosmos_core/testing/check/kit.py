@@ -11,7 +11,7 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.plugin.discovery import PluginRecord
+from cosmos_core.plugins.discovery import PluginRecord
 from cosmos_core.testing.check.probe import Loaded
 from cosmos_core.testing.check.recorder import Outcome
 from cosmos_core.testing.check.session import run_pytest

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
-from cosmos_core.plugin.compatibility import (
+from cosmos_core.plugins.compatibility import (
     CORE,
     core_bounds,
     core_excess,
@@ -21,10 +21,10 @@ from cosmos_core.plugin.compatibility import (
     malformed_requirement,
     unmet_requirements,
 )
-from cosmos_core.plugin.discovery import PluginRecord
-from cosmos_core.plugin.entries import entries
-from cosmos_core.plugin.installed import distributions
-from cosmos_core.plugin.source import field, identity, licence
+from cosmos_core.plugins.discovery import PluginRecord
+from cosmos_core.plugins.entries import entries
+from cosmos_core.plugins.installed import distributions
+from cosmos_core.plugins.source import field, identity, licence
 from cosmos_core.testing.check.subject import Subject
 from cosmos_core.testing.check.verdict import Check, Finding, Level, faults
 

@@ -10,10 +10,10 @@ from pathlib import PurePosixPath
 
 from packaging.utils import canonicalize_name
 
-from cosmos_core.plugin.compatibility import CORE
-from cosmos_core.plugin.entries import entries
-from cosmos_core.plugin.installed import distributions
-from cosmos_core.plugin.source import identity
+from cosmos_core.plugins.compatibility import CORE
+from cosmos_core.plugins.entries import entries
+from cosmos_core.plugins.installed import distributions
+from cosmos_core.plugins.source import identity
 
 
 def astray(dist: Distribution, files: Iterable[PurePosixPath]) -> dict[str, str]:

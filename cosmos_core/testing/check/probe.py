@@ -21,9 +21,9 @@ import psutil
 
 from cosmos_core.config.reference import keys
 from cosmos_core.errors import CosmosError
-from cosmos_core.plugin.compatibility import protocol_deprecation
-from cosmos_core.plugin.discovery import PluginRecord, discover
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.compatibility import protocol_deprecation
+from cosmos_core.plugins.discovery import PluginRecord, discover
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Kind
 from cosmos_core.testing.conformance.options import option_faults
 

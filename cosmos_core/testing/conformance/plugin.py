@@ -12,7 +12,7 @@ import pytest
 from cosmos_core.config.reference import fields
 from cosmos_core.config.structure import structure
 from cosmos_core.errors import ConfigError, PluginError
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Kind, Provider
 from cosmos_core.testing.conformance.options import not_frozen, shared_defaults, undocumented
 from cosmos_core.types import JSON

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable
 from typing import Final
 
-from cosmos_core.controller.machine.records import SettingChange
-from cosmos_core.controller.machine.settings import Settings
+from cosmos_core.control.machine.records import SettingChange
+from cosmos_core.control.machine.settings import Settings
 from cosmos_core.transport.requests import Set
 from cosmos_core.types import Scalar
 

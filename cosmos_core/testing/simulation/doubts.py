@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cosmos_core.controller.machine.state import State
+from cosmos_core.control.machine.state import State
 from cosmos_core.transport.directives import RolloutDirective
 from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
 

@@ -11,8 +11,8 @@ from typing import Final
 import attrs
 import msgspec
 
-from cosmos_core.controller.machine.events import ReplicaJoined, Reported
-from cosmos_core.controller.machine.state import Replica, State
+from cosmos_core.control.machine.events import ReplicaJoined, Reported
+from cosmos_core.control.machine.state import Replica, State
 from cosmos_core.transport.messages import WIRE_VERSION, Beat, Command, Hello, Reports, Up
 from cosmos_core.transport.reports import (
     GenerationFailed,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from cosmos_core.controller.machine.records import StepRecord
-from cosmos_core.controller.machine.state import RunningStep, State
+from cosmos_core.control.machine.records import StepRecord
+from cosmos_core.control.machine.state import RunningStep, State
 from cosmos_core.testing.replicas import INITIAL_DIGEST, FakePolicy, trained
 from cosmos_core.testing.simulation.promises import Promises
 from cosmos_core.transport.directives import TrainOrder

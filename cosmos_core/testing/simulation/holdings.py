@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cosmos_core.controller.machine.events import Reported
-from cosmos_core.controller.machine.state import State
+from cosmos_core.control.machine.events import Reported
+from cosmos_core.control.machine.state import State
 from cosmos_core.transport.directives import PolicyDirective, RolloutDirective
 from cosmos_core.transport.reports import GenerationFormed, Report, StepDone
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from cosmos_core.controller.machine.state import State
+from cosmos_core.control.machine.state import State
 from cosmos_core.testing.replicas import FakePolicy, FakeRollout, World
 from cosmos_core.testing.simulation.agenda import Agenda
 from cosmos_core.testing.simulation.faults import Faults

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from cosmos_core.controller.machine.records import EvaluationRecord
-from cosmos_core.controller.machine.settings import Settings
-from cosmos_core.controller.machine.state import Generation, Replica, State
+from cosmos_core.control.machine.records import EvaluationRecord
+from cosmos_core.control.machine.settings import Settings
+from cosmos_core.control.machine.state import Generation, Replica, State
 from cosmos_core.testing.simulation.asked import Asked
 from cosmos_core.transport.directives import GroupRef, Lease
 from cosmos_core.transport.requests import Drain, Request, Stop

@@ -8,8 +8,8 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.controller.machine.events import EVENTS, Reported, RunOpened
-from cosmos_core.controller.machine.state import State
+from cosmos_core.control.machine.events import EVENTS, Reported, RunOpened
+from cosmos_core.control.machine.state import State
 from cosmos_core.testing.replicas import World
 from cosmos_core.testing.simulation.agenda import Agenda
 from cosmos_core.testing.simulation.controller import Controller

@@ -7,7 +7,7 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.controller.machine.events import Event, Reported
+from cosmos_core.control.machine.events import Event, Reported
 from cosmos_core.errors import TransportError
 from cosmos_core.transport.messages import (
     Acknowledged,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from cosmos_core.controller.machine.settings import Settings
-from cosmos_core.controller.machine.state import State
+from cosmos_core.control.machine.settings import Settings
+from cosmos_core.control.machine.state import State
 from cosmos_core.testing.simulation.witness import Violation
 
 HOPELESS: Final = re.compile(

@@ -29,9 +29,9 @@ import copy
 from collections.abc import Iterable
 from typing import Final
 
-from cosmos_core.controller.machine import core
-from cosmos_core.controller.machine.directives import directive_for
-from cosmos_core.controller.machine.events import (
+from cosmos_core.control.machine import core
+from cosmos_core.control.machine.directives import directive_for
+from cosmos_core.control.machine.events import (
     EVENTS,
     Commanded,
     ControllerStarted,
@@ -42,9 +42,9 @@ from cosmos_core.controller.machine.events import (
     Resumed,
     RunOpened,
 )
-from cosmos_core.controller.machine.invariants import check
-from cosmos_core.controller.machine.offers import Offers
-from cosmos_core.controller.machine.state import State
+from cosmos_core.control.machine.invariants import check
+from cosmos_core.control.machine.offers import Offers
+from cosmos_core.control.machine.state import State
 from cosmos_core.testing.replicas import FakePolicy
 from cosmos_core.testing.simulation.disk import Disk, Opened
 from cosmos_core.testing.simulation.doubts import Doubts

@@ -11,8 +11,8 @@ import attrs
 from sphinx.application import Sphinx
 
 from cosmos_core.config.reference import Key
-from cosmos_core.plugin.card import Card, card
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.card import Card, card
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import KINDS, entry_point_group
 from cosmos_core.protocols.versions import Kind
 from reference.markdown import directive, table

@@ -7,7 +7,7 @@ E their width.
 import attrs
 from torch import nn
 
-from cosmos_core.policy.modeling.diffusion import DiffusionModel, DiffusionOptions
+from cosmos_core.models.diffusion import DiffusionModel, DiffusionOptions
 from cosmos_core.protocols import ModelCapabilities, Provider, hookimpl
 
 WIDTH = 16

@@ -9,7 +9,7 @@ from cosmos_core.testing.conformance.model.noising import ModelNoising
 
 FAMILY = """
 import attrs, torch
-from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions, tokens_payload, values
+from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions, tokens_payload, values
 from cosmos_core.protocols import ModelCapabilities, Provider, hookimpl
 
 CAPABILITIES = ModelCapabilities()

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_core.controller.audit import audit
-from cosmos_core.controller.journal import entries
+from cosmos_core.control.audit import audit
+from cosmos_core.control.journal import entries
 from cosmos_core.testing import CommandLine
 from tests.integration.chaos.harm import Harmer, harms, is_enough
 from tests.integration.following import Following, describe

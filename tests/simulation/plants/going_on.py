@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .planting import plant
 
-MACHINE = "cosmos_core.controller.machine"
+MACHINE = "cosmos_core.control.machine"
 REWINDING = f"{MACHINE}.rewinding"
 PROGRESS = f"{MACHINE}.progress"
 LEDGER = f"{MACHINE}.ledger:Ledger"

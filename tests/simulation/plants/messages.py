@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from .planting import plant
 
-MACHINE = "cosmos_core.controller.machine"
-BOOK = "cosmos_core.controller.book:Book"
-DESK = "cosmos_core.controller.desk:Desk"
-PATROL = "cosmos_core.controller.patrol:Patrol"
-LINES = "cosmos_core.controller.lines:Lines"
-LINE = "cosmos_core.controller.lines:Line"
+MACHINE = "cosmos_core.control.machine"
+BOOK = "cosmos_core.control.book:Book"
+DESK = "cosmos_core.control.desk:Desk"
+PATROL = "cosmos_core.control.patrol:Patrol"
+LINES = "cosmos_core.control.lines:Lines"
+LINE = "cosmos_core.control.lines:Line"
 SESSION = "cosmos_core.replica.session:Session"
 
 PLANTS = (
@@ -55,7 +55,7 @@ PLANTS = (
     ),
     plant(
         "a term may be lost with the end of the journal, and come again",
-        ("cosmos_core.controller.book:begin_term", "journal.settle()", "journal.commit()"),
+        ("cosmos_core.control.book:begin_term", "journal.settle()", "journal.commit()"),
     ),
     plant(
         "a controller that has forgotten what it acknowledged is believed",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .planting import plant
 
-MACHINE = "cosmos_core.controller.machine"
+MACHINE = "cosmos_core.control.machine"
 PUBLICATION = f"{MACHINE}.publication"
 
 PLANTS = (

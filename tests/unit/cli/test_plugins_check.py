@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from cosmos_core.cli.plugins import app
 from cosmos_core.errors import ConfigError, PluginNotFoundError
-from cosmos_core.plugin.discovery import DISABLE_VARIABLE
+from cosmos_core.plugins.discovery import DISABLE_VARIABLE
 from cosmos_core.testing.check import examination
 from cosmos_core.testing.check.kit import Given
 from cosmos_core.testing.check.verdict import Check, Finding, Verdict, this_environment

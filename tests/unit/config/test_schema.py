@@ -7,7 +7,7 @@ import pytest
 
 from cosmos_core.config import schema
 from cosmos_core.config.reference import keys
-from cosmos_core.plugin.known import KNOWN
+from cosmos_core.plugins.known import KNOWN
 
 TABLES = [each for each in vars(schema).values() if isinstance(each, type) and attrs.has(each)]
 

@@ -9,8 +9,8 @@ import attrs
 import pytest
 from reference import gallery
 
-from cosmos_core.plugin.known import KNOWN
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.known import KNOWN
+from cosmos_core.plugins.selection import PluginSet
 
 ENTRIES = list(gallery.entries())
 SCALARS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}

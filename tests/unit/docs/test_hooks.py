@@ -11,7 +11,7 @@ import pytest
 from reference import hooks as hooks_reference
 from reference import kinds as kinds_reference
 
-from cosmos_core.controller.machine.records import EvaluationRecord, StepRecord
+from cosmos_core.control.machine.records import EvaluationRecord, StepRecord
 from cosmos_core.protocols import KINDS, PROJECT, hooks
 from cosmos_core.run.following.follower import evaluation_metrics, step_metrics
 

@@ -8,8 +8,8 @@ import pytest
 
 from cosmos_core.config.checks import check_recipe
 from cosmos_core.config.loading import recipe_from
-from cosmos_core.plugin.known import KNOWN
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.known import KNOWN
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import RewardContext
 
 ROOT = Path(__file__).parents[3]

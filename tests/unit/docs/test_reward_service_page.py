@@ -10,7 +10,7 @@ import pytest
 
 from cosmos_core.config.schema import RewardConfig
 from cosmos_core.config.structure import structure
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import RewardContext
 from cosmos_core.rollout.service.application import ENQUEUE, FETCH
 from cosmos_core.rollout.service.cosmos_rl import PATHS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_core.plugin.scaffold import new_package
+from cosmos_core.plugins.scaffold import new_package
 from tests.ecosystem.follow import File, steps
 
 PAGE = Path(__file__).parents[3] / "docs" / "plugins" / "tutorial.md"

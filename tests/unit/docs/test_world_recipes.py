@@ -8,8 +8,8 @@ import pytest
 
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.structure import structure
-from cosmos_core.plugin.roles import selections
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.roles import selections
+from cosmos_core.plugins.selection import PluginSet
 
 ROOT = Path(__file__).parents[3]
 ALGORITHMS = ("flow-grpo", "ddrl", "diffusion-nft")

@@ -9,8 +9,8 @@ import torch
 
 from cosmos_core.config.schema import OptimizerConfig, PolicyConfig
 from cosmos_core.config.stages import Stage
+from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
 from cosmos_core.policy.batches.batch import Counts, TrainSequence
-from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import Aggregation, Loss, ModelContext

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 from torch import nn
 
-from cosmos_core.policy.modeling.parallel.stages import _MARK, Part, Stages
+from cosmos_core.models.parallel.stages import _MARK, Part, Stages
 from cosmos_core.policy.place import place_of
 from cosmos_core.policy.processes.world import World, single_world
 

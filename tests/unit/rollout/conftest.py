@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from cosmos_core.policy.modeling.facts import matrices_of
+from cosmos_core.models.facts import matrices_of
 from cosmos_core.protocols import EngineContext, ModelFacts, Request, Sampling
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
 from cosmos_core.rollout.embedded.options import EmbeddedOptions

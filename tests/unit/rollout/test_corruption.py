@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from cosmos_core.policy.modeling.facts import matrices_of
+from cosmos_core.models.facts import matrices_of
 from cosmos_core.policy.publication import Publications
 from cosmos_core.protocols import FORMATS
 from cosmos_core.rollout import weights_sync

@@ -8,9 +8,9 @@ import pytest
 
 from cosmos_core.config.job import Job, StageFacts
 from cosmos_core.config.loading import recipe_from
-from cosmos_core.controller.machine import core
-from cosmos_core.controller.machine.directives import directive_for
-from cosmos_core.controller.machine.events import (
+from cosmos_core.control.machine import core
+from cosmos_core.control.machine.directives import directive_for
+from cosmos_core.control.machine.events import (
     Commanded,
     ControllerStarted,
     ReplicaJoined,
@@ -20,7 +20,7 @@ from cosmos_core.controller.machine.events import (
     RunEnded,
     RunOpened,
 )
-from cosmos_core.controller.machine.settings import settings_of
+from cosmos_core.control.machine.settings import settings_of
 from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Place, marker, path_of
 from cosmos_core.testing.replicas import FakePolicy, FakeRollout, World
 from cosmos_core.transport.requests import Stop

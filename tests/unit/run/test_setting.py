@@ -11,10 +11,10 @@ from cosmos_core.config.dynamic import dynamic_keys
 from cosmos_core.config.loading import recipe_from, save_job
 from cosmos_core.config.stages import stages
 from cosmos_core.config.structure import structure, unstructure
-from cosmos_core.controller.machine import reach, requests
-from cosmos_core.controller.machine.events import Commanded
+from cosmos_core.control.machine import reach, requests
+from cosmos_core.control.machine.events import Commanded
 from cosmos_core.errors import ConfigError, ReplicaError
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import NoOptions
 from cosmos_core.run import setting
 from cosmos_core.run.following.follower import Follower, step_metrics

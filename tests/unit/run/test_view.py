@@ -1,12 +1,12 @@
 import time
 
 from cosmos_core.config.stages import stages
-from cosmos_core.controller.__main__ import restore
-from cosmos_core.controller.journal import Journal
-from cosmos_core.controller.live.chronicle import Chronicle
-from cosmos_core.controller.live.snapshot import take
-from cosmos_core.controller.live.timeline import Timeline
-from cosmos_core.controller.page.window import Window
+from cosmos_core.control.__main__ import restore
+from cosmos_core.control.journal import Journal
+from cosmos_core.control.live.chronicle import Chronicle
+from cosmos_core.control.live.snapshot import take
+from cosmos_core.control.live.timeline import Timeline
+from cosmos_core.control.page.window import Window
 from cosmos_core.observe.live import line
 from cosmos_core.run.following.follower import Follower
 from cosmos_core.run.view import progress_of, starting

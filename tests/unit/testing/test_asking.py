@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from cosmos_core.errors import PluginError
-from cosmos_core.plugin.discovery import PluginRecord
+from cosmos_core.plugins.discovery import PluginRecord
 from cosmos_core.testing.check import asking
 from cosmos_core.testing.check.asking import ask_import, python_path
 from cosmos_core.testing.check.session import run_pytest

@@ -3,8 +3,8 @@ import logging
 
 import pytest
 
-from cosmos_core.plugin import compatibility
-from cosmos_core.plugin.discovery import discover
+from cosmos_core.plugins import compatibility
+from cosmos_core.plugins.discovery import discover
 from cosmos_core.testing.check import examination, importing, probe
 from cosmos_core.testing.check.kit import Given
 from cosmos_core.testing.check.probe import Import, Loaded

@@ -17,7 +17,7 @@ from typing import Final, cast
 
 import torch
 
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Model, ModelContext
 from cosmos_core.replica.lifetime import die_with_parent
 from cosmos_core.rollout.embedded.cache import SlotCache

@@ -13,7 +13,7 @@ import attrs
 import pytest
 
 from cosmos_core.config.order import window_problem
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Dataset, DatasetContext, Paced, Split
 from cosmos_core.testing.conformance.dataset.process import as_sent, read_elsewhere
 from cosmos_core.testing.conformance.dataset.reading import (

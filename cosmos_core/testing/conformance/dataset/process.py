@@ -10,8 +10,8 @@ from typing import Final
 import attrs
 import msgspec
 
-from cosmos_core.plugin.nesting import dataset_context
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.nesting import dataset_context
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Dataset, DatasetContext
 from cosmos_core.testing.conformance.dataset.reading import Place, Rows
 from cosmos_core.testing.conformance.elsewhere import ask

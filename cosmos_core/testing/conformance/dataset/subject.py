@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from cosmos_core.plugin.nesting import dataset_context
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.nesting import dataset_context
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Dataset, DatasetContext, Kind, Split
 from cosmos_core.testing.conformance.dataset.reading import SPLITS, Place, Rows, read_rows, spread
 from cosmos_core.testing.conformance.plugin import PluginConformance

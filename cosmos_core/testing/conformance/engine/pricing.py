@@ -12,7 +12,7 @@ from typing import Any, Final, final
 import attrs
 import torch
 
-from cosmos_core.policy.modeling.tokens import token_array
+from cosmos_core.models.tokens import token_array
 from cosmos_core.protocols import Format, Model
 from cosmos_core.types import Payload
 from cosmos_core.weights.quantization import dequantise, quantise

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import (
     EngineCapabilities,
     EngineContext,

@@ -21,7 +21,7 @@ import msgspec
 import pytest
 
 from cosmos_core.errors import PluginBrokenError
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import KINDS, Kind, Provider, RunInfo
 from cosmos_core.run.hooks.hookset import make_in_time
 from cosmos_core.testing.conformance.hook import process as hook_process

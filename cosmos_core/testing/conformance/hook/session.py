@@ -10,7 +10,7 @@ from typing import Any, Final, final
 
 import pluggy
 
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import RunInfo
 from cosmos_core.run.hooks.hookset import make_in_time
 from cosmos_core.run.hooks.runner import HookRunner

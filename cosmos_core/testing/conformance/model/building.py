@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from cosmos_core.policy.modeling.tokens import KIND, values
+from cosmos_core.models.tokens import KIND, values
 from cosmos_core.protocols import Model, ModelContext, ModelFacts
 from cosmos_core.testing.conformance.model.evaluation import copied, first_difference
 from cosmos_core.testing.conformance.model.setting import CPU, SEED, ModelSetting

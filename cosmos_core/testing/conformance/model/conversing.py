@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from cosmos_core.errors import DataError
-from cosmos_core.policy.modeling.tokens import KIND, array_of, tokens_payload, values
+from cosmos_core.models.tokens import KIND, array_of, tokens_payload, values
 from cosmos_core.protocols import Conversing, Model
 from cosmos_core.testing.conformance.model.evaluation import pack_alone
 from cosmos_core.testing.conformance.model.setting import ModelSetting

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from cosmos_core.errors import DataError
-from cosmos_core.policy.modeling.tokens import KIND, values
+from cosmos_core.models.tokens import KIND, values
 from cosmos_core.protocols import Model, ModelCapabilities, ModelContext
 from cosmos_core.testing.conformance.model import process
 from cosmos_core.testing.conformance.model.setting import SEED, ModelSetting

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from cosmos_core.errors import DataError
-from cosmos_core.policy.modeling.diffusion import TEXT, DiffusionModel, DiffusionOptions
-from cosmos_core.policy.modeling.diffusion.noising import noise_of
+from cosmos_core.models.diffusion import TEXT, DiffusionModel, DiffusionOptions
+from cosmos_core.models.diffusion.noising import noise_of
 from cosmos_core.protocols import Decided, Kept, Model, Vetting
 from cosmos_core.testing.conformance.model import latents
 from cosmos_core.testing.conformance.model.kit import ModelConformance

@@ -12,7 +12,7 @@ import attrs
 import msgspec
 import torch
 
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Model, ModelContext
 from cosmos_core.testing.conformance.elsewhere import ask
 from cosmos_core.testing.conformance.model.evaluation import ROOM, demonstrations

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from cosmos_core.policy.modeling.tokens import values
+from cosmos_core.models.tokens import values
 from cosmos_core.protocols import Decided, Model
 from cosmos_core.types import Payload
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.policy.modeling.tokens import KIND
+from cosmos_core.models.tokens import KIND
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Decided, Kind, Model, ModelContext
 from cosmos_core.testing.conformance.model import reference
 from cosmos_core.testing.conformance.model.evaluation import demonstrations

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Aggregation, AlgorithmContext, Decisions
 
 CONTEXT = AlgorithmContext(group_size=4, temperature=1.0, max_units=100, max_staleness=8)

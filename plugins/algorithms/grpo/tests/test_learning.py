@@ -6,7 +6,7 @@ Shape legend: P prompts, G samples of each, T decisions of a sequence, V choices
 import pytest
 import torch
 
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.batches.batch import Counts
 from cosmos_core.policy.training.objective import decision_weights
 from cosmos_core.protocols import AlgorithmContext, Decisions, Estimating, Opinion, Taken

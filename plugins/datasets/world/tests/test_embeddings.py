@@ -12,8 +12,8 @@ from safetensors.torch import save_file as save_tensors
 
 from cosmos_core.data import BadRowError
 from cosmos_core.errors import DataError
-from cosmos_core.plugin.nesting import dataset_context
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.nesting import dataset_context
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.storage import LocalCache
 from cosmos_dataset_world.clips.embeddings import usable_embedding
 from cosmos_dataset_world.clips.pickles import NotAnArrayError, read_array

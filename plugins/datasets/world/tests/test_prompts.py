@@ -3,8 +3,8 @@
 import pytest
 
 from cosmos_core.errors import DataError
-from cosmos_core.plugin.nesting import dataset_context
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.nesting import dataset_context
+from cosmos_core.plugins.selection import PluginSet
 
 
 @pytest.fixture

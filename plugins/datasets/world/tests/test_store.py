@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cosmos_core.errors import StorageError
-from cosmos_core.plugin.nesting import dataset_context
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.nesting import dataset_context
+from cosmos_core.plugins.selection import PluginSet
 
 pytest.importorskip("moto", reason="needs moto, which `make` installs")
 pytest.importorskip("s3fs", reason="needs cosmos-core[s3], which `make` installs")

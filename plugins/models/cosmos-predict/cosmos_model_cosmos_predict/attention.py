@@ -12,8 +12,8 @@ import torch
 from diffusers.models.embeddings import apply_rotary_emb
 from torch import nn
 
-from cosmos_core.policy.mesh.forwards import surround
-from cosmos_core.policy.modeling.diffusion import TokenSlices, spread_blocks
+from cosmos_core.models.diffusion import TokenSlices, spread_blocks
+from cosmos_core.models.parallel.forwards import surround
 
 
 class SlicedAttention:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from transformers import AutoTokenizer
 
-from cosmos_core.policy.modeling.diffusion import Part
+from cosmos_core.models.diffusion import Part
 
 _SYSTEM: Final = "You are a helpful assistant who will provide prompts to an image generator."
 

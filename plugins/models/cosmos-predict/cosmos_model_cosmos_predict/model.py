@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.policy.modeling.diffusion import GIVEN, IS_GIVEN, DiffusionModel, TokenSlices
+from cosmos_core.models.diffusion import GIVEN, IS_GIVEN, DiffusionModel, TokenSlices
 from cosmos_core.protocols import ModelContext
 from cosmos_core.types import Payload, Prompt
 from cosmos_model_cosmos_predict.options import CosmosPredictOptions

@@ -6,7 +6,7 @@ import attrs
 from attrs import validators as check
 
 from cosmos_core.config import option
-from cosmos_core.policy.modeling.diffusion import DiffusionOptions
+from cosmos_core.models.diffusion import DiffusionOptions
 
 
 @attrs.frozen(kw_only=True)

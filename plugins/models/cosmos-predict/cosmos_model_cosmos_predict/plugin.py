@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cosmos_core.policy.modeling.diffusion import DIVERGENCES
+from cosmos_core.models.diffusion import DIVERGENCES
 from cosmos_core.protocols import Model, ModelCapabilities, Provider, hookimpl
 from cosmos_model_cosmos_predict.model import CosmosPredictModel
 from cosmos_model_cosmos_predict.options import CosmosPredictOptions

@@ -7,7 +7,7 @@ from diffusers import Cosmos2_5_PredictBasePipeline
 from safetensors.torch import save_file
 
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.policy.modeling.diffusion import tensor_of
+from cosmos_core.models.diffusion import tensor_of
 from cosmos_core.types import Message, Prompt
 from cosmos_core.weights.shards import canonical_tensors
 from cosmos_model_cosmos_predict import tiny

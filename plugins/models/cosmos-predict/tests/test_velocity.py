@@ -9,7 +9,7 @@ from diffusers import Cosmos2_5_PredictBasePipeline
 from diffusers.models.transformers import transformer_cosmos
 from torch.nn import functional
 
-from cosmos_core.policy.modeling.diffusion import IS_GIVEN
+from cosmos_core.models.diffusion import IS_GIVEN
 from cosmos_core.types import Prompt
 from cosmos_model_cosmos_predict import tiny
 

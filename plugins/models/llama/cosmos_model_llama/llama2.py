@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cosmos_core.policy.modeling import DIVERGENCES, HuggingFaceOptions
+from cosmos_core.models import DIVERGENCES, HuggingFaceOptions
 from cosmos_core.protocols import Model, ModelCapabilities, Provider, hookimpl
 from cosmos_model_llama.model import Llama2Model
 

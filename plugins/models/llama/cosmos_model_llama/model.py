@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from cosmos_core.policy.modeling import HuggingFaceModel
+from cosmos_core.models import HuggingFaceModel
 
 LLAMA_3_CHAT: Final = (
     "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n"

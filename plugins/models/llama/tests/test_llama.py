@@ -8,7 +8,7 @@ from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.policy.modeling import HuggingFaceOptions, values
+from cosmos_core.models import HuggingFaceOptions, values
 from cosmos_core.protocols import ModelContext
 from cosmos_core.types import Message, Prompt
 from cosmos_model_llama import Llama2Model, LlamaModel

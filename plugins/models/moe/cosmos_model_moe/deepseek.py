@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cosmos_core.policy.modeling import DIVERGENCES
+from cosmos_core.models import DIVERGENCES
 from cosmos_core.protocols import Model, ModelCapabilities, Provider, hookimpl
 from cosmos_model_moe.families import DeepseekModel
 from cosmos_model_moe.options import MixtureOptions

@@ -6,7 +6,7 @@ import attrs
 from attrs import validators as check
 
 from cosmos_core.config import option
-from cosmos_core.policy.modeling import HuggingFaceOptions
+from cosmos_core.models import HuggingFaceOptions
 
 
 @attrs.frozen(kw_only=True)

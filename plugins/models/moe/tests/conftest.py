@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cosmos_core.policy.modeling import tokens_payload
+from cosmos_core.models import tokens_payload
 from cosmos_core.protocols import ModelContext
 from cosmos_model_moe import DeepseekModel, MixtureOptions, MoonlightModel, QwenMoeModel
 

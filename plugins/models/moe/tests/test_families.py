@@ -9,7 +9,7 @@ from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.policy.modeling import values
+from cosmos_core.models import values
 from cosmos_core.protocols import ModelContext
 from cosmos_core.types import Message, Prompt
 from cosmos_model_moe import DeepseekModel, MixtureOptions, MoonlightModel, QwenMoeModel

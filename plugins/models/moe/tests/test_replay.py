@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.policy.modeling import tokens_payload, values
+from cosmos_core.models import tokens_payload, values
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import EngineContext, Request, Sampling
 from cosmos_model_moe import routing
 

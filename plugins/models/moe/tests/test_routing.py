@@ -7,7 +7,7 @@ import torch
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.policy.modeling import values
+from cosmos_core.models import values
 from cosmos_core.types import Array
 from cosmos_model_moe import balance, routing
 from cosmos_model_moe.gating import SIGMOID

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from cosmos_core.policy.modeling import values
+from cosmos_core.models import values
 from cosmos_core.types import Payload
 from cosmos_model_qwen_vl.model import QwenVLModel
 from cosmos_model_qwen_vl.row import PATCHES

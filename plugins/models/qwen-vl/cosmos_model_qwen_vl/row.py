@@ -18,8 +18,8 @@ import numpy.typing as npt
 import torch
 
 from cosmos_core.errors import DataError
-from cosmos_core.policy.modeling import values
-from cosmos_core.policy.modeling.tokens import array_of, view
+from cosmos_core.models import values
+from cosmos_core.models.tokens import array_of, view
 from cosmos_core.protocols import MicroBatch
 from cosmos_core.types import Array, Payload
 from cosmos_model_qwen_vl.patches import Seen

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from cosmos_core.policy.modeling import values
-from cosmos_core.policy.modeling.tokens import view
+from cosmos_core.models import values
+from cosmos_core.models.tokens import view
 from cosmos_core.protocols import Shown
 from cosmos_core.types import Payload
 from cosmos_model_qwen_vl.rope import TEXT

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from cosmos_core.policy.mesh.collectives import split_dim
+from cosmos_core.models.parallel.collectives import split_dim
 from cosmos_model_qwen_vl.patches import Patcher
 from cosmos_model_qwen_vl.row import GRIDS, PATCHES, PLACES
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from cosmos_core.policy.modeling import values
+from cosmos_core.models import values
 from cosmos_core.protocols import Decided
 from cosmos_core.testing import ModelConformance
 from cosmos_core.types import Message, Prompt

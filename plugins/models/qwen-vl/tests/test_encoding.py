@@ -6,8 +6,8 @@ import torch
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.policy.modeling import values
-from cosmos_core.policy.modeling.tokens import view
+from cosmos_core.models import values
+from cosmos_core.models.tokens import view
 from cosmos_core.protocols import ModelContext
 from cosmos_core.types import Message, Prompt
 from cosmos_model_qwen_vl import QwenVLModel, QwenVLOptions

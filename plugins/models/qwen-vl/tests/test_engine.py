@@ -2,7 +2,7 @@
 
 import pytest
 
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import ModelContext
 from cosmos_core.testing import EngineConformance
 from cosmos_core.types import Prompt

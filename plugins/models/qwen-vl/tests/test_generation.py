@@ -7,9 +7,9 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from cosmos_core.errors import EngineError
-from cosmos_core.plugin.selection import PluginSet
-from cosmos_core.policy.modeling import values
-from cosmos_core.policy.modeling.tokens import token_array
+from cosmos_core.models import values
+from cosmos_core.models.tokens import token_array
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import EngineContext, Request, Sampling
 from cosmos_core.types import Array, Message, Prompt
 from cosmos_core.weights.shards import canonical_tensors

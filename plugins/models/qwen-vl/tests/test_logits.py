@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from cosmos_core.policy.modeling import values
+from cosmos_core.models import values
 from cosmos_core.protocols import ModelContext
 from cosmos_core.types import Message, Prompt
 from cosmos_model_qwen_vl import QwenVLModel, QwenVLOptions

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from cosmos_core.policy.mesh.forwards import surround
-from cosmos_core.policy.modeling.diffusion import TokenSlices, spread_blocks
+from cosmos_core.models.diffusion import TokenSlices, spread_blocks
+from cosmos_core.models.parallel.forwards import surround
 
 
 class SlicedAttention:

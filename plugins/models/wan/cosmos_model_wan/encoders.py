@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoTokenizer
 
-from cosmos_core.policy.modeling.diffusion import Part
+from cosmos_core.models.diffusion import Part
 
 try:
     import ftfy  # type: ignore[import-not-found,unused-ignore]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from cosmos_core.policy.modeling.diffusion import DiffusionOptions
+from cosmos_core.models.diffusion import DiffusionOptions
 
 
 @attrs.frozen(kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cosmos_core.policy.modeling.diffusion import DIVERGENCES
+from cosmos_core.models.diffusion import DIVERGENCES
 from cosmos_core.protocols import Model, ModelCapabilities, Provider, hookimpl
 from cosmos_model_wan.model import WanModel
 from cosmos_model_wan.options import WanOptions

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from cosmos_core.config.schema import EngineConfig, MeshConfig, ModelConfig, PolicyConfig
 from cosmos_core.errors import CheckpointError, ConfigError, DataError, PluginIncompatibleError
-from cosmos_core.policy.mesh.layout import layout_of
+from cosmos_core.models.parallel.layout import layout_of
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.protocols import ModelContext
 from cosmos_core.run.artifacts.generate import serve
@@ -217,7 +217,7 @@ def test_of_a_checkpoint_on_the_hub_planning_fetches_no_weights(make, folder, tm
                 (tmp_path / "hub" / place).write_bytes(path.read_bytes())
         return str(tmp_path / "hub")
 
-    monkeypatch.setattr("cosmos_core.policy.modeling.diffusion.checkpoint.snapshot_download", fetch)
+    monkeypatch.setattr("cosmos_core.models.diffusion.checkpoint.snapshot_download", fetch)
     model = make(path="some/name", revision="tag", **SIZE)
     assert model.facts().num_parameters > 20_000
     assert not list((tmp_path / "hub").rglob("*.safetensors"))

@@ -17,7 +17,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from cosmos_core.errors import CosmosError
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Completion, Loading, Reward, RewardContext, Score
 from cosmos_reward_remote.protocol import answer_of, completions_of
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Completion, RewardContext
 from cosmos_core.rollout.service.bodies import read_body
 from cosmos_core.types import Array, Message, Payload, Prompt

@@ -14,11 +14,11 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from cosmos_core.config.schema import OptimizerConfig
 from cosmos_core.errors import CheckpointError
+from cosmos_core.models.parallel.channel import Channel, open_channel
 from cosmos_core.policy.checkpoints.checkpoint import Place
 from cosmos_core.policy.checkpoints.reading import CheckpointReader, load_shares
 from cosmos_core.policy.checkpoints.restoring import restore
 from cosmos_core.policy.checkpoints.saving import CheckpointSaver, copy_state, write_checkpoint
-from cosmos_core.policy.processes.channel import Channel, open_channel
 from cosmos_core.policy.training.optimizer import AdamW
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved

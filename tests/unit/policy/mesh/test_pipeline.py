@@ -12,13 +12,13 @@ from torch.distributed.tensor import DTensor
 
 from cosmos_core.config.schema import MeshConfig
 from cosmos_core.errors import DataError
+from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions, tokens_payload
+from cosmos_core.models.parallel.parallelize import parallelize
+from cosmos_core.models.parallel.plan import plan_for
+from cosmos_core.models.parallel.stages import Stages, cut
+from cosmos_core.models.weights import loading
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.mesh.schedules import num_filled
-from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions, tokens_payload
-from cosmos_core.policy.modeling.parallel.parallelize import parallelize
-from cosmos_core.policy.modeling.parallel.plan import plan_for
-from cosmos_core.policy.modeling.parallel.stages import Stages, cut
-from cosmos_core.policy.modeling.weights import loading
 from cosmos_core.policy.training.execution import Sequential, make_executor
 from cosmos_core.protocols import Layout, ModelContext
 from cosmos_core.testing.worlds import WorldFailedError, run_world

@@ -2,9 +2,9 @@ import attrs
 import pytest
 import torch
 
+from cosmos_core.models.parallel.rooted import root
 from cosmos_core.policy.mesh.mesh import single
 from cosmos_core.policy.mesh.pipeline import Pipeline
-from cosmos_core.policy.mesh.rooted import root
 from cosmos_core.policy.training.execution import Sequential, make_executor
 from cosmos_core.protocols import Decided, Layout, MicroBatch
 

@@ -9,8 +9,8 @@ import torch
 
 from cosmos_core.config.order import demonstration_seed
 from cosmos_core.errors import DataError, TrainingError
+from cosmos_core.models import tokens_payload
 from cosmos_core.policy.batches.share import ShareReader
-from cosmos_core.policy.modeling import tokens_payload
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.policy.training.trainer import MOST_UNIMITATED

@@ -8,9 +8,9 @@ import torch
 
 from cosmos_core.config.schema import DatasetConfig
 from cosmos_core.errors import DataError, TransportError
+from cosmos_core.models import tokens_payload
 from cosmos_core.policy.batches.batch import Share, TrainSequence
 from cosmos_core.policy.batches.share import ShareReader
-from cosmos_core.policy.modeling import tokens_payload
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.processes.joining import form_group
 from cosmos_core.policy.processes.store import GroupStore

@@ -6,7 +6,7 @@ from cosmos_core.config.job import Job, StageFacts
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.schema import OptimizerConfig
 from cosmos_core.errors import CheckpointError, ConfigError
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.training.terms import OrderTerms
 
 DATA = {

@@ -7,8 +7,8 @@ import torch
 
 from cosmos_core.config.schema import OptimizerConfig, ParallelConfig, PolicyConfig
 from cosmos_core.errors import TrainingError
+from cosmos_core.models import tokens_payload
 from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence
-from cosmos_core.policy.modeling import tokens_payload
 from cosmos_core.policy.processes.group import GradientGroupError, solo
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.policy.training.meter import Stopwatch

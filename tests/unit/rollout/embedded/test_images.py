@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from cosmos_core.policy.modeling import values
-from cosmos_core.policy.modeling.plugin import create
-from cosmos_core.policy.modeling.seeing import GenericOptions
+from cosmos_core.models import values
+from cosmos_core.models.plugin import create
+from cosmos_core.models.seeing import GenericOptions
 from cosmos_core.protocols import ModelContext, Request, Sampling
 from tests.layouts.seeing import FAMILIES, checkpoint, prompts
 

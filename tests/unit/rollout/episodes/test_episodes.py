@@ -10,7 +10,7 @@ import pytest
 
 from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.errors import DataError
-from cosmos_core.policy.modeling.tokens import decided, token_array, tokens_payload, values
+from cosmos_core.models.tokens import decided, token_array, tokens_payload, values
 from cosmos_core.protocols import EnvironmentCapabilities, FinishReason, Generated, Request, Sampling
 from cosmos_core.rollout.episodes.episode import EpisodeParts, Episodes
 from cosmos_core.rollout.episodes.wire import Answered, Failed, Opened

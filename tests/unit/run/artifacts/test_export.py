@@ -5,8 +5,8 @@ import contextlib
 import attrs
 import pytest
 
-from cosmos_core.controller.journal import Journal
-from cosmos_core.controller.machine.events import Rewound
+from cosmos_core.control.journal import Journal
+from cosmos_core.control.machine.events import Rewound
 from cosmos_core.errors import CheckpointError, ConfigError, JournalError, StorageError
 from cosmos_core.run.artifacts import export
 from cosmos_core.run.artifacts.export import choose_step, export_run

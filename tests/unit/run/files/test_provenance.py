@@ -3,8 +3,8 @@ import json
 import pytest
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.plugin.choice import choose
-from cosmos_core.plugin.discovery import discover
+from cosmos_core.plugins.choice import choose
+from cosmos_core.plugins.discovery import discover
 from cosmos_core.run.files import provenance
 
 MODULE = "from cosmos_core.protocols import Provider, hookimpl\n"

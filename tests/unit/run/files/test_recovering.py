@@ -6,13 +6,13 @@ import os
 import pytest
 
 from cosmos_core.config.loading import save_job
-from cosmos_core.controller import accounts, writeahead
-from cosmos_core.controller.__main__ import restore
-from cosmos_core.controller.accounts import Accounts
-from cosmos_core.controller.audit import audit
-from cosmos_core.controller.journal import Journal, entries, replay
-from cosmos_core.controller.machine import core
-from cosmos_core.controller.machine.events import Recovered, Resumed
+from cosmos_core.control import accounts, writeahead
+from cosmos_core.control.__main__ import restore
+from cosmos_core.control.accounts import Accounts
+from cosmos_core.control.audit import audit
+from cosmos_core.control.journal import Journal, entries, replay
+from cosmos_core.control.machine import core
+from cosmos_core.control.machine.events import Recovered, Resumed
 from cosmos_core.errors import ConfigError, DamagedJournalError, JournalError
 from cosmos_core.run.files import recovering
 from cosmos_core.run.following.follower import Follower

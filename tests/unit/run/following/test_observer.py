@@ -4,7 +4,7 @@ import time
 import pytest
 import zmq
 
-from cosmos_core.controller.machine.events import EVENTS
+from cosmos_core.control.machine.events import EVENTS
 from cosmos_core.errors import TransportError
 from cosmos_core.run.following.observer import Observer, so_far
 from cosmos_core.transport import sockets

@@ -83,7 +83,7 @@ def test_a_models_own_cache_is_taken():
 def test_the_process_table_names_everyone():
     made = recipe(policy={"replicas": 2, "mesh": {"tp": 2, "dp_shard": 3}}, rollout={"replicas": 2, "device": "cpu"})
     assert processes(made, uses_rollouts=True) == [
-        ("controller", "cosmos_core.controller", "cpu", 1),
+        ("controller", "cosmos_core.control", "cpu", 1),
         ("policy-0", "cosmos_core.policy", "auto", 6),
         ("policy-1", "cosmos_core.policy", "auto", 6),
         ("rollout-0", "cosmos_core.rollout", "cpu", 1),

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from cosmos_core.config.loading import recipe_from
-from cosmos_core.policy.modeling import HuggingFaceModel, HuggingFaceOptions
-from cosmos_core.policy.modeling.tokens import tokens_payload
+from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
+from cosmos_core.models.tokens import tokens_payload
 from cosmos_core.protocols import ModelContext
 from cosmos_core.run.planning.memory import policy_memory
 

@@ -4,7 +4,7 @@ import attrs
 import pytest
 from PIL import Image
 
-from cosmos_core.controller.machine.records import EvaluationRecord, HeldOutCompletion
+from cosmos_core.control.machine.records import EvaluationRecord, HeldOutCompletion
 from cosmos_core.run.following.follower import Follower
 from cosmos_core.run.reporting.pictures import Album, contact_sheet
 from cosmos_core.run.reporting.report import write_report

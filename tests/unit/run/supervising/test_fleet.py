@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from cosmos_core.controller.machine.state import Replica
+from cosmos_core.control.machine.state import Replica
 from cosmos_core.run.launch import Exit, ProcessSpec
 from cosmos_core.run.supervising.fleet import Fleet
 

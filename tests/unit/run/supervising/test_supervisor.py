@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from cosmos_core.controller.machine.state import Replica
+from cosmos_core.control.machine.state import Replica
 from cosmos_core.run.following.follower import Follower
 from cosmos_core.run.launch import Exit
 from cosmos_core.run.supervising import keeper

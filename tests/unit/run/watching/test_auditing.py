@@ -9,13 +9,13 @@ import attrs
 import pytest
 from rich.console import Console
 
-from cosmos_core.controller.audit import audit
-from cosmos_core.controller.audit.books import Books
-from cosmos_core.controller.machine import claim, progress
-from cosmos_core.controller.machine.directives import directive_for
-from cosmos_core.controller.machine.events import Commanded, ControllerStarted, Reported
-from cosmos_core.controller.machine.ledger import Finished, Ledger
-from cosmos_core.controller.machine.records import OTHER_REASONS
+from cosmos_core.control.audit import audit
+from cosmos_core.control.audit.books import Books
+from cosmos_core.control.machine import claim, progress
+from cosmos_core.control.machine.directives import directive_for
+from cosmos_core.control.machine.events import Commanded, ControllerStarted, Reported
+from cosmos_core.control.machine.ledger import Finished, Ledger
+from cosmos_core.control.machine.records import OTHER_REASONS
 from cosmos_core.errors import ConfigError, JournalError
 from cosmos_core.run.watching import auditing
 from cosmos_core.transport.reports import GroupFinished, StepDone

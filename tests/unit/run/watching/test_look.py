@@ -7,8 +7,8 @@ import json
 import pytest
 
 from cosmos_core.config.loading import save_job
-from cosmos_core.controller.journal import Journal
-from cosmos_core.controller.machine.events import Commanded
+from cosmos_core.control.journal import Journal
+from cosmos_core.control.machine.events import Commanded
 from cosmos_core.errors import DamagedJournalError, TransportError
 from cosmos_core.run.following import observer
 from cosmos_core.run.following.follower import Follower

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from cosmos_core.config.loading import save_job
-from cosmos_core.controller.journal import Journal
+from cosmos_core.control.journal import Journal
 from cosmos_core.errors import ConfigError, DamagedJournalError
 from cosmos_core.run.files.announcement import address_file
 from cosmos_core.run.files.folder import held
@@ -98,7 +98,7 @@ def test_lines_say_the_same(told):
 
 
 def test_a_sparkline_goes_from_the_lowest_to_the_highest():
-    from cosmos_core.controller.live.curves import Curve
+    from cosmos_core.control.live.curves import Curve
 
     rising = Curve(name="x", points=tuple((step, float(step)) for step in range(100)))
     assert sparkline(rising, width=8) == "▁▂▃▄▅▆▇█"
@@ -122,7 +122,7 @@ def test_on_a_terminal_the_last_screen_stays(stored):
 def test_markup_of_what_a_run_says_is_not_interpreted(told):
     import attrs
 
-    from cosmos_core.controller.live.chronicle import News
+    from cosmos_core.control.live.chronicle import News
 
     odd = attrs.evolve(told, reason="[red]no[/red] [/", news=(News(time=1.0, kind="problem", text="[bold]x[/] [/"),))
     console = terminal()

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from cosmos_core.errors import AttestationError, CosmosError, EngineError, EngineLostError
-from cosmos_core.plugin.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import EngineContext, ModelContext, ModelSource, Record, Request, Sampling
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
 from cosmos_core.rollout.embedded.options import EmbeddedOptions

@@ -1,0 +1,185 @@
+"""Accounts in files: one for each of the newest checkpoints, so that a journal that is lost does not lose the run.
+
+They lie in the run's folder, `accounts/step-N`: the SHA-256 of what follows, then the encoded account. An account is
+written once the journal has what it is of. So one that is of more than the journal knows says that the journal lost it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from cosmos_core.control.book import Durable
+from cosmos_core.control.journal import RECOVER
+from cosmos_core.control.machine import progress
+from cosmos_core.control.machine.account import ACCOUNT, Account, account_of, is_known
+from cosmos_core.control.machine.events import Event
+from cosmos_core.control.machine.state import State
+from cosmos_core.errors import DamagedJournalError, JournalError, TransportError
+
+_NAME: Final = re.compile(r"step-(\d+)")
+_DIGEST_BYTES: Final = 32
+
+
+class Accounts:
+    """Writes the accounts of a run as it goes on.
+
+    Args:
+        folder: Where they lie; made when the first is written.
+        keep: How many of the newest stay, the best one by evaluation besides.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder: Final = folder
+        self._keep: Final = keep
+        self._noted: set[tuple[int, bool, int]] = set()
+        self._rewinds: tuple[int, ...] | None = None
+
+    def note(self, state: State) -> None:
+        """Write what is new: a checkpoint that is wanted, and once more when it is there, with its evaluations.
+
+        Accounts of steps that were undone are removed first: they come again, with other weights.
+
+        Args:
+            state: The run's, all of it durable.
+
+        Raises:
+            DamagedJournalError: The journal lost what an account is of.
+            JournalError: It cannot be written, or an old one not be removed.
+        """
+        self._remove_undone(state)
+        checkpoints = state.checkpoints
+        wanted = {checkpoints.ordered, *checkpoints.saved} & state.marks.keys()
+        due = {(step, step in checkpoints.saved, len(state.evaluations)) for step in sorted(wanted)[-1:]}
+        if due <= self._noted:
+            return
+        self._noted = due
+        for step, _, _ in due:
+            self._write(account_of(state, step))
+        self._prune(progress.best_checkpoint(state))
+
+    def _remove_undone(self, state: State) -> None:
+        rewinds = tuple(state.rewinds)
+        if rewinds == self._rewinds:
+            return
+        require_known(self._folder, state)
+        self._noted = set()
+        for step in kept(self._folder):
+            if step > state.step:
+                path = self._folder / f"step-{step}"
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    raise JournalError(
+                        f"{path} cannot be removed ({error.strerror}), and is of a step that was undone: a run that "
+                        "lost its journal could go on from it; make the folder writable, then --resume"
+                    ) from error
+        self._rewinds = rewinds
+
+    def _write(self, account: Account) -> None:
+        data = ACCOUNT.encode(account)
+        path = self._folder / f"step-{account.step}"
+        draft = path.with_name(f".{path.name}.tmp")
+        try:
+            self._folder.mkdir(exist_ok=True)
+            with draft.open("wb") as file:
+                file.write(hashlib.sha256(data).digest() + data)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except OSError as error:
+            raise JournalError(
+                f"{path} cannot be written ({error.strerror}), without which the run could not go on from its "
+                "checkpoint if its journal were lost; free some space or mend the disk, then --resume"
+            ) from error
+
+    def _prune(self, best: int | None) -> None:
+        for step in kept(self._folder)[: -self._keep]:
+            if step != best:
+                (self._folder / f"step-{step}").unlink(missing_ok=True)
+
+
+class Accounted:
+    """A journal of which accounts are written with each commit, before anything that follows from it is said.
+
+    Args:
+        journal: Where events are kept.
+        accounts: Where accounts are.
+        state: The fold of the journal.
+    """
+
+    def __init__(self, journal: Durable, accounts: Accounts, state: State) -> None:
+        self._journal: Final = journal
+        self._accounts: Final = accounts
+        self._state: Final = state
+        self._is_new = True
+
+    def append(self, event: Event) -> int:
+        """Add an event to what the next commit makes durable."""
+        return self._journal.append(event)
+
+    def commit(self) -> int:
+        """Make everything appended durable."""
+        number = self._journal.commit()
+        if number or self._is_new:
+            self._accounts.note(self._state)
+            self._is_new = False
+        return number
+
+
+def kept(folder: Path) -> list[int]:
+    """Steps of which there are accounts, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
+
+
+def require_known(folder: Path, state: State | None) -> None:
+    """Check that a journal has what each account is of, though it may have been undone since.
+
+    Args:
+        folder: Where the accounts are, in the run's folder.
+        state: The fold of the journal; None if it is gone, or empty.
+
+    Raises:
+        DamagedJournalError: The journal lost what an account is of.
+    """
+    for step in kept(folder):
+        if state is None or not _is_known(folder, step, state):
+            found = "it is gone, or empty" if state is None else f"it ends at step {state.step}"
+            raise DamagedJournalError(
+                f"the journal of {folder.parent} has lost entries: {found}, and has not what {folder}/step-{step} is "
+                f"of; {RECOVER.format(folder.parent)}"
+            )
+
+
+def _is_known(folder: Path, step: int, state: State) -> bool:
+    try:
+        return is_known(read(folder, step), state)
+    except JournalError:
+        # It is of no use to anyone, and may be what was left where the run was taken back.
+        return step <= state.step or state.undone > 0
+
+
+def read(folder: Path, step: int) -> Account:
+    """The account at a step.
+
+    Raises:
+        JournalError: It cannot be read, or is damaged.
+    """
+    path = folder / f"step-{step}"
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise JournalError(f"{path}: cannot be read: {error.strerror}") from error
+    data = content[_DIGEST_BYTES:]
+    if hashlib.sha256(data).digest() != content[:_DIGEST_BYTES]:
+        raise JournalError(f"{path}: is damaged: its content does not have its digest")
+    try:
+        account: Account = ACCOUNT.decode(data)
+    except TransportError as error:
+        raise JournalError(f"{path}: was written by another release of cosmos-core ({error})") from error
+    return account

@@ -1,0 +1,95 @@
+"""The book of a run: its state and its journal, which change together or not at all."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, Protocol
+
+from cosmos_core.control.machine import core
+from cosmos_core.control.machine.events import ControllerStarted, Event, ReplicaLost
+from cosmos_core.control.machine.invariants import check
+from cosmos_core.control.machine.state import State
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class Durable(Protocol):
+    """Where events are kept; `cosmos_core.control.journal.Journal` is one."""
+
+    def append(self, event: Event) -> int:
+        """Add an event to what the next commit makes durable."""
+        ...
+
+    def commit(self) -> int:
+        """Make everything appended durable."""
+        ...
+
+
+class Settling(Durable, Protocol):
+    """What can also keep events for good; `cosmos_core.control.journal.Journal` is one."""
+
+    def settle(self) -> None:
+        """Make everything appended durable, so that nothing but the loss of the whole journal takes it back."""
+        ...
+
+
+def begin_term(state: State, journal: Settling) -> ControllerStarted:
+    """Have a controller take a run over; what is in the journal by then is settled on return.
+
+    A term that could be lost with the end of the journal would come again, and nobody could tell its controller from
+    the one before.
+
+    Raises:
+        JournalError: It could not be written.
+    """
+    started = ControllerStarted(term=state.term + 1)
+    core.step(state, started)
+    journal.append(started)
+    journal.settle()
+    return started
+
+
+class Book:
+    """Takes events into the state and the journal; their only writer.
+
+    Args:
+        state: The fold of the journal.
+        journal: Where every event goes before anything that follows from it is said.
+
+    Attributes:
+        state: As given.
+        num_events: Events since this book was opened.
+    """
+
+    def __init__(self, state: State, journal: Durable) -> None:
+        self.state: Final = state
+        self.num_events = 0
+        self._journal: Final = journal
+        self._checked_step = state.step
+
+    def record(self, event: Event) -> None:
+        """Take an event in; nothing that follows from it may be said before the next commit.
+
+        Raises:
+            TransportError: A report that cannot be read: it changes nothing, and is not kept.
+        """
+        core.step(self.state, event)
+        self._journal.append(event)
+        self.num_events += 1
+
+    def lose(self, name: str, incarnation: str, reason: str) -> None:
+        """Take a replica's process for lost."""
+        _LOG.warning("lost %s (incarnation %s): %s", name, incarnation, reason)
+        self.record(ReplicaLost(name=name, incarnation=incarnation, reason=reason))
+
+    def commit(self) -> None:
+        """Make all that was taken in durable.
+
+        Raises:
+            JournalError: It could not be made durable; nothing that follows from it may be said.
+            AssertionError: The accounting of the run is broken.
+        """
+        self._journal.commit()
+        if self.state.step != self._checked_step:
+            self._checked_step = self.state.step
+            check(self.state)

@@ -1,0 +1,290 @@
+"""A run at one moment, as an immutable record that any thread may read, and that becomes JSON as it stands."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal, TypeAlias
+
+import attrs
+
+from cosmos_core.config.stages import Stage
+from cosmos_core.control.live.chronicle import Chronicle, Lost, News, SampleView
+from cosmos_core.control.live.curves import Curve
+from cosmos_core.control.live.figures import NEWEST_STEPS, Gauges, figures
+from cosmos_core.control.live.timeline import Timeline
+from cosmos_core.control.machine import reach
+from cosmos_core.control.machine.account import since_recovery
+from cosmos_core.control.machine.records import SettingChange
+from cosmos_core.control.machine.state import Replica, State
+
+MOST_REPLICAS: Final = 200
+"""Shown one by one; of more, the counts by state say how the others are."""
+
+Standing: TypeAlias = Literal[
+    "joined", "loading", "generating", "idle", "forming", "training", "waiting", "draining", "lost"
+]
+"""What a replica is doing.
+
+`joined`: it has no weights yet. `loading`: newer weights. `generating`: it has prompts in flight; `idle`: none.
+`forming`: it becomes a member of the gradient group. `training`: the running step. `waiting`: for a batch.
+`draining`: it finishes what it has begun, and leaves. `lost`: it left, or was given up.
+"""
+
+
+@attrs.frozen(kw_only=True)
+class ReplicaView:
+    """A replica.
+
+    Attributes:
+        name: Of the replica.
+        role: `policy` or `rollout`; empty of one that was lost.
+        standing: What it is doing.
+        step: The step whose weights it holds; -1 before it has any.
+        in_flight: Prompts that it is completing.
+        units_per_s: Units that it generates per second; None of a policy replica.
+        place: Its pid and host.
+        detail: Why it was lost.
+    """
+
+    name: str
+    role: str
+    standing: Standing
+    step: int = -1
+    in_flight: int = 0
+    units_per_s: float | None = None
+    place: str = ""
+    detail: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class Queue:
+    """Prompts of the present stage, each in exactly one place."""
+
+    queued: int
+    in_flight: int
+    finished: int
+    claimed: int
+    consumed: int
+    dropped: dict[str, int]
+
+
+@attrs.frozen(kw_only=True)
+class Snapshot:
+    """A run at one moment.
+
+    Attributes:
+        time: Unix time.
+        name: `run.name`.
+        run_id: Of the run.
+        term: Starts of the controller since the run began, or was recovered.
+        phase: What the run is doing, in a few words.
+        outcome: How it ended; empty while it goes on.
+        reason: Why it failed.
+        stage: Name of the present stage's algorithm.
+        step: Steps done, the warm-up's included.
+        num_steps: Of the whole run.
+        version: The weight version that rollout replicas shall have; -1: none yet.
+        versions: Rollout replicas by the version that they generate with.
+        elapsed_s: Seconds for which it has gone on.
+        eta_s: Seconds to its end, if it goes on like this; None while that is not known.
+        generation: Gradient groups that were formed since the run began, or was recovered.
+        members: Its members; empty while there is none.
+        standings: Replicas by role and standing.
+        replicas: The first `MOST_REPLICAS`, by role and name, then those that were lost.
+        queue: Where the prompts are.
+        staleness: Samples of the newest steps by how many steps their weights lagged.
+        reward: Mean of the newest steps; None before any.
+        rewards: Of these steps, the mean of each of several rewards, unweighted; empty where there is one.
+        loss: Of the newest step.
+        mismatch: KL between what the engine and the trainer make of the same weights, of the newest step.
+        accuracy: Held-out, of the newest evaluation of rollouts.
+        policy_units_per_s: Units that the policy pool trains on.
+        rollout_units_per_s: Units that the rollout pool generates.
+        settings: Dynamic keys that were changed, with the newest value and the first step of it.
+        refused: What was not let in so far: connections, messages and processes.
+        news: What happened lately, newest last.
+        samples: What the model wrote lately, newest last; not escaped.
+        curves: Over steps.
+        heldout_reward: Of that evaluation, where there is no accuracy; without either, nothing was scored.
+        evaluated_step: Weights of that evaluation; None before the first one.
+        unit: What samples are made of, and rates count.
+    """
+
+    time: float
+    name: str
+    run_id: str
+    term: int
+    phase: str
+    outcome: str
+    reason: str
+    stage: str
+    step: int
+    num_steps: int
+    elapsed_s: float
+    eta_s: float | None
+    version: int
+    versions: dict[int, int]
+    generation: int
+    members: tuple[str, ...]
+    standings: dict[str, dict[str, int]]
+    replicas: tuple[ReplicaView, ...]
+    queue: Queue
+    staleness: dict[int, int]
+    reward: float | None
+    loss: float | None
+    mismatch: float | None
+    accuracy: float | None
+    policy_units_per_s: float | None
+    rollout_units_per_s: float | None
+    settings: dict[str, str]
+    refused: int
+    news: tuple[News, ...]
+    samples: tuple[SampleView, ...]
+    curves: tuple[Curve, ...]
+    rewards: dict[str, float] = attrs.field(factory=dict)
+    heldout_reward: float | None = None
+    evaluated_step: int | None = None
+    unit: str = "token"
+
+
+def take(
+    state: State,
+    chronicle: Chronicle,
+    timeline: Timeline,
+    stages: tuple[Stage, ...],
+    gauges: Gauges,
+    *,
+    name: str,
+    now: float,
+    is_running: bool = True,
+) -> Snapshot:
+    """Take a snapshot.
+
+    Args:
+        state: The run's; only read.
+        chronicle: What happened lately; caught up with the state first.
+        timeline: When the run came to that state.
+        stages: Stages of the recipe.
+        gauges: Newest gauges of each replica, and of the controller under `controller`.
+        name: `run.name`.
+        now: Unix time.
+        is_running: Whether somebody runs it now.
+    """
+    chronicle.catch_up(state, now)
+    shown = figures(state, timeline, stages, gauges, now=now if is_running else None)
+    standings = {replica.name: standing_of(state, replica) for replica in state.replicas.values()}
+    rollouts = [replica for replica in state.replicas.values() if replica.role == "rollout"]
+    return Snapshot(
+        time=now,
+        name=name,
+        run_id=state.settings.run_id,
+        term=since_recovery(state.term),
+        phase=shown.phase,
+        outcome=state.outcome,
+        reason=state.reason,
+        stage=shown.stage,
+        step=shown.step,
+        num_steps=shown.num_steps,
+        elapsed_s=shown.elapsed_s,
+        eta_s=shown.eta_s,
+        version=state.target,
+        versions=dict(sorted(Counter(replica.version for replica in rollouts).items())),
+        generation=since_recovery(state.generation_number),
+        members=state.generation.order.members if state.generation is not None else (),
+        standings=_counted(state, standings),
+        replicas=(*_shown(state, standings, gauges), *map(_lost, chronicle.lost)),
+        queue=_queue(state),
+        staleness=chronicle.staleness(),
+        reward=shown.reward,
+        loss=_newest_metric(state, "loss"),
+        mismatch=_newest_metric(state, "mismatch_kl"),
+        accuracy=shown.accuracy,
+        policy_units_per_s=shown.policy_units_per_s,
+        rollout_units_per_s=shown.rollout_units_per_s,
+        settings={change.key: _since(state, change) for change in state.changes},
+        refused=int(sum(value for name, value in gauges.get("controller", {}).items() if name.endswith("_refused"))),
+        news=tuple(chronicle.news),
+        samples=tuple(chronicle.samples),
+        curves=chronicle.curves(),
+        rewards=_rewards(state),
+        heldout_reward=shown.heldout_reward,
+        evaluated_step=shown.evaluated_step,
+        unit=shown.unit,
+    )
+
+
+def standing_of(state: State, replica: Replica) -> Standing:
+    """What a replica is doing, as far as the controller knows."""
+    if replica.name in state.draining:
+        return "draining"
+    if replica.role == "policy":
+        return _policy_standing(state, replica)
+    if replica.version < state.target:
+        return "loading"
+    if replica.version < 0:
+        return "joined"
+    return "generating" if replica.leases else "idle"
+
+
+def _policy_standing(state: State, replica: Replica) -> Standing:
+    generation, running = state.generation, state.running
+    if generation is None or replica.name not in generation.order.members:
+        return "joined"
+    if not generation.is_ready:
+        return "forming"
+    return "training" if running is not None and replica.name not in running.done else "waiting"
+
+
+def _counted(state: State, standings: Mapping[str, Standing]) -> dict[str, dict[str, int]]:
+    counted: dict[str, Counter[str]] = {}
+    for name, standing in standings.items():
+        counted.setdefault(state.replicas[name].role, Counter())[standing] += 1
+    return {role: dict(sorted(found.items())) for role, found in sorted(counted.items())}
+
+
+def _shown(state: State, standings: Mapping[str, Standing], gauges: Gauges) -> Iterable[ReplicaView]:
+    replicas = sorted(state.replicas.values(), key=lambda replica: (replica.role, len(replica.name), replica.name))
+    for replica in replicas[:MOST_REPLICAS]:
+        yield ReplicaView(
+            name=replica.name,
+            role=replica.role,
+            standing=standings[replica.name],
+            step=replica.step if replica.role == "policy" else replica.version,
+            in_flight=len(replica.leases),
+            units_per_s=gauges.get(replica.name, {}).get("units_per_s"),
+            place=f"pid {replica.pid} on {replica.host}",
+        )
+
+
+def _lost(lost: Lost) -> ReplicaView:
+    return ReplicaView(name=lost.name, role="", standing="lost", detail=lost.reason)
+
+
+def _queue(state: State) -> Queue:
+    ledger = state.ledger
+    return Queue(
+        queued=len(ledger.queued),
+        in_flight=len(ledger.in_flight),
+        finished=len(ledger.finished),
+        claimed=len(ledger.claimed),
+        consumed=ledger.consumed,
+        dropped=dict(ledger.dropped),
+    )
+
+
+def _since(state: State, change: SettingChange) -> str:
+    return f"{change.after} from step {reach.first_step(state.settings, change.key, change.step)} on"
+
+
+def _rewards(state: State) -> dict[str, float]:
+    """Means of the newest steps' rewards, of several."""
+    found: dict[str, list[float]] = {}
+    for record in state.steps[-NEWEST_STEPS:]:
+        for name, value in record.rewards.items():
+            found.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()} if len(found) > 1 else {}
+
+
+def _newest_metric(state: State, name: str) -> float | None:
+    return state.steps[-1].metrics.get(name) if state.steps else None

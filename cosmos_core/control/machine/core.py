@@ -1,0 +1,217 @@
+"""The pure state machine: `step(state, event)` without I/O, clock or randomness.
+
+Any history can be replayed: the same events give the same state. What replicas shall do is derived from the state
+(`directives`), so no event produces commands that could be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cosmos_core.control.machine import (
+    claim,
+    dispatch,
+    evaluation,
+    leaving,
+    membership,
+    progress,
+    publication,
+    requests,
+    rewinding,
+)
+from cosmos_core.control.machine.account import ACCOUNT, restored
+from cosmos_core.control.machine.events import (
+    Commanded,
+    ControllerStarted,
+    Event,
+    GroupStalled,
+    JoinTimedOut,
+    Recovered,
+    RegroupDue,
+    ReplicaJoined,
+    ReplicaLost,
+    Reported,
+    Resumed,
+    Rewound,
+    RunEnded,
+    RunOpened,
+)
+from cosmos_core.control.machine.state import Replica, State, opened
+from cosmos_core.errors import JournalError
+from cosmos_core.transport.reports import (
+    CheckpointFailed,
+    CheckpointSaved,
+    Failed,
+    GenerationFailed,
+    GenerationFormed,
+    GroupFailed,
+    GroupFinished,
+    Left,
+    Report,
+    StepDone,
+    StepFailed,
+    WeightsLoaded,
+    WeightsPublished,
+    WeightsRejected,
+)
+from cosmos_core.transport.wire import REPORT
+
+
+def fold(events: Iterable[Event], state: State | None = None) -> State:
+    """The state that a history leads to, from its beginning or from `state`, which is changed in place.
+
+    Raises:
+        JournalError: The history does not begin with `RunOpened` or `Recovered`, or resumes from a step that it
+            does not know.
+    """
+    for event in events:
+        if isinstance(event, RunOpened | Recovered):
+            state = begin(event)
+        elif state is None:
+            raise JournalError(f"the journal begins with {type(event).__name__}, not RunOpened: it is another file")
+        else:
+            step(state, event)
+    if state is None:
+        raise JournalError("the journal is empty: the run has not been opened")
+    return state
+
+
+def begin(event: RunOpened | Recovered) -> State:
+    """The state of a run that was just opened, or recovered."""
+    state = opened(event.settings) if isinstance(event, RunOpened) else _recovered(event)
+    progress.begin(state)
+    return state
+
+
+def _recovered(event: Recovered) -> State:
+    state = restored(ACCOUNT.decode(event.account), event.checkpoint)
+    evaluation.tell_forgotten(state)
+    return state
+
+
+def step(state: State, event: Event) -> None:
+    """Take one event in. An event that is fenced, repeated or out of date changes nothing.
+
+    Raises:
+        JournalError: A resume from a step, or a way back to one, that the journal does not know.
+        TransportError: A report that is not one; nothing was changed.
+    """
+    match event:
+        case Reported():
+            _report(state, event)
+        case ReplicaJoined():
+            membership.join(state, event)
+        case ReplicaLost():
+            _lost(state, event)
+        case Commanded():
+            requests.take(state, event)
+        case RegroupDue() | GroupStalled() | JoinTimedOut():
+            membership.on_time(state, event)
+        case ControllerStarted():
+            state.term = event.term
+        case Resumed():
+            progress.resume(state, event)
+        case Rewound():
+            rewinding.rewind(state, event)
+        case RunEnded():
+            state.has_ended = True
+        case _:
+            raise JournalError(f"event {event!r} cannot come here")
+    _advance(state)
+
+
+def _advance(state: State) -> None:
+    """Do what has become possible."""
+    if state.outcome:
+        return
+    membership.regroup(state)
+    if state.is_stopping or state.is_trained:
+        progress.close(state)
+    claim.form(state)
+    publication.retarget(state)
+    dispatch.dispatch(state)
+    leaving.release(state)
+
+
+def _report(state: State, event: Reported) -> None:
+    replica = state.replicas.get(event.name)
+    if replica is None or replica.incarnation != event.incarnation or event.sequence != replica.received + 1:
+        return
+    report = REPORT.decode(event.report)
+    replica.received = event.sequence
+    if isinstance(report, Left):
+        leaving.leave(state, replica)
+    elif replica.role == "rollout":
+        _rollout_report(state, replica, report)
+    else:
+        _policy_report(state, replica, report)
+
+
+def _lost(state: State, event: ReplicaLost) -> None:
+    replica = state.replicas.get(event.name)
+    if replica is not None and replica.incarnation == event.incarnation:
+        membership.lose(state, replica, event.reason)
+
+
+def _rollout_report(state: State, replica: Replica, report: Report) -> None:
+    match report:
+        case GroupFinished() | GroupFailed():
+            _settle_lease(state, replica, report)
+        case WeightsLoaded():
+            publication.on_loaded(state, replica, report)
+        case WeightsRejected():
+            publication.on_rejected(state, replica, report)
+        case Failed():
+            state.fail(f"{replica.name}: {report.reason}")
+        case _:
+            state.fail(f"{replica.name}, a rollout replica, reported {type(report).__name__}")
+
+
+def _policy_report(state: State, replica: Replica, report: Report) -> None:
+    match report:
+        case StepDone():
+            if progress.on_step_done(state, replica, report):
+                progress.finish_step(state)
+        case StepFailed():
+            if not claim.on_step_failed(state, report):
+                membership.on_broken(state, report)
+        case GenerationFormed():
+            if membership.on_formed(state, replica, report):
+                progress.finish_step(state)
+        case GenerationFailed():
+            membership.on_broken(state, report)
+        case _:
+            _policy_news(state, replica, report)
+
+
+def _policy_news(state: State, replica: Replica, report: Report) -> None:
+    match report:
+        case WeightsPublished():
+            publication.on_published(state, replica, report)
+        case CheckpointSaved():
+            progress.on_saved(state, report)
+        case CheckpointFailed():
+            progress.on_not_saved(state, report)
+        case Failed():
+            state.fail(f"{replica.name}: {report.reason}")
+        case _:
+            state.fail(f"{replica.name}, a policy replica, reported {type(report).__name__}")
+
+
+def _settle_lease(state: State, replica: Replica, report: GroupFinished | GroupFailed) -> None:
+    lease = replica.leases.pop(report.lease, None)
+    if lease is None:
+        return
+    state.touched.add(replica.name)
+    state.spare.add(replica.name)
+    if lease.purpose == "evaluation":
+        if isinstance(report, GroupFinished):
+            evaluation.on_finished(state, lease, report)
+        else:
+            evaluation.on_failed(state, lease)
+        return
+    replica.num_training -= 1
+    if isinstance(report, GroupFinished):
+        claim.on_finished(state, replica, lease, report)
+    else:
+        claim.on_failed(state, lease, report)

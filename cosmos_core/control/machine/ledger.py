@@ -1,0 +1,188 @@
+"""The prompts of one stage, each in exactly one place.
+
+A position is queued, in flight, finished or claimed (kept here one by one), or consumed or dropped (kept as counts:
+the journal has the rest). Positions from `next_position` on were never touched.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import attrs
+
+from cosmos_core.control.machine.records import SampleCounts, count_dropped
+from cosmos_core.transport.reports import SampleReport
+from cosmos_core.types import SampleStatus, Scalar
+
+_SCORED: Final = frozenset(status.value for status in SampleStatus if status.is_scored)
+
+
+def is_scored(sample: SampleReport) -> bool:
+    """Whether a sample has a reward that statistics and training may use."""
+    return sample.reward is not None and sample.status in _SCORED
+
+
+@attrs.frozen(kw_only=True)
+class Finished:
+    """A completed prompt and where its payloads are; a demonstration has no holder, lease -1 and no samples."""
+
+    position: int
+    row: int
+    lease: int = -1
+    holder: str = ""
+    endpoint: str = ""
+    samples: tuple[SampleReport, ...] = ()
+    oldest_version: int = 0
+    num_units: int = 1
+    """Units that training on it processes; what shares are balanced by."""
+    settings: dict[str, Scalar] = attrs.field(factory=dict)
+    """Dynamic keys that it was made with, as in its lease."""
+
+
+@attrs.frozen(kw_only=True)
+class LedgerMark:
+    """A ledger at one moment, with what was live then by position only."""
+
+    next_position: int
+    live: tuple[tuple[int, int], ...]
+    """Ranges, the first position of each, and the one after its last. One is kept for each checkpoint of the run."""
+    num_held: int
+    consumed: int
+    dropped: dict[str, int]
+    samples: SampleCounts
+
+
+@attrs.define(kw_only=True)
+class Ledger:
+    """Moves positions between their places; each method is one legal move."""
+
+    next_position: int = 0
+    queued: list[int] = attrs.field(factory=list)
+    """A heap: what came back is given out again before anything new, lowest position first."""
+    in_flight: dict[int, int] = attrs.field(factory=dict)
+    """Position to lease."""
+    finished: dict[int, Finished] = attrs.field(factory=dict)
+    claimed: dict[int, Finished] = attrs.field(factory=dict)
+    consumed: int = 0
+    dropped: dict[str, int] = attrs.field(factory=dict)
+    samples: SampleCounts = attrs.field(factory=SampleCounts)
+
+    @property
+    def num_live(self) -> int:
+        """Prompts that were given out and will be trained on unless something happens to them."""
+        return len(self.in_flight) + len(self.finished) + len(self.claimed)
+
+    @property
+    def num_dropped(self) -> int:
+        """Prompts dropped for any reason."""
+        return sum(self.dropped.values())
+
+    @property
+    def num_held(self) -> int:
+        """Samples of finished and claimed prompts."""
+        groups = (*self.finished.values(), *self.claimed.values())
+        return sum(len(group.samples) for group in groups)
+
+    def next(self) -> int:
+        """Take the next position out of the queue or the stream; the caller puts it somewhere."""
+        if self.queued:
+            return heapq.heappop(self.queued)
+        self.next_position += 1
+        return self.next_position - 1
+
+    def lease(self, lease: int) -> int:
+        """Next position, to in flight."""
+        position = self.next()
+        self.in_flight[position] = lease
+        return position
+
+    def finish(self, group: Finished) -> None:
+        """In flight to finished."""
+        del self.in_flight[group.position]
+        self.finished[group.position] = group
+        self.samples.generated += len(group.samples)
+
+    def claim(self, positions: Iterable[int]) -> None:
+        """Finished to claimed."""
+        for position in positions:
+            self.claimed[position] = self.finished.pop(position)
+
+    def release(self, position: int) -> None:
+        """Claimed back to finished."""
+        self.finished[position] = self.claimed.pop(position)
+
+    def requeue(self, position: int) -> Finished | None:
+        """Anything live back to the queue; its samples, if it had any, are lost."""
+        group = self._take(position)
+        if group is not None:
+            self.samples.drop("lost", len(group.samples))
+        heapq.heappush(self.queued, position)
+        return group
+
+    def drop(self, position: int, reason: str) -> Finished | None:
+        """Anything live to dropped, with all its samples."""
+        group = self._take(position)
+        if group is not None:
+            self.samples.drop(reason, len(group.samples))
+        count_dropped(self.dropped, reason, 1)
+        return group
+
+    def consume(self, position: int) -> Finished:
+        """Claimed to consumed; its unscored samples are counted as dropped by their status."""
+        group = self.claimed.pop(position)
+        self.consumed += 1
+        for sample in group.samples:
+            if is_scored(sample):
+                self.samples.consumed += 1
+            else:
+                self.samples.drop(sample.status, 1)
+        return group
+
+    def mark(self) -> LedgerMark:
+        """Remember this moment."""
+        return LedgerMark(
+            next_position=self.next_position,
+            live=_ranges(sorted((*self.queued, *self.in_flight, *self.finished, *self.claimed))),
+            num_held=self.num_held,
+            consumed=self.consumed,
+            dropped=dict(self.dropped),
+            samples=attrs.evolve(self.samples, dropped=dict(self.samples.dropped)),
+        )
+
+    def rewound(self, mark: LedgerMark) -> Ledger:
+        """The ledger of a marked moment, whose samples since then are counted as dropped."""
+        fresh = Ledger.restore(mark, "rewound")
+        undone = self.samples.generated - fresh.samples.generated
+        fresh.samples.generated += undone
+        fresh.samples.drop("rewound", undone)
+        return fresh
+
+    @classmethod
+    def restore(cls, mark: LedgerMark, reason: str = "lost") -> Ledger:
+        """The ledger of a marked moment, with everything that was live queued again, its samples dropped."""
+        samples = attrs.evolve(mark.samples, dropped=dict(mark.samples.dropped))
+        samples.drop(reason, mark.num_held)
+        return cls(
+            next_position=mark.next_position,
+            queued=[position for first, end in mark.live for position in range(first, end)],
+            consumed=mark.consumed,
+            dropped=dict(mark.dropped),
+            samples=samples,
+        )
+
+    def _take(self, position: int) -> Finished | None:
+        if self.in_flight.pop(position, None) is not None:
+            return None
+        group = self.finished.pop(position, None)
+        return group if group is not None else self.claimed.pop(position)
+
+
+def _ranges(positions: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Ascending positions as ranges."""
+    # What follows each other is as far from its place as the one before.
+    runs = itertools.groupby(enumerate(positions), key=lambda pair: pair[1] - pair[0])
+    spans = ([position for _, position in run] for _, run in runs)
+    return tuple((span[0], span[-1] + 1) for span in spans)

@@ -1,0 +1,196 @@
+"""Who is in the run: joining, losing, and the generations of the gradient group."""
+
+from __future__ import annotations
+
+from cosmos_core.control.machine import claim, dispatch, evaluation, publication, relays
+from cosmos_core.control.machine.events import GroupStalled, JoinTimedOut, RegroupDue, ReplicaJoined
+from cosmos_core.control.machine.state import Generation, Replica, State
+from cosmos_core.transport.directives import GenerationOrder
+from cosmos_core.transport.reports import GenerationFailed, GenerationFormed, StepFailed
+
+
+def join(state: State, event: ReplicaJoined) -> None:
+    """Take a replica in; another process of the same name is lost with that."""
+    present = state.replicas.get(event.name)
+    if event.incarnation in state.fenced or (present is not None and present.incarnation == event.incarnation):
+        return
+    if present is not None:
+        lose(state, present, "another process took its name")
+    state.departed.discard(event.name)
+    state.enter(
+        Replica(
+            name=event.name,
+            role=event.role,
+            incarnation=event.incarnation,
+            host=event.host,
+            pid=event.pid,
+            endpoints=event.endpoints,
+            step=event.step,
+            rack=event.rack,
+        )
+    )
+    state.touched.add(event.name)
+    if event.role == "policy":
+        relays.follow_policy(state)
+    elif not state.has_rollouts and len(state.members["rollout"]) >= state.settings.num_rollouts:
+        state.has_rollouts = True
+        relays.arrange(state)
+    else:
+        relays.follow(state, event.name)
+
+
+def lose(state: State, replica: Replica, reason: str) -> None:
+    """Take a replica out, for good: its process may not come back. What it had is queued again, or lost."""
+    state.remove(replica)
+    state.fenced[replica.incarnation] = f"{replica.name}: {reason}"
+    if replica.role == "rollout":
+        dispatch.lost_with(state, replica)
+        relays.follow(state, replica.name)
+    else:
+        publication.drop_source(state, replica.name)
+        generation = state.generation
+        if generation is not None and replica.name in generation.order.members:
+            state.generation = None
+        relays.follow_policy(state)
+        state.touch("policy")
+    evaluation.abandon(state)
+
+
+def regroup(state: State) -> None:
+    """Order a new generation where the membership has changed; a joiner waits for the step boundary."""
+    if not state.has_started:
+        if len(state.members["policy"]) < state.settings.num_policies:
+            return
+        state.has_started = True
+    generation = state.generation
+    if generation is not None:
+        is_working = not generation.is_ready or state.running is not None
+        if is_working or state.is_stopping or state.is_trained:
+            return
+    elif state.is_regrouping:
+        return
+    policies = _members(state)
+    names = tuple(policy.name for policy in policies)
+    if not policies or (generation is not None and generation.order.members == names):
+        return
+    steps = [policy.step for policy in policies]
+    checkpoint = state.checkpoints.saved.get(state.step, "") if max(steps) < state.step else ""
+    if max(steps) < state.step and not checkpoint:
+        # Nobody has the newest weights: `rewinding`. The initial ones every new process has.
+        for policy in policies if state.step == 0 else ():
+            lose(state, policy, "it holds weights whose transfer broke off")
+        return
+    state.generation_number += 1
+    order = GenerationOrder(
+        generation=state.generation_number,
+        members=names,
+        store=policies[0].endpoints.get("store", ""),
+        source=steps.index(max(steps)),
+        transfer=len(set(steps)) > 1 and not checkpoint,
+        step=state.step,
+        checkpoint=checkpoint,
+    )
+    state.generation = Generation(order=order)
+    state.touch("policy")
+
+
+def _members(state: State) -> list[Replica]:
+    """The policy replicas that shall train: one that drains stays among them until another has what it has."""
+    present = [policy for policy in state.named("policy") if not policy.is_leaving]
+    staying = [policy for policy in present if policy.name not in state.draining]
+    newest = max((policy.step for policy in present), default=0)
+    return staying if any(policy.step == newest for policy in staying) else present
+
+
+def on_formed(state: State, replica: Replica, report: GenerationFormed) -> bool:
+    """A member is ready.
+
+    Returns:
+        Whether with it all are, and already hold the weights of the running step, so that it is done.
+    """
+    if report.generation <= state.undone:
+        return False
+    # Of a generation that has been given up since, too: its transfer may have left the newest weights with this one.
+    replica.step = report.step
+    generation = state.generation
+    if generation is None or generation.order.generation != report.generation:
+        return False
+    generation.formed[replica.name] = report.step
+    if set(generation.formed) != set(generation.order.members):
+        return False
+    return _settle(state, generation)
+
+
+def on_broken(state: State, report: GenerationFailed | StepFailed) -> None:
+    """The gradient group of a generation failed somewhere, or could not apply a step."""
+    if state.generation is not None and state.generation.order.generation == report.generation:
+        break_up(state, report.reason)
+
+
+def on_time(state: State, event: RegroupDue | GroupStalled | JoinTimedOut) -> None:
+    """Something has lasted for too long, or for long enough."""
+    match event:
+        case RegroupDue():
+            state.is_regrouping = False
+        case GroupStalled():
+            # Nobody in the gradient group gets on, and nobody in particular is to blame: it is formed anew.
+            if state.generation is not None and state.generation.order.generation == event.generation:
+                break_up(state, f"no member made progress for {event.timeout_s:g} s (control.progress_timeout_s)")
+        case JoinTimedOut():
+            wanted = " and ".join(missing(state)) or "nothing any more"
+            state.fail(f"missing after {event.timeout_s:g} s (control.join_timeout_s): {wanted}; see their logs")
+
+
+def break_up(state: State, reason: str) -> None:
+    """Give the present generation up; the next one is formed after a pause, so that failures cannot spin."""
+    state.status_details["generation"] = reason
+    state.generation = None
+    state.is_regrouping = True
+    state.num_regroups += 1
+    if state.num_regroups > claim.MAX_ATTEMPTS:
+        state.fail(f"the gradient group broke {state.num_regroups} times in a row; last: {reason}")
+    state.touch("policy")
+
+
+def missing(state: State) -> list[str]:
+    """Replicas without which the run cannot go on, for people."""
+    wanted = []
+    settings = state.settings
+    joined = len(state.members["policy"])
+    least = 1 if state.has_started else settings.num_policies
+    if joined < least:
+        wanted.append(f"{least - joined} of {settings.num_policies} policy replicas")
+    if settings.num_rollouts:
+        joined = len(state.members["rollout"] - state.draining)
+        least = 1 if state.has_rollouts else settings.num_rollouts
+        if joined < least:
+            wanted.append(f"{least - joined} of {settings.num_rollouts} rollout replicas")
+    return wanted
+
+
+def _settle(state: State, generation: Generation) -> bool:
+    running = state.running
+    newest = state.step if running is None else running.order.step
+    if ahead := {name: step for name, step in generation.formed.items() if step > newest}:
+        for name, step in ahead.items():
+            lose(state, state.replicas[name], f"it holds the weights of step {step}, but the run is at {state.step}")
+        return False
+    steps = set(generation.formed.values())
+    if len(steps) > 1:
+        # Somebody was further than it had told when the order was made: order again, from what is known now.
+        for name, step in generation.formed.items():
+            state.replicas[name].step = step
+        break_up(state, f"members hold the weights of different steps: {sorted(steps)}")
+        state.is_regrouping = False
+        return False
+    (step,) = steps
+    is_done = running is not None and step == running.order.step
+    if step < state.step:
+        break_up(state, f"the members hold the weights of step {step}, and the run is at step {state.step}")
+        return False
+    generation.is_ready = True
+    state.num_regroups = 0
+    state.touch("policy")
+    if step == state.step and running is not None:
+        claim.repeat(state)
+    return is_done

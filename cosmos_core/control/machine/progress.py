@@ -1,0 +1,251 @@
+"""A step's end, and what is due at a step's boundary: records, checkpoints, the end of the run, resuming."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from cosmos_core.control.machine import changes, claim, evaluation, publication
+from cosmos_core.control.machine.events import Resumed
+from cosmos_core.control.machine.ledger import Finished, Ledger, is_scored
+from cosmos_core.control.machine.records import StepRecord
+from cosmos_core.control.machine.state import Checkpoints, Replica, RunningStep, State
+from cosmos_core.errors import JournalError
+from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved, StepDone
+from cosmos_core.types import SampleStatus
+
+
+def on_step_done(state: State, replica: Replica, report: StepDone) -> bool:
+    """A member applied a step.
+
+    Returns:
+        Whether with it all members of the present generation have.
+    """
+    if report.generation <= state.undone:
+        return False
+    replica.step = report.step
+    running, generation = state.running, state.generation
+    if running is None:
+        return False
+    order = running.order
+    if (report.step, report.attempt, report.generation) != (order.step, order.attempt, running.generation):
+        return False
+    running.done.add(replica.name)
+    running.skipped = running.skipped or report.skipped
+    running.metrics = running.metrics or report.metrics
+    running.dropped.update(report.dropped)
+    running.details.update(report.details)
+    known = {measured.version for measured in running.heldout}
+    # One whose group broke after the step may lack what another has.
+    running.heldout += tuple(measured for measured in report.heldout if measured.version not in known)
+    if generation is None or generation.order.generation != running.generation:
+        return False
+    return running.done.issuperset(generation.order.members)
+
+
+def finish_step(state: State) -> None:
+    """The running step is applied wherever it has to be: account for its batch, and see what is due."""
+    running, ledger, stage = state.running, state.ledger, state.stage_index
+    assert running is not None
+    for position in sorted(running.dropped.keys() & ledger.claimed.keys()):
+        state.let_go(ledger.drop(position, running.dropped[position]))
+    for reason, detail in running.details.items():
+        state.explain(reason, detail)
+    groups = [ledger.consume(position) for position in sorted(ledger.claimed)]
+    for group in groups:
+        state.let_go(group)
+    state.steps.append(_record(state, running, groups, stage))
+    _forget_mark(state)
+    state.step = running.order.step
+    state.running = None
+    state.attempts = 0
+    if running.order.publish:
+        state.publish = state.step
+    claim.drop_stale(state)
+    evaluation.schedule(state)
+    evaluation.record_losses(state, running)
+    if state.settings.saves(state.step):
+        state.checkpoints.ordered = state.step
+    enter_step(state)
+    state.marks[state.step] = tuple(ledger.mark() for ledger in state.ledgers)
+    state.touch()
+
+
+def enter_step(state: State) -> None:
+    """Go by the dynamic keys of the next step, which has not been ordered."""
+    if changes.settle(state):
+        claim.drop_stale(state)
+
+
+def close(state: State) -> None:
+    """Bring a run that is stopping, or trained, to its end: last evaluation, last checkpoint."""
+    saved = state.checkpoints
+    if state.is_stopping:
+        if not state.has_started:
+            _end(state)
+            return
+        if state.running is not None:
+            return
+    elif not state.is_trained or state.pending:
+        return
+    if state.step in saved.saved:
+        _end(state)
+    elif state.step in saved.failed:
+        state.fail(f"the last checkpoint, of step {state.step}, was not saved: {saved.failed[state.step]}")
+    elif saved.ordered != state.step:
+        saved.ordered = state.step
+        state.touch("policy")
+
+
+def _end(state: State) -> None:
+    if state.is_stopping:
+        evaluation.tell_cut_off(state)
+    state.conclude("stopped" if state.is_stopping else "finished")
+
+
+def on_saved(state: State, report: CheckpointSaved) -> None:
+    """A checkpoint is complete."""
+    if not _is_of_run(state, report):
+        return
+    state.checkpoints.saved[report.step] = report.path
+    state.checkpoints.failed.pop(report.step, None)
+    _settle_checkpoint(state, report.step)
+
+
+def on_not_saved(state: State, report: CheckpointFailed) -> None:
+    """A checkpoint could not be made; the run goes on without it unless it was the last one."""
+    if not _is_of_run(state, report):
+        return
+    if report.step not in state.checkpoints.saved:
+        state.checkpoints.failed[report.step] = report.reason
+        state.status_details["checkpoint"] = f"step {report.step}: {report.reason}"
+    _settle_checkpoint(state, report.step)
+
+
+def best_checkpoint(state: State) -> int | None:
+    """The saved step with the best evaluation, the latest of equals; None if none of them was evaluated.
+
+    Scores of rollouts count where there are some, else losses, unless preferences are learnt: the loss of the preferred
+    completions may well rise meanwhile. An evaluation that scored nothing measured nothing.
+    """
+    saved = [done for done in state.evaluations if done.version in state.checkpoints.saved]
+    measured = [done for done in saved if done.loss is not None]
+    by_loss = [] if state.settings.main.source == "preferences" else measured
+    evaluated = [done for done in saved if done.score is not None] or by_loss
+    best = max(evaluated, key=lambda done: (done.merit, done.version), default=None)
+    return best.version if best is not None else None
+
+
+def resume(state: State, event: Resumed) -> None:
+    """Go back to just after a step: its weights are in a checkpoint, whatever came later did not happen.
+
+    Evaluations of weights up to that step stay, because those weights did not change.
+
+    Raises:
+        JournalError: The journal does not know a checkpoint of that step.
+    """
+    marks = state.marks.get(event.step)
+    if marks is None:
+        raise JournalError(
+            f"cannot resume from step {event.step}: the journal knows checkpoints of {sorted(state.marks)} only; "
+            "choose one of these"
+        )
+    for replica in state.replicas.values():
+        state.fenced[replica.incarnation] = f"{replica.name}: the run was resumed without it"
+    evaluation.tell_left_behind(state, event.step)
+    kept = changes.keep(state.changes, event.step, state.settings, event.settings)
+    changes.tell_undone(state, kept, event.step)
+    fresh = State(
+        settings=event.settings,
+        term=state.term,
+        commands=state.commands,
+        step=event.step,
+        fenced=state.fenced,
+        generation_number=state.generation_number,
+        ledgers=[Ledger.restore(mark) for mark in marks],
+        next_lease=state.next_lease,
+        steps=state.steps[: event.step],
+        evaluations=[done for done in state.evaluations if done.version <= event.step],
+        checkpoints=Checkpoints(
+            saved={step: path for step, path in state.checkpoints.saved.items() if step <= event.step},
+            failed={step: why for step, why in state.checkpoints.failed.items() if step < event.step},
+        ),
+        marks={step: mark for step, mark in state.marks.items() if step <= event.step},
+        undone=state.generation_number,
+        changes=kept,
+        status_details=state.status_details,
+    )
+    for name in State.__slots__:
+        if name != "__weakref__":
+            setattr(state, name, getattr(fresh, name))
+    begin(state)
+
+
+def begin(state: State) -> None:
+    """What is due before the first step of a new or resumed run."""
+    changes.settle(state)
+    state.publish = publication.due_at_start(state)
+    evaluation.schedule(state)
+    evaluation.tell_unmeasurable(state)
+
+
+def generation_at(steps: Sequence[StepRecord], step: int) -> int:
+    """The gradient group that did a step of these records; no earlier one made a checkpoint of its weights."""
+    return steps[step - 1].generation if step else 0
+
+
+def _is_of_run(state: State, report: CheckpointSaved | CheckpointFailed) -> bool:
+    """Whether a checkpoint is of what the run has come to, and not of the same step before it was undone."""
+    if report.step > state.step:
+        return False
+    return report.generation < 0 or report.generation >= generation_at(state.steps, report.step)
+
+
+def _settle_checkpoint(state: State, step: int) -> None:
+    if state.checkpoints.ordered == step:
+        state.checkpoints.ordered = -1
+        state.touch("policy")
+
+
+def _forget_mark(state: State) -> None:
+    """Nobody resumes from a step of which no checkpoint was wanted."""
+    checkpoints = state.checkpoints
+    wanted = (0, checkpoints.ordered, *checkpoints.saved, *checkpoints.failed)
+    if state.step not in wanted:
+        state.marks.pop(state.step, None)
+
+
+def _record(state: State, running: RunningStep, groups: list[Finished], stage: int) -> StepRecord:
+    samples = [sample for group in groups for sample in group.samples]
+    scored = [sample for sample in samples if is_scored(sample)]
+    rewards: dict[str, list[float]] = {}
+    failed: dict[str, int] = {}
+    for sample in samples:
+        if not is_scored(sample):
+            failed[sample.status] = failed.get(sample.status, 0) + 1
+            continue
+        for name, value in sample.rewards.items():
+            rewards.setdefault(name, []).append(value)
+    ages = [state.step - sample.oldest_version for sample in scored]
+    truncated = sum(sample.status == SampleStatus.TRUNCATED for sample in scored)
+    return StepRecord(
+        step=running.order.step,
+        stage=stage,
+        attempt=running.order.attempt,
+        skipped=running.skipped,
+        num_groups=len(groups),
+        num_samples=len(scored) if samples else len(groups),
+        num_units=sum(sample.num_units for sample in scored),
+        reward=sum(sample.reward or 0.0 for sample in scored) / len(scored) if scored else None,
+        rewards={name: sum(values) / len(values) for name, values in rewards.items()},
+        truncated=truncated / len(scored) if scored else 0.0,
+        failed=failed,
+        staleness_mean=sum(ages) / len(ages) if ages else 0.0,
+        staleness_max=max(ages, default=0),
+        metrics=running.metrics,
+        dropped=dict(state.ledger.dropped),
+        ages=dict(sorted(Counter(ages).items())),
+        settings=running.order.settings,
+        drawn=changes.drawn(group.settings for group in groups),
+        generation=running.generation,
+    )

@@ -1,0 +1,179 @@
+"""The page's routes. Everything that comes in is bounded in size, number and time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from cosmos_core.control.page import metrics
+from cosmos_core.control.page.asking import MOST_BYTES, request_from
+from cosmos_core.control.page.assets import Asset, load_assets
+from cosmos_core.control.page.board import Board
+from cosmos_core.control.page.connections import Activity
+from cosmos_core.control.page.guard import Guard
+from cosmos_core.control.page.parts import as_event, changes, whole
+from cosmos_core.errors import TransportError
+
+MOST_STREAMS: Final = 32
+"""Browsers that watch at once."""
+_BODY_S: Final = 5.0
+_WRITE_S: Final = 10.0
+"""How long a browser may take to read what was sent, before it is let go."""
+_HEARTBEAT_S: Final = 5.0
+
+SECURITY: Final = {
+    "Content-Security-Policy": (
+        "default-src 'self'; base-uri 'none'; object-src 'none'; form-action 'self'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'"
+    ),
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "Server": "cosmos",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class Application:
+    """Serves one run's board.
+
+    Args:
+        board: What there is to show, and where to ask.
+        guard: Who may see it, and who may ask.
+
+    Attributes:
+        num_streams: Browsers that watch.
+        activity: What its connections do.
+    """
+
+    def __init__(self, board: Board, guard: Guard) -> None:
+        self._board: Final = board
+        self._guard: Final = guard
+        self._assets: Final = load_assets()
+        self.num_streams = 0
+        self.activity: Final = Activity()
+        self._all_left: Final = asyncio.Event()
+        self._all_left.set()
+
+    def build(self) -> web.Application:
+        """The aiohttp application."""
+        application = web.Application(middlewares=[self._guarded], client_max_size=MOST_BYTES)
+        application.on_response_prepare.append(_harden)
+        for path in self._assets:
+            application.router.add_get(path, self._on_asset)
+        application.router.add_get("/api/snapshot", self._on_snapshot)
+        application.router.add_get("/api/events", self._on_events, allow_head=False)
+        application.router.add_post("/api/requests", self._on_request)
+        application.router.add_get("/metrics", self._on_metrics)
+        return application
+
+    async def farewell(self, timeout_s: float) -> None:
+        """Let those who watch see the end, which the board has told; waits at most `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._all_left.wait()
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        is_data = request.path not in self._assets
+        refusal = self._guard.refusal(request.method, request.path, request.headers, is_data=is_data)
+        if refusal is not None:
+            return _refused(refusal.status, refusal.reason)
+        self.activity.begin(request.protocol)
+        try:
+            return await handler(request)
+        except web.HTTPException as answer:
+            return _refused(answer.status, answer.reason, {"Allow": answer.headers.get("Allow", "")})
+        finally:
+            self.activity.end(request.protocol)
+
+    async def _on_asset(self, request: web.Request) -> web.Response:
+        asset: Asset = self._assets[request.path]
+        return web.Response(body=asset.content, content_type=asset.media_type, charset="utf-8")
+
+    async def _on_snapshot(self, _request: web.Request) -> web.Response:
+        if not self._board.parts:
+            return _refused(503, "there is nothing to see yet")
+        return web.Response(body=whole(self._board.parts), content_type="application/json")
+
+    async def _on_metrics(self, _request: web.Request) -> web.Response:
+        snapshot = self._board.snapshot
+        if snapshot is None:
+            return _refused(503, "there is nothing to see yet")
+        text = metrics.render(snapshot, num_clients=self.num_streams)
+        return web.Response(body=text.encode(), headers={"Content-Type": metrics.MEDIA_TYPE})
+
+    async def _on_request(self, request: web.Request) -> web.Response:
+        if request.content_type != "application/json" or "Content-Encoding" in request.headers:
+            return _refused(415, "requests are JSON, not encoded (Content-Type: application/json)")
+        try:
+            async with asyncio.timeout(_BODY_S):
+                body = await request.read()
+        except TimeoutError:
+            return _refused(408, f"the request's body did not come within {_BODY_S:g} s")
+        try:
+            asked = request_from(body)
+        except TransportError as error:
+            return _refused(422, str(error))
+        try:
+            refusal = await self._board.ask(asked)
+        except TransportError as error:
+            return _refused(503, str(error))
+        return _refused(409, refusal) if refusal else web.json_response({"done": True})
+
+    async def _on_events(self, request: web.Request) -> web.StreamResponse:
+        if self.num_streams >= MOST_STREAMS:
+            return _refused(503, f"{MOST_STREAMS} browsers watch already; close one")
+        self.num_streams += 1
+        self._all_left.clear()
+        try:
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+            # A browser that is gone, or does not read what it gets, is let go: it can come again.
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                await self._stream(request, response)
+            return response
+        finally:
+            self.num_streams -= 1
+            if not self.num_streams:
+                self._all_left.set()
+
+    async def _stream(self, request: web.Request, response: web.StreamResponse) -> None:
+        board, known = self._board, dict[str, bytes]()
+        async with asyncio.timeout(_WRITE_S):
+            await response.prepare(request)
+        while True:
+            has_ended = board.has_ended
+            parts = board.parts
+            data = b"".join(as_event(name, part) for name, part in changes(parts, known))
+            known = dict(parts)
+            if data:
+                await _write(response, data)
+                continue
+            if has_ended:
+                await _write(response, as_event("end", b"true"))
+                return
+            await board.changed(_HEARTBEAT_S)
+            if board.parts is parts:
+                await _write(response, b": still here\n\n")
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    async with asyncio.timeout(_WRITE_S):
+        await response.write(data)
+
+
+async def _harden(_request: web.Request, response: web.StreamResponse) -> None:
+    response.headers.update(SECURITY)
+
+
+def _refused(status: int, reason: str, headers: dict[str, str] | None = None) -> web.Response:
+    more = {name: value for name, value in (headers or {}).items() if value}
+    if status == web.HTTPUnauthorized.status_code:
+        more["WWW-Authenticate"] = "Bearer"
+    return web.json_response({"refused": reason}, status=status, headers=more)

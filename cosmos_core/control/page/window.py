@@ -1,0 +1,86 @@
+"""The controller's side of the page: what it shows, how often, and what people ask for there.
+
+Everything here is done by the controller's thread, between two turns; it takes at most a twentieth of its time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from cosmos_core.config.stages import Stage
+from cosmos_core.control.live.chronicle import Chronicle
+from cosmos_core.control.live.figures import Gauges
+from cosmos_core.control.live.snapshot import take
+from cosmos_core.control.live.timeline import Timeline
+from cosmos_core.control.machine.events import Event
+from cosmos_core.control.machine.state import State
+from cosmos_core.control.page.board import Board
+from cosmos_core.transport.messages import Answer, Command
+
+PAGE: Final = bytes(256)
+"""Who asks where people ask at the page: longer than any identity that a socket can have."""
+
+_LOG: Final = logging.getLogger(__name__)
+_INTERVAL_S: Final = 0.5
+_MOST_SHARE: Final = 0.05
+
+
+class Window:
+    """Shows a run on a board, and takes from it what people ask for.
+
+    Args:
+        board: The page's.
+        stages: Stages of the recipe.
+        name: `run.name`.
+    """
+
+    def __init__(self, board: Board, stages: tuple[Stage, ...], name: str) -> None:
+        self._board: Final = board
+        self._stages: Final = stages
+        self._name: Final = name
+        self._chronicle: Final = Chronicle()
+        self._timeline = Timeline()
+        self._due = float("-inf")
+
+    def go_on_from(self, timeline: Timeline) -> None:
+        """Begin with what the journal told of the time before this controller; changed from now on."""
+        self._timeline = timeline
+
+    def note(self, state: State, event: Event) -> None:
+        """Take an event in, as soon as the state has."""
+        now = time.time()
+        self._timeline.take(now, event, state)
+        self._chronicle.note(event, now)
+
+    def asked(self, run_id: str) -> Iterator[Command]:
+        """What people have asked for since this was called last."""
+        for asked in self._board.take_asked():
+            _LOG.info("asked at the page (request %s)", asked.ident)
+            yield Command(run_id=run_id, ident=asked.ident, request=asked.request)
+
+    def answer(self, message: object) -> None:
+        """Pass on what the controller says to `PAGE`."""
+        if isinstance(message, Answer):
+            self._board.answer(message.ident, message.refusal)
+
+    def show(self, state: State, gauges: Callable[[], Gauges], now: float, *, is_last: bool = False) -> None:
+        """Show the run as it is now, if it is time for that.
+
+        Args:
+            state: The run's; only read.
+            gauges: Of each replica, and of the controller.
+            now: Monotonic time.
+            is_last: Whether this is the end.
+        """
+        if now < self._due and not is_last:
+            return
+        began = time.perf_counter()
+        snapshot = take(
+            state, self._chronicle, self._timeline, self._stages, gauges(), name=self._name, now=time.time()
+        )
+        self._board.offer(snapshot)
+        # Of a run of thousands a snapshot takes longer, so there are fewer of them.
+        self._due = now + max(_INTERVAL_S, (time.perf_counter() - began) / _MOST_SHARE)

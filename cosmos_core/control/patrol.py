@@ -1,0 +1,113 @@
+"""What only time tells: who is gone, silent, hangs, or has not come, and what may be tried again.
+
+Time is handed in, in seconds of any monotonic clock.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Final
+
+import attrs
+
+from cosmos_core.config.schema import ControlConfig
+from cosmos_core.control.book import Book
+from cosmos_core.control.lines import IsThere, Lines
+from cosmos_core.control.machine import membership, rewinding
+from cosmos_core.control.machine.events import GroupStalled, JoinTimedOut, RegroupDue, Rewound
+
+_LOG: Final = logging.getLogger(__name__)
+
+_REGROUP_S: Final = 0.5
+_SETTLE_S: Final = 0.5
+"""Policy replicas that are left may be about to say that they have taken over the newest weights."""
+_LOOK_S: Final = 0.09
+"""Between two looks at everybody: what is only told by time can wait that long."""
+
+
+@attrs.define
+class _Since:
+    """Since when something has been the case."""
+
+    began_at: float | None = None
+
+    def lasts(self, now: float, *, holds: bool) -> float:
+        """Seconds for which it has held; 0 while it does not."""
+        if not holds:
+            self.began_at = None
+            return 0.0
+        if self.began_at is None:
+            self.began_at = now
+        return now - self.began_at
+
+
+class Patrol:
+    """Looks at everybody now and then, and books what has become true.
+
+    Args:
+        book: The run's.
+        lines: The lines to the replicas.
+        control: Intervals and time limits.
+        now: The present time.
+    """
+
+    def __init__(self, book: Book, lines: Lines, control: ControlConfig, now: float) -> None:
+        self._book: Final = book
+        self._lines: Final = lines
+        self._control: Final = control
+        self._ticked_at = now
+        self._looked_at = -math.inf
+        self._missing: Final = _Since()
+        self._regrouping: Final = _Since()
+        self._headless: Final = _Since()
+        self._generation = 0
+        self._ordered_at = now
+
+    def look(self, now: float, is_there: IsThere) -> None:
+        """Let time pass.
+
+        Args:
+            now: The present time.
+            is_there: Whether a replica is connected, as far as that is known.
+        """
+        state, control = self._book.state, self._control
+        paused = now - self._ticked_at - 2 * control.heartbeat_s
+        self._ticked_at = now
+        if paused > 0:
+            # This process did not run: what was said meanwhile waits at the socket, nobody was silent.
+            self._lines.excuse(paused)
+        if state.outcome or now - self._looked_at < _LOOK_S:
+            return
+        self._looked_at = now
+        for name, incarnation, reason in self._lines.failing(now, control, is_there):
+            self._book.lose(name, incarnation, reason)
+        self._look_at_group(now)
+        if self._is_headless(now):
+            _LOG.warning("all policy replicas were lost at step %d; going back to a checkpoint", state.step)
+            self._book.record(Rewound(step=rewinding.newest_kept(state)))
+        if self._missing.lasts(now, holds=bool(membership.missing(state))) > control.join_timeout_s:
+            self._book.record(JoinTimedOut(timeout_s=control.join_timeout_s))
+        if self._regrouping.lasts(now, holds=state.is_regrouping) > _REGROUP_S:
+            self._book.record(RegroupDue())
+
+    def _is_headless(self, now: float) -> bool:
+        """Whether the newest weights are gone, and nobody who is left will say that it has them after all.
+
+        Who was not heard since this controller was started is waited for until it is, or is lost.
+        """
+        state = self._book.state
+        is_headless, left = rewinding.is_headless(state), state.members["policy"]
+        lasts_s = self._headless.lasts(now, holds=is_headless and self._lines.were_heard(left))
+        return is_headless and (not left or lasts_s > _SETTLE_S)
+
+    def _look_at_group(self, now: float) -> None:
+        """Whether the members of the gradient group wait for each other for ever."""
+        generation, timeout_s = self._book.state.generation, self._control.progress_timeout_s
+        number = 0 if generation is None else generation.order.generation
+        if number != self._generation:
+            self._generation, self._ordered_at = number, now
+        if generation is None or now - self._ordered_at <= timeout_s:
+            return
+        if self._lines.is_stalled(generation.order.members, now, timeout_s):
+            self._book.record(GroupStalled(generation=number, timeout_s=timeout_s))

@@ -1,0 +1,223 @@
+"""What a forward keeps for its backward pass, counted on tensors without storage.
+
+A representative of each kind of layer runs on two lengths, and the difference counts: what does not grow with the
+units (weights, their casts) falls away. Autograd tells what it keeps (`saved_tensors_hooks`); what lies in the same
+storage counts once. Keys and values are followed from their projections to where they meet queries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, get_args
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from cosmos_core.models.parallel.expert import is_experts
+from cosmos_core.models.parallel.plan import KEYS_AND_VALUES
+from cosmos_core.models.parallel.recompute import SAVED
+from cosmos_core.protocols import Compute, Kept
+
+UNTRACEABLE: Final = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+"""What a forward raises that wants values, or an operator that is not known, where there is no storage."""
+
+_LENGTHS: Final = (64, 128)
+BEFORE_LAYERS: Final = -1
+AFTER_LAYERS: Final = -2
+
+Forward = Callable[[], object]
+
+
+def kept_by(
+    module: nn.Module, layers: Sequence[nn.Module], prepare: Callable[[int], Forward], whole: Collection[nn.Module] = ()
+) -> Mapping[int, Mapping[Compute, Kept]]:
+    """What each layer keeps per unit, by its number; `BEFORE_LAYERS` and `AFTER_LAYERS` for what is round them.
+
+    Args:
+        module: On the meta device; of its layers only `layers` are left. It is of no use afterwards.
+        layers: Representatives, in the order in which they run.
+        prepare: Makes a forward of the module over so many units.
+        whole: Blocks of the layers that `tp` does not split: all they keep counts as their input.
+    """
+    forwards = [prepare(length) for length in _LENGTHS]
+    found: dict[int, dict[Compute, Kept]] = {}
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for compute in get_args(Compute):
+            dtype = torch.bfloat16 if compute == "bfloat16" else torch.float32
+            _fill(module, dtype)
+            precision = torch.autocast("cpu", torch.bfloat16) if compute == "autocast" else contextlib.nullcontext()
+            with precision:
+                short, long = (_Count.of(module, layers, forward, whole) for forward in forwards)
+            for place in (BEFORE_LAYERS, AFTER_LAYERS, *range(len(layers))):
+                found.setdefault(place, {})[compute] = _slope(short, long, place)
+    return found
+
+
+def _fill(module: nn.Module, dtype: torch.dtype) -> None:
+    """Give a module tensors without storage; within the mode that makes them."""
+    for child in module.modules():
+        for name, parameter in child.named_parameters(recurse=False):
+            setattr(child, name, nn.Parameter(torch.empty(parameter.shape, dtype=dtype)))
+        for name, buffer in child.named_buffers(recurse=False):
+            setattr(child, name, torch.empty(buffer.shape, dtype=buffer.dtype))
+
+
+def _slope(short: _Count, long: _Count, place: int) -> Kept:
+    units = _LENGTHS[1] - _LENGTHS[0]
+    per_unit = {
+        name: (long.total(place, name) - short.total(place, name)) / units
+        for name in ("stream", "inputs", "inner", "heads", "routed", "entry", "products")
+    }
+    return Kept(**per_unit)
+
+
+class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What one forward keeps, by layer and by class; also a watch over the operators that it calls."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._bytes: dict[tuple[int, str], int] = {}
+        self._seen: set[int] = set()
+        self._made: set[int] = set()
+        self._entries: set[int] = set()
+        self._inputs: set[int] = set()
+        self._heads: set[int] = set()
+        self._common: set[int] = set()
+        self._place = BEFORE_LAYERS
+        self._whole: frozenset[nn.Module] = frozenset()
+        self._is_inside = False
+        self._is_whole = False
+        self._is_routed = False
+        self._alive: list[torch.UntypedStorage] = []
+
+    @staticmethod
+    def of(
+        module: nn.Module, layers: Sequence[nn.Module], forward: Forward, whole: Collection[nn.Module] = ()
+    ) -> _Count:
+        """Count one forward."""
+        count = _Count()
+        count._whole = frozenset(whole)
+        count._common = {_key(parameter) for parameter in module.parameters()}
+        count._seen = set(count._common)
+        with contextlib.ExitStack() as stack:
+            for number, layer in enumerate(layers):
+                for handle in count._watch(layer, number):
+                    stack.callback(handle.remove)
+            stack.enter_context(count)
+            stack.enter_context(saved_tensors_hooks(count._keep, lambda tensor: tensor))
+            stack.enter_context(torch.enable_grad())
+            forward()
+        return count
+
+    def total(self, place: int, name: str) -> int:
+        """Bytes of a class."""
+        return self._bytes.get((place, name), 0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._grouped_mm.default:  # noqa: SLF001 - the only name of the operator
+            # Without storage it takes bfloat16 only, and with it any dtype.
+            rows, matrices = args[:2]
+            result = rows.new_empty(rows.shape[0], matrices.shape[-1])
+        else:
+            result = func(*args, **(kwargs or {}))
+        if self._place >= 0 and func.overloadpacket.__name__ in SAVED:
+            for tensor in _tensors(result):
+                self._note(tensor, "products", self._made)
+        if self._heads:
+            self._follow(_tensors((args, kwargs)), _tensors(result))
+        return result
+
+    def _follow(self, taken: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
+        """What is made of keys and values alone is keys and values."""
+        own = self._keys(taken) - self._common
+        if own and own <= self._heads:
+            self._heads |= self._keys(given)
+
+    def _watch(self, layer: nn.Module, number: int) -> Iterator[Any]:
+        def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
+            self._place = number
+            first, *others = [*_tensors(args), *_tensors(kwargs)]
+            self._note(first, "entry", self._entries)
+            # What all layers share, such as rotary angles, is no layer's own.
+            self._common |= self._keys(others)
+            self._seen |= self._common
+
+        def leave(*_: Any) -> None:
+            self._place = AFTER_LAYERS
+
+        yield layer.register_forward_pre_hook(enter, with_kwargs=True)
+        yield layer.register_forward_hook(leave)
+        for name, child in layer.named_modules():
+            if is_experts(child):
+                yield child.register_forward_pre_hook(self._enter_experts)
+                yield child.register_forward_hook(self._leave_experts)
+            if name.rpartition(".")[2] in KEYS_AND_VALUES:
+                yield child.register_forward_hook(self._leave_projection)
+        for child in layer.children():
+            if any(parameter.dim() > 1 for parameter in child.parameters()):
+                yield child.register_forward_pre_hook(self._enter_block, with_kwargs=True)
+                yield child.register_forward_hook(self._leave_block)
+
+    def _enter_block(self, block: nn.Module, args: Any, kwargs: Any) -> None:
+        self._is_inside, self._is_whole = True, block in self._whole
+        self._inputs |= self._keys([*_tensors(args), *_tensors(kwargs)])
+
+    def _leave_block(self, *_: Any) -> None:
+        self._is_inside = self._is_whole = False
+
+    def _leave_projection(self, _: nn.Module, __: Any, result: Any) -> None:
+        self._heads |= self._keys(_tensors(result))
+
+    def _enter_experts(self, *_: Any) -> None:
+        self._is_routed = True
+
+    def _leave_experts(self, *_: Any) -> None:
+        self._is_routed = False
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._is_whole or _key(tensor) in self._inputs:
+            name = "inputs"
+        elif self._is_routed:
+            name = "routed"
+        elif _key(tensor) in self._heads:
+            name = "heads"
+        else:
+            name = "inner" if self._is_inside else "stream"
+        self._note(tensor, name, self._seen)
+        return tensor
+
+    def _note(self, tensor: torch.Tensor, name: str, seen: set[int]) -> None:
+        new = self._keys([tensor]) - seen
+        if new:
+            seen |= new
+            place = self._place, name
+            self._bytes[place] = self._bytes.get(place, 0) + tensor.untyped_storage().nbytes()
+
+    def _keys(self, tensors: Sequence[torch.Tensor]) -> set[int]:
+        # The address of a freed storage would come again.
+        self._alive += [tensor.untyped_storage() for tensor in tensors]
+        return {_key(tensor) for tensor in tensors}
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - the identity of a storage that has no address
+
+
+def _tensors(tree: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]

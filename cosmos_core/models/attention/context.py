@@ -1,0 +1,137 @@
+"""Attention over a row that several processes hold a slice of each (context parallelism).
+
+Each process has one of `cp` equal slices, next to one another, of the units; documents are cut where slices meet.
+
+- `ulysses`: two all-to-all turn slices of units into slices of heads and back; each process then attends over the
+  whole row for its heads. Heads must divide; key-value heads fewer than `cp` are repeated. Everything that packed
+  attention computes on one process is computed so.
+- `gather`: each process is given all keys and values, and attends with its own queries. Any number of heads.
+- `ring`: keys and values stay, and each process fetches, slice by slice, those that its first document reaches back
+  to (see `ring`). For long documents, whose keys would not fit.
+- `auto`: `ulysses` where the heads divide, else `gather`.
+
+Causal attention makes later slices of one long document dearer than earlier ones. Under `ulysses` all processes have
+equal work, under `gather` they compute one another's queries where that evens it out (`swapping`); under `ring` the
+process with the last slice works most.
+
+Source: DeepSpeed-Ulysses (arXiv:2309.14509); Llama 3 (arXiv:2407.21783), section 3.3.2, for gathered keys; Ring
+Attention (arXiv:2310.01889).
+
+Shape legend: U units of a slice, R = cp · U of the row, H heads, K key-value heads, D head dim, P = cp.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+
+from cosmos_core.errors import ConfigError, PluginIncompatibleError
+from cosmos_core.models.attention.documents import ContextSlice, Packing, Span
+from cosmos_core.models.attention.ring import ring
+from cosmos_core.models.attention.scores import Rows, Scoring, attend
+from cosmos_core.models.attention.swapping import Swap
+from cosmos_core.models.parallel.collectives import all_to_all, gather_dim
+from cosmos_core.protocols import Layout
+
+
+def install(module: torch.nn.Module, layout: Layout) -> None:
+    """Check that attention of a module can be spread over `cp`; the attention itself is told by each row's packing.
+
+    Args:
+        module: A model of transformers.
+        layout: How it is spread.
+
+    Raises:
+        ConfigError: Heads do not divide, as the method needs.
+    """
+    size = layout.mesh.size("cp")
+    if size == 1:
+        return
+    config: Any = module.config.get_text_config()  # type: ignore[union-attr,operator]
+    heads = config.num_attention_heads // layout.mesh.size("tp")
+    if layout.context == "ulysses" and heads % size:
+        raise ConfigError(
+            f"policy.mesh.cp: {size} does not divide the {heads} attention heads that a process holds, as "
+            "policy.parallel.context = 'ulysses' needs; use 'auto' or 'gather'"
+        )
+    if layout.context == "ring":
+        # NCCL wants all of a group in its first call, and a ring's calls are between the few who reach back.
+        dist.all_reduce(torch.zeros(1, device=layout.mesh.axis("cp").device_type), group=layout.mesh.group("cp"))
+
+
+def attend_over_slices(rows: Rows, packing: Packing, scoring: Scoring) -> torch.Tensor:
+    """The output [U, H, D] of this process's slice.
+
+    Args:
+        rows: Query, key and value of the slice.
+        packing: The documents, and the slice.
+        scoring: What scores are.
+
+    Raises:
+        PluginIncompatibleError: The heads of the layer do not divide, as the method needs.
+    """
+    context = packing.context
+    assert context is not None
+    method = context.method
+    if method == "auto":
+        method = "gather" if rows[0].shape[1] % context.size else "ulysses"
+    if method == "gather":
+        return _gathered(rows, packing, context, scoring)
+    if method == "ulysses":
+        return _ulysses(rows, packing, context, scoring)
+    return ring(rows, packing, context, scoring)
+
+
+def _gathered(rows: Rows, packing: Packing, context: ContextSlice, scoring: Scoring) -> torch.Tensor:
+    query_UHD, key_UKD, value_UKD = rows
+    both_RKE = gather_dim(torch.cat((key_UKD, value_UKD), dim=-1), 0, context.group)
+    swap = Swap.of(packing, context, scoring.window)
+    if swap is None:
+        return _of_span(query_UHD, both_RKE, packing, packing.own, scoring)
+    spans = swap.spans(packing)
+    queries = torch.split(swap.there(query_UHD), [span.stop - span.start for span in spans])
+    outputs = [_of_span(query, both_RKE, packing, span, scoring) for query, span in zip(queries, spans, strict=True)]
+    return swap.back(torch.cat(outputs))
+
+
+def _of_span(
+    query_UHD: torch.Tensor, both_RKE: torch.Tensor, packing: Packing, span: Span, scoring: Scoring
+) -> torch.Tensor:
+    seen = both_RKE[packing.first_seen(span.start, scoring.window) : span.stop]
+    key, value = torch.split(seen, [query_UHD.shape[-1], both_RKE.shape[-1] - query_UHD.shape[-1]], dim=-1)
+    return attend((query_UHD, key, value), packing.runs_of(span, scoring.window), packing, scoring)
+
+
+def _ulysses(rows: Rows, packing: Packing, context: ContextSlice, scoring: Scoring) -> torch.Tensor:
+    heads, kv_heads, size = rows[0].shape[1], rows[1].shape[1], context.size
+    if heads % size:
+        raise PluginIncompatibleError(
+            f"policy.mesh.cp: {size} does not divide the {heads} attention heads of a layer, as 'ulysses' needs"
+        )
+    copies = _copies(heads, kv_heads, size)
+    repeated = [rows[0], *(row.repeat_interleave(copies, dim=1) if copies > 1 else row for row in rows[1:])]
+    shares = [torch.unflatten(row, 1, (size, -1)) for row in repeated]
+    # One exchange for all three: what goes to each process lies together.
+    sent_PUE = torch.cat([share.flatten(2) for share in shares], dim=-1).movedim(1, 0)
+    received_RE = all_to_all(sent_PUE.flatten(0, 1), context.group)
+    flat = torch.split(received_RE, [share.shape[2] * share.shape[3] for share in shares], dim=1)
+    query, key, value = (torch.unflatten(own, 1, share.shape[2:]) for own, share in zip(flat, shares, strict=True))
+    own_scoring = _own_sinks(scoring, context, heads // size)
+    output_RHD = attend((query, key, value), packing.runs, packing, own_scoring)
+    back_PUHD = torch.unflatten(all_to_all(output_RHD, context.group), 0, (size, -1))
+    return back_PUHD.movedim(0, 1).flatten(1, 2)
+
+
+def _copies(heads: int, kv_heads: int, size: int) -> int:
+    """How often each key-value head is repeated, so that each process gets equally many, and those its heads use."""
+    group = heads // kv_heads
+    return next(n for n in range(1, group + 1) if group % n == 0 and kv_heads * n % size == 0)
+
+
+def _own_sinks(scoring: Scoring, context: ContextSlice, heads: int) -> Scoring:
+    if scoring.sinks_H is None:
+        return scoring
+    return attrs.evolve(scoring, sinks_H=scoring.sinks_H[context.place * heads : (context.place + 1) * heads])

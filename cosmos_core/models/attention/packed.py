@@ -1,0 +1,99 @@
+"""Attention over packed documents, registered with transformers under `PACKED`.
+
+Documents never see one another. The documents of a forward travel as the keyword `packing`, which transformers hands
+through to every attention layer (through the recompute of activation checkpointing too); so does the slice of the row
+that this process holds, where processes share it (see `context`). A call without it is refused, never guessed.
+
+Shape legend: U units of the row (or of this process's slice), H heads, K key-value heads, D head dim.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from transformers import AttentionInterface
+
+from cosmos_core.errors import PluginIncompatibleError
+from cosmos_core.models.attention.context import attend_over_slices
+from cosmos_core.models.attention.documents import Packing
+from cosmos_core.models.attention.scores import Scoring, attend
+
+__all__ = ["PACKED", "Packing", "packed_attention"]
+
+PACKED: Final = "cosmos_packed"
+
+REFUSED: Final = {
+    "dropout": "dropout",
+    "position_bias": "a bias of positions",
+    "attention_bias": "a bias",
+    "head_mask": "a mask of heads",
+    "alibi": "a bias of positions",
+}
+"""Keywords that would change the result; what else layers pass on is for other attention functions."""
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def packed_attention(  # noqa: PLR0917 - transformers calls it by position
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    *,
+    packing: Packing | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention within each document.
+
+    Args:
+        module: The attention layer.
+        query: [1, H, U, D].
+        key: [1, K, U, D].
+        value: [1, K, U, D].
+        attention_mask: Always None: the packing says it all.
+        scaling: Factor of the scores.
+        packing: The row's documents.
+        sliding_window: Units that a unit may look back, itself included.
+        softcap: Scores become softcap · tanh(score / softcap).
+        s_aux: [H], the score of each head's attention sink.
+        others: What transformers passes to every attention function.
+
+    Returns:
+        The output [1, U, H, D], and None for the weights.
+
+    Raises:
+        PluginIncompatibleError: The layer asks for what packed attention does not compute.
+    """
+    if packing is None or (what := _beyond(module, attention_mask, others)) is not None:
+        what = "no packing" if packing is None else what
+        raise PluginIncompatibleError(f"{type(module).__name__} calls packed attention with {what}: not supported")
+    scoring = Scoring(scale=scaling, window=sliding_window, cap=softcap, sinks_H=s_aux)
+    rows = (query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1))
+    if packing.context is None:
+        output_UHD = attend(rows, packing.runs, packing, scoring)
+    else:
+        output_UHD = attend_over_slices(rows, packing, scoring)
+    return output_UHD[None], None
+
+
+def _beyond(module: torch.nn.Module, attention_mask: torch.Tensor | None, others: dict[str, Any]) -> str | None:
+    """What the call asks for that is not computed."""
+    if attention_mask is not None:
+        return "a mask"
+    is_causal = others.get("is_causal")
+    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        return "attention to later units"
+    asked = (name for name in REFUSED if not _is_nothing(others.get(name)))
+    return next((REFUSED[name] for name in asked), None)
+
+
+def _is_nothing(value: object) -> bool:
+    return not isinstance(value, torch.Tensor) and not value
+
+
+AttentionInterface.register(PACKED, packed_attention)

@@ -1,0 +1,130 @@
+"""Builds a process's part of a model: cut, laid over the mesh, and only then given memory and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from cosmos_core.models.facts import make_shell
+from cosmos_core.models.implementation import attend_packed
+from cosmos_core.models.parallel.float8 import check_float8
+from cosmos_core.models.parallel.lora import AdaptedWeights, Start, check_lora, draw_adapters
+from cosmos_core.models.parallel.parallelize import parallelize
+from cosmos_core.models.parallel.plan import plan_for
+from cosmos_core.models.parallel.stages import Stages, cut
+from cosmos_core.models.weights import loading
+from cosmos_core.models.weights.materialising import fill, materialise
+from cosmos_core.models.weights.streaming import Drawn, Streamed, Weights
+from cosmos_core.models.weights.verification import check_layers
+from cosmos_core.protocols import Layout
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Blueprint:
+    """What is built.
+
+    Attributes:
+        config: Of the model.
+        path: Checkpoint with its weights; None to draw them.
+        seed: Of weights that are drawn.
+        dtype: Of the parameters.
+        device: Where they are.
+        trust_remote_code: Whether code inside a checkpoint may run.
+        auto_class: The class of transformers that makes the model.
+        tensor_plan: The plugin's overrides of how `tp` splits it.
+    """
+
+    config: PretrainedConfig
+    path: str | None
+    seed: int
+    dtype: torch.dtype
+    device: torch.device
+    trust_remote_code: bool
+    auto_class: Any
+    tensor_plan: Mapping[str, str]
+
+
+def build_whole(blueprint: Blueprint) -> PreTrainedModel:
+    """All of it in this process.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be used.
+        ConfigError: The config does not make a model.
+    """
+    if blueprint.path is None:
+        module = draw(blueprint)
+    else:
+        module = loading.load_pretrained(
+            blueprint.path,
+            dtype=blueprint.dtype,
+            trust_remote_code=blueprint.trust_remote_code,
+            auto_class=blueprint.auto_class,
+        )
+    attend_packed(module)
+    return module.to(device=blueprint.device, dtype=blueprint.dtype).eval()
+
+
+def lay_out(module: PreTrainedModel, blueprint: Blueprint, layout: Layout) -> None:
+    """Apply to all of it in this process what a layout of one process may ask for.
+
+    Raises:
+        ConfigError: The layout does not fit it.
+    """
+    _check(module, blueprint, layout)
+    parallelize(module, layout, plan_for(module, blueprint.tensor_plan))
+    draw_adapters(module, blueprint.seed)
+
+
+def build_part(blueprint: Blueprint, layout: Layout) -> nn.Module:
+    """This process's part of it; every process of the mesh calls it.
+
+    Weights of a checkpoint are streamed into shards. Weights that are drawn are drawn whole, on the CPU, and what the
+    process does not hold is dropped: transformers draws in an order of its own, module within module, of which a part
+    alone cannot be had.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be used.
+        ConfigError: The config does not make a model, or the layout does not fit it.
+        PluginIncompatibleError: The model cannot be spread like this.
+    """
+    shell = make_shell(blueprint.config, blueprint.auto_class, trust_remote_code=blueprint.trust_remote_code)
+    shell = shell.to(blueprint.dtype).eval()
+    attend_packed(shell)
+    check_layers(shell)
+    _check(shell, blueprint, layout)
+    # Before anything is split, so that every process finds the same fault in a checkpoint.
+    streamed = Streamed(blueprint.path, shell) if blueprint.path is not None else None
+    stages = cut(shell, layout) if layout.mesh.size("pp") > 1 else [shell]
+    for stage in stages:
+        parallelize(stage, layout, plan_for(stage, blueprint.tensor_plan))
+    materialise(stages, device=blueprint.device, offload=layout.cpu_offload)
+    weights: Weights = streamed if streamed is not None else Drawn(draw(blueprint))
+    fill(stages, AdaptedWeights(below=weights, start=Start(seed=blueprint.seed)))
+    return Stages(stages) if layout.mesh.size("pp") > 1 else stages[0]
+
+
+def _check(module: PreTrainedModel, blueprint: Blueprint, layout: Layout) -> None:
+    check_float8(module, layout, blueprint.device)
+    if layout.lora is not None:
+        check_lora(module, layout.lora)
+
+
+def draw(blueprint: Blueprint) -> PreTrainedModel:
+    """All of it with weights drawn from the seed, in float32 on the CPU.
+
+    Raises:
+        ConfigError: The config's values do not make a model.
+    """
+    module = loading.build_random(
+        blueprint.config,
+        seed=blueprint.seed,
+        trust_remote_code=blueprint.trust_remote_code,
+        auto_class=blueprint.auto_class,
+    )
+    attend_packed(module)
+    return module

@@ -1,0 +1,183 @@
+"""Builds a process's part of a transformer: on meta, laid over the mesh, and only then given memory and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+import torch
+from torch import nn
+
+from cosmos_core.errors import ConfigError, PluginIncompatibleError
+from cosmos_core.models.diffusion.checkpoint import StreamedTransformer
+from cosmos_core.models.diffusion.context import TokenSlices
+from cosmos_core.models.parallel.lora import (
+    AdaptedWeights,
+    Start,
+    add_adapters,
+    check_adapted,
+    draw_adapters,
+    surround_adapted,
+)
+from cosmos_core.models.parallel.recompute import recompute_layer
+from cosmos_core.models.parallel.rooted import root
+from cosmos_core.models.parallel.sharding import shard
+from cosmos_core.models.weights.loading import LIBRARY_ERRORS, first_line
+from cosmos_core.models.weights.materialising import fill
+from cosmos_core.models.weights.streaming import Drawn, Weights
+from cosmos_core.protocols import Layout
+
+
+class Architecture(Protocol):
+    """What a family says of its transformer."""
+
+    def make(self, config: Mapping[str, Any]) -> nn.Module:
+        """The transformer, on the device of the context."""
+        ...
+
+    @property
+    def layers(self) -> str:
+        """The name of the list of its blocks."""
+        ...
+
+    def computed(self, config: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
+        """Buffers that no checkpoint has, by name, on the CPU."""
+        ...
+
+    def spread(self, module: nn.Module, slices: TokenSlices) -> None:
+        """Change forwards, so that tokens are spread over `cp`."""
+        ...
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Blueprint:
+    """What is built.
+
+    Attributes:
+        architecture: The family's.
+        config: Arguments of its class.
+        folder: Of the transformer's weights; None to draw them.
+        seed: Of weights that are drawn.
+        dtype: Of the parameters.
+        device: Where they are.
+    """
+
+    architecture: Architecture
+    config: Mapping[str, Any]
+    folder: Path | None
+    seed: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+def make_shell(architecture: Architecture, config: Mapping[str, Any]) -> nn.Module:
+    """The transformer on the meta device, in evaluation mode: nothing is allocated.
+
+    Raises:
+        ConfigError: The config's values do not make a model.
+    """
+    with torch.device("meta"):
+        return _made(architecture, config)
+
+
+def draw(blueprint: Blueprint) -> nn.Module:
+    """All of it with weights drawn from the seed, in float32 on the CPU.
+
+    Raises:
+        ConfigError: The config's values do not make a model.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(blueprint.seed)
+        return _made(blueprint.architecture, blueprint.config)
+
+
+def build(blueprint: Blueprint, layout: Layout | None) -> nn.Module:
+    """All of it, or this process's part; every process of the mesh calls it.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be used.
+        ConfigError: The config does not make a model, or the layout does not fit it.
+        PluginIncompatibleError: A buffer is in no checkpoint, and the family does not compute it.
+    """
+    is_drawn_here = blueprint.folder is None and (layout is None or layout.mesh.world_size == 1)
+    if is_drawn_here:
+        module = _cast(draw(blueprint), blueprint.dtype).to(blueprint.device)
+        if layout is not None:
+            lay_out(module, blueprint, layout)
+            draw_adapters(module, blueprint.seed)
+        return module
+    shell = _cast(make_shell(blueprint.architecture, blueprint.config), blueprint.dtype)
+    # Before anything is split, so that every process finds the same fault in a checkpoint.
+    folder = blueprint.folder
+    weights: Weights = Drawn(draw(blueprint)) if folder is None else StreamedTransformer(folder, shell)
+    if layout is not None:
+        lay_out(shell, blueprint, layout)
+    _materialise(shell, blueprint, offload=layout is not None and layout.cpu_offload)
+    fill([shell], AdaptedWeights(below=weights, start=Start(seed=blueprint.seed)))
+    return shell
+
+
+def lay_out(module: nn.Module, blueprint: Blueprint, layout: Layout) -> None:
+    """Split a transformer's parameters and change its forwards, in place; the order is that of language models.
+
+    Raises:
+        ConfigError: The layout does not fit it.
+    """
+    if layout.float8 != "none":
+        raise ConfigError("policy.float8.scaling: world models are not computed in 8 bits; set it to 'none'")
+    if layout.cpu_offload and layout.mesh.world_size == 1:
+        raise ConfigError("policy.parallel.cpu_offload: it is FSDP's, which a replica of one process does without")
+    name = blueprint.architecture.layers
+    blocks: Sequence[nn.Module] = list(module.get_submodule(name).children())
+    layers = {f"{name}.{number}": block for number, block in enumerate(blocks)}
+    if layout.lora is not None:
+        check_adapted(blocks, type(module).__name__, layout.lora)
+    adapted = surround_adapted(layers, layout)
+    add_adapters(module, adapted, layout)
+    slices = TokenSlices.of(layout)
+    for block in blocks:
+        if layout.compile:
+            block.forward = torch.compile(block.forward)
+        recompute_layer(block, layout.recompute)
+    if slices is not None:
+        blueprint.architecture.spread(module, slices)
+    root(module, layout)
+    if layout.mesh.world_size > 1 and not layout.is_frozen:
+        shard(module, blocks, [], None, layout)
+
+
+def _made(architecture: Architecture, config: Mapping[str, Any]) -> nn.Module:
+    try:
+        module = architecture.make(config)
+    except LIBRARY_ERRORS as error:
+        raise ConfigError(f"model.config: {first_line(error)}") from error
+    return module.eval()
+
+
+def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Parameters as the dtype; buffers stay as they are: rotary angles are float32 on purpose."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return module
+
+
+def _materialise(shell: nn.Module, blueprint: Blueprint, *, offload: bool) -> None:
+    place = torch.device("cpu") if offload else blueprint.device
+    computed = blueprint.architecture.computed(blueprint.config)
+    saved = shell.state_dict().keys()
+
+    def allocate(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor, device=place) if tensor.is_meta else tensor.to(place)
+
+    shell._apply(allocate)  # type: ignore[no-untyped-call]  # noqa: SLF001 - `to_empty` loses values
+    for name, buffer in list(shell.named_buffers()):
+        if name in saved:
+            continue
+        if name not in computed:
+            raise PluginIncompatibleError(
+                f"{type(shell).__name__}: the buffer {name} is in no checkpoint, and the plugin does not compute it"
+            )
+        owner, _, last = name.rpartition(".")
+        setattr(shell.get_submodule(owner), last, computed[name].to(device=blueprint.device, dtype=buffer.dtype))

@@ -1,0 +1,196 @@
+"""Checkpoints of diffusers: a folder with one subfolder for each component, and `model_index.json`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
+
+from cosmos_core.config.nearest import suggestion
+from cosmos_core.errors import CheckpointError, ConfigError
+from cosmos_core.models.weights.loading import LIBRARY_ERRORS, first_line
+from cosmos_core.models.weights.stored import Stored, stored_tensors
+from cosmos_core.weights.held import Held
+
+TRANSFORMER: Final = "transformer"
+AUTOENCODER: Final = "vae"
+INDEX: Final = "model_index.json"
+CONFIG: Final = "config.json"
+STEM: Final = "diffusion_pytorch_model"
+"""How files of weights are called."""
+
+_DESCRIPTIONS: Final = ("*.json", "*.txt", "*.model", "*.jinja")
+"""Patterns of configs and tokenizers."""
+
+_FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
+_OWN_KEYS: Final = ("_class_name", "_diffusers_version", "_name_or_path")
+
+
+def folder_of(path: str, revision: str | None) -> Path:
+    """The folder of a checkpoint; of one on the hub what describes it is fetched, and no weights.
+
+    Raises:
+        CheckpointError: It cannot be fetched.
+        ConfigError: It is no folder, and cannot be a name on the hub.
+    """
+    folder = Path(path)
+    if folder.is_dir():
+        return folder
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:
+        raise ConfigError(f"model.path: no folder {path!r}")
+    return _snapshot(path, revision, _DESCRIPTIONS)
+
+
+def fetched(path: str, revision: str | None, part: str | None) -> Path:
+    """The folder of a part of a checkpoint, weights included; of all of it for None.
+
+    Raises:
+        CheckpointError: It cannot be fetched.
+        ConfigError: It is no folder, and cannot be a name on the hub.
+    """
+    folder = folder_of(path, revision)
+    if not Path(path).is_dir():
+        wanted = [*_DESCRIPTIONS, "*.safetensors"]
+        folder = _snapshot(path, revision, wanted if part is None else [f"{part}/{each}" for each in wanted])
+    return folder if part is None else folder / part
+
+
+def _snapshot(path: str, revision: str | None, patterns: Sequence[str]) -> Path:
+    try:
+        return Path(snapshot_download(path, revision=revision, allow_patterns=list(patterns)))
+    except LIBRARY_ERRORS as error:
+        raise CheckpointError(f"model.path: cannot fetch {path!r}: {first_line(error)}") from error
+
+
+def load_frozen(made: Any, folder: Path, **how: Any) -> Any:
+    """A part that is never trained, in evaluation mode, from safetensors alone: pickles run what they name.
+
+    Args:
+        made: Its class, of diffusers or transformers.
+        folder: Of its weights and config.
+        **how: What its `from_pretrained` is told besides.
+
+    Raises:
+        CheckpointError: There are no such weights, or they cannot be used.
+    """
+    try:
+        module = made.from_pretrained(folder, use_safetensors=True, **how)
+    except LIBRARY_ERRORS as error:
+        raise CheckpointError(
+            f"model.path: no usable safetensors of {made.__name__} at {folder}: {first_line(error)}"
+        ) from error
+    return module.requires_grad_(requires_grad=False).eval()
+
+
+def read_config(folder: Path) -> Mapping[str, Any]:
+    """The config of a component.
+
+    Raises:
+        ConfigError: There is none, or it cannot be read.
+    """
+    path = folder / CONFIG
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path: no usable config at {path}: {first_line(error)}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"model.path: {path} holds no JSON object")
+    return found
+
+
+def check_config(config: Mapping[str, Any], made: type, *, key: str) -> dict[str, Any]:
+    """The arguments with which a class of diffusers is made.
+
+    Args:
+        config: As a recipe or a checkpoint has it.
+        made: The class.
+        key: Of what is wrong, such as `model.config`.
+
+    Raises:
+        ConfigError: It is of another class, or has an unknown key.
+    """
+    stated = config.get("_class_name", made.__name__)
+    if stated != made.__name__:
+        raise ConfigError(f"{key}: of a {stated}, and this plugin is for {made.__name__}")
+    known = arguments_of(made)
+    given = {name: value for name, value in config.items() if name not in _OWN_KEYS}
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{key}.{name}: {made.__name__} has no such option; {suggestion(name, known)}")
+    return given
+
+
+def arguments_of(made: type) -> dict[str, Any]:
+    """The arguments of a class of diffusers, with their defaults."""
+    parameters = inspect.signature(made.__init__).parameters  # type: ignore[misc]
+    return {name: each.default for name, each in parameters.items() if name != "self"}
+
+
+class StreamedTransformer:
+    """Weights of a transformer in a checkpoint, looked through before anything is read (see `streaming.Weights`).
+
+    Args:
+        folder: Of the transformer.
+        module: The whole model, on meta.
+
+    Raises:
+        CheckpointError: Files are missing or truncated, or the checkpoint is not one of this model.
+    """
+
+    def __init__(self, folder: Path, module: torch.nn.Module) -> None:
+        self.path: str | None = str(folder)
+        self._stored: Final = stored_tensors(folder, stem=STEM)
+        wanted = module.state_dict()
+        missing = [name for name in wanted if name not in self._stored]
+        if missing:
+            raise CheckpointError(
+                f"model.path: {folder} lacks {len(missing)} of the {len(wanted)} tensors of {type(module).__name__}, "
+                f"the first is {missing[0]}; it holds {len(self._stored)}"
+            )
+        strays = [name for name in self._stored if name not in wanted and not _is_ignored(name, module)]
+        if strays:
+            raise CheckpointError(
+                f"model.path: {folder} holds {strays[0]}, which {type(module).__name__} has no use for; is its config "
+                "of another model?"
+            )
+        for name, tensor in wanted.items():
+            _check(name, self._stored[name], tuple(tensor.shape), type(module).__name__)
+
+    def read(self, name: str, share: Held) -> torch.Tensor:
+        """The part of a tensor where a share lies.
+
+        Raises:
+            CheckpointError: The file cannot be read.
+        """
+        stored = self._stored[name]
+        try:
+            # Opened anew each time: what was read of a mapped file stays in memory as long as it is open.
+            with safe_open(stored.file, framework="pt") as file:
+                part: torch.Tensor = file.get_slice(name)[share.index] if stored.shape else file.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{stored.file}: {name} cannot be read: {first_line(error)}") from error
+        return part
+
+
+def _check(name: str, stored: Stored, wanted: tuple[int, ...], model: str) -> None:
+    if stored.dtype not in _FLOATS:
+        raise CheckpointError(
+            f"{stored.file}: {name} has dtype {stored.dtype}, and weights are one of {', '.join(sorted(_FLOATS))}; "
+            "convert the checkpoint"
+        )
+    if stored.shape != wanted:
+        raise CheckpointError(
+            f"{stored.file}: {name} has shape {stored.shape}, and {model} needs {wanted}; is the config of another "
+            "model?"
+        )
+
+
+def _is_ignored(name: str, module: torch.nn.Module) -> bool:
+    ignored = getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
+    return any(part in name for part in ignored)

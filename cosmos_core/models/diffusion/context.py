@@ -1,0 +1,114 @@
+"""Tokens of latents spread over `cp`: slices between attention, heads inside it.
+
+Each process has one of `cp` equal slices of the tokens from the first block to the last. Two all-to-all turn slices of
+tokens into slices of heads and back, so that attention sees all tokens for its heads. What comes before the blocks is
+computed by each process whole and cut; what comes after is joined, so that each process has the whole velocity and
+computes the same loss of it.
+
+Gradients: cutting keeps a process's own part, so that all parameters have partial gradients, whose sum is the gradient;
+joining hands each process its own part of the whole gradient of the velocity, once.
+
+Source: DeepSpeed-Ulysses (arXiv:2309.14509).
+
+Shape legend: B latents, S tokens of all processes, U of one, H heads, D head dim, P = cp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+from cosmos_core.errors import ConfigError
+from cosmos_core.models.parallel.collectives import all_to_all, gather_for_shared
+from cosmos_core.models.parallel.forwards import surround
+from cosmos_core.protocols import Layout
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class TokenSlices:
+    """How tokens are cut.
+
+    Attributes:
+        group: The processes that share them.
+        place: This process's.
+        size: How many processes.
+    """
+
+    group: dist.ProcessGroup
+    place: int
+    size: int
+
+    @staticmethod
+    def of(layout: Layout) -> TokenSlices | None:
+        """The slices of a layout; None where `cp` is 1.
+
+        Raises:
+            ConfigError: The layout wants attention over `cp` computed in another way.
+        """
+        mesh = layout.mesh
+        if mesh.size("cp") == 1:
+            return None
+        if layout.context not in {"auto", "ulysses"}:
+            raise ConfigError(
+                f"policy.parallel.context: {layout.context!r}, and world models exchange heads; use 'auto' or 'ulysses'"
+            )
+        return TokenSlices(group=mesh.group("cp"), place=mesh.place("cp"), size=mesh.size("cp"))
+
+    def cut(self, tensor: torch.Tensor, dim: int = 1) -> torch.Tensor:
+        """This process's tokens of all.
+
+        Raises:
+            ConfigError: The tokens cannot be shared evenly.
+        """
+        count = tensor.shape[dim]
+        if count % self.size:
+            raise ConfigError(
+                f"policy.mesh.cp: {self.size} does not divide the {count} tokens of a video; change the size of what "
+                "is generated (model.options), or cp"
+            )
+        return tensor.narrow(dim, self.place * (count // self.size), count // self.size)
+
+    def join(self, tensor: torch.Tensor, dim: int = 1) -> torch.Tensor:
+        """All tokens, from those of all processes."""
+        return gather_for_shared(tensor, dim, self.group)
+
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Attention of this process's tokens [B, U, H, D] to those of all processes; nothing is masked.
+
+        Raises:
+            ConfigError: `cp` does not divide the heads.
+        """
+        heads = query.shape[2]
+        if heads % self.size:
+            raise ConfigError(f"policy.mesh.cp: {self.size} does not divide the {heads} attention heads")
+        # One exchange for all three: what goes to each process lies together.
+        sent = torch.unflatten(torch.stack((query, key, value)), 3, (self.size, heads // self.size)).movedim(3, 0)
+        received = torch.unflatten(all_to_all(sent.flatten(0, 1), self.group), 0, (self.size, 3))
+        # [P, 3, B, U, H / P, D] to [3, B, H / P, S, D], in the order of slices.
+        whole = received.movedim(0, 2).flatten(2, 3).transpose(2, 3)
+        output_BHSD = functional.scaled_dot_product_attention(whole[0], whole[1], whole[2])
+        back = torch.unflatten(output_BHSD, 2, (self.size, -1)).movedim(2, 0)
+        parts_PBHUD = all_to_all(back, self.group)
+        return parts_PBHUD.permute(1, 3, 0, 2, 4).flatten(2, 3)
+
+
+def spread_blocks(blocks: Sequence[nn.Module], slices: TokenSlices, beside: Callable[..., tuple[Any, ...]]) -> None:
+    """Let the first block take this process's tokens of all, and each block what belongs to these.
+
+    Args:
+        blocks: In order. The first argument of each are the tokens [B, S, ...].
+        slices: How they are cut.
+        beside: Gives the other arguments of a block, with what belongs to single tokens cut.
+    """
+    for number, block in enumerate(blocks):
+
+        def around(inner: Callable[..., Any], tokens: torch.Tensor, *others: Any, is_first: bool = number == 0) -> Any:
+            return inner(slices.cut(tokens) if is_first else tokens, *beside(*others))
+
+        surround(block, around)

@@ -1,0 +1,275 @@
+"""What a family of world models is made of, and how large what it generates is.
+
+Shape legend: B latents of a batch, C channels, T latent frames, H and W latent height and width, L tokens of the text,
+E their width.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import torch
+from torch import nn
+
+from cosmos_core.errors import ConfigError
+from cosmos_core.models.diffusion import checkpoint
+from cosmos_core.models.diffusion.codec import Autoencoder, Codec, Pixels
+from cosmos_core.models.diffusion.context import TokenSlices
+from cosmos_core.models.diffusion.options import DiffusionOptions
+from cosmos_core.models.diffusion.parts import Part
+from cosmos_core.protocols import ModelContext
+
+
+class _Here(threading.local):
+    """What holds for one thread: whether it encodes on the CPU now, whatever the recipe says."""
+
+    is_aside = False
+
+
+class Family(ABC):
+    """A family says how its transformer is called, how guidance combines velocities, and which classes it is made of.
+
+    Attributes:
+        transformer_class: Name of the transformer's class in diffusers.
+        autoencoder_class: Likewise of the autoencoder's.
+        layers: Name of the list of blocks in the transformer.
+        device: Where rows are encoded: where the newest module was built, the CPU before any is.
+    """
+
+    transformer_class: ClassVar[str]
+    autoencoder_class: ClassVar[str]
+    layers: ClassVar[str]
+
+    def __init__(self, options: DiffusionOptions, context: ModelContext) -> None:
+        self.options = options
+        self.context = context
+        self.device = torch.device("cpu")
+        self._config: dict[str, Any] | None = None
+        self._folder: Path | None = None
+        self._codec: Codec | None = None
+        self._here: Final = _Here()
+
+    @property
+    def transformer(self) -> type[nn.Module]:
+        """The class of the transformer.
+
+        Raises:
+            ConfigError: The diffusers that is installed has none of that name.
+        """
+        return _class_named(self.transformer_class)
+
+    @property
+    def autoencoder(self) -> type[nn.Module]:
+        """The class of the autoencoder.
+
+        Raises:
+            ConfigError: Likewise.
+        """
+        return _class_named(self.autoencoder_class)
+
+    @property
+    @abstractmethod
+    def neutral_guidance(self) -> float:
+        """The guidance at which the velocity is that of the prompt alone."""
+
+    @property
+    def default_negative_prompt(self) -> str:
+        """What guidance leads away from where the recipe says nothing, as in the family's own pipeline."""
+        return ""
+
+    @property
+    @abstractmethod
+    def text_width(self) -> int:
+        """E."""
+
+    @abstractmethod
+    def denoise(
+        self,
+        module: nn.Module,
+        latents_B: torch.Tensor,
+        times_B: torch.Tensor,
+        text_BLE: torch.Tensor,
+        conditions: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """One forward of the transformer.
+
+        Args:
+            module: The weights.
+            latents_B: float32 [B, C, T, H, W]; frames that are given are so already.
+            times_B: float32 [B], 1 is noise.
+            text_BLE: float32 [B, L, E].
+            conditions: What `conditioning` gives besides the text, [B, ...] each.
+
+        Returns:
+            The velocity [B, C, T, H, W] in any dtype.
+        """
+
+    @abstractmethod
+    def guide(self, velocity_B: torch.Tensor, negative_B: torch.Tensor, guidance: torch.Tensor) -> torch.Tensor:
+        """The guided velocity, from those of the prompt and of the negative prompt.
+
+        Args:
+            velocity_B: float32 [B, C, T, H, W].
+            negative_B: Likewise.
+            guidance: float32 [B, 1, 1, 1, 1].
+        """
+
+    @abstractmethod
+    def encode_words(self, words: str) -> torch.Tensor:
+        """The embedding [L, E] of a caption by the checkpoint's own text encoder, float32, at most `text_length` long.
+
+        Raises:
+            DataError: The checkpoint has none.
+        """
+
+    @abstractmethod
+    def computed(self, config: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
+        """Buffers of the transformer that no checkpoint has, by name, on the CPU."""
+
+    @abstractmethod
+    def spread(self, module: nn.Module, slices: TokenSlices) -> None:
+        """Change forwards, so that tokens are spread over `cp`."""
+
+    def check(self, config: Mapping[str, Any]) -> None:  # noqa: B027 - most families take every config
+        """Refuse configs of the transformer's class that the family has no use for.
+
+        Raises:
+            ConfigError: It is such a one.
+        """
+
+    def make(self, config: Mapping[str, Any]) -> nn.Module:
+        """The transformer, on the device of the context."""
+        return self.transformer(**config)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Arguments of the transformer's class.
+
+        Raises:
+            ConfigError: There are none, they are unusable, or of another class.
+        """
+        if self._config is None:
+            if self.context.config is not None:
+                raw, key = self.context.config, "model.config"
+            else:
+                raw, key = checkpoint.read_config(self.folder / checkpoint.TRANSFORMER), "model.path"
+            given = checkpoint.check_config(raw, self.transformer, key=key)
+            config = {**checkpoint.arguments_of(self.transformer), **given}
+            self.check(config)
+            self._config = config
+        return self._config
+
+    @property
+    def folder(self) -> Path:
+        """Of the checkpoint, with its configs and tokenizers; of one on the hub the weights may not be there yet.
+
+        Raises:
+            ConfigError: The recipe names none, or it is not there.
+            CheckpointError: It cannot be fetched.
+        """
+        if self._folder is None:
+            if self.context.path is None:
+                raise ConfigError("model.path: the recipe names no checkpoint, so there are none of its other parts")
+            self._folder = checkpoint.folder_of(self.context.path, self.options.revision)
+        return self._folder
+
+    def has(self, name: str) -> bool:
+        """Whether the recipe names a checkpoint that has this part."""
+        return self.context.path is not None and (self.folder / name).is_dir()
+
+    def component(self, name: str | None) -> Path:
+        """Folder of a part of the checkpoint with its weights; of all parts for None.
+
+        Raises:
+            CheckpointError: It cannot be fetched.
+        """
+        assert self.context.path is not None
+        return checkpoint.fetched(self.context.path, self.options.revision, name)
+
+    def encoder(self, name: str, made: Any) -> Part:
+        """An encoder of the checkpoint, where `model.options.encoders` says.
+
+        Args:
+            name: Of the part.
+            made: Its class, of transformers.
+        """
+        return Part(
+            lambda: checkpoint.load_frozen(made, self.component(name), **self._precision),
+            lambda: torch.device("cpu") if self._here.is_aside or self.options.encoders == "cpu" else self.device,
+            "; set model.options.encoders = 'cpu', or encoder_precision = 'bf16'",
+        )
+
+    @property
+    def _precision(self) -> Mapping[str, torch.dtype]:
+        chosen = self.options.encoder_precision
+        return {} if chosen is None else {"dtype": torch.bfloat16 if chosen == "bf16" else torch.float32}
+
+    @property
+    def codec(self) -> Codec:
+        """Between pixels and latents: the checkpoint's autoencoder, else latents are pixels."""
+        if self._codec is None:
+            part = checkpoint.AUTOENCODER
+            if self.has(part):
+                module = Part(
+                    lambda: checkpoint.load_frozen(
+                        # Loading through meta tensors would need accelerate, and is for larger ones.
+                        self.autoencoder,
+                        self.component(part),
+                        torch_dtype=torch.float32,
+                        low_cpu_mem_usage=False,
+                    ),
+                    lambda: self.device,
+                    "; train on more processes (policy.mesh.dp_shard), or with device = 'cpu'",
+                )
+                self._codec = Autoencoder(checkpoint.read_config(self.folder / part), module)
+            else:
+                self._codec = Pixels()
+        return self._codec
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(C, T, H, W) of what is generated.
+
+        Raises:
+            ConfigError: The size is none that the autoencoder and the transformer can make.
+        """
+        codec, options = self.codec, self.options
+        patch, generated = self.config["patch_size"], self.config["out_channels"] or self.config["in_channels"]
+        if generated != codec.channels:
+            whose = "pixels have" if isinstance(codec, Pixels) else "its autoencoder has"
+            raise ConfigError(f"model: the transformer generates {generated} channels, and {whose} {codec.channels}")
+        frames = (options.num_frames - 1) // codec.temporal + 1
+        if (options.num_frames - 1) % codec.temporal or frames % patch[0]:
+            raise ConfigError(
+                f"model.options.num_frames: {options.num_frames} is not 1 + a multiple of {codec.temporal}, or its "
+                f"{frames} latent frames are no multiple of {patch[0]}"
+            )
+        for name, size, part in (("height", options.height, patch[1]), ("width", options.width, patch[2])):
+            if size % (codec.spatial * part):
+                raise ConfigError(
+                    f"model.options.{name}: {size} is no multiple of {codec.spatial * part}, the pixels of a patch"
+                )
+        return codec.channels, frames, options.height // codec.spatial, options.width // codec.spatial
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of what is generated."""
+        (_, *sizes), patch = self.shape, self.config["patch_size"]
+        return math.prod(size // int(part) for size, part in zip(sizes, patch, strict=True))
+
+
+def _class_named(name: str) -> type[nn.Module]:
+    # It takes seconds, and transformers come first.
+    diffusers = importlib.import_module("diffusers")
+    found: type[nn.Module] | None = getattr(diffusers, name, None)
+    if found is None:
+        raise ConfigError(
+            f"model: diffusers {diffusers.__version__} has no {name}; install the release the plugin names"
+        )
+    return found

@@ -1,0 +1,294 @@
+"""Any world model of diffusers: what families subclass to become model plugins.
+
+Shape legend: B latents of a batch, N decisions, C channels, T latent frames, H and W latent height and width, L tokens
+of the text, E their width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cosmos_core.errors import ConfigError, TrainingError
+from cosmos_core.models.diffusion import building, checkpoint, facts, packing
+from cosmos_core.models.diffusion.arrays import array_of, tensor_of, with_tensors
+from cosmos_core.models.diffusion.conditions import Resident, placed
+from cosmos_core.models.diffusion.exporting import export_transformer
+from cosmos_core.models.diffusion.frames import frames_of
+from cosmos_core.models.diffusion.noising import Times, generator_of
+from cosmos_core.models.diffusion.options import DiffusionOptions
+from cosmos_core.models.diffusion.rows import GIVEN, IS_GIVEN, TEXT, RowEncoding
+from cosmos_core.models.diffusion.scoring import Decisions, decided_of
+from cosmos_core.models.parallel.rooted import layout_of, within
+from cosmos_core.models.row import device_of
+from cosmos_core.models.weights.stored import absence, holds_weights
+from cosmos_core.protocols import Against, Decided, Layout, MicroBatch, ModelContext, ModelFacts, Question
+from cosmos_core.types import Payload
+
+
+class DiffusionModel(RowEncoding):
+    """A transformer that denoises latents (`protocols.Model`, `Denoising` and `Noising`).
+
+    A family says what `Family` asks for, and where it conditions on more than the text, `condition` and `conditioning`.
+    """
+
+    def __init__(self, options: DiffusionOptions, context: ModelContext) -> None:
+        super().__init__(options, context)
+        self._resident = Resident(self.conditioning)
+        self._negative_placed: torch.Tensor | None = None
+
+    def facts(self) -> ModelFacts:
+        """Describe the model without building weights; those of a checkpoint on this machine are looked through.
+
+        Raises:
+            CosmosError: The config makes no model, or the checkpoint is missing files, truncated or of another model.
+        """
+        shell = building.make_shell(self, self.config)
+        absent = ""
+        if self.context.path is not None and Path(self.context.path).is_dir():
+            folder = self.folder / checkpoint.TRANSFORMER
+            if holds_weights(folder, checkpoint.STEM):
+                checkpoint.StreamedTransformer(folder, shell)
+            else:
+                absent = absence(folder, checkpoint.STEM)
+        heads = int(self.config["num_attention_heads"])
+        return facts.facts_of(
+            shell,
+            layers=self.layers,
+            heads=heads,
+            hidden_size=heads * int(self.config["attention_head_dim"]),
+            num_tokens=self.num_tokens,
+            latent_size=math.prod(self.shape),
+            num_regressions=self.options.regressions,
+            absent=absent,
+            uncounted=self._uncounted,
+            forward=self._forward_of_nothing(shell),
+        )
+
+    @property
+    def _uncounted(self) -> tuple[str, ...]:
+        encodes = self.options.text == "encoder" and self.options.encoders == "device"
+        return (
+            "guidance's second forward",
+            *(["encoders of captions and images"] if encodes else []),
+            *(["autoencoder"] if self.has(checkpoint.AUTOENCODER) else []),
+        )
+
+    def _forward_of_nothing(self, module: nn.Module) -> Callable[[int], None]:
+        """A forward of decisions about a blank prompt, without guidance: what is computed does not matter."""
+        conditions, shape = self.conditioning(self.blank()), self.shape
+
+        def forward(decisions: int) -> None:
+            like = next(module.parameters())
+            given = {
+                name: placed(each, like.device, like.dtype).expand(decisions, *each.shape)
+                for name, each in conditions.items()
+            }
+            text_BLE = given.pop(TEXT)
+            self.denoise(module, like.new_zeros(decisions, *shape), torch.zeros(decisions), text_BLE, given)
+
+        return forward
+
+    def build(
+        self, *, seed: int, dtype: torch.dtype, device: torch.device, layout: Layout | None = None
+    ) -> torch.nn.Module:
+        """Make the transformer, in evaluation mode.
+
+        Raises:
+            CosmosError: A checkpoint is missing, truncated or of another architecture, or the layout does not fit.
+        """
+        blueprint = building.Blueprint(
+            architecture=self,
+            config=self.config,
+            folder=None if self.context.path is None else self.component(checkpoint.TRANSFORMER),
+            seed=seed,
+            dtype=dtype,
+            device=device,
+        )
+        self.device = device
+        return building.build(blueprint, layout)
+
+    def pack(
+        self,
+        payloads: Sequence[Payload],
+        *,
+        budget: int,
+        multiple: int = 1,  # noqa: ARG002 - `cp` splits tokens of latents, not decisions
+        is_uniform: bool = False,  # noqa: ARG002 - there are no pipelines
+    ) -> list[MicroBatch]:
+        """Micro-batches of at most `budget` decisions, in order (see `packing.pack`); nothing is padded.
+
+        Raises:
+            DataError: A payload has no decisions that could be evaluated.
+        """
+        shapes = [self.canvas(payload).shape for payload in payloads]
+        return packing.pack(payloads, shapes, self.conditioning, budget=budget, neutral_guidance=self.neutral_guidance)
+
+    def decide(
+        self,
+        module: torch.nn.Module,
+        batch: MicroBatch,
+        *,
+        temperature: float,
+        with_entropy: bool = False,
+        outlook: Question | None = None,
+        against: Against | None = None,
+        with_features: bool = False,
+    ) -> Decided:
+        """Log-probabilities of transitions, negative squared errors of regressions (see `scoring`).
+
+        Raises:
+            TrainingError: The temperature is not 1, or features are asked for.
+        """
+        if temperature != 1.0:
+            raise TrainingError(f"a world model's noise is its sampler's: a temperature of {temperature:g} is not 1")
+        if with_features:
+            raise TrainingError("a world model has no features for a critic")
+        device = device_of(module)
+        dtype = _dtype(module)
+        found = dict(batch.inputs)
+        conditions_S = {
+            name.removeprefix(packing.CONDITION): placed(found.pop(name), device, dtype)
+            for name in batch.inputs
+            if name.startswith(packing.CONDITION)
+        }
+        inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in found.items()}
+        rows_N = inputs["rows"]
+        conditions = {
+            name: each_S.expand(len(rows_N), *each_S.shape[1:]) if len(each_S) == 1 else each_S[rows_N]
+            for name, each_S in conditions_S.items()
+        }
+        decisions = Decisions.of(inputs)
+        velocity_N = self._velocity(
+            module,
+            decisions.latents_N,
+            decisions.times_N,
+            conditions,
+            is_given_BT=decisions.is_given_NT,
+            guidance_B=inputs["guidance"],
+        )
+        return decided_of(
+            decisions,
+            velocity_N,
+            with_entropy=with_entropy,
+            outlook=outlook,
+            question=None if against is None else against.question,
+            other=None if against is None else against.outlook,
+        )
+
+    def export(self, module: torch.nn.Module, directory: Path) -> None:
+        """Write the folder that `DiffusionPipeline.from_pretrained` loads, if the recipe's checkpoint is such a one.
+
+        Of a model from a config alone there is the transformer's folder, which its class loads, and an index that names
+        nothing else.
+
+        Raises:
+            CheckpointError: It cannot be written; every process says so.
+        """
+        source = None if self.context.path is None else self.component(None)
+        written = {"_class_name": self.transformer.__name__, "_diffusers_version": version("diffusers"), **self.config}
+        export_transformer(module, written, directory, source)
+
+    def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:  # noqa: ARG002 - of the protocol
+        """Nothing can be made.
+
+        Raises:
+            ConfigError: Always: a world model has no tokenizer of its own.
+        """
+        raise ConfigError("model.tokenizer: a world model takes its checkpoint's text encoder, or model.options.text")
+
+    def velocity(
+        self,
+        module: torch.nn.Module,
+        latents_B: torch.Tensor,
+        times_B: torch.Tensor,
+        prompts: Sequence[Payload],
+        *,
+        guidance: float,
+    ) -> torch.Tensor:
+        """The velocity at each latent (see `protocols.Denoising`)."""
+        device = latents_B.device
+        conditions = self._resident.of(prompts, device, _dtype(module))
+        is_given_BT = conditions.get(IS_GIVEN)
+        if is_given_BT is None:
+            is_given_BT = torch.zeros(len(prompts), latents_B.shape[2], dtype=torch.bool, device=device)
+        guidance_B = torch.full((len(prompts),), guidance, device=device)
+        return self._velocity(module, latents_B, times_B, conditions, is_given_BT=is_given_BT, guidance_B=guidance_B)
+
+    def render(self, latents: torch.Tensor, prompt: Payload) -> Payload:  # noqa: ARG002 - of the protocol
+        """The frames of a video (see `protocols.Denoising`)."""
+        frames = frames_of(self.codec.decode(latents))
+        arrays = {"frames": array_of(frames), "fps": array_of(torch.tensor(self.options.fps))}
+        return Payload(kind="media", arrays=arrays)
+
+    def noised(self, payload: Payload, seed: int, *, num_decisions: int | None = None) -> Payload:
+        """The points at which a sample is learned (see `protocols.Noising`)."""
+        tensor_of(payload, "sample", torch.float32, self.shape)
+        options = self.options
+        times = Times(law=options.times, mean=options.times_mean, std=options.times_std, shift=options.times_shift)
+        drawn_N = times.draw(num_decisions or options.regressions, generator_of(seed, 0))
+        noise_seed = int(torch.randint(1 << 62, (), generator=generator_of(seed, 1)))
+        return with_tensors(payload, {"times": drawn_N, "noise_seed": torch.tensor(noise_seed)})
+
+    def _negative_like(self, text_BLE: torch.Tensor) -> torch.Tensor:
+        """The negative text, which stays on the device: every step asks for it."""
+        found = self._negative_placed
+        if found is None or found.device != text_BLE.device or found.dtype != text_BLE.dtype:
+            # What an engine keeps in inference mode could not be trained with.
+            with torch.inference_mode(mode=False), torch.no_grad():
+                self._negative_placed = found = placed(self.negative_text(), text_BLE.device, text_BLE.dtype)
+        return found.expand_as(text_BLE)
+
+    def _velocity(
+        self,
+        module: nn.Module,
+        latents_B: torch.Tensor,
+        times_B: torch.Tensor,
+        conditions: Mapping[str, torch.Tensor],
+        *,
+        is_given_BT: torch.Tensor,
+        guidance_B: torch.Tensor,
+    ) -> torch.Tensor:
+        kept_B = is_given_BT[:, None, :, None, None]
+        if GIVEN in conditions:
+            latents_B = torch.where(kept_B, conditions[GIVEN], latents_B)
+        guidance_B = guidance_B[:, None, None, None, None]
+        if not bool((guidance_B != self.neutral_guidance).any()):
+            return self._forward(module, latents_B, times_B, conditions).masked_fill(kept_B, 0.0)
+        negative = {**conditions, TEXT: self._negative_like(conditions[TEXT])}
+        if _is_sharded(module):
+            # Processes that share weights make equally many forwards, whatever their sequences ask for.
+            both = {name: torch.cat((each, negative[name])) for name, each in conditions.items()}
+            twice_B = torch.cat((latents_B, latents_B)), torch.cat((times_B, times_B))
+            found_B, negative_B = self._forward(module, *twice_B, both).chunk(2)
+        else:
+            found_B = self._forward(module, latents_B, times_B, conditions)
+            negative_B = self._forward(module, latents_B, times_B, negative)
+        return self.guide(found_B, negative_B, guidance_B).masked_fill(kept_B, 0.0)
+
+    def _forward(
+        self, module: nn.Module, latents_B: torch.Tensor, times_B: torch.Tensor, conditions: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
+        others = {name: each for name, each in conditions.items() if name != TEXT}
+        latents_B = latents_B.to(_dtype(module))
+        return within(module, lambda: self.denoise(module, latents_B, times_B, conditions[TEXT], others).float())
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    """In which forwards take what they are given."""
+    layout = layout_of(module)
+    if layout is not None and _is_sharded(module):
+        found: torch.dtype = getattr(torch, layout.micro_batch_precision)
+        return found
+    return next(module.parameters()).dtype
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    layout = layout_of(module)
+    return layout is not None and layout.mesh.world_size > 1 and not layout.is_frozen

@@ -1,0 +1,291 @@
+"""Micro-batches of decisions: each is one forward of the transformer, whatever sequence it is of.
+
+A transition and a regression are both a point (x_t, t) at which the velocity is asked for, and a target that it is
+compared with, so that micro-batches hold either: of a transition the target is x', of a regression e - x_0.
+
+Shape legend: N decisions of a micro-batch, S sequences of it, C channels, T latent frames, H and W latent height and
+width.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
+
+import attrs
+import torch
+
+from cosmos_core.errors import DataError
+from cosmos_core.models.diffusion.arrays import has, tensor_of
+from cosmos_core.models.diffusion.conditions import Conditions, side_by_side
+from cosmos_core.models.diffusion.noising import noise_of
+from cosmos_core.protocols import MicroBatch, Span
+from cosmos_core.types import Payload
+
+CONDITION: Final = "condition."
+"""Of names of inputs that condition, [S, ...] each; the rest are of decisions, [N, ...]."""
+_OF_DECISIONS: Final = frozenset(
+    {
+        "guidance",
+        "logprobs",
+        "noise_seed",
+        "offsets",
+        "places",
+        "sample",
+        "states",
+        "steps",
+        "times",
+        "versions",
+    }
+)
+"""Arrays of a payload that its conditioning does not depend on (see `cosmos_core.types.Payload`)."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Trajectory:
+    """The decisions of a payload.
+
+    Attributes:
+        shape: (C, T, H, W).
+        num_decisions: How many.
+        is_given_T: bool, frames that are no part of any decision.
+        guidance: Of the velocities; None where it is neutral.
+        at: Gives the inputs of one decision.
+    """
+
+    shape: tuple[int, int, int, int]
+    num_decisions: int
+    is_given_T: torch.Tensor
+    guidance: float | None
+    at: Callable[[int], dict[str, torch.Tensor]]
+
+
+def trajectory_of(payload: Payload, shape: tuple[int, int, int, int]) -> Trajectory:
+    """The decisions of a payload, transitions or regressions.
+
+    Args:
+        payload: What an engine recorded, or what `Noising.noised` gave.
+        shape: (C, T, H, W) of the model's latents.
+
+    Raises:
+        DataError: It has no decisions of either kind, or its arrays do not fit together.
+    """
+    num_frames = shape[1]
+    times_N = tensor_of(payload, "times", torch.float32, (None,))
+    if not bool(((times_N >= 0) & (times_N <= 1)).all()):
+        raise DataError(f"times from {float(times_N.min()):g} to {float(times_N.max()):g}; they lie in [0, 1]")
+    is_given_T = torch.zeros(num_frames, dtype=torch.bool)
+    if has(payload, "is_given"):
+        is_given_T = tensor_of(payload, "is_given", torch.bool, (num_frames,))
+    guidance = float(tensor_of(payload, "guidance", torch.float32, ())) if has(payload, "guidance") else None
+    if has(payload, "states"):
+        at = _transitions(payload, shape, times_N)
+    elif has(payload, "noise_seed"):
+        at = _regressions(payload, shape, times_N, is_given_T)
+    else:
+        raise DataError(
+            "a payload of latents with neither `states` (transitions) nor `noise_seed` (regressions) has no decisions; "
+            "demonstrations go through `noised` first"
+        )
+    return Trajectory(shape=shape, num_decisions=len(times_N), is_given_T=is_given_T, guidance=guidance, at=at)
+
+
+def _transitions(
+    payload: Payload, shape: tuple[int, int, int, int], times_N: torch.Tensor
+) -> Callable[[int], dict[str, torch.Tensor]]:
+    number = len(times_N)
+    states_M = tensor_of(payload, "states", torch.float32, (None, *shape))
+    places_N2 = tensor_of(payload, "places", torch.int32, (number, 2)).long()
+    steps_N3 = tensor_of(payload, "steps", torch.float32, (number, 3))
+    if number and not 0 <= int(places_N2.min()) <= int(places_N2.max()) < len(states_M):
+        raise DataError(f"`places` from {int(places_N2.min())} to {int(places_N2.max())} of {len(states_M)} states")
+    if not bool((steps_N3[:, 2] > 0).all()):
+        raise DataError("a transition without noise (a standard deviation of 0 in `steps`) is no decision")
+    offsets_N = None
+    if has(payload, "offsets"):
+        offsets_N = tensor_of(payload, "offsets", torch.float32, (number, *shape))
+
+    def at(index: int) -> dict[str, torch.Tensor]:
+        before, after = places_N2[index].tolist()
+        return {
+            "latents": states_M[before],
+            "targets": states_M[after] if offsets_N is None else states_M[after] - offsets_N[index],
+            "times": times_N[index],
+            "steps": steps_N3[index],
+            "is_regression": torch.tensor(data=False),
+        }
+
+    return at
+
+
+def _regressions(
+    payload: Payload, shape: tuple[int, int, int, int], times_N: torch.Tensor, is_given_T: torch.Tensor
+) -> Callable[[int], dict[str, torch.Tensor]]:
+    sample = tensor_of(payload, "sample", torch.float32, shape)
+    seed = int(tensor_of(payload, "noise_seed", torch.int64, ()))
+    kept = is_given_T[None, :, None, None]
+
+    def at(index: int) -> dict[str, torch.Tensor]:
+        noise = noise_of(seed, index, shape)
+        time = times_N[index]
+        return {
+            "latents": torch.where(kept, sample, (1 - time) * sample + time * noise),
+            "targets": noise - sample,
+            "times": time,
+            "steps": torch.tensor([0.0, 1.0, 1.0]),
+            "is_regression": torch.tensor(data=True),
+        }
+
+    return at
+
+
+def pack(
+    payloads: Sequence[Payload],
+    shapes: Sequence[tuple[int, int, int, int]],
+    conditioning: Callable[[Payload], Conditions],
+    *,
+    budget: int,
+    neutral_guidance: float,
+) -> list[MicroBatch]:
+    """Decisions in the order of the payloads, at most `budget` to a micro-batch; sequences are split where one is full.
+
+    A micro-batch is laid out when its inputs are asked for, and let go when those of another are.
+
+    `inputs` of a micro-batch, besides what conditions: `latents` and `targets` float32 [N, C, T, H, W], `times` float32
+    [N], `steps` float32 [N, 3], `is_regression` bool [N], `guidance` float32 [N], `is_given` bool [N, T], `rows` int64
+    [N] (the sequence of each).
+
+    Args:
+        payloads: What to pack.
+        shapes: (C, T, H, W) of each.
+        conditioning: Of a payload: tensors of one shape each for all payloads; asked for once, and held once, also for
+            payloads that share the arrays which condition them, as those of a group do.
+        budget: Most decisions of a micro-batch.
+        neutral_guidance: At which velocities are those of the prompt alone.
+
+    Raises:
+        DataError: A payload has no decisions that could be evaluated, or the budget is none.
+    """
+    if budget < 1:
+        raise DataError(f"a micro-batch of {budget} decisions holds none; raise policy.micro_batch_units")
+    packed = _Packed(
+        trajectories=[trajectory_of(payload, shape) for payload, shape in zip(payloads, shapes, strict=True)],
+        conditions=_conditions(payloads, conditioning),
+        neutral_guidance=neutral_guidance,
+    )
+    return [packed.micro_batch(pieces) for pieces in _pieces(packed.trajectories, budget)]
+
+
+def _conditions(payloads: Sequence[Payload], conditioning: Callable[[Payload], Conditions]) -> list[Conditions]:
+    found: dict[frozenset[tuple[str, int]], Conditions] = {}
+    each = []
+    for payload in payloads:
+        key = frozenset((name, id(array)) for name, array in payload.arrays.items() if name not in _OF_DECISIONS)
+        if key not in found:
+            found[key] = conditioning(payload)
+        each.append(found[key])
+    return each
+
+
+_Piece: TypeAlias = tuple[int, int, int]
+"""Of a sequence: its index, its first decision, how many."""
+
+
+def _pieces(trajectories: Sequence[Trajectory], budget: int) -> Iterator[list[_Piece]]:
+    """Pieces of each micro-batch; a new one begins where latents have another shape."""
+    for _, alike in itertools.groupby(range(len(trajectories)), key=lambda index: trajectories[index].shape):
+        held: list[_Piece] = []
+        room = budget
+        for index in alike:
+            first, total = 0, trajectories[index].num_decisions
+            while first < total or not total:
+                taken = min(room, total - first)
+                held.append((index, first, taken))
+                first, room = first + taken, room - taken
+                if not room:
+                    yield held
+                    held, room = [], budget
+                if not total:
+                    break
+        if held:
+            yield held
+
+
+class _Packed:
+    """What micro-batches are laid out of, each when it is asked for: those of a whole step together would repeat it.
+
+    The one that was asked for last is kept, as its names are asked for one by one.
+    """
+
+    def __init__(
+        self, trajectories: Sequence[Trajectory], conditions: Sequence[Conditions], neutral_guidance: float
+    ) -> None:
+        self.trajectories = trajectories
+        self._conditions = conditions
+        self._neutral_guidance = neutral_guidance
+        self._last: tuple[Sequence[_Piece], Mapping[str, torch.Tensor]] | None = None
+
+    def micro_batch(self, pieces: Sequence[_Piece]) -> MicroBatch:
+        """The micro-batch of some pieces."""
+        return MicroBatch(
+            sequences=tuple(index for index, _, _ in pieces),
+            num_decisions=tuple(taken for _, _, taken in pieces),
+            num_units=sum(taken for _, _, taken in pieces),
+            inputs=_Inputs(self, pieces),
+            spans=tuple(Span(first=first, total=self.trajectories[index].num_decisions) for index, first, _ in pieces),
+        )
+
+    def inputs(self, pieces: Sequence[_Piece]) -> Mapping[str, torch.Tensor]:
+        """What `pack` says."""
+        last = self._last
+        if last is None or last[0] is not pieces:
+            # Asked for first by who only looks, it is trained on next.
+            with torch.inference_mode(mode=False), torch.no_grad():
+                self._last = last = pieces, self._lay_out(pieces)
+        return last[1]
+
+    def _lay_out(self, pieces: Sequence[_Piece]) -> Mapping[str, torch.Tensor]:
+        trajectories = [self.trajectories[index] for index, _, _ in pieces]
+        decided = [
+            each.at(first + i)
+            for each, (_, first, taken) in zip(trajectories, pieces, strict=True)
+            for i in range(taken)
+        ]
+        inputs = {name: torch.stack([each[name] for each in decided]) for name in (decided or [{}])[0]}
+        inputs = inputs or _none(trajectories[0].shape)
+        inputs["rows"] = torch.repeat_interleave(
+            torch.arange(len(pieces)), torch.tensor([taken for _, _, taken in pieces])
+        )
+        guidances = [self._neutral_guidance if each.guidance is None else each.guidance for each in trajectories]
+        inputs["guidance"] = torch.tensor(guidances)[inputs["rows"]]
+        inputs["is_given"] = torch.stack([each.is_given_T for each in trajectories])[inputs["rows"]]
+        conditions = side_by_side([self._conditions[index] for index, _, _ in pieces])
+        return inputs | {CONDITION + name: each for name, each in conditions.items()}
+
+
+class _Inputs(Mapping[str, torch.Tensor]):
+    """Inputs of a micro-batch, laid out when they are asked for."""
+
+    def __init__(self, packed: _Packed, pieces: Sequence[_Piece]) -> None:
+        self._packed = packed
+        self._pieces = pieces
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._packed.inputs(self._pieces)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._packed.inputs(self._pieces))
+
+    def __len__(self) -> int:
+        return len(self._packed.inputs(self._pieces))
+
+
+def _none(shape: tuple[int, int, int, int]) -> dict[str, torch.Tensor]:
+    return {
+        "latents": torch.zeros(0, *shape),
+        "targets": torch.zeros(0, *shape),
+        "times": torch.zeros(0),
+        "steps": torch.zeros(0, 3),
+        "is_regression": torch.zeros(0, dtype=torch.bool),
+    }

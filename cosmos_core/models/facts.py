@@ -1,0 +1,238 @@
+"""What planning is told of a Hugging Face model: from its config, on tensors without storage."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import attrs
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from cosmos_core.errors import ConfigError
+from cosmos_core.models.activations import AFTER_LAYERS, BEFORE_LAYERS, UNTRACEABLE, kept_by
+from cosmos_core.models.attention.packed import PACKED
+from cosmos_core.models.parallel.anatomy import Anatomy, parts_of
+from cosmos_core.models.parallel.expert import is_experts
+from cosmos_core.models.parallel.forwards import own_parameters
+from cosmos_core.models.parallel.parallelize import shared_heads
+from cosmos_core.models.parallel.plan import (
+    KEYS_AND_VALUES,
+    QUERIES,
+    ParallelPlan,
+    plan_for,
+    split_names,
+)
+from cosmos_core.models.parallel.stages import obstacle
+from cosmos_core.models.weights.loading import LIBRARY_ERRORS, first_line
+from cosmos_core.protocols import Axis, Compute, Extent, Kept, ModelPart
+
+_NO_NUMBERS: Final = (RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError)
+"""What a forward raises when the config's numbers do not fit together."""
+
+
+def make_shell(config: PretrainedConfig, auto_class: Any, *, trust_remote_code: bool) -> PreTrainedModel:
+    """The module on the meta device, in evaluation mode (no dropout): nothing is allocated.
+
+    Args:
+        config: Of the model.
+        auto_class: The class of transformers that makes a model of it.
+        trust_remote_code: Whether code inside a checkpoint may run.
+
+    Raises:
+        ConfigError: The config's values do not make a model.
+    """
+    try:
+        with torch.device("meta"):
+            module: PreTrainedModel = auto_class.from_config(
+                copy.deepcopy(config), attn_implementation=PACKED, trust_remote_code=trust_remote_code
+            )
+    except LIBRARY_ERRORS as error:
+        raise ConfigError(f"model: the config makes no model: {first_line(error)}") from error
+    return module.eval()
+
+
+def parts_and_kept(
+    module: PreTrainedModel,
+    prepare: Callable[[PreTrainedModel, int], Callable[[], object]],
+    overrides: Mapping[str, str],
+) -> tuple[ModelPart, ...]:
+    """The parts of a model, with what each keeps for its backward pass where that can be found.
+
+    Args:
+        module: On the meta device; it is of no use afterwards.
+        prepare: Makes a forward of it over so many units.
+        overrides: The plugin's tensor parallel styles (see `plan_for`).
+
+    Raises:
+        ConfigError: The model's numbers do not fit together.
+    """
+    anatomy = Anatomy.of(module)
+    if anatomy is None:
+        return ()
+    plan = plan_for(module, overrides)
+    split, experts, heads = _split_names(module, plan), _expert_names(module), shared_heads(module, plan)
+    parts = parts_of(module, anatomy, is_split=split.__contains__, is_expert=experts.__contains__, heads=heads)
+    kept = _kept(module, anatomy, prepare, plan)
+    places = [BEFORE_LAYERS, *range(len(parts) - 2), AFTER_LAYERS]
+    return tuple(attrs.evolve(part, kept=kept.get(place, {})) for part, place in zip(parts, places, strict=True))
+
+
+def _kept(
+    module: PreTrainedModel,
+    anatomy: Anatomy,
+    prepare: Callable[[PreTrainedModel, int], Callable[[], object]],
+    plan: ParallelPlan,
+) -> Mapping[int, Mapping[Compute, Kept]]:
+    layers = [layer for layer, _ in anatomy.kinds()]
+    whole = [block for layer in layers for block in _whole_blocks(layer, anatomy.name, plan)]
+    module.set_submodule(anatomy.name, nn.ModuleList(layers))
+    try:
+        return kept_by(module, layers, lambda units: prepare(module, units), whole)
+    except UNTRACEABLE:
+        return {}
+    except _NO_NUMBERS as error:
+        raise ConfigError(
+            f"model: a forward of {type(module).__name__} with this config fails: {first_line(error)}; its numbers do "
+            f"not fit together ({_numbers(module.config.get_text_config())})"
+        ) from error
+
+
+def _whole_blocks(layer: nn.Module, name: str, plan: ParallelPlan) -> Iterator[nn.Module]:
+    """Blocks of a layer of which neither `tp` nor `ep` splits anything."""
+    for block, child in layer.named_children():
+        parts = [(f"{name}.0.{block}.{part}".rstrip("."), module) for part, module in child.named_modules()]
+        own = [f"{part}.{key}" for part, module in parts for key in own_parameters(module)]
+        is_split = any(plan.style_of(part) != "replicate" for part in (*(part for part, _ in parts), *own))
+        if not is_split and not any(is_experts(module) for _, module in parts):
+            yield child
+
+
+def _numbers(config: PretrainedConfig) -> str:
+    names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_experts_per_tok")
+    return ", ".join(f"{name} = {value}" for name in names if (value := getattr(config, name, None)) is not None)
+
+
+def extents_of(module: PreTrainedModel, overrides: Mapping[str, str]) -> tuple[Extent, ...]:
+    """What the axes must divide.
+
+    Args:
+        module: On the meta device.
+        overrides: The plugin's tensor parallel styles (see `plan_for`).
+    """
+    plan = plan_for(module, overrides)
+    config = module.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", None)
+    found: list[Extent] = []
+    if isinstance(heads, int):
+        found += [Extent(axis=axis, name="attention heads", size=heads) for axis in ("tp", "cp")]
+        shared = getattr(config, "num_key_value_heads", None) or heads
+        found.append(Extent(axis="tp", name="key-value heads", size=shared, is_shared=True))
+    sizes = {
+        child.out_features
+        for name, child in module.named_modules()
+        # Those of heads are counted in heads.
+        if isinstance(child, nn.Linear) and plan.style_of(name) == "colwise" and not _is_of_heads(name)
+    }
+    found += [Extent(axis="tp", name="columns of a feed-forward layer", size=size) for size in sorted(sizes)]
+    experts = {int(child.num_experts) for child in module.modules() if is_experts(child)}
+    found += [Extent(axis="ep", name="experts", size=size) for size in sorted(experts)]
+    return tuple(found)
+
+
+def _is_of_heads(name: str) -> bool:
+    return name.rpartition(".")[2] in QUERIES | KEYS_AND_VALUES | {"kv_b_proj"}
+
+
+def impossible_axes(module: PreTrainedModel) -> Mapping[Axis, str]:
+    """Axes that make no sense for the architecture, and why."""
+    found: dict[Axis, str] = {}
+    kinds = getattr(module.config.get_text_config(), "layer_types", None) or ()
+    if any("linear" in str(kind) for kind in kinds):
+        found["cp"] = "its linear attention passes a state from unit to unit, and the gradient through it would be lost"
+    if not any(is_experts(child) for child in module.modules()):
+        found["ep"] = "it has no experts"
+    if Anatomy.of(module) is None:
+        found["pp"] = "it has no list of layers to cut"
+    elif reason := obstacle(module):
+        found["pp"] = reason
+    return found
+
+
+def _expert_names(module: PreTrainedModel) -> frozenset[str]:
+    """Names of the parameters that `ep` spreads."""
+    return frozenset(
+        f"{name}.{key}" for name, child in module.named_modules() if is_experts(child) for key in own_parameters(child)
+    )
+
+
+def matrices_of(module: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    """Weights that rollout replicas may hold in few bits, by canonical name: those of the layers' linear layers.
+
+    Of stacked experts, too, [experts, out, in]; those that lie transposed stay, and so does what chooses or weighs
+    experts: a linear layer right beside them.
+
+    Args:
+        module: On any device.
+    """
+    anatomy = Anatomy.of(module)
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    blocks = () if anatomy is None else anatomy.layers.named_modules(prefix=anatomy.name)
+    names = [name for prefix, block in blocks for name in _matrices_in(prefix, block)]
+    # Of tied ones only the first travels.
+    return {name: shapes[name] for name in names if name in shapes}
+
+
+def column_split(module: PreTrainedModel, overrides: Mapping[str, str]) -> frozenset[str]:
+    """Names of the weights of linear layers whose columns `tp` splits.
+
+    Args:
+        module: On the meta device.
+        overrides: The plugin's tensor parallel styles (see `plan_for`).
+    """
+    plan = plan_for(module, overrides)
+    return frozenset(
+        f"{name}.weight"
+        for name, child in module.named_modules()
+        if isinstance(child, nn.Linear) and plan.style_of(name) in {"rowwise", "rowwise_split_input"}
+    )
+
+
+def _matrices_in(prefix: str, block: nn.Module) -> Iterator[str]:
+    has_experts = any(is_experts(child) for child in block.children())
+    for name, child in block.named_children():
+        if isinstance(child, nn.Linear) and not has_experts:
+            yield f"{prefix}.{name}.weight"
+        elif is_experts(child) and getattr(child, "is_transposed", None) is False:
+            yield from (f"{prefix}.{name}.{key}" for key, value in own_parameters(child).items() if value.dim() == 3)
+
+
+def cache_values(config: PretrainedConfig) -> int:
+    """Values that generation caches for one unit: keys and values of every layer; 0 where the config does not say."""
+    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
+    if not isinstance(heads, int):
+        return 0
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    keys = getattr(config, "qk_head_dim", None) or width
+    values = getattr(config, "v_head_dim", None) or width
+    return int(config.num_hidden_layers * heads * (keys + values))
+
+
+def head_size(config: PretrainedConfig) -> int:
+    """Values of one head of attention; 0 where keys and values differ, or the config does not say."""
+    heads = getattr(config, "num_attention_heads", None)
+    if not isinstance(heads, int) or getattr(config, "qk_head_dim", None) or getattr(config, "v_head_dim", None):
+        return 0
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return width if isinstance(width, int) else 0
+
+
+def _split_names(module: PreTrainedModel, plan: ParallelPlan) -> frozenset[str]:
+    """Names of the parameters that `tp` splits: those of the plan, and the vocabulary."""
+    vocabulary = [module.get_input_embeddings(), module.get_output_embeddings()]
+    split = [each for each in vocabulary if isinstance(each, nn.Embedding | nn.Linear)]
+    held = {id(parameter) for each in split for parameter in each.parameters()}
+    ends = {name for name, parameter in module.named_parameters() if id(parameter) in held}
+    return frozenset(split_names(plan, module)) | ends

@@ -1,0 +1,117 @@
+"""From hidden states to the log-probabilities of the tokens that were taken.
+
+Only places that decide something pass through the output layer, and over a large vocabulary they do so in chunks
+whose logits are recomputed in the backward pass, so that no [N, V] float32 tensor is ever held.
+
+Shape legend: N decisions, D hidden size, V vocabulary (of this process, where it is split), K tokens told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from cosmos_core.models.divergence import Likeliest, diverge, divergence_of
+from cosmos_core.models.vocabulary import Vocabulary, rows_of, total
+from cosmos_core.protocols import Against, Decided, Divergence
+
+CHUNK_ELEMENTS: Final = 1 << 25
+"""Largest number of logits held at once (128 MiB in float32)."""
+
+_PART: Final = "_cosmos_vocabulary"
+
+
+def vocabulary_of(module: torch.nn.Module) -> Vocabulary:
+    """The tokens whose logits the module's output layer gives on this process."""
+    output: torch.nn.Linear = module.get_output_embeddings()  # type: ignore[operator]
+    part: Vocabulary | None = output.__dict__.get(_PART)
+    return Vocabulary(start=0, size=output.weight.shape[0]) if part is None else part
+
+
+def note_part(output: torch.nn.Module, part: Vocabulary) -> None:
+    """Remember which part of the vocabulary an output layer gives the logits of."""
+    output.__dict__[_PART] = part
+
+
+def plain_logits(module: torch.nn.Module, hidden_ND: torch.Tensor) -> torch.Tensor:
+    """The output layer with the scales and caps that transformers' architectures apply to its result.
+
+    Gives [N, V]; under tensor parallelism of the part that `vocabulary_of` says.
+    """
+    logits_NV: torch.Tensor = module.get_output_embeddings()(hidden_ND)  # type: ignore[operator]
+    config = module.config.get_text_config()  # type: ignore[union-attr,operator]
+    if (scale := getattr(config, "logit_scale", None)) is not None:
+        logits_NV = logits_NV * scale
+    if (divisor := getattr(config, "logits_scaling", None)) is not None:
+        logits_NV = logits_NV / divisor
+    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+        logits_NV = torch.tanh(logits_NV / cap) * cap
+    return logits_NV
+
+
+def evaluate(
+    logits: Callable[[torch.Tensor], torch.Tensor],
+    hidden_ND: torch.Tensor,
+    targets_N: torch.Tensor,
+    *,
+    vocabulary: Vocabulary,
+    temperature: float,
+    with_entropy: bool,
+    outlook: Divergence | None = None,
+    against: Against | None = None,
+) -> Decided:
+    """Log-probability of each target, after the temperature, and what else is asked for.
+
+    Args:
+        logits: Gives [n, V] for [n, D].
+        hidden_ND: Hidden state at each decision.
+        targets_N: int64, the token taken.
+        vocabulary: The tokens that the logits are of.
+        temperature: Divides the logits.
+        with_entropy: Whether to give the entropy (detached).
+        outlook: The divergence for which to give the likeliest tokens.
+        against: What to give the divergence from.
+    """
+    theirs = None if against is None else Likeliest.of(against.outlook)
+    num_tokens = total(vocabulary) if outlook is not None else 0
+    num_told = min(num_tokens, outlook.top or num_tokens) if outlook is not None else 0
+    is_whole = num_told == num_tokens
+
+    def one(hidden: torch.Tensor, targets: torch.Tensor, *compared: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = rows_of(_divide(logits(hidden).float(), temperature), vocabulary)
+        given = [rows.pick(targets[:, None])[:, 0]]
+        if with_entropy:
+            given.append(rows.entropy())
+        if outlook is not None:
+            given += [rows.whole(num_tokens)] if is_whole else rows.likeliest(num_told)
+        if compared:
+            assert against is not None
+            logprobs, *ids = compared
+            ours = rows.pick(*ids) if ids else rows.whole(logprobs.shape[-1])
+            given.append(diverge(divergence_of(against.question), ours, logprobs, is_whole=not ids))
+        return tuple(given)
+
+    compared = () if theirs is None else (theirs.logprobs_NK, theirs.ids_NK)
+    each = (hidden_ND, targets_N, *(tensor for tensor in compared if tensor is not None))
+    num_rows = max(1, CHUNK_ELEMENTS // vocabulary.most)
+    if len(targets_N) <= num_rows:
+        given = list(one(*each))
+    else:
+        chunks = zip(*(torch.split(tensor, num_rows) for tensor in each), strict=True)
+        parts = [checkpoint(one, *chunk, use_reentrant=False) for chunk in chunks]
+        given = [torch.cat(part) for part in zip(*parts, strict=True)]
+    return Decided(
+        logprobs_N=given.pop(0),
+        entropy_N=given.pop(0) if with_entropy else None,
+        outlook=None
+        if outlook is None
+        else Likeliest(logprobs_NK=given.pop(0).detach(), ids_NK=None if is_whole else given.pop(0)).outlook(),
+        divergence_N=given.pop(0) if theirs is not None else None,
+    )
+
+
+def _divide(logits_NV: torch.Tensor, temperature: float) -> torch.Tensor:
+    return logits_NV if temperature == 1.0 else logits_NV / temperature

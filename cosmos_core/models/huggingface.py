@@ -1,0 +1,277 @@
+"""Any Hugging Face causal language model: the generic plugin, and the building block of model plugins.
+
+A plugin for a family subclasses `HuggingFaceModel`, sets its class variables, and overrides what the family does in
+a way of its own: `encode`, `embed`, `backbone`, `hidden`, `logits`.
+
+Shape legend: U units of this process's slice of a packed row, N decisions, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from cosmos_core.models import facts, head
+from cosmos_core.models.adapters.beside import published_state
+from cosmos_core.models.architecture import Architecture
+from cosmos_core.models.building import Blueprint, build_part, build_whole, lay_out
+from cosmos_core.models.decided import Asked, decided_of, sliced, tensors_of
+from cosmos_core.models.divergence import divergence_of
+from cosmos_core.models.encoding import GENERATION_FILE
+from cosmos_core.models.packing import pack
+from cosmos_core.models.parallel.channel import Channel, open_channel
+from cosmos_core.models.parallel.rooted import layout_of, within
+from cosmos_core.models.parallel.stages import Stages
+from cosmos_core.models.rehearsal import rehearse
+from cosmos_core.models.row import Row, device_of
+from cosmos_core.models.weights.exporting import ADAPTER, export_adapters, export_parts, led, share_files
+from cosmos_core.models.weights.verification import verify_packing
+from cosmos_core.protocols import Against, Decided, Layout, MicroBatch, Question
+from cosmos_core.types import Payload
+
+_DOCUMENT_UNITS = 32
+
+
+class HuggingFaceModel(Architecture):
+    """A causal language model of transformers (see `cosmos_core.protocols.Model`)."""
+
+    def build(
+        self, *, seed: int, dtype: torch.dtype, device: torch.device, layout: Layout | None = None
+    ) -> torch.nn.Module:
+        """Make the module, in evaluation mode (no dropout), checked once against transformers' own forward.
+
+        Of a model that is spread over processes a small one of the same make is checked: transformers' own forward
+        needs all of it in one place.
+
+        Raises:
+            CosmosError: A checkpoint is missing, truncated or of another architecture, or the model cannot be packed,
+                or not be spread like this.
+        """
+        blueprint = self._blueprint(seed=seed, dtype=dtype, device=device)
+        if layout is not None and layout.mesh.world_size > 1:
+            rehearse(blueprint, self.verify)
+            return build_part(blueprint, layout)
+        whole = build_whole(blueprint)
+        self.verify(whole)
+        module: torch.nn.Module = whole
+        if layout is not None:
+            lay_out(whole, blueprint, layout)
+        return module
+
+    def verify(self, module: PreTrainedModel) -> None:
+        """Compare packed documents with transformers' own forward of each.
+
+        Raises:
+            PluginIncompatibleError: They differ.
+        """
+        verify_packing(module, self._packed_logits)
+
+    def pack(
+        self, payloads: Sequence[Payload], *, budget: int, multiple: int = 1, is_uniform: bool = False
+    ) -> list[MicroBatch]:
+        """Pack payloads into micro-batches of at most `budget` units, before padding (see `packing.pack`)."""
+        return pack(payloads, budget=budget, multiple=multiple, is_uniform=is_uniform)
+
+    def decide(
+        self,
+        module: torch.nn.Module,
+        batch: MicroBatch,
+        *,
+        temperature: float,
+        with_entropy: bool = False,
+        outlook: Question | None = None,
+        against: Against | None = None,
+        with_features: bool = False,
+    ) -> Decided:
+        """Log-probabilities of the completion tokens; only their places pass through the output layer."""
+        asked = Asked(
+            temperature=temperature,
+            with_entropy=with_entropy,
+            outlook=outlook,
+            against=against,
+            with_features=with_features,
+        )
+        return self._conclude(module, self._row(module, batch), None, asked)
+
+    def stages(self, module: torch.nn.Module) -> Sequence[torch.nn.Module]:
+        """The stages that this process holds, in the order of the model."""
+        return list(module.stages) if isinstance(module, Stages) else [module]
+
+    def advance(self, stage: torch.nn.Module, batch: MicroBatch, received: torch.Tensor | None) -> torch.Tensor:
+        """Hidden states [U, D] of this process's slice of the row, as the next stage receives them."""
+        row = self._row(stage, batch)
+        # A stage's output is freed in place by some schedules, so it shares no memory with anything.
+        return within(stage, lambda: self.hidden(stage, row, received).clone())
+
+    def conclude(
+        self,
+        stage: torch.nn.Module,
+        batch: MicroBatch,
+        received: torch.Tensor,
+        *,
+        temperature: float,
+        with_entropy: bool = False,
+        outlook: Question | None = None,
+        against: Against | None = None,
+        with_features: bool = False,
+    ) -> Decided:
+        """Run the last stage (see `decide`)."""
+        asked = Asked(
+            temperature=temperature,
+            with_entropy=with_entropy,
+            outlook=outlook,
+            against=against,
+            with_features=with_features,
+        )
+        return self._conclude(stage, self._row(stage, batch), received, asked)
+
+    def hidden(self, module: torch.nn.Module, row: Row, received: torch.Tensor | None = None) -> torch.Tensor:
+        """Hidden states [U, D] of this process's slice of the row: of a last stage, as they enter the output layer.
+
+        Args:
+            module: The model, or a stage of it.
+            row: What to evaluate.
+            received: Hidden states [U, D] of the stage before; None for a first stage.
+        """
+        entry = self.embed(module, row) if received is None else {"inputs_embeds": received[None]}
+        output = self.backbone(module)(
+            **entry,
+            **self.layer_keywords(row),
+            position_ids=row.positions_U.unsqueeze(-2),
+            use_cache=False,
+            packing=row.packing,
+        )
+        hidden_UD: torch.Tensor = output.last_hidden_state[0]
+        return hidden_UD
+
+    def embed(self, module: torch.nn.Module, row: Row) -> dict[str, Any]:  # noqa: ARG002 - overrides need it
+        """What a first stage's backbone is called with: `input_ids`, or `inputs_embeds` where more than text comes in.
+
+        Args:
+            module: The model, or its first stage.
+            row: What to evaluate; media are among `row.inputs`, whole.
+
+        Returns:
+            Keyword arguments, for this process's slice only.
+        """
+        return {"input_ids": row.tokens_U[None]}
+
+    def layer_keywords(self, row: Row) -> Mapping[str, Any]:  # noqa: ARG002 - what an override reads
+        """What every layer is called with besides the row's packing, for hooks of a family; nothing by default."""
+        return {}
+
+    def backbone(self, module: torch.nn.Module) -> torch.nn.Module:
+        """The part of the module that gives hidden states of text."""
+        base: torch.nn.Module = module.base_model  # type: ignore[assignment]
+        return base
+
+    def logits(self, module: torch.nn.Module, hidden_ND: torch.Tensor) -> torch.Tensor:
+        """Logits [N, V] of hidden states, before the temperature."""
+        return head.plain_logits(module, hidden_ND)
+
+    def export(self, module: torch.nn.Module, directory: Path) -> None:
+        """Write safetensors, config and tokenizer: `AutoModelForCausalLM.from_pretrained` reads them.
+
+        Adapters are added to the weights, and written beside them in peft's format, too.
+
+        Every process that holds a part of the module calls it; what several hold is gathered tensor by tensor.
+
+        Raises:
+            CheckpointError: It cannot be written; every process says so.
+        """
+        layout = layout_of(self.stages(module)[0])
+        if layout is None or layout.mesh.world_size == 1:
+            assert isinstance(module, PreTrainedModel)
+            alone, save = Channel(), module.save_pretrained
+            led(alone, directory, lambda: save(directory, state_dict=published_state(module)))
+            export_adapters(module, directory / ADAPTER, alone, below=self.context.path)
+            led(alone, directory, lambda: self._accompany(directory))
+            return
+        shell = facts.make_shell(self.config, self.auto_class, trust_remote_code=self._trusts_model_code)
+        path = self.context.path
+        if path is not None and (Path(path) / GENERATION_FILE).is_file():
+            shell.generation_config = GenerationConfig.from_pretrained(path)
+        channel = open_channel()
+        export_parts(module, shell, directory, channel)
+        export_adapters(module, directory / ADAPTER, channel, below=path)
+        led(channel, directory, lambda: self._accompany(directory))
+
+    def _accompany(self, directory: Path) -> None:
+        """Write what goes with weights."""
+        self.tokenizer.save_pretrained(directory)
+        share_files(directory)
+
+    def _packed_logits(self, module: torch.nn.Module, tokens_U: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        return self.logits(module, self.hidden(module, self._row(module, self._text_batch(tokens_U, lengths))))
+
+    def _text_batch(self, tokens_U: torch.Tensor, lengths: Sequence[int]) -> MicroBatch:
+        """Documents of text that decide nothing."""
+        none = torch.zeros(0, dtype=torch.int64)
+        return MicroBatch(
+            sequences=(),
+            num_decisions=(),
+            num_units=len(tokens_U),
+            inputs={
+                "tokens": tokens_U,
+                "positions": self.text_positions(lengths),
+                "lengths": torch.tensor(lengths),
+                "decisions": none,
+                "targets": none,
+            },
+        )
+
+    def _forward_of_text(self, module: PreTrainedModel, num_units: int) -> Callable[[], object]:
+        """A forward up to the output layer, for planning.
+
+        Its documents are short: some attention keeps its scores on a CPU, and on an accelerator none does.
+        """
+        lengths = [_DOCUMENT_UNITS] * (num_units // _DOCUMENT_UNITS)
+        batch = self._text_batch(torch.zeros(num_units, dtype=torch.int64), lengths)
+        row = Row.of(batch, torch.device("cpu"), None)
+        return lambda: self.hidden(module, row)
+
+    def text_positions(self, lengths: Sequence[int]) -> torch.Tensor:
+        """int64 [..., U], the positions of documents of text of these lengths."""
+        return torch.cat([torch.arange(length) for length in lengths])
+
+    def _blueprint(self, *, seed: int, dtype: torch.dtype, device: torch.device) -> Blueprint:
+        return Blueprint(
+            config=self.config,
+            path=self.context.path,
+            seed=seed,
+            dtype=dtype,
+            device=device,
+            trust_remote_code=self._trusts_model_code,
+            auto_class=self.auto_class,
+            tensor_plan=getattr(self, "tensor_plan", {}),
+        )
+
+    def _row(self, module: torch.nn.Module, batch: MicroBatch) -> Row:
+        return Row.of(batch, device_of(module), layout_of(module))
+
+    def _conclude(self, module: torch.nn.Module, row: Row, received: torch.Tensor | None, asked: Asked) -> Decided:
+        names: list[str] = []
+
+        def body() -> tuple[torch.Tensor, ...]:
+            hidden_ND = self.hidden(module, row, received).index_select(0, row.decisions_n)
+            decided = head.evaluate(
+                lambda each_ND: self.logits(module, each_ND),
+                hidden_ND,
+                row.targets_n,
+                vocabulary=head.vocabulary_of(module),
+                temperature=asked.temperature,
+                with_entropy=asked.with_entropy,
+                outlook=None if asked.outlook is None else divergence_of(asked.outlook),
+                against=sliced(asked.against, row.own),
+            )
+            tensors = tensors_of(attrs.evolve(decided, features_ND=hidden_ND if asked.with_features else None))
+            names[:] = tensors
+            return tuple(tensors.values())
+
+        tensors = within(module, body)
+        return decided_of({name: row.whole(tensor) for name, tensor in zip(names, tensors, strict=True)})

@@ -1,0 +1,158 @@
+"""Expert parallelism: whole experts spread over `ep`, tokens sent to the experts they chose and back.
+
+The processes of one `tp` group hold the same tokens, so each sends its share of the rows, and the results are joined.
+An experts module is one that holds all of its experts in tensors whose first dimension counts them, and is called
+with (hidden_TD, chosen_TK, weights_TK), as transformers' are; its own forward (grouped products where it has them)
+runs on what arrives, one expert a row.
+
+Source: arXiv:2006.16668 section 3.2 (all-to-all dispatch), without a capacity: no token is dropped.
+
+Shape legend: T tokens, K experts that each chose, D hidden size, P = T·K pairs, R rows that arrive, E local experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from cosmos_core.errors import ConfigError
+from cosmos_core.models.parallel.collectives import Group, all_to_all, gather_for_shared, part, split_dim
+from cosmos_core.models.parallel.forwards import own_parameters, substituted, surround
+from cosmos_core.models.parallel.tensor import local, split_parameter
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Route:
+    """How the pairs of one call travel.
+
+    Attributes:
+        order_P: int64, the pairs in the order of their experts.
+        send: Pairs that each process gets.
+        receive: Rows that each process gives.
+        expert_R: int64, the local expert of each row that arrives.
+    """
+
+    order_P: torch.Tensor
+    send: list[int]
+    receive: list[int]
+    expert_R: torch.Tensor
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Whether a module holds experts in tensors whose first dimension counts them."""
+    count = getattr(module, "num_experts", None)
+    parameters = own_parameters(module).values()
+    return (
+        isinstance(count, int)
+        and count > 1
+        and any(value.dim() == 3 for value in parameters)
+        and all(value.shape[0] == count for value in parameters)
+    )
+
+
+def spread_experts(module: nn.Module, name: str, axis: DeviceMesh, tensor_group: Group) -> None:
+    """Keep this process's experts of a module, and send tokens to where theirs are.
+
+    Args:
+        module: The experts, on any device.
+        name: Its name, for errors.
+        axis: The `ep` axis.
+        tensor_group: The processes of `tp`, which hold the same tokens; None for one.
+
+    Raises:
+        ConfigError: The axis does not divide the experts.
+    """
+    count = _num_experts(module)
+    if count % axis.size():
+        raise ConfigError(f"policy.mesh.ep: {axis.size()} does not divide the {count} experts of {name}")
+    for key in own_parameters(module):
+        split_parameter(module, key, name, 0, axis)
+    num_local = count // axis.size()
+    module.num_experts = num_local  # type: ignore[assignment]
+    group = axis.get_group()
+
+    def around(
+        inner: Callable[..., Any], hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        def compute(hidden_TD: torch.Tensor, chosen_TK: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
+            return _dispatch(module, inner, group, hidden_TD, chosen_TK, weights_TK)
+
+        return _share(compute, tensor_group, hidden_states, top_k_index, top_k_weights)
+
+    surround(module, around)
+
+
+def _num_experts(module: nn.Module) -> int:
+    count: int = module.__dict__["num_experts"]
+    return count
+
+
+def _share(
+    compute: Callable[..., torch.Tensor],
+    group: Group,
+    hidden_TD: torch.Tensor,
+    chosen_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+) -> torch.Tensor:
+    """Compute this process's share of rows that the group holds alike, and join the shares."""
+    if group is None:
+        return compute(hidden_TD, chosen_TK, weights_TK)
+    num_tokens = hidden_TD.shape[0]
+    missing = -num_tokens % group.size()
+    if missing:
+        hidden_TD, chosen_TK, weights_TK = (
+            torch.cat((value, value.new_zeros(missing, value.shape[1]))) for value in (hidden_TD, chosen_TK, weights_TK)
+        )
+    output_TD = compute(split_dim(hidden_TD, 0, group), part(chosen_TK, 0, group), split_dim(weights_TK, 0, group))
+    joined_TD = gather_for_shared(output_TD, 0, group)
+    # FSDP hangs its backward hook on the result, where an in-place change of a view would lose it.
+    return joined_TD[:num_tokens].clone() if missing else joined_TD
+
+
+def _dispatch(  # noqa: PLR0917 - what transformers hands to experts, and where they are
+    module: nn.Module,
+    experts: Callable[..., torch.Tensor],
+    group: dist.ProcessGroup,
+    hidden_TD: torch.Tensor,
+    chosen_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+) -> torch.Tensor:
+    route = _plan_route(chosen_TK, _num_experts(module), group)
+    sent_PD = hidden_TD.index_select(0, route.order_P // chosen_TK.shape[1])
+    rows_RD = all_to_all(sent_PD, group, route.receive, route.send)
+    with substituted(module, {key: local(value) for key, value in own_parameters(module).items()}):
+        results_RD = _run(experts, rows_RD, route.expert_R)
+    returned_PD = all_to_all(results_RD, group, route.send, route.receive)
+    place_P = torch.empty_like(route.order_P)
+    place_P[route.order_P] = torch.arange(len(place_P), device=place_P.device)
+    output_TKD = torch.unflatten(returned_PD.index_select(0, place_P), 0, chosen_TK.shape)
+    return torch.sum(output_TKD * weights_TK[..., None], 1).to(hidden_TD.dtype)
+
+
+def _plan_route(chosen_TK: torch.Tensor, num_local: int, group: dist.ProcessGroup) -> Route:
+    chosen_P = chosen_TK.flatten()
+    # Not `bincount`, for which the CPU waits for an accelerator.
+    counts = chosen_P.new_zeros(num_local * group.size()).scatter_add_(0, chosen_P, torch.ones_like(chosen_P))
+    counts = counts.view(group.size(), num_local)
+    arriving = torch.empty_like(counts)
+    dist.all_to_all_single(arriving, counts, group=group)
+    send, receive = torch.stack((counts.sum(1), arriving.sum(1))).tolist()
+    expert_E = torch.arange(num_local, device=chosen_P.device).repeat(group.size())
+    expert_R = expert_E.repeat_interleave(arriving.flatten(), output_size=sum(receive))
+    return Route(order_P=chosen_P.argsort(stable=True), send=send, receive=receive, expert_R=expert_R)
+
+
+def _run(experts: Callable[..., torch.Tensor], rows_RD: torch.Tensor, expert_R: torch.Tensor) -> torch.Tensor:
+    """The local experts, each row weighted by one. Without rows one of zeros runs, so that weights get a gradient."""
+    num_rows = rows_RD.shape[0]
+    if num_rows == 0:
+        rows_RD = torch.cat((rows_RD, rows_RD.new_zeros(1, rows_RD.shape[1])))
+        expert_R = expert_R.new_zeros(1)
+    ones = rows_RD.new_ones(rows_RD.shape[0], 1)
+    return experts(rows_RD, expert_R[:, None], ones)[:num_rows]

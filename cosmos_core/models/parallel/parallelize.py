@@ -1,0 +1,244 @@
+"""Lay a Hugging Face module, or a pipeline stage of one, over the processes of a mesh.
+
+The order matters. Attention over `cp` comes first, as it changes nothing that has a name. What linear layers compute
+(in 8 bits, with adapters) lies innermost: it works on the part that a process has of one. Tensor parallelism makes
+parameters DTensors, then adapters get theirs; the sequence is split round what it left; experts leave their modules
+for `ep`. Compiling sees the result, and recomputing wraps all of it, so that its collectives run again too. Sharding is
+last: it gathers what the others split.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from cosmos_core.errors import ConfigError, PluginIncompatibleError
+from cosmos_core.models.attention import context
+from cosmos_core.models.head import note_part
+from cosmos_core.models.parallel.anatomy import Anatomy
+from cosmos_core.models.parallel.expert import spread_experts
+from cosmos_core.models.parallel.float8 import install_float8
+from cosmos_core.models.parallel.forwards import own_parameters
+from cosmos_core.models.parallel.lora import add_adapters, surround_adapted
+from cosmos_core.models.parallel.plan import KEYS_AND_VALUES, QUERIES, ParallelPlan, pattern_of
+from cosmos_core.models.parallel.recompute import recompute_layer
+from cosmos_core.models.parallel.rooted import root
+from cosmos_core.models.parallel.sequence import gather_block, split_layers
+from cosmos_core.models.parallel.sharding import shard
+from cosmos_core.models.parallel.tensor import (
+    SPLIT_STYLES,
+    Style,
+    Tensor,
+    apply_style,
+    head_size,
+    note_head_size,
+    own_part,
+)
+from cosmos_core.models.vocabulary import Vocabulary
+from cosmos_core.protocols import Layout
+
+Styles: TypeAlias = dict[nn.Module, Style]
+
+HEAD_COUNTS: Final = ("num_heads", "num_attention_heads", "num_key_value_heads", "num_kv_heads")
+
+
+def parallelize(module: PreTrainedModel, layout: Layout, plan: ParallelPlan) -> None:
+    """Split a module's parameters and change its forwards, in place.
+
+    Args:
+        module: On any device (meta, where nothing shall be allocated).
+        layout: The processes, and what they trade for memory.
+        plan: What to split.
+
+    Raises:
+        ConfigError: A number of the model does not fit the mesh.
+        PluginIncompatibleError: The model does what this layout cannot.
+    """
+    anatomy = Anatomy.of(module)
+    if anatomy is None:
+        raise PluginIncompatibleError(
+            f"{type(module).__name__} has no list of its layers, so it cannot be laid over several processes"
+        )
+    if layout.cpu_offload and layout.mesh.world_size == 1:
+        raise ConfigError("policy.parallel.cpu_offload: it is FSDP's, which a replica of one process does without")
+    layers = {f"{anatomy.name}.{i}": each for i, each in enumerate(anatomy.layers) if _has_parameters(each)}
+    mesh = layout.mesh
+    context.install(module, layout)
+    install_float8(module, layout)
+    adapted = surround_adapted(layers, layout)
+    experts: list[nn.Module] = []
+    if mesh.size("tp") > 1:
+        _split_tensors(module, layers, layout, plan)
+    add_adapters(module, adapted, layout)
+    if mesh.size("ep") > 1:
+        experts = _spread(module, layout, plan)
+    if layout.compile:
+        _compile(list(layers.values()), experts)
+    for layer in (*layers.values(), *_tower_layers(module)):
+        recompute_layer(layer, layout.recompute)
+    root(module, layout, _beside(module))
+    if mesh.world_size > 1 and not layout.is_frozen:
+        shard(module, list(layers.values()), experts, _lone_embedding(module), layout)
+
+
+def _compile(layers: list[nn.Module], experts: list[nn.Module]) -> None:
+    for each in experts:
+        # Rows travel in numbers that differ each time, which a compiled graph would be made anew for.
+        each.forward = torch.compiler.disable(each.forward)  # type: ignore[no-untyped-call]
+    for layer in layers:
+        # What recomputes is put round this: attention is no part of a graph, and of a checkpoint in which a graph
+        # breaks nothing is compiled.
+        layer.forward = torch.compile(layer.forward)
+
+
+def _tower_layers(module: PreTrainedModel) -> list[nn.Module]:
+    """Layers of towers beside the text decoder, which may keep more than all of that does."""
+    text = set(module.get_decoder().modules())
+    return [each for each in module.modules() if isinstance(each, GradientCheckpointingLayer) and each not in text]
+
+
+def _split_tensors(module: PreTrainedModel, layers: dict[str, nn.Module], layout: Layout, plan: ParallelPlan) -> None:
+    mesh = layout.mesh.axis("tp")
+    config = module.config.get_text_config()
+    rope_dim = getattr(config, "qk_rope_head_dim", None) or 0
+    whole = Tensor(mesh=mesh, rope_dim=rope_dim)
+    gathered: set[nn.Module] = set()
+    for name, layer in layers.items():
+        _note_heads(layer, config)
+        styles = {child: _style(f"{name}.{part}", child, mesh.size(), plan) for part, child in layer.named_modules()}
+        _localize_heads(layer, name, styles, config, mesh.size())
+        blocks = [child for child in layer.children() if layout.sequence_parallel and _is_split(child, styles)]
+        inside = {child for block in blocks for child in block.modules()}
+        for part, child in layer.named_modules():
+            axis = Tensor(mesh=mesh, rope_dim=rope_dim, is_gathered=child in inside)
+            apply_style(child, f"{name}.{part}", styles[child], axis)
+        for block in blocks:
+            if styles[block] != "rowwise":
+                gather_block(block, mesh.get_group())
+        gathered.update(blocks)
+    _split_vocabulary(module, whole)
+    if layout.sequence_parallel:
+        split_layers(list(layers.values()), lambda child: child in gathered, mesh.get_group())
+
+
+def _style(name: str, module: nn.Module, size: int, plan: ParallelPlan) -> Style:
+    """The plan's style, refined by what the axis divides."""
+    if any(plan.style_of(f"{name}.{key}") == "heads" for key in own_parameters(module)):
+        return "heads"
+    style = plan.style_of(name)
+    if style == "colwise" and name.rpartition(".")[2] in KEYS_AND_VALUES:
+        num_heads = own_parameters(module)["weight"].shape[0] // head_size(module)
+        return "kv_heads" if num_heads % size else "colwise"
+    return style
+
+
+def shared_heads(module: PreTrainedModel, plan: ParallelPlan) -> Mapping[str, int]:
+    """Of each parameter that `tp` splits only if it divides the heads: how many there are.
+
+    Args:
+        module: Not yet parallelized, on any device.
+        plan: What to split.
+    """
+    anatomy = Anatomy.of(module)
+    found: dict[str, int] = {}
+    if anatomy is None:
+        return found
+    for index, layer in enumerate(anatomy.layers):
+        _note_heads(layer, module.config.get_text_config())
+        for part, child in layer.named_modules():
+            name = f"{anatomy.name}.{index}.{part}"
+            if plan.style_of(name) == "colwise" and part.rpartition(".")[2] in KEYS_AND_VALUES:
+                own = own_parameters(child)
+                found |= {f"{name}.{key}": own["weight"].shape[0] // head_size(child) for key in own}
+    return found
+
+
+def _note_heads(layer: nn.Module, config: PretrainedConfig) -> None:
+    """Tell key and value projections how many of their rows make a head."""
+    default = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    for attention in layer.modules():
+        size = getattr(attention, "head_dim", None)
+        for key, child in attention.named_children():
+            if key in KEYS_AND_VALUES and isinstance(child, nn.Linear):
+                note_head_size(child, size if isinstance(size, int) else default)
+
+
+def _localize_heads(layer: nn.Module, name: str, styles: Styles, config: PretrainedConfig, size: int) -> None:
+    """Tell attention modules how many heads they have here.
+
+    Raises:
+        ConfigError: `tp` does not divide the heads.
+    """
+    for part, attention in layer.named_modules():
+        children = dict(attention.named_children())
+        if not any(key in QUERIES and styles[child] == "colwise" for key, child in children.items()):
+            continue
+        if config.num_attention_heads % size:
+            raise ConfigError(
+                f"policy.mesh.tp: {size} does not divide the {config.num_attention_heads} heads of {name}.{part}"
+            )
+        for key in HEAD_COUNTS:
+            if isinstance(getattr(attention, key, None), int):
+                setattr(attention, key, max(1, getattr(attention, key) // size))
+        if any(styles[child] == "kv_heads" for child in children.values()):
+            attention.num_key_value_groups = config.num_attention_heads // size
+
+
+def _is_split(block: nn.Module, styles: Styles) -> bool:
+    """Whether all parameters of a block are split in a way that lets its input be gathered for all of them."""
+    holders = [child for child in block.modules() if own_parameters(child)]
+    found = {styles[child] for child in holders}
+    return bool(found & {"colwise", "rowwise"}) and found <= SPLIT_STYLES
+
+
+def _split_vocabulary(module: PreTrainedModel, axis: Tensor) -> None:
+    """The embedding by rows and the output layer by columns; the last process may have fewer tokens."""
+    embedding, output = module.get_input_embeddings(), module.get_output_embeddings()
+    is_tied = embedding is not None and output is not None and embedding.weight is output.weight
+    if isinstance(embedding, nn.Embedding):
+        apply_style(embedding, "the embedding", "embedding_rowwise", axis)
+        if is_tied:
+            output.weight = embedding.weight
+    if isinstance(output, nn.Linear):
+        own = own_part(output.out_features, axis.mesh)
+        apply_style(output, "the output layer", "vocabulary", axis)
+        most = math.ceil(output.out_features / axis.size)
+        note_part(output, Vocabulary(start=own.start, size=len(own), most=most, group=axis.group))
+
+
+def _spread(module: PreTrainedModel, layout: Layout, plan: ParallelPlan) -> list[nn.Module]:
+    group = layout.mesh.group("tp") if layout.mesh.size("tp") > 1 else None
+    found = [(name, child) for name, child in module.named_modules() if pattern_of(name) in plan.expert]
+    for name, child in found:
+        spread_experts(child, name, layout.mesh.axis("ep"), group)
+    if not plan.expert:
+        raise PluginIncompatibleError(
+            f"{type(module).__name__} has no experts module that can be spread over processes: set policy.mesh.ep = 1"
+        )
+    return [child for _, child in found]
+
+
+def _lone_embedding(module: PreTrainedModel) -> nn.Module | None:
+    embedding: nn.Module | None = module.get_input_embeddings()
+    output = module.get_output_embeddings()
+    if embedding is None or not _has_parameters(embedding):
+        return None
+    is_tied = output is not None and output.weight is embedding.weight
+    return None if is_tied else embedding
+
+
+def _beside(module: PreTrainedModel) -> list[nn.Module]:
+    """Modules with weights beside the decoder and the output layer, such as a vision tower."""
+    used = {module.get_decoder(), module.get_output_embeddings(), module.get_input_embeddings()}
+    outer = [each for each in module.modules() if any(part in used for part in each.modules())]
+    return [child for parent in outer if parent not in used for child in parent.children() if child not in outer]
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None

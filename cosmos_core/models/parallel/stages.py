@@ -1,0 +1,304 @@
+"""Cutting a Hugging Face model into pipeline stages.
+
+A stage is the whole model class with modules missing: foreign layers pass on what they are given, the embedding (and
+whatever else makes embeddings, such as a vision tower) is there on the first stage only, the final norm and the output
+layer on the last only. What remains keeps its name, so that checkpoints, plans and published weights know no stages.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import attrs
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
+
+from cosmos_core.errors import PluginIncompatibleError
+from cosmos_core.models.parallel.placement import layer_spans, stage_indices
+from cosmos_core.protocols import Layout
+
+FINAL_NORMS: Final = ("norm", "final_layer_norm", "final_layernorm", "ln_f", "embedding_norm")
+"""What the norm after the last layer is called where a model has no pipeline plan that names it."""
+
+_MARK: Final = "cosmos_stage"
+_FAILURES: Final = (RuntimeError, ValueError, TypeError, AttributeError, LookupError)
+"""What the forward of a model raises that cannot do without what a stage lacks."""
+
+
+@attrs.frozen(kw_only=True)
+class Part:
+    """What a stage is of its model.
+
+    Attributes:
+        index: Its place in the order of stages.
+        num_stages: Stages of the model.
+        layers: Its layers.
+        canonical: For each further name of a tied parameter, the one that the whole model lists it under.
+    """
+
+    index: int
+    num_stages: int
+    layers: range
+    canonical: Mapping[str, str]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it takes tokens."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it has the output layer."""
+        return self.index == self.num_stages - 1
+
+
+class Skip(nn.Module):
+    """In place of a module of another stage: passes on what it is given, and answers as the module would.
+
+    Args:
+        replaced: Its plain attributes are kept (models ask a layer for its kind of attention).
+    """
+
+    def __init__(self, replaced: nn.Module) -> None:
+        super().__init__()
+        for name, value in vars(replaced).items():
+            if isinstance(value, str | int | float) and not name.startswith("_"):
+                setattr(self, name, value)
+
+    def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """What is given."""
+        return hidden_states
+
+
+def part_of(module: nn.Module) -> Part | None:
+    """What a stage is of its model; None for a module that is no stage."""
+    part: Part | None = getattr(module, _MARK, None)
+    return part
+
+
+def stages_of(module: nn.Module) -> list[nn.Module]:
+    """The stages of a module; a whole one is the only stage."""
+    return list(module.stages) if isinstance(module, Stages) else [module]
+
+
+def cut(module: PreTrainedModel, layout: Layout) -> list[PreTrainedModel]:
+    """The stages that this process holds, in the order of the model; they share the parameters of `module`.
+
+    Args:
+        module: The whole model, on any device (meta, where nothing shall be allocated).
+        layout: Says which stages.
+
+    Raises:
+        ConfigError: There are more stages than layers.
+        PluginIncompatibleError: The model cannot be cut.
+    """
+    mesh = layout.mesh
+    num_stages = mesh.size("pp") * layout.stages_per_rank
+    spans = layer_spans(module.config.get_text_config().num_hidden_layers, num_stages)
+    indices = stage_indices(
+        size=mesh.size("pp"),
+        place=mesh.place("pp"),
+        per_process=layout.stages_per_rank,
+        is_v_shaped=layout.is_v_shaped,
+    )
+    if reason := obstacle(module):
+        raise PluginIncompatibleError(
+            f"{type(module).__name__} cannot be cut into pipeline stages: {reason}; set policy.mesh.pp = 1"
+        )
+    canonical = _canonical_names(module)
+    return [
+        _stage(module, Part(index=index, num_stages=num_stages, layers=spans[index], canonical=canonical))
+        for index in indices
+    ]
+
+
+def obstacle(module: PreTrainedModel) -> str | None:
+    """Why a model cannot be cut; None if it can.
+
+    Args:
+        module: The whole model, on any device.
+    """
+    decoder = module.get_decoder()
+    layers, norm = _layers(decoder), _final_norm(decoder)
+    if layers is None:
+        return "it has no list of its layers"
+    if norm is None:
+        return f"no norm after its last layer is known (looked for {', '.join(FINAL_NORMS)})"
+    known = {module.get_input_embeddings(), layers, getattr(decoder, norm)}
+    others = [
+        name for name, child in decoder.named_children() if child not in known and any(True for _ in child.parameters())
+    ]
+    if others:
+        return f"it has weights outside its layers that no stage is known to need: {', '.join(others)}"
+    try:
+        is_passed_on = _passes_on(module)
+    except _FAILURES as error:
+        return f"a stage without embedding fails: {type(error).__name__}: {error}"
+    return None if is_passed_on else "it changes hidden states outside its layers, which every stage would repeat"
+
+
+def _passes_on(module: PreTrainedModel) -> bool:
+    """Whether a stage without layers gives what it is given."""
+    hollow = _stage(module, Part(index=1, num_stages=3, layers=range(0), canonical={})).eval()
+    device = next(module.parameters()).device
+    given = torch.zeros(1, 2, module.config.get_text_config().hidden_size, dtype=module.dtype, device=device)
+    position_ids = torch.arange(2, device=device)[None]
+    with torch.no_grad():
+        output = hollow.base_model(inputs_embeds=given, position_ids=position_ids, use_cache=False)
+    return output.last_hidden_state is given
+
+
+def _stage(module: PreTrainedModel, part: Part) -> PreTrainedModel:
+    stage = _shallow_copy(module)
+    setattr(stage, _MARK, part)
+    decoder = stage.get_decoder()
+    layers = _layers(decoder)
+    assert layers is not None, "a model without layers is not cut"
+    for index in range(len(layers)):
+        if index not in part.layers:
+            layers[index] = Skip(layers[index])
+    if not part.is_first:
+        _drop_inputs(stage, decoder)
+    if not part.is_last:
+        norm = _final_norm(decoder)
+        assert norm is not None, "a model without a final norm is not cut"
+        setattr(decoder, norm, Skip(getattr(decoder, norm)))
+        for name, child in list(stage.named_children()):
+            if child is not stage.base_model:
+                setattr(stage, name, None)
+    return stage
+
+
+def _shallow_copy(module: PreTrainedModel) -> PreTrainedModel:
+    """A copy whose modules are its own, and whose tensors are the original's."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
+
+
+def _drop_inputs(stage: PreTrainedModel, decoder: nn.Module) -> None:
+    """Take away what makes embeddings: of tokens, and what there is beside the decoder, such as a vision tower."""
+    embedding = stage.get_input_embeddings()
+    for parent in {stage.base_model, decoder}:
+        for name, child in list(parent.named_children()):
+            is_beside = parent is not decoder and child is not decoder and any(True for _ in child.parameters())
+            if child is embedding or is_beside:
+                setattr(parent, name, None)
+    # Models with a tower raise where the embedding is missing, and then deny their output layer, too.
+    for each in (stage, stage.base_model, decoder):
+        each.__dict__["get_input_embeddings"] = _no_embedding
+
+
+def _no_embedding() -> None:
+    """What a stage that takes hidden states embeds tokens with."""
+
+
+def _layers(decoder: nn.Module) -> nn.ModuleList | None:
+    number = decoder.config.get_text_config().num_hidden_layers  # type: ignore[union-attr,operator]
+    for child in decoder.children():
+        if isinstance(child, nn.ModuleList) and len(child) == number:
+            return child
+    return None
+
+
+def _final_norm(decoder: nn.Module) -> str | None:
+    """The name of the norm after the last layer: the model's own pipeline plan knows it, else a usual name."""
+    plan: Mapping[str, tuple[list[str], list[str]]] = getattr(decoder.config, "base_model_pp_plan", None) or {}
+    takes_hidden = [name for name, (inputs, _) in plan.items() if inputs == ["hidden_states"]]
+    for name in (*takes_hidden, *FINAL_NORMS):
+        if isinstance(getattr(decoder, name, None), nn.Module):
+            return name
+    return None
+
+
+def _canonical_names(module: nn.Module) -> dict[str, str]:
+    first: dict[int, str] = {}
+    further: dict[str, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        listed = first.setdefault(id(parameter), name)
+        if listed != name:
+            further[name] = listed
+    return further
+
+
+class Stages(nn.Module):
+    """The stages of one process as one module, whose tensors have the names of the whole model.
+
+    A tied parameter of which this process holds both ends is listed once. FSDP replaces the parameters of each stage
+    by shards of its own, so there the last stage's is a copy (`copies`), which is no parameter of this module: whoever
+    runs the stages copies weights to it and adds its gradients.
+
+    Args:
+        stages: What `cut` gave, with their weights, in the order of the model.
+    """
+
+    def __init__(self, stages: list[PreTrainedModel]) -> None:
+        super().__init__()
+        self.stages: Final = nn.ModuleList(stages)
+        self._share_ties()
+
+    @property
+    def copies(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        """Pairs of a parameter and its copy in a later stage of this process."""
+        first = dict(self.named_parameters())
+        return [
+            (first[name], parameter)
+            for name, parameter in self._tensors("named_parameters")
+            if parameter is not first[name]
+        ]
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters by their names in the whole model, each once."""
+        del recurse, remove_duplicate
+        return self._once(prefix, "named_parameters")
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Buffers by their names in the whole model, each once."""
+        del recurse, remove_duplicate
+        return self._once(prefix, "named_buffers")
+
+    def state_dict(  # type: ignore[override]
+        self, *args: Any, prefix: str = "", keep_vars: bool = False, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Tensors by their names in the whole model, each once."""
+        assert not args, "a destination is given by name"
+        given: dict[str, Any] | None = kwargs.get("destination")
+        destination: dict[str, Any] = {} if given is None else given
+        for stage in self.stages:
+            part = part_of(stage)
+            for name, tensor in stage.state_dict(keep_vars=keep_vars).items():
+                destination.setdefault(prefix + _canonical(part, name), tensor)
+        return destination
+
+    def _share_ties(self) -> None:
+        held: dict[str, nn.Parameter] = {}
+        for stage in self.stages:
+            for name, parameter in list(stage.named_parameters()):
+                listed = held.setdefault(_canonical(part_of(stage), name), parameter)
+                if listed is not parameter and not isinstance(stage, FSDPModule):
+                    owner, _, last = name.rpartition(".")
+                    setattr(stage.get_submodule(owner), last, listed)
+
+    def _once(self, prefix: str, method: str) -> Iterator[tuple[str, Any]]:
+        seen: set[str] = set()
+        for name, tensor in self._tensors(method):
+            if name not in seen:
+                seen.add(name)
+                yield f"{prefix}.{name}" if prefix else name, tensor
+
+    def _tensors(self, method: str) -> Iterator[tuple[str, Any]]:
+        for stage in self.stages:
+            part = part_of(stage)
+            for name, tensor in getattr(stage, method)():
+                yield _canonical(part, name), tensor
+
+
+def _canonical(part: Part | None, name: str) -> str:
+    return name if part is None else part.canonical.get(name, name)

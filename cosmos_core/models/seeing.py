@@ -1,0 +1,211 @@
+"""Any vision-language model of transformers that puts what it sees in the places of placeholder tokens.
+
+Its checkpoint's processor makes tokens and arrays of a prompt and its images; its own forward makes embeddings of them
+(`sight.entering`). Whether packing them gives what the model gives is tried, before the first prompt with images, on a
+small model of the same make.
+
+Shape legend: U units of a packed row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from transformers import PreTrainedModel
+
+from cosmos_core.config import option
+from cosmos_core.errors import ConfigError
+from cosmos_core.models.encoding import HuggingFaceOptions
+from cosmos_core.models.parallel.rooted import layout_of
+from cosmos_core.models.rehearsal import verify_small
+from cosmos_core.models.row import Row
+from cosmos_core.models.sight.entering import entrance
+from cosmos_core.models.sight.images import load_image
+from cosmos_core.models.sight.placing import IMAGE_MARK, filled, with_marks
+from cosmos_core.models.sight.positions import OwnPositions
+from cosmos_core.models.sight.processor import REQUIRED, Processor, copy_files, example_images, is_there
+from cosmos_core.models.sight.rows import MEDIA, TOLD, is_media, lay_out, shows, with_seen
+from cosmos_core.models.sight.turns import marked_parts, takes_parts, text_parts
+from cosmos_core.models.tokenizer import FILE as TOKENIZER_FILE
+from cosmos_core.models.tokens import tokens_payload
+from cosmos_core.models.vision import VisionLanguageModel
+from cosmos_core.models.weights.verification import compare, own_logits
+from cosmos_core.protocols import MicroBatch
+from cosmos_core.types import JSON, Payload, Prompt
+
+
+@attrs.frozen(kw_only=True)
+class GenericOptions(HuggingFaceOptions):
+    """How prompts become tokens, and images what a model sees."""
+
+    image_options: Mapping[str, JSON] = option(
+        factory=dict, help="Settings of the checkpoint's image processor to change, such as `size` or `max_pixels`."
+    )
+
+
+class SeeingModel(VisionLanguageModel):
+    """A vision-language model of transformers, images through its checkpoint's processor."""
+
+    options: GenericOptions
+
+    def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:
+        """See `VisionLanguageModel.prepare`; beside a tokenizer made locally there are no images."""
+        super().prepare(corpus, tokenizer)
+        for name in ("_processor", "_sight", "_own_positions", "_takes_parts"):
+            self.__dict__.pop(name, None)
+
+    def encode(self, prompt: Prompt) -> Payload:
+        """The prompt with placeholders for its images, and what the processor makes of those.
+
+        Raises:
+            DataError: The prompt cannot be encoded, or its media cannot be read.
+            PluginIncompatibleError: What the model sees cannot be packed.
+        """
+        return self._encoded(prompt, None)
+
+    def encode_demonstration(self, prompt: Prompt) -> Payload:
+        """The same, with its demonstration (see `HuggingFaceModel.encode_demonstration`).
+
+        Raises:
+            CosmosError: See `encode`; and the prompt has no demonstration.
+        """
+        return self._encoded(prompt, self.demonstration_ids(prompt))
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja template of chats: the recipe's, else the processor's, else the tokenizer's."""
+        own = (
+            None if self.options.chat_template is not None or self._processor is None else self._processor.chat_template
+        )
+        return super().chat_template if own is None else own
+
+    def chat_turns(self, prompt: Prompt) -> list[dict[str, Any]]:
+        """The turns of a chat, as lists of parts if the template takes those."""
+        turns = super().chat_turns(prompt)
+        if not self._takes_parts:
+            return turns
+        cut = marked_parts if prompt.media else text_parts
+        return [{**turn, "content": cut(turn["content"])} for turn in turns]
+
+    def pack(
+        self, payloads: Sequence[Payload], *, budget: int, multiple: int = 1, is_uniform: bool = False
+    ) -> list[MicroBatch]:
+        """Pack payloads (see `HuggingFaceModel.pack`), each row with what its documents see (see `sight.rows`)."""
+        batches = super().pack(payloads, budget=budget, multiple=multiple, is_uniform=is_uniform)
+        return [self._with_seen(batch, payloads) for batch in batches]
+
+    def text_positions(self, lengths: Sequence[int]) -> torch.Tensor:
+        """int64 [U] or [axes, U], the positions of documents of text of these lengths."""
+        positions = super().text_positions(lengths)
+        return positions if self._own_positions is None else positions.expand(self._own_positions.num_axes, -1)
+
+    def is_media(self, name: str) -> bool:
+        """Whether an array of a payload is of its images (see `sight.rows`)."""
+        return is_media(name)
+
+    def embed(self, module: torch.nn.Module, row: Row) -> dict[str, Any]:
+        """Embeddings of the tokens, with what is seen in their places."""
+        media = {name.removeprefix(MEDIA): value for name, value in row.inputs.items() if name.startswith(MEDIA)}
+        if not media:
+            return super().embed(module, row)
+        inputs, layout = row.inputs, layout_of(module)
+        entered = entrance(module, inputs["tokens"], inputs[TOLD], inputs["positions"], media)
+        is_split = layout is not None and layout.sequence_parallel and layout.mesh.size("tp") > 1
+        group = layout.mesh.group("tp") if layout is not None and is_split else None
+        return entered.part(row.packing.bounds, group)
+
+    @cached_property
+    def _own_positions(self) -> OwnPositions | None:
+        return OwnPositions.of_config(self.config)
+
+    @property
+    def _processor_path(self) -> str | None:
+        """The checkpoint whose processor is in use: none beside a tokenizer made locally."""
+        return None if (self.context.assets / TOKENIZER_FILE).is_file() else self.context.path
+
+    @cached_property
+    def _processor(self) -> Processor | None:
+        """Of the checkpoint; None where there is none: text needs none.
+
+        Raises:
+            DataError: It cannot be read.
+        """
+        path = self._processor_path
+        if path is None or not is_there(path):
+            return None
+        trust = self.context.trust_remote_code
+        return Processor.load(path, self.config, self.options.image_options, trust_remote_code=trust)
+
+    @cached_property
+    def _takes_parts(self) -> bool:
+        return takes_parts(self.render)
+
+    @cached_property
+    def _sight(self) -> Processor:
+        """The processor, once a small model has shown that what it makes can be packed.
+
+        Raises:
+            ConfigError: There is none.
+            PluginIncompatibleError: It cannot.
+        """
+        processor = self._processor
+        if processor is None:
+            raise ConfigError(
+                "model: the rows show images, and only the processor of a checkpoint makes tokens of them: give "
+                f"model.path, a checkpoint with {' or '.join(REQUIRED)}, without [model.tokenizer], or take a model "
+                "plugin that makes a processor of its own"
+            )
+        verify_small(
+            self._blueprint(seed=0, dtype=torch.float32, device=torch.device("cpu")),
+            lambda small: self._verify_sight(small, processor),
+            keeps_ids=True,
+        )
+        return processor
+
+    def _encoded(self, prompt: Prompt, completion: Sequence[int] | None) -> Payload:
+        if not prompt.media:
+            return tokens_payload(self.prompt_ids(prompt), completion)
+        self.refuse_spelt(prompt)
+        sight = self._sight
+        images = [load_image(location) for location in prompt.media]
+        marked = with_marks(prompt, [IMAGE_MARK] * len(images))
+        is_chat = not isinstance(prompt.text, str)
+        # A template that takes parts writes the placeholders itself.
+        written = marked if is_chat and self._takes_parts else filled(marked, [sight.image_token] * len(images))
+        text = self.chat_text(written) if is_chat else str(written.text)
+        adds = self.options.add_special_tokens and not is_chat
+        return with_seen(sight(text, images, add_special_tokens=adds), completion)
+
+    def _with_seen(self, batch: MicroBatch, payloads: Sequence[Payload]) -> MicroBatch:
+        members = [payloads[index] for index in batch.sequences]
+        if not any(map(shows, members)):
+            positions = self.text_positions(batch.inputs["lengths"].tolist())
+            return attrs.evolve(batch, inputs={**batch.inputs, "positions": positions})
+        assert self._processor is not None, "a payload with images comes of a processor"
+        return lay_out(batch, members, self._processor.joins, self._own_positions)
+
+    @torch.no_grad()
+    def _verify_sight(self, small: PreTrainedModel, processor: Processor) -> None:
+        """Compare packed documents with images with transformers' own forward of each."""
+        first, second = example_images()
+        image, end = processor.image_token, [self.stop_id()]
+        seen = [processor(f"1 {image} 2 {image}", [second, first]), processor(f"{image} 3", [first])]
+        (batch,) = self.pack([with_seen(each, end) for each in seen], budget=sum(len(each.ids) for each in seen))
+        given = [{k: v for k, v in seen[index].given.items() if k != "labels"} for index in batch.sequences]
+        compare(
+            small,
+            self.logits(small, self.hidden(small, self._row(small, batch))),
+            own_logits(small, given),
+            "images of this model need more than causal attention over what is seen in the places of tokens: train it "
+            "on text, or give it a model plugin of its own",
+        )
+
+    def _accompany(self, directory: Path) -> None:
+        super()._accompany(directory)
+        if self._processor_path is not None:
+            copy_files(self._processor_path, directory)

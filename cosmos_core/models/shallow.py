@@ -1,0 +1,130 @@
+"""A small model of the same make as a large one: as few layers as hold every kind, fewer heads, narrower, drawn.
+
+What a model computes is checked on it where the model itself is nowhere whole. Widths of a head stay as they are, since
+rotary angles and scales depend on them; the number of heads, and with it every width that they make up, is divided.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from typing import Any, Final
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from cosmos_core.models.parallel.anatomy import Anatomy
+
+NUM_HEADS: Final = 4
+"""Of the small model, if it divides the heads of the large one."""
+WINDOW: Final = 8
+"""Of sliding windows, so that short documents feel them."""
+MULTIPLE: Final = 8
+"""Of inner widths, as products of experts want it."""
+VOCABULARY: Final = 512
+"""Of a small model that is tried on any tokens."""
+
+_DEPTHS: Final = ("num_hidden_layers", "depth", "num_layers")
+_DEEP: Final = "deepstack_visual_indexes"
+_SCALED: Final = ("hidden_size", "num_attention_heads")
+
+
+def small_configs(shell: PreTrainedModel, *, keeps_ids: bool) -> Iterator[PretrainedConfig]:
+    """Configs of small models, the smaller first; not all of them need make a model.
+
+    Args:
+        shell: The large model, on any device.
+        keeps_ids: Whether the vocabulary stays as it is, for tokens of the large model.
+    """
+    depth = _depth(shell)
+    for make_narrow in (True, False):
+        config = copy.deepcopy(shell.config)
+        _shorten(config.get_text_config(), depth)
+        _shorten_towers(config)
+        if make_narrow:
+            _narrow(config)
+            if not keeps_ids:
+                _cut_vocabulary(config)
+        _enlarge_weights(config)
+        yield config
+
+
+def _depth(shell: PreTrainedModel) -> int:
+    """The fewest first layers that hold every kind of layer."""
+    text = shell.config.get_text_config()
+    anatomy = Anatomy.of(shell)
+    listed = [1 + max(value.index(each) for each in value) for value in _per_layer(text).values()]
+    return max(1 if anatomy is None else anatomy.num_covering, *listed, 1)
+
+
+def _per_layer(config: Any) -> dict[str, list[Any]]:
+    """What a config lists for each layer."""
+    number = config.num_hidden_layers
+    return {name: value for name, value in vars(config).items() if isinstance(value, list) and len(value) == number}
+
+
+def _shorten(config: Any, depth: int) -> None:
+    for name, value in _per_layer(config).items():
+        setattr(config, name, value[:depth])
+    config.num_hidden_layers = min(depth, config.num_hidden_layers)
+    if isinstance(window := getattr(config, "sliding_window", None), int):
+        config.sliding_window = min(window, WINDOW)
+
+
+def _shorten_towers(config: PretrainedConfig) -> None:
+    """One layer of each tower beside the text's decoder; it adds to the text's layers if any of the tower does."""
+    for tower in _others(config):
+        if tower is not config:
+            name = next((name for name in _DEPTHS if isinstance(getattr(tower, name, None), int)), None)
+            if name is not None:
+                setattr(tower, name, 1)
+            if getattr(tower, _DEEP, None):
+                setattr(tower, _DEEP, [0])
+
+
+def _narrow(config: PretrainedConfig) -> None:
+    text: Any = config.get_text_config()
+    width, heads = text.hidden_size, text.num_attention_heads
+    divisor = heads // math.gcd(heads, NUM_HEADS)
+    shared = getattr(text, "num_key_value_heads", None)
+    if isinstance(shared, int):
+        text.num_key_value_heads = max(1, shared // divisor)
+    for name in _SCALED:
+        setattr(text, name, getattr(text, name) // divisor)
+    for name in [name for name, value in vars(text).items() if _is_inner(name) and isinstance(value, int)]:
+        setattr(text, name, math.ceil(getattr(text, name) / divisor / MULTIPLE) * MULTIPLE)
+    # What a tower gives has the width of the text's hidden states, whatever that is called.
+    for other in _others(config):
+        for name, value in list(vars(other).items()):
+            if value == width and isinstance(value, int) and name != "hidden_size":
+                setattr(other, name, text.hidden_size)
+
+
+def _cut_vocabulary(config: PretrainedConfig) -> None:
+    text: Any = config.get_text_config()
+    if text.vocab_size > VOCABULARY:
+        text.vocab_size = VOCABULARY
+        text.pad_token_id = text.bos_token_id = text.eos_token_id = None
+
+
+def _is_inner(name: str) -> bool:
+    """Whether a number of a config is the width inside a feed-forward block or an expert."""
+    return name.endswith("intermediate_size")
+
+
+def _enlarge_weights(config: PretrainedConfig) -> None:
+    """Weights under which hidden states keep their size, so that mistakes show."""
+    text: Any = config.get_text_config()
+    for each in {id(text): text, **{id(other): other for other in _others(config)}}.values():
+        own = getattr(each, "initializer_range", None)
+        if isinstance(own, float):
+            each.initializer_range = max(own, text.hidden_size**-0.5)
+
+
+def _others(config: PretrainedConfig) -> list[Any]:
+    """The configs of everything but the text; of a model of text alone, none."""
+    text = config.get_text_config()
+    if text is config:
+        return []
+    parts = [getattr(config, name) for name in config.sub_configs]
+    return [config, *(part for part in parts if isinstance(part, PretrainedConfig) and part is not text)]

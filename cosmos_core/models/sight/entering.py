@@ -1,0 +1,170 @@
+"""Images into a text decoder: the model's own forward makes its inputs, and is stopped where the decoder begins.
+
+Whatever a vision-language model of transformers does with its images, its last act before the text is to call its
+decoder with embeddings in which what is seen has taken the places of placeholder tokens. Those are taken, and the
+packed row goes its own way from there.
+
+Shape legend: R units of the row, U of this process's slice, K places of what is seen, D hidden size. In what enters an
+engine's forward: N units of it, K of them of prompts that show something.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import torch
+
+from cosmos_core.errors import PluginIncompatibleError
+from cosmos_core.models.parallel.collectives import split_dim
+from cosmos_core.models.row import EMBEDDINGS
+from cosmos_core.protocols import Entering
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+_MASK: Final = "visual_pos_masks"
+_DEEPER: Final = "deepstack_visual_embeds"
+_LAYER: Final = "deeper_"
+_OURS: Final = frozenset(
+    {
+        *(EMBEDDINGS, "input_ids", "position_ids", "attention_mask"),
+        *("past_key_values", "cache_position", "use_cache", "return_dict"),
+    }
+)
+"""What decoders are called with that rows have their own of, or none."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Entrance:
+    """What a text decoder is called with, of a whole row.
+
+    Attributes:
+        embeddings_RD: Of tokens and of what is seen.
+        places_K: int64, of what is seen; empty where nothing is added in deeper layers.
+        deeper_KD: Added behind the first layers of the decoder, one for each (deepstack; arXiv 2406.04334).
+    """
+
+    embeddings_RD: torch.Tensor
+    places_K: torch.Tensor
+    deeper_KD: tuple[torch.Tensor, ...] = ()
+
+    def part(self, bounds: tuple[int, int], sequence_group: dist.ProcessGroup | None) -> dict[str, Any]:
+        """Keyword arguments of the decoder for this process's slice.
+
+        Args:
+            bounds: Of the slice in the row.
+            sequence_group: The processes that split the slice between the decoder's layers, if any do.
+        """
+        start, stop = bounds
+        entered_UD = self.embeddings_RD[start:stop]
+        if not self.deeper_KD:
+            return {EMBEDDINGS: entered_UD[None]}
+        here_k = ((self.places_K >= start) & (self.places_K < stop)).nonzero()[:, 0]
+        places_k = self.places_K[here_k] - start
+        deeper_kD = [feature[here_k].to(entered_UD.dtype) for feature in self.deeper_KD]
+        is_seen_U = torch.zeros(len(entered_UD), dtype=torch.bool, device=entered_UD.device)
+        is_seen_U[places_k] = True
+        if sequence_group is not None:
+            # Each process adds to its part of the sequence; the gradient of the tower is gathered from all parts.
+            spread_UD = [torch.zeros_like(entered_UD).index_copy(0, places_k, deeper) for deeper in deeper_kD]
+            deeper_kD = [split_dim(deeper, 0, sequence_group) for deeper in spread_UD]
+            is_seen_U = torch.ones(len(deeper_kD[0]), dtype=torch.bool, device=entered_UD.device)
+        return {EMBEDDINGS: entered_UD[None], _MASK: is_seen_U[None], _DEEPER: deeper_kD}
+
+
+def entrance(
+    module: Any,
+    tokens_R: torch.Tensor,
+    told_R: torch.Tensor,
+    positions_R: torch.Tensor,
+    media: Mapping[str, torch.Tensor],
+) -> Entrance:
+    """Run a model up to its text decoder.
+
+    Args:
+        module: The model, or its first stage.
+        tokens_R: int64.
+        told_R: int64, the same with another token for each placeholder that stands for nothing, such as a sampled one:
+            the model looks for places in these, and embeds those.
+        positions_R: int64 [..., R].
+        media: What the model's forward takes of images, for all documents of the row.
+
+    Raises:
+        PluginIncompatibleError: It hands its decoder what the rest of a row would not carry along.
+    """
+    dtype = next(module.parameters()).dtype
+    given = {name: value.to(dtype) if value.is_floating_point() else value for name, value in media.items()}
+
+    def restore(_: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        ids_1R, *others = args
+        return (torch.where(told_R != tokens_R, tokens_R, ids_1R), *others)
+
+    embedding = module.get_input_embeddings().register_forward_pre_hook(restore)
+    try:
+        with _stopped(module.get_decoder()) as reached:
+            module.base_model(input_ids=told_R[None], position_ids=positions_R.unsqueeze(-2), use_cache=False, **given)
+    finally:
+        embedding.remove()
+    return _taken(type(module).__name__, reached)
+
+
+def per_unit(entry: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """What `Entrance.part` gave for a row of U units, as [U, D] each: text adds nothing to deeper layers."""
+    embeddings_UD: torch.Tensor = entry[EMBEDDINGS][0]
+    units = {EMBEDDINGS: embeddings_UD}
+    for number, deeper_kD in enumerate(entry.get(_DEEPER, ())):
+        spread_UD = torch.zeros_like(embeddings_UD)
+        spread_UD[entry[_MASK][0]] = deeper_kD
+        units[f"{_LAYER}{number}"] = spread_UD
+    return units
+
+
+def deeper_keywords(entering: Entering) -> dict[str, Any]:
+    """Keyword arguments of the decoder besides embeddings: what `per_unit` spread, of the units that enter."""
+    deeper_KD = [rows for name, rows in entering.features.items() if name.startswith(_LAYER)]
+    if not deeper_KD:
+        return {}
+    is_shown_N = torch.zeros_like(entering.tokens_N, dtype=torch.bool)
+    is_shown_N[entering.places_K] = True
+    return {_MASK: is_shown_N[None], _DEEPER: deeper_KD}
+
+
+class _Reached(Exception):  # noqa: N818 - no error: the way out
+    """The decoder was called."""
+
+
+@contextlib.contextmanager
+def _stopped(decoder: torch.nn.Module) -> Iterator[dict[str, Any]]:
+    """Let a decoder note what it is called with, and do nothing."""
+    reached: dict[str, Any] = {}
+    own = decoder.__dict__.get("forward")
+
+    def note(*args: Any, **kwargs: Any) -> None:
+        assert not args, "transformers calls decoders by keyword"
+        reached.update(kwargs)
+        raise _Reached
+
+    decoder.forward = note
+    try:
+        with contextlib.suppress(_Reached):
+            yield reached
+    finally:
+        if own is None:
+            del decoder.forward
+        else:
+            decoder.forward = own
+
+
+def _taken(name: str, reached: Mapping[str, Any]) -> Entrance:
+    given = {key: value for key, value in reached.items() if value is not None and value is not False}
+    if beyond := sorted(given.keys() - _OURS - {_MASK, _DEEPER}):
+        raise PluginIncompatibleError(
+            f"{name} hands its text decoder {', '.join(beyond)} beside embeddings, which a packed row does not carry "
+            "along; images need a model plugin of its own"
+        )
+    embeddings_RD, mask_1R = given[EMBEDDINGS][0], given.get(_MASK)
+    places_K = torch.zeros(0, dtype=torch.int64) if mask_1R is None else mask_1R[0].nonzero()[:, 0]
+    return Entrance(embeddings_RD=embeddings_RD, places_K=places_K, deeper_KD=tuple(given.get(_DEEPER) or ()))

@@ -1,0 +1,241 @@
+"""A checkpoint's processor: what it makes of a text and its images, without torchvision.
+
+transformers' processors need torchvision for videos only, but those that know videos cannot be made without it. Here
+they are made without that part.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import AutoProcessor, PretrainedConfig, ProcessorMixin
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING, processor_class_from_name
+from transformers.utils import cached_file
+
+from cosmos_core.errors import DataError, PluginIncompatibleError
+from cosmos_core.models.sight.joining import Arrays, find_joins
+from cosmos_core.models.tokenizer import default_template
+from cosmos_core.models.weights.loading import LIBRARY_ERRORS, first_line
+from cosmos_core.types import JSON
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+REQUIRED: Final = ("processor_config.json", "preprocessor_config.json")
+"""Of these a checkpoint with a processor of images has one at least."""
+FILES: Final = (
+    *REQUIRED,
+    "video_preprocessor_config.json",
+    "chat_template.json",
+    "chat_template.jinja",
+)
+"""What a checkpoint may have of a processor, besides its tokenizer."""
+
+_NAMING: Final = (*REQUIRED, "tokenizer_config.json")
+"""Where a checkpoint may say the class of its processor."""
+_VIDEOS: Final = "video_processor"
+_OF_UNITS: Final = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels")
+"""What processors give for each token."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Processed:
+    """A text with its images, as a model takes it.
+
+    Attributes:
+        ids: The tokens.
+        kinds: int64 [len(ids)], 0 for text.
+        arrays: What is made of the images.
+        given: All of it, as the model's own forward takes it.
+    """
+
+    ids: Sequence[int]
+    kinds: npt.NDArray[np.int64]
+    arrays: Arrays
+    given: Mapping[str, torch.Tensor]
+
+
+class Processor:
+    """What a checkpoint makes of texts and images.
+
+    Args:
+        own: transformers' processor.
+        settings: Of images, besides the checkpoint's.
+    """
+
+    def __init__(self, own: Any, settings: Mapping[str, JSON]) -> None:
+        self.own: Final = own
+        self.settings: Final = settings
+
+    @staticmethod
+    def load(
+        path: str, config: PretrainedConfig, settings: Mapping[str, JSON], *, trust_remote_code: bool
+    ) -> Processor:
+        """The processor of a checkpoint.
+
+        Args:
+            path: Of the checkpoint.
+            config: Of its model.
+            settings: Of images, besides the checkpoint's.
+            trust_remote_code: Whether code inside the checkpoint may run.
+
+        Raises:
+            DataError: There is none, or it cannot be read.
+        """
+        try:
+            own = _load(path, config, trust_remote_code=trust_remote_code)
+        except LIBRARY_ERRORS as error:
+            raise DataError(f"model.path: no usable processor of images at {path!r}: {first_line(error)}") from error
+        if not isinstance(own, ProcessorMixin) or getattr(own, "image_processor", None) is None:
+            raise DataError(f"model.path: {path!r} has no processor of images ({type(own).__name__})")
+        return Processor(own, settings)
+
+    @property
+    def image_token(self) -> str:
+        """What stands in a text for an image."""
+        token: str | None = getattr(self.own, "image_token", None)
+        if token is None:
+            raise PluginIncompatibleError(f"{type(self.own).__name__} has no token for images, so none can be placed")
+        return token
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja template of chats, whose contents are lists of parts."""
+        return default_template(self.own.chat_template)
+
+    @cached_property
+    def joins(self) -> Mapping[str, int]:
+        """The dim along which each array is joined in a row (see `sight.joining`).
+
+        Raises:
+            PluginIncompatibleError: One cannot be.
+        """
+        images = example_images()
+        first, second, both = (
+            self(self.image_token * len(shown), shown).arrays for shown in ([images[0]], [images[1]], images)
+        )
+        return find_joins(first, second, both, type(self.own).__name__)
+
+    def __call__(self, text: str, images: Sequence[Image.Image], *, add_special_tokens: bool = False) -> Processed:
+        """Process a text with its images.
+
+        Raises:
+            DataError: They do not fit together, or the processor fails.
+        """
+        found = text.count(self.image_token)
+        if found != len(images):
+            raise DataError(
+                f"the prompt's text has {self.image_token!r} {found} times, for {len(images)} images; texts may not "
+                "contain it: mark places with <image>"
+            )
+        try:
+            made = self.own(
+                text=[text],
+                images=[list(images)],
+                return_tensors="np",
+                add_special_tokens=add_special_tokens,
+                return_mm_token_type_ids=True,
+                images_kwargs=dict(self.settings),
+            )
+        except (*LIBRARY_ERRORS, StopIteration) as error:
+            raise DataError(f"{type(self.own).__name__} fails on this prompt: {first_line(error)}") from error
+        ids = made["input_ids"][0].tolist()
+        kinds = made["mm_token_type_ids"] if "mm_token_type_ids" in made else self.own.create_mm_token_type_ids([ids])
+        arrays = {name: _plain(value) for name, value in made.items() if name not in _OF_UNITS}
+        return Processed(
+            ids=ids,
+            kinds=np.asarray(kinds[0], dtype=np.int64),
+            arrays=arrays,
+            given={name: torch.as_tensor(value) for name, value in made.items()},
+        )
+
+
+def is_there(path: str) -> bool:
+    """Whether a checkpoint has a processor of images, usable or not."""
+    return any(_found(path, name) is not None for name in REQUIRED)
+
+
+def copy_files(path: str, directory: Path) -> None:
+    """Copy a checkpoint's processor into a folder that has a model and a tokenizer."""
+    for name in FILES:
+        found = _found(path, name)
+        if found is not None and not (directory / name).exists():
+            (directory / name).write_bytes(found.read_bytes())
+
+
+def example_images() -> list[Image.Image]:
+    """Two images of different sizes, of noise."""
+    from PIL import Image  # noqa: PLC0415 - of no use to models of text
+
+    draw = np.random.default_rng(0)
+    return [
+        Image.fromarray(draw.integers(0, 255, (height, width, 3), dtype=np.uint8))
+        for height, width in ((40, 72), (64, 24))
+    ]
+
+
+def _load(path: str, config: PretrainedConfig, *, trust_remote_code: bool) -> Any:
+    """As `AutoProcessor` does, of a class that takes no videos."""
+    named = [settings for name in _NAMING if (settings := _settings(path, name))]
+    if trust_remote_code and any("AutoProcessor" in (each.get("auto_map") or {}) for each in named):
+        return AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
+    name = next((each["processor_class"] for each in named if each.get("processor_class")), None)
+    own = PROCESSOR_MAPPING.get(type(config), None) if name is None else processor_class_from_name(name)
+    if own is None:
+        raise ValueError("it has none that transformers knows")
+    return without_videos(own).from_pretrained(path)
+
+
+def _settings(path: str, name: str) -> Mapping[str, Any]:
+    found = _found(path, name)
+    settings: Mapping[str, Any] = {} if found is None else json.loads(found.read_text(encoding="utf-8"))
+    return settings
+
+
+def _found(path: str, name: str) -> Path | None:
+    """A file of a checkpoint, of this machine or the hub; None where it has no such file."""
+    found = cached_file(
+        path,
+        name,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+        _raise_exceptions_for_gated_repo=False,
+    )
+    return None if found is None else Path(found)
+
+
+def without_videos(own: Any) -> Any:
+    """The class, without what it has for videos: transformers makes that with torchvision only."""
+    attributes = own.get_attributes()
+    if _VIDEOS not in attributes:
+        return own
+    kept = [name for name in attributes if name != _VIDEOS]
+
+    def make(cls: Any, args: Any, settings: Any, /, **kwargs: Any) -> Any:
+        return super(cls, cls).from_args_and_dict(args, settings, **{**kwargs, _VIDEOS: None})
+
+    return type(
+        own.__name__,
+        (own,),
+        {
+            "__module__": own.__module__,
+            "get_attributes": staticmethod(lambda: kept),
+            "from_args_and_dict": classmethod(make),
+        },
+    )
+
+
+def _plain(value: Any) -> npt.NDArray[np.generic]:
+    """An array of one of few dtypes."""
+    array = np.asarray(value)
+    if array.dtype.kind == "f":
+        return array.astype(np.float32)
+    return array.astype(np.bool_ if array.dtype.kind == "b" else np.int64)

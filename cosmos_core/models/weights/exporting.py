@@ -1,0 +1,308 @@
+"""A module that is spread over processes as a folder of Hugging Face safetensors, gathered piece by piece."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import attrs
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.core_model_loading import dot_natural_key, revert_weight_conversion
+
+from cosmos_core.errors import CheckpointError
+from cosmos_core.models.adapters.beside import DOWN, adapters_of, is_adapter, published_state
+from cosmos_core.models.parallel.channel import Channel
+from cosmos_core.weights.held import Held, Spread, all_held, spreads
+from cosmos_core.weights.shards import torch_dtype
+
+_LOG: Final = logging.getLogger(__name__)
+
+FILE_BYTES: Final = 2 << 30
+"""Largest file, and what the leader holds at most besides one group of tensors."""
+
+_MODE_OF: Final = "config.json"
+"""A file of an export that is written as any other."""
+
+ADAPTER: Final = "adapter"
+"""Subfolder for adapters: beside the model's own config, transformers would add them to it a second time."""
+
+
+@attrs.frozen(kw_only=True)
+class Group:
+    """Tensors of the model that become tensors of the checkpoint together.
+
+    Attributes:
+        names: In the model.
+        sizes: Bytes of each tensor of the checkpoint, by its name there.
+    """
+
+    names: tuple[str, ...]
+    sizes: Mapping[str, int]
+
+
+def export_parts(
+    module: nn.Module, shell: PreTrainedModel, directory: Path, channel: Channel, *, file_bytes: int = FILE_BYTES
+) -> None:
+    """Write the weights and the config; every process of the mesh calls it, and the first one writes.
+
+    Args:
+        module: This process's part.
+        shell: The whole model, on meta: it knows the checkpoint's names.
+        directory: Where to.
+        channel: Between all processes.
+        file_bytes: Largest file.
+
+    Raises:
+        CheckpointError: The first process failed, with whatever; all of them say so.
+    """
+    tied = set(shell.all_tied_weights_keys) | set(shell._keys_to_ignore_on_save or ())  # noqa: SLF001 - as transformers
+    shares = {name: share for name, share in all_held(published_state(module)).items() if name not in tied}
+    places = spreads(shares, channel.exchange)
+    groups = group_tensors(shell, places)
+
+    pieces = ({name: _gathered(places[name], shares.get(name), channel) for name in group.names} for group in groups)
+
+    def write() -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        sizes = {name: size for group in groups for name, size in group.sizes.items()}
+        tensors = (made for piece in pieces for made in revert_weight_conversion(shell, piece).items())
+        _write_files(directory, _files_of(sizes, file_bytes), tensors)
+        _write_config(directory, shell, next(iter(places.values())).dtype)
+
+    led(channel, directory, write, pieces)
+
+
+def write_gathered(
+    state: Mapping[str, torch.Tensor], directory: Path, channel: Channel, *, stem: str, file_bytes: int = FILE_BYTES
+) -> None:
+    """Write tensors under their own names; every process of the mesh calls it, and the first one writes.
+
+    Args:
+        state: What this process holds of each.
+        directory: Where to.
+        channel: Between all processes.
+        stem: What the files are called after.
+        file_bytes: Largest file.
+
+    Raises:
+        CheckpointError: The first process failed, with whatever; all of them say so.
+    """
+    shares = all_held(state)
+    places = spreads(shares, channel.exchange)
+    pieces = ((name, _gathered(place, shares.get(name), channel)) for name, place in places.items())
+
+    def write() -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        sizes = {name: math.prod(place.shape) * torch_dtype(place.dtype).itemsize for name, place in places.items()}
+        _write_files(directory, _files_of(sizes, file_bytes), pieces, stem=stem)
+
+    led(channel, directory, write, pieces)
+
+
+def led(channel: Channel, directory: Path, write: Callable[[], None], pieces: Iterable[object] = ()) -> None:
+    """Let the first process write while the others send it what they hold; it succeeds on all or on none.
+
+    Args:
+        channel: Between all processes.
+        directory: What is written, for the message.
+        write: Called by the first process; it takes from `pieces`.
+        pieces: Gathered one by one when they are taken, by all processes together.
+
+    Raises:
+        CheckpointError: The first process failed.
+    """
+    failure: Exception | None = None
+    try:
+        if channel.is_leader:
+            write()
+    except Exception as error:  # noqa: BLE001 - the others wait, and shall hear of it, whatever it is
+        failure = error
+    # What is not written is sent all the same: a process that still sends would never end.
+    for _ in pieces:
+        pass
+    # Nobody goes on before it is written.
+    said = channel.exchange(b"" if failure is None else _words(failure).encode())[0].decode()
+    if said:
+        raise CheckpointError(f"{directory} could not be written: {said}") from failure
+
+
+def export_adapters(module: nn.Module, directory: Path, channel: Channel, *, below: str | None) -> None:
+    """Write the adapters as peft does; every process of the mesh calls it, and nothing is written if there are none.
+
+    Args:
+        module: This process's part.
+        directory: Where to.
+        channel: Between all processes.
+        below: Path or name of the model that they are for, if it has one.
+
+    Raises:
+        CheckpointError: The first process failed, with whatever; all of them say so.
+    """
+    shares = all_held({name: each for name, each in module.state_dict().items() if is_adapter(name)})
+    places = spreads(shares, channel.exchange)
+    pieces = ((name, _gathered(place, shares.get(name), channel)) for name, place in places.items())
+
+    def write() -> None:
+        if whole := dict(pieces):
+            _write_adapters(module, whole, directory, below)
+
+    led(channel, directory, write, pieces)
+
+
+def share_files(directory: Path) -> None:
+    """Give the weights of an export the mode of its config: safetensors makes files for their owner alone."""
+    mode = stat.S_IMODE((directory / _MODE_OF).stat().st_mode)
+    for path in directory.rglob("*.safetensors"):
+        path.chmod(mode)
+
+
+def _write_adapters(module: nn.Module, whole: Mapping[str, torch.Tensor], directory: Path, below: str | None) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    _warn_of_experts(module, whole)
+    tensors = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in whole.items()}
+    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    (directory / "adapter_config.json").write_text(json.dumps(_adapter_config(module, whole, below), indent=2) + "\n")
+
+
+def _words(error: Exception) -> str:
+    """What a file system says, as it says it; of anything else, what it was, too."""
+    said = str(error).strip().partition("\n")[0]
+    return said if said and isinstance(error, (OSError, SafetensorError)) else f"{type(error).__name__}: {said}"
+
+
+def _warn_of_experts(module: nn.Module, names: Iterable[str]) -> None:
+    """Before transformers fused experts, these were linear layers with the names of dense ones, and peft thinks so."""
+    taken = sorted({"gate_proj", "up_proj", "down_proj"} & {part for name in names for part in name.split(".")})
+    if taken and any(parameter.dim() == 3 for parameter in module.parameters()):
+        _LOG.warning(
+            "%s: peft takes adapters of %s for those of the experts, which have none; the merged model is right",
+            type(module).__name__, " and ".join(taken),
+        )  # fmt: skip
+
+
+def _adapter_config(module: nn.Module, whole: Mapping[str, torch.Tensor], below: str | None) -> dict[str, object]:
+    layers = [name.removesuffix(f".{DOWN}.weight") for name in whole if name.endswith(f".{DOWN}.weight")]
+    rank = next(len(tensor) for name, tensor in whole.items() if name.endswith(f".{DOWN}.weight"))
+    scale = next(adapter.scale for adapter in adapters_of(module))
+    return {
+        "base_model_name_or_path": below,
+        "bias": "none",
+        "inference_mode": True,
+        "lora_alpha": scale * rank,
+        "lora_dropout": 0.0,
+        "peft_type": "LORA",
+        "r": rank,
+        "target_modules": layers,
+        "task_type": "CAUSAL_LM",
+    }
+
+
+def group_tensors(shell: PreTrainedModel, places: Mapping[str, Spread]) -> list[Group]:
+    """The smallest groups that turn into a checkpoint's tensors without one another: single ones, else layers."""
+    outlines = {
+        name: torch.empty(place.shape, dtype=torch_dtype(place.dtype), device="meta") for name, place in places.items()
+    }
+    expected = set(revert_weight_conversion(shell, outlines))
+    keys: tuple[Callable[[str], object], ...] = (lambda name: name, _layer_of, lambda _: None)
+    for key in keys:
+        together: dict[object, list[str]] = {}
+        for name in sorted(outlines, key=dot_natural_key):
+            together.setdefault(key(name), []).append(name)
+        groups = [_group(shell, {name: outlines[name] for name in names}) for names in together.values()]
+        found = [name for group in groups for name in group.sizes]
+        if set(found) == expected and len(found) == len(expected):
+            return groups
+    raise AssertionError("all tensors together make the checkpoint")
+
+
+def _group(shell: PreTrainedModel, outlines: Mapping[str, torch.Tensor]) -> Group:
+    made = revert_weight_conversion(shell, dict(outlines))
+    return Group(names=tuple(outlines), sizes={name: tensor.nbytes for name, tensor in made.items()})
+
+
+def _layer_of(name: str) -> object:
+    """A name up to its first number; all of the name where there is none."""
+    parts = name.split(".")
+    number = next((index for index, part in enumerate(parts) if part.isdecimal()), len(parts))
+    return tuple(parts[: number + 1])
+
+
+def _gathered(place: Spread, share: Held | None, channel: Channel) -> torch.Tensor:
+    """The whole tensor on the leader; elsewhere an empty one."""
+    dtype = torch_dtype(place.dtype)
+    whole = torch.empty(place.shape if channel.is_leader else (), dtype=dtype)
+    for box in place.boxes:
+        own = share.tensor.to("cpu").contiguous() if share is not None and box.rank == channel.rank else None
+        if channel.is_leader:
+            part = own if own is not None else torch.empty(box.size, dtype=dtype)
+            if own is None:
+                dist.recv(_bytes(part), group=channel.group, group_src=box.rank)
+            index = tuple(slice(first, first + count) for first, count in zip(box.start, box.size, strict=True))
+            whole[index] = part
+        elif own is not None:
+            dist.send(_bytes(own), group=channel.group, group_dst=0)
+    return whole
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _files_of(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    files: list[list[str]] = [[]]
+    filled = 0
+    for name, size in sizes.items():
+        if files[-1] and filled + size > limit:
+            files.append([])
+            filled = 0
+        files[-1].append(name)
+        filled += size
+    return files
+
+
+def _write_files(
+    directory: Path,
+    files: Sequence[Sequence[str]],
+    tensors: Iterator[tuple[str, torch.Tensor]],
+    *,
+    stem: str = "model",
+) -> None:
+    """Write each file as soon as all of its tensors are there."""
+    waiting: dict[str, torch.Tensor] = {}
+    places: dict[str, str] = {}
+    nbytes = 0
+    for number, names in enumerate(files, 1):
+        part = "" if len(files) == 1 else f"-{number:05d}-of-{len(files):05d}"
+        file = f"{stem}{part}.safetensors"
+        while not waiting.keys() >= set(names):
+            name, tensor = next(tensors)
+            # Parts of a fused tensor share its memory, which the format does not do.
+            waiting[name] = tensor.clone(memory_format=torch.contiguous_format)
+        held = {name: waiting.pop(name) for name in names}
+        save_file(held, directory / file, metadata={"format": "pt"})
+        nbytes += sum(tensor.nbytes for tensor in held.values())
+        places |= dict.fromkeys(names, file)
+    for _ in tensors:
+        raise AssertionError("every tensor has a file")
+    if len(files) > 1:
+        index = {"metadata": {"total_size": nbytes}, "weight_map": places}
+        (directory / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def _write_config(directory: Path, shell: PreTrainedModel, dtype: str) -> None:
+    config = shell.config
+    config.architectures = [type(shell).__name__]
+    config.dtype = dtype
+    config.save_pretrained(directory)
+    if shell.can_generate():
+        shell.generation_config.save_pretrained(directory)

@@ -1,0 +1,192 @@
+"""Configs and weights of Hugging Face models, with their errors told in one line."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from jinja2 import TemplateError
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from cosmos_core.errors import CheckpointError, ConfigError
+from cosmos_core.models.attention.packed import PACKED
+from cosmos_core.models.weights.stored import stored_tensors
+
+TEMPLATE_ERRORS: Final = (TemplateError, ValueError, TypeError, KeyError)
+"""What a chat template raises on turns that it does not take."""
+
+LIBRARY_ERRORS: Final = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    LookupError,
+    ArithmeticError,
+    TypeError,
+    ImportError,
+    AttributeError,
+    StrictDataclassError,
+    SafetensorError,
+)
+"""What transformers and safetensors raise on input that they cannot use."""
+
+EXTRA_KEYS: Final = frozenset(
+    {
+        "model_type",
+        "architectures",
+        "dtype",
+        "head_dim",
+        "partial_rotary_factor",
+        "rope_scaling",
+        "rope_theta",
+        "torch_dtype",
+    }
+)
+"""Keys that configs take, or models read, without declaring them."""
+
+
+def first_line(error: BaseException) -> str:
+    """What went wrong, without what the library prints around it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return ": ".join(lines[:2]) if lines else type(error).__name__
+
+
+def config_from_mapping(mapping: Mapping[str, Any]) -> PretrainedConfig:
+    """A Hugging Face config from a recipe's `[model.config]`.
+
+    Raises:
+        ConfigError: `model_type` is missing or unknown, a key is unknown, or a value does not fit.
+    """
+    values = dict(mapping)
+    model_type = values.pop("model_type", None)
+    if not isinstance(model_type, str):
+        raise ConfigError("model.config.model_type: missing; name the architecture, such as 'qwen3'")
+    try:
+        default = AutoConfig.for_model(model_type)
+    except ValueError:
+        raise ConfigError(f"model.config.model_type: transformers knows no {model_type!r}") from None
+    for key in values:
+        if key not in EXTRA_KEYS and not hasattr(default, key):
+            near = difflib.get_close_matches(key, [name for name in vars(default) if not name.startswith("_")], 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"model.config.{key}: {type(default).__name__} has no such option{hint}")
+    try:
+        config: PretrainedConfig = AutoConfig.for_model(model_type, **values)
+    except LIBRARY_ERRORS as error:
+        raise ConfigError(f"model.config: {first_line(error)}") from error
+    return config
+
+
+def config_from_checkpoint(path: str, *, trust_remote_code: bool) -> PretrainedConfig:
+    """The config of a checkpoint.
+
+    Raises:
+        ConfigError: There is no usable config, or the weights are quantised.
+    """
+    _require_folder(path)
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except LIBRARY_ERRORS as error:
+        absent = "" if Path(path).exists() else f" (there is no folder {path}, so it was taken for a name on the hub)"
+        raise ConfigError(f"model.path: no usable model config at {path!r}{absent}: {first_line(error)}") from error
+    quantised = getattr(config, "quantization_config", None)
+    if quantised is not None:
+        method = quantised.get("quant_method", "?") if isinstance(quantised, Mapping) else quantised
+        raise ConfigError(
+            f"model.path: the weights of {path!r} are quantised ({method}), and training needs them in bfloat16 or "
+            "float32; convert the checkpoint, and remove quantization_config from its config.json"
+        )
+    return config
+
+
+def build_random(
+    config: PretrainedConfig, *, seed: int, trust_remote_code: bool, auto_class: Any = AutoModelForCausalLM
+) -> PreTrainedModel:
+    """A model with weights drawn from `seed` in float32 on the CPU: the same bits on every machine and device.
+
+    Raises:
+        ConfigError: The config's values do not make a model.
+    """
+    # A model owns its config (its attention is set there), so two models never share one.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            module: PreTrainedModel = auto_class.from_config(
+                copy.deepcopy(config),
+                dtype=torch.float32,
+                attn_implementation=PACKED,
+                trust_remote_code=trust_remote_code,
+            )
+        except LIBRARY_ERRORS as error:
+            raise ConfigError(f"model.config: {first_line(error)}") from error
+    return module
+
+
+def load_pretrained(
+    path: str, *, dtype: torch.dtype, trust_remote_code: bool, auto_class: Any = AutoModelForCausalLM
+) -> PreTrainedModel:
+    """A model with a checkpoint's weights, all of them.
+
+    Raises:
+        CheckpointError: Files are missing or damaged, or tensors are missing or have other shapes.
+    """
+    _require_folder(path)
+    if Path(path).is_dir():
+        # transformers' own words for a missing or truncated file name neither the file nor the sizes.
+        stored_tensors(Path(path))
+    transformers_logging.disable_progress_bar()
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        module, loaded = auto_class.from_pretrained(
+            path,
+            dtype=dtype,
+            attn_implementation=PACKED,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+    except LIBRARY_ERRORS as error:
+        raise CheckpointError(f"model.path: cannot load {path!r}: {first_line(error)}") from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    for name, parameter in module.named_parameters():
+        refuse_nonfinite(name, parameter, path)
+    missing = sorted(loaded["missing_keys"])
+    if missing:
+        raise CheckpointError(
+            f"model.path: {path!r} lacks {len(missing)} tensors of {type(module).__name__}, the first is {missing[0]}"
+        )
+    return module
+
+
+def refuse_nonfinite(name: str, values: torch.Tensor, path: str) -> None:
+    """Refuse weights of which some are no numbers: nothing could be learned, and no gradient would say why.
+
+    Args:
+        name: Of the tensor in the model.
+        values: Its values, or some of them.
+        path: The checkpoint.
+
+    Raises:
+        CheckpointError: Some are infinite or not a number.
+    """
+    # Both are not a number if one value is; and nothing as large as the tensor is made to find out.
+    if not values.numel() or torch.isfinite(torch.stack(torch.aminmax(values))).all():
+        return
+    bad = values.numel() - int(torch.isfinite(values).sum())
+    raise CheckpointError(
+        f"model.path: {path!r} is damaged: {bad:,} of the {values.numel():,} values read of {name} are not finite"
+    )
+
+
+def _require_folder(path: str) -> None:
+    """A path that cannot be a hub name must exist, rather than be looked up on the network."""
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
+    if looks_local and not Path(path).is_dir():
+        raise ConfigError(f"model.path: no folder {path!r}")

@@ -1,0 +1,197 @@
+"""Weights from safetensors files straight into a process's shards: it reads what it holds, one tensor at a time."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedModel
+
+from cosmos_core.errors import CheckpointError
+from cosmos_core.models.weights.conversion import Recipe, recipes
+from cosmos_core.models.weights.loading import LIBRARY_ERRORS, first_line
+from cosmos_core.models.weights.stored import stored_tensors
+from cosmos_core.weights.held import Held
+
+_SCALED: Final = ("F8_", "F4", "F6_", "I8", "U8", "I32")
+"""Dtypes of values that mean nothing without scales."""
+
+_FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
+
+_LAYER: Final = re.compile(r"(.*\blayers)\.(\d+)\..+")
+
+_MAPPED_VALUES: Final = 1 << 22
+"""Most that is read of a file before it is opened anew: what was read stays in memory as long as it is open."""
+
+
+class Weights(Protocol):
+    """The weights of a whole model, from which shares are read."""
+
+    @property
+    def path(self) -> str | None:
+        """Of the checkpoint; None of weights that were drawn."""
+        ...
+
+    def read(self, name: str, share: Held) -> torch.Tensor:
+        """The part of a tensor where a share lies, in any dtype."""
+        ...
+
+
+class Drawn:
+    """Weights of a module that one process has made."""
+
+    def __init__(self, module: PreTrainedModel) -> None:
+        self.path: str | None = None
+        self._tensors = module.state_dict()
+
+    def read(self, name: str, share: Held) -> torch.Tensor:
+        """The part of a tensor where a share lies."""
+        part: torch.Tensor = self._tensors[name][share.index]
+        return part
+
+
+class Streamed:
+    """Weights of a checkpoint, looked through before anything is read.
+
+    Args:
+        path: Folder, or name on the hub.
+        module: The whole model, on meta.
+
+    Raises:
+        CheckpointError: Files are missing or truncated, or the checkpoint is not one of this model.
+    """
+
+    def __init__(self, path: str, module: PreTrainedModel) -> None:
+        self.path: str | None = path
+        self._module = module
+        self._stored = stored_tensors(folder_of(path))
+        self._recipes: dict[str, Recipe] = {}
+        self._open: tuple[Path, Any] | None = None
+        self._num_mapped = 0
+        wanted = module.state_dict()
+        for recipe in recipes(module, list(self._stored)):
+            for name, made in recipe.make(module, self._outline).items():
+                if name in wanted:
+                    self._check(name, tuple(made.shape), wanted[name], recipe)
+                    self._recipes[name] = recipe
+        self._follow_ties(module)
+        self._check_complete(path, module, list(wanted))
+        self._check_depth(path, module)
+
+    def read(self, name: str, share: Held) -> torch.Tensor:
+        """The part of a tensor where a share lies; it is valid until the next call.
+
+        Raises:
+            CheckpointError: The file cannot be read.
+        """
+        recipe = self._recipes[name]
+        if recipe.converter is None:
+            return self._read(recipe.sources[0][0], share.index)
+        if recipe.num_merged != share.placement.shape[0]:
+            return recipe.make(self._module, self._read)[name][share.index]
+        rows, *others = share.index
+        some = recipe.only(rows.start, rows.stop).make(self._module, self._read)
+        return some[name][(slice(None), *others)]
+
+    def _read(self, name: str, index: tuple[slice, ...] = ()) -> torch.Tensor:
+        stored = self._stored[name]
+        try:
+            file = self._file(stored.file, _num_values(stored.shape, index))
+            part: torch.Tensor = file.get_slice(name)[index] if stored.shape and index else file.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{stored.file}: {name} cannot be read: {first_line(error)}") from error
+        return part
+
+    def _file(self, path: Path, num_values: int) -> Any:
+        """The file, open: its header is read each time that it is opened, and a file may hold a thousand tensors."""
+        self._num_mapped += num_values
+        if self._open is None or self._open[0] != path or self._num_mapped > _MAPPED_VALUES:
+            self._open = None
+            self._open, self._num_mapped = (path, safe_open(path, framework="pt")), num_values
+        return self._open[1]
+
+    def _outline(self, name: str) -> torch.Tensor:
+        stored = self._stored[name]
+        if stored.dtype.startswith(_SCALED):
+            raise CheckpointError(
+                f"{stored.file}: {name} is quantised ({stored.dtype}); convert the checkpoint to bfloat16 to train it"
+            )
+        return torch.empty(stored.shape, device="meta")
+
+    def _check(self, name: str, found: tuple[int, ...], tensor: torch.Tensor, recipe: Recipe) -> None:
+        wanted = tuple(tensor.shape)
+        for source, _ in recipe.sources if tensor.is_floating_point() else ():
+            stored = self._stored[source]
+            if stored.dtype not in _FLOATS:
+                raise CheckpointError(
+                    f"{stored.file}: {source} has dtype {stored.dtype}, and weights are one of "
+                    f"{', '.join(sorted(_FLOATS))}; convert the checkpoint"
+                )
+        if found != wanted:
+            source = recipe.sources[0][0]
+            raise CheckpointError(
+                f"{self._stored[source].file}: {name} (from {source}) has shape {found}, "
+                f"and {type(self._module).__name__} needs {wanted}; is the config of another model?"
+            )
+
+    def _follow_ties(self, module: PreTrainedModel) -> None:
+        """Tied tensors may be stored under either name."""
+        ties: Mapping[str, str] = module.all_tied_weights_keys
+        for name, listed in ties.items():
+            if listed not in self._recipes and name in self._recipes:
+                self._recipes[listed] = self._recipes[name]
+        for name, listed in ties.items():
+            if listed in self._recipes:
+                self._recipes[name] = self._recipes[listed]
+
+    def _check_complete(self, path: str, module: PreTrainedModel, names: list[str]) -> None:
+        missing = [name for name in names if name not in self._recipes]
+        if missing:
+            raise CheckpointError(
+                f"model.path: {path!r} lacks {len(missing)} of the {len(names)} tensors of {type(module).__name__}, "
+                f"the first is {missing[0]}; it holds {len(self._stored)}, such as {next(iter(self._stored), None)}"
+            )
+
+    def _check_depth(self, path: str, module: PreTrainedModel) -> None:
+        """A checkpoint of more layers than the model has is another's; layers that predict further tokens are known."""
+        used = {source for recipe in self._recipes.values() for source, _ in recipe.sources}
+        depths: dict[str, int] = {}
+        for found in filter(None, map(_LAYER.fullmatch, used)):
+            depths[found[1]] = max(depths.get(found[1], 0), int(found[2]) + 1)
+        further = getattr(module.config.get_text_config(), "num_nextn_predict_layers", None) or 0
+        ignored = module._keys_to_ignore_on_load_unexpected or ()  # noqa: SLF001 - as transformers does
+        for name in self._stored:
+            match = _LAYER.fullmatch(name)
+            if match is None or any(re.search(pattern, name) for pattern in ignored):
+                continue
+            depth = depths.get(match[1])
+            if depth is not None and int(match[2]) >= depth + further:
+                raise CheckpointError(
+                    f"model.path: {path!r} holds {name}, and {type(module).__name__} has {depth} {match[1]}; is the "
+                    "config of another model?"
+                )
+
+
+def _num_values(shape: tuple[int, ...], index: tuple[slice, ...]) -> int:
+    sizes = [len(range(size)[part]) for size, part in zip(shape, index, strict=True)] if index else shape
+    return math.prod(sizes)
+
+
+def folder_of(path: str) -> Path:
+    """The folder of a checkpoint, fetched from the hub if it is no folder.
+
+    Raises:
+        CheckpointError: It cannot be fetched.
+    """
+    if Path(path).is_dir():
+        return Path(path)
+    try:
+        return Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.json"]))
+    except LIBRARY_ERRORS as error:
+        raise CheckpointError(f"model.path: cannot fetch {path!r}: {first_line(error)}") from error

@@ -1,0 +1,166 @@
+"""From the name in a recipe to one installed plugin, still without importing it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from packaging.utils import canonicalize_name
+
+from cosmos_core.config.nearest import nearest
+from cosmos_core.errors import (
+    ConfigError,
+    PluginBrokenError,
+    PluginConflictError,
+    PluginError,
+    PluginIncompatibleError,
+    PluginNotFoundError,
+)
+from cosmos_core.plugins.discovery import DISABLE_VARIABLE, PluginRecord, autoload_disabled
+from cosmos_core.plugins.known import KNOWN, known_names
+from cosmos_core.protocols import KINDS, Kind
+
+_REFUSED: Final[Mapping[str, type[PluginError]]] = {
+    "incompatible": PluginIncompatibleError,
+    "invalid": PluginBrokenError,
+}
+_USUAL_NAME: Final = re.compile(r"[a-z0-9]+([-_.][a-z0-9]+)*", re.IGNORECASE)
+
+
+def choose(kind: Kind, selection: str, records: Sequence[PluginRecord]) -> PluginRecord:
+    """The plugin that a selection means, if it can be used.
+
+    Args:
+        kind: What is wanted.
+        selection: A plugin's name, or `distribution:name`.
+        records: What is installed.
+
+    Raises:
+        PluginNotFoundError: Nothing installed has that name.
+        PluginConflictError: Several distributions provide it, and the selection does not say which.
+        PluginIncompatibleError: It was made for another release of the core.
+        PluginBrokenError: Its entry point breaks a rule of the core.
+    """
+    record = find(kind, selection, records)
+    if record.status in _REFUSED:
+        raise _REFUSED[record.status](
+            f"{kind} plugin {record.name!r} of {record.distribution} {record.version} cannot be used: {record.problem}"
+        )
+    return record
+
+
+def find(kind: Kind, selection: str, records: Sequence[PluginRecord]) -> PluginRecord:
+    """The plugin that a selection means, whatever is wrong with it.
+
+    Args:
+        kind: What is wanted.
+        selection: A plugin's name, or `distribution:name`.
+        records: What is installed.
+
+    Raises:
+        PluginNotFoundError: Nothing installed has that name.
+        PluginConflictError: Several distributions provide it, and the selection does not say which.
+    """
+    candidates = _selectable([record for record in records if record.kind == kind and _is_meant(selection, record)])
+    if not candidates:
+        raise PluginNotFoundError(_not_found(kind, selection, records))
+    if len(candidates) > 1:
+        name = candidates[0].name
+        providers = " and by ".join(f"{record.distribution} {record.version}" for record in candidates)
+        raise PluginConflictError(
+            f"{kind} plugin {name!r} is provided by {providers}; "
+            f"write which one, for example {candidates[0].distribution}:{name}, or uninstall the other"
+        )
+    return candidates[0]
+
+
+def kind_of(selection: str, records: Sequence[PluginRecord]) -> Kind:
+    """The kind of the only plugin with a name.
+
+    Args:
+        selection: A plugin's name, or `distribution:name`.
+        records: What is installed.
+
+    Raises:
+        PluginNotFoundError: There is none.
+        ConfigError: There are several kinds.
+    """
+    name = selection.rpartition(":")[2]
+    named = [record for record in records if record.name == name]
+    # Where the distribution is wrong, the kind is still right: `find` says which distribution has the name.
+    meant = _selectable([record for record in named if _is_meant(selection, record)] or named)
+    kinds = sorted({record.kind for record in meant}, key=KINDS.index)
+    if len(kinds) > 1:
+        raise ConfigError(f"{name} is the name of a {' and of a '.join(kinds)} plugin; say which with --kind")
+    if kinds:
+        return kinds[0]
+    installable = sorted({distribution for (_, known), distribution in KNOWN.items() if known == name})
+    if installable:
+        hint = f"install it with: pip install {' or '.join(installable)}"
+    else:
+        names = sorted({record.name for record in records})
+        close = nearest(name, names, limit=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"installed: {', '.join(names) or 'none'}"
+    if autoload_disabled():
+        hint = f"{DISABLE_VARIABLE} is set, so only the core's own plugins are seen"
+    raise PluginNotFoundError(f"no plugin named {name!r} is installed; {hint}")
+
+
+def _selectable(candidates: list[PluginRecord]) -> list[PluginRecord]:
+    """Candidates that break no rule; all of them if none does, so that the reason is told."""
+    return [record for record in candidates if record.status != "invalid"] or candidates
+
+
+def _is_meant(selection: str, record: PluginRecord) -> bool:
+    """Whether a selection is the record's name, and its distribution's where it says one."""
+    distribution, _, name = selection.rpartition(":")
+    is_theirs = not distribution or canonicalize_name(record.distribution) == canonicalize_name(distribution)
+    return record.name == name and is_theirs
+
+
+def _not_found(kind: Kind, selection: str, records: Sequence[PluginRecord]) -> str:
+    distribution, _, name = selection.rpartition(":")
+    of_kind = [record for record in records if record.kind == kind]
+    message = f"no {kind} plugin named {name!r} is installed"
+    if distribution:
+        message += f" by {distribution}"
+    elsewhere = _elsewhere(kind, name, records)
+    return "; ".join([message, *_hints(kind, name, of_kind), *(elsewhere or _usual_name(kind, name, of_kind))])
+
+
+def _hints(kind: Kind, name: str, of_kind: Iterable[PluginRecord]) -> list[str]:
+    installed = {record.name for record in of_kind}
+    if name in installed:
+        providers = sorted(record.distribution for record in of_kind if record.name == name)
+        return [f"it is installed by {' and '.join(providers)}"]
+    hints = []
+    if (kind, name) in KNOWN:
+        hints.append(f"install it with: pip install {KNOWN[kind, name]}")
+    else:
+        hints += _nearest(kind, name, installed)
+    if autoload_disabled():
+        hints.append(f"{DISABLE_VARIABLE} is set, so only the core's own plugins are seen")
+    return hints or [f"installed: {', '.join(sorted(installed)) or 'none'}"]
+
+
+def _nearest(kind: Kind, name: str, installed: set[str]) -> list[str]:
+    close = nearest(name, sorted({*installed, *known_names(kind)}), limit=3)
+    hints = [f"did you mean {' or '.join(close)}?"] if close else []
+    return hints + [
+        f"{other} is installed with: pip install {KNOWN[kind, other]}" for other in close if other not in installed
+    ]
+
+
+def _usual_name(kind: Kind, name: str, of_kind: Iterable[PluginRecord]) -> list[str]:
+    """The line for a name that is like none that is known: the nearest name is the better guess where there is one."""
+    known = {record.name for record in of_kind} | {*known_names(kind)}
+    if nearest(name, known) or not _USUAL_NAME.fullmatch(name):
+        return []
+    return [f"if it is published under the usual name: pip install {canonicalize_name(f'cosmos-{kind}-{name}')}"]
+
+
+def _elsewhere(kind: Kind, name: str, records: Iterable[PluginRecord]) -> list[str]:
+    """Other kinds that have the name."""
+    kinds = sorted({record.kind for record in records if record.name == name and record.kind != kind})
+    return [f"{'an' if other[0] in 'ae' else 'a'} {other} plugin has that name" for other in kinds]

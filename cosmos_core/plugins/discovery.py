@@ -1,0 +1,157 @@
+"""Which plugins are installed, from package metadata alone: no plugin is imported, so none can break the listing."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import EntryPoint
+from typing import Final, Literal, TypeAlias
+
+import attrs
+from packaging.utils import canonicalize_name
+
+from cosmos_core.plugins.compatibility import (
+    CORE,
+    core_requirements,
+    incompatibility,
+    malformed_requirement,
+    unmet_requirements,
+)
+from cosmos_core.plugins.entries import Entry, entries
+from cosmos_core.plugins.installed import Readable, distributions
+from cosmos_core.plugins.locating import exists
+from cosmos_core.plugins.naming import RULE, is_valid, nearest_valid
+from cosmos_core.plugins.source import Identity, identity
+from cosmos_core.protocols import KINDS, Kind, entry_point_group
+
+Status: TypeAlias = Literal["ok", "broken", "invalid", "conflict", "incompatible"]
+
+DISABLE_VARIABLE: Final = "COSMOS_DISABLE_PLUGIN_AUTOLOAD"
+
+
+@attrs.frozen(kw_only=True)
+class PluginRecord:
+    """One entry point, as its distribution's metadata describes it.
+
+    Attributes:
+        kind: What it plugs in.
+        name: What users type.
+        distribution: The distribution that provides it.
+        version: Version of that distribution.
+        module: The entry point's value: a module, or `module:object`.
+        requires: `Requires-Dist` lines of the distribution.
+        status: What metadata can tell. `broken`: a module or a requirement is missing, so an import must fail.
+            `invalid`: its entry point breaks a rule of the core, so it is never imported.
+        problem: Why it is not `ok`; empty if it is.
+    """
+
+    kind: Kind
+    name: str
+    distribution: str
+    version: str
+    module: str
+    requires: tuple[str, ...] = ()
+    status: Status = "ok"
+    problem: str = ""
+
+    @property
+    def entry_point(self) -> EntryPoint:
+        """The entry point; its `load` imports the plugin."""
+        return EntryPoint(name=self.name, value=self.module, group=entry_point_group(self.kind))
+
+
+def autoload_disabled() -> bool:
+    """Whether the environment asks for nothing but the core's own plugins."""
+    return os.environ.get(DISABLE_VARIABLE, "") not in ("", "0")
+
+
+def discover(kind: Kind | None = None) -> list[PluginRecord]:
+    """Every installed plugin, of one kind or of all, sorted by kind, name and distribution."""
+    records = [record for record in _all_records() if kind in (None, record.kind)]
+    selectable = [record for record in records if record.status != "invalid"]
+    providers = Counter((record.kind, record.name) for record in selectable)
+    judged = [
+        _with_conflict(record, selectable) if providers[record.kind, record.name] > 1 else record for record in records
+    ]
+    return sorted(judged, key=lambda record: (KINDS.index(record.kind), record.name, record.distribution))
+
+
+def _all_records() -> Iterator[PluginRecord]:
+    """What each distribution provides; of several with one name, the first on `sys.path` is what an import finds."""
+    found: dict[str, tuple[Readable, Identity]] = {}
+    for dist in distributions():
+        known = identity(dist)
+        if known.name:
+            found.setdefault(canonicalize_name(known.name), (dist, known))
+    versions = {name: known.version for name, (_, known) in found.items()}
+    only_core = autoload_disabled()
+    for name, (dist, known) in found.items():
+        if not only_core or name == CORE:
+            yield from _records(dist, known, versions)
+
+
+def _records(dist: Readable, known: Identity, versions: Mapping[str, str]) -> Iterator[PluginRecord]:
+    claimed = list(entries(dist.read_text("entry_points.txt") or ""))
+    # Parsing the rest of the metadata takes time: that of other packages is left alone.
+    requires = tuple(dist.requires or ()) if claimed else ()
+    is_for_core = bool(core_requirements(requires))
+    found = [entry for entry in claimed if is_for_core or not entry.is_doubtful]
+    for entry in found:
+        record = PluginRecord(
+            kind=entry.kind,
+            name=entry.name,
+            distribution=known.name,
+            version=known.version or "unknown",
+            module=entry.value,
+            requires=requires,
+        )
+        problem = _broken_rule(entry, found)
+        yield attrs.evolve(record, status="invalid", problem=problem) if problem else _judge(record, versions)
+
+
+def _broken_rule(entry: Entry, others: Iterable[Entry]) -> str:
+    """Which rule of the core an entry point breaks; empty if it keeps them all."""
+    if entry.is_misspelt:
+        return (
+            f"its entry-point group {entry.group!r} is unknown to the core; write "
+            f'[project.entry-points."{entry_point_group(entry.kind)}"] in its pyproject.toml'
+        )
+    if not is_valid(entry.name):
+        example = nearest_valid(entry.name) or f"my-{entry.kind}"
+        return f"a plugin cannot be named {entry.name!r}: {RULE}, such as {example}"
+    kinds = sorted({other.kind for other in others if other.name == entry.name}, key=KINDS.index)
+    if len(kinds) > 1:
+        return f"one distribution gives the name {entry.name!r} to a {' and to a '.join(kinds)} plugin; rename one"
+    return ""
+
+
+def _judge(record: PluginRecord, versions: Mapping[str, str]) -> PluginRecord:
+    """What metadata and the file system can tell of a record."""
+    match = EntryPoint.pattern.match(record.module)
+    if match is None:
+        problem = f"its entry point {record.name} = {record.module!r} names no module"
+        return attrs.evolve(record, status="broken", problem=problem)
+    extras = record.entry_point.extras
+    problem = malformed_requirement(record.requires)
+    if problem:
+        return attrs.evolve(record, status="broken", problem=problem)
+    problem = incompatibility(record.distribution, record.requires, extras)
+    if problem:
+        return attrs.evolve(record, status="incompatible", problem=problem)
+    problem = unmet_requirements(record.requires, versions, extras)
+    if not problem and not exists(match["module"]):
+        problem = f"its module {match['module']} does not exist"
+    return attrs.evolve(record, status="broken", problem=problem) if problem else record
+
+
+def _with_conflict(record: PluginRecord, records: list[PluginRecord]) -> PluginRecord:
+    if record.status in ("incompatible", "invalid"):
+        return record
+    rivals = sorted(
+        f"{other.distribution} {other.version}"
+        for other in records
+        if (other.kind, other.name) == (record.kind, record.name)
+    )
+    problem = f"provided by {' and by '.join(rivals)}; select one as DISTRIBUTION:{record.name}"
+    return attrs.evolve(record, status="conflict", problem=problem)

@@ -1,0 +1,139 @@
+"""Where a plugin's code comes from: its distribution, who made it, and the folder that it lies in."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import re
+from importlib.metadata import Distribution
+from pathlib import Path, PurePosixPath
+from typing import Final
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import attrs
+
+from cosmos_core.errors import PluginBrokenError
+from cosmos_core.plugins.installed import Readable
+
+_IDENTITY: Final = re.compile(r"^(Name|Version):[ \t]*(.*?)\s*$", re.MULTILINE)
+_NOT_PACKAGES: Final = ("..", ".dist-info", ".egg-info", ".data")
+"""How the first part of a file's path ends where it is outside, or about the distribution itself."""
+_HOME_LABELS: Final = ("homepage", "home", "repository", "source", "source code", "documentation")
+
+
+@attrs.frozen
+class Identity:
+    """Name and version of a distribution; empty where they are missing, as in what an interrupted pip leaves behind."""
+
+    name: str
+    version: str
+
+
+@attrs.frozen(kw_only=True)
+class Source:
+    """A distribution, as its metadata describes it.
+
+    Attributes:
+        summary: One line of its own.
+        home_page: Address of its home page or repository.
+        licence: SPDX expression, or the name that its metadata gives.
+        location: Folder that it is installed in.
+        editable: The project's folder, where it is installed with `pip install -e`; None otherwise.
+    """
+
+    summary: str
+    home_page: str
+    licence: str
+    location: Path
+    editable: Path | None
+
+
+def identity(dist: Distribution) -> Identity:
+    """Name and version. Reads them without parsing the rest: a listing asks this of all that is installed."""
+    readable = Readable(dist)
+    headers = (readable.read_text("METADATA") or readable.read_text("PKG-INFO") or "").partition("\n\n")[0]
+    found = dict(reversed(_IDENTITY.findall(headers)))
+    return Identity(found.get("Name", ""), found.get("Version", ""))
+
+
+def source(dist: Distribution) -> Source:
+    """Where a distribution comes from."""
+    return Source(
+        summary=field(dist, "Summary"),
+        home_page=field(dist, "Home-page") or _home_page(dist.metadata.get_all("Project-URL") or []),
+        licence=licence(dist),
+        location=Path(str(dist.locate_file(""))),
+        editable=editable_folder(dist),
+    )
+
+
+def field(dist: Distribution, key: str) -> str:
+    """A field of the metadata; empty where it is missing, as in what an interrupted pip leaves behind."""
+    try:
+        metadata = dist.metadata
+    except FileNotFoundError:
+        return ""
+    return metadata[key] if key in metadata else ""  # noqa: SIM401  # `get` is not in its protocol on Python 3.11
+
+
+def licence(dist: Distribution) -> str:
+    """The licence, from the newest of the three ways to say it; empty if it says none."""
+    named = field(dist, "License-Expression") or field(dist, "License").partition("\n")[0]
+    if named:
+        return named
+    classifiers = dist.metadata.get_all("Classifier") or []
+    return next((each.rpartition(" :: ")[2] for each in classifiers if each.startswith("License :: ")), "")
+
+
+def editable_folder(dist: Distribution) -> Path | None:
+    """The project's folder of an editable installation; None of any other."""
+    try:
+        origin = json.loads(Readable(dist).read_text("direct_url.json") or "{}")
+        if not origin.get("dir_info", {}).get("editable"):
+            return None
+        return Path(url2pathname(urlsplit(origin["url"]).path))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        problem = f"its direct_url.json is not as pip writes it ({type(error).__name__}: {error})"
+        raise PluginBrokenError(f"{identity(dist).name}: {problem}; reinstall it") from error
+
+
+def recorded_files(dist: Distribution) -> list[PurePosixPath]:
+    """What a distribution says that it installs among the packages of all others, in the order of its record.
+
+    Left out are its own metadata, byte code, and what lies outside, such as scripts in `../../../bin`.
+
+    Raises:
+        PluginBrokenError: Its record has a name that no installer writes.
+    """
+    text = Readable(dist).read_text("RECORD") or ""
+    try:
+        names = [row[0] for row in csv.reader(io.StringIO(text, newline="")) if row]
+    except csv.Error as error:
+        raise PluginBrokenError(f"{identity(dist).name}: its RECORD cannot be read: {error}; reinstall it") from error
+    for name in names:
+        if not _can_be_recorded(name):
+            raise PluginBrokenError(f"{identity(dist).name}: its RECORD names a file {name!r}; reinstall it")
+    files = [PurePosixPath(name) for name in names]
+    return [file for file in files if is_source(file) and not file.parts[0].endswith(_NOT_PACKAGES)]
+
+
+def is_source(file: PurePosixPath) -> bool:
+    """Whether a file is no byte code."""
+    return "__pycache__" not in file.parts and file.suffix not in (".pyc", ".pyo")
+
+
+def _can_be_recorded(name: str) -> bool:
+    """Whether a name is relative, and leads out of the installation only by its beginning."""
+    file = PurePosixPath(name)
+    inside = [*itertools.dropwhile("..".__eq__, file.parts)]
+    return bool(inside) and ".." not in inside and "\0" not in name and not file.is_absolute()
+
+
+def _home_page(urls: list[str]) -> str:
+    """The project's address: the best of its labelled ones, or the first."""
+    labelled = {label.strip().lower(): address.strip() for label, _, address in (url.partition(",") for url in urls)}
+    best = [labelled[label] for label in _HOME_LABELS if label in labelled]
+    return next(iter([*best, *labelled.values()]), "")

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from cosmos_core.control.machine.claim import LEAST_USELESS, MAX_ATTEMPTS, balanced
+from cosmos_core.control.machine.events import RegroupDue
+from cosmos_core.control.machine.records import MOST_REASONS, OTHER_REASONS
+from cosmos_core.transport.reports import GroupFailed, StepDone, StepFailed
+
+
+def fail(it, name="p0", missing=(), reason="a peer left"):
+    order, generation = it.directive(name).train, it.state.generation_number
+    it.report(
+        name,
+        StepFailed(step=order.step, attempt=order.attempt, generation=generation, missing=missing, reason=reason),
+    )
+
+
+def test_the_batch_is_the_first_finished_groups_by_position(run):
+    it = run(capacity=9, max_staleness=9, prompts=2, steps=9)
+    it.start()
+    leases = it.leases()
+    it.finish("r0", leases[5])
+    it.finish("r0", leases[3])
+    order = it.directive("p0").train
+    assert [group.position for group in order.groups] == [3, 5]
+    assert [group.lease for group in order.groups] == [leases[3].lease, leases[5].lease]
+    assert (order.step, order.attempt, order.stage, order.publish) == (1, 1, 0, True)
+
+
+def test_orders_carry_no_texts(run, make_sample):
+    it = run(prompts=1, steps=1)
+    it.start()
+    it.finish("r0", it.leases()[0], *(make_sample(index, text="a long completion") for index in range(4)))
+    (group,) = it.directive("p0").train.groups
+    assert {sample.text for sample in group.samples} == {""}
+
+
+def test_a_group_with_too_few_scored_samples_is_dropped(run, make_sample):
+    it = run()
+    it.start()
+    samples = [make_sample(0), *(make_sample(index, status="reward_failed") for index in (1, 2, 3))]
+    it.finish("r0", it.leases()[0], *samples)
+    it.finish("r0", it.leases()[0], make_sample(0), make_sample(1), make_sample(2, status="reward_timeout"))
+    assert it.state.ledger.dropped == {"unscored": 1}
+    assert it.state.ledger.samples.dropped == {"unscored": 4}
+    assert len(it.state.ledger.finished) == 1
+
+
+@pytest.mark.parametrize(("oldest", "is_dropped"), [(0, True), (1, False), (2, False)])
+def test_staleness_is_bounded_by_the_oldest_token_when_the_sample_is_trained(run, make_sample, oldest, is_dropped):
+    it = run(capacity=9, max_staleness=1, prompts=1, steps=9)
+    it.start()
+    old = it.leases()[0]
+    for step in (1, 2):
+        it.finish("r0", next(lease for lease in it.leases() if lease.lease != old.lease))
+        it.train()
+        assert it.state.step == step
+        it.report("r0", *it.fakes["r0"]._load(it.directive("r0")))
+    # Step 3 trains version 2: one sample of the group began at `oldest`.
+    samples = [make_sample(index, version=2, newest=2) for index in range(3)]
+    it.finish("r0", old, *samples, make_sample(3, version=oldest, newest=2))
+    assert it.state.ledger.dropped == ({"stale": 1} if is_dropped else {})
+    assert (it.state.running is None) == is_dropped
+
+
+def test_a_finished_group_that_grows_stale_while_it_waits_is_dropped(run, make_sample):
+    it = run(capacity=9, max_staleness=1, prompts=1, steps=9)
+    it.start()
+    first, old = it.leases()
+    it.finish("r0", first)
+    it.train()
+    it.report("r0", *it.fakes["r0"]._load(it.directive("r0")))
+    it.finish("r0", it.leases()[1])
+    assert it.state.running is not None
+    it.finish("r0", old, *(make_sample(index, version=0, newest=1) for index in range(4)))
+    assert it.directive("r0").hold != ()
+    assert it.state.ledger.dropped == {}
+    it.train()
+    assert it.state.step == 2
+    assert it.state.ledger.dropped == {"stale": 1}
+    assert old.lease not in it.directive("r0").hold
+
+
+def test_missing_payloads_queue_their_prompts_and_the_step_is_formed_again(run):
+    it = run(capacity=9, max_staleness=0, prompts=3)
+    it.start()
+    leases = it.leases()
+    for lease in leases:
+        it.finish("r0", lease)
+    fail(it, missing=(leases[1].lease,), reason="payloads are gone")
+    ledger = it.state.ledger
+    assert sorted(ledger.finished) == [0, 2]
+    assert it.directive("p0").train is None
+    (again,) = it.leases()
+    assert again.position == 1
+    assert again.lease > leases[2].lease
+    assert it.directive("r0").hold == (leases[0].lease, leases[2].lease)
+    it.finish("r0", again)
+    order = it.directive("p0").train
+    assert (order.attempt, [group.position for group in order.groups]) == (2, [0, 1, 2])
+    assert it.state.generation_number == 1
+
+
+def test_missing_payloads_of_another_member_are_believed_as_well(run):
+    it = run(num_policies=2, capacity=9, max_staleness=0, prompts=3)
+    it.start(policies=2)
+    leases = it.leases()
+    for lease in leases:
+        it.finish("r0", lease)
+    order = it.directive("p0").train
+    for name, missing in (("p0", leases[0].lease), ("p1", leases[1].lease)):
+        it.report(
+            name,
+            StepFailed(step=1, attempt=order.attempt, generation=1, missing=(missing,), reason="payloads are gone"),
+        )
+    assert [lease.position for lease in it.leases()] == [0, 1]
+
+
+def test_a_step_that_fails_otherwise_is_repeated_by_a_new_generation(run):
+    it = run(prompts=2)
+    it.start()
+    for lease in it.leases()[:2]:
+        it.finish("r0", lease)
+    fail(it)
+    assert it.directive("p0").train is None
+    assert it.state.generation is None
+    it.apply(RegroupDue())
+    it.follow("p0")
+    order = it.directive("p0").train
+    assert (order.attempt, it.state.generation_number) == (2, 2)
+    it.train()
+    assert it.state.steps[0].attempt == 2
+
+
+def test_a_step_that_fails_for_ever_fails_the_run(run):
+    it = run(prompts=2)
+    it.start()
+    for lease in it.leases()[:2]:
+        it.finish("r0", lease)
+    for _ in range(MAX_ATTEMPTS):
+        fail(it, reason="out of memory")
+        if not it.state.outcome:
+            it.apply(RegroupDue())
+            it.fakes["p0"]._tried.clear()
+            it.report("p0", *it.fakes["p0"]._form(it.directive("p0").generation))
+    assert it.state.outcome == "failed"
+    assert "out of memory" in it.state.reason
+
+
+def test_demonstrations_are_read_in_order_and_the_unusable_ones_dropped(run):
+    it = run(warmup=2)
+    it.join("p0")
+    it.follow("p0")
+    order = it.directive("p0").train
+    assert [(group.position, group.lease, group.endpoint, group.samples) for group in order.groups] == [
+        (position, -1, "", ()) for position in (0, 1, 2)
+    ]
+    done = StepDone(
+        step=1,
+        attempt=1,
+        generation=1,
+        skipped=True,
+        metrics={"loss": 2.0},
+        dropped=((1, "too_long"), (7, "?")),
+        details={"too_long": "train row 1: 9 units are more than the 8 that fit"},
+    )
+    it.report("p0", done)
+    assert it.state.status_details == {"too_long": "train row 1: 9 units are more than the 8 that fit"}
+    ledger = it.state.ledgers[0]
+    assert (ledger.consumed, ledger.dropped) == (2, {"too_long": 1})
+    assert it.state.steps[0].skipped
+    assert it.state.steps[0].num_groups == 2
+    assert [group.position for group in it.directive("p0").train.groups] == [3, 4, 5]
+
+
+def test_shares_are_balanced_by_units():
+    assert balanced([9, 1, 1, 1, 8, 2], 2) == ((0, 1, 2), (3, 4, 5))
+    assert balanced([1, 1, 1, 1, 1], 2) == ((0, 2, 4), (1, 3))
+    assert balanced([0, 0, 0], 3) == ((0,), (1,), (2,))
+    assert balanced([5], 2) == ((0,), ())
+
+
+@given(weights=some.lists(some.integers(0, 1000), max_size=40), num_shares=some.integers(1, 5))
+def test_shares_part_the_batch_and_stay_within_one_group_of_each_other(weights, num_shares):
+    shares = balanced(weights, num_shares)
+    assert sorted(index for share in shares for index in share) == list(range(len(weights)))
+    sums = [sum(weights[index] for index in share) for share in shares]
+    assert max(sums) - min(sums) <= max(weights, default=0)
+    assert all(list(share) == sorted(share) for share in shares)
+
+
+def test_a_run_whose_every_prompt_is_useless_fails_with_the_reason(run):
+    it = run(capacity=9, max_staleness=9, prompts=2, steps=9)
+    it.start()
+    for _ in range(LEAST_USELESS):
+        assert not it.state.outcome
+        lease = it.leases()[0].lease
+        it.report("r0", GroupFailed(lease=lease, reason="prompt_too_long", detail="a prompt of 99"))
+    assert it.state.outcome == "failed"
+    assert "64 prompts in a row were dropped, the last as 'prompt_too_long'" in it.state.reason
+    assert "a prompt of 99" in it.state.reason
+
+
+def test_reasons_with_numbers_are_explained_up_to_a_number_and_the_last_of_all_is(run):
+    it = run(capacity=9, max_staleness=9, prompts=2, steps=9)
+    it.start()
+    for count in range(LEAST_USELESS):
+        reason = f"{count} frames lack"
+        it.report("r0", GroupFailed(lease=it.leases()[0].lease, reason=reason, detail=f"video {count}"))
+    details = it.state.status_details
+    assert len(details) == MOST_REASONS + 1
+    assert (details["0 frames lack"], details[OTHER_REASONS]) == ("video 0", f"video {LEAST_USELESS - 1}")
+    assert f"the last as '{LEAST_USELESS - 1} frames lack'" in it.state.reason
+
+
+def test_a_useful_prompt_starts_the_count_anew(run):
+    it = run(capacity=9, max_staleness=9, prompts=2, steps=9)
+    it.start()
+    for count in range(LEAST_USELESS + 9):
+        if count == LEAST_USELESS - 1:
+            it.finish("r0", it.leases()[0])
+        it.report("r0", GroupFailed(lease=it.leases()[0].lease, reason="bad_row", detail="line 3"))
+    assert not it.state.outcome

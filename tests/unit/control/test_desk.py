@@ -1,0 +1,470 @@
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from cosmos_core.config.schema import ControlConfig
+from cosmos_core.control.desk import Desk
+from cosmos_core.control.machine import core
+from cosmos_core.control.machine.events import (
+    Commanded,
+    JoinTimedOut,
+    RegroupDue,
+    ReplicaJoined,
+    ReplicaLost,
+    Reported,
+    Rewound,
+    RunEnded,
+    RunOpened,
+)
+from cosmos_core.errors import JournalError
+from cosmos_core.transport.messages import (
+    WIRE_VERSION,
+    Acknowledged,
+    Answer,
+    Beat,
+    Command,
+    Directive,
+    Hello,
+    Inquire,
+    Refused,
+    Reports,
+    Watch,
+    Welcome,
+)
+from cosmos_core.transport.reports import GenerationFailed, GenerationFormed, StepDone
+from cosmos_core.transport.requests import Lost, Stop
+from cosmos_core.transport.wire import REPORT, REQUEST
+
+CONTROL = ControlConfig(heartbeat_s=1.0, lost_after_s=10.0, join_timeout_s=100.0)
+HELLO = Hello(
+    wire=WIRE_VERSION,
+    run_id="run",
+    name="p0",
+    role="policy",
+    incarnation="one",
+    host="host",
+    pid=1,
+    step=0,
+    endpoints={"store": "s", "weights": "w"},
+)
+
+
+class Journal:
+    def __init__(self):
+        self.events = []
+        self.committed = 0
+        self.is_full = False
+
+    def append(self, event):
+        self.events.append(event)
+        return len(self.events)
+
+    def commit(self):
+        if self.is_full:
+            raise JournalError("disk full")
+        self.committed = len(self.events)
+        return self.committed
+
+    def kinds(self):
+        return [type(event) for event in self.events]
+
+
+class Office:
+    """A desk, its journal and a clock."""
+
+    def __init__(self, settings, facts=None):
+        self.journal = Journal()
+        self.now = 0.0
+        self.desk = Desk(core.begin(RunOpened(settings=settings)), self.journal, CONTROL, 0.0, facts)
+        self.desk.state.term = 3
+
+    def say(self, message, identity=b"id"):
+        self.desk.take(identity, message, self.now)
+        return self.said()
+
+    def said(self):
+        return [message for _, message in self.desk.commit(self.now)]
+
+    def wait(self, seconds, step=1.0):
+        end = self.now + seconds
+        while self.now < end:
+            self.now += step
+            self.desk.tick(self.now)
+
+
+def reports(first, *given, incarnation="one", term=3):
+    return Reports(
+        name="p0",
+        incarnation=incarnation,
+        term=term,
+        first=first,
+        reports=tuple(each if isinstance(each, bytes) else REPORT.encode(each) for each in given),
+    )
+
+
+def beat(revision, incarnation="one", term=3):
+    return Beat(name="p0", incarnation=incarnation, term=term, revision=revision, gauges={"speed": 2.0})
+
+
+@pytest.fixture
+def office(settings):
+    return Office(settings(warmup=2, num_policies=1))
+
+
+def test_a_hello_is_welcomed_after_it_is_durable_and_directed(office):
+    said = office.say(HELLO)
+    assert office.journal.kinds() == [ReplicaJoined]
+    assert office.journal.committed == 1
+    welcome, directive = said
+    assert welcome == Welcome(term=3, acknowledged=0)
+    assert (directive.term, directive.revision, directive.acknowledged) == (3, 1, 0)
+    assert directive.policy.generation.members == ("p0",)
+    assert directive.rollout is None
+
+
+def test_who_asks_what_can_be_set_is_told_at_once_and_nothing_is_journaled(office):
+    (told,) = office.say(Inquire(run_id="run"), identity=b"person")
+    assert (told.step, told.keys, told.values, told.since) == (1, (), {}, {})
+    (refused,) = office.say(Inquire(run_id="another"), identity=b"person")
+    assert refused.reason == "this is run run, not another"
+    assert office.journal.kinds() == []
+
+
+def test_a_repeated_hello_is_welcomed_again_and_is_no_event(office):
+    office.say(HELLO)
+    assert office.say(HELLO) == [Welcome(term=3, acknowledged=0)]
+    assert office.journal.kinds() == [ReplicaJoined]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"wire": 99}, "wire version 99"), ({"run_id": "other"}, "it belongs to run other")],
+)
+def test_a_stranger_is_refused(office, changes, reason):
+    (answer,) = office.say(attrs.evolve(HELLO, **changes))
+    assert isinstance(answer, Refused)
+    assert reason in answer.reason
+    assert answer.is_final
+    assert office.journal.events == []
+
+
+def test_who_is_made_of_something_else_is_refused_with_the_difference(settings):
+    office = Office(settings(warmup=2, num_policies=1), facts={"run.seed": "5", "plugin model hf": "cosmos-core 1.0"})
+    facts = {"run.seed": "6", "plugin model hf": "cosmos-core 1.0", "plugin engine vllm": "cosmos-engine-vllm 2"}
+    (answer,) = office.say(attrs.evolve(HELLO, facts=facts))
+    assert answer.reason == "its run.seed is 6, and 5 in this run; give it this run's folder and the same packages"
+    assert office.journal.events == []
+    assert isinstance(office.say(attrs.evolve(HELLO, facts=facts | {"run.seed": "5"}))[0], Welcome)
+
+
+def test_another_incarnation_takes_the_name_and_the_old_one_is_refused(office):
+    office.say(HELLO)
+    office.say(attrs.evolve(HELLO, incarnation="two"))
+    assert office.journal.kinds() == [ReplicaJoined, ReplicaLost, ReplicaJoined]
+    assert office.desk.state.replicas["p0"].incarnation == "two"
+    for message in (HELLO, beat(1), reports(1, GenerationFormed(generation=1, step=0))):
+        (answer,) = office.say(message)
+        assert isinstance(answer, Refused)
+        assert "it was given up" in answer.reason
+        assert not answer.is_final
+    assert len(office.journal.events) == 3
+
+
+def test_reports_are_acknowledged_once_durable_and_count_once(office):
+    office.say(HELLO)
+    formed = GenerationFormed(generation=1, step=0)
+    (directive,) = office.say(reports(1, formed))
+    assert isinstance(directive, Directive)
+    assert (directive.revision, directive.acknowledged) == (2, 1)
+    assert directive.policy.train.step == 1
+    assert office.say(reports(1, formed)) == [Acknowledged(term=3, acknowledged=1)]
+    assert office.say(reports(1, formed, GenerationFailed(generation=0, reason="old"))) == [
+        Acknowledged(term=3, acknowledged=2)
+    ]
+    assert [event.sequence for event in office.journal.events if isinstance(event, Reported)] == [1, 2]
+
+
+def test_a_gap_is_left_alone(office):
+    office.say(HELLO)
+    assert office.say(reports(2, GenerationFormed(generation=1, step=0))) == []
+    assert office.journal.kinds() == [ReplicaJoined]
+
+
+def test_nothing_is_said_of_what_is_not_durable(office):
+    office.journal.is_full = True
+    office.desk.take(b"id", HELLO, 0.0)
+    with pytest.raises(JournalError):
+        office.desk.commit(0.0)
+
+
+def test_a_replica_of_an_older_term_is_told_and_not_believed(office):
+    office.say(HELLO)
+    assert office.say(reports(1, GenerationFormed(generation=1, step=0), term=2)) == [
+        Acknowledged(term=3, acknowledged=0)
+    ]
+    assert office.say(beat(7, term=2)) == [Acknowledged(term=3, acknowledged=0)]
+    assert office.journal.kinds() == [ReplicaJoined]
+
+
+@pytest.mark.parametrize("message", [beat(7, term=4), beat(7, term=5), reports(3, b"", term=4)])
+def test_who_was_told_of_this_term_by_another_controller_is_refused(office, message):
+    """The journal is an older copy, so its term comes again; nobody may take one controller for the other."""
+    office.say(HELLO)
+    state = office.desk.state
+    state.term = 4
+    office.desk = Desk(state, office.journal, CONTROL, 0.0)
+    (refused,) = office.say(message)
+    assert f"was told of term {message.term} by another controller than this one of term 4" in refused.reason
+    assert "start it again" in refused.reason
+    assert not refused.is_final
+    assert office.journal.kinds() == [ReplicaJoined, ReplicaLost]
+    assert "it was given up" in office.say(HELLO)[0].reason
+
+
+def test_one_that_is_shut_out_is_told_that_it_is_for_good(office):
+    office.say(HELLO)
+    office.desk.shut_out(b"id", "its key was revoked")
+    assert office.said() == [Refused(reason="its key was revoked", is_final=True)]
+    assert office.journal.kinds() == [ReplicaJoined, ReplicaLost]
+
+
+def test_a_report_that_cannot_be_read_ends_its_replica(office):
+    office.say(HELLO)
+    said = office.say(reports(1, GenerationFailed(generation=0, reason="old"), b"rubbish"))
+    assert isinstance(said[0], Refused)
+    assert "report 2 cannot be read" in said[0].reason
+    assert office.journal.kinds() == [ReplicaJoined, Reported, ReplicaLost]
+
+
+def test_directives_are_repeated_until_they_are_confirmed(office):
+    office.say(HELLO)
+    office.now = 0.9
+    assert office.said() == []
+    office.now = 1.1
+    (again,) = office.said()
+    assert again.revision == 1
+    office.now = 2.2
+    assert office.say(beat(1)) == []
+    office.now = 4.0
+    assert office.said() == []
+
+
+def test_silence_is_noticed(office):
+    office.say(HELLO)
+    office.wait(9)
+    office.say(beat(1))
+    office.wait(10)
+    assert ReplicaLost not in office.journal.kinds()
+    office.wait(1)
+    lost = office.journal.events[-1]
+    assert lost == ReplicaLost(name="p0", incarnation="one", reason="silent for 10 s (control.lost_after_s)")
+
+
+def test_a_pause_of_the_controller_is_nobodys_silence(office):
+    office.say(HELLO)
+    office.wait(60, step=60)
+    assert ReplicaLost not in office.journal.kinds()
+    office.wait(11)
+    assert ReplicaLost in office.journal.kinds()
+
+
+def test_replicas_that_do_not_come_are_given_up(office):
+    office.say(HELLO)
+    for _ in range(25):
+        office.wait(4)
+        office.say(beat(1))
+    assert JoinTimedOut not in office.journal.kinds()
+    office.wait(2)
+    assert office.journal.events[-1] == JoinTimedOut(timeout_s=100.0)
+    assert "1 of 1 rollout replicas" in office.desk.state.reason
+
+
+def test_a_broken_group_is_tried_again_after_a_pause(office):
+    office.say(HELLO)
+    office.say(reports(1, GenerationFailed(generation=1, reason="refused")))
+    office.wait(0.4, step=0.2)
+    assert RegroupDue not in office.journal.kinds()
+    office.wait(0.8, step=0.2)
+    assert office.journal.kinds().count(RegroupDue) == 1
+    assert office.desk.state.generation_number == 2
+
+
+def test_a_stop_is_taken_once_and_from_this_run_only(office):
+    office.say(HELLO)
+    stop = REQUEST.encode(Stop())
+    (answer,) = office.say(Command(run_id="other", ident="one", request=stop))
+    assert isinstance(answer, Refused)
+    for _ in range(2):
+        answers = office.say(Command(run_id="run", ident="one", request=stop))
+        assert Answer(ident="one") in answers
+    assert office.journal.kinds().count(Commanded) == 1
+    assert office.desk.state.is_stopping
+
+
+def test_what_is_no_request_is_refused_and_not_kept(office):
+    for request in (b"", b"nonsense", REPORT.encode(GenerationFailed(generation=1, reason="x"))):
+        (answer,) = office.say(Command(run_id="run", ident="one", request=request))
+        assert isinstance(answer, Answer)
+        assert answer.refusal
+    assert Commanded not in office.journal.kinds()
+
+
+def test_watchers_are_noted(office):
+    watch = Watch(run_id="run", after=4)
+    office.say(watch, b"w")
+    assert office.desk.watches == [(b"w", watch)]
+
+
+def test_a_newcomer_to_a_run_that_is_over_is_refused(office):
+    office.desk.state.fail("x")
+    (answer,) = office.say(HELLO)
+    assert "the run is over (failed)" in answer.reason
+
+
+def test_gauges_are_those_of_the_last_beats(office):
+    office.say(HELLO)
+    office.say(beat(1))
+    gauges = office.desk.gauges()
+    assert gauges["p0"] == {"speed": 2.0}
+    assert gauges["controller"]["events"] == 1
+
+
+def test_another_controller_starts_a_fresh_line(office):
+    office.say(HELLO)
+    state = office.desk.state
+    state.term = 4
+    desk = Desk(state, office.journal, CONTROL, 0.0)
+    assert desk.commit(0.0) == []
+    desk.take(b"new", beat(1, term=3), 0.0)
+    answers = desk.commit(0.0)
+    assert answers[0] == (b"new", Acknowledged(term=4, acknowledged=0))
+    desk.take(b"new", HELLO, 0.0)
+    identity, welcome = desk.commit(0.0)[0]
+    assert (identity, welcome) == (b"new", Welcome(term=4, acknowledged=0))
+    assert office.journal.kinds() == [ReplicaJoined]
+
+
+class Sockets:
+    """Keeps what is said, each time with the number of events that were durable; those in `gone` are not there."""
+
+    def __init__(self, office):
+        self.said, self.gone, self.office = [], set(), office
+
+    def __call__(self, identity, message):
+        self.said.append((message, self.office.journal.committed == len(self.office.journal.events)))
+        return identity not in self.gone
+
+    def turn(self, now):
+        self.said.clear()
+        self.office.now = now
+        return self.office.desk.turn(now, self)
+
+    @property
+    def messages(self):
+        return [message for message, _ in self.said]
+
+
+@pytest.fixture
+def sockets(office):
+    office.desk.take(b"id", HELLO, 0.0)
+    found = Sockets(office)
+    found.turn(0.0)
+    return found
+
+
+def test_a_turn_says_nothing_that_is_not_durable_nor_at_the_end_of_the_run(office, sockets):
+    """Not even to ask who is still there, when reports came in this very turn."""
+    office.desk.state.outcome = "stopped"
+    office.desk.take(b"id", reports(1, GenerationFormed(generation=1, step=0)), 0.0)
+    assert not sockets.turn(1.0)
+    farewells = [message for message in sockets.messages if message == Acknowledged(term=3, acknowledged=1)]
+    assert farewells
+    assert all(is_durable for _, is_durable in sockets.said)
+
+
+def test_who_is_quiet_is_asked_only_once_what_others_said_is_durable(office, sockets):
+    for now in (1.0, 2.0):
+        sockets.turn(now)
+    office.desk.take(b"other", attrs.evolve(HELLO, name="p1", incarnation="two"), 3.0)
+    sockets.turn(3.0)
+    assert Acknowledged(term=3, acknowledged=0) in [message for message, _ in sockets.said]
+    assert all(is_durable for _, is_durable in sockets.said)
+
+
+def test_a_turn_that_cannot_be_made_durable_says_nothing(office, sockets):
+    office.desk.state.outcome = "stopped"
+    office.desk.take(b"id", reports(1, GenerationFormed(generation=1, step=0)), 0.0)
+    office.journal.is_full = True
+    with pytest.raises(JournalError):
+        sockets.turn(1.0)
+    assert sockets.messages == []
+
+
+def test_the_run_ends_once_nobody_is_connected_or_nobody_can_be_waited_for(office, sockets):
+    office.desk.state.outcome = "stopped"
+    assert not sockets.turn(1.0)
+    sockets.gone.add(b"id")
+    assert not sockets.turn(1.05)  # nobody is asked that often
+    assert not office.desk.state.has_ended
+    assert sockets.turn(1.2)
+    assert office.journal.kinds()[-1] is RunEnded
+    assert office.journal.committed == len(office.journal.events)
+
+
+def test_one_that_never_leaves_does_not_keep_the_run(office, sockets, caplog):
+    office.desk.state.outcome = "stopped"
+    assert not sockets.turn(1.0)
+    assert not sockets.turn(10.9)
+    assert sockets.turn(11.1)
+    assert "gave up waiting for p0 to end" in caplog.text
+
+
+def test_weights_are_not_given_up_while_who_may_have_them_has_not_been_heard(settings):
+    """The controller was started again; one policy replica was lost meanwhile, another has taken over its weights."""
+    office = Office(settings(warmup=4, num_policies=1))
+    office.say(HELLO)
+    office.say(reports(1, GenerationFormed(generation=1, step=0)))
+    state = office.desk.state
+    done = {"attempt": 1, "generation": 1, "skipped": False, "metrics": {}}
+    office.say(reports(2, *(StepDone(step=step, **done) for step in (1, 2, 3))))
+    assert state.step == 3
+    office.say(attrs.evolve(HELLO, name="p1", incarnation="other"), identity=b"other")
+    state.term = 4
+    desk = Desk(state, office.journal, CONTROL, office.now)
+    office.desk = desk
+    desk.take(b"person", lost("p0", "one"), office.now)
+    office.wait(5.0)
+    assert Rewound not in office.journal.kinds()
+    formed = Reports(
+        name="p1",
+        incarnation="other",
+        term=4,
+        first=1,
+        reports=(REPORT.encode(GenerationFormed(generation=1, step=3)),),
+    )
+    office.say(attrs.evolve(HELLO, name="p1", incarnation="other"), identity=b"other")
+    desk.tick(office.now)
+    office.say(formed, identity=b"other")
+    office.wait(2.0)
+    assert Rewound not in office.journal.kinds()
+
+
+def test_weights_are_given_up_once_all_who_are_left_were_heard_or_lost(settings):
+    office = Office(settings(warmup=4, num_policies=1))
+    office.say(HELLO)
+    state = office.desk.state
+    state.step = 3
+    state.replicas["p0"].step = 0
+    state.term = 4
+    office.desk = Desk(state, office.journal, CONTROL, office.now)
+    office.wait(5.0)
+    assert Rewound not in office.journal.kinds()
+    office.say(beat(0))
+    office.wait(2.0)
+    assert office.journal.kinds().count(Rewound) == 1
+
+
+def lost(name, incarnation):
+    request = REQUEST.encode(Lost(name=name, incarnation=incarnation, reason="ended"))
+    return Command(ident=f"lost {incarnation}", run_id="run", request=request)

@@ -1,0 +1,68 @@
+"""Who is asked for when keys are revoked: everybody, but only when the list of keys has changed."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from cosmos_core.control import reception as module
+from cosmos_core.control.reception import Reception
+
+
+@attrs.define
+class Allowed:
+    num_changes: int = 0
+
+
+@attrs.define
+class Door:
+    """Lets everybody in but `out`."""
+
+    allowed: Allowed = attrs.field(factory=Allowed)
+    out: str = ""
+
+    def find(self, public):
+        return None if public == self.out else public
+
+
+@attrs.define
+class Guarded:
+    door: Door = attrs.field(factory=Door)
+    num_refused: int = 0
+
+
+class Known:
+    """Identities that speak, and how often they were asked for."""
+
+    def __init__(self, *identities):
+        self.identities, self.num_asked = set(identities), 0
+
+    def __call__(self):
+        self.num_asked += 1
+        return self.identities
+
+
+@pytest.fixture
+def guarded():
+    return Guarded()
+
+
+def test_nobody_is_asked_for_while_the_list_of_keys_stays_as_it_is(guarded):
+    known, reception = Known(b"a", b"b"), Reception(guarded)
+    reception._keys.update({b"a": "A", b"b": "B"})
+    assert [reception.revoked(known) for _ in range(100)] == [[]] * 100
+    assert known.num_asked == 0
+    guarded.door.out, guarded.door.allowed.num_changes = "B", 1
+    assert reception.revoked(known) == [b"b"]
+    assert reception.revoked(known) == []
+
+
+def test_those_who_spoke_once_are_forgotten_in_time(guarded, monkeypatch):
+    monkeypatch.setattr(module, "_SPARE_IDENTITIES", 5)
+    known, reception = Known(b"0", b"1"), Reception(guarded)
+    for number in range(100):
+        reception._keys[b"%d" % number] = "A"
+        reception.revoked(known)
+        assert len(reception._keys) <= 10
+    assert reception._keys.keys() >= known.identities
+    assert known.num_asked < 20

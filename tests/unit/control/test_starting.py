@@ -1,0 +1,37 @@
+"""How the controller's process starts."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from types import SimpleNamespace
+
+from cosmos_core.control import __main__ as process
+
+
+def test_it_listens_only_once_it_can_hear(tmp_path, monkeypatch):
+    done = []
+    guarded = SimpleNamespace(socket=None, close=lambda linger_ms: done.append("closed"))
+    state = SimpleNamespace(term=1, outcome="finished", reason="")
+    server = SimpleNamespace(run=lambda stop: done.append("hears") is None)
+
+    def doing(what, result):
+        return lambda *_, **__: done.append(what) or result
+
+    @contextlib.contextmanager
+    def opened(job):
+        yield SimpleNamespace(window=None, announcement={})
+
+    control = SimpleNamespace(port=0, durable=False)
+    recipe = SimpleNamespace(control=control, policy=SimpleNamespace(checkpoint=SimpleNamespace(keep=1)))
+    job = SimpleNamespace(recipe=recipe, journal=tmp_path / "journal.sqlite", accounts=tmp_path / "accounts")
+    monkeypatch.setattr(process, "opened", opened)
+    monkeypatch.setattr(process, "restore", doing("folded", (state, None)))
+    monkeypatch.setattr(process, "_listen", doing("listens", guarded))
+    monkeypatch.setattr(process.sockets, "address_of", lambda socket: "tcp://127.0.0.1:1")
+    monkeypatch.setattr(process, "_announce", doing("told", None))
+    for name in ("Accounts", "facts_of", "plugin_versions"):
+        monkeypatch.setattr(process, name, lambda *_, **__: {})
+    monkeypatch.setattr(process, "Server", lambda *_, **__: server)
+    assert process._serve(job, None, None, threading.Event()) == 0
+    assert done == ["folded", "listens", "told", "hears", "closed"]

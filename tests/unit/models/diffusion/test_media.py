@@ -1,0 +1,221 @@
+"""Images and videos of rows: read, fitted, or refused by name."""
+
+import base64
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cosmos_core.errors import DataError
+from cosmos_core.models.diffusion import media
+from cosmos_core.models.diffusion.frames import fitted, frames_of, pixels_of
+from cosmos_core.models.diffusion.media import Limits, read_film
+
+WIDE = Limits(num_bytes=1 << 20, num_pixels=1 << 16)
+
+
+def film(number=6, height=8, width=8):
+    return np.random.default_rng(0).integers(0, 255, (number, height, width, 3), np.uint8)
+
+
+@pytest.fixture
+def video(tmp_path):
+    """12 frames at 24 a second; frame i is grey of level 20 i."""
+    av = pytest.importorskip("av")
+    path = tmp_path / "clip.mp4"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=24)
+        stream.width, stream.height, stream.pix_fmt = 32, 32, "yuv420p"
+        for level in range(0, 240, 20):
+            frame = av.VideoFrame.from_ndarray(np.full((32, 32, 3), level, np.uint8), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_stored_frames_are_read_as_they_are(tmp_path, inline):
+    frames = film()
+    np.save(tmp_path / "film.npy", frames)
+    data = base64.b64encode((tmp_path / "film.npy").read_bytes()).decode()
+    location = f"data:application/x-npy;base64,{data}" if inline else f"file:{tmp_path}/film.npy"
+    assert read_film(location, WIDE, most=4).frames.numpy().tolist() == frames[:4].tolist()
+
+
+def test_an_image_is_a_video_of_one_frame(tmp_path):
+    Image.fromarray(film(1)[0]).save(tmp_path / "image.png")
+    found = read_film(str(tmp_path / "image.png"), WIDE)
+    assert found.frames.shape == (1, 8, 8, 3)
+    assert found.frames[0].tolist() == film(1)[0].tolist()
+
+
+def test_a_folder_of_images_is_a_video(tmp_path):
+    for index, frame in enumerate(film(3)):
+        Image.fromarray(frame).save(tmp_path / f"{index:02}.png")
+    assert read_film(str(tmp_path), WIDE).frames.tolist() == film(3).tolist()
+
+
+@pytest.mark.parametrize(("fps", "levels"), [(24.0, [0, 20, 40, 60]), (12.0, [0, 40, 80, 120]), (48.0, [0, 0, 20, 40])])
+def test_frames_are_those_nearest_in_time(video, fps, levels):
+    found = read_film(str(video), WIDE, most=4, fps=fps)
+    for frame, level in zip(found.frames, levels, strict=True):
+        assert float(frame.float().mean()) == pytest.approx(level, abs=3)
+    assert found.fps == fps
+
+
+@pytest.mark.parametrize(("fps", "levels"), [(24.0, [180, 200, 220]), (12.0, [120, 160, 200])])
+def test_the_last_frames_are_those_before_the_end(video, fps, levels):
+    found = read_film(str(video), WIDE, most=3, fps=fps, from_end=True)
+    assert [float(frame.float().mean()) for frame in found.frames] == pytest.approx(levels, abs=3)
+
+
+def test_the_last_frames_of_images_and_arrays(tmp_path):
+    (tmp_path / "images").mkdir()
+    for index, frame in enumerate(film(3)):
+        Image.fromarray(frame).save(tmp_path / "images" / f"{index:02}.png")
+    np.save(tmp_path / "film.npy", film(3))
+    for name in ("images", "film.npy"):
+        found = read_film(str(tmp_path / name), WIDE, most=2, from_end=True)
+        assert found.frames.tolist() == film(3)[1:].tolist(), name
+
+
+def test_a_short_video_gives_what_it_has(video):
+    assert len(read_film(str(video), WIDE, most=40, fps=24.0).frames) == 12
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda folder: str(folder / "none.mp4"), "no such file"),
+        (lambda folder: "s3://bucket/clip.mp4", "nothing is fetched while training"),
+        (lambda folder: "data:video/mp4,abc", "a data URL is in base64"),
+        (lambda folder: "data:video/mp4;base64,a=b", "no base64"),
+        (lambda folder: written(folder, b"not a video at all"), "no readable video"),
+        (lambda folder: written(folder, b"\x93NUMPY broken"), "no readable .npy"),
+        (lambda folder: written(folder, b"\x89PNG broken"), "no readable image"),
+        (lambda folder: stored(folder, film().astype(np.float32)), "frames are uint8"),
+        (lambda folder: stored(folder, np.zeros((1, 300, 300, 3), np.uint8)), "300 x 300 are more than"),
+        (lambda folder: written(folder, bytes(1 << 21)), "2,097,152 bytes are more than the 1,048,576"),
+        (lambda folder: str(emptied(folder)), "a folder of 0 images"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path, make, said):
+    location = make(tmp_path)
+    with pytest.raises(DataError, match=said) as told:
+        read_film(location, WIDE)
+    assert location[:40] in str(told.value)
+
+
+def changing(folder, *sizes):
+    """A stream of 4 frames of each size, one after another."""
+    av = pytest.importorskip("av")
+    parts = []
+    for width, height in sizes:
+        held = io.BytesIO()
+        with av.open(held, "w", format="mpegts") as container:
+            stream = container.add_stream("mpeg2video", rate=25)
+            stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+            for level in range(0, 120, 30):
+                frame = av.VideoFrame.from_ndarray(np.full((height, width, 3), level, np.uint8), format="rgb24")
+                container.mux(stream.encode(frame))
+            container.mux(stream.encode())
+        parts.append(held.getvalue())
+    return written(folder, b"".join(parts))
+
+
+def test_a_video_that_changes_size_is_refused_before_its_frames_are_turned_to_pixels(tmp_path):
+    location = changing(tmp_path, (64, 48), (128, 96))
+    assert read_film(location, WIDE, most=2, fps=25.0).frames.shape == (2, 48, 64, 3)
+    with pytest.raises(DataError, match=r"frame \d is 128 x 96, and those before it are 64 x 48"):
+        read_film(location, Limits(num_bytes=1 << 20, num_pixels=64 * 48), most=8, fps=25.0)
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_an_npy_header_that_claims_more_than_is_there_is_refused(tmp_path, inline):
+    held = io.BytesIO()
+    claimed = {"descr": "|u1", "fortran_order": False, "shape": (1, 10**7, 10**7, 3)}
+    np.lib.format.write_array_header_1_0(held, claimed)
+    location = written(tmp_path, held.getvalue())
+    if inline:
+        location = f"data:application/x-npy;base64,{base64.b64encode(held.getvalue()).decode()}"
+    with pytest.raises(DataError, match=r"no readable \.npy file: .* with 0 bytes instead of 300000000000000"):
+        read_film(location, WIDE)
+
+
+def test_a_large_image_is_not_decoded(tmp_path, monkeypatch):
+    Image.new("RGB", (300, 300)).save(tmp_path / "image.png")
+    decoded = []
+    monkeypatch.setattr(media, "open_image", lambda *arguments: decoded.append(arguments))
+    for location in (tmp_path / "image.png", tmp_path):
+        with pytest.raises(DataError, match="300 x 300 are more than"):
+            read_film(str(location), WIDE)
+    assert not decoded
+
+
+def test_a_folder_counts_the_bytes_of_the_images_that_are_wanted(tmp_path):
+    for index, frame in enumerate(film(3)):
+        Image.fromarray(frame).save(tmp_path / f"{index:02}.png")
+    room = sum(file.stat().st_size for file in tmp_path.iterdir()) - 1
+    limits = Limits(num_bytes=room, num_pixels=64)
+    assert len(read_film(str(tmp_path), limits, most=2).frames) == 2
+    with pytest.raises(DataError, match=f"bytes are more than the {room} of"):
+        read_film(str(tmp_path), limits)
+
+
+def test_frames_are_fitted_one_by_one_and_those_that_are_not_wanted_never(video, monkeypatch):
+    whole, sizes = read_film(str(video), WIDE, most=3, fps=24.0), []
+
+    def counted(frames, *size):
+        sizes.append(len(frames))
+        return fitted(frames, *size)
+
+    monkeypatch.setattr(media, "fitted", counted)
+    found = read_film(str(video), WIDE, most=3, fps=24.0, size=(8, 12))
+    assert torch.equal(found.frames, fitted(whole.frames, 8, 12))
+    assert sizes == [1, 1, 1]
+
+
+def test_a_frame_that_would_be_scaled_beyond_the_limit_is_refused(tmp_path):
+    with pytest.raises(DataError, match="frames of 4096 x 1, scaled by 64, are more than the 65,536 pixels"):
+        read_film(stored(tmp_path, np.zeros((1, 1, 4096, 3), np.uint8)), WIDE, size=(64, 64))
+
+
+def test_a_pickle_in_numpys_clothes_is_not_opened(tmp_path):
+    np.save(tmp_path / "film.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match=r"no readable \.npy"):
+        read_film(str(tmp_path / "film.npy"), WIDE)
+
+
+def written(folder, data):
+    (folder / "thing").write_bytes(data)
+    return str(folder / "thing")
+
+
+def stored(folder, frames):
+    held = io.BytesIO()
+    np.save(held, frames)
+    return written(folder, held.getvalue())
+
+
+def emptied(folder):
+    (folder / "empty").mkdir()
+    return folder / "empty"
+
+
+def test_pixels_and_frames_are_one_another():
+    frames = torch.from_numpy(film())
+    pixels = pixels_of(frames)
+    assert pixels.shape == (3, 6, 8, 8)
+    assert float(pixels.min()) >= -1.0
+    assert torch.equal(frames_of(pixels), frames)
+    assert frames_of(torch.full((3, 1, 1, 1), 2.0)).tolist() == [[[[255, 255, 255]]]]
+
+
+def test_frames_are_cut_around_their_middle():
+    frames = torch.zeros(1, 4, 12, 3, dtype=torch.uint8)
+    frames[:, :, 4:8] = 200
+    assert (fitted(frames, 4, 4) == 200).all()
+    assert fitted(frames, 8, 8).shape == (1, 8, 8, 3)
+    assert torch.equal(fitted(frames, 4, 12), frames)

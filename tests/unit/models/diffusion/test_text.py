@@ -1,0 +1,55 @@
+"""Embeddings from tables and files."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from cosmos_core.errors import DataError
+from cosmos_core.models.diffusion.text import file_embedding, table_embedding
+
+
+def test_a_word_is_the_same_wherever_it_stands():
+    red, both = table_embedding("red", 4, 16), table_embedding("a red", 4, 16)
+    assert torch.equal(red[0], both[1])
+    assert not torch.equal(both[0], both[1])
+    assert table_embedding("", 4, 16).shape == (0, 16)
+    # Every process and every release draws these.
+    assert float(red[0, 0]) == pytest.approx(-0.48332640528678894, abs=1e-6)
+
+
+def test_too_many_words_are_refused():
+    with pytest.raises(DataError, match=r"3 words, and model\.options.text_length is 2"):
+        table_embedding("one two three", 2, 16)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [{"text": torch.ones(3, 16), "other": torch.ones(1)}, {"any": torch.ones(1, 3, 16, dtype=torch.bfloat16)}],
+)
+def test_a_file_is_read(tmp_path, tensors):
+    save_file(tensors, tmp_path / "text.safetensors")
+    found = file_embedding(str(tmp_path / "text.safetensors"), 4, 16)
+    assert found.dtype == torch.float32
+    assert found.tolist() == torch.ones(3, 16).tolist()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({"text": torch.ones(3, 8)}, r"shape \[3, 8\]; the model takes \[tokens, 16\]"),
+        ({"text": torch.ones(5, 16)}, "5 tokens are more than the 4"),
+        ({"a": torch.ones(3, 16), "b": torch.ones(3, 16)}, "tensors a, b; there is one"),
+        ({"text": torch.full((3, 16), torch.nan)}, "not finite"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(tmp_path, tensors, said):
+    save_file(tensors, tmp_path / "text.safetensors")
+    with pytest.raises(DataError, match=said):
+        file_embedding(str(tmp_path / "text.safetensors"), 4, 16)
+
+
+def test_a_file_that_is_none_is_refused(tmp_path):
+    (tmp_path / "text.safetensors").write_bytes(b"pickle")
+    for name in ("text.safetensors", "none.safetensors"):
+        with pytest.raises(DataError, match="no readable safetensors file"):
+            file_embedding(str(tmp_path / name), 4, 16)

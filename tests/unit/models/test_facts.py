@@ -1,0 +1,105 @@
+"""What planning is told of what `tp` splits, and of what it must divide."""
+
+import attrs
+import pytest
+import torch
+from tests.unit.policy.modeling.parallel import layouts
+from transformers import AutoModelForCausalLM, DeepseekV3Config, GptOssConfig, Qwen2Config, Qwen2MoeConfig, Qwen3Config
+
+from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
+from cosmos_core.models.facts import extents_of, head_size, make_shell, matrices_of
+from cosmos_core.protocols import ModelContext
+
+torch.set_num_threads(1)
+
+WHOLE = {f"self_attn.{name}_proj": "replicate" for name in "qkvo"}
+
+
+def layer_of(tmp_path, overrides=None):
+    config = layouts.config_of("llama", num_attention_heads=4, num_key_value_heads=2).to_dict()
+    model = HuggingFaceModel(HuggingFaceOptions(), ModelContext(path=None, config=config, assets=tmp_path))
+    model.prepare(["some 1 text"], {"build": "byte-bpe", "vocab_size": 300, "split_digits": True})
+    model.tensor_plan = overrides or {}
+    (layer,) = (part for part in model.facts().parts if part.is_layer)
+    return layer
+
+
+def test_key_value_heads_are_told_apart(tmp_path):
+    layer = layer_of(tmp_path)
+    assert layer.head_parameters == {2: 2 * 16 * 32}
+    # A key and a value of each unit at least, and no more than what attention keeps of queries besides.
+    assert 4 * 2 * 16 <= layer.kept["float32"].heads < layer.kept["float32"].inner
+
+
+def test_of_a_block_that_is_whole_all_that_it_keeps_is(tmp_path):
+    split, whole = (layer_of(tmp_path, overrides) for overrides in ({}, WHOLE))
+    before, after = split.kept["float32"], whole.kept["float32"]
+    assert whole.head_parameters == {}
+    assert whole.num_whole_parameters - split.num_whole_parameters == (2 * 32 + 2 * 16) * 32
+    assert after.heads == 0
+    assert after.inputs > before.inputs
+    assert sum(attrs.astuple(after)) == pytest.approx(sum(attrs.astuple(before)))
+
+
+@pytest.mark.parametrize("kind", ["llama", "opt"])
+def test_columns_of_feed_forward_layers_must_be_divided_by_whatever_name(kind):
+    shell = make_shell(layouts.config_of(kind), AutoModelForCausalLM, trust_remote_code=False)
+    assert 48 in {extent.size for extent in extents_of(shell, {}) if extent.name == "columns of a feed-forward layer"}
+
+
+def shell_of(config):
+    return make_shell(config, AutoModelForCausalLM, trust_remote_code=False)
+
+
+def test_matrices_are_those_of_the_layers():
+    shell = shell_of(layouts.config_of("llama", tie_word_embeddings=False))
+    found = matrices_of(shell)
+    parameters = dict(shell.named_parameters())
+    left = {name for name, parameter in parameters.items() if parameter.dim() > 1} - found.keys()
+    assert left == {"model.embed_tokens.weight", "lm_head.weight"}
+    assert found == {name: tuple(parameters[name].shape) for name in found}
+    assert not any("norm" in name or "bias" in name for name in found)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3"])
+def test_stacked_experts_are_matrices_and_their_routers_are_not(kind):
+    found = matrices_of(shell_of(layouts.config_of(kind)))
+    assert {"gate_up_proj", "down_proj"} <= {name.rpartition("experts.")[2] for name in found if ".experts." in name}
+    assert all(len(shape) == 3 for name, shape in found.items() if ".experts." in name)
+    assert not any(name.endswith("mlp.gate.weight") for name in found)
+
+
+def test_a_linear_layer_beside_experts_weighs_them():
+    config = Qwen2MoeConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_experts=4, num_experts_per_tok=2
+    )
+    found = matrices_of(shell_of(config))
+    assert "model.layers.0.mlp.shared_expert.down_proj.weight" in found
+    assert "model.layers.0.mlp.shared_expert_gate.weight" not in found
+
+
+def test_experts_that_lie_transposed_stay():
+    config = GptOssConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_local_experts=4,
+    )
+    found = matrices_of(shell_of(config))
+    assert "model.layers.0.self_attn.q_proj.weight" in found
+    assert not any("experts" in name for name in found)
+
+
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [
+        (Qwen3Config(hidden_size=96, num_attention_heads=4, head_dim=24), 24),
+        (Qwen2Config(hidden_size=128, num_attention_heads=4), 32),
+        # Keys and values of latent attention differ.
+        (DeepseekV3Config(qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16), 0),
+    ],
+)
+def test_heads_have_one_size_or_none_is_told(config, size):
+    assert head_size(config) == size

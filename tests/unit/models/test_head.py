@@ -1,0 +1,100 @@
+import pytest
+import torch
+import torch.distributed as dist
+
+from cosmos_core.models import head
+from cosmos_core.models.parallel.collectives import copy_to_group
+from cosmos_core.models.vocabulary import Vocabulary
+from cosmos_core.testing.worlds import run_world
+
+
+def evaluate(hidden, weight, targets, **options):
+    settings = {
+        "vocabulary": Vocabulary(start=0, size=len(weight)),
+        "temperature": 1.0,
+        "with_entropy": False,
+        **options,
+    }
+    return head.evaluate(lambda x: x @ weight.T, hidden, targets, **settings)
+
+
+@pytest.fixture
+def inputs():
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(7, 5, generator=generator, requires_grad=True)
+    weight = torch.randn(11, 5, generator=generator, requires_grad=True)
+    return hidden, weight, torch.randint(0, 11, (7,), generator=generator)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_logprobs_and_entropy(inputs, temperature):
+    hidden, weight, targets = inputs
+    decided = evaluate(hidden, weight, targets, temperature=temperature, with_entropy=True)
+    distribution = torch.distributions.Categorical(logits=(hidden @ weight.T) / temperature)
+    torch.testing.assert_close(decided.logprobs_N, distribution.log_prob(targets))
+    torch.testing.assert_close(decided.entropy_N, distribution.entropy().detach())
+    assert not decided.entropy_N.requires_grad
+
+
+def test_chunks_change_neither_values_nor_gradients(inputs, monkeypatch):
+    hidden, weight, targets = inputs
+    whole = evaluate(hidden, weight, targets, with_entropy=True)
+    expected = torch.autograd.grad(whole.logprobs_N.square().sum(), (hidden, weight))
+    monkeypatch.setattr(head, "CHUNK_ELEMENTS", 22)
+    rows = []
+    chunked = head.evaluate(
+        lambda x: rows.append(len(x)) or x @ weight.T,
+        hidden,
+        targets,
+        vocabulary=Vocabulary(start=0, size=11),
+        temperature=1.0,
+        with_entropy=True,
+    )
+    assert max(rows) == 2
+    torch.testing.assert_close(chunked.logprobs_N, whole.logprobs_N)
+    torch.testing.assert_close(chunked.entropy_N, whole.entropy_N)
+    for mine, theirs in zip(
+        torch.autograd.grad(chunked.logprobs_N.square().sum(), (hidden, weight)), expected, strict=True
+    ):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("size", [12, 11])
+@pytest.mark.parametrize("chunk", [head.CHUNK_ELEMENTS, 10])
+def test_a_split_vocabulary_gives_the_same_on_each_process(chunk, size):
+    (hidden, weight, targets), scores = draw(size), torch.arange(7.0)
+    whole = evaluate(hidden, weight, targets, temperature=0.5, with_entropy=True)
+    expected = torch.autograd.grad((whole.logprobs_N * scores).sum(), (hidden, weight))
+    results = run_world(2, split, chunk, size)
+    for rank, (logprobs_N, entropy_N, hidden_grad, weight_grad) in enumerate(results):
+        torch.testing.assert_close(logprobs_N, whole.logprobs_N.detach())
+        torch.testing.assert_close(entropy_N, whole.entropy_N)
+        torch.testing.assert_close(hidden_grad, expected[0])
+        torch.testing.assert_close(weight_grad, expected[1][rank * 6 : rank * 6 + 6])
+    assert torch.equal(results[0][0], results[1][0])
+
+
+def draw(size):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(7, 5, generator=generator, requires_grad=True)
+    weight = torch.randn(size, 5, generator=generator)
+    # A token that cannot come has no share in the entropy.
+    weight[3] = -1e4 * hidden.detach().mean(0)
+    return hidden, weight.requires_grad_(), torch.randint(4, size, (7,), generator=generator)
+
+
+def split(chunk, size):
+    head.CHUNK_ELEMENTS = chunk
+    hidden, weight, targets = draw(size)
+    group, rank = dist.group.WORLD, dist.get_rank()
+    part = weight.detach()[rank * 6 : rank * 6 + 6].clone().requires_grad_()
+    decided = head.evaluate(
+        lambda each: copy_to_group(each, group) @ part.T,
+        hidden,
+        targets,
+        vocabulary=Vocabulary(start=rank * 6, size=len(part), most=6, group=group),
+        temperature=0.5,
+        with_entropy=True,
+    )
+    grads = torch.autograd.grad((decided.logprobs_N * torch.arange(7.0)).sum(), (hidden, part))
+    return decided.logprobs_N.detach(), decided.entropy_N, *grads

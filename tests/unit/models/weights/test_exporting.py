@@ -1,0 +1,156 @@
+"""A spread module is exported as transformers would export it from one process."""
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
+
+from cosmos_core.config.schema import MeshConfig
+from cosmos_core.errors import CheckpointError
+from cosmos_core.models.building import Blueprint, build_part, build_whole
+from cosmos_core.models.facts import make_shell
+from cosmos_core.models.parallel.channel import open_channel
+from cosmos_core.models.weights import exporting
+from cosmos_core.models.weights.exporting import export_adapters, export_parts, group_tensors
+from cosmos_core.policy.mesh.mesh import form_mesh
+from cosmos_core.protocols import Layout, Lora
+from cosmos_core.testing.worlds import run_world
+from cosmos_core.weights.held import all_held, spreads
+
+torch.set_num_threads(1)
+
+SIZES = {"vocab_size": 63, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 4}
+ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2}
+EXPERTS = {"moe_intermediate_size": 8, "num_experts_per_tok": 2}
+LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
+FAMILIES = {
+    "qwen3": ATTENTION,
+    "qwen3_moe": ATTENTION | EXPERTS | {"num_experts": 4},
+    "deepseek_v3": ATTENTION
+    | EXPERTS
+    | LATENT
+    | {"num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
+}
+
+
+def config_of(family, is_tied):
+    return AutoConfig.for_model(family, **{**SIZES, **FAMILIES[family], "tie_word_embeddings": is_tied})
+
+
+def blueprint(family, is_tied):
+    return Blueprint(
+        config=config_of(family, is_tied),
+        path=None,
+        seed=3,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        trust_remote_code=False,
+        auto_class=AutoModelForCausalLM,
+        tensor_plan={},
+    )
+
+
+def shell_of(family, is_tied=False):
+    return make_shell(config_of(family, is_tied), AutoModelForCausalLM, trust_remote_code=False)
+
+
+def export(folder, family, is_tied, sizes):
+    part = build_part(blueprint(family, is_tied), Layout(mesh=form_mesh(MeshConfig(**sizes), "cpu")))
+    export_parts(part, shell_of(family, is_tied), folder, open_channel(), file_bytes=6_000)
+
+
+@pytest.mark.parametrize(
+    ("family", "is_tied", "sizes"),
+    [
+        ("qwen3", True, {"pp": 2, "tp": 2}),
+        ("qwen3", False, {"dp_shard": 2}),
+        ("qwen3_moe", False, {"dp_shard": 2, "tp": 2, "ep": 4}),
+        ("qwen3_moe", True, {"pp": 2, "dp_shard": 2, "ep": 2}),
+        ("deepseek_v3", False, {"dp_shard": 2, "tp": 2}),
+        ("deepseek_v3", True, {"dp_shard": 2}),
+    ],
+)
+def test_an_export_is_that_of_one_process(tmp_path, family, is_tied, sizes):
+    size = torch.tensor([number for axis, number in sizes.items() if axis != "ep"]).prod().item()
+    run_world(size, export, tmp_path / "parts", family, is_tied, sizes)
+    whole = build_whole(blueprint(family, is_tied))
+    whole.save_pretrained(tmp_path / "whole")
+    files = sorted((tmp_path / "parts").glob("*.safetensors"))
+    assert len(files) > 2
+    found = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    expected = load_file(tmp_path / "whole" / "model.safetensors")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    for name in ("config.json", "generation_config.json"):
+        assert (tmp_path / "parts" / name).read_text() == (tmp_path / "whole" / name).read_text()
+    module, report = AutoModelForCausalLM.from_pretrained(tmp_path / "parts", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert all(torch.equal(tensor, module.state_dict()[name]) for name, tensor in whole.state_dict().items())
+
+
+def export_in_vain(folder, sizes):
+    with pytest.raises(CheckpointError) as caught:
+        export(folder, "qwen3", False, sizes)
+    return str(caught.value)
+
+
+def test_what_cannot_be_written_is_told_to_every_process(tmp_path):
+    (tmp_path / "file").touch()
+    told = run_world(2, export_in_vain, tmp_path / "file" / "export", {"pp": 2})
+    assert told[0] == told[1]
+    assert "could not be written: [Errno 20] Not a directory" in told[0]
+
+
+def fail_of(name):
+    """Make converting a tensor back fail, as a bug in transformers would, once tensors have memory."""
+
+    def convert(shell, tensors):
+        if name in tensors and not tensors[name].is_meta:
+            raise KeyError(name)
+        return revert_weight_conversion(shell, tensors)
+
+    exporting.revert_weight_conversion = convert
+
+
+def export_with_a_bug(folder, sizes, name):
+    if dist.get_rank() == 0:
+        fail_of(name)
+    return export_in_vain(folder, sizes)
+
+
+@pytest.mark.parametrize("sizes", [{"pp": 2}, {"tp": 2, "dp_shard": 2}], ids=str)
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"])
+def test_a_failing_conversion_ends_the_export_on_every_process(tmp_path, sizes, name):
+    told = run_world(math.prod(sizes.values()), export_with_a_bug, tmp_path / "export", sizes, name, timeout_s=30)
+    assert set(told) == {f"{tmp_path / 'export'} could not be written: KeyError: '{name}'"}
+
+
+def export_adapters_in_vain(folder):
+    lora = Lora(rank=2, alpha=4.0, modules=("all-linear",))
+    part = build_part(blueprint("qwen3", False), Layout(mesh=form_mesh(MeshConfig(dp_shard=2), "cpu"), lora=lora))
+    with pytest.raises(CheckpointError) as caught:
+        export_adapters(part, folder, open_channel(), below=None)
+    return str(caught.value)
+
+
+def test_adapters_that_cannot_be_written_are_told_to_every_process(tmp_path):
+    (tmp_path / "file").touch()
+    told = run_world(2, export_adapters_in_vain, tmp_path / "file" / "adapter", timeout_s=30)
+    assert told[0] == told[1]
+    assert "could not be written: [Errno 20] Not a directory" in told[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tensors_are_gathered_one_by_one(family):
+    module = build_whole(blueprint(family, False))
+    places = spreads(all_held(module.state_dict()), lambda said: [said])
+    groups = group_tensors(shell_of(family), places)
+    assert all(len(group.names) == 1 for group in groups)
+    assert sum(size for group in groups for size in group.sizes.values()) == sum(
+        tensor.nbytes for tensor in module.state_dict().values()
+    )

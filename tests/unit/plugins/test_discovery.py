@@ -1,0 +1,172 @@
+import subprocess
+import sys
+
+import pytest
+
+from cosmos_core.plugins.discovery import DISABLE_VARIABLE, discover
+
+BOMB = "raise RuntimeError('imported')"
+
+
+def found(name: str, kind=None):
+    return [record for record in discover(kind) if record.name == name]
+
+
+def test_a_record_says_all_that_metadata_knows_and_imports_nothing(make_distribution):
+    make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": BOMB}, version="2.5")
+    (record,) = found("short", "reward")
+    assert (record.kind, record.distribution, record.version, record.module) == ("reward", "acme-a", "2.5", "acme_a")
+    assert record.requires == ("cosmos-core>=0.1",)
+    assert (record.status, record.problem) == ("ok", "")
+    assert "acme_a" not in sys.modules
+    assert not found("short", "model")
+
+
+def test_two_distributions_with_one_name_conflict(make_distribution):
+    for name in ("acme-a", "acme-b"):
+        module = name.replace("-", "_")
+        make_distribution(name, entries={"reward/short": module}, modules={f"{module}.py": ""})
+    records = found("short")
+    assert [record.status for record in records] == ["conflict", "conflict"]
+    assert "acme-a 1.0 and by acme-b 1.0" in records[0].problem
+
+
+def test_one_name_of_two_kinds_is_no_conflict(make_distribution):
+    make_distribution("acme-a", entries={"reward/x1": "acme_a"}, modules={"acme_a.py": ""})
+    make_distribution("acme-b", entries={"dataset/x1": "acme_b"}, modules={"acme_b.py": ""})
+    assert [(record.kind, record.status) for record in found("x1")] == [("reward", "ok"), ("dataset", "ok")]
+
+
+def test_one_distribution_may_not_give_one_name_to_two_kinds(make_distribution):
+    make_distribution("acme-a", entries={"reward/x1": "acme_a", "dataset/x1": "acme_a"}, modules={"acme_a.py": ""})
+    records = found("x1")
+    assert [(record.kind, record.status) for record in records] == [("reward", "invalid"), ("dataset", "invalid")]
+    assert "gives the name 'x1' to a reward and to a dataset plugin; rename one" in records[0].problem
+
+
+def test_a_misspelt_group_is_shown_with_the_right_one(make_distribution):
+    make_distribution("acme-a", entries="[cosmos_core.reward]\nshort = acme_a\n", modules={"acme_a.py": BOMB})
+    (record,) = found("short", "reward")
+    assert record.status == "invalid"
+    assert 'unknown to the core; write [project.entry-points."cosmos_core.rewards"]' in record.problem
+
+
+@pytest.mark.parametrize(
+    ("name", "example"), [("My Mine", "my-mine"), ("a:b", "a-b"), ("snake_case", "snake-case"), ("", "my-reward")]
+)
+def test_a_name_that_no_plugin_may_have_is_shown_with_a_better_one(make_distribution, name, example):
+    make_distribution("acme-a", entries={f"reward/{name}": "acme_a"}, modules={"acme_a.py": BOMB})
+    (record,) = found(name)
+    assert record.status == "invalid"
+    assert record.problem.startswith(f"a plugin cannot be named {name!r}: ")
+    assert record.problem.endswith(f", such as {example}")
+
+
+def test_a_group_that_others_may_have_is_theirs_unless_they_require_the_core(make_distribution):
+    entries = "[cosmos.rewards]\nshort = acme_a\n"
+    make_distribution("acme-a", entries=entries, modules={"acme_a.py": ""}, requires=("numpy",))
+    assert not found("short")
+    make_distribution("acme-b", entries=entries, modules={"acme_b.py": ""})
+    assert [(record.distribution, record.status) for record in found("short")] == [("acme-b", "invalid")]
+
+
+@pytest.mark.parametrize("group", ["cosmos_core.reward", "cosmos.rewards"])
+def test_what_breaks_a_rule_takes_no_name_from_a_plugin_that_keeps_it(make_distribution, group):
+    make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": ""})
+    make_distribution("acme-b", entries=f"[{group}]\nshort = acme_b\n", modules={"acme_b.py": ""})
+    assert [(record.distribution, record.status) for record in found("short")] == [
+        ("acme-a", "ok"),
+        ("acme-b", "invalid"),
+    ]
+
+
+def test_a_distribution_found_twice_counts_once(make_distribution, tmp_path, monkeypatch):
+    make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": ""})
+    monkeypatch.syspath_prepend(str(tmp_path / "site-acme-a" / ".." / "site-acme-a"))
+    assert len(found("short")) == 1
+
+
+def test_a_plugin_for_another_release_is_incompatible(make_distribution):
+    make_distribution(
+        "acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": ""}, requires=("Cosmos_Core>=99",)
+    )
+    (record,) = found("short")
+    assert record.status == "incompatible"
+    assert "requires Cosmos_Core>=99, this is cosmos-core" in record.problem
+    assert record.problem.endswith("; pip install -U cosmos-core")
+
+
+@pytest.mark.parametrize(
+    ("entry", "modules", "requires", "problem"),
+    [
+        ("acme_gone", {}, (), "module acme_gone does not exist"),
+        ("acme_p.gone", {"acme_p/__init__.py": BOMB}, (), "module acme_p.gone does not exist"),
+        ("acme_a.gone", {"acme_a.py": BOMB}, (), "module acme_a.gone does not exist"),
+        ("not a module!", {}, (), "names no module"),
+        ("acme_a", {"acme_a.py": ""}, ("surely-not-installed>=2",), "surely-not-installed is not installed"),
+        ("acme_a", {"acme_a.py": ""}, ("pluggy>=99",), "pluggy>=99 is required"),
+        ("acme_a", {"acme_a.py": ""}, ("???",), "malformed requirement"),
+        ("acme_a", {"acme_a.py": ""}, ("attrs; os_name ~= '1'",), "malformed requirement"),
+    ],
+)
+def test_what_must_fail_to_import_is_seen_without_importing(make_distribution, entry, modules, requires, problem):
+    make_distribution("acme-a", entries={"reward/short": entry}, modules=modules, requires=requires)
+    (record,) = found("short")
+    assert record.status == "broken"
+    assert problem in record.problem
+
+
+def test_a_nested_module_is_found_without_importing_its_package(make_distribution):
+    modules = {"acme_p/__init__.py": BOMB, "acme_p/deep/__init__.py": BOMB, "acme_p/deep/er.py": BOMB}
+    make_distribution("acme-a", entries={"reward/short": "acme_p.deep.er:target"}, modules=modules)
+    assert found("short")[0].status == "ok"
+
+
+@pytest.mark.parametrize("extras", ["", " [big]"])
+def test_requirements_of_an_extra_count_where_the_entry_point_asks_for_it(make_distribution, extras):
+    make_distribution(
+        "acme-a",
+        entries={"reward/short": f"acme_a{extras}"},
+        modules={"acme_a.py": ""},
+        requires=("surely-not-installed; extra == 'big'",),
+    )
+    assert found("short")[0].status == ("broken" if extras else "ok")
+
+
+def test_rubbish_of_others_hides_nothing(make_distribution, tmp_path):
+    folder = make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": ""})
+    make_distribution("acme-b", entries="[other]\nno equals sign\n[cosmos_core.rewards]\nlonely\n# cosmos_core.\n")
+    (folder / "interrupted-1.0.dist-info").mkdir()
+    assert found("short")[0].status == "ok"
+    assert found("lonely")[0].status == "broken"
+
+
+@pytest.mark.parametrize("file", ["METADATA", "entry_points.txt"])
+def test_metadata_of_others_that_is_not_utf_8_hides_nothing(make_distribution, file):
+    make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": ""})
+    folder = make_distribution("acme-b", entries={"reward/other": "acme_b"}, modules={"acme_b.py": ""})
+    with (folder / "acme_b-1.0.dist-info" / file).open("ab") as text:
+        text.write(b"Ren\xe9 = acme_b\n" if file == "entry_points.txt" else b"Author: Ren\xe9\n")
+    assert (found("short")[0].status, found("other")[0].status) == ("ok", "ok")
+
+
+def test_autoload_can_be_disabled(make_distribution, monkeypatch):
+    make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": ""})
+    monkeypatch.setenv(DISABLE_VARIABLE, "0")
+    assert found("short")
+    monkeypatch.setenv(DISABLE_VARIABLE, "1")
+    assert not found("short")
+    assert {record.distribution for record in discover()} == {"cosmos-core"}
+
+
+def test_the_cores_own_are_registered_the_same_way():
+    own = {(record.kind, record.name) for record in discover() if record.distribution == "cosmos-core"}
+    assert {("model", "hf"), ("engine", "embedded"), ("hook", "mlflow")} <= own
+
+
+def test_discovery_imports_neither_torch_nor_a_converter():
+    code = (
+        "import sys; from cosmos_core.plugins.discovery import discover; discover(); "
+        "print([name for name in ('torch', 'transformers', 'mlflow', 'zmq', 'rich') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,64 @@
+from pathlib import PurePosixPath
+
+import pytest
+
+from cosmos_core.plugins.locating import exists, find_root
+
+BOMB = "raise RuntimeError('imported')"
+MODULES = {
+    "acme_p/__init__.py": BOMB,
+    "acme_p/deep/er.py": BOMB,
+    "acme_m.py": BOMB,
+    "acme_n/short/__init__.py": BOMB,
+    "acme_n/short/core.py": BOMB,
+    "acme_n/lone.py": BOMB,
+    "acme_n/in/ner/__init__.py": BOMB,
+}
+
+
+@pytest.fixture
+def folder(make_distribution):
+    return make_distribution("acme-a", entries={}, modules=MODULES)
+
+
+@pytest.mark.parametrize(
+    ("module", "root"),
+    [
+        ("acme_p", "acme_p"),
+        ("acme_p.deep.er", "acme_p"),
+        ("acme_m", "acme_m.py"),
+        ("acme_n.short.core", "acme_n/short"),
+        ("acme_n.lone", "acme_n/lone.py"),
+        ("acme_n.in.ner", "acme_n/in/ner"),
+    ],
+)
+def test_the_root_is_what_a_project_has_for_itself(folder, module, root):
+    found = find_root(module)
+    assert exists(module)
+    assert (found.name, found.path) == (PurePosixPath(root), folder / root)
+
+
+def test_a_namespace_is_found_in_each_of_its_folders(folder, make_distribution):
+    other = make_distribution("acme-b", entries={}, modules={"acme_n/long/__init__.py": BOMB})
+    assert find_root("acme_n.long").path == other / "acme_n/long"
+    assert find_root("acme_n.short").path == folder / "acme_n/short"
+
+
+def test_other_folders_can_be_looked_in(folder, make_distribution):
+    make_distribution("acme-b", entries={}, modules={"acme_p/__init__.py": BOMB})
+    assert find_root("acme_p", [str(folder)]).path == folder / "acme_p"
+    assert find_root("acme_p", [str(folder / "acme_n")]) is None
+
+
+@pytest.mark.parametrize("module", ["acme_gone", "acme_p.gone", "acme_m.inside", "acme_p..deep", ".acme_p", ""])
+def test_what_is_missing_does_not_exist(folder, module):
+    assert not exists(module)
+
+
+@pytest.mark.parametrize("module", ["acme_gone", "acme_n", "sys"])
+def test_what_has_no_file_has_no_root(folder, module):
+    assert find_root(module) is None
+
+
+def test_the_root_of_a_missing_module_is_the_package_that_it_should_be_in(folder):
+    assert find_root("acme_p.gone").path == folder / "acme_p"
