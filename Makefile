@@ -49,7 +49,7 @@ $(VENV)/.developing: $(VENV)/.installed
 VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_PIP := $(VLLM_BIN)/python -m pip install --quiet --constraint constraints-vllm.txt
-CPU_TORCHVISION := tests/vllm/environment/cpu_torchvision.py
+CPU_TORCHVISION := tests/nightly/vllm/environment/cpu_torchvision.py
 
 # PyPI's torchvision, torchaudio and torchcodec are built for CUDA: the first is made importable, the others go again.
 $(VLLM_VENV)/.installed: pyproject.toml constraints-vllm.txt $(CPU_TORCHVISION) $(PLUGINS)
@@ -108,17 +108,32 @@ demo-wfm: $(VENV)/.installed ## Teach a tiny world model colours through a rewar
 .PHONY: wheels demo-from-wheels
 wheels: $(VENV)/.developing ## An sdist and a wheel of cosmos-core and of every plugin, into dist/, checked by twine.
 	$(call say,Building cosmos-core and $(words $(PLUGIN_DIRS)) plugin distributions into dist/)
-	@$(BIN)/python -m tests.ecosystem.wheels dist
+	@$(BIN)/python -m tests.nightly.ecosystem.wheels dist
 
 demo-from-wheels: wheels ## The demo from those wheels, in a new environment outside the checkout.
 	$(call say,The demo from the wheels)
-	@$(BIN)/python -m tests.ecosystem.environment --wheels dist --recipe recipes/arithmetic.toml $(DEMO_NEEDS)
+	@$(BIN)/python -m tests.nightly.ecosystem.environment --wheels dist --recipe recipes/arithmetic.toml $(DEMO_NEEDS)
 
 # -- what developers run ----------------------------------------------------------------------------------------------
 
-.PHONY: test lint types contracts pytest docs
-test: lint types contracts pytest docs ## Lint, types, import contracts, the whole test suite, documentation.
+.PHONY: test test-all test-fast checks lint types contracts unit scenarios scenarios-vllm nightly docs
+test: checks unit ## Lint, types, import contracts, documentation, and the tests that a change needs.
 	$(call say,All checks passed)
+
+test-all: test scenarios nightly test-vllm ## All tests: also runs of many processes, layouts, the ecosystem, planted faults, vLLM.
+	$(call say,All tests passed)
+
+# `make test-fast PKG=control`, or the name of a plugin's folder.
+PKG ?=
+test-fast: $(VENV)/.developing ## One package's lint and tests, in under a minute: make test-fast PKG=control
+	@test -n "$(PKG)" || { echo "Say which package: make test-fast PKG=control"; exit 2; }
+	@tests="$(wildcard tests/unit/$(PKG) plugins/*/$(PKG)/tests)"; \
+	test -n "$$tests" || { echo "There is neither tests/unit/$(PKG) nor plugins/*/$(PKG)"; exit 2; }; \
+	$(BIN)/ruff check $(wildcard cosmos_core/$(PKG) plugins/*/$(PKG)) $$tests && \
+	$(BIN)/python -m pytest $(PARALLEL) $$tests
+
+checks: $(VENV)/.developing # What is checked without a test, two things at a time.
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target types docs contracts lint
 
 lint: $(VENV)/.developing ## Ruff: lint and format.
 	$(call say,Lint)
@@ -134,27 +149,54 @@ contracts: $(VENV)/.developing ## The layers of the packages, by import-linter.
 	$(call say,Import contracts)
 	@$(BIN)/lint-imports
 
-# Runs of many processes, which keep the machine busy and have time limits: one after another.
-WHOLE_MACHINE := tests/integration tests/ecosystem
+PARALLEL := --numprocesses 2 --dist worksteal
 
-# The live page is tested in a real browser; where none can be had, these tests are skipped, and say so.
-.PHONY: browser
+unit: $(VENV)/.developing ## The unit tests, and the plugins' own.
+	$(call say,Unit tests)
+	@$(BIN)/python -m pytest --durations=20 $(PARALLEL) tests/unit plugins
+
+# Runs of many processes, which keep the machine busy and have time limits: one after another.
+WHOLE_MACHINE := tests/nightly/integration tests/nightly/ecosystem
+# One proof of the main job and of each promise of the README.
+SCENARIOS := tests/scenarios $(addprefix tests/nightly/, \
+	integration/test_main_job.py integration/test_run_sync.py integration/test_run_layouts.py integration/test_run_quantised.py \
+	integration/test_run_restarts.py::test_what_is_killed_is_replaced_and_training_goes_on \
+	integration/test_run_world.py::test_videos_are_learnt \
+	ecosystem/test_template.py::test_a_package_from_the_template_is_published_and_used[reward])
+scenarios: $(VENV)/.developing ## Whole runs: the main job, and each promise of the README once.
+	$(call say,Scenarios)
+	@$(BIN)/python -m pytest --durations=20 $(SCENARIOS)
+
+# The live page is tested in a real browser, and `cosmos launch slurm` on a cluster of its own; where these cannot be
+# had, their tests are skipped, and say so.
+.PHONY: browser cluster
 browser: ## Install Chromium for the tests of the live page (Debian, as root).
 	@command -v chromium chromium-browser google-chrome google-chrome-stable >/dev/null || { \
-		printf '\033[1m==> %s\033[0m\n' "Installing Chromium"; \
-		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update && \
-			DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends chromium >/dev/null; } || \
-		echo "No Chromium, and none can be installed: the tests of the live page will be skipped"; }
+		printf '\033[1m==> %s\033[0m\n' "Installing Chromium"; $(call apt,chromium); } || \
+		echo "No Chromium, and none can be installed: the tests of the live page will be skipped"
+cluster: ## Install Slurm for the tests of its launcher (Debian, as root).
+	@command -v slurmctld >/dev/null || { \
+		printf '\033[1m==> %s\033[0m\n' "Installing Slurm"; $(call apt,slurm-wlm munge); } || \
+		echo "No Slurm, and none can be installed: the tests of its launcher will be skipped"
+apt = [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update && \
+	DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends $(1) >/dev/null
 
-pytest: $(VENV)/.developing browser ## The test suite.
-	$(call say,Tests)
-	@$(BIN)/python -m pytest --durations=20 --numprocesses 2 --dist loadfile $(addprefix --ignore=,$(WHOLE_MACHINE))
-	@$(BIN)/python -m pytest --durations=10 $(WHOLE_MACHINE)
+nightly: $(VENV)/.developing browser cluster ## The tests that `make test` leaves out, but for vLLM's.
+	$(call say,Nightly tests)
+	@$(BIN)/python -m pytest --durations=20 $(PARALLEL) -m "nightly and not gpu and not sweep and not vllm" plugins
+	@$(BIN)/python -m pytest --durations=20 --numprocesses 2 --dist loadscope $(addprefix --ignore=,$(WHOLE_MACHINE)) \
+		tests/nightly tests/contract tests/simulation
+	@$(BIN)/python -m pytest --durations=20 $(WHOLE_MACHINE)
 
 .PHONY: test-vllm
 test-vllm: $(VLLM_VENV)/.installed ## The vllm engine on real vLLM: the engine kit, updates in flight, the arithmetic recipe.
 	$(call say,Tests on vLLM)
-	@$(VLLM_BIN)/python -m pytest --durations=10 -m vllm tests/vllm
+	@$(VLLM_BIN)/python -m pytest --durations=10 -m vllm tests/nightly/vllm
+
+scenarios-vllm: $(VLLM_VENV)/.installed ## The core of the engine kit on real vLLM, and the arithmetic recipe.
+	$(call say,Scenarios on vLLM)
+	@$(VLLM_BIN)/python -m pytest --durations=10 -m vllm tests/nightly/vllm/test_vllm_conformance.py::TestVllm \
+		tests/nightly/vllm/test_vllm_run.py
 
 docs: $(VENV)/.developing ## The documentation, into docs/_build.
 	$(call say,Documentation)

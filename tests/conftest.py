@@ -1,12 +1,22 @@
-"""Throw-away distributions: metadata and a module, put on `sys.path` for one test."""
+"""Throw-away distributions: metadata and a module, put on `sys.path` for one test. The profile of Hypothesis.
+
+Properties are tested alike in each run; neither a busy machine nor a draw is a fault of what is tested.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+
+with contextlib.suppress(ModuleNotFoundError):  # vLLM's environment has none
+    from hypothesis import settings
+
+    settings.register_profile("tests", deadline=None, derandomize=True, database=None)
+    settings.load_profile("tests")
 
 MakeDistribution = Callable[..., Path]
 

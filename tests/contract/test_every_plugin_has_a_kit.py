@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PLACES = (
     "plugins/*/*/tests/test_conformance.py",
     "tests/contract/test_*_conformance.py",
-    "tests/vllm/test_*_conformance.py",
+    "tests/nightly/vllm/test_*_conformance.py",
 )
 MODULES = [file for place in PLACES for file in ROOT.glob(place)]
 KITS = {kind: getattr(testing, f"{kind.capitalize()}Conformance") for kind in KINDS}

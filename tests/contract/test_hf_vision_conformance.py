@@ -14,7 +14,7 @@ from cosmos_core.testing.conformance.model.decisions import ModelDecisions
 from cosmos_core.testing.conformance.model.packing import ModelPacking
 from cosmos_core.testing.conformance.model.padding import ModelPadding
 from cosmos_core.testing.conformance.model.weights import ModelWeights
-from tests.layouts.seeing import checkpoint, prompts
+from tests.vision import checkpoint, prompts
 
 
 def own_inputs(payload, forward):

@@ -23,7 +23,7 @@ from cosmos_core.models.parallel.collectives import (
 )
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.testing.layouts import make_trainer, relative_error, train_step
-from tests.layouts.families import CONFIGS, family, text_payloads
+from tests.families import CONFIGS, family, text_payloads
 
 pytestmark = [
     pytest.mark.gpu,

@@ -14,7 +14,7 @@ from cosmos_core.testing.conformance.model import spreading
 from cosmos_core.testing.layouts import PluginModel, Stepped
 from cosmos_core.testing.worlds import WorldFailedError
 from cosmos_core.types import Prompt
-from tests.layouts.families import CONFIGS, text_payloads
+from tests.families import CONFIGS, text_payloads
 
 ALONE = Stepped(weights={}, loss=2.0, norm=1.0, gradients={"w": torch.tensor([3.0, 4.0]).double()}, metrics={})
 LOGPROBS = torch.tensor([-1.0, -2.0, -3.0])

@@ -1,4 +1,4 @@
-"""The tutorial's package as its own workflow judges it. tests/ecosystem follows the whole page."""
+"""The tutorial's package as its own workflow judges it. tests/nightly/ecosystem follows the whole page."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cosmos_core.plugins.scaffold import new_package
-from tests.ecosystem.follow import File, steps
+from tests.nightly.ecosystem.follow import File, steps
 
 PAGE = Path(__file__).parents[3] / "docs" / "plugins" / "tutorial.md"
 

@@ -19,7 +19,7 @@ from cosmos_core.models.tokens import array_of
 from cosmos_core.models.weights.verification import own_logits
 from cosmos_core.protocols import ModelContext
 from cosmos_core.types import Message, Prompt
-from tests.layouts.seeing import FAMILIES, checkpoint, own_inputs, own_processor, picture, prompts
+from tests.vision import FAMILIES, checkpoint, own_inputs, own_processor, picture, prompts
 
 CPU = torch.device("cpu")
 

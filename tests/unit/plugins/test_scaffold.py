@@ -1,4 +1,4 @@
-"""Packages from the templates: every name, every file, and what is refused. Their kits run in tests/ecosystem."""
+"""Packages from the templates: every name, every file, and what is refused; tests/nightly/ecosystem runs their kits."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""Which address a process has; on hosts of several networks in `tests/integration/test_hosts.py`."""
+"""Which address a process has; on hosts of several networks in `tests/nightly/integration/test_hosts.py`."""
 
 from __future__ import annotations
 

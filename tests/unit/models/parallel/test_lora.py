@@ -13,7 +13,7 @@ from cosmos_core.models.adapters.beside import adapters_of, is_adapter
 from cosmos_core.models.parallel.layout import layout_of
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.testing.layouts import make_trainer, train_step
-from tests.layouts.families import CONFIGS, family, text_payloads
+from tests.families import CONFIGS, family, text_payloads
 
 MODULES = ("q_proj", "v_proj", "down_proj")
 CPU = torch.device("cpu")

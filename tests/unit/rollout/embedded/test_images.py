@@ -7,7 +7,7 @@ from cosmos_core.models import values
 from cosmos_core.models.plugin import create
 from cosmos_core.models.seeing import GenericOptions
 from cosmos_core.protocols import ModelContext, Request, Sampling
-from tests.layouts.seeing import FAMILIES, checkpoint, prompts
+from tests.vision import FAMILIES, checkpoint, prompts
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,0 +1,41 @@
+"""Releases as strangers get them: wheels of every distribution, and an environment that has nothing else."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cosmos_core.testing import CommandLine
+from tests.nightly.ecosystem.environment import CleanEnvironment
+from tests.nightly.ecosystem.wheels import Wheelhouse
+
+EXAMPLES = (
+    "cosmos-algorithm-grpo",
+    "cosmos-algorithm-sft",
+    "cosmos-dataset-arithmetic",
+    "cosmos-model-qwen",
+    "cosmos-reward-math",
+)
+
+
+@pytest.fixture(scope="session")
+def wheels() -> Iterator[Wheelhouse]:
+    """An sdist and a wheel of every distribution of this repository, checked by twine."""
+    with tempfile.TemporaryDirectory(prefix="cosmos-wheels-") as folder:
+        yield Wheelhouse.build(Path(folder))
+
+
+@pytest.fixture(scope="session")
+def clean(wheels: Wheelhouse) -> Iterator[CleanEnvironment]:
+    """An environment with `cosmos-core[testing]` and the plugins that examples name; what a test adds, it removes."""
+    with tempfile.TemporaryDirectory(prefix="cosmos-clean-") as folder:
+        environment = CleanEnvironment.create(Path(folder), wheels)
+        environment.pip("install", "cosmos-core[testing]", *EXAMPLES)
+        yield environment
+        left = CommandLine(environment.folder).left_behind()
+        for process in left:
+            process.kill()
+        assert not left, f"processes left behind: {left}"

@@ -1,0 +1,74 @@
+"""Dialogues on real vLLM: the calculator's recipe, weights loaded in flight, and what is scored of a dialogue."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pytest
+import torch
+
+from cosmos_core.control.journal import entries
+from cosmos_core.protocols import Request, Sampling
+from cosmos_core.run.following.follower import Follower
+from cosmos_core.testing import CommandLine
+from cosmos_core.testing.conformance.engine.setting import tokens_of
+from cosmos_core.types import Array, Prompt
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(400)]
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "grpo-calculator.toml"
+SETTINGS = (
+    "rollout.engine.plugin=vllm",
+    "model.config.head_dim=32",
+    "warmup.steps=150",
+    "run.steps=5",
+    "evaluation.prompts=12",
+    "evaluation.interval=0",
+    "tracking.hooks=[]",
+    "rollout.max_in_flight=64",
+    "sync.cache=recompute",
+)
+STEPS, SAMPLES = 5, 16 * 8
+
+
+def test_the_calculators_recipe_trains_on_dialogues_of_vllm(tmp_path):
+    cosmos = CommandLine(tmp_path, timeout_s=380.0)
+    cosmos("run", str(RECIPE), *(part for each in SETTINGS for part in ("--set", each)))
+    assert not cosmos.left_behind()
+    folder = tmp_path / "runs" / "calculator"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["outcome"] == "finished"
+    assert summary["samples"]["consumed"] == STEPS * SAMPLES
+    # Nothing is refused, on either side: what is left over at the end, or too old, is all that is not trained on.
+    assert set(summary["samples"]["dropped"]) <= {"stale", "run_ended", "unused"}, summary["samples"]["dropped"]
+    follower = Follower()
+    follower.fold(entries(folder / "journal.sqlite"))
+    steps = [timed.record for timed in follower.steps if timed.record.stage == 1]
+    assert len(steps) == STEPS
+    asked = [step.rewards["calculator"] for step in steps]
+    assert sum(asked) / len(asked) > 0.02, asked
+    assert max(asked) < 4.0, asked
+    # Log-probs are of the same numbers that the trainer computes, over every turn.
+    found = [step.metrics["mismatch_kl"] for step in steps if "mismatch_kl" in step.metrics]
+    assert found
+    assert max(map(abs, found)) < 1e-4
+    for log in (folder / "logs").glob("*.jsonl"):
+        assert '"ERROR"' not in log.read_text(), log.read_text()
+
+
+def test_of_a_dialogue_what_the_model_decided_is_scored(start, model, pricer):
+    engine = start()
+    prompt = model.encode(Prompt(text="Two and two"))
+    ((made,),) = engine.generate([Request(request_id="one", prompt=prompt, sampling=Sampling(max_units=12), seed=3)])
+    told = np.ones(len(tokens_of(made)), np.bool_)
+    told[4:9] = False
+    array = Array(dtype="bool", shape=told.shape, data=told.tobytes())
+    dialogue = attrs.evolve(made.payload, arrays={**made.payload.arrays, "decided": array})
+    whole, parts = engine.score([made.payload, dialogue], temperature=1.3)
+    assert len(whole) == 12
+    torch.testing.assert_close(parts, whole[torch.from_numpy(told)], atol=0, rtol=0)
+    (theirs,) = pricer.logprobs([dialogue], temperature=1.3)
+    torch.testing.assert_close(parts, theirs, atol=1e-4, rtol=0)
