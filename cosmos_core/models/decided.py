@@ -11,9 +11,9 @@ from typing import Final
 import attrs
 import torch
 
-from cosmos_core.protocols import Against, Blended, Decided, Outlook, Question
+from cosmos_core.protocols import Blended, Comparison, Decided, KLTarget
 
-_OUTLOOK: Final = "outlook."
+_PREDICTION: Final = "prediction."
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -22,8 +22,8 @@ class Asked:
 
     temperature: float
     with_entropy: bool = False
-    outlook: Question | None = None
-    against: Against | None = None
+    prediction_for: Comparison | None = None
+    kl_target: KLTarget | None = None
     with_features: bool = False
 
 
@@ -36,31 +36,31 @@ def tensors_of(decided: Decided) -> dict[str, torch.Tensor]:
         "features_ND": decided.features_ND,
         **({} if decided.blended is None else attrs.asdict(decided.blended, recurse=False)),
     }
-    shown = {} if decided.outlook is None else decided.outlook.arrays
+    shown = {} if decided.prediction is None else decided.prediction
     return {name: tensor for name, tensor in own.items() if tensor is not None} | {
-        _OUTLOOK + name: tensor for name, tensor in shown.items()
+        _PREDICTION + name: tensor for name, tensor in shown.items()
     }
 
 
 def decided_of(tensors: Mapping[str, torch.Tensor]) -> Decided:
     """The reverse of `tensors_of`."""
-    shown = {name.removeprefix(_OUTLOOK): each for name, each in tensors.items() if name.startswith(_OUTLOOK)}
+    shown = {name.removeprefix(_PREDICTION): each for name, each in tensors.items() if name.startswith(_PREDICTION)}
     blended = None
     if "squared_NK" in tensors:
         blended = Blended(squared_NK=tensors["squared_NK"], absolute_NK=tensors["absolute_NK"])
     return Decided(
         logprobs_N=tensors["logprobs_N"],
         entropy_N=tensors.get("entropy_N"),
-        outlook=Outlook(arrays=shown) if shown else None,
+        prediction=shown or None,
         divergence_N=tensors.get("divergence_N"),
         blended=blended,
         features_ND=tensors.get("features_ND"),
     )
 
 
-def sliced(against: Against | None, own: Callable[[torch.Tensor], torch.Tensor]) -> Against | None:
+def sliced(kl_target: KLTarget | None, own: Callable[[torch.Tensor], torch.Tensor]) -> KLTarget | None:
     """What some of the decisions are compared with; `own` takes these out of [N, ...]."""
-    if against is None:
+    if kl_target is None:
         return None
-    arrays = {name: own(tensor) for name, tensor in against.outlook.arrays.items()}
-    return attrs.evolve(against, outlook=Outlook(arrays=arrays))
+    arrays = {name: own(tensor) for name, tensor in kl_target.prediction.items()}
+    return attrs.evolve(kl_target, prediction=arrays)

@@ -6,12 +6,13 @@ Shape legend: N decisions, K tokens told apart at each.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Final
 
 import attrs
 import torch
 
-from cosmos_core.protocols import Divergence, DivergenceKind, Outlook, Question
+from cosmos_core.protocols import Comparison, Divergence, DivergenceKind
 
 DIVERGENCES: Final[frozenset[DivergenceKind]] = frozenset({"forward-kl", "reverse-kl", "jsd"})
 """Those that every language model of transformers can compute."""
@@ -22,7 +23,7 @@ _LEAST_REST: Final = 1e-7
 
 @attrs.frozen(kw_only=True, eq=False)
 class Likeliest:
-    """The outlook of a language model: of each decision, the tokens that it finds likeliest.
+    """The prediction of a language model: of each decision, the tokens that it finds likeliest.
 
     Attributes:
         logprobs_NK: float32.
@@ -32,22 +33,21 @@ class Likeliest:
     logprobs_NK: torch.Tensor
     ids_NK: torch.Tensor | None
 
-    def outlook(self) -> Outlook:
+    def prediction(self) -> Mapping[str, torch.Tensor]:
         """As algorithms and trainers pass it on."""
         ids = {} if self.ids_NK is None else {"ids": self.ids_NK}
-        return Outlook(arrays={"logprobs": self.logprobs_NK, **ids})
+        return {"logprobs": self.logprobs_NK, **ids}
 
     @staticmethod
-    def of(outlook: Outlook) -> Likeliest:
-        """From an outlook that another language model gave."""
-        arrays = outlook.arrays
-        return Likeliest(logprobs_NK=arrays["logprobs"], ids_NK=arrays.get("ids"))
+    def of(prediction: Mapping[str, torch.Tensor]) -> Likeliest:
+        """From a prediction that another language model gave."""
+        return Likeliest(logprobs_NK=prediction["logprobs"], ids_NK=prediction.get("ids"))
 
 
-def divergence_of(question: Question) -> Divergence:
+def divergence_of(comparison: Comparison) -> Divergence:
     """What a model is asked that computes divergences alone: planning refuses whatever else an algorithm asks."""
-    assert isinstance(question, Divergence), f"{question} of a model that declares no blends"
-    return question
+    assert isinstance(comparison, Divergence), f"{comparison} of a model that declares no blends"
+    return comparison
 
 
 def diverge(

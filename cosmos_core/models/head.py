@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cosmos_core.models.divergence import Likeliest, diverge, divergence_of
 from cosmos_core.models.vocabulary import Vocabulary, rows_of, total
-from cosmos_core.protocols import Against, Decided, Divergence
+from cosmos_core.protocols import Decided, Divergence, KLTarget
 
 CHUNK_ELEMENTS: Final = 1 << 25
 """Largest number of logits held at once (128 MiB in float32)."""
@@ -60,8 +60,8 @@ def evaluate(
     vocabulary: Vocabulary,
     temperature: float,
     with_entropy: bool,
-    outlook: Divergence | None = None,
-    against: Against | None = None,
+    prediction_for: Divergence | None = None,
+    kl_target: KLTarget | None = None,
 ) -> Decided:
     """Log-probability of each target, after the temperature, and what else is asked for.
 
@@ -72,12 +72,12 @@ def evaluate(
         vocabulary: The tokens that the logits are of.
         temperature: Divides the logits.
         with_entropy: Whether to give the entropy (detached).
-        outlook: The divergence for which to give the likeliest tokens.
-        against: What to give the divergence from.
+        prediction_for: The divergence for which to give the likeliest tokens.
+        kl_target: What to give the divergence from.
     """
-    theirs = None if against is None else Likeliest.of(against.outlook)
-    num_tokens = total(vocabulary) if outlook is not None else 0
-    num_told = min(num_tokens, outlook.top or num_tokens) if outlook is not None else 0
+    theirs = None if kl_target is None else Likeliest.of(kl_target.prediction)
+    num_tokens = total(vocabulary) if prediction_for is not None else 0
+    num_told = min(num_tokens, prediction_for.top or num_tokens) if prediction_for is not None else 0
     is_whole = num_told == num_tokens
 
     def one(hidden: torch.Tensor, targets: torch.Tensor, *compared: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -85,13 +85,13 @@ def evaluate(
         given = [rows.pick(targets[:, None])[:, 0]]
         if with_entropy:
             given.append(rows.entropy())
-        if outlook is not None:
+        if prediction_for is not None:
             given += [rows.whole(num_tokens)] if is_whole else rows.likeliest(num_told)
         if compared:
-            assert against is not None
+            assert kl_target is not None
             logprobs, *ids = compared
             ours = rows.pick(*ids) if ids else rows.whole(logprobs.shape[-1])
-            given.append(diverge(divergence_of(against.question), ours, logprobs, is_whole=not ids))
+            given.append(diverge(divergence_of(kl_target.comparison), ours, logprobs, is_whole=not ids))
         return tuple(given)
 
     compared = () if theirs is None else (theirs.logprobs_NK, theirs.ids_NK)
@@ -106,9 +106,9 @@ def evaluate(
     return Decided(
         logprobs_N=given.pop(0),
         entropy_N=given.pop(0) if with_entropy else None,
-        outlook=None
-        if outlook is None
-        else Likeliest(logprobs_NK=given.pop(0).detach(), ids_NK=None if is_whole else given.pop(0)).outlook(),
+        prediction=None
+        if prediction_for is None
+        else Likeliest(logprobs_NK=given.pop(0).detach(), ids_NK=None if is_whole else given.pop(0)).prediction(),
         divergence_N=given.pop(0) if theirs is not None else None,
     )
 

@@ -31,7 +31,7 @@ from cosmos_core.models.rehearsal import rehearse
 from cosmos_core.models.row import Row, device_of
 from cosmos_core.models.weights.exporting import ADAPTER, export_adapters, export_parts, led, share_files
 from cosmos_core.models.weights.verification import verify_packing
-from cosmos_core.protocols import Against, Decided, Layout, MicroBatch, Question
+from cosmos_core.protocols import Comparison, Decided, KLTarget, Layout, MicroBatch
 from cosmos_core.types import Payload
 
 _DOCUMENT_UNITS = 32
@@ -84,16 +84,16 @@ class HuggingFaceModel(Architecture):
         *,
         temperature: float,
         with_entropy: bool = False,
-        outlook: Question | None = None,
-        against: Against | None = None,
+        prediction_for: Comparison | None = None,
+        kl_target: KLTarget | None = None,
         with_features: bool = False,
     ) -> Decided:
         """Log-probabilities of the completion tokens; only their places pass through the output layer."""
         asked = Asked(
             temperature=temperature,
             with_entropy=with_entropy,
-            outlook=outlook,
-            against=against,
+            prediction_for=prediction_for,
+            kl_target=kl_target,
             with_features=with_features,
         )
         return self._conclude(module, self._row(module, batch), None, asked)
@@ -116,16 +116,16 @@ class HuggingFaceModel(Architecture):
         *,
         temperature: float,
         with_entropy: bool = False,
-        outlook: Question | None = None,
-        against: Against | None = None,
+        prediction_for: Comparison | None = None,
+        kl_target: KLTarget | None = None,
         with_features: bool = False,
     ) -> Decided:
         """Run the last stage (see `decide`)."""
         asked = Asked(
             temperature=temperature,
             with_entropy=with_entropy,
-            outlook=outlook,
-            against=against,
+            prediction_for=prediction_for,
+            kl_target=kl_target,
             with_features=with_features,
         )
         return self._conclude(stage, self._row(stage, batch), received, asked)
@@ -266,8 +266,8 @@ class HuggingFaceModel(Architecture):
                 vocabulary=head.vocabulary_of(module),
                 temperature=asked.temperature,
                 with_entropy=asked.with_entropy,
-                outlook=None if asked.outlook is None else divergence_of(asked.outlook),
-                against=sliced(asked.against, row.own),
+                prediction_for=None if asked.prediction_for is None else divergence_of(asked.prediction_for),
+                kl_target=sliced(asked.kl_target, row.own),
             )
             tensors = tensors_of(attrs.evolve(decided, features_ND=hidden_ND if asked.with_features else None))
             names[:] = tensors

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, runtime_c
 import attrs
 
 from cosmos_core.protocols.denoising import DecisionKind
-from cosmos_core.protocols.frozen import FrozenRole, Opinion
+from cosmos_core.protocols.frozen import FrozenOutput, FrozenRole
 from cosmos_core.types import Group
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Decisions:
     advantages_N: torch.Tensor
     sequence_N: torch.Tensor
     num_sequences: int
-    frozen: Mapping[FrozenRole, Opinion] = attrs.field(factory=dict)
+    frozen: Mapping[FrozenRole, FrozenOutput] = attrs.field(factory=dict)
     targets_N: torch.Tensor | None = None
     values_N: torch.Tensor | None = None
 

@@ -50,7 +50,7 @@ class Blend:
     shares: tuple[float, ...]
 
 
-Question: TypeAlias = Divergence | Blend
+Comparison: TypeAlias = Divergence | Blend
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -67,32 +67,21 @@ class Blended:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Outlook:
-    """What a frozen model says of decisions besides those that were taken; only model plugins look inside.
+class KLTarget:
+    """A frozen model's prediction, which a forward of the policy is compared with.
 
     Attributes:
-        arrays: [N, ...] each, by names of the model plugin.
+        prediction: [N, ...] tensors of the frozen model for the same decisions, by names of the model plugin.
+        comparison: The distance from it.
     """
 
-    arrays: Mapping[str, torch.Tensor]
+    prediction: Mapping[str, torch.Tensor]
+    comparison: Comparison
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Against:
-    """What a forward of the policy is compared with.
-
-    Attributes:
-        outlook: Of the frozen model, for the same decisions.
-        question: What of it.
-    """
-
-    outlook: Outlook
-    question: Question
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Opinion:
-    """What a frozen model says of the decisions of a micro-batch.
+class FrozenOutput:
+    """A frozen model's log-probs of the decisions of a micro-batch, and the policy's distance from it.
 
     Attributes:
         logprobs_N: float32 log-probability of each decision that was taken, at the temperature it was taken at.
@@ -110,10 +99,10 @@ class Consulting(Protocol):
     """An algorithm that prices decisions by what frozen models say of them. Optional, beside `Algorithm`."""
 
     @property
-    def consults(self) -> Mapping[FrozenRole, Question | None]:
+    def consults(self) -> Mapping[FrozenRole, Comparison | None]:
         """The models it consults, by role, each with what it needs; None needs log-probs alone.
 
-        A recipe without the table of a role (`[reference]`, `[teacher]`, `[policy.average]`) is refused; one model may
-        be asked a question.
+        A recipe without the table of a role (`[reference]`, `[teacher]`, `[policy.average]`) is refused; the policy
+        may be compared with one model.
         """
         ...

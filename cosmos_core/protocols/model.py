@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from cosmos_core.protocols.facts import ModelFacts
-from cosmos_core.protocols.frozen import Against, Blended, DivergenceKind, Outlook, Question
+from cosmos_core.protocols.frozen import Blended, Comparison, DivergenceKind, KLTarget
 from cosmos_core.protocols.layout import Axis, Layout
 from cosmos_core.types import JSON, Payload, Prompt
 
@@ -48,7 +48,7 @@ class ModelCapabilities:
     Attributes:
         payload_kinds: Kinds of payload that `pack` takes.
         mesh_axes: Axes of `[policy.mesh]` that may be greater than one; with `pp`, the model is a `PipelinedModel`.
-        divergences: From a frozen model that it can compute; with any, `decide` takes `outlook` and `against`.
+        divergences: From a frozen model that it can compute; with any, `decide` takes `prediction_for` and `kl_target`.
         features: Whether it gives what it knows at a decision, for a critic; then `decide` takes `with_features`, and
             there are `ModelFacts.hidden_size` of them.
         blends: Whether its decisions may be regressions, and it can tell how far blends of its predictions with those
@@ -105,9 +105,9 @@ class Decided:
     Attributes:
         logprobs_N: float32 log-probability of each decision, after the temperature; carries the gradient.
         entropy_N: float32 entropy of each decision's distribution, detached; None where not asked for.
-        outlook: What a frozen model says besides; None where not asked for.
-        divergence_N: float32, of the distributions, from what `against` says; carries the gradient.
-        blended: How far blends are off, from what `against` says; None where not asked for.
+        prediction: The model's prediction at each decision, by names of the model plugin; None where not asked for.
+        divergence_N: float32, of the distributions, from what `kl_target` says; carries the gradient.
+        blended: How far blends are off, from what `kl_target` says; None where not asked for.
         features_ND: What the model knows as it decides: of a language model, the hidden state from which the token is
             drawn; they carry the gradient. None where not asked for.
         values_N: float32, what a critic makes of the features, and no model itself.
@@ -115,7 +115,7 @@ class Decided:
 
     logprobs_N: torch.Tensor
     entropy_N: torch.Tensor | None
-    outlook: Outlook | None = None
+    prediction: Mapping[str, torch.Tensor] | None = None
     divergence_N: torch.Tensor | None = None
     blended: Blended | None = None
     features_ND: torch.Tensor | None = None
@@ -196,8 +196,8 @@ class Model(Protocol):
         *,
         temperature: float,
         with_entropy: bool = False,
-        outlook: Question | None = None,
-        against: Against | None = None,
+        prediction_for: Comparison | None = None,
+        kl_target: KLTarget | None = None,
         with_features: bool = False,
     ) -> Decided:
         """Evaluate the decisions of a micro-batch, in the order of `batch.sequences`.
@@ -210,8 +210,8 @@ class Model(Protocol):
             batch: What to evaluate.
             temperature: Of the distributions.
             with_entropy: Whether the entropy is asked for.
-            outlook: What `Decided.outlook` is asked for; only of a model that has such `divergences`, or `blends`.
-            against: What to compute `Decided.divergence_N` or `blended` from; likewise.
+            prediction_for: What `Decided.prediction` is asked for; only of a model with such `divergences` or `blends`.
+            kl_target: What to compute `Decided.divergence_N` or `blended` from; likewise.
             with_features: Whether `Decided.features_ND` is asked for; only of a model that has `features`.
         """
         ...
@@ -259,8 +259,8 @@ class PipelinedModel(Model, Protocol):
         *,
         temperature: float,
         with_entropy: bool = False,
-        outlook: Question | None = None,
-        against: Against | None = None,
+        prediction_for: Comparison | None = None,
+        kl_target: KLTarget | None = None,
         with_features: bool = False,
     ) -> Decided:
         """Run the last stage (see `decide`)."""

@@ -28,7 +28,7 @@ from cosmos_core.models.diffusion.scoring import Decisions, decided_of
 from cosmos_core.models.parallel.rooted import layout_of, within
 from cosmos_core.models.row import device_of
 from cosmos_core.models.weights.stored import absence, holds_weights
-from cosmos_core.protocols import Against, Decided, Layout, MicroBatch, ModelContext, ModelFacts, Question
+from cosmos_core.protocols import Comparison, Decided, KLTarget, Layout, MicroBatch, ModelContext, ModelFacts
 from cosmos_core.types import Payload
 
 
@@ -137,8 +137,8 @@ class DiffusionModel(RowEncoding):
         *,
         temperature: float,
         with_entropy: bool = False,
-        outlook: Question | None = None,
-        against: Against | None = None,
+        prediction_for: Comparison | None = None,
+        kl_target: KLTarget | None = None,
         with_features: bool = False,
     ) -> Decided:
         """Log-probabilities of transitions, negative squared errors of regressions (see `scoring`).
@@ -177,9 +177,9 @@ class DiffusionModel(RowEncoding):
             decisions,
             velocity_N,
             with_entropy=with_entropy,
-            outlook=outlook,
-            question=None if against is None else against.question,
-            other=None if against is None else against.outlook,
+            prediction_for=prediction_for,
+            comparison=None if kl_target is None else kl_target.comparison,
+            other=None if kl_target is None else kl_target.prediction,
         )
 
     def export(self, module: torch.nn.Module, directory: Path) -> None:

@@ -19,7 +19,7 @@ import attrs
 import torch
 
 from cosmos_core.errors import TrainingError
-from cosmos_core.protocols import Blend, Blended, Decided, Divergence, Outlook, Question
+from cosmos_core.protocols import Blend, Blended, Comparison, Decided, Divergence
 
 VELOCITY: Final = "velocity"
 _HALF_LOG_TAU: Final = 0.5 * math.log(2 * math.pi)
@@ -105,9 +105,9 @@ def decided_of(
     velocity_N: torch.Tensor,
     *,
     with_entropy: bool,
-    outlook: Question | None,
-    question: Question | None,
-    other: Outlook | None,
+    prediction_for: Comparison | None,
+    comparison: Comparison | None,
+    other: Mapping[str, torch.Tensor] | None,
 ) -> Decided:
     """What is said of decisions, from their velocities.
 
@@ -115,23 +115,23 @@ def decided_of(
         decisions: The decisions.
         velocity_N: float32 [N, C, T, H, W].
         with_entropy: Whether to give the entropy.
-        outlook: Whether to give the velocities, for a comparison with them: on the CPU, as those of a whole step are
-            kept, of which each is as large as a video's latents.
-        question: What to compare with those of another model,
+        prediction_for: Whether to give the velocities, for a comparison with them: on the CPU, as those of a whole
+            step are kept, of which each is as large as a video's latents.
+        comparison: What to compare with those of another model,
         other: and these.
     """
     divergence_N, blended = None, None
-    if question is not None:
+    if comparison is not None:
         assert other is not None
-        theirs_N = other.arrays[VELOCITY].to(velocity_N.device)
-        if isinstance(question, Divergence):
+        theirs_N = other[VELOCITY].to(velocity_N.device)
+        if isinstance(comparison, Divergence):
             divergence_N = decisions.divergence(velocity_N, theirs_N)
         else:
-            blended = decisions.blended(question, velocity_N, theirs_N)
+            blended = decisions.blended(comparison, velocity_N, theirs_N)
     return Decided(
         logprobs_N=decisions.logprobs(velocity_N),
         entropy_N=decisions.entropy().detach() if with_entropy else None,
-        outlook=None if outlook is None else Outlook(arrays={VELOCITY: velocity_N.detach().cpu()}),
+        prediction=None if prediction_for is None else {VELOCITY: velocity_N.detach().cpu()},
         divergence_N=divergence_N,
         blended=blended,
     )

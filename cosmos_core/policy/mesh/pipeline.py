@@ -14,7 +14,7 @@ from torch import nn
 from cosmos_core.models.parallel.frames import broadcasted
 from cosmos_core.models.parallel.placement import stage_indices
 from cosmos_core.policy.mesh.schedules import Line, Message, Schedule, StageWork, num_filled, run_schedule
-from cosmos_core.protocols import Against, Decided, Mesh, MicroBatch, PipelinedModel, Question
+from cosmos_core.protocols import Comparison, Decided, KLTarget, Mesh, MicroBatch, PipelinedModel
 
 STAGES_PER_PROCESS: Final[Mapping[Schedule, int]] = {"1f1b": 1, "interleaved": 2, "zero-bubble": 2}
 
@@ -75,7 +75,7 @@ class Pipeline:
         *,
         temperature: float,
         with_entropy: bool = False,
-        outlook: Question | None = None,
+        prediction_for: Comparison | None = None,
         with_features: bool = False,
         judge: Callable[[Decided], Decided] | None = None,
     ) -> list[Decided] | None:
@@ -92,7 +92,7 @@ class Pipeline:
                 received,
                 temperature=temperature,
                 with_entropy=with_entropy,
-                **beside(outlook=outlook, with_features=with_features or None),
+                **beside(prediction_for=prediction_for, with_features=with_features or None),
             )
             decided.append(found if judge is None else judge(found))
 
@@ -108,7 +108,7 @@ class Pipeline:
         temperature: float,
         with_entropy: bool,
         loss: Callable[[int, Decided], torch.Tensor],
-        against: Sequence[Against] = (),
+        kl_target: Sequence[KLTarget] = (),
         with_features: bool = False,
     ) -> None:
         """Run forward and backward of each micro-batch; gradients are added to those there are.
@@ -136,7 +136,8 @@ class Pipeline:
                 temperature=temperature,
                 with_entropy=with_entropy,
                 **beside(
-                    against=against[number] if number < len(against) else None, with_features=with_features or None
+                    kl_target=kl_target[number] if number < len(kl_target) else None,
+                    with_features=with_features or None,
                 ),
             )
             return loss(number, decided)

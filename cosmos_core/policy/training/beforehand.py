@@ -21,15 +21,15 @@ from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.training.objective import Known
 from cosmos_core.policy.training.preparing import Prepared
 from cosmos_core.protocols import (
-    Against,
     Algorithm,
+    Comparison,
     Consulting,
     Decided,
     Estimate,
     Estimating,
+    FrozenOutput,
     FrozenRole,
-    Opinion,
-    Question,
+    KLTarget,
     Taken,
 )
 
@@ -41,13 +41,13 @@ class Beforehand:
     Attributes:
         old: Under the starting weights; empty where the algorithm needs none of it.
         frozen: Of each frozen model.
-        asked: The role that the algorithm asks a question, and which.
+        asked: The role that the algorithm compares the policy with, and how.
         is_here: Whether this process has the last stage.
     """
 
     old: Sequence[Decided] = ()
     frozen: Mapping[FrozenRole, Sequence[Decided]] = attrs.field(factory=dict)
-    asked: tuple[FrozenRole, Question] | None = None
+    asked: tuple[FrozenRole, Comparison] | None = None
     is_here: bool = True
 
     def old_logprobs(self, algorithm: Algorithm, known: Known, index: int) -> torch.Tensor | None:
@@ -60,19 +60,19 @@ class Beforehand:
             case "recompute":
                 return self.old[index].logprobs_N
 
-    def against(self) -> list[Against]:
+    def kl_targets(self) -> list[KLTarget]:
         """What the forward of each micro-batch is compared with."""
         if self.asked is None:
             return []
-        role, question = self.asked
-        looks = [each.outlook for each in self.frozen[role]]
-        return [Against(outlook=look, question=question) for look in looks if look is not None]
+        role, comparison = self.asked
+        looks = [each.prediction for each in self.frozen[role]]
+        return [KLTarget(prediction=look, comparison=comparison) for look in looks if look is not None]
 
-    def opinions(self, index: int, decided: Decided) -> dict[FrozenRole, Opinion]:
+    def outputs(self, index: int, decided: Decided) -> dict[FrozenRole, FrozenOutput]:
         """What the frozen models say of a micro-batch, once its forward is known."""
         answering = None if self.asked is None else self.asked[0]
         return {
-            role: Opinion(
+            role: FrozenOutput(
                 logprobs_N=each[index].logprobs_N,
                 divergence_N=decided.divergence_N if role == answering else None,
                 blended=decided.blended if role == answering else None,
@@ -81,19 +81,19 @@ class Beforehand:
         }
 
 
-def question_of(algorithm: Algorithm) -> tuple[FrozenRole, Question] | None:
-    """The one question that an algorithm asks, and the model that it asks.
+def comparison_of(algorithm: Algorithm) -> tuple[FrozenRole, Comparison] | None:
+    """The one frozen model that an algorithm compares the policy with, and how.
 
     Raises:
-        TrainingError: It asks several models.
+        TrainingError: There are several.
     """
     if not isinstance(algorithm, Consulting):
         return None
-    asked = [(role, question) for role, question in algorithm.consults.items() if question is not None]
+    asked = [(role, comparison) for role, comparison in algorithm.consults.items() if comparison is not None]
     if len(asked) > 1:
         raise TrainingError(
-            f"the algorithm asks {len(asked)} models a question, {', '.join(role for role, _ in asked)}; one may be "
-            "asked one"
+            f"the algorithm compares the policy with {len(asked)} models: {', '.join(role for role, _ in asked)}; "
+            "one is possible"
         )
     return asked[0] if asked else None
 

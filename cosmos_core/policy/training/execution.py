@@ -13,7 +13,7 @@ import torch
 from cosmos_core.models.parallel.rooted import layout_of
 from cosmos_core.policy.mesh.pipeline import Pipeline, beside
 from cosmos_core.policy.mesh.schedules import Schedule
-from cosmos_core.protocols import Against, Decided, Mesh, MicroBatch, Model, PipelinedModel, Question
+from cosmos_core.protocols import Comparison, Decided, KLTarget, Mesh, MicroBatch, Model, PipelinedModel
 
 
 class Executor(Protocol):
@@ -30,7 +30,7 @@ class Executor(Protocol):
         *,
         temperature: float,
         with_entropy: bool = False,
-        outlook: Question | None = None,
+        prediction_for: Comparison | None = None,
         with_features: bool = False,
         judge: Callable[[Decided], Decided] | None = None,
     ) -> list[Decided] | None:
@@ -40,7 +40,7 @@ class Executor(Protocol):
             batches: The micro-batches.
             temperature: Of the distributions.
             with_entropy: Whether the entropy is needed.
-            outlook: The question for which the outlook is needed.
+            prediction_for: The comparison that the predictions are needed for.
             with_features: Whether features are needed.
             judge: Gives what is kept of each in its place, before the next is evaluated.
 
@@ -56,7 +56,7 @@ class Executor(Protocol):
         temperature: float,
         with_entropy: bool,
         loss: Callable[[int, Decided], torch.Tensor],
-        against: Sequence[Against] = (),
+        kl_target: Sequence[KLTarget] = (),
         with_features: bool = False,
     ) -> None:
         """Run forward and backward of each micro-batch; gradients are added to those there are.
@@ -67,7 +67,7 @@ class Executor(Protocol):
             with_entropy: Whether the entropy is needed.
             loss: Gives the scalar to differentiate, for the index of a micro-batch and what is decided in it; called
                 once for each, in any order, and only where the last stage is.
-            against: What each of the first micro-batches is compared with; where the last stage is.
+            kl_target: What each of the first micro-batches is compared with; where the last stage is.
             with_features: Whether features are needed.
         """
         ...
@@ -96,12 +96,12 @@ class Sequential:
         *,
         temperature: float,
         with_entropy: bool = False,
-        outlook: Question | None = None,
+        prediction_for: Comparison | None = None,
         with_features: bool = False,
         judge: Callable[[Decided], Decided] | None = None,
     ) -> list[Decided]:
         """Evaluate without gradients."""
-        besides = beside(outlook=outlook, with_features=with_features or None)
+        besides = beside(prediction_for=prediction_for, with_features=with_features or None)
         found = []
         with torch.no_grad():
             for batch in batches:
@@ -118,13 +118,13 @@ class Sequential:
         temperature: float,
         with_entropy: bool,
         loss: Callable[[int, Decided], torch.Tensor],
-        against: Sequence[Against] = (),
+        kl_target: Sequence[KLTarget] = (),
         with_features: bool = False,
     ) -> None:
         """Run forward and backward of each micro-batch; gradients are added to those there are."""
         for index, batch in enumerate(batches):
             besides = beside(
-                against=against[index] if index < len(against) else None, with_features=with_features or None
+                kl_target=kl_target[index] if index < len(kl_target) else None, with_features=with_features or None
             )
             decided = self._model.decide(
                 self._module, batch, temperature=temperature, with_entropy=with_entropy, **besides

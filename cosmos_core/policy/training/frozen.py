@@ -15,7 +15,7 @@ from cosmos_core.models.adapters.beside import trained_tensors
 from cosmos_core.policy.batches.spans import pieces
 from cosmos_core.policy.training.execution import Executor, make_executor
 from cosmos_core.policy.training.vitals import watch_layers
-from cosmos_core.protocols import Decided, FrozenRole, Mesh, MicroBatch, Model, Question, Recording
+from cosmos_core.protocols import Comparison, Decided, FrozenRole, Mesh, MicroBatch, Model, Recording
 from cosmos_core.replica.activity import Activity
 from cosmos_core.types import Payload
 from cosmos_core.weights.shards import canonical_tensors
@@ -78,7 +78,7 @@ class FrozenModel:
         multiple: int,
         is_uniform: bool,
         temperature: float,
-        outlook: Question | None,
+        prediction_for: Comparison | None,
     ) -> list[Decided] | None:
         """Evaluate the decisions of micro-batches.
 
@@ -89,7 +89,7 @@ class FrozenModel:
             multiple: with this multiple,
             is_uniform: and with or without one size for all (see `Model.pack`).
             temperature: Of the distributions.
-            outlook: The question for which the outlook is needed.
+            prediction_for: The comparison that the predictions are needed for.
 
         Returns:
             What is decided in each; None on a process that has no last stage.
@@ -109,7 +109,7 @@ class FrozenModel:
                     "units as the policy's does: take a model of the same family"
                 )
         with self._here():
-            return self._executor.evaluate(own, temperature=temperature, outlook=outlook)
+            return self._executor.evaluate(own, temperature=temperature, prediction_for=prediction_for)
 
     def take_over(self, module: torch.nn.Module) -> None:
         """Have the weights that a module of the same make has now."""

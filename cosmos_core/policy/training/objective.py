@@ -24,11 +24,11 @@ from cosmos_core.protocols import (
     Decided,
     Decisions,
     Estimate,
+    FrozenOutput,
     FrozenRole,
     Imitating,
     Loss,
     MicroBatch,
-    Opinion,
 )
 from cosmos_core.types import Payload
 
@@ -134,7 +134,7 @@ def price(
     decided: Decided,
     known: Known,
     old_logprobs_N: torch.Tensor | None,
-    frozen: Mapping[FrozenRole, Opinion] = MappingProxyType({}),
+    frozen: Mapping[FrozenRole, FrozenOutput] = MappingProxyType({}),
 ) -> Loss:
     """The algorithm's loss of each decision."""
     return algorithm.loss(_decisions(decided, known, old_logprobs_N, frozen))
@@ -146,7 +146,7 @@ def price_imitation(algorithm: Imitating, decided: Decided, known: Known) -> Los
 
 
 def _decisions(
-    decided: Decided, known: Known, old_logprobs_N: torch.Tensor | None, frozen: Mapping[FrozenRole, Opinion]
+    decided: Decided, known: Known, old_logprobs_N: torch.Tensor | None, frozen: Mapping[FrozenRole, FrozenOutput]
 ) -> Decisions:
     return Decisions(
         logprobs_N=decided.logprobs_N,

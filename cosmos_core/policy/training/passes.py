@@ -14,7 +14,7 @@ from cosmos_core.policy.batches.batch import Counts, Share
 from cosmos_core.policy.processes.group import GradientGroup
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.training.average import AVERAGE, Average
-from cosmos_core.policy.training.beforehand import Beforehand, question_of, settle, settled
+from cosmos_core.policy.training.beforehand import Beforehand, comparison_of, settle, settled
 from cosmos_core.policy.training.critic import Critic
 from cosmos_core.policy.training.execution import Executor
 from cosmos_core.policy.training.frozen import FrozenModel
@@ -23,13 +23,13 @@ from cosmos_core.policy.training.objective import Known, price, price_imitation
 from cosmos_core.policy.training.preparing import Packer, Prepared
 from cosmos_core.protocols import (
     Algorithm,
+    Comparison,
     Consulting,
     Decided,
     Estimating,
     FrozenRole,
     Imitating,
     Loss,
-    Question,
 )
 
 
@@ -130,7 +130,7 @@ class Passes:
             known = prepared.known[index]
             decided = decided if critic is None else critic.judge(decided)
             old_N = before.old_logprobs(self.algorithm, known, index)
-            priced = price(self.algorithm, decided, known, old_N, before.opinions(index, decided))
+            priced = price(self.algorithm, decided, known, old_N, before.outputs(index, decided))
             return self._weighed(priced, decided, known, measures)
 
         self.executor.train(
@@ -138,7 +138,7 @@ class Passes:
             temperature=prepared.temperature,
             with_entropy=self.algorithm.needs_entropy,
             loss=loss,
-            against=before.against(),
+            kl_target=before.kl_targets(),
             with_features=critic is not None,
         )
 
@@ -158,7 +158,7 @@ class Passes:
         )
 
     def _beforehand(self, prepared: Prepared) -> Beforehand:
-        algorithm, asked = self.algorithm, question_of(self.algorithm)
+        algorithm, asked = self.algorithm, comparison_of(self.algorithm)
         consulted = algorithm.consults if isinstance(algorithm, Consulting) else ()
         frozen = {
             role: self._consult(role, prepared, asked[1] if asked is not None and asked[0] == role else None)
@@ -179,18 +179,20 @@ class Passes:
         looks = {role: looks for role, looks in frozen.items() if looks is not None}
         return Beforehand(old=old, frozen=looks, asked=asked)
 
-    def _consult(self, role: FrozenRole, prepared: Prepared, question: Question | None) -> list[Decided] | None:
+    def _consult(self, role: FrozenRole, prepared: Prepared, comparison: Comparison | None) -> list[Decided] | None:
         """What a frozen model says of micro-batches; None on a process without the last stage."""
         if role == AVERAGE:
             assert self.average is not None, "planning refuses a recipe that keeps none"
             with self.average.in_place():
-                return self.executor.evaluate(prepared.batches, temperature=prepared.temperature, outlook=question)
+                return self.executor.evaluate(
+                    prepared.batches, temperature=prepared.temperature, prediction_for=comparison
+                )
         return self.frozen[role].evaluate(
             prepared.batches,
             [sequence.payload for sequence in prepared.sequences],
             **self.packer.packing,
             temperature=prepared.temperature,
-            outlook=question,
+            prediction_for=comparison,
         )
 
     def _weighed(self, priced: Loss, decided: Decided, known: Known, measures: Measures) -> torch.Tensor:

@@ -9,6 +9,7 @@ import attrs
 from cosmos_core.config.stages import Stage
 from cosmos_core.protocols import (
     AlgorithmCapabilities,
+    Comparison,
     DatasetCapabilities,
     EngineCapabilities,
     EnvironmentCapabilities,
@@ -17,7 +18,6 @@ from cosmos_core.protocols import (
     ModelCapabilities,
     ModelFacts,
     Omission,
-    Question,
     Record,
     RewardCapabilities,
     Split,
@@ -79,7 +79,7 @@ class Parts:
         environment: Of the environment; None where the recipe has none.
         foresight: What the engine says of the run.
         converses: Whether the model goes on after what is not its own.
-        consults: Of each stage whose algorithm consults frozen models, by index: which, and with which question.
+        consults: Of each stage whose algorithm consults frozen models, by index: which, and by which comparison.
         imitates: Demonstrations for each group, of stages whose algorithm imitates some beside rollouts, by index.
         frozen: What was found of the frozen models.
         unmet: What the algorithms need of models that the recipe does not have.
@@ -100,7 +100,7 @@ class Parts:
     omitted: Mapping[Split, tuple[Omission, ...]] = attrs.field(factory=dict)
     foresight: Foresight = Foresight()
     converses: bool = True
-    consults: Mapping[int, Mapping[FrozenRole, Question | None]] = attrs.field(factory=dict)
+    consults: Mapping[int, Mapping[FrozenRole, Comparison | None]] = attrs.field(factory=dict)
     imitates: Mapping[int, int] = attrs.field(factory=dict)
     frozen: Mapping[FrozenRole, FrozenFacts] = attrs.field(factory=dict)
     unmet: Sequence[str] = ()

@@ -28,6 +28,7 @@ from cosmos_core.plugins.roles import (
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import (
     AlgorithmCapabilities,
+    Comparison,
     Consulting,
     Conversing,
     Dataset,
@@ -37,7 +38,6 @@ from cosmos_core.protocols import (
     Model,
     Omitting,
     Paced,
-    Question,
     Recording,
     Split,
     Vetting,
@@ -244,7 +244,7 @@ def _checked_parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model,
 def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: dict[Split, int]) -> Parts:
     recipe = job.recipe
     algorithms: list[tuple[Stage, AlgorithmCapabilities]] = []
-    consults: dict[int, Mapping[FrozenRole, Question | None]] = {}
+    consults: dict[int, Mapping[FrozenRole, Comparison | None]] = {}
     imitates: dict[int, int] = {}
     lacking: list[str] = []
     makes = plugins.provider("model", recipe.model.plugin).capabilities

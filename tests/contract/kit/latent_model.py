@@ -21,7 +21,6 @@ from cosmos_core.protocols import (
     ModelCapabilities,
     ModelFacts,
     NoOptions,
-    Outlook,
     Provider,
     hookimpl,
 )
@@ -110,7 +109,15 @@ class Denoiser:
         return [self._lay_out(payloads, members) for members in bins]
 
     def decide(
-        self, module, batch, *, temperature, with_entropy=False, outlook=None, against=None, with_features=False
+        self,
+        module,
+        batch,
+        *,
+        temperature,
+        with_entropy=False,
+        prediction_for=None,
+        kl_target=None,
+        with_features=False,
     ):
         held = batch.inputs
         means_ND = module(held["states"], held["conditions"]).float()
@@ -119,13 +126,13 @@ class Denoiser:
         constant = 0.5 * self.width * math.log(2 * math.pi * variance)
         entropy_N = torch.full_like(errors_N, constant + self.width / 2).detach()
         apart_N = None
-        if against is not None:
+        if kl_target is not None:
             # Between Gaussians of one variance, both ways round.
-            apart_N = (means_ND - against.outlook.arrays["means"]).square().sum(-1) / (2 * variance)
+            apart_N = (means_ND - kl_target.prediction["means"]).square().sum(-1) / (2 * variance)
         return Decided(
             logprobs_N=-errors_N / (2 * variance) - constant,
             entropy_N=entropy_N if with_entropy else None,
-            outlook=None if outlook is None else Outlook(arrays={"means": means_ND.detach()}),
+            prediction=None if prediction_for is None else {"means": means_ND.detach()},
             divergence_N=apart_N,
             features_ND=means_ND if with_features else None,
         )

@@ -13,8 +13,8 @@ def asked(line):
     """A `decide` that is asked for all there is, and spoils what the family's own says."""
     return family(
         f"""
-        def decide(self, module, batch, *, temperature, outlook=None, against=None, with_features=False, **asked):
-            asked |= {{"outlook": outlook, "against": against, "with_features": with_features}}
+        def decide(self, module, batch, *, temperature, prediction_for=None, kl_target=None, with_features=False, **kw):
+            asked = kw | {{"prediction_for": prediction_for, "kl_target": kl_target, "with_features": with_features}}
             decided = super().decide(module, batch, temperature=temperature, **asked)
             {line}
             return decided
@@ -41,7 +41,7 @@ FAULTS = {
     "summed": (apart("own.sum()"), "test_divergences_are_distances", "give one finite float32 for each"),
     "top-ignored": (
         asked(
-            "scale = 1.0 if against is None or against.question.top is None else 9.0; "
+            "scale = 1.0 if kl_target is None or kl_target.comparison.top is None else 9.0; "
             "own = decided.divergence_N; "
             "decided = decided if own is None else attrs.evolve(decided, divergence_N=own * scale)"
         ),
@@ -61,7 +61,7 @@ FAULTS = {
     "unasked": (
         asked("decided = attrs.evolve(decided, divergence_N=decided.logprobs_N)"),
         "test_what_is_asked_besides_changes_no_log_prob",
-        "gave an outlook or a divergence that was not asked for",
+        "gave a prediction or a divergence that was not asked for",
     ),
     "mixed-up": (
         apart("own.flip(0)"),

@@ -257,10 +257,10 @@ BLENDING = {
     ),
     "blend-unasked": (
         changed(
-            "        if against is not None:\n",
-            "        if against is None and outlook is None:\n"
+            "        if kl_target is not None:\n",
+            "        if kl_target is None and prediction_for is None:\n"
             '            found["blended"] = Blended(squared_NK=logprobs_N[:, None], absolute_NK=logprobs_N[:, None])\n'
-            "        if against is not None:\n",
+            "        if kl_target is not None:\n",
         ),
         "test_blends_do_not_depend_on_what_else_is_packed",
         "that were not asked for",

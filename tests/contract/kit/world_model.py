@@ -23,7 +23,6 @@ from cosmos_core.protocols import (
     ModelCapabilities,
     ModelFacts,
     NoOptions,
-    Outlook,
     Provider,
     Span,
     hookimpl,
@@ -191,7 +190,15 @@ class World:
         )
 
     def decide(
-        self, module, batch, *, temperature, with_entropy=False, outlook=None, against=None, with_features=False
+        self,
+        module,
+        batch,
+        *,
+        temperature,
+        with_entropy=False,
+        prediction_for=None,
+        kl_target=None,
+        with_features=False,
     ):
         held = batch.inputs
         velocity = self._guided(module, held["states"], held["times"], held["texts"], held["guidance"])
@@ -212,12 +219,12 @@ class World:
         logprobs_N = -mean(apart.square()) / (2 * safe_N.square()) - constant_N
         logprobs_N = torch.where(is_regression_N, -mean((velocity - held["aims"]).square()), logprobs_N)
         found = {}
-        if outlook is not None:
-            found["outlook"] = Outlook(arrays={"velocity": velocity.detach()})
-        if against is not None:
-            theirs = against.outlook.arrays["velocity"]
-            if isinstance(against.question, Blend):
-                found["blended"] = self._blended(held, velocity, theirs, against.question, mean)
+        if prediction_for is not None:
+            found["prediction"] = {"velocity": velocity.detach()}
+        if kl_target is not None:
+            theirs = kl_target.prediction["velocity"]
+            if isinstance(kl_target.comparison, Blend):
+                found["blended"] = self._blended(held, velocity, theirs, kl_target.comparison, mean)
             else:
                 found["divergence_N"] = b_N.square() * mean((velocity - theirs).square()) / (2 * safe_N.square())
         return Decided(logprobs_N=logprobs_N, entropy_N=(constant_N + 0.5).detach() if with_entropy else None, **found)

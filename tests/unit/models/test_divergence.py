@@ -8,7 +8,7 @@ import torch.distributed as dist
 from cosmos_core.models import head
 from cosmos_core.models.parallel.collectives import copy_to_group
 from cosmos_core.models.vocabulary import Vocabulary
-from cosmos_core.protocols import Against, Divergence, Outlook
+from cosmos_core.protocols import Divergence, KLTarget
 from cosmos_core.testing.worlds import run_world
 
 VOCABULARY, DECISIONS, HIDDEN = 12, 5, 6
@@ -64,8 +64,8 @@ def test_divergences_and_their_gradients_are_those_of_the_definitions(kind, top,
     hidden, weight, targets = draw(0)
     other_hidden, other_weight, _ = draw(1)
     with torch.no_grad():
-        theirs = evaluate(other_hidden, other_weight, targets, outlook=divergence)
-    decided = evaluate(hidden, weight, targets, against=Against(outlook=theirs.outlook, question=divergence))
+        theirs = evaluate(other_hidden, other_weight, targets, prediction_for=divergence)
+    decided = evaluate(hidden, weight, targets, kl_target=KLTarget(prediction=theirs.prediction, comparison=divergence))
     asked = Divergence(kind=kind, beta=0.3, top=top if top == 3 else None)
     want = expected(asked, probs(hidden, weight), probs(other_hidden, other_weight).detach())
     torch.testing.assert_close(decided.divergence_N.double(), want, rtol=1e-5, atol=1e-6)
@@ -83,9 +83,9 @@ def test_telling_fewer_outcomes_apart_never_gives_more(kind):
     found = []
     for top in (1, 2, 4, 8, None):
         divergence = Divergence(kind=kind, top=top)
-        look = evaluate(*other[:2], targets, outlook=divergence).outlook
-        against = Against(outlook=look, question=divergence)
-        found.append(evaluate(hidden, weight, targets, against=against).divergence_N)
+        look = evaluate(*other[:2], targets, prediction_for=divergence).prediction
+        kl_target = KLTarget(prediction=look, comparison=divergence)
+        found.append(evaluate(hidden, weight, targets, kl_target=kl_target).divergence_N)
     for fewer, more in itertools.pairwise(found):
         assert (fewer <= more + 1e-5).all()
 
@@ -96,36 +96,36 @@ def test_ids_are_kept_of_a_part_of_the_vocabulary_alone(top, names, chunk, monke
     """Twice as many bytes as the log-probs of all tokens would say nothing."""
     monkeypatch.setattr(head, "CHUNK_ELEMENTS", chunk)
     hidden, weight, targets = draw(0)
-    look = evaluate(hidden, weight, targets, outlook=Divergence(kind="jsd", top=top)).outlook
-    assert {*look.arrays} == names
+    look = evaluate(hidden, weight, targets, prediction_for=Divergence(kind="jsd", top=top)).prediction
+    assert {*look} == names
     whole = probs(hidden, weight).log().float()
-    ids = look.arrays.get("ids", torch.arange(VOCABULARY).expand(DECISIONS, -1))
-    torch.testing.assert_close(look.arrays["logprobs"], whole.gather(-1, ids), rtol=1e-4, atol=1e-5)
-    assert not look.arrays["logprobs"].requires_grad
+    ids = look.get("ids", torch.arange(VOCABULARY).expand(DECISIONS, -1))
+    torch.testing.assert_close(look["logprobs"], whole.gather(-1, ids), rtol=1e-4, atol=1e-5)
+    assert not look["logprobs"].requires_grad
 
 
 def test_an_impossible_outcome_is_no_nan():
     hidden, weight, targets = draw(0)
-    look = evaluate(*draw(1)[:2], targets, outlook=Divergence(kind="jsd")).outlook
-    logprobs = look.arrays["logprobs"].clone()
+    look = evaluate(*draw(1)[:2], targets, prediction_for=Divergence(kind="jsd")).prediction
+    logprobs = look["logprobs"].clone()
     logprobs[:, -1] = -math.inf
-    outlook = Outlook(arrays={**look.arrays, "logprobs": logprobs})
+    prediction = {**look, "logprobs": logprobs}
     for kind in ("forward-kl", "jsd"):
-        against = Against(outlook=outlook, question=Divergence(kind=kind))
-        assert evaluate(hidden, weight, targets, against=against).divergence_N.isfinite().all()
+        kl_target = KLTarget(prediction=prediction, comparison=Divergence(kind=kind))
+        assert evaluate(hidden, weight, targets, kl_target=kl_target).divergence_N.isfinite().all()
 
 
 @pytest.mark.parametrize("top", [None, 3, 9])
 def test_a_split_vocabulary_gives_the_same_on_each_process(top):
     divergence = Divergence(kind="jsd", beta=0.3, top=top)
     hidden, weight, targets = draw(0)
-    look = evaluate(*draw(1)[:2], targets, outlook=divergence).outlook
-    whole = evaluate(hidden, weight, targets, against=Against(outlook=look, question=divergence)).divergence_N
+    look = evaluate(*draw(1)[:2], targets, prediction_for=divergence).prediction
+    whole = evaluate(hidden, weight, targets, kl_target=KLTarget(prediction=look, comparison=divergence)).divergence_N
     grads = torch.autograd.grad((whole * torch.arange(1.0, 6.0)).sum(), (hidden, weight))
     for rank, (ids, logprobs, divergence_N, hidden_grad, weight_grad) in enumerate(run_world(2, split, top)):
-        torch.testing.assert_close(logprobs, look.arrays["logprobs"])
+        torch.testing.assert_close(logprobs, look["logprobs"])
         assert (ids is None) == (top is None)
-        assert ids is None or torch.equal(ids, look.arrays["ids"])
+        assert ids is None or torch.equal(ids, look["ids"])
         torch.testing.assert_close(divergence_N, whole.detach())
         torch.testing.assert_close(hidden_grad, grads[0], rtol=1e-4, atol=2e-5)
         torch.testing.assert_close(weight_grad, grads[1][rank * 6 : rank * 6 + 6], rtol=1e-4, atol=2e-5)
@@ -139,8 +139,8 @@ def split(top):
     other_hidden, other_weight, _ = draw(1)
     own, other = (each.detach()[rank * 6 : rank * 6 + 6].clone().requires_grad_() for each in (weight, other_weight))
     with torch.no_grad():
-        look = evaluate(other_hidden, other, targets, vocabulary, outlook=divergence).outlook
+        look = evaluate(other_hidden, other, targets, vocabulary, prediction_for=divergence).prediction
     copied = copy_to_group(hidden, group)
-    decided = evaluate(copied, own, targets, vocabulary, against=Against(outlook=look, question=divergence))
+    decided = evaluate(copied, own, targets, vocabulary, kl_target=KLTarget(prediction=look, comparison=divergence))
     grads = torch.autograd.grad((decided.divergence_N * torch.arange(1.0, 6.0)).sum(), (hidden, own))
-    return look.arrays.get("ids"), look.arrays["logprobs"], decided.divergence_N.detach(), *grads
+    return look.get("ids"), look["logprobs"], decided.divergence_N.detach(), *grads

@@ -8,8 +8,8 @@ import torch
 from cosmos_core.protocols import (
     AlgorithmContext,
     Decisions,
+    FrozenOutput,
     Loss,
-    Opinion,
     add_divergence,
     clipped_surrogate,
     log_ratio,
@@ -54,7 +54,7 @@ def test_a_divergence_is_added_where_it_counts():
         advantages_N=zeros_N,
         sequence_N=torch.arange(2),
         num_sequences=2,
-        frozen={"reference": Opinion(logprobs_N=zeros_N, divergence_N=kl_N)},
+        frozen={"reference": FrozenOutput(logprobs_N=zeros_N, divergence_N=kl_N)},
     )
     priced = Loss(loss_N=torch.tensor([1.0, -1.0]), metrics={"ratio": zeros_N})
     assert add_divergence(priced, decisions, 0.0) is priced

@@ -21,17 +21,17 @@ from cosmos_core.protocols import (
     Aggregation,
     Algorithm,
     Blend,
+    Comparison,
     Consulting,
     Decided,
     Divergence,
     Estimate,
     Estimating,
+    FrozenOutput,
     FrozenRole,
     Imitating,
     Loss,
     OldLogprobs,
-    Opinion,
-    Question,
     Taken,
 )
 from cosmos_core.testing.conformance.plugin import fault
@@ -70,8 +70,8 @@ def properties_of(algorithm: Algorithm) -> dict[str, object]:
     return values
 
 
-def consulted(algorithm: Algorithm) -> Mapping[FrozenRole, Question | None]:
-    """The frozen models that the algorithm consults, of which at most one is asked a question."""
+def consulted(algorithm: Algorithm) -> Mapping[FrozenRole, Comparison | None]:
+    """The frozen models that the algorithm consults, at most one of which the policy is compared with."""
     if not isinstance(algorithm, Consulting):
         return {}
     with calling("reading consults"):
@@ -118,7 +118,7 @@ def priced(
     decided: Decided,
     known: Known,
     old_logprobs_N: torch.Tensor | None,
-    frozen: Mapping[FrozenRole, Opinion] = MappingProxyType({}),
+    frozen: Mapping[FrozenRole, FrozenOutput] = MappingProxyType({}),
 ) -> Loss:
     """What the trainer gets for a micro-batch: one float32 price for each decision, with a gradient."""
     number = len(known.weights_N)

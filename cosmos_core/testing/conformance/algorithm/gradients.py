@@ -13,7 +13,7 @@ import torch
 
 from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, Decided, Decisions
 from cosmos_core.testing.conformance.algorithm.batch import Batch, draw, extreme
-from cosmos_core.testing.conformance.algorithm.stepping import Part, first_nonfinite, gradient_of, opinions, price_all
+from cosmos_core.testing.conformance.algorithm.stepping import Part, first_nonfinite, gradient_of, outputs, price_all
 from cosmos_core.testing.conformance.algorithm.subject import AlgorithmSubject
 from cosmos_core.testing.conformance.plugin import fault
 
@@ -206,6 +206,6 @@ def _in_float64(algorithm: Algorithm, part: Part) -> Decisions:
         sequence_N=known.sequence_N,
         num_sequences=known.num_sequences,
         values_N=None if part.decided.values_N is None else part.decided.values_N.detach().double(),
-        frozen=opinions(algorithm, Decided(logprobs_N=logprobs_N, entropy_N=None), frozen_N),
+        frozen=outputs(algorithm, Decided(logprobs_N=logprobs_N, entropy_N=None), frozen_N),
         targets_N=None if known.targets_N is None else known.targets_N.double(),
     )

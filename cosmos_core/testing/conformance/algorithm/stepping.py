@@ -18,16 +18,16 @@ from cosmos_core.protocols import (
     Algorithm,
     Blend,
     Blended,
+    Comparison,
     Consulting,
     Decided,
     Divergence,
     Estimate,
     Estimating,
+    FrozenOutput,
     FrozenRole,
     Loss,
     MicroBatch,
-    Opinion,
-    Question,
     Span,
 )
 from cosmos_core.testing.conformance.algorithm.batch import Batch, is_judged
@@ -56,7 +56,7 @@ class Part:
     known: Known
     decided: Decided
     old_logprobs_N: torch.Tensor | None
-    frozen: Mapping[FrozenRole, Opinion]
+    frozen: Mapping[FrozenRole, FrozenOutput]
     loss: Loss
 
     def situation(self, place: int) -> str:
@@ -66,7 +66,7 @@ class Part:
             "log-prob": self.decided.logprobs_N,
             "old log-prob": self.old_logprobs_N,
             "behaviour log-prob": self.known.behaviour_logprobs_N if self.known.has_behaviour else None,
-            **{f"{role} log-prob": opinion.logprobs_N for role, opinion in self.frozen.items()},
+            **{f"{role} log-prob": output.logprobs_N for role, output in self.frozen.items()},
         }
         return ", ".join(
             f"{name} {values_N[place].item():g}" for name, values_N in values.items() if values_N is not None
@@ -169,7 +169,7 @@ def _price_part(
     values_N = batch.values_N[chosen].requires_grad_() if is_judged(algorithm) else None
     decided = Decided(logprobs_N=leaf_N[chosen], entropy_N=entropy_N, values_N=values_N)
     old_logprobs_N = _old_logprobs(algorithm, batch.old_logprobs_N[chosen], known)
-    frozen = opinions(algorithm, decided, {role: values_N[chosen] for role, values_N in batch.frozen_N.items()})
+    frozen = outputs(algorithm, decided, {role: values_N[chosen] for role, values_N in batch.frozen_N.items()})
     loss = priced(algorithm, decided, known, old_logprobs_N, frozen)
     return Part(known=known, decided=decided, old_logprobs_N=old_logprobs_N, frozen=frozen, loss=loss)
 
@@ -185,24 +185,24 @@ def micro_batch_of(share: Sequence[int], members: Sequence[Piece]) -> MicroBatch
     )
 
 
-def opinions(
+def outputs(
     algorithm: Algorithm, decided: Decided, frozen_N: Mapping[FrozenRole, torch.Tensor]
-) -> Mapping[FrozenRole, Opinion]:
+) -> Mapping[FrozenRole, FrozenOutput]:
     """What the frozen models that the algorithm consults say; a divergence is a stand-in that carries a gradient."""
     if not isinstance(algorithm, Consulting):
         return {}
-    return {role: _opinion(asked, decided, frozen_N[role]) for role, asked in algorithm.consults.items()}
+    return {role: _output(asked, decided, frozen_N[role]) for role, asked in algorithm.consults.items()}
 
 
-def _opinion(asked: Question | None, decided: Decided, values_N: torch.Tensor) -> Opinion:
+def _output(asked: Comparison | None, decided: Decided, values_N: torch.Tensor) -> FrozenOutput:
     match asked:
         case None:
-            return Opinion(logprobs_N=values_N)
+            return FrozenOutput(logprobs_N=values_N)
         case Divergence():
             divergence_N = (decided.logprobs_N - values_N).clamp(-20.0, 20.0).square() / 2.0
-            return Opinion(logprobs_N=values_N, divergence_N=divergence_N)
+            return FrozenOutput(logprobs_N=values_N, divergence_N=divergence_N)
         case Blend():
-            return Opinion(logprobs_N=values_N, blended=_blended(asked, decided.logprobs_N, values_N))
+            return FrozenOutput(logprobs_N=values_N, blended=_blended(asked, decided.logprobs_N, values_N))
 
 
 def _blended(blend: Blend, logprobs_N: torch.Tensor, values_N: torch.Tensor) -> Blended:

@@ -19,13 +19,13 @@ import torch
 
 from cosmos_core.errors import DataError
 from cosmos_core.protocols import (
-    Against,
     Canvas,
+    Comparison,
     Decided,
+    KLTarget,
     Layout,
     MicroBatch,
     ModelFacts,
-    Question,
     Span,
 )
 from cosmos_core.types import Array, Payload, Prompt
@@ -191,8 +191,8 @@ class TinyDenoiser:
         *,
         temperature: float,  # noqa: ARG002 - there is but one
         with_entropy: bool = False,  # noqa: ARG002 - not given
-        outlook: Question | None = None,  # noqa: ARG002 - likewise
-        against: Against | None = None,  # noqa: ARG002 - likewise
+        prediction_for: Comparison | None = None,  # noqa: ARG002 - likewise
+        kl_target: KLTarget | None = None,  # noqa: ARG002 - likewise
         with_features: bool = False,  # noqa: ARG002 - likewise
     ) -> Decided:
         """The log-probability of each x', and of a regression its negative error."""

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 import torch
 
-from cosmos_core.protocols import Against, Blend, Blended, Decided, MicroBatch, Model, ModelCapabilities
+from cosmos_core.protocols import Blend, Blended, Decided, KLTarget, MicroBatch, Model, ModelCapabilities
 from cosmos_core.testing.conformance.model import latents
 from cosmos_core.testing.conformance.model.evaluation import ROOM, pack_alone
 from cosmos_core.testing.conformance.model.setting import CPU, SEED, ModelSetting
@@ -23,7 +23,7 @@ _ERROR: Final = 1e-4
 
 
 class ModelBlending(ModelSetting):
-    """`decide` with a `Blend` in `outlook` and `against`."""
+    """`decide` with a `Blend` in `prediction_for` and `kl_target`."""
 
     @pytest.fixture
     def regressions(self, payloads: Sequence[Payload], capabilities: ModelCapabilities) -> Sequence[Payload]:
@@ -101,23 +101,25 @@ class ModelBlending(ModelSetting):
             if not torch.allclose(alone, together[number], rtol=1e-3, atol=_ERROR):
                 fault(f"the blends of payload {index} change with what else is packed")
         plain = model.decide(module, batch, temperature=1.0)
-        asked = model.decide(module, batch, temperature=1.0, outlook=_BLEND)
-        if plain.blended is not None or asked.blended is not None or plain.outlook is not None:
-            fault("decide() gave blends, or an outlook, that were not asked for")
+        asked = model.decide(module, batch, temperature=1.0, prediction_for=_BLEND)
+        if plain.blended is not None or asked.blended is not None or plain.prediction is not None:
+            fault("decide() gave blends, or a prediction, that were not asked for")
         if not torch.allclose(plain.logprobs_N, asked.logprobs_N, atol=1e-6):
-            fault("log-probs change when the outlook is asked for")
+            fault("log-probs change when the prediction is asked for")
 
 
 def _blended(model: Model, module: torch.nn.Module, neighbour: torch.nn.Module, batch: MicroBatch) -> Blended:
     """The blends of one module's predictions with another's."""
     with torch.no_grad():
-        look: Decided = model.decide(neighbour, batch, temperature=1.0, outlook=_BLEND)
-    if look.outlook is None:
-        fault(f"decide(outlook={_BLEND}) gave no outlook")
-    decided = model.decide(module, batch, temperature=1.0, against=Against(outlook=look.outlook, question=_BLEND))
+        look: Decided = model.decide(neighbour, batch, temperature=1.0, prediction_for=_BLEND)
+    if look.prediction is None:
+        fault(f"decide(prediction_for={_BLEND}) gave no prediction")
+    decided = model.decide(
+        module, batch, temperature=1.0, kl_target=KLTarget(prediction=look.prediction, comparison=_BLEND)
+    )
     blended, expected = decided.blended, (len(decided.logprobs_N), len(_BLEND.shares))
     if blended is None:
-        fault(f"decide(against={_BLEND}) gave no blends")
+        fault(f"decide(kl_target={_BLEND}) gave no blends")
     for name, values_NK in (("squared_NK", blended.squared_NK), ("absolute_NK", blended.absolute_NK)):
         if values_NK.shape != expected or values_NK.dtype != torch.float32 or not bool(values_NK.isfinite().all()):
             fault(f"{name} is {values_NK.dtype} {tuple(values_NK.shape)}; give finite float32 {expected}")

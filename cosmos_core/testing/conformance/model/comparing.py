@@ -5,20 +5,19 @@ Shape legend: N decisions of a micro-batch, D features.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import pytest
 import torch
 
 from cosmos_core.protocols import (
-    Against,
     Decided,
     Divergence,
+    KLTarget,
     MicroBatch,
     Model,
     ModelCapabilities,
-    Outlook,
 )
 from cosmos_core.testing.conformance.model.evaluation import ROOM, pack_alone
 from cosmos_core.testing.conformance.model.setting import CPU, SEED, ModelSetting
@@ -29,7 +28,7 @@ _TEMPERATURE = 0.7
 
 
 class ModelComparing(ModelSetting):
-    """`decide` with `outlook`, `against` and `with_features`, of a model that declares them."""
+    """`decide` with `prediction_for`, `kl_target` and `with_features`, of a model that declares them."""
 
     @pytest.fixture
     def divergences(self, capabilities: ModelCapabilities) -> Sequence[Divergence]:
@@ -89,7 +88,7 @@ class ModelComparing(ModelSetting):
         payloads: Sequence[Payload],
         divergences: Sequence[Divergence],
     ) -> None:
-        """A small step against it makes it smaller, and its own outlook carries none."""
+        """A small step against it makes it smaller, and its own prediction carries none."""
         batch = model.pack(payloads, budget=ROOM)[0]
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         for divergence in divergences:
@@ -114,11 +113,11 @@ class ModelComparing(ModelSetting):
         """And what was not asked for is not given."""
         batch = model.pack(payloads, budget=ROOM)[0]
         plain = model.decide(module, batch, temperature=_temperature(batch))
-        asked = model.decide(module, batch, temperature=_temperature(batch), outlook=divergences[0])
+        asked = model.decide(module, batch, temperature=_temperature(batch), prediction_for=divergences[0])
         if not torch.allclose(plain.logprobs_N, asked.logprobs_N, atol=1e-6):
-            fault("log-probs change when the outlook is asked for")
-        if plain.outlook is not None or plain.divergence_N is not None or asked.divergence_N is not None:
-            fault("decide() gave an outlook or a divergence that was not asked for")
+            fault("log-probs change when the prediction is asked for")
+        if plain.prediction is not None or plain.divergence_N is not None or asked.divergence_N is not None:
+            fault("decide() gave a prediction or a divergence that was not asked for")
 
     def test_divergences_do_not_depend_on_what_else_is_packed(
         self,
@@ -162,10 +161,10 @@ def _compared(
 ) -> torch.Tensor:
     """The divergence of each decision of one module from those of another."""
     with torch.no_grad():
-        look = model.decide(other, batch, temperature=_temperature(batch), outlook=divergence)
-    outlook = _expect_outlook(look, divergence)
-    against = Against(outlook=outlook, question=divergence)
-    decided = model.decide(module, batch, temperature=_temperature(batch), against=against)
+        look = model.decide(other, batch, temperature=_temperature(batch), prediction_for=divergence)
+    prediction = _expect_prediction(look, divergence)
+    kl_target = KLTarget(prediction=prediction, comparison=divergence)
+    decided = model.decide(module, batch, temperature=_temperature(batch), kl_target=kl_target)
     found, number = decided.divergence_N, len(decided.logprobs_N)
     if found is None or found.shape != (number,) or found.dtype != torch.float32 or not bool(found.isfinite().all()):
         shape = None if found is None else f"{found.dtype} {tuple(found.shape)}"
@@ -178,14 +177,14 @@ def _temperature(batch: MicroBatch) -> float:
     return 1.0 if batch.spans else _TEMPERATURE
 
 
-def _expect_outlook(decided: Decided, divergence: Divergence) -> Outlook:
-    outlook, number = decided.outlook, len(decided.logprobs_N)
-    if outlook is None or not outlook.arrays:
-        fault(f"decide(outlook={divergence}) gave no outlook")
-    for name, array in outlook.arrays.items():
+def _expect_prediction(decided: Decided, divergence: Divergence) -> Mapping[str, torch.Tensor]:
+    prediction, number = decided.prediction, len(decided.logprobs_N)
+    if prediction is None or not prediction:
+        fault(f"decide(prediction_for={divergence}) gave no prediction")
+    for name, array in prediction.items():
         if array.shape[:1] != (number,):
-            fault(f"the outlook's {name!r} has shape {tuple(array.shape)} for {number} decisions; one row for each")
-    return outlook
+            fault(f"the prediction's {name!r} has shape {tuple(array.shape)} for {number} decisions; one row for each")
+    return prediction
 
 
 @contextmanager

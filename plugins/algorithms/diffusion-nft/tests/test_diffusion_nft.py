@@ -12,7 +12,7 @@ import torch
 
 from cosmos_algorithm_diffusion_nft import DiffusionNft, DiffusionNftOptions
 from cosmos_core.errors import ConfigError
-from cosmos_core.protocols import AlgorithmContext, Blend, Blended, Consulting, Decisions, Opinion
+from cosmos_core.protocols import AlgorithmContext, Blend, Blended, Consulting, Decisions, FrozenOutput
 from cosmos_core.types import Group, Sample, SampleStatus
 
 CONTEXT = AlgorithmContext(group_size=4, temperature=1.0, max_units=10, max_staleness=2, generates_average=True)
@@ -52,7 +52,7 @@ def decisions(blended, advantages):
         advantages_N=torch.tensor(advantages, dtype=torch.float64),
         sequence_N=torch.arange(number),
         num_sequences=number,
-        frozen={"average": Opinion(logprobs_N=zeros_N, blended=blended)},
+        frozen={"average": FrozenOutput(logprobs_N=zeros_N, blended=blended)},
     )
 
 

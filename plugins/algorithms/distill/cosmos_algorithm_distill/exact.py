@@ -25,10 +25,10 @@ class ExactDistillation(Distillation):
 
     def loss(self, decisions: Decisions) -> Loss:
         """The divergence of each decision."""
-        opinion = decisions.frozen["teacher"]
-        assert opinion.divergence_N is not None
-        distance_N = opinion.logprobs_N - decisions.logprobs_N.detach()
+        output = decisions.frozen["teacher"]
+        assert output.divergence_N is not None
+        distance_N = output.logprobs_N - decisions.logprobs_N.detach()
         return Loss(
-            loss_N=opinion.divergence_N,
-            metrics={"teacher_divergence": opinion.divergence_N.detach(), "teacher_kl": -distance_N},
+            loss_N=output.divergence_N,
+            metrics={"teacher_divergence": output.divergence_N.detach(), "teacher_kl": -distance_N},
         )

@@ -9,7 +9,7 @@ import torch
 from cosmos_algorithm_distill import DistillOptions, ExactDistillation, SampledDistillation
 from cosmos_algorithm_distill.plugin import make
 from cosmos_core.errors import ConfigError
-from cosmos_core.protocols import AlgorithmContext, Decisions, Divergence, Opinion
+from cosmos_core.protocols import AlgorithmContext, Decisions, Divergence, FrozenOutput
 from cosmos_core.types import Group, Sample, SampleStatus
 
 CONTEXT = AlgorithmContext(group_size=1, temperature=1.0, max_units=10, max_staleness=2)
@@ -44,7 +44,7 @@ def test_the_expected_gradient_of_the_sampled_estimate_is_that_of_the_divergence
         advantages_N=torch.ones(6, dtype=torch.float64),
         sequence_N=torch.zeros(6, dtype=torch.int64),
         num_sequences=1,
-        frozen={"teacher": Opinion(logprobs_N=teacher_V)},
+        frozen={"teacher": FrozenOutput(logprobs_N=teacher_V)},
     )
     loss = SampledDistillation(DistillOptions(estimate="sampled")).loss(decisions)
     (found,) = torch.autograd.grad((loss.loss_N * logprobs_V.detach().exp()).sum(), logits_V)
@@ -63,7 +63,7 @@ def test_a_token_of_older_weights_counts_at_most_so_much():
         advantages_N=torch.ones(3),
         sequence_N=torch.zeros(3, dtype=torch.int64),
         num_sequences=1,
-        frozen={"teacher": Opinion(logprobs_N=now_N + 1.0)},
+        frozen={"teacher": FrozenOutput(logprobs_N=now_N + 1.0)},
     )
     loss = SampledDistillation(DistillOptions(estimate="sampled", weight_cap=1.5)).loss(decisions)
     (gradient_N,) = torch.autograd.grad(loss.loss_N.sum(), decisions.logprobs_N)

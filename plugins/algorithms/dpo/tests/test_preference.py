@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from cosmos_algorithm_dpo import bco, dpo, ipo
-from cosmos_core.protocols import AlgorithmContext, Decisions, Opinion, Taken
+from cosmos_core.protocols import AlgorithmContext, Decisions, FrozenOutput, Taken
 
 CONTEXT = AlgorithmContext(group_size=2, temperature=1.0, max_units=10, max_staleness=0)
 LENGTHS = (3, 5, 1, 4, 6, 2)
@@ -79,7 +79,7 @@ def total_of(objective, ours, theirs, estimates):
             advantages_N=torch.cat([estimates[i].advantages_n for i in part]),
             sequence_N=torch.repeat_interleave(torch.arange(3), torch.tensor([LENGTHS[i] for i in part])),
             num_sequences=3,
-            frozen={"reference": Opinion(logprobs_N=torch.cat([theirs[i] for i in part]))},
+            frozen={"reference": FrozenOutput(logprobs_N=torch.cat([theirs[i] for i in part]))},
             targets_N=torch.cat([estimates[i].targets_n for i in part]),
         )
         total = total + objective.loss(decisions).loss_N.sum() / len(LENGTHS)

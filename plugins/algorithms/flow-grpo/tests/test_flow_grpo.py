@@ -13,7 +13,7 @@ import torch
 
 from cosmos_algorithm_flow_grpo import FlowGrpo, FlowGrpoOptions
 from cosmos_core.errors import ConfigError
-from cosmos_core.protocols import AlgorithmContext, Decisions, Divergence, Opinion
+from cosmos_core.protocols import AlgorithmContext, Decisions, Divergence, FrozenOutput
 from cosmos_core.types import Group, Sample, SampleStatus
 
 CONTEXT = AlgorithmContext(group_size=4, temperature=1.0, max_units=10, max_staleness=2)
@@ -130,11 +130,11 @@ def test_loss_and_gradient_are_those_of_the_paper():
     torch.testing.assert_close(kl_ND, closed_ND, rtol=1e-12, atol=0.0)
     logprobs_N, old_N = logprob_ND.mean(-1), logprob_ND.mean(-1).detach()
     advantages = [1.0, -0.5, 2.0, -1.5]
-    opinion = Opinion(logprobs_N=old_N, divergence_N=kl_ND.mean(-1))
+    output = FrozenOutput(logprobs_N=old_N, divergence_N=kl_ND.mean(-1))
     algorithm = make(kl_weight=0.04)
     assert algorithm.consults == {"reference": Divergence(kind="reverse-kl")}
     assert not algorithm.skips_zero_advantage
-    priced = algorithm.loss(decisions(logprobs_N, old_N, advantages, frozen={"reference": opinion}))
+    priced = algorithm.loss(decisions(logprobs_N, old_N, advantages, frozen={"reference": output}))
     (found_ND,) = torch.autograd.grad(priced.loss_N.sum(), v_ND, retain_graph=True)
     expected_N = -torch.tensor(advantages, dtype=torch.float64) * logprobs_N + 0.04 * closed_ND.mean(-1)
     (expected_ND,) = torch.autograd.grad(expected_N.sum(), v_ND)

@@ -9,7 +9,7 @@ import torch
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.batches.batch import Counts
 from cosmos_core.policy.training.objective import decision_weights
-from cosmos_core.protocols import AlgorithmContext, Decisions, Estimating, Opinion, Taken
+from cosmos_core.protocols import AlgorithmContext, Decisions, Estimating, FrozenOutput, Taken
 from cosmos_core.types import Group, Sample, SampleStatus
 
 PRESETS = ("grpo", "dr-grpo", "dapo", "gspo", "cispo", "rloo", "reinforce-plus-plus")
@@ -72,7 +72,7 @@ class Table:
                 advantages_N=advantages_N,
                 sequence_N=torch.arange(number).repeat_interleave(T),
                 num_sequences=number,
-                frozen={"reference": Opinion(logprobs_N=reference_N)},
+                frozen={"reference": FrozenOutput(logprobs_N=reference_N)},
             )
         )
         totals = Counts(sequences=number, decisions=number * T)

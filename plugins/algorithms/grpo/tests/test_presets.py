@@ -14,7 +14,7 @@ from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.batches.batch import Counts
 from cosmos_core.policy.training.objective import decision_weights
-from cosmos_core.protocols import Aggregation, AlgorithmContext, Decisions, Opinion
+from cosmos_core.protocols import Aggregation, AlgorithmContext, Decisions, FrozenOutput
 from cosmos_core.types import Group, Sample, SampleStatus
 
 CONTEXT = AlgorithmContext(group_size=4, temperature=1.0, max_units=100, max_staleness=2)
@@ -93,7 +93,7 @@ class Case:
             advantages_N=torch.tensor(self.advantages, dtype=torch.float64).repeat_interleave(numbers),
             sequence_N=torch.arange(len(numbers)).repeat_interleave(numbers),
             num_sequences=len(numbers),
-            frozen={"reference": Opinion(logprobs_N=self.reference)},
+            frozen={"reference": FrozenOutput(logprobs_N=self.reference)},
         )
 
     def sequences(self):

@@ -7,7 +7,7 @@ import torch
 
 from cosmos_core.errors import TrainingError
 from cosmos_core.models.diffusion.scoring import VELOCITY, Decisions, decided_of
-from cosmos_core.protocols import Blend, Divergence, Outlook
+from cosmos_core.protocols import Blend, Divergence
 
 SHAPE = (2, 3, 2, 2)
 
@@ -28,7 +28,7 @@ def decisions(*, is_regression=(False, True), given=(), seed=0):
 
 def ask(known, velocity, **asked):
     return decided_of(
-        known, velocity, **({"with_entropy": False, "outlook": None, "question": None, "other": None} | asked)
+        known, velocity, **({"with_entropy": False, "prediction_for": None, "comparison": None, "other": None} | asked)
     )
 
 
@@ -58,8 +58,8 @@ def test_the_entropy_is_that_of_one_dim():
 @pytest.mark.parametrize("kind", ["forward-kl", "reverse-kl"])
 def test_the_divergence_is_that_of_normals(kind):
     known, ours, theirs = decisions(), torch.randn(2, *SHAPE), torch.randn(2, *SHAPE)
-    other = ask(known, theirs, outlook=Divergence(kind=kind)).outlook
-    found = ask(known, ours, question=Divergence(kind=kind), other=other).divergence_N
+    other = ask(known, theirs, prediction_for=Divergence(kind=kind)).prediction
+    found = ask(known, ours, comparison=Divergence(kind=kind), other=other).divergence_N
     for index, (b, std) in enumerate(((-0.3, 0.5), (1.0, math.sqrt(0.5)))):
         p = torch.distributions.Normal(b * ours[index], std)
         q = torch.distributions.Normal(b * theirs[index], std)
@@ -70,8 +70,8 @@ def test_the_divergence_is_what_sampling_finds():
     """Against Monte Carlo: the mean of log p - log q under p, of one dim."""
     known = decisions()
     ours, theirs = torch.full((2, *SHAPE), 0.8), torch.full((2, *SHAPE), -0.5)
-    other = Outlook(arrays={VELOCITY: theirs})
-    found = ask(known, ours, question=Divergence(kind="reverse-kl"), other=other).divergence_N[0]
+    other = {VELOCITY: theirs}
+    found = ask(known, ours, comparison=Divergence(kind="reverse-kl"), other=other).divergence_N[0]
     p, q = torch.distributions.Normal(-0.3 * 0.8, 0.5), torch.distributions.Normal(0.3 * 0.5, 0.5)
     drawn = torch.randn(400_000, generator=torch.Generator().manual_seed(0)) * 0.5 - 0.24
     assert float(found) == pytest.approx(float((p.log_prob(drawn) - q.log_prob(drawn)).mean()), abs=3e-3)
@@ -80,7 +80,7 @@ def test_the_divergence_is_what_sampling_finds():
 def test_blends_are_errors_of_samples():
     known = decisions(is_regression=(True, True), given=(2,))
     ours, theirs = torch.randn(2, *SHAPE, requires_grad=True), torch.randn(2, *SHAPE)
-    found = ask(known, ours, question=Blend(shares=(1.0, -0.5)), other=Outlook(arrays={VELOCITY: theirs})).blended
+    found = ask(known, ours, comparison=Blend(shares=(1.0, -0.5)), other={VELOCITY: theirs}).blended
     for place, share in enumerate((1.0, -0.5)):
         blend = share * ours + (1 - share) * theirs
         time = known.times_N[:, None, None, None, None]
@@ -95,15 +95,15 @@ def test_blends_are_errors_of_samples():
 def test_blends_of_transitions_are_refused():
     velocity = torch.zeros(2, *SHAPE)
     with pytest.raises(TrainingError, match="a micro-batch has transitions"):
-        ask(decisions(), velocity, question=Blend(shares=(1.0,)), other=Outlook(arrays={VELOCITY: velocity}))
+        ask(decisions(), velocity, comparison=Blend(shares=(1.0,)), other={VELOCITY: velocity})
 
 
 def test_what_a_whole_step_keeps_is_moved_to_the_cpu(monkeypatch):
     """Indexing tensors of a device that is not there fails, so the move itself is watched."""
     moved = []
     monkeypatch.setattr(torch.Tensor, "cpu", lambda self: moved.append(self.shape) or self.clone())
-    velocity, question = torch.randn(2, *SHAPE, requires_grad=True), Divergence(kind="reverse-kl")
-    kept = ask(decisions(), velocity, outlook=question).outlook.arrays[VELOCITY]
+    velocity, comparison = torch.randn(2, *SHAPE, requires_grad=True), Divergence(kind="reverse-kl")
+    kept = ask(decisions(), velocity, prediction_for=comparison).prediction[VELOCITY]
     assert moved == [velocity.shape]
     assert not kept.requires_grad
     torch.testing.assert_close(kept, velocity.detach())

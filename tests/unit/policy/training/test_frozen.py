@@ -46,10 +46,10 @@ def consulting(kit, divergence=None, role="reference"):
 
         def loss(self, decisions):
             self.seen.append(decisions)
-            opinion = decisions.frozen[role]
+            output = decisions.frozen[role]
             if divergence is not None:
-                return Loss(loss_N=opinion.divergence_N)
-            return Loss(loss_N=(opinion.logprobs_N - decisions.logprobs_N).square())
+                return Loss(loss_N=output.divergence_N)
+            return Loss(loss_N=(output.logprobs_N - decisions.logprobs_N).square())
 
     return Consulting()
 
@@ -130,7 +130,7 @@ def test_forwards_of_frozen_models_are_progress(model, kit):
     payloads = [sequence.payload for sequence in sequences]
     before = trainer.activity.pulse().progress
     packing = {"budget": 20, "multiple": 1, "is_uniform": False}
-    reference.evaluate(model.pack(payloads, **packing), payloads, **packing, temperature=1.0, outlook=None)
+    reference.evaluate(model.pack(payloads, **packing), payloads, **packing, temperature=1.0, prediction_for=None)
     assert trainer.activity.pulse().progress > before
 
 

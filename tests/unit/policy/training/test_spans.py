@@ -185,34 +185,34 @@ def test_a_frozen_model_that_splits_otherwise_is_refused(kit):
         gradient(trainer, generated())
 
 
-def asking(kit, question):
+def asking(kit, comparison):
     @attrs.frozen(kw_only=True)
     class Asking(kit.Reinforce):
         skips_zero_advantage: bool = False
-        consults: dict = attrs.field(factory=lambda: {"teacher": question})
+        consults: dict = attrs.field(factory=lambda: {"teacher": comparison})
 
         def loss(self, decisions):
-            opinion = decisions.frozen["teacher"]
-            self.seen.append(opinion)
-            if isinstance(question, Divergence):
-                return Loss(loss_N=opinion.divergence_N)
-            return Loss(loss_N=opinion.blended.squared_NK.mean(1) / opinion.blended.absolute_NK.mean(1))
+            output = decisions.frozen["teacher"]
+            self.seen.append(output)
+            if isinstance(comparison, Divergence):
+                return Loss(loss_N=output.divergence_N)
+            return Loss(loss_N=output.blended.squared_NK.mean(1) / output.blended.absolute_NK.mean(1))
 
     return Asking()
 
 
-@pytest.mark.parametrize("question", [Divergence(kind="forward-kl"), Blend(shares=(0.5, 1.5))])
-def test_questions_are_answered_however_sequences_lie(kit, question):
-    sequences = generated() if isinstance(question, Divergence) else imitated()
+@pytest.mark.parametrize("comparison", [Divergence(kind="forward-kl"), Blend(shares=(0.5, 1.5))])
+def test_comparisons_are_answered_however_sequences_lie(kit, comparison):
+    sequences = generated() if isinstance(comparison, Divergence) else imitated()
     found = []
     for budget in (1, 4, 99):
-        algorithm = asking(kit, question)
+        algorithm = asking(kit, comparison)
         frozen = {"teacher": frozen_model(WORLD, seed=7, role="teacher")}
         trainer = kit.make_trainer(WORLD, algorithm, frozen=frozen, micro_batch_units=budget)
         found.append(gradient(trainer, sequences))
-        opinion = algorithm.seen[0]
-        assert (opinion.divergence_N is None) == isinstance(question, Blend)
-        assert (opinion.blended is None) == isinstance(question, Divergence)
+        output = algorithm.seen[0]
+        assert (output.divergence_N is None) == isinstance(comparison, Blend)
+        assert (output.blended is None) == isinstance(comparison, Divergence)
     assert found[0][0].norm() > 1e-3
     for (flat, metrics), (other, others) in itertools.pairwise(found):
         assert metrics["loss"] == pytest.approx(others["loss"], rel=1e-6)
