@@ -182,7 +182,6 @@ class EngineContext:
             better, whatever it is.
         tensor_parallel: `rollout.mesh.tp`: processes of the engine's own that share each layer (`mesh_axes` has `tp`
             where it may be more than one).
-        source: How another process makes the same model; None where there is only this instance of it.
     """
 
     model: Model
@@ -193,7 +192,6 @@ class EngineContext:
     seed: int
     quantization: Quantization = "none"
     tensor_parallel: int = 1
-    source: ModelSource | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -95,8 +95,6 @@ class Layout:
         float8: Scaling of 8-bit linear layers, if any.
         float8_skip: Parts of names of the linear layers that stay in the compute dtype.
         lora: Adapters, if any.
-        is_frozen: Whether nothing is trained, as in an engine: weights that no axis splits are held as they are, and
-            FSDP, which gathers weights for each forward, is left out.
     """
 
     mesh: Mesh
@@ -112,4 +110,3 @@ class Layout:
     float8: Float8 = "none"
     float8_skip: tuple[str, ...] = ("lm_head",)
     lora: Lora | None = None
-    is_frozen: bool = False

@@ -14,7 +14,7 @@ import torch
 from cosmos_core.config.job import Job
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import stages
-from cosmos_core.plugins.roles import load_algorithm, load_dataset, load_model, model_source, selections
+from cosmos_core.plugins.roles import load_algorithm, load_dataset, load_model, selections
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import (
     Algorithm,
@@ -79,7 +79,6 @@ def make_engine(job: Job, plugins: PluginSet, model: Model) -> RolloutEngine:
         seed=job.recipe.run.seed,
         quantization=config.quantization,
         tensor_parallel=config.mesh.tp,
-        source=model_source(job),
     )
     engine = plugins.create("engine", config.engine.plugin, config.engine.options, context, "rollout.engine.options")
     return cast("RolloutEngine", engine)

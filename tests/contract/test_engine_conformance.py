@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from cosmos_core.testing import EngineConformance
-from cosmos_core.testing.ranks import forked_ranks
 
 
 class TestEmbedded(EngineConformance):
@@ -55,20 +54,3 @@ class TestEmbeddedCompiled(EngineConformance):
     def forgetful(cls):
         yield
         torch._dynamo.reset()
-
-
-@pytest.mark.slow
-class TestEmbeddedOnTwoRanks(EngineConformance):
-    """The model is split over two processes."""
-
-    plugin = "embedded"
-    tensor_parallel = 2
-
-    @pytest.fixture
-    def options(self):
-        return {"prefill_units": 40, "cache_step": 8}
-
-    @pytest.fixture(autouse=True)
-    def ranks(self):
-        with forked_ranks():
-            yield

@@ -144,7 +144,7 @@ def lay_out(module: nn.Module, blueprint: Blueprint, layout: Layout) -> None:
     if slices is not None:
         blueprint.architecture.spread(module, slices)
     root(module, layout)
-    if layout.mesh.world_size > 1 and not layout.is_frozen:
+    if layout.mesh.world_size > 1:
         shard(module, blocks, [], None, layout)
 
 

@@ -291,4 +291,4 @@ def _dtype(module: nn.Module) -> torch.dtype:
 
 def _is_sharded(module: nn.Module) -> bool:
     layout = layout_of(module)
-    return layout is not None and layout.mesh.world_size > 1 and not layout.is_frozen
+    return layout is not None and layout.mesh.world_size > 1

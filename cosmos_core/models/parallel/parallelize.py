@@ -83,7 +83,7 @@ def parallelize(module: PreTrainedModel, layout: Layout, plan: ParallelPlan) -> 
     for layer in (*layers.values(), *_tower_layers(module)):
         recompute_layer(layer, layout.recompute)
     root(module, layout, _beside(module))
-    if mesh.world_size > 1 and not layout.is_frozen:
+    if mesh.world_size > 1:
         shard(module, list(layers.values()), experts, _lone_embedding(module), layout)
 
 

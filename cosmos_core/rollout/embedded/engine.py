@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -15,10 +12,8 @@ from cosmos_core.protocols import (
     FORMATS,
     CachePolicy,
     Conditioned,
-    Conditioning,
     EngineContext,
     FinishReason,
-    Request,
     TensorSlice,
 )
 from cosmos_core.rollout.embedded.cache import SlotCache
@@ -27,26 +22,21 @@ from cosmos_core.rollout.embedded.loaded import LoadedWeights
 from cosmos_core.rollout.embedded.options import EmbeddedOptions
 from cosmos_core.rollout.embedded.packed import PackedMatrices
 from cosmos_core.rollout.embedded.prompts import Prompts
-from cosmos_core.rollout.embedded.ranks.lead import Lead, LedCache
-from cosmos_core.rollout.embedded.ranks.staging import RanksUpdate
 from cosmos_core.rollout.embedded.records import Recorder
 from cosmos_core.rollout.embedded.runner import Runner
 from cosmos_core.rollout.embedded.sampler import draw
 from cosmos_core.rollout.embedded.scheduler import Plan, Scheduler
 from cosmos_core.rollout.embedded.slots import SlotNumbers
 from cosmos_core.rollout.embedded.support import adopt
-from cosmos_core.rollout.serving.commands import LostProcessError
 from cosmos_core.rollout.serving.given import to_score
 from cosmos_core.rollout.serving.tokens import TokenEngine
 from cosmos_core.rollout.serving.updates import Update, whole_layout
 from cosmos_core.types import Payload
 from cosmos_core.weights.shards import canonical_tensors
 
-_ALONE: Final = "images or videos, which the embedded engine takes in one process only: set rollout.mesh.tp = 1"
-
 
 class EmbeddedEngine(TokenEngine):
-    """Generates with continuous batching: in this process, or in as many as share each layer of the model."""
+    """Generates with continuous batching, in this process."""
 
     def __init__(self, options: EmbeddedOptions, context: EngineContext) -> None:
         super().__init__(context)
@@ -54,18 +44,14 @@ class EmbeddedEngine(TokenEngine):
         self._stop_ids = context.model.facts().stop_ids
         self._prompts: Prompts | None = None
         self._recorder: Recorder | None = None
-        self._lead: Lead | None = None
         self._packed: PackedMatrices | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def _build(self) -> None:
-        for problem in problems(self._options, self._context.model, self._context.tensor_parallel):
+        context, options = self._context, self._options
+        for problem in problems(options, context.model):
             raise EngineError(problem)
-        if self._context.tensor_parallel > 1:
-            self._build_first_rank()
-            return
-        context = self._context
         module = context.model.build(seed=context.seed, dtype=context.dtype, device=context.device)
         module.eval().requires_grad_(False)
         self._prompts = Prompts(context.model, module) if isinstance(context.model, Conditioned) else None
@@ -73,26 +59,7 @@ class EmbeddedEngine(TokenEngine):
         with torch.no_grad():
             self._loaded = LoadedWeights(canonical_tensors(module), form, context.model.facts().matrices)
         self._runner = Runner(module, context.device, self._prompts)
-        self._packed = PackedMatrices.of(module) if self._options.pack_matrices else None
-        self._serve_with(module, SlotCache)
-        self._recorder = Recorder.of(context.model, module)
-
-    def _build_first_rank(self) -> None:
-        context = self._context
-        lead = self._lead = Lead(context, self._options, self._lose)
-        try:
-            with lead.together():
-                lead.build()
-                lead.meet()
-                self._loaded = LoadedWeights(lead.shares.tensors)
-                self._runner = Runner(lead.module, lead.device, vocabulary=lead.vocabulary)
-                self._serve_with(lead.module, functools.partial(LedCache, lead))
-        except LostProcessError as error:
-            raise type(error.reason)(str(error)) from error
-
-    def _serve_with(self, module: torch.nn.Module, make_cache: Callable[..., SlotCache]) -> None:
-        context, options = self._context, self._options
-        device = next(module.parameters()).device
+        self._packed = PackedMatrices.of(module) if options.pack_matrices else None
         with torch.inference_mode():
             shapes = adopt(
                 module,
@@ -102,17 +69,17 @@ class EmbeddedEngine(TokenEngine):
                 compiles=options.compile,
             )
         self._num_tokens = int(module.get_input_embeddings().num_embeddings)  # type: ignore[operator]
-        self._cache = make_cache(
-            shapes, num_slots=context.max_in_flight, step=options.cache_step, dtype=context.dtype, device=device
+        self._cache = SlotCache(
+            shapes, num_slots=context.max_in_flight, step=options.cache_step, dtype=context.dtype, device=context.device
         )
-        self._numbers = SlotNumbers(context.max_in_flight, self._vocabulary, device)
+        self._numbers = SlotNumbers(context.max_in_flight, self._vocabulary, context.device)
         self._scheduler = Scheduler(
             self._cache, self._numbers, num_slots=context.max_in_flight, prefill_units=options.prefill_units
         )
+        self._recorder = Recorder.of(context.model, module)
 
     def _unbuild(self) -> None:
-        if self._lead is not None:
-            self._lead.close()
+        """Nothing is held that ends with the engine."""
 
     @property
     def _queue(self) -> Scheduler:
@@ -128,11 +95,8 @@ class EmbeddedEngine(TokenEngine):
         scheduler = self._scheduler
         plan = scheduler.plan()
         num_kept = scheduler.num_running if plan.uses_cache else 0
-        with self._led() as lead:
-            if lead is not None:
-                lead.step(plan, num_kept)
-            self._cache.fit(plan.num_units, num_kept, longest=plan.longest)
-            logits_RV = self._runner.step(plan, self._cache, self._numbers)
+        self._cache.fit(plan.num_units, num_kept, longest=plan.longest)
+        logits_RV = self._runner.step(plan, self._cache, self._numbers)
         if self._recorder is not None:
             self._recorder.keep(plan)
         if self._prompts is not None:
@@ -142,21 +106,6 @@ class EmbeddedEngine(TokenEngine):
             tokens_R, logprobs_R = draw(logits_RV, self._numbers.drawing(len(plan.drawn), scheduler.traits))
             self._numbers.advance(tokens_R)
             self._take(plan, tokens_R.tolist(), logprobs_R.tolist())
-
-    @contextlib.contextmanager
-    def _led(self) -> Iterator[Lead | None]:
-        """What the other ranks, if there are any, take part in."""
-        if self._lead is None:
-            yield None
-            return
-        with self._lead.together():
-            yield self._lead
-
-    def _check(self, request: Request) -> Conditioning | None:
-        conditioning = super()._check(request)
-        if conditioning is not None and self._lead is not None:
-            raise EngineError(f"request {request.request_id!r} shows {_ALONE}")
-        return conditioning
 
     def _take(self, plan: Plan, tokens: list[int], logprobs: list[float]) -> None:
         if not math.isfinite(sum(logprobs)):
@@ -182,21 +131,14 @@ class EmbeddedEngine(TokenEngine):
     # -- weights ------------------------------------------------------------------------------------------------------
 
     def layout(self) -> Mapping[int, Sequence[tuple[TensorSlice, str]]]:
-        """Alone, rank 0 holds every canonical tensor whole, matrices as codes and scales if they are quantised."""
-        return {0: whole_layout(self._loaded.tensors)} if self._lead is None else self._lead.layout()
+        """Rank 0 holds every canonical tensor whole, matrices as codes and scales if they are quantised."""
+        return {0: whole_layout(self._loaded.tensors)}
 
     def _tensors_to_write(self) -> Mapping[str, torch.Tensor]:
         return self._loaded.tensors
 
-    def _new_update(self, version: int) -> Update:
-        return super()._new_update(version) if self._lead is None else self._lead.new_update(version)
-
     def _apply(self, update: Update, cache: CachePolicy) -> str:
-        if self._lead is None:
-            update.apply()
-        else:
-            assert isinstance(update, RanksUpdate)
-            self._lead.load(update)
+        update.apply()
         self._loaded.settle()
         if self._packed is not None:
             self._packed.pack()
@@ -208,10 +150,7 @@ class EmbeddedEngine(TokenEngine):
         # Hashed here, before the next step: nothing is generated with weights that were not attested.
         if self._packed is not None:
             self._packed.check()
-        if self._lead is None:
-            return self._loaded.digest()
-        assert isinstance(update, RanksUpdate)
-        return self._lead.attest(update)
+        return self._loaded.digest()
 
     # -- scoring ------------------------------------------------------------------------------------------------------
 
@@ -230,14 +169,5 @@ class EmbeddedEngine(TokenEngine):
             context_length=self._context.context_length,
             vocabulary=self._vocabulary,
         )
-        if self._lead is not None and any(each.conditioning is not None for each in sequences):
-            raise EngineError(f"a payload to score shows {_ALONE}")
         budget = self._options.prefill_units
-
-        def score() -> list[torch.Tensor]:
-            with self._led() as lead:
-                if lead is not None:
-                    lead.score(sequences, temperature=temperature, budget=budget)
-                return self._runner.score(sequences, temperature=temperature, budget=budget)
-
-        return self._commands.call(score)
+        return self._commands.call(lambda: self._runner.score(sequences, temperature=temperature, budget=budget))

@@ -25,8 +25,6 @@ def cosmos_engine() -> Provider[RolloutEngine]:
             records=True,
             prefix_sharing=True,
             quantizations=frozenset(FORMATS.keys()),
-            mesh_axes=frozenset({"tp"}),
-            only_alone=frozenset({"media", "records", "quantizations"}),
         ),
         foresee=foresee,
     )

@@ -15,7 +15,6 @@ from cosmos_core.rollout.embedded.cache import SlotCache
 from cosmos_core.rollout.embedded.compiled import CompiledForward, is_single
 from cosmos_core.rollout.embedded.interface import Step, meaning
 from cosmos_core.rollout.embedded.prompts import Prompts, Span
-from cosmos_core.rollout.embedded.ranks.vocabulary import Vocabulary
 from cosmos_core.rollout.embedded.scheduler import Plan
 from cosmos_core.rollout.embedded.slots import SlotNumbers
 from cosmos_core.rollout.serving.given import Given
@@ -29,7 +28,6 @@ class Runner:
         module: A Hugging Face causal language model.
         device: Where it is.
         prompts: Enters conditioned prompts; None for a model that has none.
-        vocabulary: Makes logits whole where the vocabulary is split over ranks; None where it is not.
 
     Attributes:
         compiled: The forward, compiled; None for the module as it is.
@@ -37,18 +35,10 @@ class Runner:
 
     compiled: CompiledForward | None = None
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        device: torch.device,
-        prompts: Prompts | None = None,
-        *,
-        vocabulary: Vocabulary | None = None,
-    ) -> None:
+    def __init__(self, module: torch.nn.Module, device: torch.device, prompts: Prompts | None = None) -> None:
         self._module = module
         self._device = device
         self._prompts = prompts
-        self._vocabulary = vocabulary
         # The head itself may scale or cap its logits, so it is the module that is called, never its parts.
         self._keeps_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
 
@@ -60,7 +50,7 @@ class Runner:
         if self.compiled is not None and isinstance(step, SlotStep):
             evaluate, is_doubled = self.compiled, is_single(tokens_N)
         with meaning(step, is_doubled=is_doubled):
-            return self.whole(evaluate(tokens_N, positions_N, kept_R)).float()
+            return evaluate(tokens_N, positions_N, kept_R).float()
 
     def _evaluate(self, tokens_N: torch.Tensor, positions_N: torch.Tensor, kept_R: torch.Tensor | None) -> torch.Tensor:
         keep = {"logits_to_keep": 0 if kept_R is None else kept_R} if self._keeps_logits else {}
@@ -79,10 +69,6 @@ class Runner:
             with meaning(SlotStep.alone(len(tokens_N), tokens_N.device)):
                 compiled.compile(tokens_N, positions_N)
         self.compiled = compiled
-
-    def whole(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits [..., V] of the whole vocabulary, from what the module gives on this rank."""
-        return logits if self._vocabulary is None else self._vocabulary.whole(logits)
 
     def _enter(
         self,

@@ -61,11 +61,6 @@ class SlotNumbers:
         self._ints[first:last] = torch.tensor(ints, dtype=torch.int64)
         self._floats[first:last] = torch.tensor(floats, dtype=torch.float32)
 
-    def follow(self, tokens: list[int], places: list[int]) -> None:
-        """Take over what the first slots of another rank feed, where positions are places."""
-        told = torch.tensor([tokens, places, places], dtype=torch.int64).T
-        self._ints[: len(tokens), _TOKEN : _POSITION + 1] = told.to(self._ints.device)
-
     def move(self, sources: list[int], targets: list[int]) -> None:
         """Copy some slots to others."""
         self._ints[targets] = self._ints[sources]

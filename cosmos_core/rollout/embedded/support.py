@@ -94,7 +94,7 @@ def adopt(
     own_NV = None
     if verify:
         _attend_with(module, "eager")
-        own_NV = runner.whole(module(input_ids=tokens_N[None], use_cache=False).logits[0]).float()
+        own_NV = module(input_ids=tokens_N[None], use_cache=False).logits[0].float()
     _attend_with(module, NAME)
     survey = Survey()
     runner.forward(tokens_N, positions_N, survey, None)

@@ -98,8 +98,8 @@ def _ranks(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator
         return
     if "tp" not in engine.mesh_axes:
         yield (
-            f"rollout.mesh.tp: {num_ranks}, but engine {name!r} generates in one process; set it to 1 and use "
-            "rollout.replicas, or take another engine, such as 'embedded'"
+            f"rollout.mesh.tp: {num_ranks}, but engine {name!r} generates in one process; set it to 1 and "
+            "raise rollout.replicas, or take an engine of several processes, such as 'vllm'"
         )
         return
     yield from rollout_misfits(recipe.rollout.mesh, parts.model, parts.facts)

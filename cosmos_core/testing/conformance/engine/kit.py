@@ -31,8 +31,7 @@ class EngineConformance(
             is done with them too soon.
 
     Fixtures to override: `options`; `model` (class scope), the model to generate with; `prompts`, at least five
-    payloads for it, of different lengths; `source`, how another process makes it; `context`, the `EngineContext`
-    (another device, more memory).
+    payloads for it, of different lengths; `context`, the `EngineContext` (another device, more memory).
 
     For payloads that are no tokens, override how a `Generated` is read: `logprobs`, `versions`, `content`. What only
     tokens have (stop ids, greedy, top-k and top-p) is skipped then.

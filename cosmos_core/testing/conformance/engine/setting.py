@@ -21,7 +21,6 @@ from cosmos_core.protocols import (
     Kind,
     Model,
     ModelContext,
-    ModelSource,
     Provider,
     Record,
     Request,
@@ -85,19 +84,10 @@ class EngineSetting(OneThread):
         return declared.over(self.tensor_parallel)
 
     @pytest.fixture
-    def source(self, model: Model) -> ModelSource | None:
-        """How another process makes `model`, for engines of several; that of the tiny `hf` model, else None."""
-        context = getattr(model, "context", None)
-        if isinstance(context, ModelContext) and context.config is TINY:
-            return ModelSource(plugin="hf", options={}, context=context)
-        return None
-
-    @pytest.fixture
     def context(
         self,
         tmp_path: Path,  # noqa: ARG002 - a folder is not needed here
         model: Model,
-        source: ModelSource | None,
     ) -> EngineContext:
         """An engine's context; the model has no stop tokens, so that lengths are known."""
         return EngineContext(
@@ -108,7 +98,6 @@ class EngineSetting(OneThread):
             context_length=min(model.facts().context_length, 256),
             seed=1,
             tensor_parallel=self.tensor_parallel,
-            source=source,
         )
 
     @pytest.fixture

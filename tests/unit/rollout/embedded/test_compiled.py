@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import shutil
 
-import attrs
 import numpy as np
 import pytest
 import torch
@@ -133,10 +132,6 @@ def test_it_is_refused_when_planned_where_it_cannot_be_had(kit, make):
     )
     compiles = EmbeddedOptions(compile=True)
     assert foresee(compiles, outlook).problems == ()
-    several = attrs.evolve(outlook, num_ranks=2)
-    assert foresee(EmbeddedOptions(), several).problems == ()
-    (problem,) = foresee(compiles, several).problems
-    assert "options.compile: true, and rollout.mesh.tp = 2" in problem
     model.records = lambda: [Record(name="experts", dtype="int32", shape=(2, 1), option="model.options.replay")]
     model.record = lambda module: dict
     (problem,) = foresee(compiles, outlook).problems

@@ -18,6 +18,7 @@ from cosmos_core.protocols import (
     Record,
     RewardCapabilities,
 )
+from cosmos_core.rollout.embedded import plugin as embedded
 from cosmos_core.run.planning.checks import problems
 from cosmos_core.run.planning.frozen import FrozenFacts
 from cosmos_core.run.planning.outlooks import outlook_bytes
@@ -358,8 +359,11 @@ SPREAD = EngineCapabilities(
 
 def test_processes_of_a_rollout_replica_need_an_engine_and_a_model_that_share_layers():
     two = rollout(mesh={"tp": 2})
-    (found,) = check(two, **TENSOR)
-    assert found.startswith("rollout.mesh.tp: 2, but engine 'embedded' generates in one process")
+    (found,) = check(two, engine=embedded.cosmos_engine().capabilities, **TENSOR)
+    assert found == (
+        "rollout.mesh.tp: 2, but engine 'embedded' generates in one process; set it to 1 and raise rollout.replicas, "
+        "or take an engine of several processes, such as 'vllm'"
+    )
     assert check(two, engine=SPREAD, **TENSOR) == []
     (found,) = check(two, engine=SPREAD)
     assert found.startswith("rollout.mesh.tp: 2, but the model's plugin does not declare the axis tp")
