@@ -18,6 +18,7 @@ from cosmos_core.config.mesh import world_size
 from cosmos_core.plugins.roles import load_dataset, load_model, selections
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.testing import CommandLine
+from tests.processes import ForkedCommandLine
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "arithmetic.toml"
 SHORT = (
@@ -35,7 +36,7 @@ def cosmos(tmp_path: Path) -> Iterator[CommandLine]:
     """`cosmos` in a folder with modules that no process of a run may import."""
     for name in ("queue.py", "cosmos_algorithm_grpo.py"):
         (tmp_path / name).write_text("raise SystemExit('imported from the current folder')\n")
-    command = CommandLine(tmp_path)
+    command = ForkedCommandLine(tmp_path)
     yield command
     left = command.left_behind()
     for process in left:

@@ -12,6 +12,7 @@ import pytest
 import tomli_w
 
 from cosmos_core.testing import CommandLine
+from tests.processes import ForkedCommandLine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -35,7 +36,7 @@ def settings(*pairs: str) -> list[str]:
 @pytest.fixture(scope="module")
 def warmed_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
     """A folder with `recipe.toml`: the demo without its warm-up, from weights that had it."""
-    command = CommandLine(tmp_path_factory.mktemp("algorithms"), timeout_s=600.0)
+    command = ForkedCommandLine(tmp_path_factory.mktemp("algorithms"), timeout_s=600.0)
     command("run", str(RECIPE), "--name", "warm", *settings("run.steps=1", "evaluation.prompts=0"))
     command("export", "runs/warm")
     recipe = tomllib.loads(RECIPE.read_text())

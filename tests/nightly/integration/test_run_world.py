@@ -21,6 +21,7 @@ import torch
 from cosmos_core.control.journal import replay
 from cosmos_core.run.supervising.reservation import Reservation
 from cosmos_core.testing import CommandLine
+from tests.processes import ForkedCommandLine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -35,7 +36,7 @@ def settings(*pairs: str) -> list[str]:
 @pytest.fixture(scope="module")
 def warmed_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
     """A folder with recipes that begin with a model which has seen the videos, and have no warm-up."""
-    command = CommandLine(tmp_path_factory.mktemp("world"), timeout_s=400.0)
+    command = ForkedCommandLine(tmp_path_factory.mktemp("world"), timeout_s=400.0)
     quick = settings("run.steps=160", "evaluation.interval=0", "evaluation.prompts=16")
     command("run", str(RECIPES / "wan-tiny-sft.toml"), *quick)
     command("export", "runs/wan-tiny-sft")

@@ -3,12 +3,12 @@
 import attrs
 import pytest
 import torch
-from tests.unit.policy.modeling.parallel import layouts
 from transformers import AutoModelForCausalLM, DeepseekV3Config, GptOssConfig, Qwen2Config, Qwen2MoeConfig, Qwen3Config
 
 from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
 from cosmos_core.models.facts import extents_of, head_size, make_shell, matrices_of
 from cosmos_core.protocols import ModelContext
+from tests.unit.models.parallel import layouts
 
 torch.set_num_threads(1)
 

@@ -1,5 +1,6 @@
 """Each correction satisfies what every algorithm must, and equals the formula of its paper."""
 
+import pytest
 import torch
 
 from cosmos_core.testing import AlgorithmConformance
@@ -23,6 +24,7 @@ class TestAipo(AlgorithmConformance):
         return -weight_N * decisions.advantages_N * decisions.logprobs_N
 
 
+@pytest.mark.nightly
 class TestDecoupledPpo(AlgorithmConformance):
     plugin = "decoupled-ppo"
 
@@ -30,6 +32,7 @@ class TestDecoupledPpo(AlgorithmConformance):
         return start_over_behaviour(decisions).clamp(max=5.0) * surrogate(decisions)
 
 
+@pytest.mark.nightly
 class TestTis(AlgorithmConformance):
     plugin = "tis"
 
@@ -37,6 +40,7 @@ class TestTis(AlgorithmConformance):
         return start_over_behaviour(decisions).clamp(max=2.0) * surrogate(decisions)
 
 
+@pytest.mark.nightly
 class TestIcepop(AlgorithmConformance):
     plugin = "icepop"
 
@@ -45,6 +49,7 @@ class TestIcepop(AlgorithmConformance):
         return torch.where((ratio_N < 0.5) | (ratio_N > 5.0), 0.0, ratio_N) * surrogate(decisions)
 
 
+@pytest.mark.nightly
 class TestSequenceMasking(AlgorithmConformance):
     plugin = "sequence-masking"
 

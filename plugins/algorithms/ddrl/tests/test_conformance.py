@@ -18,6 +18,7 @@ class TestDdrl(AlgorithmConformance):
         return surrogate(decisions, 1e-4)
 
 
+@pytest.mark.nightly
 class TestDdrlExponential(TestDdrl):
     """All advantages are negative, and rise with the reward all the same."""
 
@@ -26,6 +27,7 @@ class TestDdrlExponential(TestDdrl):
         return {"exponential": True, "demonstrations": 2}
 
 
+@pytest.mark.nightly
 class TestDdrlNearAReference(AlgorithmConformance):
     plugin = "ddrl"
     has_other_terms = True

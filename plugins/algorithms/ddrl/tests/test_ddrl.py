@@ -124,6 +124,7 @@ def test_data_holds_a_policy_that_the_reward_alone_would_carry_away():
     assert pinned == pytest.approx(0.1, abs=0.2)
 
 
+@pytest.mark.nightly
 def test_importing_it_imports_no_torch():
     code = "import cosmos_algorithm_ddrl.plugin, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -22,6 +22,7 @@ class TestDiffusionNft(AlgorithmConformance):
         return 5.0 * (good_N * errors_NK[:, 0] + (1.0 - good_N) * errors_NK[:, 1])
 
 
+@pytest.mark.nightly
 class TestDiffusionNftOverTheBatch(TestDiffusionNft):
     """One deviation for all groups, and each draw alike."""
 

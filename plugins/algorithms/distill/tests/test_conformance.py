@@ -12,12 +12,14 @@ class TestExact(AlgorithmConformance):
         return decisions.frozen["teacher"].divergence_N
 
 
+@pytest.mark.nightly
 class TestJsd(TestExact):
     @pytest.fixture
     def options(self):
         return {"divergence": "jsd", "beta": 0.1, "top": None}
 
 
+@pytest.mark.nightly
 class TestSampled(AlgorithmConformance):
     plugin = "distill"
     rewards_order_advantages = False

@@ -90,6 +90,7 @@ def test_what_failed_is_not_learnt_from():
     assert algorithm.admit(Group(position=0, samples=(sample(0), failed))) is None
 
 
+@pytest.mark.nightly
 def test_importing_it_imports_no_torch():
     code = "import cosmos_algorithm_distill.plugin, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,5 +1,7 @@
 """The objectives over pairs satisfy what every algorithm must."""
 
+import pytest
+
 from cosmos_core.testing import AlgorithmConformance
 
 
@@ -7,9 +9,11 @@ class TestDpo(AlgorithmConformance):
     plugin = "dpo"
 
 
+@pytest.mark.nightly
 class TestIpo(AlgorithmConformance):
     plugin = "ipo"
 
 
+@pytest.mark.nightly
 class TestBco(AlgorithmConformance):
     plugin = "bco"

@@ -149,6 +149,7 @@ def test_far_from_the_reference_nothing_overflows(name):
             assert estimate.targets_n.isfinite().all()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("module", ["dpo", "ipo", "bco"])
 def test_importing_it_imports_no_torch(module):
     code = f"import cosmos_algorithm_dpo.{module}, sys; sys.exit('torch' in sys.modules)"

@@ -19,6 +19,7 @@ class TestFlowGrpo(AlgorithmConformance):
         return surrogate(decisions, 1e-4)
 
 
+@pytest.mark.nightly
 class TestFlowGrpoOverTheBatch(TestFlowGrpo):
     """One deviation for all groups, and each step alike."""
 
@@ -27,6 +28,7 @@ class TestFlowGrpoOverTheBatch(TestFlowGrpo):
         return {"spread": "batch", "aggregation": "token-mean"}
 
 
+@pytest.mark.nightly
 class TestFlowGrpoNearAReference(AlgorithmConformance):
     plugin = "flow-grpo"
     has_other_terms = True
@@ -39,6 +41,7 @@ class TestFlowGrpoNearAReference(AlgorithmConformance):
         return surrogate(decisions, 0.05) + 0.2 * decisions.frozen["reference"].divergence_N
 
 
+@pytest.mark.nightly
 class TestFlowGrpoOnPolicy(TestFlowGrpo):
     """Recomputed log-probs, which the plugin allows without staleness only."""
 

@@ -168,6 +168,7 @@ def test_stale_samples_that_nothing_would_correct_are_refused():
         make(old_logprobs="recompute")
 
 
+@pytest.mark.nightly
 def test_importing_it_imports_no_torch():
     code = "import cosmos_algorithm_flow_grpo.plugin, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

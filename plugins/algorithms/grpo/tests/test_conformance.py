@@ -27,6 +27,7 @@ class TestGrpo(AlgorithmConformance):
         return surrogate(decisions, low=0.2, high=0.2)
 
 
+@pytest.mark.nightly
 class TestDrGrpo(AlgorithmConformance):
     plugin = "dr-grpo"
 
@@ -34,6 +35,7 @@ class TestDrGrpo(AlgorithmConformance):
         return surrogate(decisions, low=0.2, high=0.2)
 
 
+@pytest.mark.nightly
 class TestDapo(AlgorithmConformance):
     plugin = "dapo"
 
@@ -41,6 +43,7 @@ class TestDapo(AlgorithmConformance):
         return surrogate(decisions, low=0.2, high=0.28)
 
 
+@pytest.mark.nightly
 class TestGspo(AlgorithmConformance):
     plugin = "gspo"
 
@@ -57,6 +60,7 @@ class TestGspo(AlgorithmConformance):
         return prices_N
 
 
+@pytest.mark.nightly
 class TestCispo(AlgorithmConformance):
     plugin = "cispo"
 
@@ -64,6 +68,7 @@ class TestCispo(AlgorithmConformance):
         return weighted(decisions, cap=5.0)
 
 
+@pytest.mark.nightly
 class TestRloo(AlgorithmConformance):
     plugin = "rloo"
 
@@ -71,6 +76,7 @@ class TestRloo(AlgorithmConformance):
         return weighted(decisions, cap=2.0)
 
 
+@pytest.mark.nightly
 class TestReinforcePlusPlus(AlgorithmConformance):
     plugin = "reinforce-plus-plus"
 
@@ -78,6 +84,7 @@ class TestReinforcePlusPlus(AlgorithmConformance):
         return surrogate(decisions, low=0.2, high=0.2)
 
 
+@pytest.mark.nightly
 class TestReinforcePlusPlusNearAReference(TestReinforcePlusPlus):
     """The divergence is in the advantages, which are whitened over the batch."""
 
@@ -86,6 +93,7 @@ class TestReinforcePlusPlusNearAReference(TestReinforcePlusPlus):
         return {"kl_weight": 0.2}
 
 
+@pytest.mark.nightly
 class TestGrpoNearAReference(AlgorithmConformance):
     plugin = "grpo"
     has_other_terms = True
@@ -99,6 +107,7 @@ class TestGrpoNearAReference(AlgorithmConformance):
         return surrogate(decisions, low=0.2, high=0.2) + 0.2 * (distance_N.exp() - distance_N - 1)
 
 
+@pytest.mark.nightly
 class TestDapoCorrected(AlgorithmConformance):
     """With every bound: the ratio against the step's start, the weight against the behaviour policy."""
 
@@ -115,6 +124,7 @@ class TestDapoCorrected(AlgorithmConformance):
         return weight_N * clipped_N.minimum(-2.0 * decisions.advantages_N).where(is_bad_N, clipped_N)
 
 
+@pytest.mark.nightly
 class TestGrpoOnPolicy(TestGrpo):
     """Recomputed log-probs alone, which the plugin allows without staleness only."""
 

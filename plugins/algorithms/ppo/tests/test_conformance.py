@@ -16,6 +16,7 @@ class TestPpo(AlgorithmConformance):
         return -gain_N + 0.25 * (decisions.values_N - decisions.targets_N).square()
 
 
+@pytest.mark.nightly
 class TestPpoWithDivergence(TestPpo):
     @pytest.fixture
     def options(self):

@@ -135,6 +135,7 @@ def test_a_ratio_that_corrects_nothing_is_refused(context, why):
     assert Ppo(PpoOptions(), context).old_logprobs == "behaviour"
 
 
+@pytest.mark.nightly
 def test_importing_it_imports_no_torch():
     code = "import cosmos_algorithm_ppo.plugin, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

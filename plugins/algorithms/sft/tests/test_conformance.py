@@ -12,6 +12,7 @@ class TestSft(AlgorithmConformance):
         return -decisions.logprobs_N
 
 
+@pytest.mark.nightly
 class TestSftOnRows(TestSft):
     """Each demonstration alike."""
 

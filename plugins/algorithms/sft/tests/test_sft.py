@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from cosmos_algorithm_sft import Sft, SftOptions
@@ -60,6 +61,7 @@ def test_no_sample_has_an_advantage():
     assert Sft(SftOptions(), CONTEXT).admit(group) is None
 
 
+@pytest.mark.nightly
 def test_importing_it_imports_no_torch():
     code = "import cosmos_algorithm_sft.plugin, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

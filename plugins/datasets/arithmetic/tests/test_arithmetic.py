@@ -117,6 +117,7 @@ def test_options_out_of_bounds(bad):
         ArithmeticOptions(**bad)
 
 
+@pytest.mark.nightly
 def test_importing_it_imports_no_torch():
     code = "import cosmos_dataset_arithmetic.plugin, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

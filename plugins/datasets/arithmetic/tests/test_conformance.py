@@ -9,6 +9,7 @@ class TestArithmetic(DatasetConformance):
     plugin = "arithmetic"
 
 
+@pytest.mark.nightly
 class TestWithoutHeldoutRows(DatasetConformance):
     plugin = "arithmetic"
 

@@ -6,6 +6,8 @@ import pytest
 
 from cosmos_core.testing import DatasetConformance
 
+pytestmark = pytest.mark.nightly
+
 
 class TestCurriculum(DatasetConformance):
     plugin = "curriculum"

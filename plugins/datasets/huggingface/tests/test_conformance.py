@@ -5,6 +5,8 @@ import pytest
 
 from cosmos_core.testing import DatasetConformance
 
+pytestmark = pytest.mark.nightly
+
 ROWS = [{"question": f"{n} and {n}?", "answer": f"{2 * n}", "worse": "none", "level": n} for n in range(60)]
 MAPPING = {"prompt": "{question}", "demonstration": "{answer}", "reference": "answer", "metadata": ["level"]}
 

@@ -131,6 +131,7 @@ def test_contradictions():
         HuggingFaceOptions(path="x", prompt="{q}", heldout_split="test", heldout_rows=2)
 
 
+@pytest.mark.nightly
 def test_importing_it_imports_neither_torch_nor_datasets():
     code = "import cosmos_dataset_huggingface.plugin, sys; sys.exit(bool({'torch', 'datasets'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -21,6 +21,7 @@ class TestJsonl(DatasetConformance):
         return {"train": "rows.jsonl", "reference_pattern": "#### (.+)", **MAPPING}
 
 
+@pytest.mark.nightly
 class TestParquet(DatasetConformance):
     plugin = "jsonl"
 
@@ -30,6 +31,7 @@ class TestParquet(DatasetConformance):
         return {"train": "rows.parquet", **MAPPING, "reference": "tags"}
 
 
+@pytest.mark.nightly
 class TestPreferences(DatasetConformance):
     plugin = "jsonl"
 
@@ -40,6 +42,7 @@ class TestPreferences(DatasetConformance):
         return {"train": "rows.jsonl", "rejected": "{worse}", "metadata": ["tags"], **MAPPING}
 
 
+@pytest.mark.nightly
 class TestRowsCheckedWhenRead(DatasetConformance):
     plugin = "jsonl"
 
@@ -49,6 +52,7 @@ class TestRowsCheckedWhenRead(DatasetConformance):
         return {"train": "rows.parquet", "check_rows": "when-read", **MAPPING}
 
 
+@pytest.mark.nightly
 class TestChats(DatasetConformance):
     plugin = "jsonl"
 

@@ -269,6 +269,7 @@ def test_a_file_that_changed_is_told(tmp_path):
         dataset.row("train", 3)
 
 
+@pytest.mark.nightly
 def test_memory_stays_small(tmp_path):
     """40,000 rows of 500 bytes are 20 MB; what stays is their places."""
     write(tmp_path / "rows.jsonl", [{"question": "x" * 480, "number": number} for number in range(40_000)])

@@ -6,6 +6,8 @@ import pytest
 
 from cosmos_core.testing import DatasetConformance
 
+pytestmark = pytest.mark.nightly
+
 
 def write(path, name, number):
     rows = [{"q": f"{name} {n}", "a": f"{n}"} for n in range(number)]

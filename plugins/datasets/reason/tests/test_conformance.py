@@ -6,6 +6,8 @@ import pytest
 
 from cosmos_core.testing import DatasetConformance
 
+pytestmark = pytest.mark.nightly
+
 
 def write(folder, rows):
     (folder / "film.mp4").write_bytes(b"film")

@@ -140,6 +140,7 @@ def test_contradictions(options, message):
         ReasonOptions(train="x.jsonl", **options)
 
 
+@pytest.mark.nightly
 def test_importing_it_imports_no_torch():
     code = "import cosmos_dataset_reason.plugin, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

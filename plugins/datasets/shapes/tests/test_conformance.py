@@ -4,6 +4,8 @@ import pytest
 
 from cosmos_core.testing import DatasetConformance
 
+pytestmark = pytest.mark.nightly
+
 
 class TestShapes(DatasetConformance):
     plugin = "shapes"

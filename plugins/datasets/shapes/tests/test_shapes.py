@@ -82,6 +82,7 @@ def test_another_seed_draws_other_rows():
     assert [other.row("train", index).media for index in range(20)] != [row.media for row in rows("train", 20)]
 
 
+@pytest.mark.nightly
 def test_importing_it_imports_no_torch():
     code = "import cosmos_dataset_shapes.plugin, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

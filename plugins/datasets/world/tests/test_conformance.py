@@ -18,6 +18,7 @@ class TestFolder(DatasetConformance):
         return {"train": "clips", "heldout_rows": 2, "on_bad_row": "skip", "given": "frames"}
 
 
+@pytest.mark.nightly
 class TestTars(DatasetConformance):
     plugin = "world-webdataset"
     num_rows = 6
@@ -31,6 +32,7 @@ class TestTars(DatasetConformance):
         return {"train": "{00..01}.tar", "heldout": "held.tar"}
 
 
+@pytest.mark.nightly
 class TestLines(DatasetConformance):
     plugin = "world-prompts"
 
@@ -45,6 +47,7 @@ class TestLines(DatasetConformance):
         return attrs.evolve(provider.capabilities, references=False)
 
 
+@pytest.mark.nightly
 class TestRows(DatasetConformance):
     plugin = "world-prompts"
 
@@ -56,6 +59,7 @@ class TestRows(DatasetConformance):
         return {"train": "prompts.jsonl", "heldout_rows": 8, "reference": "colour", "media": "image"}
 
 
+@pytest.mark.nightly
 class TestMock(DatasetConformance):
     plugin = "world-mock"
 

@@ -104,6 +104,7 @@ def test_globs_are_listed(sent, made, store):
     assert texts(made(train="s3://clips/g-*.tar")) == ["scene g-0.tar", "scene g-1.tar"]
 
 
+@pytest.mark.nightly
 def test_a_server_that_goes_away_for_five_seconds_costs_time_alone(sent, made, store):
     sent()
     start = time.monotonic()

@@ -6,6 +6,8 @@ import torch
 from cosmos_core.testing import DenoisingModelConformance
 from cosmos_model_cosmos_predict.tiny import CONFIG, OPTIONS
 
+pytestmark = pytest.mark.nightly
+
 
 class TestCosmosPredict(DenoisingModelConformance):
     plugin = "cosmos-predict"

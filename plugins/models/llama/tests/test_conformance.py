@@ -1,4 +1,8 @@
+import pytest
+
 from cosmos_core.testing import ModelConformance
+
+pytestmark = pytest.mark.nightly
 
 TINY = {
     "model_type": "llama",

@@ -3,6 +3,8 @@ import pytest
 from cosmos_core.protocols import ModelContext
 from cosmos_core.testing import ModelConformance
 
+pytestmark = pytest.mark.nightly
+
 
 class Family(ModelConformance):
     """One of the tiny models of this folder, by the plugin's name."""

@@ -39,6 +39,7 @@ CHATS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", STOPS)
 def test_turns_and_completions_end_as_the_family_does(make, family):
     model = make(family)

@@ -8,6 +8,8 @@ from cosmos_core.policy.processes.world import World, single_world
 from cosmos_core.testing.layouts import PluginModel, make_trainer, train_step, whole, worst_error
 from cosmos_core.testing.worlds import run_world
 
+pytestmark = pytest.mark.nightly
+
 LAYOUTS = {
     "dp_shard": {"dp_shard": 2},
     "cp": {"cp": 2},

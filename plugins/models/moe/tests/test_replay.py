@@ -12,6 +12,8 @@ from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import EngineContext, Request, Sampling
 from cosmos_model_moe import routing
 
+pytestmark = pytest.mark.nightly
+
 FAMILIES = {"qwen3-moe": 3, "deepseek": 2}
 PROMPTS = ([5, 17, 90, 33, 7, 8, 120], [41, 42], [200, 3, 77, 9])
 

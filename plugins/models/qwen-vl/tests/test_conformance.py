@@ -11,6 +11,8 @@ from cosmos_core.types import Message, Prompt
 from cosmos_model_qwen_vl.alone import own_copy, own_logits
 from cosmos_model_qwen_vl.tiny import OPTIONS, QWEN3, QWEN25, data_url, film, picture
 
+pytestmark = pytest.mark.nightly
+
 
 def decisions(logits_UV, payload, temperature):
     completion = torch.tensor(values(payload, "completion").tolist())

@@ -8,6 +8,8 @@ from cosmos_core.testing import EngineConformance
 from cosmos_core.types import Prompt
 from cosmos_model_qwen_vl.tiny import CONFIGS, OPTIONS, TOKENIZER, data_url, film, picture
 
+pytestmark = pytest.mark.nightly
+
 
 class MediaConformance(EngineConformance):
     """Prompts enter whole."""

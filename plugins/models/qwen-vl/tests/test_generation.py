@@ -16,6 +16,8 @@ from cosmos_core.weights.shards import canonical_tensors
 from cosmos_model_qwen_vl.alone import own_inputs, own_logits
 from cosmos_model_qwen_vl.tiny import data_url, film, picture
 
+pytestmark = pytest.mark.nightly
+
 CPU = torch.device("cpu")
 ROUNDING = 3e-5
 """Of log-probs in float32, in other orders of summation; processors differ in it."""

@@ -12,6 +12,8 @@ from cosmos_core.testing.worlds import WorldFailedError
 from cosmos_core.types import Prompt
 from cosmos_model_qwen_vl.tiny import CONFIGS, OPTIONS, TOKENIZER, data_url, film, picture
 
+pytestmark = pytest.mark.nightly
+
 
 def policy(parallel=None, **mesh):
     return PolicyConfig(

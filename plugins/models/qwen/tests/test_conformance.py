@@ -1,3 +1,5 @@
+import pytest
+
 from cosmos_core.testing import ModelConformance
 
 TINY = {
@@ -18,6 +20,7 @@ class TestQwen3(ModelConformance):
     config = QWEN3
 
 
+@pytest.mark.nightly
 class TestQwen2(ModelConformance):
     plugin = "qwen"
     config = QWEN2

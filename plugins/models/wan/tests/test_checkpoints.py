@@ -82,6 +82,7 @@ def exported_in_a_world(maker, folder, directory):
     return {name: buffer.clone() for name, buffer in module.named_buffers()}
 
 
+@pytest.mark.nightly
 def test_an_export_from_shards_is_a_pipeline(make, folder, tmp_path):
     maker = PluginModel(
         plugin="wan",

@@ -5,6 +5,8 @@ import pytest
 from cosmos_core.testing import DenoisingModelConformance
 from cosmos_model_wan.tiny import CONFIG, OPTIONS
 
+pytestmark = pytest.mark.nightly
+
 
 class TestWan(DenoisingModelConformance):
     plugin = "wan"

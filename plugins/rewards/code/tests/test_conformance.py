@@ -54,6 +54,7 @@ class TestAll(RewardConformance):
         ]
 
 
+@pytest.mark.nightly
 class TestFraction(TestAll):
     examples = (
         (completion(fenced(ADDS), CASES), 1.0),

@@ -59,6 +59,7 @@ class TestFinalNumber(RewardConformance):
         return {"mode": "final-number"}
 
 
+@pytest.mark.nightly
 class TestMathVerify(RewardConformance):
     plugin = "math"
     examples = examples(RIGHT + RIGHT_TO_MATH_VERIFY, WRONG + WRONG_TO_MATH_VERIFY)

@@ -4,6 +4,8 @@ import pytest
 
 from cosmos_core.testing import RewardConformance
 
+pytestmark = pytest.mark.nightly
+
 
 class TestRewardModel(RewardConformance):
     plugin = "reward-model"

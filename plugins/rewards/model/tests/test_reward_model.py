@@ -115,6 +115,7 @@ def test_a_checkpoint_that_is_not_there_is_refused(tmp_path):
         make(tmp_path / "nothing")
 
 
+@pytest.mark.nightly
 def test_planning_imports_no_torch():
     code = (
         "import sys; from cosmos_reward_model.plugin import RewardModel, RewardModelOptions as Options; "

@@ -6,6 +6,8 @@ from cosmos_core.protocols import Completion
 from cosmos_core.testing import RewardConformance
 from cosmos_core.types import Prompt
 
+pytestmark = pytest.mark.nightly
+
 CHOICES = {"choice": "B", "choices": {"A": "it falls.", "B": "It stays", "C": "It rises"}}
 
 

@@ -6,6 +6,8 @@ from cosmos_core.protocols import Completion
 from cosmos_core.testing import RewardConformance
 from cosmos_core.types import Prompt
 
+pytestmark = pytest.mark.nightly
+
 
 def completion(text, reference="8"):
     return Completion(prompt=Prompt(text="?", reference=reference), text=text)

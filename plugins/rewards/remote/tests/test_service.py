@@ -142,6 +142,7 @@ def test_the_server_refuses_who_has_no_key_and_what_is_no_request(server, monkey
         refused.value.close()
 
 
+@pytest.mark.nightly
 def test_what_nobody_waits_for_is_not_scored():
     pytest.importorskip("cosmos_reward_code")
     slow, quick = "import time; time.sleep(0.7); print(1)", "print(1)"

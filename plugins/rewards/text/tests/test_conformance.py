@@ -6,6 +6,8 @@ from cosmos_core.protocols import Completion
 from cosmos_core.testing import RewardConformance
 from cosmos_core.types import Prompt
 
+pytestmark = pytest.mark.nightly
+
 
 def completion(text, reference="8", num_units=None, **metadata):
     return Completion(prompt=Prompt(text="?", reference=reference, metadata=metadata), text=text, num_units=num_units)

@@ -11,6 +11,8 @@ from cosmos_core.testing import RewardConformance
 from cosmos_core.testing.conformance.reward.pictures import shown_as
 from cosmos_core.types import Array, Payload, Prompt
 
+pytestmark = pytest.mark.nightly
+
 READER = """
 class RapidOCR:
     def __call__(self, picture):

@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from tests.unit.policy.modeling.parallel import layouts
 from torch.distributed.tensor import DTensor
 
 from cosmos_core.config.schema import MeshConfig
@@ -17,6 +16,7 @@ from cosmos_core.models.parallel.stages import Part
 from cosmos_core.policy.mesh.mesh import form_mesh, single
 from cosmos_core.protocols import Layout
 from cosmos_core.testing.worlds import run_world
+from tests.unit.models.parallel import layouts
 
 FSDP = {"dp_shard": 2}
 HSDP = {"dp_replicate": 2, "dp_shard": 2}
