@@ -33,8 +33,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from cosmos_core.config.schema import ControlConfig
-from cosmos_core.control.desk import Desk
 from cosmos_core.control.journal import Journal
+from cosmos_core.control.server_loop import Desk
 from cosmos_core.run.reporting.plots import Series, plot
 from cosmos_core.transport import sockets
 from cosmos_core.transport.reports import GroupFinished

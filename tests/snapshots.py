@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from cosmos_core.control.live.chronicle import News, SampleView
-from cosmos_core.control.live.curves import Curve
+from cosmos_core.control.live.event_feed import Curve, News, SampleView
 from cosmos_core.control.live.snapshot import Queue, ReplicaView, Snapshot
 
 _SNAPSHOT = Snapshot(

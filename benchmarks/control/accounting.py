@@ -11,8 +11,8 @@ from control.opening import opened, settings
 from control.replica import BATCH, POLICY, Replica
 
 from cosmos_core.config.schema import ControlConfig
-from cosmos_core.control.desk import Desk
 from cosmos_core.control.journal import Journal
+from cosmos_core.control.server_loop import Desk
 from cosmos_core.transport.wire import DOWN, UP
 
 

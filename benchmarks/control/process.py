@@ -19,9 +19,9 @@ from control.opening import opened, settings
 from control.replica import POLICY
 
 from cosmos_core.config.schema import ControlConfig
-from cosmos_core.control.accounts import Accounts
 from cosmos_core.control.journal import Journal
 from cosmos_core.control.machine.state import State
+from cosmos_core.control.recovery_snapshots import Accounts
 from cosmos_core.control.server import Server
 from cosmos_core.transport import sockets
 from cosmos_core.transport.door import listen

@@ -24,16 +24,16 @@ import zmq
 from cosmos_core.config.job import Job
 from cosmos_core.config.kinship import facts_of
 from cosmos_core.config.loading import load_job
-from cosmos_core.control.accounts import Accounts, require_known
-from cosmos_core.control.book import begin_term
 from cosmos_core.control.journal import Journal
 from cosmos_core.control.live.timeline import Timeline
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Resumed, RunOpened
 from cosmos_core.control.machine.settings import settings_of
 from cosmos_core.control.machine.state import State
-from cosmos_core.control.page.opening import opened
+from cosmos_core.control.page.window import opened
+from cosmos_core.control.recovery_snapshots import Accounts, require_known
 from cosmos_core.control.server import Server
+from cosmos_core.control.write_ahead_log import begin_term
 from cosmos_core.errors import CosmosError, JournalError
 from cosmos_core.observe import logs
 from cosmos_core.plugins.versions import plugin_versions

@@ -16,9 +16,9 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import stages
-from cosmos_core.control.accounts import require_known
 from cosmos_core.control.journal import entries
 from cosmos_core.control.machine.progress import generation_at
+from cosmos_core.control.recovery_snapshots import require_known
 from cosmos_core.errors import ConfigError, CosmosError, JournalError, TransportError
 from cosmos_core.observe.live import make_view
 from cosmos_core.plugins.choice import choose

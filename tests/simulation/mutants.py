@@ -19,22 +19,18 @@ from types import ModuleType
 import attrs
 
 from cosmos_core.control.machine import (
-    account,
+    batch_assembly,
     changes,
-    claim,
     core,
     directives,
     dispatch,
     evaluation,
-    leaving,
     ledger,
     membership,
-    offers,
     progress,
     publication,
+    recovery,
     relays,
-    requests,
-    rewinding,
     settings,
     state,
 )
@@ -42,22 +38,18 @@ from cosmos_core.control.machine import (
 from .plants.planting import replaced, source_of
 
 MODULES = (
-    account,
+    batch_assembly,
     changes,
-    claim,
     core,
     directives,
     dispatch,
     evaluation,
-    leaving,
     ledger,
     membership,
-    offers,
     progress,
     publication,
+    recovery,
     relays,
-    requests,
-    rewinding,
     settings,
     state,
 )

@@ -59,13 +59,13 @@ def test_mutants_are_of_every_kind_and_each_module_has_some():
 
 
 def test_a_mutant_is_in_the_program_for_a_while():
-    from cosmos_core.control.machine import claim
+    from cosmos_core.control.machine import batch_assembly
 
-    before = claim.balanced
-    (mutant, *_) = mutants("cosmos_core.control.machine.claim:balanced")
+    before = batch_assembly.balanced
+    (mutant, *_) = mutants("cosmos_core.control.machine.batch_assembly:balanced")
     with mutant.planted():
-        assert claim.balanced is not before
-    assert claim.balanced is before
+        assert batch_assembly.balanced is not before
+    assert batch_assembly.balanced is before
 
 
 @pytest.mark.sweep

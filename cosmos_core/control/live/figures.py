@@ -6,11 +6,30 @@ from collections.abc import Mapping
 from typing import Final, TypeAlias
 
 from cosmos_core.config.stages import Stage
-from cosmos_core.control.live.phase import phase_of
 from cosmos_core.control.live.timeline import TimedStep, Timeline
 from cosmos_core.control.machine.records import EvaluationRecord
 from cosmos_core.control.machine.state import State
 from cosmos_core.observe.live import Progress
+
+
+def phase_of(state: State, stage: Stage) -> str:
+    """What the run is doing, in a few words.
+
+    Args:
+        state: The run's.
+        stage: The stage of its next step.
+    """
+    evaluates_first = state.pending and state.running is None and not state.steps[stage.first_step :]
+    phases = (
+        (bool(state.outcome), state.outcome),
+        (state.is_stopping, "stopping"),
+        (not state.has_started, "starting"),
+        (state.is_trained, "last evaluation" if state.pending else "last checkpoint"),
+        (stage.key == "warmup", "warm-up"),
+        (bool(evaluates_first), "evaluating"),
+    )
+    return next((phase for holds, phase in phases if holds), "training")
+
 
 NEWEST_STEPS: Final = 20
 _WINDOW_S: Final = 10.0

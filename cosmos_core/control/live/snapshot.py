@@ -9,13 +9,12 @@ from typing import Final, Literal, TypeAlias
 import attrs
 
 from cosmos_core.config.stages import Stage
-from cosmos_core.control.live.chronicle import Chronicle, Lost, News, SampleView
-from cosmos_core.control.live.curves import Curve
+from cosmos_core.control.live.event_feed import Chronicle, Curve, Lost, News, SampleView
 from cosmos_core.control.live.figures import NEWEST_STEPS, Gauges, figures
 from cosmos_core.control.live.timeline import Timeline
-from cosmos_core.control.machine import reach
-from cosmos_core.control.machine.account import since_recovery
+from cosmos_core.control.machine import changes
 from cosmos_core.control.machine.records import SettingChange
+from cosmos_core.control.machine.recovery import since_recovery
 from cosmos_core.control.machine.state import Replica, State
 
 MOST_REPLICAS: Final = 200
@@ -274,7 +273,7 @@ def _queue(state: State) -> Queue:
 
 
 def _since(state: State, change: SettingChange) -> str:
-    return f"{change.after} from step {reach.first_step(state.settings, change.key, change.step)} on"
+    return f"{change.after} from step {changes.first_step(state.settings, change.key, change.step)} on"
 
 
 def _rewards(state: State) -> dict[str, float]:

@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cosmos_core.control.machine import (
-    claim,
+    batch_assembly,
+    changes,
     dispatch,
     evaluation,
-    leaving,
     membership,
     progress,
     publication,
-    requests,
-    rewinding,
+    recovery,
 )
-from cosmos_core.control.machine.account import ACCOUNT, restored
 from cosmos_core.control.machine.events import (
     Commanded,
     ControllerStarted,
@@ -36,8 +34,9 @@ from cosmos_core.control.machine.events import (
     RunEnded,
     RunOpened,
 )
+from cosmos_core.control.machine.recovery import ACCOUNT, restored
 from cosmos_core.control.machine.state import Replica, State, opened
-from cosmos_core.errors import JournalError
+from cosmos_core.errors import ConfigError, JournalError
 from cosmos_core.transport.reports import (
     CheckpointFailed,
     CheckpointSaved,
@@ -54,7 +53,8 @@ from cosmos_core.transport.reports import (
     WeightsPublished,
     WeightsRejected,
 )
-from cosmos_core.transport.wire import REPORT
+from cosmos_core.transport.requests import Drain, Lost, Request, Set, Stop
+from cosmos_core.transport.wire import REPORT, REQUEST
 
 
 def fold(events: Iterable[Event], state: State | None = None) -> State:
@@ -104,15 +104,15 @@ def step(state: State, event: Event) -> None:
         case ReplicaLost():
             _lost(state, event)
         case Commanded():
-            requests.take(state, event)
+            _take_command(state, event)
         case RegroupDue() | GroupStalled() | JoinTimedOut():
             membership.on_time(state, event)
         case ControllerStarted():
             state.term = event.term
         case Resumed():
-            progress.resume(state, event)
+            recovery.resume(state, event)
         case Rewound():
-            rewinding.rewind(state, event)
+            recovery.rewind(state, event)
         case RunEnded():
             state.has_ended = True
         case _:
@@ -127,10 +127,10 @@ def _advance(state: State) -> None:
     membership.regroup(state)
     if state.is_stopping or state.is_trained:
         progress.close(state)
-    claim.form(state)
+    batch_assembly.form(state)
     publication.retarget(state)
     dispatch.dispatch(state)
-    leaving.release(state)
+    membership.release(state)
 
 
 def _report(state: State, event: Reported) -> None:
@@ -140,7 +140,7 @@ def _report(state: State, event: Reported) -> None:
     report = REPORT.decode(event.report)
     replica.received = event.sequence
     if isinstance(report, Left):
-        leaving.leave(state, replica)
+        membership.leave(state, replica)
     elif replica.role == "rollout":
         _rollout_report(state, replica, report)
     else:
@@ -173,7 +173,7 @@ def _policy_report(state: State, replica: Replica, report: Report) -> None:
             if progress.on_step_done(state, replica, report):
                 progress.finish_step(state)
         case StepFailed():
-            if not claim.on_step_failed(state, report):
+            if not batch_assembly.on_step_failed(state, report):
                 membership.on_broken(state, report)
         case GenerationFormed():
             if membership.on_formed(state, replica, report):
@@ -212,6 +212,55 @@ def _settle_lease(state: State, replica: Replica, report: GroupFinished | GroupF
         return
     replica.num_training -= 1
     if isinstance(report, GroupFinished):
-        claim.on_finished(state, replica, lease, report)
+        batch_assembly.on_finished(state, replica, lease, report)
     else:
-        claim.on_failed(state, lease, report)
+        batch_assembly.on_failed(state, lease, report)
+
+
+def refusal(state: State, request: Request) -> str:
+    """Why the run cannot do what is asked; empty if it can.
+
+    Args:
+        state: The run's; not changed.
+        request: What a person asks.
+    """
+    if state.outcome and not isinstance(request, Stop):
+        return f"the run is over ({state.outcome})"
+    match request:
+        case Stop() | Lost():
+            return ""
+        case Drain():
+            return membership.refusal(state, request.name)
+        case Set():
+            return _refusal_of_change(state, request)
+
+
+def _refusal_of_change(state: State, request: Set) -> str:
+    try:
+        return changes.refusal(state, changes.asked_of(state, request))
+    except ConfigError as error:
+        return str(error)
+
+
+def _take_command(state: State, event: Commanded) -> None:
+    """Do what was asked; once, however often it was.
+
+    Raises:
+        TransportError: It is no request; nothing was changed.
+    """
+    request = REQUEST.decode(event.request)
+    if event.ident in state.commands:
+        return
+    state.commands.add(event.ident)
+    match request:
+        case Stop():
+            state.is_stopping = True
+            state.touch()
+        case Drain():
+            membership.drain(state, request.name)
+        case Set():
+            changes.take(state, request)
+            if not state.attempts:
+                progress.enter_step(state)
+        case _:
+            pass

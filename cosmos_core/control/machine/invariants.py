@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cosmos_core.control.machine import relays
-from cosmos_core.control.machine.claim import is_stale
+from cosmos_core.control.machine.batch_assembly import is_stale
+from cosmos_core.control.machine.directives import Offers
 from cosmos_core.control.machine.dispatch import load
 from cosmos_core.control.machine.ledger import Ledger
-from cosmos_core.control.machine.offers import Offers
 from cosmos_core.control.machine.publication import retained
 from cosmos_core.control.machine.state import State
 

@@ -1,8 +1,13 @@
-"""Who is in the run: joining, losing, and the generations of the gradient group."""
+"""The members of a run: joining, losing and draining replicas, and the generations of the gradient group.
+
+A replica that drains gets nothing new from the moment it is asked to, and leaves once it has finished what it has
+begun: a rollout replica once it works on nothing and no step needs its payloads any more; a policy replica once a
+generation without it has formed, at a step's boundary, and nobody can have to read weights from it alone.
+"""
 
 from __future__ import annotations
 
-from cosmos_core.control.machine import claim, dispatch, evaluation, publication, relays
+from cosmos_core.control.machine import batch_assembly, dispatch, evaluation, publication, relays
 from cosmos_core.control.machine.events import GroupStalled, JoinTimedOut, RegroupDue, ReplicaJoined
 from cosmos_core.control.machine.state import Generation, Replica, State
 from cosmos_core.transport.directives import GenerationOrder
@@ -76,7 +81,7 @@ def regroup(state: State) -> None:
     steps = [policy.step for policy in policies]
     checkpoint = state.checkpoints.saved.get(state.step, "") if max(steps) < state.step else ""
     if max(steps) < state.step and not checkpoint:
-        # Nobody has the newest weights: `rewinding`. The initial ones every new process has.
+        # Nobody has the newest weights: `recovery`. The initial ones every new process has.
         for policy in policies if state.step == 0 else ():
             lose(state, policy, "it holds weights whose transfer broke off")
         return
@@ -92,14 +97,6 @@ def regroup(state: State) -> None:
     )
     state.generation = Generation(order=order)
     state.touch("policy")
-
-
-def _members(state: State) -> list[Replica]:
-    """The policy replicas that shall train: one that drains stays among them until another has what it has."""
-    present = [policy for policy in state.named("policy") if not policy.is_leaving]
-    staying = [policy for policy in present if policy.name not in state.draining]
-    newest = max((policy.step for policy in present), default=0)
-    return staying if any(policy.step == newest for policy in staying) else present
 
 
 def on_formed(state: State, replica: Replica, report: GenerationFormed) -> bool:
@@ -147,7 +144,7 @@ def break_up(state: State, reason: str) -> None:
     state.generation = None
     state.is_regrouping = True
     state.num_regroups += 1
-    if state.num_regroups > claim.MAX_ATTEMPTS:
+    if state.num_regroups > batch_assembly.MAX_ATTEMPTS:
         state.fail(f"the gradient group broke {state.num_regroups} times in a row; last: {reason}")
     state.touch("policy")
 
@@ -166,6 +163,55 @@ def missing(state: State) -> list[str]:
         if joined < least:
             wanted.append(f"{least - joined} of {settings.num_rollouts} rollout replicas")
     return wanted
+
+
+def refusal(state: State, name: str) -> str:
+    """Why a replica cannot leave; empty if it can."""
+    replica = state.replicas.get(name)
+    if replica is None:
+        words = "has left already" if name in state.departed else "is not in this run"
+        return f"{name} {words}, which has {', '.join(sorted(state.replicas)) or 'no replicas'}"
+    is_complete = state.has_started if replica.role == "policy" else state.has_rollouts
+    if not is_complete:
+        return f"the run has not begun, as it waits for {' and '.join(missing(state))}"
+    is_needed = replica.role == "policy" or state.settings.num_rollouts > 0
+    if is_needed and not any(other.name != name for other in state.staying(replica.role)):
+        return f"{name} is the last {replica.role} replica that stays; start another one first, or end the run"
+    return ""
+
+
+def drain(state: State, name: str) -> None:
+    """Let a replica begin nothing any more."""
+    replica = state.replicas.get(name)
+    if replica is None or name in state.draining:
+        return
+    state.draining.add(name)
+    if replica.role == "rollout":
+        relays.follow(state, name)
+    state.touched.add(name)
+
+
+def release(state: State) -> None:
+    """Tell those that drain and have nothing left to do to leave."""
+    for name in sorted(state.draining):
+        replica = state.replicas[name]
+        if not replica.is_leaving and _is_free(state, replica):
+            replica.is_leaving = True
+            state.touched.add(name)
+
+
+def leave(state: State, replica: Replica) -> None:
+    """A replica says that it ends, as it was told to."""
+    lose(state, replica, "it has left, as it was asked to")
+    state.departed.add(replica.name)
+
+
+def _members(state: State) -> list[Replica]:
+    """The policy replicas that shall train: one that drains stays among them until another has what it has."""
+    present = [policy for policy in state.named("policy") if not policy.is_leaving]
+    staying = [policy for policy in present if policy.name not in state.draining]
+    newest = max((policy.step for policy in present), default=0)
+    return staying if any(policy.step == newest for policy in staying) else present
 
 
 def _settle(state: State, generation: Generation) -> bool:
@@ -192,5 +238,22 @@ def _settle(state: State, generation: Generation) -> bool:
     state.num_regroups = 0
     state.touch("policy")
     if step == state.step and running is not None:
-        claim.repeat(state)
+        batch_assembly.repeat(state)
     return is_done
+
+
+def _is_free(state: State, replica: Replica) -> bool:
+    if replica.role == "rollout":
+        return not replica.leases and not replica.held
+    generation = state.generation
+    if generation is None or not generation.is_ready or replica.name in generation.order.members:
+        return False
+    return not any(_is_only_source(state, replica, version) for version in state.published)
+
+
+def _is_only_source(state: State, replica: Replica, version: int) -> bool:
+    """Whether somebody may have to read a version, and only from those that leave."""
+    sources = state.published[version].sources
+    if version < state.target or replica.name not in sources or sources - state.draining:
+        return False
+    return any(rollout.version < version for rollout in state.named("rollout"))

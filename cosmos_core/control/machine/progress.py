@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from cosmos_core.control.machine import changes, claim, evaluation, publication
-from cosmos_core.control.machine.events import Resumed
-from cosmos_core.control.machine.ledger import Finished, Ledger, is_scored
+from cosmos_core.control.machine import batch_assembly, changes, evaluation, publication
+from cosmos_core.control.machine.ledger import Finished, is_scored
 from cosmos_core.control.machine.records import StepRecord
-from cosmos_core.control.machine.state import Checkpoints, Replica, RunningStep, State
-from cosmos_core.errors import JournalError
+from cosmos_core.control.machine.state import Replica, RunningStep, State
 from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved, StepDone
 from cosmos_core.types import SampleStatus
 
@@ -61,7 +59,7 @@ def finish_step(state: State) -> None:
     state.attempts = 0
     if running.order.publish:
         state.publish = state.step
-    claim.drop_stale(state)
+    batch_assembly.drop_stale(state)
     evaluation.schedule(state)
     evaluation.record_losses(state, running)
     if state.settings.saves(state.step):
@@ -74,7 +72,7 @@ def finish_step(state: State) -> None:
 def enter_step(state: State) -> None:
     """Go by the dynamic keys of the next step, which has not been ordered."""
     if changes.settle(state):
-        claim.drop_stale(state)
+        batch_assembly.drop_stale(state)
 
 
 def close(state: State) -> None:
@@ -134,51 +132,6 @@ def best_checkpoint(state: State) -> int | None:
     evaluated = [done for done in saved if done.score is not None] or by_loss
     best = max(evaluated, key=lambda done: (done.merit, done.version), default=None)
     return best.version if best is not None else None
-
-
-def resume(state: State, event: Resumed) -> None:
-    """Go back to just after a step: its weights are in a checkpoint, whatever came later did not happen.
-
-    Evaluations of weights up to that step stay, because those weights did not change.
-
-    Raises:
-        JournalError: The journal does not know a checkpoint of that step.
-    """
-    marks = state.marks.get(event.step)
-    if marks is None:
-        raise JournalError(
-            f"cannot resume from step {event.step}: the journal knows checkpoints of {sorted(state.marks)} only; "
-            "choose one of these"
-        )
-    for replica in state.replicas.values():
-        state.fenced[replica.incarnation] = f"{replica.name}: the run was resumed without it"
-    evaluation.tell_left_behind(state, event.step)
-    kept = changes.keep(state.changes, event.step, state.settings, event.settings)
-    changes.tell_undone(state, kept, event.step)
-    fresh = State(
-        settings=event.settings,
-        term=state.term,
-        commands=state.commands,
-        step=event.step,
-        fenced=state.fenced,
-        generation_number=state.generation_number,
-        ledgers=[Ledger.restore(mark) for mark in marks],
-        next_lease=state.next_lease,
-        steps=state.steps[: event.step],
-        evaluations=[done for done in state.evaluations if done.version <= event.step],
-        checkpoints=Checkpoints(
-            saved={step: path for step, path in state.checkpoints.saved.items() if step <= event.step},
-            failed={step: why for step, why in state.checkpoints.failed.items() if step < event.step},
-        ),
-        marks={step: mark for step, mark in state.marks.items() if step <= event.step},
-        undone=state.generation_number,
-        changes=kept,
-        status_details=state.status_details,
-    )
-    for name in State.__slots__:
-        if name != "__weakref__":
-            setattr(state, name, getattr(fresh, name))
-    begin(state)
 
 
 def begin(state: State) -> None:

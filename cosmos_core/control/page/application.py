@@ -1,29 +1,42 @@
-"""The page's routes. Everything that comes in is bounded in size, number and time."""
+"""The page's routes, files and connections. Everything that comes in is bounded in size, number and time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Final
+import math
+import time
+from collections.abc import Collection, Mapping
+from importlib import resources
+from typing import Annotated, Final
 
+import attrs
+import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
+from aiohttp.web_protocol import RequestHandler
 
 from cosmos_core.control.page import metrics
-from cosmos_core.control.page.asking import MOST_BYTES, request_from
-from cosmos_core.control.page.assets import Asset, load_assets
-from cosmos_core.control.page.board import Board
-from cosmos_core.control.page.connections import Activity
-from cosmos_core.control.page.guard import Guard
-from cosmos_core.control.page.parts import as_event, changes, whole
+from cosmos_core.control.page.authentication import Guard
+from cosmos_core.control.page.board import Board, as_event, changes, whole
 from cosmos_core.errors import TransportError
+from cosmos_core.transport.bounds import Word
+from cosmos_core.transport.requests import Drain, Request, Set, Stop
 
+MOST_BYTES: Final = 16_384
+"""Of a request's body."""
+
+_JUDGED: Final = frozenset({"rollout.sampling.temperature", "sync.max_staleness"})
+"""Dynamic keys that algorithms are told of (`protocols.AlgorithmContext`), besides their own options."""
 MOST_STREAMS: Final = 32
 """Browsers that watch at once."""
 _BODY_S: Final = 5.0
 _WRITE_S: Final = 10.0
 """How long a browser may take to read what was sent, before it is let go."""
 _HEARTBEAT_S: Final = 5.0
+MOST_CONNECTIONS: Final = 128
+IDLE_S: Final = 15.0
+"""How long a connection may be open without a whole request."""
 
 SECURITY: Final = {
     "Content-Security-Policy": (
@@ -38,6 +51,140 @@ SECURITY: Final = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
+_TYPES: Final[Mapping[str, str]] = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "svg": "image/svg+xml",
+}
+_PATHS: Final[Mapping[str, str]] = {
+    "/": "page.html",
+    "/page.css": "page.css",
+    "/page.js": "page.js",
+    "/charts.js": "charts.js",
+    "/stream.js": "stream.js",
+    "/icon.svg": "icon.svg",
+}
+
+_Word = Annotated[Word, msgspec.Meta(min_length=1)]
+
+
+class _Stop(msgspec.Struct, tag_field="do", tag="stop", forbid_unknown_fields=True, frozen=True):
+    def request(self) -> Request:
+        return Stop()
+
+
+class _Drain(msgspec.Struct, tag_field="do", tag="drain", forbid_unknown_fields=True, frozen=True):
+    name: _Word
+
+    def request(self) -> Request:
+        return Drain(name=self.name)
+
+
+class _Set(msgspec.Struct, tag_field="do", tag="set", forbid_unknown_fields=True, frozen=True):
+    overrides: Annotated[tuple[_Word, ...], msgspec.Meta(min_length=1, max_length=32)]
+
+    def request(self) -> Request:
+        return Set(overrides=self.overrides)
+
+
+_DECODER: Final[msgspec.json.Decoder[_Stop | _Drain | _Set]] = msgspec.json.Decoder(_Stop | _Drain | _Set)
+
+
+def request_from(body: bytes) -> Request:
+    """The request that a body asks for.
+
+    Args:
+        body: JSON such as `{"do": "drain", "name": "rollout-1"}` or `{"do": "set", "overrides": ["KEY=VALUE"]}`.
+
+    Raises:
+        TransportError: It is none, or asks for values that only plugins, which the controller has not, can judge; the
+            message says why, and what to do.
+    """
+    try:
+        request = _DECODER.decode(body).request()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise TransportError(f"not a request of a run: {error}") from error
+    if isinstance(request, Set):
+        _check_judged(request)
+    return request
+
+
+def _check_judged(request: Set) -> None:
+    """Refuse what an algorithm could refuse later, on every policy replica: that would be the end of the run."""
+    keys = [override.partition("=")[0].strip() for override in request.overrides]
+    if judged := [key for key in keys if key in _JUDGED or ".options." in key]:
+        raise TransportError(
+            f"{', '.join(judged)}: only the run's algorithm can judge this, and the page cannot ask it; use "
+            f"`cosmos set {' '.join(request.overrides)}`, which asks the plugins"
+        )
+
+
+@attrs.frozen(kw_only=True)
+class Asset:
+    """A file and its media type."""
+
+    content: bytes
+    media_type: str
+
+
+def load_assets() -> dict[str, Asset]:
+    """Every file of the page, by the path that it is served at."""
+    folder = resources.files(__package__) / "assets"
+    return {
+        path: Asset(content=(folder / name).read_bytes(), media_type=_TYPES[name.rpartition(".")[2]])
+        for path, name in _PATHS.items()
+    }
+
+
+class Activity:
+    """Since when each connection has been quiet; not while a request of it is being served."""
+
+    def __init__(self) -> None:
+        self._quiet_since: dict[RequestHandler, float] = {}
+
+    def begin(self, connection: RequestHandler) -> None:
+        """A request of it is being served from now on."""
+        self._quiet_since[connection] = math.inf
+
+    def end(self, connection: RequestHandler) -> None:
+        """It was served."""
+        self._quiet_since[connection] = time.monotonic()
+
+    def quiet(self, connections: Collection[RequestHandler], now: float) -> list[RequestHandler]:
+        """Those that have been quiet for too long; all that are not in `connections` are forgotten."""
+        self._quiet_since = {connection: self._quiet_since.get(connection, now) for connection in connections}
+        return [connection for connection, since in self._quiet_since.items() if now - since > IDLE_S]
+
+
+class Connections:
+    """Accepts connections for a server, and closes those that wait for nothing.
+
+    Args:
+        server: Handles their requests.
+        activity: What they do; the server's application keeps it true.
+    """
+
+    def __init__(self, server: web.Server, activity: Activity) -> None:
+        self._server: Final = server
+        self._activity: Final = activity
+
+    def accept(self) -> asyncio.BaseProtocol:
+        """What handles a new connection."""
+        return _Closing() if len(self._server.connections) >= MOST_CONNECTIONS else self._server()
+
+    def sweep(self, now: float) -> None:
+        """Close what has been quiet for too long at `now`, a monotonic time."""
+        for connection in self._activity.quiet(self._server.connections, now):
+            connection.force_close()
+
+
+class _Closing(asyncio.Protocol):
+    """There are too many connections: this one ends at once."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Close it."""
+        transport.close()
 
 
 class Application:

@@ -12,11 +12,9 @@ from typing import Final
 
 from aiohttp import web
 
-from cosmos_core.control.page.application import Application
+from cosmos_core.control.page.application import IDLE_S, Application, Connections
+from cosmos_core.control.page.authentication import NAME, Guard, run_token
 from cosmos_core.control.page.board import Board
-from cosmos_core.control.page.connections import IDLE_S, Connections
-from cosmos_core.control.page.guard import Guard
-from cosmos_core.control.page.secret import NAME, run_token
 from cosmos_core.errors import TransportError
 
 _LOG: Final = logging.getLogger(__name__)

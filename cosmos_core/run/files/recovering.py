@@ -11,12 +11,12 @@ import attrs
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
-from cosmos_core.control import accounts
+from cosmos_core.control import recovery_snapshots
 from cosmos_core.control.journal import Journal, entries
 from cosmos_core.control.machine import core
-from cosmos_core.control.machine.account import ACCOUNT, Account
 from cosmos_core.control.machine.events import Recovered
 from cosmos_core.control.machine.progress import generation_at
+from cosmos_core.control.machine.recovery import ACCOUNT, Account
 from cosmos_core.control.machine.state import State
 from cosmos_core.errors import ConfigError, DamagedJournalError, JournalError
 from cosmos_core.policy.checkpoints.checkpoint import completed, genuine, path_of
@@ -54,7 +54,7 @@ def damage(job: Job) -> str:
         state: State | None = None
         for _, _, event in entries(job.journal) if job.journal.exists() else ():
             state = core.fold((event,), state)
-        accounts.require_known(job.accounts, state)
+        recovery_snapshots.require_known(job.accounts, state)
     except DamagedJournalError as error:
         return str(error)
     return ""
@@ -87,7 +87,7 @@ def recover(directory: Path, *, step: int | None = None) -> Recovery:
 
 def _account(job: Job, wanted: int | None) -> Account:
     """That of the newest checkpoint, or of the one that is wanted."""
-    steps = set(completed(job.checkpoints)) & set(accounts.kept(job.accounts))
+    steps = set(completed(job.checkpoints)) & set(recovery_snapshots.kept(job.accounts))
     if not steps:
         raise JournalError(
             f"{job.directory}: no checkpoint has an account in {job.accounts}, so that there is nothing to go on from; "
@@ -100,7 +100,7 @@ def _account(job: Job, wanted: int | None) -> Account:
     problems = []
     for step in [wanted] if wanted is not None else sorted(steps, reverse=True):
         try:
-            account = accounts.read(job.accounts, step)
+            account = recovery_snapshots.read(job.accounts, step)
         except JournalError as error:
             problems.append(str(error))
             continue
@@ -116,9 +116,9 @@ def _account(job: Job, wanted: int | None) -> Account:
 def _beyond(account: Account, job: Job) -> Account:
     """An account with the newest numbers of all of its run: after a second recovery none of them may come again."""
     known = [account]
-    for step in accounts.kept(job.accounts):
+    for step in recovery_snapshots.kept(job.accounts):
         with contextlib.suppress(JournalError):
-            known.append(accounts.read(job.accounts, step))
+            known.append(recovery_snapshots.read(job.accounts, step))
     known = [each for each in known if each.settings.run_id == account.settings.run_id]
     return attrs.evolve(
         account,

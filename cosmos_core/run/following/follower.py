@@ -12,7 +12,7 @@ import attrs
 
 from cosmos_core.config.job import Unit
 from cosmos_core.control.live.timeline import TimedStep, Timeline, trained_units
-from cosmos_core.control.machine import core, reach
+from cosmos_core.control.machine import changes, core
 from cosmos_core.control.machine.events import (
     ControllerStarted,
     Event,
@@ -166,7 +166,7 @@ class Follower:
 
     def _settings(self, state: State, notify: Notify) -> None:
         for change in state.changes[self._num_changes :]:
-            step = reach.first_step(state.settings, change.key, change.step)
+            step = changes.first_step(state.settings, change.key, change.step)
             notify("cosmos_setting_changed", step=step, key=change.key, before=change.before, after=change.after)
         self._num_changes = len(state.changes)
 

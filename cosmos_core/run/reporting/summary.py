@@ -16,7 +16,7 @@ from rich.text import Text
 from cosmos_core.config.job import Job, Unit, score_name
 from cosmos_core.config.stages import stages
 from cosmos_core.control.live.timeline import TimedStep
-from cosmos_core.control.machine import reach
+from cosmos_core.control.machine import changes
 from cosmos_core.control.machine.records import EvaluationRecord
 from cosmos_core.control.machine.state import State
 from cosmos_core.observe.live import clock
@@ -148,7 +148,7 @@ def _settings(state: State | None) -> list[dict[str, Any]]:
     if state is None:
         return []
     return [
-        attrs.asdict(change) | {"step": reach.first_step(state.settings, change.key, change.step)}
+        attrs.asdict(change) | {"step": changes.first_step(state.settings, change.key, change.step)}
         for change in state.changes
     ]
 

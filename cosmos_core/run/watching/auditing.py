@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from cosmos_core.config.loading import load_job
-from cosmos_core.control.accounts import require_known
 from cosmos_core.control.audit import Audit, Auditor, Batch, audit
 from cosmos_core.control.journal import entries
-from cosmos_core.control.machine.account import since_recovery
+from cosmos_core.control.machine.recovery import since_recovery
+from cosmos_core.control.recovery_snapshots import require_known
 from cosmos_core.errors import ConfigError
 from cosmos_core.run.files.presence import find_address
 from cosmos_core.run.following.observer import so_far

@@ -10,12 +10,12 @@ import attrs
 
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.stages import stages
-from cosmos_core.control.accounts import require_known
 from cosmos_core.control.journal import entries
 from cosmos_core.control.live.snapshot import standing_of
-from cosmos_core.control.machine import reach
+from cosmos_core.control.machine import changes
 from cosmos_core.control.machine.progress import best_checkpoint
 from cosmos_core.control.machine.state import State
+from cosmos_core.control.recovery_snapshots import require_known
 from cosmos_core.observe.live import line
 from cosmos_core.policy.checkpoints.checkpoint import completed
 from cosmos_core.run.files import folder
@@ -92,7 +92,7 @@ def settings_lines(state: State) -> Iterator[str]:
     recipe = {each.key: each.value for each in state.settings.dynamic}
     newest = {change.key: change for change in state.changes}
     for key, change in sorted(newest.items()):
-        step = reach.first_step(state.settings, key, change.step)
+        step = changes.first_step(state.settings, key, change.step)
         has_come = step <= state.step + 1
         if not (has_come and change.after == recipe.get(key)):
             yield f"  {key} = {change.after} {'since' if has_come else 'from'} step {step} (recipe: {recipe.get(key)})"

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cosmos_core.control.live.curves import Curve
+from cosmos_core.control.live.event_feed import Curve
 from cosmos_core.control.live.snapshot import Snapshot
 from cosmos_core.observe.live import clock, heldout_fact, rate
 

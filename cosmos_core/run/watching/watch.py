@@ -15,11 +15,11 @@ from rich.text import Text
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.stages import stages
-from cosmos_core.control.accounts import require_known
 from cosmos_core.control.journal import entries
-from cosmos_core.control.live.chronicle import Chronicle
+from cosmos_core.control.live.event_feed import Chronicle
 from cosmos_core.control.live.snapshot import Snapshot, take
 from cosmos_core.control.machine.events import Event
+from cosmos_core.control.recovery_snapshots import require_known
 from cosmos_core.errors import DamagedJournalError, JournalError
 from cosmos_core.run.files import folder
 from cosmos_core.run.files.announcement import announced, read_address

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from cosmos_core.config.schema import ControlConfig
-from cosmos_core.control.book import begin_term
-from cosmos_core.control.desk import Desk
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import EVENTS, Event
+from cosmos_core.control.server_loop import Desk
+from cosmos_core.control.write_ahead_log import begin_term
 from cosmos_core.errors import JournalError, TransportError
 from cosmos_core.testing.replicas import FakePolicy
 from cosmos_core.testing.simulation.agenda import Agenda

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Final
 
 from cosmos_core.control.machine import core
-from cosmos_core.control.machine.account import ACCOUNT, account_of, is_known
 from cosmos_core.control.machine.events import EVENTS, Event, Recovered, Resumed
+from cosmos_core.control.machine.recovery import ACCOUNT, account_of, is_known
 from cosmos_core.control.machine.state import State
 from cosmos_core.errors import JournalError
 from cosmos_core.testing.simulation.faults import Faults

@@ -30,7 +30,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from cosmos_core.control.machine import core
-from cosmos_core.control.machine.directives import directive_for
+from cosmos_core.control.machine.directives import Offers, directive_for
 from cosmos_core.control.machine.events import (
     EVENTS,
     Commanded,
@@ -43,7 +43,6 @@ from cosmos_core.control.machine.events import (
     RunOpened,
 )
 from cosmos_core.control.machine.invariants import check
-from cosmos_core.control.machine.offers import Offers
 from cosmos_core.control.machine.state import State
 from cosmos_core.testing.replicas import FakePolicy
 from cosmos_core.testing.simulation.disk import Disk, Opened

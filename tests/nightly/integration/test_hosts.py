@@ -19,7 +19,7 @@ import zmq
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_recipe
-from cosmos_core.control.audit.auditor import audit
+from cosmos_core.control.audit import audit
 from cosmos_core.control.journal import entries
 from cosmos_core.control.machine.events import Event, ReplicaJoined, ReplicaLost, Reported
 from cosmos_core.control.machine.state import State

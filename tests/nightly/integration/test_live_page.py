@@ -16,8 +16,7 @@ from urllib.request import urlopen
 import pytest
 
 from cosmos_core.control.journal import entries
-from cosmos_core.control.live.chronicle import News, SampleView
-from cosmos_core.control.live.curves import Curve
+from cosmos_core.control.live.event_feed import Curve, News, SampleView
 from cosmos_core.control.live.snapshot import ReplicaView, Snapshot
 from cosmos_core.control.machine.events import Commanded
 from cosmos_core.control.page.service import Page

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .planting import plant
 
 MACHINE = "cosmos_core.control.machine"
-REWINDING = f"{MACHINE}.rewinding"
+RECOVERY = f"{MACHINE}.recovery"
 PROGRESS = f"{MACHINE}.progress"
 LEDGER = f"{MACHINE}.ledger:Ledger"
 
@@ -17,7 +17,7 @@ PLANTS = (
     plant(
         "each attempt at a step goes by other values",
         (
-            f"{MACHINE}.claim:_order",
+            f"{MACHINE}.batch_assembly:_order",
             "settings=changes.values_at(state, state.step + 1)",
             "settings=changes.values_at(state, state.step + state.attempts)",
         ),
@@ -29,32 +29,32 @@ PLANTS = (
     plant(
         "the controller goes by the recipe for ever",
         (f"{PROGRESS}:enter_step", "if changes.settle(state):", "if False:"),
-        (f"{MACHINE}.requests:take", "progress.enter_step(state)", "pass"),
+        (f"{MACHINE}.core:_take_command", "progress.enter_step(state)", "pass"),
     ),
     plant(
         "a run without its weights waits for ever",
-        (f"{REWINDING}:is_headless", "return not any(", "return False and not any("),
+        (f"{RECOVERY}:is_headless", "return not any(", "return False and not any("),
     ),
     plant(
         "prompts of undone steps stay consumed",
-        (f"{REWINDING}:rewind", "[ledger.rewound(mark) for ledger, mark in", "[ledger for ledger, mark in"),
+        (f"{RECOVERY}:rewind", "[ledger.rewound(mark) for ledger, mark in", "[ledger for ledger, mark in"),
     ),
     plant(
         "weights of undone steps stay published",
         (
-            f"{REWINDING}:_undo_publication",
+            f"{RECOVERY}:_undo_publication",
             "for version, known in state.published.items() if version <= step}",
             "for version, known in state.published.items()}",
         ),
         (
-            f"{REWINDING}:_undo_publication",
+            f"{RECOVERY}:_undo_publication",
             "{target for target in state.targets if target <= step}",
             "{target for target in state.targets}",
         ),
     ),
     plant(
         "rollout replicas keep weights of undone steps",
-        (f"{REWINDING}:_undo_generation", "if replica.version > step:", "if False:"),
+        (f"{RECOVERY}:_undo_generation", "if replica.version > step:", "if False:"),
     ),
     plant(
         "rollout replicas are not told of undone steps",
@@ -62,16 +62,16 @@ PLANTS = (
     ),
     plant(
         "reports of undone generations count",
-        (f"{REWINDING}:_undo_training", "state.undone = state.generation_number", "pass"),
+        (f"{RECOVERY}:_undo_training", "state.undone = state.generation_number", "pass"),
     ),
-    plant("records of undone steps stay", (f"{REWINDING}:_undo_training", "del state.steps[step:]", "pass")),
+    plant("records of undone steps stay", (f"{RECOVERY}:_undo_training", "del state.steps[step:]", "pass")),
     plant(
         "policy replicas with weights of undone steps stay",
-        (f"{REWINDING}:rewind", "if policy.step > event.step:", "if False:"),
+        (f"{RECOVERY}:rewind", "if policy.step > event.step:", "if False:"),
     ),
     plant(
         "changes of undone steps stay",
-        (f"{REWINDING}:_undo_changes", "state.changes = kept", "pass"),
+        (f"{RECOVERY}:_undo_changes", "state.changes = kept", "pass"),
     ),
     plant(
         "a resumed run forgets what was live",
@@ -79,20 +79,20 @@ PLANTS = (
     ),
     plant(
         "a resumed run forgets what was asked for",
-        (f"{PROGRESS}:resume", "commands=state.commands,", ""),
+        (f"{RECOVERY}:resume", "commands=state.commands,", ""),
     ),
     plant(
         "a resumed run keeps records of steps that did not happen",
-        (f"{PROGRESS}:resume", "steps=state.steps[: event.step]", "steps=state.steps"),
+        (f"{RECOVERY}:resume", "steps=state.steps[: event.step]", "steps=state.steps"),
     ),
     plant(
         "a resumed run does not say what was undone",
-        (f"{PROGRESS}:resume", "undone=state.generation_number,", ""),
+        (f"{RECOVERY}:resume", "undone=state.generation_number,", ""),
     ),
     plant(
         "who was in a run that is resumed may come back",
         (
-            f"{PROGRESS}:resume",
+            f"{RECOVERY}:resume",
             'state.fenced[replica.incarnation] = f"{replica.name}: the run was resumed without it"',
             "pass",
         ),
@@ -100,7 +100,7 @@ PLANTS = (
     plant(
         "an account is taken a prompt late",
         (
-            f"{MACHINE}.account:account_of",
+            f"{MACHINE}.recovery:account_of",
             "marks=state.marks[step]",
             "marks=tuple(ledger.mark() for ledger in state.ledgers)",
         ),

@@ -59,7 +59,7 @@ PLANTS = (
     ),
     plant(
         "a batch is not given out again to a new generation",
-        (f"{MEMBERSHIP}:_settle", "claim.repeat(state)", "pass"),
+        (f"{MEMBERSHIP}:_settle", "batch_assembly.repeat(state)", "pass"),
     ),
     plant(
         "a pause after a broken group has no end",
@@ -75,7 +75,7 @@ PLANTS = (
     ),
     plant(
         "attempts are not counted",
-        (f"{MACHINE}.claim:_order", "state.attempts += 1", "state.attempts = 1"),
+        (f"{MACHINE}.batch_assembly:_order", "state.attempts += 1", "state.attempts = 1"),
     ),
     plant(
         "one member that has applied a step is enough",
@@ -87,24 +87,24 @@ PLANTS = (
     ),
     plant(
         "a step is ordered before the group has formed",
-        (f"{MACHINE}.claim:form", "generation is None or not generation.is_ready", "generation is None"),
+        (f"{MACHINE}.batch_assembly:form", "generation is None or not generation.is_ready", "generation is None"),
     ),
     plant(
         "any failure of a step is the present one's",
         (
-            f"{MACHINE}.claim:on_step_failed",
+            f"{MACHINE}.batch_assembly:on_step_failed",
             "(order.step, order.attempt) == (report.step, report.attempt)",
             "order.step >= report.step",
         ),
     ),
     plant(
         "who drains leaves with payloads that are wanted",
-        (f"{MACHINE}.leaving:_is_free", "not replica.leases and not replica.held", "not replica.leases"),
+        (f"{MACHINE}.membership:_is_free", "not replica.leases and not replica.held", "not replica.leases"),
     ),
     plant(
         "a policy replica that drains leaves its group at once",
         (
-            f"{MACHINE}.leaving:_is_free",
+            f"{MACHINE}.membership:_is_free",
             "generation is None or not generation.is_ready or replica.name in generation.order.members",
             "generation is None",
         ),
@@ -116,11 +116,11 @@ PLANTS = (
     ),
     plant(
         "the last replica of a role may leave",
-        (f"{MACHINE}.leaving:refusal", "if is_needed and not any(", "if False and not any("),
+        (f"{MACHINE}.membership:refusal", "if is_needed and not any(", "if False and not any("),
     ),
     plant(
         "who has left is in the run until it is silent",
-        (f"{MACHINE}.leaving:leave", "membership.lose(state, replica, _REASON)", "pass"),
+        (f"{MACHINE}.membership:leave", 'lose(state, replica, "it has left, as it was asked to")', "pass"),
     ),
     plant(
         "what a member has taken over is not known of it",

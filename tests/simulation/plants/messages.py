@@ -5,11 +5,11 @@ from __future__ import annotations
 from .planting import plant
 
 MACHINE = "cosmos_core.control.machine"
-BOOK = "cosmos_core.control.book:Book"
-DESK = "cosmos_core.control.desk:Desk"
-PATROL = "cosmos_core.control.patrol:Patrol"
-LINES = "cosmos_core.control.lines:Lines"
-LINE = "cosmos_core.control.lines:Line"
+BOOK = "cosmos_core.control.write_ahead_log:Book"
+DESK = "cosmos_core.control.server_loop:Desk"
+PATROL = "cosmos_core.control.failure_detector:Patrol"
+LINES = "cosmos_core.control.connections:Lines"
+LINE = "cosmos_core.control.connections:Line"
 SESSION = "cosmos_core.replica.session:Session"
 
 PLANTS = (
@@ -55,7 +55,7 @@ PLANTS = (
     ),
     plant(
         "a term may be lost with the end of the journal, and come again",
-        ("cosmos_core.control.book:begin_term", "journal.settle()", "journal.commit()"),
+        ("cosmos_core.control.write_ahead_log:begin_term", "journal.settle()", "journal.commit()"),
     ),
     plant(
         "a controller that has forgotten what it acknowledged is believed",
@@ -75,11 +75,11 @@ PLANTS = (
     ),
     plant(
         "a request to leave is taken in and forgotten",
-        (f"{MACHINE}.leaving:drain", "state.draining.add(name)", "pass"),
+        (f"{MACHINE}.membership:drain", "state.draining.add(name)", "pass"),
     ),
     plant(
         "a stop before the start is forgotten",
-        (f"{MACHINE}.requests:take", "state.is_stopping = True", "state.is_stopping = state.has_started"),
+        (f"{MACHINE}.core:_take_command", "state.is_stopping = True", "state.is_stopping = state.has_started"),
     ),
     plant(
         "who is silent is never given up",

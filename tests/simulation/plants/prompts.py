@@ -71,38 +71,38 @@ PLANTS = (
     ),
     plant(
         "the bound on staleness is one too large",
-        (f"{MACHINE}.claim:is_stale", "> state.settings.max_staleness", "> state.settings.max_staleness + 1"),
+        (f"{MACHINE}.batch_assembly:is_stale", "> state.settings.max_staleness", "> state.settings.max_staleness + 1"),
         (f"{MACHINE}.dispatch:_limit", "settings.max_staleness + 1 -", "settings.max_staleness + 2 -"),
     ),
     plant(
         "the newest token's weights count for a sample's",
-        (f"{MACHINE}.claim:on_finished", "min((sample.oldest_version", "max((sample.newest_version"),
+        (f"{MACHINE}.batch_assembly:on_finished", "min((sample.oldest_version", "max((sample.newest_version"),
     ),
     plant(
         "what a step has made too old is kept",
-        (f"{MACHINE}.progress:finish_step", "claim.drop_stale(state)", "pass"),
-        (f"{MACHINE}.progress:enter_step", "claim.drop_stale(state)", "pass"),
+        (f"{MACHINE}.progress:finish_step", "batch_assembly.drop_stale(state)", "pass"),
+        (f"{MACHINE}.progress:enter_step", "batch_assembly.drop_stale(state)", "pass"),
     ),
     plant(
         "groups with too few scored samples are trained on",
-        (f"{MACHINE}.claim:on_finished", "max(1, state.stage.min_group_size)", "1"),
+        (f"{MACHINE}.batch_assembly:on_finished", "max(1, state.stage.min_group_size)", "1"),
     ),
     plant(
         "a step that failed for missing payloads is repeated with the same batch",
         (
-            f"{MACHINE}.claim:on_step_failed",
+            f"{MACHINE}.batch_assembly:on_step_failed",
             "for group in [group for group in state.ledger.finished.values() if group.lease in missing]:",
             "for group in []:",
         ),
     ),
     plant(
         "a batch is made of prompts in the order in which they came",
-        (f"{MACHINE}.claim:form", "sorted(ledger.finished)[:size]", "list(ledger.finished)[:size]"),
-        (f"{MACHINE}.claim:form", "for position in positions]", "for position in positions[::-1]]"),
+        (f"{MACHINE}.batch_assembly:form", "sorted(ledger.finished)[:size]", "list(ledger.finished)[:size]"),
+        (f"{MACHINE}.batch_assembly:form", "for position in positions]", "for position in positions[::-1]]"),
     ),
     plant(
         "demonstrations are read once more than they are wanted",
-        (f"{MACHINE}.claim:_read", "ledger.finished[position] =", "ledger.finished[max(0, position - 7)] ="),
+        (f"{MACHINE}.batch_assembly:_read", "ledger.finished[position] =", "ledger.finished[max(0, position - 7)] ="),
     ),
     plant(
         "an evaluation ends one row early",
@@ -127,7 +127,7 @@ PLANTS = (
     plant(
         "orders carry texts",
         (
-            f"{MACHINE}.claim:on_finished",
+            f"{MACHINE}.batch_assembly:on_finished",
             'attrs.evolve(sample, text="", detail="") if sample.text or sample.detail else sample',
             "sample",
         ),

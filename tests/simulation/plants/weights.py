@@ -57,7 +57,7 @@ PLANTS = (
     plant(
         "whoever waits for a parent that is behind is given nothing",
         (
-            f"{MACHINE}.offers:Offers.target",
+            f"{MACHINE}.directives:Offers.target",
             "if newest in parent.kept:",
             "if parent.kept.pop(newest, ''):",
         ),

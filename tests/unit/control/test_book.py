@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from cosmos_core.control.book import begin_term
 from cosmos_core.control.journal import Journal, replay
+from cosmos_core.control.write_ahead_log import begin_term
 
 
 def test_a_term_is_in_the_file_itself_so_that_it_never_comes_again(tmp_path, run):

@@ -5,9 +5,9 @@ import pytest
 
 from cosmos_core.config.dynamic import DynamicKey
 from cosmos_core.control.machine import changes, core
-from cosmos_core.control.machine.account import ACCOUNT, account_of, restored
+from cosmos_core.control.machine.core import refusal
 from cosmos_core.control.machine.events import Commanded
-from cosmos_core.control.machine.requests import refusal
+from cosmos_core.control.machine.recovery import ACCOUNT, account_of, restored
 from cosmos_core.transport.reports import StepFailed
 from cosmos_core.transport.requests import Set
 from cosmos_core.transport.wire import REQUEST

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from cosmos_core.control.machine.claim import LEAST_USELESS, MAX_ATTEMPTS, balanced
+from cosmos_core.control.machine.batch_assembly import LEAST_USELESS, MAX_ATTEMPTS, balanced
 from cosmos_core.control.machine.events import RegroupDue
 from cosmos_core.control.machine.records import MOST_REASONS, OTHER_REASONS
 from cosmos_core.transport.reports import GroupFailed, StepDone, StepFailed

@@ -4,7 +4,6 @@ import attrs
 import pytest
 
 from cosmos_core.config.schema import ControlConfig
-from cosmos_core.control.desk import Desk
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import (
     Commanded,
@@ -17,6 +16,7 @@ from cosmos_core.control.machine.events import (
     RunEnded,
     RunOpened,
 )
+from cosmos_core.control.server_loop import Desk
 from cosmos_core.errors import JournalError
 from cosmos_core.transport.messages import (
     WIRE_VERSION,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cosmos_core.control.machine import requests
+from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Commanded
 from cosmos_core.transport.reports import Left
 from cosmos_core.transport.requests import Drain
@@ -10,7 +10,7 @@ from cosmos_core.transport.wire import REQUEST
 
 
 def drain(it, name):
-    refusal = requests.refusal(it.state, Drain(name=name))
+    refusal = core.refusal(it.state, Drain(name=name))
     if not refusal:
         it.apply(Commanded(ident=f"drain {name}", request=REQUEST.encode(Drain(name=name))))
     return refusal

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from cosmos_core.config.schema import ControlConfig
-from cosmos_core.control.desk import Desk
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import GroupStalled, ReplicaLost, RunOpened
+from cosmos_core.control.server_loop import Desk
 from cosmos_core.transport.messages import WIRE_VERSION, Beat, Directive, Hello, Reports
 from cosmos_core.transport.reports import GenerationFormed
 from cosmos_core.transport.wire import REPORT

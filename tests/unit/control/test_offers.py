@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from cosmos_core.control.lines import Lines
-from cosmos_core.control.machine import offers, relays
-from cosmos_core.control.machine.directives import directive_for
-from cosmos_core.control.machine.offers import Offers
+from cosmos_core.control.connections import Lines
+from cosmos_core.control.machine import directives, relays
+from cosmos_core.control.machine.directives import Offers, directive_for
 from cosmos_core.transport.directives import RolloutDirective
 
 
@@ -31,9 +30,9 @@ def test_what_is_shared_by_a_pass_is_what_each_would_get_alone(run):
 def test_a_pass_over_all_replicas_looks_at_the_policy_once(run, monkeypatch):
     it = crowd(run)
     lines, places, sorted_for = Lines(it.state, 0.0), [], []
-    policy_places, distances = relays.policy_places, offers.distances
+    policy_places, distances = relays.policy_places, directives.distances
     monkeypatch.setattr(relays, "policy_places", lambda state: places.append(1) or policy_places(state))
-    monkeypatch.setattr(offers, "distances", lambda *of: sorted_for.append(of[1]) or distances(*of))
+    monkeypatch.setattr(directives, "distances", lambda *of: sorted_for.append(of[1]) or distances(*of))
     it.state.touch()
     lines.due(0.0)
     # Once for each place that matters: in the policy's rack 1 and on its host a, in its rack 2, and elsewhere.

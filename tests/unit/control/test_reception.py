@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from cosmos_core.control import reception as module
-from cosmos_core.control.reception import Reception
+from cosmos_core.control import server
+from cosmos_core.control.server import Reception
 
 
 @attrs.define
@@ -58,7 +58,7 @@ def test_nobody_is_asked_for_while_the_list_of_keys_stays_as_it_is(guarded):
 
 
 def test_those_who_spoke_once_are_forgotten_in_time(guarded, monkeypatch):
-    monkeypatch.setattr(module, "_SPARE_IDENTITIES", 5)
+    monkeypatch.setattr(server, "_SPARE_IDENTITIES", 5)
     known, reception = Known(b"0", b"1"), Reception(guarded)
     for number in range(100):
         reception._keys[b"%d" % number] = "A"

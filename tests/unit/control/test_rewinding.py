@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cosmos_core.config.dynamic import DynamicKey
-from cosmos_core.control.machine import core, membership, rewinding
+from cosmos_core.control.machine import core, membership, recovery
 from cosmos_core.control.machine.changes import values_at
 from cosmos_core.control.machine.events import Commanded, JoinTimedOut, RegroupDue, Rewound
 from cosmos_core.errors import JournalError
@@ -21,8 +21,8 @@ from cosmos_core.transport.wire import REQUEST
 
 def rewind(it):
     """What the desk does."""
-    assert rewinding.is_headless(it.state)
-    it.apply(Rewound(step=rewinding.newest_kept(it.state)))
+    assert recovery.is_headless(it.state)
+    it.apply(Rewound(step=recovery.newest_kept(it.state)))
 
 
 def save(it, name="p0"):
@@ -45,7 +45,7 @@ def test_weights_that_are_in_a_checkpoint_are_loaded_and_nothing_is_undone(run):
     save(it)
     leases, digest = it.leases(), it.world.checkpoints[2]
     it.lose("p0")
-    assert not rewinding.is_headless(it.state)
+    assert not recovery.is_headless(it.state)
     assert membership.missing(it.state) == ["1 of 1 policy replicas"]
     it.join("p9")
     order = it.directive("p9").generation
@@ -197,7 +197,7 @@ def test_nobody_comes(run):
 def test_what_ends_every_policy_replica_ends_the_run(run):
     it = run(steps=4)
     it.start()
-    for number in range(rewinding.MAX_REWINDS + 1):
+    for number in range(recovery.MAX_REWINDS + 1):
         advance(it, 1)
         it.lose(f"p{number}")
         rewind(it)
@@ -297,9 +297,9 @@ def test_who_said_that_it_has_everything_after_its_generation_broke_keeps_the_ru
     it.follow("p0")
     reports = it.fakes["p1"].follow(it.directive("p1"))
     it.lose("p0")
-    assert rewinding.is_headless(it.state)
+    assert recovery.is_headless(it.state)
     it.report("p1", *reports)
-    assert not rewinding.is_headless(it.state)
+    assert not recovery.is_headless(it.state)
     it.settle()
     assert (it.state.outcome, it.state.rewinds) == ("finished", [])
     assert it.fakes["p1"].trained[0].step == step + 1

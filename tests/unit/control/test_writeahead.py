@@ -7,9 +7,8 @@ import struct
 
 import pytest
 
-from cosmos_core.control.journal import Journal, entries
+from cosmos_core.control.journal import Journal, entries, lost_at
 from cosmos_core.control.machine.events import ControllerStarted
-from cosmos_core.control.writeahead import lost_at
 from cosmos_core.errors import DamagedJournalError
 
 HEADER, FRAME = 32, 24 + 4096

@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 from cosmos_core.config.loading import load_job, load_recipe
-from cosmos_core.control.accounts import Accounts
 from cosmos_core.control.journal import Journal, replay
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Resumed, Rewound
 from cosmos_core.control.machine.settings import settings_of
+from cosmos_core.control.recovery_snapshots import Accounts
 from cosmos_core.errors import ConfigError, JournalError
 from cosmos_core.policy.checkpoints.checkpoint import path_of
 from cosmos_core.run import command

@@ -11,7 +11,7 @@ from cosmos_core.config.dynamic import dynamic_keys
 from cosmos_core.config.loading import recipe_from, save_job
 from cosmos_core.config.stages import stages
 from cosmos_core.config.structure import structure, unstructure
-from cosmos_core.control.machine import reach, requests
+from cosmos_core.control.machine import changes, core
 from cosmos_core.control.machine.events import Commanded
 from cosmos_core.errors import ConfigError, ReplicaError
 from cosmos_core.plugins.selection import PluginSet
@@ -73,11 +73,11 @@ def asked(history, job, monkeypatch):
             pass
 
         def settable(self):
-            return reach.settable(history.state)
+            return changes.settable(history.state)
 
         def ask(self, request):
             self.requests = (*self.requests, request)
-            if not (refusal := requests.refusal(history.state, request)):
+            if not (refusal := core.refusal(history.state, request)):
                 put(history, *request.overrides)
             return refusal
 

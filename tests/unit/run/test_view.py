@@ -3,7 +3,7 @@ import time
 from cosmos_core.config.stages import stages
 from cosmos_core.control.__main__ import restore
 from cosmos_core.control.journal import Journal
-from cosmos_core.control.live.chronicle import Chronicle
+from cosmos_core.control.live.event_feed import Chronicle
 from cosmos_core.control.live.snapshot import take
 from cosmos_core.control.live.timeline import Timeline
 from cosmos_core.control.page.window import Window

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from cosmos_core.control.live.curves import MOST_POINTS, Trace
+from cosmos_core.control.live.event_feed import MOST_POINTS, Trace
 
 
 def test_a_short_curve_has_every_point():

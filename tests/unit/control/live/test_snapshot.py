@@ -6,7 +6,7 @@ import pytest
 
 from cosmos_core.config.schema import OptimizerConfig
 from cosmos_core.config.stages import Stage
-from cosmos_core.control.live.chronicle import Chronicle
+from cosmos_core.control.live.event_feed import Chronicle
 from cosmos_core.control.live.snapshot import MOST_REPLICAS, standing_of, take
 from cosmos_core.control.live.timeline import Timeline
 from cosmos_core.control.machine.events import Commanded, ReplicaLost

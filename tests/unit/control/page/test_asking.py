@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from cosmos_core.control.page.asking import request_from
+from cosmos_core.control.page.application import request_from
 from cosmos_core.errors import TransportError
 from cosmos_core.transport.requests import Drain, Set, Stop
 from cosmos_core.transport.wire import REQUEST

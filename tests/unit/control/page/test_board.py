@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from cosmos_core.control.page import board as module
 from cosmos_core.control.page.board import Board
 from cosmos_core.errors import TransportError
 from cosmos_core.transport.requests import Stop
@@ -12,7 +11,7 @@ from cosmos_core.transport.requests import Stop
 
 @pytest.fixture
 def board(monkeypatch):
-    monkeypatch.setattr(module, "_ANSWER_S", 0.05)
+    monkeypatch.setattr("cosmos_core.control.page.board._ANSWER_S", 0.05)
     return Board()
 
 

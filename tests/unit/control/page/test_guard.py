@@ -1,7 +1,7 @@
 import pytest
 from multidict import CIMultiDict
 
-from cosmos_core.control.page.guard import Guard, host_name
+from cosmos_core.control.page.authentication import Guard, host_name
 
 TOKEN = "t" * 43
 HERE = Guard(token=TOKEN, bind="127.0.0.1", names=frozenset({"worker-1"}))

@@ -9,7 +9,7 @@ import pytest
 
 from cosmos_core.config.job import Job, StageFacts
 from cosmos_core.config.loading import recipe_from
-from cosmos_core.control.page.opening import opened
+from cosmos_core.control.page.window import opened
 
 
 @pytest.fixture

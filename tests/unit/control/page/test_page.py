@@ -9,8 +9,7 @@ import time
 import attrs
 import pytest
 
-from cosmos_core.control.page import application as pages
-from cosmos_core.control.page import connections
+from cosmos_core.control.page import application
 from cosmos_core.control.page.service import Page
 from cosmos_core.errors import TransportError
 from cosmos_core.transport.requests import Drain, Set
@@ -183,7 +182,7 @@ def test_only_so_much_is_asked_at_once(served, monkeypatch):
 
 
 def test_only_so_many_watch_at_once(served, stream, monkeypatch):
-    monkeypatch.setattr(pages, "MOST_STREAMS", 2)
+    monkeypatch.setattr(application, "MOST_STREAMS", 2)
     first = [stream(), stream()]
     assert [each.until("run")["step"] for each in first] == [3, 3]
     assert stream().status == 503
@@ -195,7 +194,7 @@ def test_only_so_many_watch_at_once(served, stream, monkeypatch):
 
 
 def test_a_browser_that_does_not_read_holds_nobody_up(served, monkeypatch, snapshot):
-    monkeypatch.setattr(pages, "_WRITE_S", 3.0)
+    monkeypatch.setattr(application, "_WRITE_S", 3.0)
     deadline = time.monotonic() + 60
     text = "x" * 20_000
     step, took = 0, 0.0
@@ -220,7 +219,7 @@ def test_a_browser_that_does_not_read_holds_nobody_up(served, monkeypatch, snaps
 
 
 def test_connections_that_say_nothing_whole_are_closed(served, monkeypatch):
-    monkeypatch.setattr(connections, "IDLE_S", 0.3)
+    monkeypatch.setattr(application, "IDLE_S", 0.3)
     monkeypatch.setattr("cosmos_core.control.page.service._SWEEP_S", 0.1)
     silent, slow = (socket.create_connection(served.place, timeout=10) for _ in range(2))
     slow.sendall(b"GET / HTTP/1.1\r\nHost: local")
@@ -232,7 +231,7 @@ def test_connections_that_say_nothing_whole_are_closed(served, monkeypatch):
 
 
 def test_there_are_only_so_many_connections(served, monkeypatch):
-    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(application, "MOST_CONNECTIONS", 3)
     held = [socket.create_connection(served.place, timeout=5) for _ in range(3)]
     for each in held:
         each.sendall(b"GET /icon.svg HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -2,7 +2,7 @@ import stat
 
 import pytest
 
-from cosmos_core.control.page.secret import NAME, run_token
+from cosmos_core.control.page.authentication import NAME, run_token
 from cosmos_core.errors import TransportError
 
 

@@ -7,12 +7,12 @@ import pytest
 
 from cosmos_core.config.schema import ControlConfig, OptimizerConfig
 from cosmos_core.config.stages import Stage
-from cosmos_core.control.desk import Desk
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Commanded, RunOpened
-from cosmos_core.control.noted import Noted
 from cosmos_core.control.page.board import Asked
 from cosmos_core.control.page.window import PAGE, Window
+from cosmos_core.control.server_loop import Desk
+from cosmos_core.control.write_ahead_log import Noted
 from cosmos_core.transport.messages import Answer
 from cosmos_core.transport.requests import Drain, Stop
 from cosmos_core.transport.wire import REQUEST

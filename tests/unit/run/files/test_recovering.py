@@ -6,13 +6,13 @@ import os
 import pytest
 
 from cosmos_core.config.loading import save_job
-from cosmos_core.control import accounts, writeahead
+from cosmos_core.control import journal, recovery_snapshots
 from cosmos_core.control.__main__ import restore
-from cosmos_core.control.accounts import Accounts
 from cosmos_core.control.audit import audit
 from cosmos_core.control.journal import Journal, entries, replay
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Recovered, Resumed
+from cosmos_core.control.recovery_snapshots import Accounts
 from cosmos_core.errors import ConfigError, DamagedJournalError, JournalError
 from cosmos_core.run.files import recovering
 from cosmos_core.run.following.follower import Follower
@@ -51,9 +51,9 @@ def test_accounts_are_kept_of_the_newest_checkpoints(job, run):
     assert run.state.outcome == "finished"
     steps = sorted(run.state.checkpoints.saved)
     assert len(steps) > 2
-    kept = accounts.kept(job.accounts)
+    kept = recovery_snapshots.kept(job.accounts)
     assert kept[-2:] == steps[-2:]
-    account = accounts.read(job.accounts, steps[-1])
+    account = recovery_snapshots.read(job.accounts, steps[-1])
     assert account.steps == tuple(run.state.steps)
     assert account.marks == run.state.marks[steps[-1]]
 
@@ -83,7 +83,7 @@ def test_a_run_goes_on_from_its_newest_checkpoint_with_a_new_journal(job, run):
 
 def test_an_older_checkpoint_can_be_chosen_and_the_rest_is_trained_again(job, run, open_history):
     flip(job.journal)
-    older = accounts.kept(job.accounts)[-2]
+    older = recovery_snapshots.kept(job.accounts)[-2]
     recovering.recover(job.directory, step=older)
     ((_, _, event),) = entries(job.journal)
     assert isinstance(event, Recovered)
@@ -106,7 +106,7 @@ def test_an_older_checkpoint_can_be_chosen_and_the_rest_is_trained_again(job, ru
 def test_a_journal_that_is_gone_is_not_taken_for_a_new_run(job, run):
     job.journal.unlink()
     with pytest.raises(DamagedJournalError, match=r"is gone, or empty, .*; cosmos recover .* goes on"):
-        accounts.require_known(job.accounts, None)
+        recovery_snapshots.require_known(job.accounts, None)
     done = recovering.recover(job.directory)
     assert done.aside is None
     assert replay(job.journal).step == done.step
@@ -114,7 +114,7 @@ def test_a_journal_that_is_gone_is_not_taken_for_a_new_run(job, run):
 
 def test_a_damaged_account_is_passed_over_and_named_if_it_is_the_last(job, run):
     flip(job.journal)
-    kept = accounts.kept(job.accounts)
+    kept = recovery_snapshots.kept(job.accounts)
     flip(job.accounts / f"step-{kept[-1]}")
     with pytest.raises(JournalError, match=f"step-{kept[-1]}: is damaged"):
         recovering.recover(job.directory, step=kept[-1])
@@ -140,7 +140,7 @@ def shortened(job, run):
 
 def test_a_journal_that_lost_what_an_account_is_of_is_not_gone_on_with(job, shortened):
     assert (shortened.step, shortened.undone) == (6, 0)
-    before, size = accounts.kept(job.accounts), job.journal.stat().st_size
+    before, size = recovery_snapshots.kept(job.accounts), job.journal.stat().st_size
     lost = rf"lost entries: it ends at step 6, and has not what .*/step-8 is of; cosmos recover {job.directory}"
     with pytest.raises(DamagedJournalError, match=lost):
         Accounts(job.accounts, keep=2).note(shortened)
@@ -149,7 +149,7 @@ def test_a_journal_that_lost_what_an_account_is_of_is_not_gone_on_with(job, shor
             restore(journal, job, step)
     with pytest.raises(DamagedJournalError, match=lost):
         auditing.audit_run(job.directory)
-    assert accounts.kept(job.accounts) == before
+    assert recovery_snapshots.kept(job.accounts) == before
     assert job.journal.stat().st_size == size
     assert recovering.recover(job.directory).step == 9
     assert auditing.audit_run(job.directory).problems == ()
@@ -159,10 +159,10 @@ def test_a_journal_that_lost_what_an_account_is_of_is_not_gone_on_with(job, shor
 
 def test_a_journal_that_lost_the_generation_of_an_account_is_not_gone_on_with(job, run):
     state = replay(job.journal)
-    accounts.require_known(job.accounts, state)
+    recovery_snapshots.require_known(job.accounts, state)
     state.generation_number -= 1
     with pytest.raises(DamagedJournalError, match=r"it ends at step 9, and has not what .*/step-8 is of"):
-        accounts.require_known(job.accounts, state)
+        recovery_snapshots.require_known(job.accounts, state)
 
 
 def test_an_empty_journal_is_not_a_new_run_where_there_are_accounts(job, run):
@@ -182,9 +182,9 @@ def test_accounts_of_what_the_journal_says_was_undone_are_no_damage(job, run, is
         # The controller was killed before it removed them.
         state, _ = restore(journal, job, None)
     assert state.step == 4
-    assert accounts.kept(job.accounts)[-1] == 9
+    assert recovery_snapshots.kept(job.accounts)[-1] == 9
     Accounts(job.accounts, keep=2).note(state)
-    assert max(accounts.kept(job.accounts)) == 4
+    assert max(recovery_snapshots.kept(job.accounts)) == 4
 
 
 def test_without_an_account_nothing_is_touched(job, run):
@@ -208,14 +208,14 @@ def test_an_account_that_cannot_be_written_stops_the_run(job, history, tmp_path)
 def test_accounts_of_steps_that_were_undone_are_removed(job, run):
     book = Accounts(job.accounts, keep=2)
     book.note(run.state)
-    later = max(accounts.kept(job.accounts))
-    step = min(accounts.kept(job.accounts))
+    later = max(recovery_snapshots.kept(job.accounts))
+    step = min(recovery_snapshots.kept(job.accounts))
     assert step < later
     run.state.rewinds.append(step)
     run.state.step, run.state.undone = step, run.state.generation_number
     run.state.checkpoints.saved.clear()
     book.note(run.state)
-    assert accounts.kept(job.accounts) == [step]
+    assert recovery_snapshots.kept(job.accounts) == [step]
 
 
 def test_an_account_that_cannot_be_removed_stops_the_run(job, run):
@@ -234,7 +234,7 @@ def test_a_second_recovery_from_an_older_checkpoint_says_no_number_again(job, ru
     state.generation_number += 1  # its gradient group was formed
     Accounts(job.accounts, keep=2).note(state)
     job.journal.rename(job.journal.with_name("away"))
-    older = recovering.recover(job.directory, step=accounts.kept(job.accounts)[0])
+    older = recovering.recover(job.directory, step=recovery_snapshots.kept(job.accounts)[0])
     assert older.step < newest
     assert recovering.damage(job) == ""
     with Journal(job.journal) as journal:
@@ -254,7 +254,7 @@ def test_a_log_whose_journal_is_gone_is_kept_aside_with_it(job, run):
 
 
 def test_an_account_that_cannot_be_read_is_a_witness_too(job, shortened):
-    for step in accounts.kept(job.accounts):
+    for step in recovery_snapshots.kept(job.accounts):
         flip(job.accounts / f"step-{step}")
     assert "has lost entries" in recovering.damage(job)
 
@@ -264,6 +264,6 @@ def test_a_log_that_cannot_be_read_is_an_error_of_the_journal(job, run, monkeypa
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     job.journal.with_name(f"{job.journal.name}-wal").touch()
-    monkeypatch.setattr(writeahead, "lost_at", fail)
+    monkeypatch.setattr(journal, "lost_at", fail)
     with pytest.raises(JournalError, match=r"journal\.sqlite-wal: Input/output error; make sure .*its disk works"):
         replay(job.journal)

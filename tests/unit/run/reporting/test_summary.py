@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from cosmos_core.config.job import StageFacts
-from cosmos_core.control.machine.account import ACCOUNT, account_of
 from cosmos_core.control.machine.events import Commanded, ControllerStarted, Recovered
+from cosmos_core.control.machine.recovery import ACCOUNT, account_of
 from cosmos_core.run.following.follower import Follower
 from cosmos_core.run.reporting.planes import planes_of
 from cosmos_core.run.reporting.report import write_report

@@ -9,9 +9,8 @@ import attrs
 import pytest
 from rich.console import Console
 
-from cosmos_core.control.audit import audit
-from cosmos_core.control.audit.books import Books
-from cosmos_core.control.machine import claim, progress
+from cosmos_core.control.audit import Books, audit
+from cosmos_core.control.machine import batch_assembly, progress
 from cosmos_core.control.machine.directives import directive_for
 from cosmos_core.control.machine.events import Commanded, ControllerStarted, Reported
 from cosmos_core.control.machine.ledger import Finished, Ledger
@@ -191,7 +190,7 @@ def test_a_step_that_a_member_never_applied_is_found(finished, monkeypatch):
 
 
 def test_stale_samples_that_were_trained_on_are_found(finished, monkeypatch):
-    monkeypatch.setattr(claim, "is_stale", lambda state, group: False)
+    monkeypatch.setattr(batch_assembly, "is_stale", lambda state, group: False)
 
     def aged(report):
         if not report.samples or min(sample.oldest_version for sample in report.samples) < 6:

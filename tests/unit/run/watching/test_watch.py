@@ -98,7 +98,7 @@ def test_lines_say_the_same(told):
 
 
 def test_a_sparkline_goes_from_the_lowest_to_the_highest():
-    from cosmos_core.control.live.curves import Curve
+    from cosmos_core.control.live.event_feed import Curve
 
     rising = Curve(name="x", points=tuple((step, float(step)) for step in range(100)))
     assert sparkline(rising, width=8) == "▁▂▃▄▅▆▇█"
@@ -122,7 +122,7 @@ def test_on_a_terminal_the_last_screen_stays(stored):
 def test_markup_of_what_a_run_says_is_not_interpreted(told):
     import attrs
 
-    from cosmos_core.control.live.chronicle import News
+    from cosmos_core.control.live.event_feed import News
 
     odd = attrs.evolve(told, reason="[red]no[/red] [/", news=(News(time=1.0, kind="problem", text="[bold]x[/] [/"),))
     console = terminal()

@@ -12,12 +12,12 @@ from typing import Final, TypeAlias
 
 from cosmos_core.config.kinship import difference
 from cosmos_core.config.schema import ControlConfig
-from cosmos_core.control.book import Book, Durable
-from cosmos_core.control.lines import IsThere, Line, Lines
-from cosmos_core.control.machine import reach, requests
+from cosmos_core.control.connections import IsThere, Line, Lines
+from cosmos_core.control.failure_detector import Patrol
+from cosmos_core.control.machine import changes, core
 from cosmos_core.control.machine.events import Commanded, ReplicaJoined, Reported, RunEnded
 from cosmos_core.control.machine.state import State
-from cosmos_core.control.patrol import Patrol
+from cosmos_core.control.write_ahead_log import Book, Durable
 from cosmos_core.errors import TransportError
 from cosmos_core.transport.messages import (
     WIRE_VERSION,
@@ -157,14 +157,14 @@ class Desk:
             case Command():
                 self._on_command(identity, message)
             case Inquire():
-                self._answers.append((identity, reach.settable(self.state)))
+                self._answers.append((identity, changes.settable(self.state)))
 
     def _on_command(self, identity: bytes, command: Command) -> None:
         refusal = ""
         if command.ident not in self.state.commands:
             try:
                 request = REQUEST.decode(command.request)
-                refusal = requests.refusal(self.state, request)
+                refusal = core.refusal(self.state, request)
             except TransportError as error:
                 refusal = str(error)
             if not refusal and isinstance(request, Lost):

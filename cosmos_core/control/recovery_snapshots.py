@@ -12,12 +12,12 @@ import re
 from pathlib import Path
 from typing import Final
 
-from cosmos_core.control.book import Durable
 from cosmos_core.control.journal import RECOVER
 from cosmos_core.control.machine import progress
-from cosmos_core.control.machine.account import ACCOUNT, Account, account_of, is_known
 from cosmos_core.control.machine.events import Event
+from cosmos_core.control.machine.recovery import ACCOUNT, Account, account_of, is_known
 from cosmos_core.control.machine.state import State
+from cosmos_core.control.write_ahead_log import Durable
 from cosmos_core.errors import DamagedJournalError, JournalError, TransportError
 
 _NAME: Final = re.compile(r"step-(\d+)")

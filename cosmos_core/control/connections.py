@@ -8,8 +8,7 @@ from typing import Final, TypeAlias
 import attrs
 
 from cosmos_core.config.schema import ControlConfig
-from cosmos_core.control.machine.directives import directive_for
-from cosmos_core.control.machine.offers import Offers
+from cosmos_core.control.machine.directives import Offers, directive_for
 from cosmos_core.control.machine.state import State
 from cosmos_core.transport.directives import PolicyDirective, RolloutDirective
 from cosmos_core.transport.messages import Acknowledged, Beat, Directive, Down

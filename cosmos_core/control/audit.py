@@ -1,22 +1,205 @@
-"""Takes a journal's entries in, and compares what the run says of itself with what is on record."""
+"""The audit of a journal: what became of every prompt, and what each step was trained on.
+
+The state machine says what happened; the books here are kept apart from it, from the events and the moves of single
+prompts, so that a mistake in its accounting is found. It takes one entry after another and works in a simulation, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 import attrs
 
-from cosmos_core.control.audit.books import Books
-from cosmos_core.control.audit.found import Audit, Batch
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import ControllerStarted, Event, Recovered, ReplicaLost, Reported, RunOpened
 from cosmos_core.control.machine.invariants import check
+from cosmos_core.control.machine.ledger import Ledger
 from cosmos_core.control.machine.settings import Settings
 from cosmos_core.control.machine.state import Generation, RunningStep, State
 from cosmos_core.errors import JournalError
 from cosmos_core.transport.directives import GroupRef
 from cosmos_core.transport.reports import GenerationFormed, GroupFinished, Report, StepDone
 from cosmos_core.transport.wire import REPORT
+
+
+@attrs.frozen(kw_only=True)
+class Batch:
+    """What one step was trained on.
+
+    Attributes:
+        step: The step.
+        stage: Index of its stage.
+        attempt: How many times it was ordered.
+        generation: The gradient group that applied it.
+        members: The replicas of that group.
+        groups: What was ordered: prompts, rows, leases, and how each sample ended.
+        dropped: Demonstrations of it that could not be used, by position, and why.
+        sequence: The journal's entry with which it was done.
+        time: Unix time of that entry.
+    """
+
+    step: int
+    stage: int
+    attempt: int
+    generation: int
+    members: tuple[str, ...]
+    groups: tuple[GroupRef, ...]
+    dropped: Mapping[int, str]
+    sequence: int
+    time: float
+
+
+@attrs.frozen(kw_only=True)
+class StageAudit:
+    """The prompts of a stage.
+
+    Attributes:
+        given_out: Positions of the stream that were ever touched, from 0 on.
+        consumed: Trained on.
+        dropped: Dropped, by reason.
+        live: Queued, in flight, finished or claimed when the journal ends.
+        before: Of all of these, those that ended before the journal began: it was recovered.
+    """
+
+    given_out: int
+    consumed: int
+    dropped: Mapping[str, int]
+    live: int
+    before: int
+
+
+@attrs.frozen(kw_only=True)
+class Audit:
+    """What a journal proves.
+
+    Attributes:
+        run_id: The run.
+        entries: Journal entries.
+        terms: Starts of the controller that are on record.
+        lost: How often a replica was lost.
+        stages: Of each stage.
+        batches: Of each step, in order.
+        undone: Steps that were applied and then given up, because the run went on from an earlier checkpoint.
+        problems: What does not add up; none: each prompt was consumed once, or dropped with a reason, or is live.
+    """
+
+    run_id: str
+    entries: int
+    terms: int
+    lost: int
+    stages: tuple[StageAudit, ...]
+    batches: tuple[Batch, ...]
+    undone: int
+    problems: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
+class _Fate:
+    """The end of one prompt: the step that consumed it, or the reason it was dropped for; exactly one of them."""
+
+    step: int | None = None
+    reason: str = ""
+    sequence: int
+
+
+class Books:
+    """Follows the prompts of a stage, one by one.
+
+    Args:
+        stage: Its index.
+        ledger: The stage's, as the journal begins.
+    """
+
+    def __init__(self, stage: int, ledger: Ledger) -> None:
+        self._stage: Final = stage
+        self._fates: dict[int, _Fate] = {}
+        self._live = set(_live(ledger))
+        self._given_out = ledger.next_position
+        self._before: Final = ledger.consumed + ledger.num_dropped
+        self._consumed_before: Final = ledger.consumed
+        self._drops_before: Final = dict(ledger.dropped)
+        self._drops = Counter(self._drops_before)
+
+    def move(self, ledger: Ledger, batch: Batch | None, sequence: int) -> Iterator[str]:
+        """Book the prompts that were given out or came to their end.
+
+        Args:
+            ledger: The stage's, as it is now.
+            batch: Of a step of the stage that has just been done.
+            sequence: The journal's entry.
+
+        Yields:
+            What cannot be.
+        """
+        if ledger.next_position > self._given_out:
+            self._live.update(range(self._given_out, ledger.next_position))
+            self._given_out = ledger.next_position
+        if ledger.consumed + ledger.num_dropped == self._before + len(self._fates):
+            return
+        now = set(_live(ledger))
+        trained = {group.position for group in batch.groups} - batch.dropped.keys() if batch is not None else set()
+        for position in sorted(self._live - now):
+            if position in self._fates:
+                yield f"stage {self._stage}, prompt {position}: came to an end twice"
+            if position in trained and batch is not None:
+                self._fates[position] = _Fate(step=batch.step, sequence=sequence)
+                continue
+            said = batch.dropped.get(position, "") if batch is not None else ""
+            # Beyond the first ones, reasons are counted together (`records.count_dropped`).
+            reason = said if said in ledger.dropped else self._risen(ledger)
+            self._fates[position] = _Fate(reason=reason, sequence=sequence)
+            self._drops[reason] += 1
+            if not reason:
+                yield f"stage {self._stage}, prompt {position}: was dropped without a reason"
+        for position in sorted(now & self._fates.keys()):
+            yield f"stage {self._stage}, prompt {position}: came back from its end"
+        self._live = now
+
+    def rewind(self, ledger: Ledger, closed_at: int) -> None:
+        """Forget what came after an entry: the run went on from there, with this ledger."""
+        self._fates = {at: fate for at, fate in self._fates.items() if fate.sequence <= closed_at}
+        self._drops = Counter(self._drops_before)
+        self._drops.update(fate.reason for fate in self._fates.values() if fate.step is None)
+        self._live = set(_live(ledger))
+        self._given_out = ledger.next_position
+
+    def differences(self, ledger: Ledger) -> Iterator[str]:
+        """In what these books and the run's own counts differ."""
+        name, ended, live = f"stage {self._stage}", self._fates.keys(), set(_live(ledger))
+        if both := sorted(ended & live):
+            yield f"{name}: prompts {both} have ended and are live"
+        accounted = self._before + len(ended) + len(live)
+        if accounted != ledger.next_position:
+            yield f"{name}: {ledger.next_position} prompts were given out, {accounted} are accounted for"
+        if self._consumed() != ledger.consumed:
+            yield f"{name}: the run counts {ledger.consumed} consumed prompts, on record are {self._consumed()}"
+        if dict(self._drops) != {reason: number for reason, number in ledger.dropped.items() if number}:
+            yield f"{name}: the run counts the drops {ledger.dropped}, on record are {dict(self._drops)}"
+
+    def found(self) -> StageAudit:
+        """What became of the stage's prompts."""
+        return StageAudit(
+            given_out=self._given_out,
+            consumed=self._consumed(),
+            dropped=dict(self._drops),
+            live=len(self._live),
+            before=self._before,
+        )
+
+    def _risen(self, ledger: Ledger) -> str:
+        """A reason for which the run counts more drops than are booked, the newest; empty if there is none."""
+        reasons = reversed(ledger.dropped.items())
+        return next((reason for reason, number in reasons if reason and number > self._drops[reason]), "")
+
+    def _consumed(self) -> int:
+        return self._consumed_before + sum(fate.step is not None for fate in self._fates.values())
+
+
+def _live(ledger: Ledger) -> tuple[int, ...]:
+    return (*ledger.queued, *ledger.in_flight, *ledger.finished, *ledger.claimed)
+
 
 _MAX_PROBLEMS = 100
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from cosmos_core.control.machine import core
@@ -93,3 +94,25 @@ class Book:
         if self.state.step != self._checked_step:
             self._checked_step = self.state.step
             check(self.state)
+
+
+class Noted:
+    """A journal, and who is told.
+
+    Args:
+        journal: Where events are kept.
+        note: Told of each event, once the state has taken it in.
+    """
+
+    def __init__(self, journal: Durable, note: Callable[[Event], None]) -> None:
+        self._journal: Final = journal
+        self._note: Final = note
+
+    def append(self, event: Event) -> int:
+        """Add an event to what the next commit makes durable."""
+        self._note(event)
+        return self._journal.append(event)
+
+    def commit(self) -> int:
+        """Make everything appended durable."""
+        return self._journal.commit()

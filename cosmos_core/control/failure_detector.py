@@ -12,10 +12,10 @@ from typing import Final
 import attrs
 
 from cosmos_core.config.schema import ControlConfig
-from cosmos_core.control.book import Book
-from cosmos_core.control.lines import IsThere, Lines
-from cosmos_core.control.machine import membership, rewinding
+from cosmos_core.control.connections import IsThere, Lines
+from cosmos_core.control.machine import membership, recovery
 from cosmos_core.control.machine.events import GroupStalled, JoinTimedOut, RegroupDue, Rewound
+from cosmos_core.control.write_ahead_log import Book
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Patrol:
         self._look_at_group(now)
         if self._is_headless(now):
             _LOG.warning("all policy replicas were lost at step %d; going back to a checkpoint", state.step)
-            self._book.record(Rewound(step=rewinding.newest_kept(state)))
+            self._book.record(Rewound(step=recovery.newest_kept(state)))
         if self._missing.lasts(now, holds=bool(membership.missing(state))) > control.join_timeout_s:
             self._book.record(JoinTimedOut(timeout_s=control.join_timeout_s))
         if self._regrouping.lasts(now, holds=state.is_regrouping) > _REGROUP_S:
@@ -97,7 +97,7 @@ class Patrol:
         Who was not heard since this controller was started is waited for until it is, or is lost.
         """
         state = self._book.state
-        is_headless, left = rewinding.is_headless(state), state.members["policy"]
+        is_headless, left = recovery.is_headless(state), state.members["policy"]
         lasts_s = self._headless.lasts(now, holds=is_headless and self._lines.were_heard(left))
         return is_headless and (not left or lasts_s > _SETTLE_S)
 

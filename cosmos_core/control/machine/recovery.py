@@ -1,0 +1,244 @@
+"""Going back to a checkpoint: a rollback of a run that lost all policy replicas, a resume, recovery of a lost journal.
+
+The weights of a step live in the policy replicas that hold them, in its checkpoint, and those of step 0 wherever the
+run's seed is. Where the newest step is in none of these, the run is rolled back to its newest checkpoint, or to its
+beginning. Rollout replicas stay: what they loaded of steps that were undone they give up (`RolloutDirective.rewinds`),
+as the versions will come again with other weights. What they generated since counts as `rewound`, and its prompts, and
+all that were trained on since, are queued as they were.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from cosmos_core.control.machine import changes, evaluation, membership, progress, publication, relays
+from cosmos_core.control.machine.events import Resumed, Rewound
+from cosmos_core.control.machine.ledger import Ledger, LedgerMark
+from cosmos_core.control.machine.records import EvaluationRecord, SettingChange, StepRecord
+from cosmos_core.control.machine.settings import Settings
+from cosmos_core.control.machine.state import Checkpoints, Replica, State
+from cosmos_core.errors import JournalError
+from cosmos_core.transport.codec import Codec
+
+MAX_REWINDS: Final = 10
+"""Times in a row that a run may be taken back to one step: whatever ends its policy replicas would do so for ever."""
+_LEASES: Final = 1 << 40
+_TERMS: Final = 1 << 20
+"""More leases, and more terms and generations, than can have been used since an account was made."""
+
+
+def since_recovery(number: int) -> int:
+    """The number of a term or a generation as people count them: from the beginning of the run, or its recovery.
+
+    Source: `restored`, which leaves a gap that only logs and messages need.
+    """
+    return number % _TERMS
+
+
+@attrs.frozen(kw_only=True)
+class Account:
+    """What a run was at a step of which a checkpoint was wanted; nothing of what was in flight.
+
+    Attributes:
+        settings: Constants of the run.
+        step: The step.
+        term: Starts of the controller up to then.
+        generation_number: Of the newest generation up to then.
+        next_lease: The first lease that had not been used.
+        marks: The prompts of each stage.
+        steps: A record of each step up to it.
+        evaluations: Of weights up to it.
+        changes: Of dynamic keys that hold at the next step.
+    """
+
+    settings: Settings
+    step: int
+    term: int
+    generation_number: int
+    next_lease: int
+    marks: tuple[LedgerMark, ...]
+    steps: tuple[StepRecord, ...]
+    evaluations: tuple[EvaluationRecord, ...]
+    changes: tuple[SettingChange, ...] = ()
+
+
+ACCOUNT: Final = Codec((Account,))
+
+
+def account_of(state: State, step: int) -> Account:
+    """The account at a step of which a checkpoint was wanted."""
+    return Account(
+        settings=state.settings,
+        step=step,
+        term=state.term,
+        generation_number=state.generation_number,
+        next_lease=state.next_lease,
+        marks=state.marks[step],
+        steps=tuple(state.steps[:step]),
+        evaluations=tuple(done for done in state.evaluations if done.version <= step),
+        changes=tuple(change for change in state.changes if change.step <= step + 1),
+    )
+
+
+def is_known(account: Account, state: State) -> bool:
+    """Whether a state's history has what an account is of: it came to that, or was taken back from it.
+
+    If not, the account was written after all that the history has, which has lost its end.
+    """
+    newest = state.undone if account.step > state.step else state.generation_number
+    return account.generation_number <= newest
+
+
+def restored(account: Account, checkpoint: str) -> State:
+    """The state that an account and its checkpoint go on from; all that was said under the old journal is older."""
+    return State(
+        settings=account.settings,
+        term=account.term + _TERMS,
+        step=account.step,
+        generation_number=account.generation_number + _TERMS,
+        next_lease=account.next_lease + _LEASES,
+        ledgers=[Ledger.restore(mark) for mark in account.marks],
+        steps=list(account.steps),
+        evaluations=list(account.evaluations),
+        changes=list(account.changes),
+        checkpoints=Checkpoints(saved={account.step: checkpoint}),
+        marks={account.step: account.marks},
+        undone=account.generation_number + _TERMS,
+    )
+
+
+def is_headless(state: State) -> bool:
+    """Whether nobody has the newest weights any more, so that the run must be taken back."""
+    if state.outcome or not state.has_started or _is_kept(state):
+        return False
+    return not any(policy.step >= state.step for policy in state.named("policy") if not policy.is_leaving)
+
+
+def newest_kept(state: State) -> int:
+    """The newest step of which there is a checkpoint; 0 if there is none."""
+    return max(state.checkpoints.saved, default=0)
+
+
+def rewind(state: State, event: Rewound) -> None:
+    """Undo the steps after one that is kept.
+
+    Raises:
+        JournalError: The journal does not know that step.
+    """
+    marks = state.marks.get(event.step)
+    if marks is None:
+        raise JournalError(f"the run was taken back to step {event.step}, of which the journal has no account")
+    if state.rewinds[-MAX_REWINDS:] == [event.step] * MAX_REWINDS:
+        state.fail(
+            f"the policy replicas were lost {MAX_REWINDS + 1} times before a checkpoint after step {event.step}; see "
+            "their logs, or set policy.checkpoint.interval lower"
+        )
+        return
+    state.rewinds.append(event.step)
+    state.status_details["rewound"] = f"from step {state.step} to step {event.step}: all policy replicas were lost"
+    _undo_training(state, event.step)
+    for policy in state.named("policy"):
+        if policy.step > event.step:
+            membership.lose(
+                state, policy, f"the run was taken back to step {event.step}, and it holds a later one's weights"
+            )
+    state.ledgers = [ledger.rewound(mark) for ledger, mark in zip(state.ledgers, marks, strict=True)]
+    for replica in state.named("rollout"):
+        _undo_generation(state, replica, event.step)
+        state.spare.add(replica.name)
+    _undo_publication(state, event.step)
+    _undo_changes(state, event.step)
+    changes.settle(state)
+    state.publish = publication.due_at_start(state)
+    evaluation.schedule(state)
+    relays.arrange(state)
+    state.touch()
+
+
+def resume(state: State, event: Resumed) -> None:
+    """Go back to just after a step: its weights are in a checkpoint, whatever came later did not happen.
+
+    Evaluations of weights up to that step stay, because those weights did not change.
+
+    Raises:
+        JournalError: The journal does not know a checkpoint of that step.
+    """
+    marks = state.marks.get(event.step)
+    if marks is None:
+        raise JournalError(
+            f"cannot resume from step {event.step}: the journal knows checkpoints of {sorted(state.marks)} only; "
+            "choose one of these"
+        )
+    for replica in state.replicas.values():
+        state.fenced[replica.incarnation] = f"{replica.name}: the run was resumed without it"
+    evaluation.tell_left_behind(state, event.step)
+    kept = changes.keep(state.changes, event.step, state.settings, event.settings)
+    changes.tell_undone(state, kept, event.step)
+    fresh = State(
+        settings=event.settings,
+        term=state.term,
+        commands=state.commands,
+        step=event.step,
+        fenced=state.fenced,
+        generation_number=state.generation_number,
+        ledgers=[Ledger.restore(mark) for mark in marks],
+        next_lease=state.next_lease,
+        steps=state.steps[: event.step],
+        evaluations=[done for done in state.evaluations if done.version <= event.step],
+        checkpoints=Checkpoints(
+            saved={step: path for step, path in state.checkpoints.saved.items() if step <= event.step},
+            failed={step: why for step, why in state.checkpoints.failed.items() if step < event.step},
+        ),
+        marks={step: mark for step, mark in state.marks.items() if step <= event.step},
+        undone=state.generation_number,
+        changes=kept,
+        status_details=state.status_details,
+    )
+    for name in State.__slots__:
+        if name != "__weakref__":
+            setattr(state, name, getattr(fresh, name))
+    progress.begin(state)
+
+
+def _is_kept(state: State) -> bool:
+    return state.step == 0 or state.step in state.checkpoints.saved
+
+
+def _undo_training(state: State, step: int) -> None:
+    evaluation.tell_left_behind(state, step)
+    state.step = step
+    state.running = state.generation = None
+    state.undone = state.generation_number
+    state.is_regrouping = False
+    state.attempts = state.num_regroups = state.num_useless = 0
+    state.pending.clear()
+    del state.steps[step:]
+    state.evaluations = [done for done in state.evaluations if done.version <= step]
+    checkpoints = state.checkpoints
+    checkpoints.ordered = -1
+    checkpoints.failed = {failed: why for failed, why in checkpoints.failed.items() if failed < step}
+    state.marks = {marked: mark for marked, mark in state.marks.items() if marked <= step}
+
+
+def _undo_changes(state: State, step: int) -> None:
+    kept = changes.keep(state.changes, step, state.settings, state.settings)
+    changes.tell_undone(state, kept, step)
+    state.changes = kept
+
+
+def _undo_generation(state: State, replica: Replica, step: int) -> None:
+    replica.leases.clear()
+    replica.num_training = 0
+    replica.held.clear()
+    replica.kept = {version: endpoint for version, endpoint in replica.kept.items() if version <= step}
+    if replica.version > step:
+        state.hold(replica, -1)
+
+
+def _undo_publication(state: State, step: int) -> None:
+    """Versions up to the step are what they were, though nobody may have them but rollout replicas."""
+    newest = max(state.holders, default=-1)
+    state.targets = sorted({target for target in state.targets if target <= step} | ({newest} - {-1}))
+    state.published = {version: known for version, known in state.published.items() if version <= step}
