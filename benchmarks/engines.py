@@ -40,7 +40,7 @@ from serving.work import DTYPES, GROUP, MODELS, RAGGED, WORKS
 ROOT: Final = Path(__file__).parents[1]
 VLLM_PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"
 NEEDS_VLLM: Final = ("vllm", "vllm compiled", "vllm plugin")
-HOW: Final = {"cpu": "make test-vllm", "cuda": 'pip install "cosmos-core[vllm]"'}
+HOW: Final = {"cpu": "make test-vllm", "cuda": 'pip install "cosmos-engine-vllm[gpu]"'}
 
 TITLES: Final = {RAGGED: "64 ragged requests", GROUP: "16 samples of 64 units on one prompt of 400"}
 SETTINGS: Final = {"embedded": ("embedded", "embedded compiled"), "vllm": ("vllm", "vllm compiled")}

@@ -16,7 +16,8 @@ _INTERRUPTED: Final = "cosmos: stopped by Ctrl-C"
 try:
     import typer
 
-    from cosmos_core.cli import artifacts, audit, keys, launch, plugins, replica, reward_service, status, steering
+    from cosmos_core.cli import artifacts, audit, keys, launch, plugins, replica, status, steering
+    from cosmos_core.cli.commands import CommandGroup
     from cosmos_core.cli.options import Debug, is_debugging, set_debugging
     from cosmos_core.errors import ConfigError, CosmosError, PluginError
 except KeyboardInterrupt:
@@ -34,6 +35,7 @@ _EXIT_CODES: Final = {"finished": 0, "stopped": 130, "failed": 1}
 
 app = typer.Typer(
     name="cosmos",
+    cls=CommandGroup,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -51,7 +53,6 @@ app.command("recover")(audit.recover)
 app.command("launch", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch.launch)
 app.command("set")(steering.change)
 app.command("drain")(steering.drain)
-app.command("reward-service")(reward_service.reward_service)
 
 RecipeFile = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A recipe, as a TOML file.")]
 ModelName = Annotated[str | None, typer.Option("--model", metavar="NAME", help="Model plugin.")]

@@ -70,6 +70,11 @@ KNOWN: Final[Mapping[tuple[Kind, str], str]] = {
     ("dataset", "world-mock"): "cosmos-dataset-world",
     ("dataset", "world-prompts"): "cosmos-dataset-world",
     ("dataset", "world-webdataset"): "cosmos-dataset-world",
+    ("engine", "vllm"): "cosmos-engine-vllm",
+    ("environment", "gymnasium"): "cosmos-environment-gymnasium",
+    ("hook", "mlflow"): "cosmos-tracker-mlflow",
+    ("launcher", "kubernetes"): "cosmos-launcher-kubernetes",
+    ("launcher", "slurm"): "cosmos-launcher-slurm",
 }
 
 

@@ -20,28 +20,3 @@ class TestCalculatorOfAnotherPrefix(EnvironmentConformance):
     @pytest.fixture
     def options(self):
         return {"prefix": "= "}
-
-
-class TestGymnasium(EnvironmentConformance):
-    plugin = "gymnasium"
-    turns = ("right", "fly")
-    examples = (
-        (
-            Prompt(text="Cross the ice."),
-            ["down", "DOWN", "fly", "down", "right", "right", "right"],
-            ["at 4\n", "at 8\n", "no action: one of left, down, right, up\n", "at 12\n"],
-        ),
-    )
-
-    @pytest.fixture(autouse=True)
-    def _needs_gymnasium(self):
-        pytest.importorskip("gymnasium", reason="the environment gymnasium needs gymnasium")
-
-    @pytest.fixture
-    def options(self):
-        return {
-            "id": "FrozenLake-v1",
-            "arguments": {"is_slippery": False},
-            "actions": ["left", "down", "right", "up"],
-            "observation": "at {observation}\n",
-        }

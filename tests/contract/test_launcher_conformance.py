@@ -1,31 +1,7 @@
 from __future__ import annotations
 
-import pytest
-
 from cosmos_core.testing import LauncherConformance
 
 
 class TestLocal(LauncherConformance):
     plugin = "local"
-
-
-class TestSlurm(LauncherConformance):
-    plugin = "slurm"
-
-    @pytest.fixture(autouse=True)
-    def _no_job(self, monkeypatch):
-        monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-
-
-class TestSlurmWithGpus(TestSlurm):
-    @pytest.fixture
-    def options(self):
-        return {"gpus_per_node": 4, "partition": "main", "setup": ["module load cuda"]}
-
-
-class TestKubernetes(LauncherConformance):
-    plugin = "kubernetes"
-
-    @pytest.fixture
-    def options(self, tmp_path):
-        return {"image": "registry/cosmos:1", "pvc": "shared", "mount": str(tmp_path)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cosmos_core.rollout.vllm import packed
+from cosmos_engine_vllm import packed
 
 ORIGINAL = packed.pack_again
 

@@ -12,9 +12,9 @@ from cosmos_core.config.schema import RewardConfig
 from cosmos_core.config.structure import structure
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import RewardContext
-from cosmos_core.rollout.service.application import ENQUEUE, FETCH
-from cosmos_core.rollout.service.cosmos_rl import PATHS
-from cosmos_core.rollout.service.settings import ScorerSettings, ServiceSettings, kinds_of
+from cosmos_service_reward_service.application import ENQUEUE, FETCH
+from cosmos_service_reward_service.cosmos_rl import PATHS
+from cosmos_service_reward_service.settings import ScorerSettings, ServiceSettings, kinds_of
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reward-service.md").read_text()
 BLOCKS = [tomllib.loads(block) for block in re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)]

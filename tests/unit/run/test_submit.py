@@ -87,7 +87,7 @@ def test_what_is_refused_by_the_scheduler_leaves_no_run(recipe, slurm, console, 
 
 def test_what_may_have_been_submitted_keeps_its_folder(recipe, slurm, console, tmp_path, monkeypatch):
     slurm("exec sleep 10")
-    monkeypatch.setattr("cosmos_core.run.launch.slurm.launcher._SUBMIT_S", 0.5)
+    monkeypatch.setattr("cosmos_launcher_slurm.launcher._SUBMIT_S", 0.5)
     with pytest.raises(UnknownSubmissionError, match=r"may have been submitted\. See squeue --name=cosmos-arithmetic"):
         launch_recipe(recipe(), RECIPE, console, Handover())
     assert (tmp_path / "runs" / "arithmetic" / "job.json").exists()
@@ -127,7 +127,7 @@ def test_a_refused_submission_does_not_cost_the_earlier_run(recipe, slurm, earli
 
 def test_where_a_submission_is_uncertain_both_runs_stay(recipe, slurm, earlier, console, monkeypatch):
     slurm("exec sleep 10")
-    monkeypatch.setattr("cosmos_core.run.launch.slurm.launcher._SUBMIT_S", 0.5)
+    monkeypatch.setattr("cosmos_launcher_slurm.launcher._SUBMIT_S", 0.5)
     with pytest.raises(UnknownSubmissionError, match=r"may have been .* The run that it replaces is in .*replaced-"):
         launch_recipe(recipe(), RECIPE, console, Handover(overwrite=True))
     (kept,) = earlier.parent.glob("arithmetic.replaced-*")

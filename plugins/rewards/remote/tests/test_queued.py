@@ -10,12 +10,12 @@ import pytest
 
 from cosmos_core.errors import ConfigError, DataError, PluginError
 from cosmos_core.protocols import Completion, Requiring, RewardContext
-from cosmos_core.rollout.service.bodies import read_body
-from cosmos_core.rollout.service.cosmos_rl import read_foreign
 from cosmos_core.testing.conformance.reward.pictures import shown_as
 from cosmos_core.types import Array, Payload, Prompt
 from cosmos_reward_remote.exchange import Answer
 from cosmos_reward_remote.queued import Queued, QueuedOptions
+from cosmos_service_reward_service.bodies import read_body
+from cosmos_service_reward_service.cosmos_rl import read_foreign
 
 VIDEO, OTHER = np.full((2, 4, 6, 3), 10, np.uint8), np.full((3, 5, 5, 3), 20, np.uint8)
 IMAGE = np.full((1, 4, 6, 3), 30, np.uint8)

@@ -13,8 +13,8 @@ from PIL import Image
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Completion, RewardContext
-from cosmos_core.rollout.service.bodies import read_body
 from cosmos_core.types import Array, Message, Payload, Prompt
+from cosmos_service_reward_service.bodies import read_body
 
 CONTEXT = RewardContext(name="mine", seed=0)
 

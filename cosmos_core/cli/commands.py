@@ -1,0 +1,88 @@
+"""Commands that other distributions add to `cosmos`: entry points of the group `cosmos_core.commands`.
+
+An entry point names a function as Typer takes it, or a `typer.Typer` application. Metadata is read only where
+a command is not one of the core's own, or where all are listed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from cosmos_core.errors import PluginError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+GROUP: Final = "cosmos_core.commands"
+
+
+class CommandGroup(TyperGroup):
+    """The commands of the core, and after them those that distributions add; a core command's name is never taken."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of all commands, in the order of `--help`."""
+        own = super().list_commands(ctx)
+        return [*own, *sorted(set(installed_commands()) - set(own))]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a name, imported if a distribution adds it; None if there is none.
+
+        Raises:
+            PluginError: Two distributions add it, or it cannot be imported.
+        """
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        entries = installed_commands().get(cmd_name, ())
+        return _load(cmd_name, entries) if entries else None
+
+
+def installed_commands() -> Mapping[str, tuple[tuple[str, str], ...]]:
+    """Name of each added command, with the distributions that add it and the `module:object` that each names."""
+    if os.environ.get("COSMOS_DISABLE_PLUGIN_AUTOLOAD", "") not in ("", "0"):
+        return {}
+    found: dict[str, tuple[tuple[str, str], ...]] = {}
+    for distribution, name, value in _entries():
+        if distribution not in {known for known, _ in found.get(name, ())}:
+            found[name] = (*found.get(name, ()), (distribution, value))
+    return found
+
+
+def _entries() -> Iterator[tuple[str, str, str]]:
+    # `importlib.metadata` takes longer to import than `cosmos --help` may take.
+    for folder in dict.fromkeys(sys.path):
+        for file in Path(folder or ".").glob("*.dist-info/entry_points.txt"):
+            text = file.read_text(encoding="utf-8", errors="replace")
+            _, _, section = text.partition(f"[{GROUP}]")
+            for line in section.partition("\n[")[0].splitlines():
+                name, equals, value = line.partition("=")
+                if equals and not line.startswith(("#", ";")):
+                    yield file.parent.name.partition("-")[0].replace("_", "-"), name.strip(), value.strip()
+
+
+def _load(name: str, entries: tuple[tuple[str, str], ...]) -> Any:
+    if len(entries) > 1:
+        rivals = " and by ".join(distribution for distribution, _ in entries)
+        raise PluginError(f"cosmos {name}: provided by {rivals}; uninstall one of them")
+    distribution, value = entries[0]
+    module, _, attribute = value.partition(":")
+    try:
+        command = getattr(import_module(module), attribute)
+    except Exception as error:
+        raise PluginError(
+            f"cosmos {name}: {value} of the distribution {distribution} cannot be imported: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if isinstance(command, typer.Typer):
+        return typer.main.get_command(command)
+    application = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+    application.command(name, context_settings={"help_option_names": ["-h", "--help"]})(command)
+    return typer.main.get_command(application)

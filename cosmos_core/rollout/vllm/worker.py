@@ -1,7 +1,0 @@
-"""What each process of vLLM imports, before it loads a model (`worker_extension_cls`)."""
-
-from cosmos_core.rollout.vllm.extension import WorkerExtension, register
-
-__all__ = ["WorkerExtension"]
-
-register()

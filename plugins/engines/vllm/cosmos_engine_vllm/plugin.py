@@ -1,0 +1,33 @@
+"""The entry point `vllm`."""
+
+from __future__ import annotations
+
+from cosmos_core.protocols import FORMATS, EngineCapabilities, EngineContext, Provider, RolloutEngine, hookimpl
+from cosmos_engine_vllm.foresight import foresee
+from cosmos_engine_vllm.options import VllmOptions
+
+
+def _create(options: VllmOptions, context: EngineContext) -> RolloutEngine:
+    # Imported here so that planning and listing plugins need no torch.
+    from cosmos_engine_vllm.engine import VllmEngine  # noqa: PLC0415
+
+    return VllmEngine(options, context)
+
+
+@hookimpl
+def cosmos_engine() -> Provider[RolloutEngine]:
+    """Provide the vLLM engine.
+
+    Samples share whole blocks of a prompt, not all of it, so `prefix_sharing` is not declared.
+    """
+    return Provider(
+        create=_create,
+        options=VllmOptions,
+        capabilities=EngineCapabilities(
+            media=True,
+            quantizations=frozenset(FORMATS.keys()),
+            mesh_axes=frozenset({"tp"}),
+            only_alone=frozenset({"media"}),
+        ),
+        foresee=foresee,
+    )

@@ -1,0 +1,112 @@
+"""What vLLM cannot do of a run is told when it is planned, without importing vLLM."""
+
+import subprocess
+import sys
+
+import attrs
+import pytest
+
+from cosmos_core.errors import EngineError
+from cosmos_core.protocols import EngineOutlook, ModelFacts
+from cosmos_engine_vllm import installation
+from cosmos_engine_vllm.foresight import foresee
+from cosmos_engine_vllm.options import VllmOptions
+
+FACTS = ModelFacts(
+    architecture="TinyForCausalLM",
+    num_parameters=1,
+    num_layers=1,
+    hidden_size=96,
+    vocab_size=300,
+    tokenizer_size=300,
+    context_length=256,
+    stop_ids=frozenset({2}),
+    pad_id=0,
+    head_size=32,
+)
+OUTLOOK = EngineOutlook(
+    model=None,
+    facts=FACTS,
+    device="cpu",
+    has_gpu=False,
+    precision="float32",
+    temperatures={"rollout.sampling.temperature": 1.0},
+    shows_media=False,
+)
+
+
+class Shows:
+    def shown(self, prompt):
+        return []
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Ask with an outlook changed, on a machine where vLLM is installed as it should be; who was asked for, too."""
+    devices = []
+    monkeypatch.setattr(installation, "check_installed", devices.append)
+
+    def ask(**changes):
+        return foresee(VllmOptions(), attrs.evolve(OUTLOOK, **changes)), devices
+
+    return ask
+
+
+def test_nothing_is_said_against_what_it_can_do(asked):
+    told, devices = asked(temperatures={"one": 0.0, "other": 0.01})
+    assert (told.problems, told.absent, devices) == ((), "", ["cpu"])
+
+
+@pytest.mark.parametrize(
+    ("device", "has_gpu", "where"), [("auto", True, "cuda"), ("auto", False, "cpu"), ("cuda", False, "cuda")]
+)
+def test_the_installation_is_that_for_the_device(asked, device, has_gpu, where):
+    assert asked(device=device, has_gpu=has_gpu)[1] == [where]
+
+
+def test_a_temperature_below_its_least_is_refused_by_its_key(asked):
+    (problem,) = asked(temperatures={"rollout.sampling.temperature": 0.005})[0].problems
+    assert problem.startswith("rollout.sampling.temperature: 0.005, and vLLM draws at temperatures from 0.01 on")
+
+
+def test_heads_that_its_attention_on_a_cpu_lacks_are_refused_there(asked):
+    odd = attrs.evolve(FACTS, head_size=24)
+    (problem,) = asked(facts=odd)[0].problems
+    assert "heads of 32, 64, 80, " in problem
+    assert "those of TinyForCausalLM have 24; change head_dim" in problem
+    # The device is left open: another machine may have GPUs.
+    told, _ = asked(facts=odd, device="auto")
+    assert told.problems == ()
+    assert "TinyForCausalLM have 24" in told.absent
+    assert asked(facts=odd, device="auto", has_gpu=True)[0].absent == ""
+    assert asked(facts=attrs.evolve(FACTS, head_size=0))[0].problems == ()
+
+
+def test_images_need_a_model_that_says_what_it_shows(asked):
+    (problem,) = asked(shows_media=True, model=object())[0].problems
+    assert "object does not say what its prompts show" in problem
+    assert asked(shows_media=True, model=Shows())[0].problems == ()
+
+
+def test_what_sees_is_for_one_process(asked):
+    (problem,) = asked(num_ranks=2, model=Shows())[0].problems
+    assert problem.startswith("rollout.mesh: 2 processes of vLLM, and TinyForCausalLM sees images")
+    assert asked(num_ranks=2, model=object())[0].problems == ()
+
+
+def test_what_is_wrong_with_the_installation_is_absent_here(monkeypatch):
+    def fail(device):
+        raise EngineError(f"pip install for {device}")
+
+    monkeypatch.setattr(installation, "check_installed", fail)
+    told = foresee(VllmOptions(), OUTLOOK)
+    assert (told.problems, told.absent) == ((), "pip install for cpu")
+
+
+def test_listing_the_plugin_imports_no_torch():
+    code = (
+        "import sys, cosmos_engine_vllm.plugin as plugin\n"
+        "plugin.cosmos_engine()\n"
+        "assert 'torch' not in sys.modules and 'vllm' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,262 @@
+"""The manifest of a run: a ConfigMap with the recipe, and a JobSet with the controller and each pool of replicas.
+
+Pods of a JobSet reach each other by address; its headless service, named like the run, gives them names besides. The
+run's folder is on a volume that all share. A controller that is lost, or asked to end, restarts the JobSet, and the run
+goes on; one that says that the run has failed, or cannot run, fails it. A replica's container is restarted alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Final, Literal, TypeAlias
+
+import attrs
+import yaml
+
+from cosmos_core.errors import ConfigError
+from cosmos_core.protocols import LauncherContext, Pool
+from cosmos_launcher_kubernetes.options import KubernetesOptions
+from cosmos_launcher_kubernetes.orders import SESSION
+
+Plain: TypeAlias = "Mapping[str, Plain] | Sequence[Plain] | str | int | bool"
+
+CONTROLLER: Final = "controller"
+FAILED: Final = 1
+"""Exit code of the controller's pod: the run has failed, and would again."""
+REFUSED: Final = 2
+"""Exit code of the controller's pod: the recipe cannot run."""
+
+_CONTAINER: Final = "cosmos"
+_RECIPE: Final = "recipe.toml"
+_RECIPES: Final = "/etc/cosmos"
+_LABEL: Final = "metadata.labels['jobset.sigs.k8s.io/{}']"
+_COMPLETION: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+_PLAIN: Final = re.compile(r"[\w./-]+", re.ASCII)
+_LONGEST_NAME: Final = 40  # of a JobSet: its pods' names, with role and indices, have at most 63 letters
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as a block, and everything in full where it is used twice."""
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - as PyYAML asks
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None if _PLAIN.fullmatch(text) else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+@attrs.frozen(kw_only=True)
+class Pods:
+    """The pods of one pool of replicas.
+
+    Attributes:
+        role: Of its replicas.
+        replicas: How many.
+        pods: Pods of each replica.
+        processes: Processes in each pod.
+        gpus: GPUs of each process.
+    """
+
+    role: Literal["policy", "rollout"]
+    replicas: int
+    pods: int
+    processes: int
+    gpus: int
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        gpus = f", {self.gpus} GPUs each" if self.gpus else ""
+        return f"{self.role}: {self.replicas} replicas of {self.pods} pods with {self.processes} processes{gpus}"
+
+
+def pods(context: LauncherContext, options: KubernetesOptions) -> tuple[Pods, ...]:
+    """The pods of each pool: as few as nodes allow, with equally many processes in each.
+
+    Raises:
+        ConfigError: The run's folder is not on the volume, or nodes lack GPUs.
+    """
+    if not context.directory.is_relative_to(options.mount):
+        raise ConfigError(
+            f"run.output_dir: {str(context.directory.parent)!r} is not on the volume, which is mounted at "
+            f"{options.mount} (launch.options.mount); set run.output_dir to a folder there"
+        )
+    return tuple(_pods(pool, options) for pool in context.pools)
+
+
+def _pods(pool: Pool, options: KubernetesOptions) -> Pods:
+    available = options.gpus_per_node
+    if pool.needs_gpus and not available:
+        raise ConfigError(
+            f"{pool.role}.device: 'cuda', but launch.options.gpus_per_node is 0; give the number of GPUs that a node "
+            "has, with --gpus-per-node"
+        )
+    if not pool.gpus or not available:
+        return Pods(role=pool.role, replicas=pool.replicas, pods=1, processes=pool.processes, gpus=0)
+    if pool.gpus > available:
+        raise ConfigError(
+            f"{pool.role}.mesh: each process of a {pool.role} replica needs {pool.gpus} GPUs of one node, and a node "
+            f"has {available} (launch.options.gpus_per_node); use a smaller mesh"
+        )
+    count = pool.nodes(available // pool.gpus)
+    return Pods(role=pool.role, replicas=pool.replicas, pods=count, processes=pool.processes // count, gpus=pool.gpus)
+
+
+def manifest(context: LauncherContext, options: KubernetesOptions, pools: Sequence[Pods]) -> str:
+    """The manifest as YAML."""
+    name = _name(context.name)
+    namespace = {"namespace": options.namespace} if options.namespace else {}
+    metadata: dict[str, Plain] = {"name": name, **namespace, "labels": {"app.kubernetes.io/name": "cosmos-core"}}
+    config_map: dict[str, Plain] = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {**metadata, "name": f"{name}-recipe"},
+        "data": {_RECIPE: context.recipe},
+    }
+    job_set: dict[str, Plain] = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": metadata,
+        "spec": {
+            "network": {"enableDNSHostnames": True, "subdomain": name},
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": [CONTROLLER]},
+            "failurePolicy": {
+                "maxRestarts": options.max_restarts,
+                "rules": [
+                    {
+                        "name": "runHasFailed",
+                        "action": "FailJobSet",
+                        "targetReplicatedJobs": [CONTROLLER],
+                        "onJobFailureReasons": ["PodFailurePolicy"],
+                    }
+                ],
+            },
+            "replicatedJobs": [
+                _controller(name, options),
+                *(_replicas(part, context, options) for part in pools),
+            ],
+        },
+    }
+    return yaml.dump_all([config_map, job_set], Dumper=_Dumper, explicit_start=True, sort_keys=False, width=10_000)
+
+
+def _name(run: str) -> str:
+    """A run's name as that of an object: small letters, digits and dashes.
+
+    Raises:
+        ConfigError: It is too long.
+    """
+    name = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
+    if not name or not name[0].isalpha():
+        name = f"run-{name}".rstrip("-")
+    if len(name) > _LONGEST_NAME:
+        raise ConfigError(f"run.name: {run!r} has more than {_LONGEST_NAME} letters, too many for the names of pods")
+    return name
+
+
+def _controller(name: str, options: KubernetesOptions) -> Plain:
+    command = [options.python, "-P", "-m", "cosmos_launcher_kubernetes.controller", f"{_RECIPES}/{_RECIPE}"]
+    resources = {"cpu": str(options.controller_cpus), "memory": options.controller_memory}
+    mounts: list[Plain] = [{"name": "recipe", "mountPath": _RECIPES, "readOnly": True}]
+    volumes: list[Plain] = [{"name": "recipe", "configMap": {"name": f"{name}-recipe"}}]
+    spec = _pod(options, command, resources, mounts, volumes, restart="Never", session=_session(), selector={})
+    codes: Plain = {"containerName": _CONTAINER, "operator": "In", "values": [FAILED, REFUSED]}
+    policy: dict[str, Plain] = {"podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": codes}]}}
+    return {"name": CONTROLLER, "replicas": 1, "template": _job(1, 0, spec, policy)}
+
+
+def _replicas(part: Pods, context: LauncherContext, options: KubernetesOptions) -> Plain:
+    module = "cosmos_launcher_kubernetes.pod"
+    command = [
+        *(options.python, "-P", "-m", module, str(PurePosixPath(context.directory)), part.role),
+        *(f"--processes={part.processes}", f"--gpus={part.gpus}"),
+    ]
+    cpus = (options.cpus_per_process or context.threads) * part.processes
+    resources = {"cpu": str(cpus), "memory": _times(options.memory_per_process, part.processes)}
+    if part.gpus:
+        resources[options.gpu_resource] = str(part.gpus * part.processes)
+    mounts: list[Plain] = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108 - where the system has it
+    volumes: list[Plain] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": options.shared_memory}}]
+    places: list[Plain] = [
+        {"name": "COSMOS_REPLICA", "valueFrom": {"fieldRef": {"fieldPath": _LABEL.format("job-index")}}},
+        {"name": "COSMOS_POD", "valueFrom": {"fieldRef": {"fieldPath": _COMPLETION}}},
+    ]
+    session = [*_session(), *places]
+    spec = _pod(
+        options,
+        command,
+        resources,
+        mounts,
+        volumes,
+        restart="OnFailure",
+        session=session,
+        selector=options.node_selector,
+    )
+    # A container that fails is restarted as often as it takes: whether the run can go on, its controller decides.
+    return {"name": part.role, "replicas": part.replicas, "template": _job(part.pods, 1_000_000, spec)}
+
+
+def _session() -> list[Plain]:
+    """What tells one start of the JobSet from all others, in every pod: its uid, and how often it was restarted."""
+    labels = {"COSMOS_JOBSET_UID": "jobset-uid", "COSMOS_JOBSET_ATTEMPT": "restart-attempt"}
+    found: list[Plain] = [
+        {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": _LABEL.format(label)}}}
+        for variable, label in labels.items()
+    ]
+    return [*found, {"name": SESSION, "value": "$(COSMOS_JOBSET_UID)-$(COSMOS_JOBSET_ATTEMPT)"}]
+
+
+def _job(num_pods: int, retries: int, pod: Plain, policy: Mapping[str, Plain] | None = None) -> Plain:
+    return {
+        "spec": {
+            "completions": num_pods,
+            "parallelism": num_pods,
+            "completionMode": "Indexed",
+            "backoffLimit": retries,
+            **(policy or {}),
+            "template": {"spec": pod},
+        }
+    }
+
+
+def _pod(
+    options: KubernetesOptions,
+    command: list[str],
+    resources: Mapping[str, str],
+    mounts: list[Plain],
+    volumes: list[Plain],
+    *,
+    restart: str,
+    session: list[Plain],
+    selector: Mapping[str, str],
+) -> Plain:
+    container: dict[str, Plain] = {
+        "name": _CONTAINER,
+        "image": options.image,
+        "command": command,
+        "env": [*session, {"name": "OMP_NUM_THREADS", "value": "1"}],
+        "resources": {"requests": dict(resources), "limits": dict(resources)},
+        "volumeMounts": [{"name": "runs", "mountPath": options.mount}, *mounts],
+    }
+    chosen = {"nodeSelector": dict(selector)} if selector else {}
+    return {
+        "restartPolicy": restart,
+        "terminationGracePeriodSeconds": options.grace_s,
+        **chosen,
+        "containers": [container],
+        "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": options.pvc}}, *volumes],
+    }
+
+
+def _times(quantity: str, count: int) -> str:
+    """A quantity of memory, several times."""
+    number, unit = re.fullmatch(r"([0-9.]+)(.*)", quantity).groups()  # type: ignore[union-attr]  # by its validator
+    product = float(number) * count
+    return f"{product:g}{unit}" if product < 1e6 else f"{product:.0f}{unit}"

@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+import pytest
+
+from cosmos_core.testing import LauncherConformance
+
+
+class TestKubernetes(LauncherConformance):
+    plugin = "kubernetes"
+
+    @pytest.fixture
+    def options(self, tmp_path):
+        return {"image": "registry/cosmos:1", "pvc": "shared", "mount": str(tmp_path)}

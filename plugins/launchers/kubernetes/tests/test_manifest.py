@@ -1,0 +1,157 @@
+import json
+import tomllib
+from pathlib import Path, PurePosixPath
+
+import attrs
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from cosmos_core.config.structure import structure
+from cosmos_core.errors import ConfigError
+from cosmos_core.protocols import LauncherContext, Pool
+from cosmos_launcher_kubernetes.launcher import KubernetesLauncher
+from cosmos_launcher_kubernetes.options import KubernetesOptions
+
+# The schema of a JobSet, as its custom resource definition has it.
+JOBSET = json.loads(Path(__file__).with_name("jobset.json").read_text())
+RECIPE = 'x = "a\\tb # \\u00e9"\n\n[table]\ny = [1]\n'
+CONTEXT = LauncherContext(
+    name="Big.Run_7",
+    directory=PurePosixPath("/runs/team/Big.Run_7"),
+    pools=(Pool(role="policy", replicas=2, processes=16, gpus=1), Pool(role="rollout", replicas=3, gpus=4)),
+    threads=2,
+    recipe=RECIPE,
+)
+OPTIONS = KubernetesOptions(image="reg/cosmos:1", pvc="shared", gpus_per_node=8, namespace="train")
+
+
+def rendered(context=CONTEXT, options=OPTIONS):
+    config_map, job_set = yaml.safe_load_all(KubernetesLauncher(options, context).render().text)
+    return config_map, job_set
+
+
+def jobs_of(job_set):
+    return {each["name"]: each for each in job_set["spec"]["replicatedJobs"]}
+
+
+def pod_of(job):
+    return job["template"]["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [OPTIONS, KubernetesOptions(image="x", pvc="p"), attrs.evolve(OPTIONS, node_selector={"pool": "h100"}, mount="/r")],
+)
+def test_the_manifest_is_valid(options):
+    context = attrs.evolve(CONTEXT, directory=PurePosixPath(options.mount) / "a")
+    config_map, job_set = rendered(context, options)
+    kubernetes_validate.validate(config_map, "1.31", strict=True)
+    jsonschema.validate(job_set, JOBSET)
+    for job in job_set["spec"]["replicatedJobs"]:
+        whole = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}, **job["template"]}
+        kubernetes_validate.validate(whole, "1.31", strict=True)
+
+
+def test_the_validators_find_faults():
+    _, job_set = rendered()
+    job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["backofLimit"] = 1
+    whole = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "x"},
+        **job_set["spec"]["replicatedJobs"][0]["template"],
+    }
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(whole, "1.31", strict=True)
+    job_set["spec"]["sucessPolicy"] = {}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(job_set, JOBSET)
+
+
+def test_pods_and_resources_follow_from_the_plan():
+    config_map, job_set = rendered()
+    assert config_map["data"]["recipe.toml"] == RECIPE
+    assert tomllib.loads(config_map["data"]["recipe.toml"])["x"] == "a\tb # \u00e9"
+    jobs = jobs_of(job_set)
+    assert list(jobs) == ["controller", "policy", "rollout"]
+    assert [job["replicas"] for job in jobs.values()] == [1, 2, 3]
+    assert [job["template"]["spec"]["completions"] for job in jobs.values()] == [1, 2, 1]
+    policy, rollout = pod_of(jobs["policy"])["containers"][0], pod_of(jobs["rollout"])["containers"][0]
+    assert policy["resources"]["limits"] == {"cpu": "16", "memory": "32Gi", "nvidia.com/gpu": "8"}
+    assert rollout["resources"]["limits"] == {"cpu": "2", "memory": "4Gi", "nvidia.com/gpu": "4"}
+    assert policy["command"][-4:] == ["/runs/team/Big.Run_7", "policy", "--processes=8", "--gpus=1"]
+    assert rollout["command"][-2:] == ["--processes=1", "--gpus=4"]
+    assert job_set["metadata"]["namespace"] == config_map["metadata"]["namespace"] == "train"
+
+
+def test_the_run_ends_with_its_controller_and_starts_anew_with_it():
+    _, job_set = rendered()
+    spec, jobs = job_set["spec"], jobs_of(job_set)
+    assert spec["network"] == {"enableDNSHostnames": True, "subdomain": "big-run-7"}
+    assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["controller"]}
+    assert spec["failurePolicy"]["maxRestarts"] == 10
+    assert pod_of(jobs["controller"])["restartPolicy"] == "Never"
+    assert jobs["controller"]["template"]["spec"]["backoffLimit"] == 0
+    assert pod_of(jobs["policy"])["restartPolicy"] == "OnFailure"
+    for job in jobs.values():
+        pod = pod_of(job)
+        assert pod["terminationGracePeriodSeconds"] == 120
+        assert {"name": "runs", "mountPath": "/runs"} in pod["containers"][0]["volumeMounts"]
+        variables = {each["name"]: each for each in pod["containers"][0]["env"]}
+        assert "restart-attempt" in variables["COSMOS_JOBSET_ATTEMPT"]["valueFrom"]["fieldRef"]["fieldPath"]
+
+
+def test_a_run_that_failed_or_was_refused_fails_the_jobset():
+    _, job_set = rendered()
+    (rule,) = job_set["spec"]["failurePolicy"]["rules"]
+    assert (rule["action"], rule["targetReplicatedJobs"]) == ("FailJobSet", ["controller"])
+    assert rule["onJobFailureReasons"] == ["PodFailurePolicy"]
+    jobs = jobs_of(job_set)
+    (of_pod,) = jobs["controller"]["template"]["spec"]["podFailurePolicy"]["rules"]
+    assert of_pod["action"] == "FailJob"
+    assert of_pod["onExitCodes"] == {"containerName": "cosmos", "operator": "In", "values": [1, 2]}
+    assert pod_of(jobs["controller"])["containers"][0]["name"] == "cosmos"
+    assert all("podFailurePolicy" not in jobs[role]["template"]["spec"] for role in ("policy", "rollout"))
+
+
+def test_without_gpus_a_replica_is_one_pod():
+    _, job_set = rendered(options=KubernetesOptions(image="x", pvc="p"))
+    jobs = jobs_of(job_set)
+    assert jobs["policy"]["template"]["spec"]["completions"] == 1
+    assert pod_of(jobs["policy"])["containers"][0]["command"][-2:] == ["--processes=16", "--gpus=0"]
+    assert "nvidia.com/gpu" not in pod_of(jobs["policy"])["containers"][0]["resources"]["limits"]
+
+
+@pytest.mark.parametrize(
+    ("context", "options", "words"),
+    [
+        ({"directory": PurePosixPath("runs/x")}, {}, "run.output_dir: 'runs' is not on the volume"),
+        ({}, {"gpus_per_node": 2}, "rollout.mesh: each process of a rollout replica needs 4 GPUs of one node"),
+        (
+            {"pools": (Pool(role="policy", replicas=1, gpus=1, needs_gpus=True),)},
+            {"gpus_per_node": 0},
+            "policy.device: 'cuda', but launch.options.gpus_per_node is 0",
+        ),
+        ({"name": "a" * 41}, {}, "has more than 40 letters"),
+    ],
+)
+def test_what_does_not_fit_is_refused(context, options, words):
+    with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
+        KubernetesLauncher(attrs.evolve(OPTIONS, **options), attrs.evolve(CONTEXT, **context)).render()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("image", "a b", "expected a word without white space, got 'a b'"),
+        ("pvc", "Shared", "expected a name of small letters, digits and dashes, got 'Shared'"),
+        ("mount", "runs", "expected an absolute path, got 'runs'"),
+        ("memory_per_process", "4 GB", "expected a quantity such as 4Gi, got '4 GB'"),
+        ("gpu_resource", "gpu", "expected the name of a resource, such as nvidia.com/gpu, got 'gpu'"),
+    ],
+)
+def test_options_that_the_cluster_would_refuse_are_refused(name, value, words):
+    with pytest.raises(ConfigError, match=rf"launch\.options\.{name}: {words}"):
+        structure({"image": "x", "pvc": "p", name: value}, KubernetesOptions, "launch.options")

@@ -1,0 +1,113 @@
+"""From the replicas of a run to the components of a heterogeneous job: nodes, tasks, CPUs and GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+
+from cosmos_core.errors import ConfigError
+from cosmos_core.protocols import Pool
+from cosmos_launcher_slurm.options import SlurmOptions
+
+CONTROLLER: Final = "controller"
+
+
+@attrs.frozen(kw_only=True)
+class Step:
+    """What one replica takes of its component.
+
+    Attributes:
+        tasks: Its processes.
+        cpus_per_task: CPUs of each.
+        nodes: Nodes that they are on; None leaves that to Slurm.
+        gpus_per_node: GPUs on each of these.
+        gpus_per_task: GPUs of each process.
+    """
+
+    tasks: int
+    cpus_per_task: int
+    nodes: int | None = None
+    gpus_per_node: int = 0
+    gpus_per_task: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class Component:
+    """One component of the job: enough for all replicas of a pool.
+
+    Attributes:
+        role: Whose it is: `controller`, `policy` or `rollout`.
+        group: Its index, for `srun --het-group`.
+        tasks: Tasks in all, or per node where `nodes` is given.
+        cpus_per_task: CPUs of each.
+        nodes: How many; None leaves that to Slurm.
+        gpus_per_node: GPUs of each.
+        step: What each of its replicas takes; None for the controller.
+    """
+
+    role: str
+    group: int
+    tasks: int
+    cpus_per_task: int
+    nodes: int | None = None
+    gpus_per_node: int = 0
+    step: Step | None = None
+
+    @property
+    def node_cpus(self) -> int:
+        """CPUs that the largest part of it, which cannot be spread over nodes, takes of one node."""
+        return self.cpus_per_task if self.nodes is None else self.tasks * self.cpus_per_task
+
+
+def components(pools: Sequence[Pool], options: SlurmOptions, threads: int) -> tuple[Component, ...]:
+    """The controller, and a component for each pool.
+
+    Args:
+        pools: The replicas to start.
+        options: What the nodes have.
+        threads: CPU threads of each process.
+
+    Raises:
+        ConfigError: A pool needs GPUs that nodes do not have.
+    """
+    first = Component(role=CONTROLLER, group=0, tasks=1, cpus_per_task=options.controller_cpus)
+    cpus = options.cpus_per_process or threads
+    return (first, *(_component(pool, group, options, cpus) for group, pool in enumerate(pools, start=1)))
+
+
+def _component(pool: Pool, group: int, options: SlurmOptions, cpus: int) -> Component:
+    available = options.gpus_per_node
+    if pool.needs_gpus and not available:
+        raise ConfigError(
+            f"{pool.role}.device: 'cuda', but launch.options.gpus_per_node is 0; give the number of GPUs that a node "
+            "has, with --gpus-per-node"
+        )
+    if not pool.gpus or not available:
+        step = Step(tasks=pool.processes, cpus_per_task=cpus)
+        return Component(role=pool.role, group=group, tasks=pool.num_processes, cpus_per_task=cpus, step=step)
+    if pool.gpus > available:
+        raise ConfigError(
+            f"{pool.role}.mesh: each process of a {pool.role} replica needs {pool.gpus} GPUs of one node, and a node "
+            f"has {available} (launch.options.gpus_per_node); use a smaller mesh"
+        )
+    nodes = pool.nodes(available // pool.gpus)
+    tasks = pool.processes // nodes
+    step = Step(
+        tasks=pool.processes,
+        cpus_per_task=cpus,
+        nodes=nodes,
+        gpus_per_node=tasks * pool.gpus,
+        gpus_per_task=pool.gpus,
+    )
+    beside = min(available // step.gpus_per_node, pool.replicas)
+    return Component(
+        role=pool.role,
+        group=group,
+        tasks=tasks * beside,
+        cpus_per_task=cpus,
+        nodes=nodes * -(-pool.replicas // beside),
+        gpus_per_node=step.gpus_per_node * beside,
+        step=step,
+    )

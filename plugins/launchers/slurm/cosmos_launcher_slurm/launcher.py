@@ -1,0 +1,215 @@
+"""A run on a Slurm cluster: submitted as a batch job, and within that job, every replica a step of its own."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from cosmos_core.errors import ConfigError, ReplicaError, UnknownSubmissionError
+from cosmos_core.protocols import Exit, LauncherContext, ProcessSpec, Submission
+from cosmos_core.run.launch.local import LocalLauncher, by_command, python_command
+from cosmos_launcher_slurm.cluster import Node, largest_node
+from cosmos_launcher_slurm.components import CONTROLLER, Component, Step, components
+from cosmos_launcher_slurm.options import SlurmOptions
+from cosmos_launcher_slurm.script import job_name, script
+
+_SUBMIT_S: Final = 60.0
+_TASK: Final = "cosmos_launcher_slurm.task"
+
+
+class SlurmLauncher:
+    """Submits a run; in its job, starts the controller beside the supervisor and each replica by `srun`.
+
+    Args:
+        options: Of the cluster.
+        context: The run.
+
+    Raises:
+        ConfigError: The run cannot be laid out on the nodes that the options describe.
+    """
+
+    def __init__(self, options: SlurmOptions, context: LauncherContext) -> None:
+        self._options: Final = options
+        self._context: Final = context
+        self._components: Final = {part.role: part for part in components(context.pools, options, context.threads)}
+        self._local: Final = LocalLauncher(context.logs, by_command(self._command))
+        self._sizes: Final[dict[str, int]] = {pool.role: pool.processes for pool in context.pools}
+
+    # -- submitting ----------------------------------------------------------------------------------------------------
+
+    def render(self) -> Submission:
+        """The batch script."""
+        parts = tuple(self._components.values())
+        return Submission(
+            name="job.sh",
+            text=script(self._context, self._options, parts, Path.cwd()),
+            notes=tuple(f"component {part.group}, {part.role}: {_words(part)}" for part in parts),
+        )
+
+    def ready(self) -> None:
+        """Find out whether sbatch is here, and whether the largest node is large enough.
+
+        Raises:
+            ConfigError: It is not.
+        """
+        if shutil.which("sbatch") is None:
+            raise ConfigError(
+                "launch.launcher: 'slurm', but there is no sbatch here; run this where jobs are submitted, or print "
+                "the script with --render-only"
+            )
+        node = largest_node(self._options.partition)
+        for part in self._components.values():
+            _check_room(part, node)
+
+    def submit(self, file: Path) -> str:
+        """Hand the script to sbatch.
+
+        Raises:
+            ReplicaError: It was refused.
+            UnknownSubmissionError: Slurm did not answer in time; it may have taken the job.
+        """
+        command = ["sbatch", "--parsable", str(file)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SUBMIT_S)
+        except subprocess.TimeoutExpired as error:
+            raise self._unknown(f"sbatch {file} did not end within {_SUBMIT_S:g} s") from error
+        except OSError as error:
+            raise ReplicaError(f"sbatch {file} could not be run: {error}") from error
+        if done.returncode and "timed out" in done.stderr.lower():
+            raise self._unknown(f"sbatch {file}: {done.stderr.strip()}")
+        if done.returncode:
+            raise ReplicaError(f"sbatch refused {file}: {done.stderr.strip() or f'exit code {done.returncode}'}")
+        job = done.stdout.strip().partition(";")[0]
+        return (
+            f"Slurm job {job}; watch it with squeue --job={job}, stop it with scancel --batch --signal=TERM {job}, "
+            f"stop and requeue it with scancel --batch --signal=USR1 {job}"
+        )
+
+    def _unknown(self, what: str) -> UnknownSubmissionError:
+        name, directory = shlex.quote(job_name(self._context.name)), shlex.quote(str(self._context.directory))
+        return UnknownSubmissionError(
+            f"{what}: the run may have been submitted. See squeue --name={name}; if it is not there, submit it with "
+            f"cosmos launch slurm --resume {directory}"
+        )
+
+    # -- within the job ------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Find out whether this is a job of ours.
+
+        Raises:
+            ConfigError: It is none, or has too few components.
+        """
+        if "SLURM_JOB_ID" not in os.environ:
+            raise ConfigError(
+                "launch.launcher: 'slurm' starts processes within a job of Slurm, and this is none; hand the run over "
+                "with cosmos launch slurm, or run it here with --set launch.launcher=local"
+            )
+        size = int(os.environ.get("SLURM_HET_SIZE", "1"))
+        if size != len(self._components):
+            raise ConfigError(
+                f"this job of Slurm has {size} components, and the run needs {len(self._components)} "
+                f"({', '.join(self._components)}); submit it anew with cosmos launch slurm --resume"
+            )
+
+    def start(self, spec: ProcessSpec) -> None:
+        """Start the controller here, and a replica, with all of its processes, as a step.
+
+        Raises:
+            ReplicaError: The system refused.
+        """
+        if _rank(spec.name) == 0:
+            self._local.start(spec)
+
+    def running(self) -> Sequence[str]:
+        """Names of the processes that have not ended."""
+        return [name for leader in self._local.running() for name in self._processes(leader)]
+
+    def exits(self) -> list[Exit]:
+        """Processes that ended since the last call; those of a replica end together."""
+        return [attrs.evolve(end, name=name) for end in self._local.exits() for name in self._processes(end.name)]
+
+    def kill(self, name: str) -> None:
+        """End a replica's step, or the controller."""
+        leader = name.partition(".")[0]
+        if leader == CONTROLLER:
+            self._local.kill(leader)
+        else:
+            # srun ends its step then; if it were killed itself, the step would go on without it.
+            self._local.terminate(leader)
+
+    def signal_stop(self) -> None:
+        """Ask every process to end; returns at once."""
+        self._local.signal_stop()
+
+    def stop(self, grace_s: float) -> None:
+        """End every process; a step ends with its srun."""
+        self._local.stop(grace_s)
+
+    def _processes(self, leader: str) -> list[str]:
+        """Names of the processes of the replica of a first process."""
+        size = self._sizes.get(leader.partition("-")[0], 1)
+        return [leader, *(f"{leader}.{rank}" for rank in range(1, size))]
+
+    def _command(self, spec: ProcessSpec) -> list[str]:
+        role = spec.module.rpartition(".")[2]
+        if role == CONTROLLER:
+            return python_command(spec)
+        part = self._components[role]
+        assert part.step is not None, "replicas are started in the component of their pool"
+        step = part.step
+        task = attrs.evolve(spec, module=_TASK, arguments=(str(step.gpus_per_task), spec.module, *spec.arguments))
+        # Told first, the name and the CPUs of the batch step would count for every step.
+        unset = [argument for name in ("SLURM_CPUS_PER_TASK", "SLURM_NTASKS") for argument in ("-u", name)]
+        return [
+            "env",
+            *unset,
+            "srun",
+            f"--het-group={part.group}",
+            f"--job-name={spec.name}",
+            *_shape(step),
+            *python_command(task),
+        ]
+
+
+def _rank(name: str) -> int:
+    return int(name.partition(".")[2] or 0)
+
+
+def _shape(step: Step) -> list[str]:
+    """What a step takes: its own CPUs and GPUs; memory is shared within the job, or no second step would start."""
+    words = [
+        f"--ntasks={step.tasks}",
+        f"--cpus-per-task={step.cpus_per_task}",
+        "--exact",
+        "--mem=0",
+        "--kill-on-bad-exit=1",
+        "--wait=30",
+    ]
+    if step.nodes is not None:
+        words += [f"--nodes={step.nodes}", f"--gpus-per-node={step.gpus_per_node}"]
+    return words
+
+
+def _words(part: Component) -> str:
+    cpus = f"{part.cpus_per_task} CPUs each"
+    if part.nodes is None:
+        return f"{part.tasks} processes, {cpus}"
+    return f"{part.nodes} nodes of {part.gpus_per_node} GPUs, {part.tasks} processes on each, {cpus}"
+
+
+def _check_room(part: Component, node: Node) -> None:
+    """Refuse what no node has."""
+    for needed, has, what in ((part.node_cpus, node.cpus, "CPUs"), (part.gpus_per_node, node.gpus, "GPUs")):
+        if needed > has:
+            raise ConfigError(
+                f"the {part.role} component needs {needed} {what} of one node, and the largest node of "
+                f"{node.partition} has {has}; change launch.options, or the recipe's {part.role} table"
+            )

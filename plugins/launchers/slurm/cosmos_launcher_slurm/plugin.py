@@ -1,0 +1,13 @@
+"""The entry point `slurm`."""
+
+from __future__ import annotations
+
+from cosmos_core.protocols import Launcher, LauncherCapabilities, Provider, hookimpl
+from cosmos_launcher_slurm.launcher import SlurmLauncher
+from cosmos_launcher_slurm.options import SlurmOptions
+
+
+@hookimpl
+def cosmos_launcher() -> Provider[Launcher]:
+    """Provide the launcher of Slurm clusters."""
+    return Provider(create=SlurmLauncher, options=SlurmOptions, capabilities=LauncherCapabilities(submits=True))

@@ -1,0 +1,296 @@
+import os
+import re
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import attrs
+import pytest
+
+from cosmos_core.errors import ConfigError, UnknownSubmissionError
+from cosmos_core.protocols import LauncherContext, Pool
+from cosmos_launcher_slurm.cluster import Node, largest
+from cosmos_launcher_slurm.components import components
+from cosmos_launcher_slurm.launcher import SlurmLauncher
+from cosmos_launcher_slurm.options import SlurmOptions
+from cosmos_launcher_slurm.task import arguments_of, variables_of
+
+CONTEXT = LauncherContext(
+    name="long run",
+    directory=Path("/shared/it's/long run"),
+    pools=(Pool(role="policy", replicas=3, processes=16, gpus=1), Pool(role="rollout", replicas=5, gpus=2)),
+    threads=2,
+)
+OPTIONS = SlurmOptions(
+    partition="h100", account="team", time="12:00:00", gpus_per_node=8, python="/opt/my py/bin/python"
+)
+
+
+def directives(text):
+    """The options of each component."""
+    parts = [[]]
+    for line in text.splitlines():
+        if line == "#SBATCH hetjob":
+            parts.append([])
+        elif line.startswith("#SBATCH "):
+            parts[-1] += shlex.split(line.removeprefix("#SBATCH "))
+    return parts
+
+
+def rendered(options=OPTIONS, **changes):
+    return SlurmLauncher(options, attrs.evolve(CONTEXT, **changes)).render().text
+
+
+def test_each_pool_is_a_component_with_nodes_for_its_replicas():
+    controller, policy, rollout = directives(rendered())
+    assert {"--ntasks=1", "--cpus-per-task=2", "--requeue", "--signal=B:USR1@120"} <= set(controller)
+    assert not any("gpu" in option for option in controller)
+    assert {"--nodes=6", "--ntasks-per-node=8", "--gpus-per-node=8", "--cpus-per-task=2"} <= set(policy)
+    assert {"--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=8"} <= set(rollout)
+    for part in (controller, policy, rollout):
+        assert {"--partition=h100", "--account=team", "--time=12:00:00"} <= set(part)
+    assert not any(option.startswith(("--requeue", "--signal", "--output")) for option in policy + rollout)
+
+
+def test_on_cpus_slurm_places_the_processes():
+    _, policy, rollout = directives(rendered(SlurmOptions(cpus_per_process=4, sbatch=("--constraint=fast",))))
+    assert policy == ["--ntasks=48", "--cpus-per-task=4", "--constraint=fast"]
+    assert rollout == ["--ntasks=5", "--cpus-per-task=4", "--constraint=fast"]
+
+
+def test_imitation_has_no_component_for_rollouts():
+    assert len(directives(rendered(pools=CONTEXT.pools[:1]))) == 2
+
+
+@pytest.mark.parametrize(
+    ("pool", "gpus", "expected"),
+    [
+        (Pool(role="policy", replicas=1, processes=12, gpus=1), 8, (2, 6, 6)),  # equally many on each node
+        (Pool(role="policy", replicas=3, processes=2, gpus=1), 8, (1, 6, 6)),  # several replicas on a node
+        (Pool(role="policy", replicas=5, processes=3, gpus=1), 8, (3, 6, 6)),
+        (Pool(role="rollout", replicas=1, gpus=8), 8, (1, 1, 8)),
+        (Pool(role="policy", replicas=2, processes=7, gpus=1), 4, (7, 2, 2)),
+    ],
+)
+def test_nodes_hold_replicas(pool, gpus, expected):
+    part = components([pool], SlurmOptions(gpus_per_node=gpus), 1)[1]
+    assert (part.nodes, part.tasks, part.gpus_per_node) == expected
+    assert part.nodes * part.tasks >= pool.num_processes
+
+
+@pytest.mark.parametrize(
+    ("pool", "gpus", "words"),
+    [
+        (
+            Pool(role="rollout", replicas=1, gpus=8),
+            4,
+            "rollout.mesh: each process .* needs 8 GPUs of one node, and .* 4",
+        ),
+        (
+            Pool(role="policy", replicas=1, gpus=1, needs_gpus=True),
+            0,
+            "policy.device: 'cuda', but .*gpus_per_node is 0",
+        ),
+    ],
+)
+def test_gpus_that_nodes_lack_are_refused(pool, gpus, words):
+    with pytest.raises(ConfigError, match=words):
+        SlurmLauncher(SlurmOptions(gpus_per_node=gpus), attrs.evolve(CONTEXT, pools=(pool,)))
+
+
+def test_the_script_is_valid_and_quotes_paths(tmp_path):
+    text = rendered()
+    done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in text.splitlines() if "cosmos_core.cli" in line]
+    words = [OPTIONS.python, "-P", "-m", "cosmos_core.cli", "run", "--resume", str(CONTEXT.directory), "&"]
+    assert shlex.split(line) == words
+    assert "--output=/shared/it's/long run/logs/slurm-%j.log" in directives(text)[0]
+    assert "--job-name=cosmos-long run" in directives(text)[0]
+
+
+def test_a_path_of_several_lines_is_refused():
+    with pytest.raises(ConfigError, match="a batch script cannot have this path"):
+        rendered(directory=Path("/shared/a\nrm -rf x"))
+
+
+@pytest.mark.parametrize(
+    "options", [{"sbatch": ("x",)}, {"sbatch": ("--a=b\nrm",)}, {"python": "a\nb"}, {"python": " "}]
+)
+def test_lines_that_are_no_options_are_refused(options):
+    with pytest.raises(ConfigError, match=r"launch\.options\."):
+        SlurmOptions(**options)
+
+
+@pytest.mark.parametrize("value", ["", "a b", "a\nb"])
+def test_words_are_words(value):
+    with pytest.raises(ValueError, match="expected a word without white space, got"):
+        SlurmOptions(partition=value)
+
+
+FAKE_PYTHON = """#!/bin/bash
+echo "run $*" >> {log}
+trap 'echo term >> {log}; exit {code}' TERM
+touch {log}.up
+for i in $(seq 400); do sleep 0.02; done
+exit {end}
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Run the script with another interpreter and `scontrol`; what both wrote, and the exit code."""
+
+    def run(*, signals=(), early=None, code=130, end=0, setup=()):
+        log = tmp_path / "log"
+        python, scontrol = tmp_path / "python", tmp_path / "bin" / "scontrol"
+        scontrol.parent.mkdir(exist_ok=True)
+        python.write_text(
+            FAKE_PYTHON.format(log=log, code=code, end=end).replace("400", "400" if signals or early else "1")
+        )
+        scontrol.write_text(f'#!/bin/bash\necho "scontrol $*" >> {log}\nexit 1\n')
+        for each in (python, scontrol):
+            each.chmod(0o755)
+        launcher = SlurmLauncher(
+            SlurmOptions(python=str(python), setup=setup), attrs.evolve(CONTEXT, directory=tmp_path / "it's a run")
+        )
+        path = f"{scontrol.parent}:{os.environ['PATH']}"
+        text = launcher.render().text
+        if early:
+            late = f"until [ -e {log}.up ]; do sleep 0.01; done; kill -s {early.name} $$"
+            assert text.count("&\n#") == 1
+            text = text.replace("&\n#", f"&\n{late}\n#")
+        process = subprocess.Popen(["bash", "-c", text], env={**os.environ, "PATH": path, "SLURM_JOB_ID": "17"})
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "log.up").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.05)
+        return process.wait(20), log.read_text().splitlines()
+
+    return run
+
+
+def test_a_warned_run_is_stopped_and_requeued(job, tmp_path):
+    code, lines = job(signals=[signal.SIGUSR1])
+    assert (code, lines[1:]) == (130, ["term", "scontrol requeue 17"])
+    assert lines[0].endswith(f"run --resume {tmp_path}/it's a run")
+
+
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_a_warned_run_that_finished_or_failed_is_not_requeued(job, code):
+    found, lines = job(signals=[signal.SIGUSR1], code=code)
+    assert found == code
+    assert not any("scontrol" in line for line in lines)
+
+
+def test_a_cancelled_run_is_stopped_and_not_requeued(job):
+    code, lines = job(signals=[signal.SIGTERM])
+    assert (code, lines[1:]) == (130, ["term"])
+
+
+@pytest.mark.parametrize(
+    ("number", "last"), [(signal.SIGTERM, ["term"]), (signal.SIGUSR1, ["term", "scontrol requeue 17"])]
+)
+def test_a_signal_that_comes_before_the_run_has_a_number_stops_it_once(job, number, last):
+    code, lines = job(early=number)
+    assert (code, lines[1:]) == (130, last)
+
+
+@pytest.mark.parametrize("end", [0, 1, 3])
+def test_the_jobs_exit_code_is_the_runs(job, end):
+    code, lines = job(end=end)
+    assert (code, len(lines)) == (end, 1)
+
+
+def test_setup_may_use_what_is_not_set(job):
+    code, lines = job(setup=('PS1="(env) $NOT_SET_BY_ANYONE"',))
+    assert (code, len(lines)) == (0, 1)
+
+
+@pytest.mark.parametrize("how", ["sleep 5", "echo 'Batch job submission failed: Socket timed out' >&2; exit 1"])
+def test_a_job_that_may_have_been_submitted_is_no_refused_one(how, tmp_path, monkeypatch):
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(f"#!/bin/bash\n{how}\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("cosmos_launcher_slurm.launcher._SUBMIT_S", 0.3)
+    with pytest.raises(UnknownSubmissionError) as raised:
+        SlurmLauncher(OPTIONS, CONTEXT).submit(tmp_path / "job.sh")
+    assert "may have been submitted. See squeue --name='cosmos-long run'; if it is not there" in str(raised.value)
+    assert """--resume '/shared/it'"'"'s/long run'""" in str(raised.value)
+
+
+def test_a_submitted_job_is_stopped_and_not_requeued(tmp_path, monkeypatch):
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text("#!/bin/bash\necho '17;cluster'\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    words = SlurmLauncher(OPTIONS, CONTEXT).submit(tmp_path / "job.sh")
+    assert "stop it with scancel --batch --signal=TERM 17, stop and requeue it with" in words
+
+
+def test_a_task_is_the_process_of_its_rank():
+    arguments = ("--run", "/r", "--name", "policy-1", "--rank", "0", "--session", "s")
+    assert arguments_of(arguments, {"SLURM_PROCID": "0"}) == list(arguments)
+    third = arguments_of(arguments, {"SLURM_PROCID": "3"})
+    assert third[: len(arguments)] == list(arguments)
+    assert third[len(arguments) :] == ["--name", "policy-1.3", "--rank", "3"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "environment", "expected"),
+    [
+        (1, {"SLURM_LOCALID": "2", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, {"CUDA_VISIBLE_DEVICES": "2"}),
+        (2, {"SLURM_LOCALID": "1", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}, {"CUDA_VISIBLE_DEVICES": "6,7"}),
+        (0, {"SLURM_LOCALID": "0", "CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": ""}),
+        (
+            0,
+            {"SLURM_LOCALID": "0", "SLURM_TOPOLOGY_ADDR": "top.leaf3.n17"},
+            {"CUDA_VISIBLE_DEVICES": "", "COSMOS_RACK": "top.leaf3"},
+        ),
+        (0, {"SLURM_LOCALID": "0", "SLURM_TOPOLOGY_ADDR": "n17"}, {"CUDA_VISIBLE_DEVICES": ""}),
+        (
+            0,
+            {"SLURM_LOCALID": "0", "SLURM_TOPOLOGY_ADDR": "s.n", "COSMOS_RACK": "mine"},
+            {"CUDA_VISIBLE_DEVICES": ""},
+        ),
+    ],
+)
+def test_a_task_uses_its_own_gpus_and_knows_its_rack(gpus, environment, expected):
+    assert variables_of(gpus, environment) == expected
+
+
+ANSWER = "main* 8 gpu:4\nmain* 16+ gpu:a100:2,gpu:h100:4(S:0-1)\ngold 64 (null)\n"
+
+
+def test_the_largest_node_of_a_partition():
+    assert largest(ANSWER, None) == Node(partition="partition main", cpus=16, gpus=6)
+    assert largest(ANSWER, "gold") == Node(partition="partition gold", cpus=64, gpus=0)
+    with pytest.raises(ConfigError, match="no partition 'silver'; it has gold, main"):
+        largest(ANSWER, "silver")
+    with pytest.raises(ConfigError, match="no default partition; choose one; it has gold"):
+        largest("gold 1 (null)\n", None)
+
+
+def test_outside_of_a_job_nothing_can_be_started(monkeypatch):
+    launcher = SlurmLauncher(OPTIONS, CONTEXT)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(ConfigError, match="hand the run over with cosmos launch slurm"):
+        launcher.check()
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SLURM_HET_SIZE", "2")
+    with pytest.raises(
+        ConfigError, match=re.escape("has 2 components, and the run needs 3 (controller, policy, rollout)")
+    ):
+        launcher.check()
+
+
+def test_without_sbatch_nothing_is_submitted(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigError, match=r"no sbatch here; .* --render-only"):
+        SlurmLauncher(OPTIONS, CONTEXT).ready()

@@ -1,0 +1,1 @@
+"""The tracker `mlflow`: every metric of a run in MLflow."""

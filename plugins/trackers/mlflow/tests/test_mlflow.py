@@ -1,0 +1,128 @@
+import importlib.util
+import subprocess
+import sys
+
+import attrs
+import pytest
+
+from cosmos_core.errors import PluginError
+from cosmos_core.protocols import RunInfo
+from cosmos_tracker_mlflow import plugin
+
+
+@pytest.fixture
+def run(tmp_path):
+    recipe = {
+        "run": {"name": "demo"},
+        "reward": [{"plugin": "math"}],
+        "policy": {"optimizer": {"lr": 1e-3}},
+        "empty": {},
+    }
+    return RunInfo(run_id="demo-1", name="demo", directory=tmp_path, recipe=recipe)
+
+
+def test_flatten_names_every_leaf():
+    tree = {"a": {"b": 1, "c": {}}, "rewards": [{"plugin": "math"}], "betas": [0.9, 0.99]}
+    assert dict(plugin.flatten(tree)) == {
+        "a.b": "1",
+        "a.c": "{}",
+        "rewards.0.plugin": "math",
+        "betas": "[0.9, 0.99]",
+    }
+
+
+def test_without_mlflow_the_provider_says_what_to_install(monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mlflow" else found(name))
+    with pytest.raises(PluginError, match=r"needs mlflow.*pip install mlflow"):
+        plugin.cosmos_hook()
+
+
+def test_nothing_is_logged_before_the_run_starts(run):
+    tracker = plugin.MlflowTracker(plugin.MlflowOptions(), run)
+    tracker.cosmos_step_finished(1, {"loss": 1.0})
+    tracker.cosmos_run_ended("failed", {})
+    assert list(run.directory.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # those of mlflow and its many dependencies are not ours to mend
+def test_a_run_is_logged_and_a_resumed_one_goes_on_in_it(run, monkeypatch, tmp_path):
+    pytest.importorskip("mlflow", reason="the mlflow tracker needs mlflow")
+    monkeypatch.chdir(tmp_path)
+    longer = attrs.evolve(run, recipe={**run.recipe, "run": {"name": "demo", "steps": 9}})
+    for session, outcome, steps in ((run, "stopped", (1, 2)), (longer, "finished", (3,))):
+        tracker = plugin.MlflowTracker(plugin.MlflowOptions(experiment="tests"), session)
+        tracker.cosmos_run_started(session)
+        for step in steps:
+            tracker.cosmos_step_finished(step, {"train/loss": 1.0 / step, "reward/a b?": 0.5})
+        tracker.cosmos_evaluation_finished(steps[-1], {"heldout/accuracy": 0.25 * steps[-1]})
+        tracker.cosmos_checkpoint_saved(steps[-1], "somewhere")
+        tracker.cosmos_run_ended(outcome, {"heldout_accuracy_after": 0.75, "name": "demo"})
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{run.directory / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("tests")
+    (logged,) = client.search_runs([experiment.experiment_id])
+    assert logged.info.status == "FINISHED"
+    assert logged.data.params["policy.optimizer.lr"] == "0.001"
+    assert logged.data.params["reward.0.plugin"] == "math"
+    history = client.get_metric_history(logged.info.run_id, "train/loss")
+    assert [(metric.step, metric.value) for metric in history] == [(1, 1.0), (2, 0.5), (3, 1.0 / 3)]
+    assert logged.data.metrics["reward/a b_"] == 0.5
+    assert logged.data.metrics["heldout/accuracy"] == 0.75
+    assert logged.data.tags["cosmos.checkpoint_step"] == "3"
+    changed = {name: value for name, value in logged.data.tags.items() if name.startswith("cosmos.changed.")}
+    assert changed == {"cosmos.changed.run.steps": "9"}
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+
+
+FULL = """
+import pathlib, sqlite3, sys, warnings
+warnings.simplefilter("ignore")
+from cosmos_core.errors import PluginError
+from cosmos_tracker_mlflow import plugin
+from cosmos_core.protocols import RunInfo
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+
+run = RunInfo(run_id="demo-1", name="demo", directory=pathlib.Path(sys.argv[1]), recipe={})
+tracker = plugin.MlflowTracker(plugin.MlflowOptions(experiment="tests"), run)
+tracker.cosmos_run_started(run)
+size = sqlite3.connect(run.directory / "mlflow.db").execute("PRAGMA page_count").fetchone()[0]
+
+@event.listens_for(Engine, "checkout")
+def limit(connection, *_):
+    connection.execute(f"PRAGMA max_page_count = {size}")  # as a full disk would
+
+try:
+    for step in range(500):
+        tracker.cosmos_step_finished(step, {f"train/{name}": 1.0 for name in range(50)})
+    tracker.cosmos_run_ended("finished", {})
+except PluginError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_line(tmp_path):
+    pytest.importorskip("mlflow", reason="the mlflow tracker needs mlflow")
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True, check=True, timeout=90
+    )
+    assert done.stdout == f"sqlite:///{tmp_path}/mlflow.db cannot be written: database or disk is full\n"
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("rewards/math", "rewards/math"),
+        ("a b/§", "a b/_"),
+        ("/a//../.", "_/a/_/__/_"),
+        ("", "_"),
+        ("x" * 251, "x" * 241 + "-90d738c3"),
+    ],
+)
+def test_names_of_metrics_are_made_paths_that_mlflow_takes(name, allowed):
+    assert plugin._allowed(name) == allowed
