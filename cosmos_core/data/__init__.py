@@ -5,14 +5,12 @@ the rest. Nothing here imports more than the standard library and attrs.
 """
 
 from cosmos_core.data.dataset import RowsDataset, Sources
-from cosmos_core.data.jsonlines import JsonLinesFile
-from cosmos_core.data.lines import line_at, lines_of
+from cosmos_core.data.jsonlines import JsonLinesFile, line_at, lines_of
 from cosmos_core.data.mapping import FieldMapping, RowMapping
 from cosmos_core.data.media import locations
 from cosmos_core.data.options import FieldOptions, RowsOptions
 from cosmos_core.data.paths import expand, find_files
-from cosmos_core.data.rows import BadRowError, LeftOutError, field, text_field
-from cosmos_core.data.source import RawRow, RowSource
+from cosmos_core.data.rows import BadRowError, LeftOutError, RawRow, RowSource, field, text_field
 
 __all__ = [
     "BadRowError",

@@ -6,11 +6,10 @@ from array import array
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
-from cosmos_core.data.index import RowIndex
+from cosmos_core.data.index import RowIndex, hold_out
 from cosmos_core.data.mapping import RowMapping
 from cosmos_core.data.options import RowsOptions
-from cosmos_core.data.source import RowSource
-from cosmos_core.data.split import hold_out
+from cosmos_core.data.rows import RowSource
 from cosmos_core.errors import DataError
 from cosmos_core.protocols import Omission, Split
 from cosmos_core.types import Prompt

@@ -2,19 +2,55 @@
 
 from __future__ import annotations
 
-import array
 import bisect
 import logging
+import random
+from array import array
 from collections.abc import Sequence
 from typing import Final
 
 from cosmos_core.data.mapping import RowMapping
-from cosmos_core.data.omissions import Omissions
 from cosmos_core.data.options import RowsOptions
-from cosmos_core.data.rows import BadRowError, LeftOutError
-from cosmos_core.data.source import RawRow, RowSource
+from cosmos_core.data.rows import BadRowError, LeftOutError, RawRow, RowSource
 from cosmos_core.errors import DataError
+from cosmos_core.protocols import Omission
 from cosmos_core.types import Prompt
+
+_MANY: Final = "other reasons"
+_MOST_REASONS: Final = 50
+
+
+class Omissions:
+    """Rows that were left out so far; the first of each reason is remembered."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._first: dict[str, str] = {}
+
+    def add(self, reason: str, place: str) -> None:
+        """Count one row.
+
+        Args:
+            reason: What it has in common with others; beyond 50 reasons the rest are counted together.
+            place: Where it is, and what it is like.
+        """
+        if reason not in self._counts and len(self._counts) >= _MOST_REASONS:
+            reason = _MANY
+        self._counts[reason] = self._counts.get(reason, 0) + 1
+        self._first.setdefault(reason, place)
+
+    @property
+    def total(self) -> int:
+        """How many rows there are of all reasons."""
+        return sum(self._counts.values())
+
+    def told(self) -> tuple[Omission, ...]:
+        """The reasons, the most frequent first."""
+        ordered = sorted(self._counts, key=lambda reason: (-self._counts[reason], reason))
+        return tuple(
+            Omission(reason=reason, num_rows=self._counts[reason], first=self._first[reason]) for reason in ordered
+        )
+
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +73,8 @@ class RowIndex:
         self._mapping: Final = mapping
         self._options: Final = options
         self._key_path: Final = key_path
-        self._source_numbers: Final = array.array("I")
-        self._locators: Final = array.array("Q")
+        self._source_numbers: Final = array("I")
+        self._locators: Final = array("Q")
         self.omissions: Final = Omissions()
         """Rows that are in none of the numbers."""
         for number, source in enumerate(sources):
@@ -99,3 +135,13 @@ class RowIndex:
             return f"{names}: empty; give a source that has rows"
         counts = "; ".join(f"{each.num_rows} x {each.reason}" for each in self.omissions.told())
         return f"{names}: no usable rows ({self.omissions.total} skipped: {counts}); give a source that has some"
+
+
+def hold_out(num_rows: int, num_heldout: int) -> tuple[array[int], array[int]]:
+    """Numbers of the train and the held-out rows, each in order.
+
+    Rows are drawn at random, always the same ones: runs with different seeds are compared on the same rows.
+    """
+    heldout = set(random.Random("heldout").sample(range(num_rows), num_heldout))  # noqa: S311 - no secret
+    train = array("Q", (number for number in range(num_rows) if number not in heldout))
+    return train, array("Q", sorted(heldout))

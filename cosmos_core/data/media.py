@@ -13,7 +13,7 @@ SCHEMES: Final = ("data:", "file:", "http:", "https:", "s3:", "gs:")
 
 
 def locations(row: Mapping[str, Any], name: str, folder: Path) -> tuple[str, ...]:
-    """What the field `name` lists, in order: one location or a list of them; null or an empty list is none.
+    """The locations in field `name`, in order: one location or a list of them; null or an empty list is none.
 
     A path is relative to the folder of the row's file, and has to exist. A URL stays as it is; whether it can be read
     is for the model to say. An image inside a Parquet file (`bytes`, as the `datasets` library stores it) becomes a

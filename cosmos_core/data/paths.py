@@ -1,4 +1,4 @@
-"""From a path option to files: environment variables, the recipe's folder, globs."""
+"""Finds the files of a path option: environment variables, the recipe's folder, globs."""
 
 from __future__ import annotations
 

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
+from typing import Final, get_args
 
 import torch
+from torch import nn
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.stages import stages
 from cosmos_core.models.adapters.below import DRAWN
 from cosmos_core.models.parallel.channel import open_channel
+from cosmos_core.models.parallel.stages import part_of, stages_of
 from cosmos_core.plugins.roles import load_algorithm, load_dataset, load_model, selections, source_of
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.batches.share import ShareReader
-from cosmos_core.policy.checkpoints.restoring import restore
-from cosmos_core.policy.checkpoints.saving import CheckpointSaver
-from cosmos_core.policy.device import choose_device
+from cosmos_core.policy.checkpoints.reader import restore
+from cosmos_core.policy.checkpoints.saver import CheckpointSaver
 from cosmos_core.policy.orders import FollowerOrders, LeaderOrders, Orders
-from cosmos_core.policy.place import place_of
-from cosmos_core.policy.processes.forming import Bond, bond, form_world, leave
+from cosmos_core.policy.processes.bootstrap import Bond, bond, form_world, leave
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.publication import DTYPES, Publications
-from cosmos_core.policy.replica import Parts, PolicyReplica, UnitRate
-from cosmos_core.policy.training.making import make_trainer
+from cosmos_core.policy.replica import PolicyReplica, UnitRate
+from cosmos_core.policy.training.setup import StageSettings, choose_device, make_trainer
 from cosmos_core.policy.training.step import StepRunner
-from cosmos_core.policy.training.terms import OrderTerms
 from cosmos_core.policy.training.trainer import Trainer
-from cosmos_core.protocols import FORMATS, Imitating
+from cosmos_core.protocols import FORMATS, Axis, Imitating
 from cosmos_core.replica.host import host_id, rack_id
 from cosmos_core.replica.process import RoleArgs, run_role
 from cosmos_core.transport.payloads import PayloadClient
@@ -58,12 +57,11 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
     model = load_model(job, plugins)
     trainer = make_trainer(job, model, world, plugins)
     _LOG.info("place on the mesh: %s", place_of(world, trainer.module))
-    terms = OrderTerms(job, plugins, trainer)
-    begin_stage = terms.begin_stage
-    begin_stage(0)
+    settings = StageSettings(job, plugins, trainer)
+    settings.begin_stage(0)
 
     def go_on_from(checkpoint: str) -> None:
-        restore(trainer, checkpoint, begin_stage, run_id=job.run_id, name=recipe.model.path or DRAWN)
+        restore(trainer, checkpoint, settings.begin_stage, run_id=job.run_id, name=recipe.model.path or DRAWN)
 
     if args.checkpoint is not None:
         go_on_from(args.checkpoint)
@@ -84,7 +82,7 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
             orders = LeaderOrders(client, world, bound.line, args.stop)
         else:
             orders = FollowerOrders(world, bound.line)
-        parts = Parts(
+        replica = PolicyReplica(
             name=args.replica,
             run_id=job.run_id,
             address=bound.address,
@@ -105,13 +103,30 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
                 exchange=world.exchange,
             ),
             saver=CheckpointSaver(job.checkpoints, recipe.policy.checkpoint.keep, orders.report, open_channel()),
-            begin_stage=begin_stage,
+            begin_stage=settings.begin_stage,
             restore=go_on_from,
-            adopt=terms.adopt,
+            adopt=settings.adopt,
         )
-        PolicyReplica(parts).run()
+        replica.run()
         if args.client is not None:
             args.client.flush(FLUSH_S)
+
+
+def place_of(world: World, module: nn.Module) -> str:
+    """This process's place in its replica, in words: on every axis that has several, and the layers of its stages.
+
+    Args:
+        world: The replica's processes.
+        module: What this process holds of the model.
+    """
+    if world.size == 1:
+        return "the replica's only process"
+    mesh = world.mesh
+    axes = [f"{axis} {mesh.place(axis)} of {mesh.size(axis)}" for axis in get_args(Axis) if mesh.size(axis) > 1]
+    parts = [part for stage in stages_of(module) if (part := part_of(stage)) is not None]
+    layers = [f"{part.layers.start} to {part.layers.stop - 1}" for part in parts]
+    held = [f"layers {' and '.join(layers)}"] if layers else []
+    return ", ".join((f"rank {world.rank} of {world.size}", *axes, *held))
 
 
 def _weights_endpoint(publisher: WeightPublisher, world: World) -> str:

@@ -1,10 +1,11 @@
-"""The policy replica: makes what its directive says so, one thing at a time, on the main thread.
+"""The policy replica carries out its directives, one thing at a time, on the main thread.
 
 Every process of a replica runs this, on the same directives.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -14,17 +15,46 @@ import attrs
 
 from cosmos_core.models.adapters.beside import published_tensors
 from cosmos_core.policy.checkpoints.checkpoint import Place
-from cosmos_core.policy.checkpoints.saving import CheckpointSaver
+from cosmos_core.policy.checkpoints.saver import CheckpointSaver
 from cosmos_core.policy.orders import Orders
 from cosmos_core.policy.processes.group import GradientGroup, GradientGroupError
-from cosmos_core.policy.processes.joining import form_group
+from cosmos_core.policy.processes.rendezvous import form_group
 from cosmos_core.policy.publication import Publications
+from cosmos_core.policy.training.gradients import local
 from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.policy.training.trainer import Trainer
-from cosmos_core.policy.training.transfer import transfer_state
 from cosmos_core.transport.directives import GenerationOrder, PolicyDirective, TrainOrder
 from cosmos_core.transport.reports import GenerationFailed, GenerationFormed, Left, StepDone
 from cosmos_core.types import Scalar
+
+UNKNOWN_STEP: Final = -1
+"""Step of a trainer whose state is a mixture: it takes part in no training until it was overwritten as a whole."""
+
+
+def transfer_state(trainer: Trainer, group: GradientGroup, source: int, begin_stage: Callable[[int], None]) -> None:
+    """Copy the state of member `source` to all others, each process from the one of its rank.
+
+    Args:
+        trainer: This member's.
+        group: The members.
+        source: Rank of the one whose state all take.
+        begin_stage: Makes the trainer take up a stage, by index.
+
+    Raises:
+        GradientGroupError: The group broke. The state of a member that is not the source may then be partial: its
+            step is `UNKNOWN_STEP`, so that it can only go on from a next transfer.
+    """
+    place = [trainer.step, trainer.stage.index, trainer.nonfinite_steps, trainer.unimitated_steps]
+    step, stage, nonfinite_steps, unimitated_steps = json.loads(group.exchange(json.dumps(place).encode())[source])
+    if group.rank != source:
+        trainer.step = UNKNOWN_STEP
+    if stage != trainer.stage.index:
+        begin_stage(stage)
+    group.copy([local(tensor) for tensor in trainer.state().values()], source)
+    trainer.step = step
+    trainer.nonfinite_steps = nonfinite_steps
+    trainer.unimitated_steps = unimitated_steps
+
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -32,22 +62,22 @@ POLL_S: Final = 0.5
 """Longest wait for a directive before looking at the background threads."""
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Parts:
-    """What a policy replica works with.
+@attrs.define(kw_only=True, eq=False)
+class PolicyReplica:
+    """Reconciles directives until it is told to stop.
 
     Attributes:
         name: The replica's name.
         run_id: The run.
         address: IP address of this machine for the gradient group.
-        orders: What to do.
+        orders: Directives of the controller.
         trainer: The weights.
         runner: Runs steps.
         publications: Publishes versions.
         saver: Writes checkpoints.
         begin_stage: Makes the trainer take up a stage, by index.
         restore: Loads a checkpoint, by its path.
-        adopt: Makes it go by values of dynamic keys.
+        adopt: Makes the trainer go by values of dynamic keys.
     """
 
     name: str
@@ -61,20 +91,12 @@ class Parts:
     begin_stage: Callable[[int], None]
     restore: Callable[[str], None]
     adopt: Callable[[Mapping[str, Scalar]], None]
-
-
-class PolicyReplica:
-    """Reconciles directives until it is told to stop."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._trainer = parts.trainer
-        self._group: GradientGroup | None = None
-        self._settled_generation = 0
-        self._saved = -1
-        self._answered: tuple[int, int, int] | None = None
-        self._last: StepDone | None = None
-        self._idle_since = time.perf_counter()
+    _group: GradientGroup | None = attrs.field(default=None, init=False)
+    _settled_generation: int = attrs.field(default=0, init=False)
+    _saved: int = attrs.field(default=-1, init=False)
+    _answered: tuple[int, int, int] | None = attrs.field(default=None, init=False)
+    _last: StepDone | None = attrs.field(default=None, init=False)
+    _idle_since: float = attrs.field(factory=time.perf_counter, init=False)
 
     def run(self) -> None:
         """Work until the directive says stop or leave.
@@ -83,22 +105,22 @@ class PolicyReplica:
             CosmosError: The replica cannot go on.
         """
         while True:
-            directive = self._parts.orders.next(POLL_S)
-            self._parts.publications.check()
-            self._parts.saver.check()
+            directive = self.orders.next(POLL_S)
+            self.publications.check()
+            self.saver.check()
             if directive is None:
                 continue
             if directive.stop or directive.leave:
                 break
             self._reconcile(directive)
-        self._parts.saver.wait()
-        self._parts.publications.close()
+        self.saver.wait()
+        self.publications.close()
         if directive.leave and not directive.stop:
             _LOG.info("leaving the run, as the controller says")
-            self._parts.orders.report(Left())
+            self.orders.report(Left())
 
     def _reconcile(self, directive: PolicyDirective) -> None:
-        self._parts.publications.retain(directive.retain)
+        self.publications.retain(directive.retain)
         if directive.generation is not None:
             self._join(directive.generation)
         self._publish_and_save(directive)
@@ -107,29 +129,29 @@ class PolicyReplica:
             self._publish_and_save(directive)
 
     def _publish_and_save(self, directive: PolicyDirective) -> None:
-        step = self._trainer.step
-        if self._parts.publications.newest < directive.publish <= step:
-            with self._trainer.activity.doing(f"publishing version {step}"):
+        step = self.trainer.step
+        if self.publications.newest < directive.publish <= step:
+            with self.trainer.activity.doing(f"publishing version {step}"):
                 self._publish()
         # Every member holds the same state: the first one writes it.
         is_first = self._group is not None and self._group.rank == 0
         if is_first and 0 <= directive.checkpoint == step != self._saved:
             self._saved = step
             place = Place(
-                run_id=self._parts.run_id,
+                run_id=self.run_id,
                 step=step,
-                stage=self._trainer.stage.index,
-                nonfinite_steps=self._trainer.nonfinite_steps,
-                unimitated_steps=self._trainer.unimitated_steps,
-                below=self._trainer.below,
+                stage=self.trainer.stage.index,
+                nonfinite_steps=self.trainer.nonfinite_steps,
+                unimitated_steps=self.trainer.unimitated_steps,
+                below=self.trainer.below,
                 generation=self._settled_generation,
             )
-            with self._trainer.activity.doing(f"copying the checkpoint of step {step}"):
-                self._parts.saver.save(self._trainer.state(), place)
+            with self.trainer.activity.doing(f"copying the checkpoint of step {step}"):
+                self.saver.save(self.trainer.state(), place)
 
     def _publish(self) -> None:
-        with self._trainer.published():
-            self._parts.publications.publish(self._trainer.step, published_tensors(self._trainer.module))
+        with self.trainer.published():
+            self.publications.publish(self.trainer.step, published_tensors(self.trainer.module))
 
     def _join(self, order: GenerationOrder) -> None:
         """Become a member of a generation, once; older ones and ones that failed are over."""
@@ -139,53 +161,53 @@ class PolicyReplica:
         if self._group is not None:
             self._group.close()
             self._group = None
-        if self._parts.name not in order.members:
+        if self.name not in order.members:
             return
-        if order.checkpoint and self._trainer.step != order.step:
+        if order.checkpoint and self.trainer.step != order.step:
             _LOG.info("going on from %s", order.checkpoint)
-            with self._trainer.activity.doing(f"loading the checkpoint of step {order.step}"):
-                self._parts.restore(order.checkpoint)
+            with self.trainer.activity.doing(f"loading the checkpoint of step {order.step}"):
+                self.restore(order.checkpoint)
         try:
             group = form_group(
                 generation=order.generation,
-                rank=order.members.index(self._parts.name),
+                rank=order.members.index(self.name),
                 size=len(order.members),
                 store=order.store,
-                address=self._parts.address,
-                device=self._trainer.state_device,
-                interrupted=lambda: self._parts.orders.is_pointless(order.generation),
-                world=self._trainer.world,
-                activity=self._trainer.activity,
+                address=self.address,
+                device=self.trainer.state_device,
+                interrupted=lambda: self.orders.is_pointless(order.generation),
+                world=self.trainer.world,
+                activity=self.trainer.activity,
             )
             if order.transfer and group.size > 1:
-                with self._trainer.activity.doing(f"taking over the weights of {order.members[order.source]}"):
-                    transfer_state(self._trainer, group, order.source, self._parts.begin_stage)
+                with self.trainer.activity.doing(f"taking over the weights of {order.members[order.source]}"):
+                    transfer_state(self.trainer, group, order.source, self.begin_stage)
         except GradientGroupError as error:
             self._fail_generation(error)
             return
         if group.rank == 0:
-            self._parts.saver.drop_undone(order.step, order.generation)
+            self.saver.drop_undone(order.step, order.generation)
         self._group = group
-        self._parts.orders.set_step(self._trainer.step)
+        self.orders.set_step(self.trainer.step)
         _LOG.info("generation %d: replica %d of %d", order.generation, group.rank, group.size)
-        self._parts.orders.report(GenerationFormed(generation=order.generation, step=self._trainer.step))
+        self.orders.report(GenerationFormed(generation=order.generation, step=self.trainer.step))
 
     def _train(self, order: TrainOrder, group: GradientGroup) -> None:
         key = (order.step, order.attempt, group.generation)
-        if key == self._answered or order.step > self._trainer.step + 1:
+        if key == self._answered or order.step > self.trainer.step + 1:
             return
         self._answered = key
-        if order.step <= self._trainer.step:
+        if order.step <= self.trainer.step:
             self._answer_again(order, group)
             return
-        if order.stage != self._trainer.stage.index:
-            self._parts.begin_stage(order.stage)
-        self._parts.adopt(order.settings)
+        if order.stage != self.trainer.stage.index:
+            self.begin_stage(order.stage)
+        self.adopt(order.settings)
         try:
             wait_s = time.perf_counter() - self._idle_since
-            publish = self._publish if order.publish else _nothing
-            with self._trainer.activity.doing(f"training step {order.step}, attempt {order.attempt}"):
-                outcome = self._parts.runner.run(order, group, publish, wait_s)
+            publish = self._publish if order.publish else lambda: None
+            with self.trainer.activity.doing(f"training step {order.step}, attempt {order.attempt}"):
+                outcome = self.runner.run(order, group, publish, wait_s)
         except GradientGroupError as error:
             self._fail_generation(error)
             return
@@ -193,23 +215,19 @@ class PolicyReplica:
             self._idle_since = time.perf_counter()
         if isinstance(outcome, StepDone):
             self._last = outcome
-            self._parts.orders.set_step(order.step)
-        self._parts.orders.report(outcome)
+            self.orders.set_step(order.step)
+        self.orders.report(outcome)
 
     def _answer_again(self, order: TrainOrder, group: GradientGroup) -> None:
         """A step that was applied before its group broke is done, whatever the attempt that asks for it now."""
         last = self._last
-        if last is not None and order.step == last.step == self._trainer.step:
-            self._parts.orders.report(attrs.evolve(last, attempt=order.attempt, generation=group.generation))
+        if last is not None and order.step == last.step == self.trainer.step:
+            self.orders.report(attrs.evolve(last, attempt=order.attempt, generation=group.generation))
 
     def _fail_generation(self, error: GradientGroupError) -> None:
         _LOG.warning("%s", error)
         self._group = None
-        self._parts.orders.report(GenerationFailed(generation=self._settled_generation, reason=str(error)))
-
-
-def _nothing() -> None:
-    """Publish nothing after this step."""
+        self.orders.report(GenerationFailed(generation=self._settled_generation, reason=str(error)))
 
 
 class UnitRate:

@@ -21,7 +21,7 @@ class AfterStep(Protocol):
     Optional, beside `Model`. It counts in forwards of micro-batches that have `weights_N`.
     """
 
-    def tallies(self, module: torch.nn.Module) -> Sequence[torch.Tensor]:
+    def counters(self, module: torch.nn.Module) -> Sequence[torch.Tensor]:
         """The counts, float32, of the parts of the module that this process holds; overwritten with their sums.
 
         They are zeroed before the first forward of a step and summed over every process that has other sequences, or

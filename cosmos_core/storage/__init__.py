@@ -4,9 +4,8 @@ Imports no torch, and fsspec's own packages (s3fs) only where a URL needs them.
 """
 
 from cosmos_core.storage.cache import LocalCache, cache_folder
-from cosmos_core.storage.exporting import MARKS, check_place, move_folder, send_folder
-from cosmos_core.storage.fetching import fetch_model
-from cosmos_core.storage.opening import failures, file_system, is_out_of_reach, is_url, reason_of, storage_options, told
+from cosmos_core.storage.models import MARKS, check_place, fetch_model, move_folder, send_folder
+from cosmos_core.storage.stores import failures, file_system, is_out_of_reach, is_url, reason_of, storage_options, told
 
 __all__ = [
     "MARKS",

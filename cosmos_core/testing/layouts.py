@@ -21,13 +21,11 @@ from cosmos_core.config.schema import MeshConfig, OptimizerConfig, PolicyConfig
 from cosmos_core.config.stages import Stage
 from cosmos_core.models.parallel.layout import layout_of
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.policy.batches.balance import balanced
-from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence
-from cosmos_core.policy.batches.units import units_of
+from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence, balanced, units_of
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.processes.world import World, single_world
-from cosmos_core.policy.training.meter import Meter, Stopwatch
+from cosmos_core.policy.training.metrics import Meter, Stopwatch
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import Aggregation, Decisions, Loss, MicroBatch, Model, ModelContext, OldLogprobs
 from cosmos_core.testing.worlds import run_world

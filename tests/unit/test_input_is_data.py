@@ -31,7 +31,7 @@ CALLS = {
 
 ALLOWED = {
     (
-        "cosmos_core/policy/checkpoints/reading.py",
+        "cosmos_core/policy/checkpoints/reader.py",
         "import pickle",
     ): "makes stand-ins, and calls nothing",
     ("cosmos_core/testing/worlds.py", "torch.load without weights_only=True"): "results of a test's own children",

@@ -1,4 +1,4 @@
-"""From a step's order to the sequences that this replica trains on, each with its advantage.
+"""The sequences of a step that this replica trains on, each with its advantage.
 
 Counts are of everything that the objective averages over: a sequence that is skipped because its advantage is 0, and
 so has no gradient, still counts.
@@ -6,17 +6,72 @@ so has no gradient, still counts.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
 from cosmos_core.errors import DataError, TransportError
-from cosmos_core.policy.batches.units import units_of
 from cosmos_core.protocols import Algorithm
 from cosmos_core.transport.directives import GroupRef
 from cosmos_core.transport.reports import SampleReport
 from cosmos_core.types import Group, Payload, Sample, SampleStatus
+
+
+@attrs.frozen(kw_only=True)
+class Units:
+    """Of one payload.
+
+    Attributes:
+        decisions: Tokens that were decided, or denoising steps.
+        conditioning: Tokens of the prompt; what latents are conditioned on is no unit.
+        others: Tokens of the completion that nobody decided.
+    """
+
+    decisions: int
+    conditioning: int
+    others: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.decisions + self.conditioning + self.others
+
+
+def units_of(payload: Payload) -> Units:
+    """The units of a payload of tokens or latents.
+
+    Raises:
+        DataError: It is of another kind, or its arrays do not say.
+    """
+    match payload.kind:
+        case "tokens":
+            prompt, completion = _length(payload, "prompt"), _length(payload, "completion")
+            decided = _num_decided(payload, completion)
+            return Units(decisions=decided, conditioning=prompt, others=completion - decided)
+        case "latents":
+            return Units(decisions=_length(payload, "times"), conditioning=0)
+    raise DataError(f"a payload of kind {payload.kind!r} has no decisions; the policy trains on tokens or latents")
+
+
+def _length(payload: Payload, name: str) -> int:
+    array = payload.arrays.get(name)
+    if array is None or len(array.shape) != 1:
+        found = "none" if array is None else f"one of shape {array.shape}"
+        raise DataError(f"a payload of kind {payload.kind!r} needs a flat array {name!r}, and has {found}")
+    return array.shape[0]
+
+
+def _num_decided(payload: Payload, completion: int) -> int:
+    decided = payload.arrays.get("decided")
+    if decided is None:
+        return completion
+    if (decided.dtype, decided.shape) != ("bool", (completion,)):
+        raise DataError(
+            f"'decided' is {decided.dtype} of shape {decided.shape}; it needs a bool for each of {completion} tokens"
+        )
+    return bytes(decided.data).count(1)
 
 
 class MissingPayloadsError(TransportError):
@@ -34,7 +89,7 @@ class MissingPayloadsError(TransportError):
 
 @attrs.frozen(kw_only=True)
 class Counts:
-    """What a share, or a whole batch, consists of.
+    """Counts of a share, or of a whole batch.
 
     Attributes:
         sequences: Sequences that the objective averages over.
@@ -76,7 +131,7 @@ class TrainSequence:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Share:
-    """What one replica trains on in one step.
+    """The sequences that one replica trains on in one step.
 
     Attributes:
         sequences: Those that go through the model in this process (all of them in a replica of one process).
@@ -225,3 +280,18 @@ def _is_held(item: Wanted, payloads: Mapping[int, Sequence[Payload]]) -> bool:
         return units_of(payload).decisions == number
     except DataError:
         return False
+
+
+def balanced(lengths: Sequence[int], shares: int) -> list[tuple[int, ...]]:
+    """Indices of `lengths` for each share: longest first, each to the share with the fewest units so far.
+
+    Deterministic, so that every process works it out for itself. The fullest share has at most one sequence more than
+    the emptiest needs (Graham, 1969: within 4/3 of the best possible).
+    """
+    totals = [(0, share) for share in range(shares)]
+    members: list[list[int]] = [[] for _ in range(shares)]
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        total, share = heapq.heappop(totals)
+        members[share].append(index)
+        heapq.heappush(totals, (total + lengths[index], share))
+    return [tuple(sorted(indices)) for indices in members]

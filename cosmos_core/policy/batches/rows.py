@@ -1,19 +1,26 @@
-"""Rows of a dataset as demonstrations to train on."""
+"""Reads rows of a dataset as demonstrations to train on.
+
+Rows that are costly to encode are read once among the processes that share sequences: a video goes through an
+autoencoder, which takes seconds, and its latents are a few MB. Processes of one `cp` axis encode different rows and
+pass them on, one each at a time, so that no more than a row of each is on the way.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import attrs
+import msgspec
 
 from cosmos_core.config.schema import DatasetConfig
 from cosmos_core.errors import DataError
-from cosmos_core.policy.batches.batch import TrainSequence
-from cosmos_core.policy.batches.units import Units, units_of
-from cosmos_core.protocols import Dataset, Model, Noising, Split
+from cosmos_core.models.parallel.channel import Channel
+from cosmos_core.policy.batches.batch import TrainSequence, units_of
+from cosmos_core.protocols import Dataset, Mesh, Model, Noising, Split
 from cosmos_core.transport.bounds import DETAIL, sendable
+from cosmos_core.transport.frames import PayloadHeader, pack, unpack
 from cosmos_core.types import Payload, Prompt
 
 _LOG: Final = logging.getLogger(__name__)
@@ -42,13 +49,13 @@ class Row:
 
     @property
     def key(self) -> tuple[Split, int, bool]:
-        """What rows have in common that differ only in the points at which they are learned."""
+        """The part that is the same of rows that differ only in the points at which they are learned."""
         return self.split, self.row, self.is_rejected
 
 
 @attrs.frozen(kw_only=True)
 class Read:
-    """What became of a row: its units, or why it is dropped: the kind of reason, and what exactly."""
+    """The units of a row, or why it is dropped: the kind of reason, and the detail."""
 
     decisions: int = 0
     conditioning: int = 0
@@ -76,7 +83,7 @@ class RowReader:
     _encoded: dict[tuple[Split, int, bool], Payload] = attrs.field(factory=dict, init=False)
 
     def look(self, row: Row) -> Read:
-        """What a row amounts to."""
+        """Read a row, and say its units or why it is dropped."""
         try:
             payload = self._payload(row)
             units = units_of(payload)
@@ -87,7 +94,7 @@ class RowReader:
             return _refused(row, unfit, why)
         if payload.kind == "tokens" and units.total > self.longest:
             return _refused(row, TOO_LONG, f"{units.total} units are more than the {self.longest} that fit")
-        return _read(units)
+        return Read(decisions=units.decisions, conditioning=units.conditioning + units.others)
 
     def sequence(self, row: Row, place: int) -> TrainSequence:
         """A row to train on.
@@ -122,11 +129,62 @@ class RowReader:
         return attrs.evolve(prompt, demonstration=prompt.rejected)
 
 
-def _read(units: Units) -> Read:
-    return Read(decisions=units.decisions, conditioning=units.conditioning + units.others)
-
-
 def _refused(row: Row, reason: str, why: str) -> Read:
     detail = sendable(f"{row.split} row {row.row}: {why}")
     _LOG.warning("%s", detail)
     return Read(reason=reason, detail=detail[:DETAIL])
+
+
+@attrs.frozen(kw_only=True)
+class _Passed:
+    """A row that another process has read.
+
+    Attributes:
+        read: What it amounts to.
+        headers: Of its payload; none where it cannot be used.
+        frames: Bytes of that.
+    """
+
+    read: Read
+    headers: tuple[PayloadHeader, ...]
+    frames: tuple[bytes, ...]
+
+
+def look_together(reader: RowReader, rows: Mapping[int, Row], mesh: Mesh) -> dict[int, Read]:
+    """Look at rows, each read by one of the processes along `cp`; afterwards all of them have it.
+
+    Args:
+        reader: This process's.
+        rows: By index; the same on each of these processes, which all call it.
+        mesh: The processes.
+    """
+    size = mesh.size("cp")
+    if size == 1:
+        return {index: reader.look(row) for index, row in rows.items()}
+    channel, place = Channel(mesh.group("cp")), mesh.place("cp")
+    # Rows that are learned at several points are read once.
+    different = [*{row.key: row for row in rows.values()}.values()]
+    reads: dict[tuple[object, ...], Read] = {}
+    for first in range(0, len(different), size):
+        turn = different[first : first + size]
+        own = reader.look(turn[place]) if place < len(turn) else None
+        said = channel.exchange(b"" if own is None else _told(own, reader.held(turn[place])))
+        for number, (row, data) in enumerate(zip(turn, said, strict=False)):
+            if number == place and own is not None:
+                reads[row.key] = own
+            else:
+                reads[row.key] = _taken(reader, row, data)
+    return {index: reads[row.key] for index, row in rows.items()}
+
+
+def _told(read: Read, payload: Payload | None) -> bytes:
+    packed = pack([] if payload is None else [payload])
+    frames = tuple(bytes(frame) for frame in packed.frames)
+    return msgspec.msgpack.encode(_Passed(read=read, headers=packed.payloads, frames=frames))
+
+
+def _taken(reader: RowReader, row: Row, data: bytes) -> Read:
+    passed = msgspec.msgpack.decode(data, type=_Passed)
+    for payload in unpack(passed.headers, [memoryview(frame) for frame in passed.frames]):
+        reader.keep(row, payload)
+    return passed.read

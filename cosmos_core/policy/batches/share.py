@@ -20,13 +20,13 @@ import attrs
 from cosmos_core.config.order import demonstration_seed, evaluation_seed
 from cosmos_core.config.schema import DatasetConfig
 from cosmos_core.errors import TransportError
-from cosmos_core.policy.batches.balance import balanced
 from cosmos_core.policy.batches.batch import (
     Counts,
     MissingPayloadsError,
     Share,
     TrainSequence,
     Wanted,
+    balanced,
     counts_of,
     needed,
     requests,
@@ -34,8 +34,7 @@ from cosmos_core.policy.batches.batch import (
     temperatures,
     wanted_samples,
 )
-from cosmos_core.policy.batches.rows import Read, Row, RowReader
-from cosmos_core.policy.batches.together import look_together
+from cosmos_core.policy.batches.rows import Read, Row, RowReader, look_together
 from cosmos_core.policy.processes.group import GradientGroup
 from cosmos_core.policy.processes.world import World
 from cosmos_core.protocols import Algorithm, Dataset, Imitating, Mesh, Model, Noising

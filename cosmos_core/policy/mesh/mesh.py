@@ -14,8 +14,8 @@ from typing import Final, get_args
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from cosmos_core.config.mesh import check_sizes, expert_shards, world_size
 from cosmos_core.config.schema import MeshConfig
-from cosmos_core.policy.mesh.sizes import check_sizes, expert_shards, world_size
 from cosmos_core.protocols import Axis
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -19,8 +20,28 @@ from cosmos_core.protocols import Comparison, Decided, KLTarget, Mesh, MicroBatc
 STAGES_PER_PROCESS: Final[Mapping[Schedule, int]] = {"1f1b": 1, "interleaved": 2, "zero-bubble": 2}
 
 
+@attrs.frozen(kw_only=True)
+class Forward:
+    """The settings of a forward (see `Model.decide`)."""
+
+    temperature: float
+    with_entropy: bool = False
+    prediction_for: Comparison | None = None
+    with_features: bool = False
+
+    def arguments(self, kl_targets: Sequence[KLTarget] = ()) -> dict[str, Any]:
+        """The keywords of `Model.decide`; models that cannot give more than log-probs and entropy get no others."""
+        optional = {
+            "prediction_for": self.prediction_for,
+            "kl_target": kl_targets[0] if kl_targets else None,
+            "with_features": self.with_features or None,
+        }
+        asked = {name: value for name, value in optional.items() if value is not None}
+        return {"temperature": self.temperature, "with_entropy": self.with_entropy, **asked}
+
+
 class Pipeline:
-    """Runs the stages of this process (see `execution.Executor`).
+    """Runs the stages of this process (see `executor.Executor`).
 
     Every process of the replica makes the same calls with the same number of micro-batches; those of one pipeline are
     given the same micro-batches, all of one size.
@@ -61,7 +82,7 @@ class Pipeline:
         self._stages: Final = dict(zip(held[self._place], model.stages(module), strict=True))
         self._device: Final = _device(mesh.axis("pp").device_type)
         self._messages: Final[dict[int, Message]] = {}
-        # Copies within a process are listed by no one else (see `modeling.stages.Stages`).
+        # Copies within a process are listed by no one else (see `models.parallel.stages.Stages`).
         self._copies: Final[Sequence[tuple[nn.Parameter, nn.Parameter]]] = getattr(module, "copies", ())
 
     @property
@@ -70,46 +91,28 @@ class Pipeline:
         return self._num_stages - 1 in self._stages
 
     def evaluate(
-        self,
-        batches: Sequence[MicroBatch],
-        *,
-        temperature: float,
-        with_entropy: bool = False,
-        prediction_for: Comparison | None = None,
-        with_features: bool = False,
-        judge: Callable[[Decided], Decided] | None = None,
+        self, batches: Sequence[MicroBatch], forward: Forward, judge: Callable[[Decided], Decided] | None = None
     ) -> list[Decided] | None:
         """Evaluate without gradients; None on a process without the last stage."""
-        is_last = self.concludes
         decided: list[Decided] = []
         if not batches:
-            return decided if is_last else None
+            return decided if self.concludes else None
 
         def conclude(stage: nn.Module, batch: MicroBatch, received: torch.Tensor) -> None:
-            found = self._model.conclude(
-                stage,
-                batch,
-                received,
-                temperature=temperature,
-                with_entropy=with_entropy,
-                **beside(prediction_for=prediction_for, with_features=with_features or None),
-            )
+            found = self._model.conclude(stage, batch, received, **forward.arguments())
             decided.append(found if judge is None else judge(found))
 
         with torch.no_grad():
             self._copy_weights()
             self._relay(batches, conclude)
-        return decided if is_last else None
+        return decided if self.concludes else None
 
     def train(
         self,
         batches: Sequence[MicroBatch],
-        *,
-        temperature: float,
-        with_entropy: bool,
+        forward: Forward,
         loss: Callable[[int, Decided], torch.Tensor],
-        kl_target: Sequence[KLTarget] = (),
-        with_features: bool = False,
+        kl_targets: Sequence[KLTarget] = (),
     ) -> None:
         """Run forward and backward of each micro-batch; gradients are added to those there are.
 
@@ -120,7 +123,7 @@ class Pipeline:
         self._copy_weights()
         message = self._message(batches)
 
-        def forward(index: int, received: torch.Tensor, number: int) -> torch.Tensor:
+        def run(index: int, received: torch.Tensor, number: int) -> torch.Tensor:
             batch, stage = batches[number % len(batches)], self._stages[index]
             if number >= len(batches):
                 # Without them, a stage neither counts the batch nor adds penalties of its own.
@@ -129,17 +132,8 @@ class Pipeline:
                 return self._advance(index, batch, None if index == 0 else received, message)
             if number >= len(batches):
                 return received.float().sum() * 0.0
-            decided = self._model.conclude(
-                stage,
-                batch,
-                received,
-                temperature=temperature,
-                with_entropy=with_entropy,
-                **beside(
-                    kl_target=kl_target[number] if number < len(kl_target) else None,
-                    with_features=with_features or None,
-                ),
-            )
+            asked = forward.arguments(kl_targets[number : number + 1])
+            decided = self._model.conclude(stage, batch, received, **asked)
             return loss(number, decided)
 
         works = [
@@ -147,7 +141,7 @@ class Pipeline:
                 index=index,
                 # What is no FSDP module itself, torch leaves alone: FSDP's own hooks do their work in each pass.
                 module=stage if self._keeps_gradients else nn.ModuleList([stage]),
-                forward=_bind(forward, index),
+                forward=functools.partial(run, index),
             )
             for index, stage in self._stages.items()
         ]
@@ -260,17 +254,6 @@ class Pipeline:
             per_process=STAGES_PER_PROCESS[self._schedule],
             is_v_shaped=self._schedule == "zero-bubble",
         )
-
-
-def beside(**asked: Any) -> dict[str, Any]:
-    """What is asked of a forward besides the plain; models that cannot give it are never asked."""
-    return {name: value for name, value in asked.items() if value is not None}
-
-
-def _bind(
-    forward: Callable[[int, torch.Tensor, int], torch.Tensor], index: int
-) -> Callable[[torch.Tensor, int], torch.Tensor]:
-    return lambda received, number: forward(index, received, number)
 
 
 def _device(kind: str) -> torch.device:

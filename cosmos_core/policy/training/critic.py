@@ -16,8 +16,7 @@ import torch
 from cosmos_core.config.schema import CriticConfig, OptimizerConfig
 from cosmos_core.policy.processes.group import GradientGroup
 from cosmos_core.policy.processes.world import World
-from cosmos_core.policy.training.gradients import GradientBuffer
-from cosmos_core.policy.training.optimizer import AdamW
+from cosmos_core.policy.training.gradients import AdamW, GradientBuffer
 from cosmos_core.protocols import Decided
 
 

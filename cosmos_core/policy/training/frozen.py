@@ -1,4 +1,4 @@
-"""A model that is asked and never trained, in the processes of the policy."""
+"""A model that is evaluated and never trained, in the processes of the policy."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 from cosmos_core.config.schema import PolicyConfig
 from cosmos_core.errors import TrainingError
 from cosmos_core.models.adapters.beside import trained_tensors
-from cosmos_core.policy.batches.spans import pieces
-from cosmos_core.policy.training.execution import Executor, make_executor
-from cosmos_core.policy.training.vitals import watch_layers
-from cosmos_core.protocols import Comparison, Decided, FrozenRole, Mesh, MicroBatch, Model, Recording
+from cosmos_core.policy.mesh.pipeline import Forward
+from cosmos_core.policy.training.executor import Executor, make_executor, watch_layers
+from cosmos_core.policy.training.microbatch import Packing, pieces
+from cosmos_core.protocols import Decided, FrozenRole, Mesh, MicroBatch, Model, Recording
 from cosmos_core.replica.activity import Activity
 from cosmos_core.types import Payload
 from cosmos_core.weights.shards import canonical_tensors
@@ -70,36 +70,23 @@ class FrozenModel:
             module.to("cpu")
 
     def evaluate(
-        self,
-        batches: Sequence[MicroBatch],
-        payloads: Sequence[Payload],
-        *,
-        budget: int,
-        multiple: int,
-        is_uniform: bool,
-        temperature: float,
-        prediction_for: Comparison | None,
+        self, batches: Sequence[MicroBatch], payloads: Sequence[Payload], packing: Packing, forward: Forward
     ) -> list[Decided] | None:
         """Evaluate the decisions of micro-batches.
 
         Args:
             batches: As the policy's model packed them; the last ones may be repeated, to keep step.
             payloads: What they were packed from.
-            budget: They were packed with this budget,
-            multiple: with this multiple,
-            is_uniform: and with or without one size for all (see `Model.pack`).
-            temperature: Of the distributions.
-            prediction_for: The comparison that the predictions are needed for.
+            packing: How they were packed.
+            forward: What is wanted of each.
 
         Returns:
-            What is decided in each; None on a process that has no last stage.
+            The decisions of each; None on a process that has no last stage.
 
         Raises:
             TrainingError: This model packs the sequences otherwise.
         """
-        own = self._model.pack(
-            [self._readable(each) for each in payloads], budget=budget, multiple=multiple, is_uniform=is_uniform
-        )
+        own = self._model.pack([self._readable(each) for each in payloads], **packing)
         if len(batches) > len(own):
             own += [min(own, key=lambda batch: batch.num_units)] * (len(batches) - len(own))
         for batch, mine in zip(batches, own, strict=True):
@@ -109,7 +96,7 @@ class FrozenModel:
                     "units as the policy's does: take a model of the same family"
                 )
         with self._here():
-            return self._executor.evaluate(own, temperature=temperature, prediction_for=prediction_for)
+            return self._executor.evaluate(own, forward)
 
     def take_over(self, module: torch.nn.Module) -> None:
         """Have the weights that a module of the same make has now."""

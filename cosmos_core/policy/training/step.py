@@ -14,9 +14,7 @@ from cosmos_core.policy.batches.batch import Counts, MissingPayloadsError, Share
 from cosmos_core.policy.batches.share import ShareReader
 from cosmos_core.policy.processes.group import GradientGroup, GradientGroupError
 from cosmos_core.policy.processes.world import World
-from cosmos_core.policy.training.heldout import HeldOut
-from cosmos_core.policy.training.measures import IMITATION
-from cosmos_core.policy.training.meter import Meter, Stopwatch
+from cosmos_core.policy.training.metrics import IMITATION, Meter, Stopwatch
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.transport.directives import TrainOrder
 from cosmos_core.transport.reports import HeldOutLoss, StepDone, StepFailed
@@ -93,17 +91,43 @@ class StepRunner:
             heldout=heldout,
         )
 
+    def measure(self, group: GradientGroup) -> HeldOutLoss:
+        """The loss of the held-out demonstrations at the present weights; the same on every process of every member.
+
+        Args:
+            group: Those that share the rows; all of their processes call this.
+
+        Raises:
+            GradientGroupError: The group broke.
+        """
+        share = self.reader.heldout(self.num_heldout, group)
+        meter = Meter()
+        meter.add("loss", self.trainer.measure(share))
+        meter = Meter.merged(self.trainer.world.exchange(meter.encode()))
+        # Every process of a replica counts its whole share.
+        meter.add("units", share.counts.decisions)
+        meter.add("rows", share.counts.sequences)
+        sums = Meter.merged(group.exchange(meter.encode())).sums
+        return HeldOutLoss(
+            version=self.trainer.step,
+            loss=sums["loss"] / max(sums["units"], 1),
+            num_units=int(sums["units"]),
+            num_rows=int(sums["rows"]),
+            dropped=share.dropped,
+            details=dict(share.details),
+        )
+
     def _measured(self, order: TrainOrder, group: GradientGroup, watch: Stopwatch) -> tuple[HeldOutLoss, ...]:
         """The held-out loss of the present weights, if the order asks for it."""
         if self.trainer.step not in order.measures:
             return ()
         with watch("heldout_s"):
-            return (HeldOut(trainer=self.trainer, reader=self.reader, num_rows=self.num_heldout).measure(group),)
+            return (self.measure(group),)
 
 
 @attrs.frozen(kw_only=True)
 class _Agreed:
-    """What is the same on every process of every member.
+    """Counts and problems of the step, the same on every process of every member.
 
     Attributes:
         totals: Counts of the whole batch.

@@ -18,22 +18,17 @@ from cosmos_core.errors import TrainingError
 from cosmos_core.models.adapters.below import frozen_digest
 from cosmos_core.models.adapters.beside import trained_tensors
 from cosmos_core.policy.batches.batch import Counts, Share
+from cosmos_core.policy.mesh.pipeline import Forward
 from cosmos_core.policy.processes.group import GradientGroup
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.training.average import AVERAGE, Average
 from cosmos_core.policy.training.critic import Critic
-from cosmos_core.policy.training.execution import Executor, make_executor
+from cosmos_core.policy.training.executor import Executor, make_executor, watch_layers
 from cosmos_core.policy.training.frozen import FrozenModel
-from cosmos_core.policy.training.gradients import GradientBuffer
-from cosmos_core.policy.training.measures import IMITATION, Measures
-from cosmos_core.policy.training.meter import Meter, Stopwatch
-from cosmos_core.policy.training.optimizer import AdamW
+from cosmos_core.policy.training.gradients import AdamW, GradientBuffer, TiedParameters, learning_rate
+from cosmos_core.policy.training.metrics import IMITATION, Counters, Measures, Meter, Stopwatch
+from cosmos_core.policy.training.microbatch import Packer
 from cosmos_core.policy.training.passes import Passes, is_measured
-from cosmos_core.policy.training.preparing import Packer
-from cosmos_core.policy.training.schedule import learning_rate
-from cosmos_core.policy.training.tallies import Tallies
-from cosmos_core.policy.training.ties import Ties
-from cosmos_core.policy.training.vitals import watch_layers
 from cosmos_core.protocols import Algorithm, FrozenRole, Model, Valuing
 from cosmos_core.replica.activity import Activity
 
@@ -108,12 +103,12 @@ class Trainer:
         self._critic: Final = critic
         self._average: Final = None if policy.average is None else Average(policy.average, module)
         self._executor: Executor = make_executor(model, module, world.mesh, policy.parallel.schedule)
-        self._ties = Ties.of(module, world)
-        self._tallies = Tallies(model, module, world.mesh, device)
+        self._tied = TiedParameters(module, world)
+        self._counters = Counters(model, module, world.mesh, device)
         self._gradients = GradientBuffer(
             dict(module.named_parameters()),
             processes=world.size // world.mesh.size("pp"),
-            twice=tuple(self._ties.partners),
+            twice=tuple(self._tied.partners),
         )
 
     @property
@@ -220,28 +215,28 @@ class Trainer:
             beside = passes.beside(share, imitated)
         # Whatever a step that broke off left behind is forgotten here.
         self._gradients.zero()
-        self._tallies.zero()
+        self._counters.zero()
         critic = passes.critic
         if critic is not None:
             critic.zero()
         measures, imitation = Measures(), Measures(prefix=IMITATION)
-        with watch("beforehand_s"), self._compute_precision():
-            known = passes.know(parts, group, measures)
+        with watch("old_logprobs_s"), self._compute_precision():
+            evaluated = passes.evaluate(parts, group, measures)
         with watch("forward_backward_s"), self._compute_precision():
-            for prepared, before in known:
-                passes.accumulate(prepared, before, measures)
-                self.num_units += prepared.num_units
+            for part in evaluated:
+                passes.accumulate(part, measures)
+                self.num_units += part.prepared.num_units
             if beside is not None:
                 passes.imitate(beside, imitation)
                 self.num_units += beside.num_units
         with watch("reduce_s"):
             self._gradients.collect()
-            self._ties.sum(self._gradients)
+            self._tied.sum(self._gradients)
             if self.world.mesh.size("dp_replicate") > 1:
                 # Once a step; FSDP would do so in each backward pass.
                 self._gradients.sum(self.world.mesh.group("dp_replicate"))
             group.sum(self._gradients.flat)
-            self._tallies.sum(group)
+            self._counters.sum(group)
             critic_norm = 0.0
             if critic is not None:
                 critic_norm = critic.reduce(self.world, group, counts=is_measured(self.world))
@@ -265,7 +260,7 @@ class Trainer:
         if not batches:
             return 0.0
         with self.published(), self._compute_precision():
-            decided = self._executor.evaluate(batches, temperature=1.0)
+            decided = self._executor.evaluate(batches, Forward(temperature=1.0))
         if decided is None or not is_measured(self.world):
             return 0.0
         return -sum(float(each.logprobs_N.double().sum()) for each in decided[:num_real])
@@ -319,7 +314,7 @@ class Trainer:
             if critic is not None:
                 critic.step(critic_norm, self.stage.optimizer.clip_norm)
                 meter.peak("critic_grad_norm", critic_norm)
-            for name, value in self._tallies.act().items():
+            for name, value in self._counters.act().items():
                 meter.peak(name, value)
             if self._average is not None:
                 self._average.follow(self.step + 1 - self.stage.first_step)

@@ -26,7 +26,7 @@ from cosmos_core.models.parallel.layout import layout_of
 from cosmos_core.plugins.roles import load_model
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.checkpoints.checkpoint import completed, genuine, path_of, read_place
-from cosmos_core.policy.checkpoints.reading import load_shares
+from cosmos_core.policy.checkpoints.reader import load_shares
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.policy.training.average import AVERAGE, averaged_tensors
 from cosmos_core.protocols import Layout

@@ -62,16 +62,16 @@ PADDING = {
 COUNTING = """
     def build(self, *, seed, dtype, device, layout=None):
         module = super().build(seed=seed, dtype=dtype, device=device, layout=layout)
-        self.tally = torch.zeros(1)
+        self.counter = torch.zeros(1)
         return module
 
     def decide(self, module, batch, *, temperature, with_entropy=False):
         if {condition}:
-            self.tally += batch.num_units
+            self.counter += batch.num_units
         return super().decide(module, batch, temperature=temperature, with_entropy=with_entropy)
 
-    def tallies(self, module):
-        return [{tally}]
+    def counters(self, module):
+        return [{counter}]
 
     def after_step(self, module):
         {act}
@@ -79,16 +79,16 @@ COUNTING = """
 """
 
 
-def counting(condition="batch.weights_N is not None", tally="self.tally", act="pass", metric="float(self.tally)"):
+def counting(condition="batch.weights_N is not None", counter="self.counter", act="pass", metric="float(self.counter)"):
     """A model that counts, somehow."""
-    return family(COUNTING.format(condition=condition, tally=tally, act=act, metric=metric), axes("dp_shard"))
+    return family(COUNTING.format(condition=condition, counter=counter, act=act, metric=metric), axes("dp_shard"))
 
 
-TALLIES = {
+COUNTERS = {
     "counts-copied": (
-        counting(tally="self.tally.clone()"),
+        counting(counter="self.counter.clone()"),
         "test_only_forwards_of_a_step_are_counted_from_zero",
-        "after tallies() were zeroed; give the tensors, never copies",
+        "after counters() were zeroed; give the tensors, never copies",
     ),
     "always-counting": (
         counting(condition="True"),
@@ -96,9 +96,9 @@ TALLIES = {
         "a forward without weights_N is counted",
     ),
     "counted-in-integers": (
-        counting(tally="self.tally.long()"),
+        counting(counter="self.counter.long()"),
         "test_only_forwards_of_a_step_are_counted_from_zero",
-        "tallies() gave torch.int64",
+        "counters() gave torch.int64",
     ),
     "acting-on-weights": (
         counting(act="module.model.norm.weight.data.mul_(1.01)"),
@@ -139,7 +139,7 @@ LAYOUTS = {
         "with dp_replicate = 2 the loss is",
     ),
     "other-counts": (
-        counting(metric="float(self.tally) + torch.distributed.is_initialized()"),
+        counting(metric="float(self.counter) + torch.distributed.is_initialized()"),
         "test_declared_mesh_axes_equal_one_process",
         "with dp_shard = 2 the units_seen of after_step() is",
     ),
@@ -179,7 +179,7 @@ LAYOUTS = {
         "advance() gave a view",
     ),
 }
-PLANTED = {**PADDING, **TALLIES, **LAYOUTS}
+PLANTED = {**PADDING, **COUNTERS, **LAYOUTS}
 GOOD = {"every-axis": family(after=axes("tp", "cp", "pp", "dp_shard", "dp_replicate")), "counting": counting()}
 TWO_LAYERS = "config = {**TINY, 'num_hidden_layers': 2}\n"
 

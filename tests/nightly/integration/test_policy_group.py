@@ -13,8 +13,8 @@ MEMBER = """
     import sys, time, torch
     torch.set_num_threads(1)
     from cosmos_core.policy.processes.group import GradientGroupError
-    from cosmos_core.policy.processes.joining import form_group
-    from cosmos_core.policy.processes.store import GroupStore
+    from cosmos_core.policy.processes.rendezvous import form_group
+    from cosmos_core.policy.processes.rendezvous import GroupStore
     rank, size = int(sys.argv[1]), int(sys.argv[2])
     if rank == 0:
         store = GroupStore("127.0.0.1")

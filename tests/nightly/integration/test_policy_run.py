@@ -26,14 +26,13 @@ def run(processes):
 
 
 def state_of(job, step):
-    from cosmos_core.policy.checkpoints.restoring import restore
+    from cosmos_core.policy.checkpoints.reader import restore
     from cosmos_core.policy.processes.world import single_world
-    from cosmos_core.policy.training.making import make_trainer
-    from cosmos_core.policy.training.terms import OrderTerms
+    from cosmos_core.policy.training.setup import StageSettings, make_trainer
 
     plugins = PluginSet.load(selections(job.recipe, ("model", "algorithm", "dataset")))
     trainer = make_trainer(job, load_model(job, plugins), single_world(), plugins)
-    begin = OrderTerms(job, plugins, trainer).begin_stage
+    begin = StageSettings(job, plugins, trainer).begin_stage
     begin(0)
     restore(trainer, f"{job.checkpoints}/step-{step}", begin)
     assert trainer.step == step

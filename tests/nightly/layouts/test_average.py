@@ -18,7 +18,7 @@ from cosmos_core.models.adapters.beside import published_tensors
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.processes.world import World, single_world
-from cosmos_core.policy.training.meter import Meter, Stopwatch
+from cosmos_core.policy.training.metrics import Meter, Stopwatch
 from cosmos_core.protocols import Loss
 from cosmos_core.testing.layouts import Imitation, make_trainer, share_of, whole, worst_error
 from cosmos_core.testing.worlds import run_world

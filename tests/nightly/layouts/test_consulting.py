@@ -19,7 +19,7 @@ from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.processes.world import World, single_world
 from cosmos_core.policy.training.critic import Critic
 from cosmos_core.policy.training.frozen import FrozenModel
-from cosmos_core.policy.training.meter import Stopwatch
+from cosmos_core.policy.training.metrics import Stopwatch
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import Aggregation, Divergence, Estimate, Loss
 from cosmos_core.testing.layouts import share_of, whole, worst_error

@@ -9,8 +9,8 @@ import torch
 
 from cosmos_core.models.parallel.channel import open_channel
 from cosmos_core.policy.checkpoints.checkpoint import Place
-from cosmos_core.policy.checkpoints.restoring import restore
-from cosmos_core.policy.checkpoints.saving import copy_state, write_checkpoint
+from cosmos_core.policy.checkpoints.reader import restore
+from cosmos_core.policy.checkpoints.saver import copy_state, write_checkpoint
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.world import World, single_world
 from cosmos_core.testing.layouts import make_trainer, train_step, whole, worst_error

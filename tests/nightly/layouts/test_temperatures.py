@@ -10,7 +10,7 @@ from cosmos_core.config.schema import MeshConfig, ParallelConfig, PolicyConfig
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.processes.world import World, single_world
-from cosmos_core.policy.training.meter import Stopwatch
+from cosmos_core.policy.training.metrics import Stopwatch
 from cosmos_core.testing.layouts import make_trainer, share_of, whole, worst_error
 from cosmos_core.testing.worlds import run_world
 from tests.families import CONFIGS, family, text_payloads

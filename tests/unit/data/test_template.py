@@ -5,7 +5,7 @@ import re
 import pytest
 
 from cosmos_core.data import BadRowError
-from cosmos_core.data.template import Template
+from cosmos_core.data.options import Template
 
 
 def test_a_template_fills_fields_and_keeps_braces():

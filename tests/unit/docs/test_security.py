@@ -18,7 +18,7 @@ ALLOWED = {
     # Writes a manifest, and reads none.
     ("plugins/launchers/kubernetes/cosmos_launcher_kubernetes/manifest.py", "import yaml"),
     # Reads the description of a checkpoint, with stand-ins only.
-    ("cosmos_core/policy/checkpoints/reading.py", "import pickle"),
+    ("cosmos_core/policy/checkpoints/reader.py", "import pickle"),
     # Runs what a model wrote, in a process that has given up everything else: it is what this reward is for.
     ("plugins/rewards/code/cosmos_reward_code/cases.py", "compile(…)"),
     ("plugins/rewards/code/cosmos_reward_code/confinement/program.py", "compile(…)"),

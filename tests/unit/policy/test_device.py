@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.policy.device import choose_device
+from cosmos_core.policy.training.setup import choose_device
 
 
 def test_cpu_where_asked_for_or_nothing_else_is_there(monkeypatch):

@@ -11,15 +11,14 @@ from cosmos_core.config.schema import AverageConfig
 from cosmos_core.models.adapters.beside import published_tensors
 from cosmos_core.policy.batches.share import ShareReader
 from cosmos_core.policy.checkpoints.checkpoint import Place, completed, marker, read_place
-from cosmos_core.policy.checkpoints.restoring import restore
-from cosmos_core.policy.checkpoints.saving import CheckpointSaver
+from cosmos_core.policy.checkpoints.reader import restore
+from cosmos_core.policy.checkpoints.saver import CheckpointSaver
 from cosmos_core.policy.orders import LeaderOrders
 from cosmos_core.policy.processes.group import GradientGroupError
-from cosmos_core.policy.processes.store import GroupStore
+from cosmos_core.policy.processes.rendezvous import GroupStore
 from cosmos_core.policy.publication import Publications
-from cosmos_core.policy.replica import Parts, PolicyReplica, UnitRate
+from cosmos_core.policy.replica import UNKNOWN_STEP, PolicyReplica, UnitRate, transfer_state
 from cosmos_core.policy.training.step import StepRunner
-from cosmos_core.policy.training.transfer import UNKNOWN_STEP, transfer_state
 from cosmos_core.replica.lifeline import Lifeline
 from cosmos_core.transport.directives import GenerationOrder, GroupRef, PolicyDirective, TrainOrder
 from cosmos_core.transport.messages import Directive
@@ -134,7 +133,7 @@ def order(groups, step, *, shares=None, attempt=1, stage=0, publish=False):
 def run(kit, model, script, held, tmp_path, *, name="policy-0", seed=0, stop=None, **policy):
     trainer = kit.make_trainer(model, seed=seed, **policy)
     with WeightPublisher("run", "127.0.0.1", directory=tmp_path / f"shm-{name}") as publisher:
-        parts = Parts(
+        replica = PolicyReplica(
             name=name,
             run_id="run",
             address="127.0.0.1",
@@ -154,7 +153,7 @@ def run(kit, model, script, held, tmp_path, *, name="policy-0", seed=0, stop=Non
             ),
             adopt=script.adopted.append,
         )
-        PolicyReplica(parts).run()
+        replica.run()
     return trainer
 
 

@@ -3,7 +3,7 @@
 import fsspec
 import pytest
 
-from cosmos_core.storage.exporting import LIST
+from cosmos_core.storage.models import LIST
 
 URL = "memory://models/one"
 

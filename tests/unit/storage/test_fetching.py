@@ -4,7 +4,7 @@ import pytest
 
 from cosmos_core.errors import StorageError
 from cosmos_core.storage import fetch_model, send_folder
-from cosmos_core.storage.exporting import LIST
+from cosmos_core.storage.models import LIST
 from tests.unit.storage.conftest import URL, contents
 
 

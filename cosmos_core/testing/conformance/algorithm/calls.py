@@ -16,7 +16,7 @@ from typing import Final, get_args
 
 import torch
 
-from cosmos_core.policy.training.objective import Known, price, price_imitation
+from cosmos_core.policy.training.microbatch import Known
 from cosmos_core.protocols import (
     Aggregation,
     Algorithm,
@@ -123,7 +123,7 @@ def priced(
     """What the trainer gets for a micro-batch: one float32 price for each decision, with a gradient."""
     number = len(known.weights_N)
     with calling(f"loss, on {number} decisions{_absent(algorithm)},"):
-        loss: object = price(algorithm, decided, known, old_logprobs_N, frozen)
+        loss: object = algorithm.loss(known.decisions(decided, old_logprobs_N, frozen))
     return _expect_loss(loss, number, "loss")
 
 
@@ -131,7 +131,7 @@ def priced_imitation(algorithm: Imitating, decided: Decided, known: Known) -> Lo
     """The same of a micro-batch of demonstrations that are imitated beside rollouts."""
     number = len(known.weights_N)
     with calling(f"imitation, on {number} decisions{_absent(algorithm)},"):
-        loss: object = price_imitation(algorithm, decided, known)
+        loss: object = algorithm.imitation(known.decisions(decided))
     return _expect_loss(loss, number, "imitation")
 
 

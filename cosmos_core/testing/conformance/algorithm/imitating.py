@@ -12,7 +12,7 @@ import attrs
 import pytest
 import torch
 
-from cosmos_core.policy.training.objective import know
+from cosmos_core.policy.training.microbatch import know
 from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, Decided, Imitating, Loss
 from cosmos_core.testing.conformance.algorithm.batch import Batch, draw, extreme
 from cosmos_core.testing.conformance.algorithm.calls import calling, priced_imitation

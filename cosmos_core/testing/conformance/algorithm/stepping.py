@@ -1,4 +1,4 @@
-"""What the trainer makes of a batch that is made of numbers: `know`, `price`, weigh, add up.
+"""What the trainer makes of a batch that is made of numbers: lay out, price, weigh, add up.
 
 Shape legend: N decisions of the whole batch or of a part of it.
 """
@@ -11,9 +11,8 @@ from typing import Final, TypeAlias, cast
 import attrs
 import torch
 
-from cosmos_core.policy.batches.spans import Piece
-from cosmos_core.policy.training.beforehand import cut
-from cosmos_core.policy.training.objective import Known, know
+from cosmos_core.policy.training.microbatch import Known, Piece, know
+from cosmos_core.policy.training.old_logprobs import cut
 from cosmos_core.protocols import (
     Algorithm,
     Blend,

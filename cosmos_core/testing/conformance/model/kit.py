@@ -7,6 +7,7 @@ from cosmos_core.testing.conformance.model.building import ModelBuilding
 from cosmos_core.testing.conformance.model.comparing import ModelComparing
 from cosmos_core.testing.conformance.model.conditioning import ModelConditioning
 from cosmos_core.testing.conformance.model.conversing import ModelConversing
+from cosmos_core.testing.conformance.model.counters import ModelCounters
 from cosmos_core.testing.conformance.model.decisions import ModelDecisions
 from cosmos_core.testing.conformance.model.declarations import ModelDeclarations
 from cosmos_core.testing.conformance.model.denoising import ModelDenoising
@@ -18,7 +19,6 @@ from cosmos_core.testing.conformance.model.packing import ModelPacking
 from cosmos_core.testing.conformance.model.padding import ModelPadding
 from cosmos_core.testing.conformance.model.recording import ModelRecording
 from cosmos_core.testing.conformance.model.showing import ModelShowing
-from cosmos_core.testing.conformance.model.tallies import ModelTallies
 from cosmos_core.testing.conformance.model.weights import ModelWeights
 
 
@@ -34,7 +34,7 @@ class ModelConformance(
     ModelBlending,
     ModelGradients,
     ModelWeights,
-    ModelTallies,
+    ModelCounters,
     ModelRecording,
     ModelConditioning,
     ModelShowing,

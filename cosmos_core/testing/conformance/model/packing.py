@@ -12,7 +12,7 @@ import torch
 
 from cosmos_core.errors import DataError
 from cosmos_core.models.tokens import KIND, values
-from cosmos_core.policy.batches.spans import Piece, pieces
+from cosmos_core.policy.training.microbatch import Piece, pieces
 from cosmos_core.protocols import MicroBatch, Model, ModelCapabilities
 from cosmos_core.testing.conformance.model.evaluation import ROOM, pack_alone, splits
 from cosmos_core.testing.conformance.model.setting import ModelSetting

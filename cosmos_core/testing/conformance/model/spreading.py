@@ -14,9 +14,9 @@ import torch
 
 from cosmos_core.config.schema import LoraConfig, MeshConfig, ParallelConfig, PolicyConfig
 from cosmos_core.models.adapters.beside import is_adapter
-from cosmos_core.policy.batches.spans import pieces
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.world import World
+from cosmos_core.policy.training.microbatch import pieces
 from cosmos_core.protocols import Axis, MicroBatch, Model, ModelCapabilities, ModelContext
 from cosmos_core.testing.conformance.model.evaluation import pack_alone
 from cosmos_core.testing.conformance.model.setting import SEED, ModelSetting

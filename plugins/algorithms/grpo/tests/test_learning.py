@@ -8,7 +8,7 @@ import torch
 
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.batches.batch import Counts
-from cosmos_core.policy.training.objective import decision_weights
+from cosmos_core.policy.training.microbatch import decision_weights
 from cosmos_core.protocols import AlgorithmContext, Decisions, Estimating, FrozenOutput, Taken
 from cosmos_core.types import Group, Sample, SampleStatus
 

@@ -13,7 +13,7 @@ from cosmos_algorithm_grpo.overlong import length_reward
 from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.batches.batch import Counts
-from cosmos_core.policy.training.objective import decision_weights
+from cosmos_core.policy.training.microbatch import decision_weights
 from cosmos_core.protocols import Aggregation, AlgorithmContext, Decisions, FrozenOutput
 from cosmos_core.types import Group, Sample, SampleStatus
 

@@ -17,7 +17,7 @@ from attrs import validators as check
 
 from cosmos_core.config import option
 from cosmos_core.data import BadRowError
-from cosmos_core.data.template import Template
+from cosmos_core.data.options import Template
 from cosmos_core.protocols import Dataset, DatasetCapabilities, DatasetContext, Provider, Split, hookimpl
 from cosmos_core.types import JSON, Prompt
 

@@ -102,12 +102,12 @@ class MixtureModel(HuggingFaceModel):
         """The routing of this forward, for the hooks."""
         return {routing.KEYWORD: _routing_of(row)} if self.is_watched else {}
 
-    def tallies(self, module: torch.nn.Module) -> list[torch.Tensor]:
+    def counters(self, module: torch.nn.Module) -> list[torch.Tensor]:
         """Load of each expert of each layer that this process holds: float32 [E] each, counted since it was zeroed."""
         return [watch.load_E for watch in self._watches.get(module, {}).values()]
 
     def after_step(self, module: torch.nn.Module) -> dict[str, float]:
-        """Move the biases by the tallies, which the caller has summed over all processes that trained the step.
+        """Move the biases by the counters, which the caller has summed over all processes that trained the step.
 
         Returns:
             `expert_imbalance`: by how much the busiest expert of any layer exceeds its share.

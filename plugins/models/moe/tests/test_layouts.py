@@ -30,7 +30,7 @@ def step(make, payloads, policy, world):
     trainer = make_trainer(model, policy, world)
     train_step(trainer, payloads, policy)
     gradients = {name: p.grad for name, p in trainer.module.named_parameters() if p.grad is not None}
-    return whole(gradients, world), [tally.tolist() for tally in model.tallies(trainer.module)]
+    return whole(gradients, world), [counter.tolist() for counter in model.counters(trainer.module)]
 
 
 def steps(make, payloads, policies):
@@ -44,11 +44,11 @@ def test_gradients_and_loads_do_not_depend_on_the_layout(make, payloads, family)
     policies = [policy_of(sizes) for sizes in LAYOUTS.values()]
     found = run_world(2, steps, plugin, payloads, policies)[0]
     expected, loads = step(plugin, payloads, policy_of({}), single_world())
-    for name, (gradients, tallies) in zip(LAYOUTS, found, strict=True):
+    for name, (gradients, counters) in zip(LAYOUTS, found, strict=True):
         parameter, error = worst_error(gradients, expected)
         assert error < 1e-4, f"{name}: {parameter}"
         # A stage of a pipeline has the counts of its own layers.
-        assert tallies == loads[: len(tallies)], name
+        assert counters == loads[: len(counters)], name
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
@@ -57,9 +57,9 @@ def test_a_pipeline_learns_nothing_from_micro_batches_that_fill_its_schedule(mak
     plugin = PluginModel(
         plugin="qwen3-moe", options=options, context=make("qwen3-moe", {"num_hidden_layers": 4}).context
     )
-    (gradients, tallies), *_ = run_world(2, steps, plugin, payloads, [policy_of({"pp": 2}, 500, schedule=schedule)])[0]
+    (gradients, counters), *_ = run_world(2, steps, plugin, payloads, [policy_of({"pp": 2}, 500, schedule=schedule)])[0]
     expected, loads = step(plugin, payloads, policy_of({}, 500), single_world())
     parameter, error = worst_error(gradients, expected)
     assert error < 1e-4, parameter
     # In no particular order, where a process has stages that do not follow one another.
-    assert all(tally in loads for tally in tallies)
+    assert all(counter in loads for counter in counters)

@@ -86,10 +86,10 @@ def test_nothing_depends_on_the_micro_batches(make, build, payloads, family):
         model = make(family, auxiliary_loss=0.7, z_loss=0.2)
         module = build(model)
         decided(model, module, payloads, budget=budget)
-        results.append((gradients(module), model.tallies(module)))
-    (one, tallies), (other, others) = results
+        results.append((gradients(module), model.counters(module)))
+    (one, counters), (other, others) = results
     assert difference(one, other) < 1e-5
-    assert [tally.tolist() for tally in tallies] == [tally.tolist() for tally in others]
+    assert [counter.tolist() for counter in counters] == [counter.tolist() for counter in others]
 
 
 @pytest.mark.parametrize("family", LAYERS)
@@ -103,8 +103,8 @@ def test_each_learned_unit_is_counted_once_though_activations_are_recomputed(mak
             module.gradient_checkpointing_enable({"use_reentrant": False})
             module.train()
         decided(model, module, payloads, budget=14)
-        tallies = model.tallies(module)
-        assert [tally.sum().item() for tally in tallies] == [num_units * 2] * LAYERS[family]
+        counters = model.counters(module)
+        assert [counter.sum().item() for counter in counters] == [num_units * 2] * LAYERS[family]
         losses[recompute] = gradients(module)
     assert difference(losses[True], losses[False]) == 0.0
 
@@ -116,20 +116,20 @@ def test_padding_and_what_is_not_learned_from_count_nothing(make, build, payload
     with torch.no_grad():
         (batch,) = model.pack(payloads, budget=100)
         model.decide(module, attrs.evolve(batch, weights_N=torch.ones(len(batch.inputs["targets"]))), temperature=1.0)
-    assert all(tally.sum() == 0 for tally in model.tallies(module))
+    assert all(counter.sum() == 0 for counter in model.counters(module))
     (padded,) = model.pack(payloads, budget=100, multiple=64)
     weights_N = torch.ones(len(padded.inputs["targets"]))
     model.decide(module, attrs.evolve(padded, weights_N=weights_N), temperature=1.0)
     real = int(padded.inputs["lengths"][: len(payloads)].sum())
     assert padded.num_units > real
-    assert [tally.sum().item() for tally in model.tallies(module)] == [real * 2] * 3
+    assert [counter.sum().item() for counter in model.counters(module)] == [real * 2] * 3
 
 
 def test_a_step_moves_the_bias_towards_the_idle(make, build, payloads):
     model = make("deepseek", bias_rate=0.25)
     module = build(model)
     decided(model, module, payloads, budget=100)
-    loads = [tally.clone() for tally in model.tallies(module)]
+    loads = [counter.clone() for counter in model.counters(module)]
     metrics = model.after_step(module)
     biases = [router.e_score_correction_bias for _, router in routing.routers(module)]
     assert len(biases) == len(loads) == 2
@@ -146,8 +146,8 @@ def test_a_bias_balances_a_lopsided_router(make, build, payloads):
             router.e_score_correction_bias += torch.tensor([0.9, 0.9, 0.0, 0.0])
     course = []
     for _ in range(25):
-        for tally in model.tallies(module):
-            tally.zero_()
+        for counter in model.counters(module):
+            counter.zero_()
         decided(model, module, payloads, budget=100)
         course.append(model.after_step(module)["expert_imbalance"])
     assert course[0] == pytest.approx(1.0)
@@ -162,7 +162,7 @@ def test_a_router_without_bias_is_refused(make, build):
 def test_without_options_nothing_is_hooked(make, build):
     model = make("qwen3-moe")
     module = build(model)
-    assert model.tallies(module) == []
+    assert model.counters(module) == []
     assert model.after_step(module) == {}
     assert not any(router._forward_hooks for _, router in routing.routers(module))
 

@@ -1,6 +1,6 @@
 import random
 
-from cosmos_core.policy.batches.balance import balanced
+from cosmos_core.policy.batches.batch import balanced
 
 
 def test_the_longest_first_each_to_the_emptiest():

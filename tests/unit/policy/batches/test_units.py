@@ -1,7 +1,7 @@
 import pytest
 
 from cosmos_core.errors import DataError
-from cosmos_core.policy.batches.units import Units, units_of
+from cosmos_core.policy.batches.batch import Units, units_of
 from cosmos_core.types import Array, Payload
 
 

@@ -8,9 +8,8 @@ import torch
 from cosmos_core.errors import CheckpointError, StorageError
 from cosmos_core.policy.checkpoints import checkpoint
 from cosmos_core.policy.checkpoints.checkpoint import Place
-from cosmos_core.policy.checkpoints.reading import load_shares
-from cosmos_core.policy.checkpoints.restoring import restore
-from cosmos_core.policy.checkpoints.saving import CheckpointSaver, copy_state, write_checkpoint
+from cosmos_core.policy.checkpoints.reader import load_shares, restore
+from cosmos_core.policy.checkpoints.saver import CheckpointSaver, copy_state, write_checkpoint
 from cosmos_core.storage import told
 from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved
 

@@ -18,8 +18,9 @@ from cosmos_core.models.parallel.plan import plan_for
 from cosmos_core.models.parallel.stages import Stages, cut
 from cosmos_core.models.weights import loading
 from cosmos_core.policy.mesh.mesh import form_mesh
+from cosmos_core.policy.mesh.pipeline import Forward
 from cosmos_core.policy.mesh.schedules import num_filled
-from cosmos_core.policy.training.execution import Sequential, make_executor
+from cosmos_core.policy.training.executor import Sequential, make_executor
 from cosmos_core.protocols import Layout, ModelContext
 from cosmos_core.testing.worlds import WorldFailedError, run_world
 
@@ -75,7 +76,7 @@ def run(executor, module, batches):
     for parameter in module.parameters():
         parameter.grad = torch.full_like(parameter, PRIOR)
     held = {name: parameter.grad for name, parameter in module.named_parameters()}
-    decided = executor.evaluate(batches, temperature=TEMPERATURE, with_entropy=True)
+    decided = executor.evaluate(batches, Forward(temperature=TEMPERATURE, with_entropy=True))
     losses = {}
 
     def loss(index, decided):
@@ -84,7 +85,7 @@ def run(executor, module, batches):
         losses[index] = value.item()
         return value
 
-    executor.train(batches, temperature=TEMPERATURE, with_entropy=False, loss=loss)
+    executor.train(batches, Forward(temperature=TEMPERATURE, with_entropy=False), loss=loss)
     assert all(parameter.grad is held[name] for name, parameter in module.named_parameters())
     full = {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in held.items()}
     gradients = {name: gradient - PRIOR for name, gradient in full.items()}
@@ -199,7 +200,7 @@ def most_gathered(frees):
     for layer in layers:
         layer.register_forward_pre_hook(look)
     executor = make_executor(model, Stages([stage]), mesh, "1f1b")
-    executor.train(make_batches(model, 3), temperature=1.0, with_entropy=False, loss=weighted)
+    executor.train(make_batches(model, 3), Forward(temperature=1.0, with_entropy=False), loss=weighted)
     return most
 
 
@@ -223,7 +224,7 @@ def evaluating_nothing():
     layout = Layout(mesh=form_mesh(MeshConfig(pp=2), "cpu"))
     model, whole = make(tiny("llama", False))
     executor = make_executor(model, Stages(cut(whole, layout)), layout.mesh, "1f1b")
-    return executor.evaluate([], temperature=1.0)
+    return executor.evaluate([], Forward(temperature=1.0))
 
 
 def test_without_micro_batches_there_is_nothing_to_evaluate():
@@ -243,7 +244,7 @@ def failing(schedule):
     def loss(index, decided):
         raise DataError("the loss of a micro-batch")
 
-    executor.train(make_batches(model, 3), temperature=1.0, with_entropy=False, loss=loss)
+    executor.train(make_batches(model, 3), Forward(temperature=1.0, with_entropy=False), loss=loss)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -257,8 +258,8 @@ def idle(schedule):
     layout = Layout(mesh=mesh, stages_per_rank=1 if schedule == "1f1b" else 2, is_v_shaped=schedule == "zero-bubble")
     model, whole = make(tiny("qwen3", is_tied=False, layers=4))
     executor = make_executor(model, Stages(cut(whole, layout)), mesh, schedule)
-    executor.train([], temperature=1.0, with_entropy=False, loss=weighted)
-    return executor.evaluate([], temperature=1.0)
+    executor.train([], Forward(temperature=1.0, with_entropy=False), loss=weighted)
+    return executor.evaluate([], Forward(temperature=1.0))
 
 
 @pytest.mark.parametrize(("schedule", "last"), [("1f1b", 1), ("interleaved", 1), ("zero-bubble", 0)])

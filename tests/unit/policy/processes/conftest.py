@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cosmos_core.policy.processes.store import GroupStore
+from cosmos_core.policy.processes.rendezvous import GroupStore
 
 
 @pytest.fixture

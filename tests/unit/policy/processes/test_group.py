@@ -11,7 +11,7 @@ import torch
 
 from cosmos_core.models.parallel.frames import SMALL_BYTES
 from cosmos_core.policy.processes.group import GradientGroup, GradientGroupError, solo
-from cosmos_core.policy.processes.joining import form_group
+from cosmos_core.policy.processes.rendezvous import form_group
 
 CPU = torch.device("cpu")
 
@@ -140,8 +140,8 @@ def test_a_group_that_was_given_up_lets_its_process_end():
         import threading
         import torch
         from cosmos_core.policy.processes.group import GradientGroupError
-        from cosmos_core.policy.processes.joining import form_group
-        from cosmos_core.policy.processes.store import GroupStore
+        from cosmos_core.policy.processes.rendezvous import form_group
+        from cosmos_core.policy.processes.rendezvous import GroupStore
 
         store = GroupStore("127.0.0.1")
         pointless = threading.Event()

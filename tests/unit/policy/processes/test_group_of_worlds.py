@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import torch
 
 from cosmos_core.policy.processes.group import GradientGroupError, solo
-from cosmos_core.policy.processes.joining import form_group
-from cosmos_core.policy.processes.store import GroupStore
-from cosmos_core.policy.training.tallies import Tallies
-from cosmos_core.policy.training.transfer import transfer_state
+from cosmos_core.policy.processes.rendezvous import GroupStore, form_group
+from cosmos_core.policy.replica import transfer_state
+from cosmos_core.policy.training.metrics import Counters
 
 CPU = torch.device("cpu")
 
@@ -179,7 +178,7 @@ class Counting:
     def __init__(self, rank):
         self.counts = [torch.tensor([1.0, 2.0])] if rank else []
 
-    def tallies(self, module):
+    def counters(self, module):
         return self.counts
 
     def after_step(self, module):
@@ -191,7 +190,7 @@ def test_a_stage_that_counts_nothing_does_not_leave_the_others_waiting():
 
     def work(replica, rank, group):
         model = Counting(rank)
-        Tallies(model, torch.nn.Identity(), alone, CPU).sum(group)
+        Counters(model, torch.nn.Identity(), alone, CPU).sum(group)
         # The next thing that all processes do, which would be mistaken for the sum.
         group.sum(torch.ones(1))
         return [counts.tolist() for counts in model.counts]

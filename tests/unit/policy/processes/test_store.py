@@ -4,7 +4,7 @@ import psutil
 import pytest
 
 from cosmos_core.errors import TransportError
-from cosmos_core.policy.processes.store import GroupStore
+from cosmos_core.policy.processes.rendezvous import GroupStore
 
 
 def test_a_store_listens_on_the_address_that_it_was_given_only(store):

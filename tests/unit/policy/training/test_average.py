@@ -13,14 +13,14 @@ from cosmos_core.models.parallel.layout import layout_of
 from cosmos_core.plugins.roles import unmet
 from cosmos_core.policy.batches.batch import Share
 from cosmos_core.policy.checkpoints.checkpoint import Place
-from cosmos_core.policy.checkpoints.restoring import restore
-from cosmos_core.policy.checkpoints.saving import copy_state, write_checkpoint
+from cosmos_core.policy.checkpoints.reader import restore
+from cosmos_core.policy.checkpoints.saver import copy_state, write_checkpoint
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.processes.world import single_world
+from cosmos_core.policy.replica import transfer_state
 from cosmos_core.policy.training.average import Average, averaged_tensors
-from cosmos_core.policy.training.meter import Stopwatch
+from cosmos_core.policy.training.metrics import Stopwatch
 from cosmos_core.policy.training.trainer import Trainer
-from cosmos_core.policy.training.transfer import transfer_state
 from cosmos_core.protocols import Loss
 from cosmos_core.run.artifacts.export import _is_average, load_weights
 from tests.unit.policy.training.test_step import pair

@@ -6,7 +6,7 @@ from cosmos_core.config.schema import CriticConfig
 from cosmos_core.policy.batches.batch import Share
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.training.critic import Critic
-from cosmos_core.policy.training.meter import Stopwatch
+from cosmos_core.policy.training.metrics import Stopwatch
 from cosmos_core.protocols import Estimate, Loss
 
 

@@ -8,13 +8,13 @@ from cosmos_core.errors import TrainingError
 from cosmos_core.models.parallel.layout import layout_of
 from cosmos_core.policy.batches.batch import Share
 from cosmos_core.policy.checkpoints.checkpoint import Place
-from cosmos_core.policy.checkpoints.restoring import restore
-from cosmos_core.policy.checkpoints.saving import copy_state, write_checkpoint
+from cosmos_core.policy.checkpoints.reader import restore
+from cosmos_core.policy.checkpoints.saver import copy_state, write_checkpoint
+from cosmos_core.policy.mesh.pipeline import Forward
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.policy.training.frozen import FrozenModel
-from cosmos_core.policy.training.measures import Measures
-from cosmos_core.policy.training.meter import Stopwatch
+from cosmos_core.policy.training.metrics import Measures, Stopwatch
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import Divergence, Estimate, Loss, Record
 from cosmos_core.types import Array
@@ -130,7 +130,7 @@ def test_forwards_of_frozen_models_are_progress(model, kit):
     payloads = [sequence.payload for sequence in sequences]
     before = trainer.activity.pulse().progress
     packing = {"budget": 20, "multiple": 1, "is_uniform": False}
-    reference.evaluate(model.pack(payloads, **packing), payloads, **packing, temperature=1.0, prediction_for=None)
+    reference.evaluate(model.pack(payloads, **packing), payloads, packing, Forward(temperature=1.0))
     assert trainer.activity.pulse().progress > before
 
 
@@ -242,7 +242,7 @@ def test_a_process_without_the_last_stage_estimates_nothing(model, kit):
     class Early:
         concludes = False
 
-        def train(self, batches, **asked):
+        def train(self, batches, *asked):
             pass
 
     trainer._executor = Early()

@@ -18,10 +18,8 @@ from cosmos_core.models.parallel.layout import layout_of
 from cosmos_core.policy.batches.share import ShareReader
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.group import GradientGroupError, solo
-from cosmos_core.policy.processes.joining import form_group
-from cosmos_core.policy.processes.store import GroupStore
+from cosmos_core.policy.processes.rendezvous import GroupStore, form_group
 from cosmos_core.policy.processes.world import World
-from cosmos_core.policy.training.heldout import HeldOut
 from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import ModelContext
@@ -98,7 +96,7 @@ def reader_of(trainer, heldout, train=()):
 
 
 def measure(trainer, rows, group=None):
-    return HeldOut(trainer=trainer, reader=reader_of(trainer, rows), num_rows=len(rows)).measure(group or solo())
+    return StepRunner(trainer=trainer, reader=reader_of(trainer, rows), num_heldout=len(rows)).measure(group or solo())
 
 
 def expected_loss(module, rows):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cosmos_core.policy.batches.batch import Counts, TrainSequence
-from cosmos_core.policy.training.objective import decision_weights, know
+from cosmos_core.policy.training.microbatch import decision_weights, know
 from cosmos_core.protocols import Aggregation, NoOptions
 from cosmos_core.types import Array, Prompt
 from tests.contract.kit.world_model import World, walked

@@ -1,7 +1,7 @@
 import torch
 
 from cosmos_core.config.schema import OptimizerConfig
-from cosmos_core.policy.training.optimizer import AdamW
+from cosmos_core.policy.training.gradients import AdamW
 
 
 def test_the_first_step_by_hand():

@@ -1,7 +1,7 @@
 import pytest
 
 from cosmos_core.config.schema import OptimizerConfig
-from cosmos_core.policy.training.schedule import learning_rate
+from cosmos_core.policy.training.gradients import learning_rate
 
 
 def rates(steps, **config):

@@ -12,10 +12,9 @@ from cosmos_core.models import tokens_payload
 from cosmos_core.policy.batches.batch import Share, TrainSequence
 from cosmos_core.policy.batches.share import ShareReader
 from cosmos_core.policy.processes.group import solo
-from cosmos_core.policy.processes.joining import form_group
-from cosmos_core.policy.processes.store import GroupStore
+from cosmos_core.policy.processes.rendezvous import GroupStore, form_group
+from cosmos_core.policy.replica import transfer_state
 from cosmos_core.policy.training.step import StepRunner
-from cosmos_core.policy.training.transfer import transfer_state
 from cosmos_core.protocols import Aggregation
 from cosmos_core.transport.directives import GroupRef, TrainOrder
 from cosmos_core.transport.reports import SampleReport, StepDone, StepFailed
@@ -231,7 +230,7 @@ def test_demonstrations_are_read_and_unusable_rows_are_dropped(model, kit):
 
     twin = kit.make_trainer(model)
     sequences = [TrainSequence(payload=tokens_payload(*pairs[row]), advantage=1.0) for row in (0, 3)]
-    from cosmos_core.policy.training.meter import Stopwatch
+    from cosmos_core.policy.training.metrics import Stopwatch
 
     expected = twin.train(
         Share(sequences=tuple(sequences), counts=kit.counts_of(sequences)),

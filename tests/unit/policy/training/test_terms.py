@@ -7,7 +7,7 @@ from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.schema import OptimizerConfig
 from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.policy.training.terms import OrderTerms
+from cosmos_core.policy.training.setup import StageSettings
 
 DATA = {
     "run": {"name": "r", "steps": 3},
@@ -57,7 +57,7 @@ def terms(tmp_path, data):
     )
     trainer = Trainer()
     plugins = PluginSet.load([("algorithm", data["algorithm"]["plugin"]), ("algorithm", "sft")])
-    return SimpleNamespace(terms=OrderTerms(job, plugins, trainer), trainer=trainer)
+    return SimpleNamespace(terms=StageSettings(job, plugins, trainer), trainer=trainer)
 
 
 def test_values_are_adopted_once_and_the_algorithm_is_made_anew(terms):

@@ -11,7 +11,7 @@ from cosmos_core.models import tokens_payload
 from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence
 from cosmos_core.policy.processes.group import GradientGroupError, solo
 from cosmos_core.policy.processes.world import single_world
-from cosmos_core.policy.training.meter import Stopwatch
+from cosmos_core.policy.training.metrics import Stopwatch
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import Aggregation, Loss
 

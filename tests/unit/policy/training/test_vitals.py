@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from cosmos_core.policy.training.vitals import watch_layers
+from cosmos_core.policy.training.executor import watch_layers
 from cosmos_core.replica.activity import Activity
 
 

@@ -1,0 +1,267 @@
+"""Reads checkpoints as data.
+
+torch describes a checkpoint (`.metadata`) in a pickle. A pickle may call whatever it names, set attributes of it, and
+declare parts of the checkpoint to be pickles, too. Here it is given stand-ins, which only keep what is said of them;
+the description is then made of that, type by type. A checkpoint from a stranger can be wrong, but cannot run anything.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import torch
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from cosmos_core.errors import CheckpointError
+from cosmos_core.models.adapters.below import check_below
+from cosmos_core.policy.checkpoints.checkpoint import read_place
+from cosmos_core.policy.checkpoints.saver import RNG, WRITE_ERRORS, chunk_of, reason_of
+from cosmos_core.policy.training.trainer import Trainer
+from cosmos_core.storage import failures, is_out_of_reach, storage_options
+from cosmos_core.weights.held import Held, all_held, held
+
+READ_ERRORS: Final = (*WRITE_ERRORS, pickle.UnpicklingError)
+"""What file systems, torch's reader and this one raise."""
+
+_DAMAGE: Final = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    msgspec.ValidationError,
+)
+"""What reading a damaged pickle ends in."""
+
+
+class UnlikeError(ValueError):
+    """What was saved is not what is to be read: another model's."""
+
+
+class SharesToLoad(DefaultLoadPlanner):
+    """Plans to read shares of tensors, in place.
+
+    Args:
+        shares: What this process holds, by name.
+    """
+
+    def __init__(self, shares: Mapping[str, Held]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._shares = shares
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Take note of what was saved."""
+        self.state_dict = state_dict
+        self.metadata = metadata
+        self.is_coordinator = is_coordinator
+
+    def create_local_plan(self) -> LoadPlan:
+        """The parts of saved boxes that make up each share.
+
+        Raises:
+            UnlikeError: A tensor was not saved, or with another shape.
+        """
+        assert self.metadata is not None
+        items = []
+        for name, share in self._shares.items():
+            entry = self.metadata.state_dict_metadata.get(name)
+            if not isinstance(entry, TensorStorageMetadata):
+                raise UnlikeError(f"it lacks {name}")
+            if tuple(entry.size) != share.placement.shape:
+                raise UnlikeError(f"{name} has shape {tuple(entry.size)} there and {share.placement.shape} here")
+            if share.tensor.numel():
+                items += create_read_items_for_chunk_list(name, entry, [chunk_of(share)])
+        return LoadPlan(items)
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        """Where an item goes."""
+        return self._shares[index.fqn].tensor
+
+
+class CheckpointReader(FsspecReader):
+    """Reads the tensors of a checkpoint at a path or fsspec URL."""
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """What the checkpoint holds.
+
+        Raises:
+            OSError: It cannot be read.
+            pickle.UnpicklingError: It is damaged, or names what no description of tensors needs.
+        """
+        with self.fs.create_stream(self._get_metadata_path(), "rb") as file:
+            try:
+                said = _Description(file).load()
+                return Metadata(
+                    state_dict_metadata=_made(said["state_dict_metadata"], dict[str, TensorStorageMetadata]),
+                    storage_data=_made(said["storage_data"], dict[MetadataIndex, _StorageInfo]),
+                    storage_meta=StorageMeta(load_id=self.load_id),
+                )
+            except _DAMAGE as error:
+                reason = f"{type(error).__name__}: {error}"
+                raise pickle.UnpicklingError(f"its description cannot be read ({reason})") from error
+
+
+def load_shares(path: str, targets: Mapping[str, Held], shapes: Mapping[str, Sequence[int]] | None = None) -> None:
+    """Overwrite shares of tensors with what a checkpoint holds of them.
+
+    Args:
+        path: Path or URL of the checkpoint.
+        targets: What this process holds, by the names in the checkpoint.
+        shapes: Of all tensors that the checkpoint should have, whoever holds them; None if it may have any others.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged, or of another model.
+    """
+    try:
+        reader = CheckpointReader(path, **storage_options(path))
+        difference = next(_differences(reader.read_metadata(), targets, shapes), None)
+        if difference is not None:
+            raise CheckpointError(f"{path} is of another model: {difference}")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+            load(
+                {name: share.tensor for name, share in targets.items()},
+                storage_reader=reader,
+                planner=SharesToLoad(targets),
+                no_dist=True,
+            )
+    except failures(*READ_ERRORS) as error:
+        wrapped = error.failures.values() if isinstance(error, CheckpointException) else ()
+        is_unlike = any(isinstance(failure, UnlikeError) for failure, _ in wrapped)
+        first = next((failure for failure, _ in wrapped), error)
+        fault = "of another model" if is_unlike else "out of reach" if is_out_of_reach(first) else "damaged"
+        raise CheckpointError(f"{path} is {fault}: {reason_of(error)}") from error
+
+
+def _differences(
+    metadata: Metadata, targets: Mapping[str, Held], shapes: Mapping[str, Sequence[int]] | None
+) -> Iterator[str]:
+    saved = metadata.state_dict_metadata
+    # Those of the whole replica first, so that all of its processes find the same difference.
+    own = {name: share.placement.shape for name, share in targets.items()}
+    for name, shape in {**(shapes or {}), **own}.items():
+        entry = saved.get(name)
+        if not isinstance(entry, TensorStorageMetadata):
+            yield f"it lacks {name}"
+        elif name != RNG and tuple(entry.size) != tuple(shape):
+            yield f"{name} has shape {tuple(entry.size)} there and {tuple(shape)} here"
+    for name in saved:
+        if shapes is not None and name not in shapes:
+            yield f"it has {name}, which this model lacks"
+
+
+class _Part(dict[str, Any]):
+    """In place of an object: its attributes.
+
+    As `__setstate__` is found on the class, too, a pickle that gives the class a state (with which pickle would set
+    attributes of the class) gets a TypeError.
+    """
+
+    __hash__ = object.__hash__  # type: ignore[assignment]  # some are keys of the description
+
+    def __setstate__(self, state: Any) -> None:
+        self.update(state)
+
+
+class _Properties(_Part):
+    """Of a tensor, of which only the dtype matters."""
+
+    def __setstate__(self, state: Any) -> None:
+        dtype, *_ = state
+        self["dtype"] = dtype
+
+
+_METADATA: Final = "torch.distributed.checkpoint.metadata"
+_STAND_INS: Final[Mapping[tuple[str, str], type]] = {
+    (_METADATA, "Metadata"): _Part,
+    (_METADATA, "StorageMeta"): _Part,
+    (_METADATA, "MetadataIndex"): _Part,
+    (_METADATA, "TensorStorageMetadata"): _Part,
+    (_METADATA, "ChunkStorageMetadata"): _Part,
+    (_METADATA, "TensorProperties"): _Properties,
+    (_METADATA, "_MEM_FORMAT_ENCODING"): int,
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _Part,
+    ("torch.serialization", "_get_layout"): str,
+    ("torch", "Size"): tuple,
+}
+
+
+class _Description(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        found = getattr(torch, name, None) if module == "torch" else None
+        if isinstance(found, torch.dtype):
+            return found
+        try:
+            return _STAND_INS[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(
+                f"its description names {module}.{name}, which no tensor needs; it is not trusted"
+            ) from None
+
+
+def _made(said: Any, kind: Any) -> Any:
+    """What is said of objects of torch's, as such objects."""
+    return msgspec.convert(said, kind, dec_hook=_decode)
+
+
+def _decode(kind: type, said: Any) -> Any:
+    if kind is torch.Size:
+        return torch.Size(said)
+    if isinstance(said, kind):
+        return said
+    raise TypeError(f"{said!r:.80} is no {kind.__name__}")
+
+
+def restore(
+    trainer: Trainer, path: str, begin_stage: Callable[[int], None], *, run_id: str = "", name: str = "this model"
+) -> None:
+    """Load weights, optimizer, step and random state, whatever layout they were saved from.
+
+    All processes of the replica call it, and each reads what it holds.
+
+    Args:
+        trainer: Overwritten.
+        path: Path or URL of the checkpoint.
+        begin_stage: Makes the trainer take up a stage, by index.
+        run_id: Of the run that goes on; empty if any run's checkpoint will do.
+        name: Of the model that is trained, for people.
+
+    Raises:
+        CheckpointError: The checkpoint is incomplete, damaged, of another run, or of another model.
+    """
+    place = read_place(path)
+    if run_id and place.run_id != run_id:
+        raise CheckpointError(
+            f"{path} is of run {place.run_id!r}, and {run_id!r} goes on; give each run its own policy.checkpoint.url"
+        )
+    if place.stage != trainer.stage.index:
+        begin_stage(place.stage)
+    random = torch.get_rng_state()
+    targets = {**all_held(trainer.state()), RNG: held(random)}
+    own = {name: share.placement.shape for name, share in targets.items()}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for said in trainer.world.exchange(msgspec.json.encode(own)):
+        shapes |= msgspec.json.decode(said, type=dict[str, tuple[int, ...]])
+    load_shares(path, targets, shapes)
+    if place.below:
+        check_below(path, expected=place.below, found=trainer.below, name=name)
+    torch.set_rng_state(random)
+    trainer.step = place.step
+    trainer.nonfinite_steps = place.nonfinite_steps
+    trainer.unimitated_steps = place.unimitated_steps

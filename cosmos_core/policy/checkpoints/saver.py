@@ -1,0 +1,344 @@
+"""Writes checkpoints beside training: the state is copied first, then written by a thread.
+
+Each process of a replica writes what it holds; the leader names the folder, marks it complete and reports.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import platform
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import msgspec
+import psutil
+import torch
+from fsspec.implementations.local import LocalFileSystem
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter  # its documented home
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, StorageMeta, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from cosmos_core.errors import CheckpointError, StorageError
+from cosmos_core.models.parallel.channel import Channel
+from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Place, drop_undone, marker, path_of, prune, read_place
+from cosmos_core.storage import failures, file_system, storage_options
+from cosmos_core.storage import reason_of as words_of
+from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved
+from cosmos_core.weights.held import Held, all_held, held
+
+_LOG: Final = logging.getLogger(__name__)
+
+WRITE_ERRORS: Final = (OSError, RuntimeError, ValueError, ImportError, CheckpointException, StorageError)
+"""What file systems and torch's writer raise, besides `failures` of stores; torch's own is no `Exception`."""
+
+RNG: Final = "rng"
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Copied:
+    """This process's part of a state, on the CPU, where nothing else writes to it."""
+
+    place: Place
+    shares: Mapping[str, Held]
+
+
+@attrs.frozen(kw_only=True)
+class _Word:
+    """What the leader settled, or why it could not."""
+
+    said: str = ""
+    failure: str = ""
+
+
+def copy_state(state: Mapping[str, torch.Tensor], place: Place) -> Copied:
+    """Copy what this process holds of a trainer's tensors, and its random state, to the CPU.
+
+    Every process has the same random state, so one is saved; which one does not matter.
+    """
+    shares = {
+        name: attrs.evolve(share, tensor=share.tensor.to("cpu", copy=True)) for name, share in all_held(state).items()
+    }
+    return Copied(place=place, shares={**shares, RNG: held(torch.get_rng_state())})
+
+
+def write_checkpoint(url: str, copied: Copied, channel: Channel | None = None) -> str:
+    """Write a checkpoint so that it is there completely or not at all; its path.
+
+    On a local disk the folder is written under another name and renamed; elsewhere the marker is written last.
+
+    Args:
+        url: Folder of the checkpoints, which all processes see.
+        copied: This process's part.
+        channel: Between the processes of the replica, all of which write.
+
+    Raises:
+        CheckpointError: It cannot be written; what was written of it is removed.
+        TransportError: A process of the replica is gone.
+    """
+    path = path_of(url, copied.place.step)
+    channel = channel if channel is not None else Channel()
+    try:
+        files, root = file_system(path)
+        if isinstance(files, LocalFileSystem):
+            _write_local(Path(root), copied, channel)
+        else:
+            _write_remote(files, root, path, copied, channel)
+    except failures(*WRITE_ERRORS) as error:
+        raise CheckpointError(f"no checkpoint at {path}: {reason_of(error)}") from error
+    return path
+
+
+class SharesToSave(DefaultSavePlanner):
+    """Plans to write shares of tensors.
+
+    Args:
+        shares: What this process holds, by name; empty shares are left out.
+    """
+
+    def __init__(self, shares: Mapping[str, Held]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._shares = shares
+
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        storage_meta: StorageMeta | None = None,  # noqa: ARG002 - torch's signature
+        is_coordinator: bool = False,
+    ) -> None:
+        """Note who leads."""
+        self.state_dict = state_dict
+        self.is_coordinator = is_coordinator
+
+    def create_local_plan(self) -> SavePlan:
+        """One item a share."""
+        self.plan = SavePlan([_item(name, share) for name, share in self._shares.items() if share.tensor.numel()])
+        return self.plan
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        """The bytes of an item."""
+        return self._shares[write_item.index.fqn].tensor
+
+
+class CheckpointSaver:
+    """Saves one checkpoint at a time on a thread.
+
+    Args:
+        url: Folder of the checkpoints.
+        keep: Newest ones to keep.
+        report: Told of each outcome, on the thread of the leader.
+        channel: Between the processes of the replica, for the thread alone.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        keep: int,
+        report: Callable[[CheckpointSaved | CheckpointFailed], None],
+        channel: Channel | None = None,
+    ) -> None:
+        self._url = url
+        self._keep = keep
+        self._report = report
+        self._channel = channel if channel is not None else Channel()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+
+    def save(self, state: Mapping[str, torch.Tensor], place: Place) -> None:
+        """Copy the state and write it in the background; waits for the checkpoint before, if it is still written.
+
+        All processes of the replica call it.
+        """
+        self.wait()
+        self._writing = self._thread.submit(self._save, copy_state(state, place))
+
+    def drop_undone(self, step: int, generation: int) -> None:
+        """Remove what was saved of steps after the one that a generation goes on from; the leader does.
+
+        Left where they are, they would be taken for those of the steps that come again.
+        """
+        if not self._channel.is_leader:
+            return
+        try:
+            removed = drop_undone(self._url, step, generation)
+        except CheckpointError as error:
+            _LOG.warning("checkpoints of steps after %d, which were undone, may not all be removed: %s", step, error)
+            return
+        if removed:
+            _LOG.warning("removed the checkpoints of steps %s, which were undone", removed)
+
+    def check(self) -> None:
+        """Raise what went wrong in the background besides the writing itself, which is reported.
+
+        Unseen, it would leave the controller waiting for a checkpoint that nobody writes.
+        """
+        if self._writing is not None and self._writing.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Return once nothing is being written; raises as `check` does."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _save(self, copied: Copied) -> None:
+        step, generation = copied.place.step, copied.place.generation
+        try:
+            path = write_checkpoint(self._url, copied, self._channel)
+        except CheckpointError as error:
+            if self._channel.is_leader:
+                _LOG.warning("%s; training goes on", error)
+                self._report(CheckpointFailed(step=step, reason=str(error), generation=generation))
+            return
+        if not self._channel.is_leader:
+            return
+        self._report(CheckpointSaved(step=step, path=path, generation=generation))
+        try:
+            prune(self._url, self._keep, newest=step)
+        except CheckpointError as error:
+            _LOG.warning("old checkpoints were not removed: %s", error)
+
+
+def _write_local(final: Path, copied: Copied, channel: Channel) -> None:
+    owner = f"{platform.node()}@{os.getpid()}"
+    partial, replaced = (final.with_name(f".{name}@{owner}") for name in (final.name, f"{final.name}-replaced"))
+    try:
+        folder = _from_leader(channel, lambda: _prepare(partial))
+        _write_tensors(folder, copied, channel)
+        if channel.is_leader:
+            (partial / COMPLETE).write_bytes(marker(copied.place))
+            _sync(partial / COMPLETE)
+            _sync(partial)
+            _give_way(str(final), copied.place)
+            if final.exists():
+                # Of the same step, before it was undone. Removing it takes time; renaming leaves hardly a gap.
+                final.rename(replaced)
+            partial.rename(final)
+            _sync(final.parent)
+    finally:
+        # Only the leader's are there.
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _prepare(partial: Path) -> str:
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(partial.parent)
+    return str(partial)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what processes of this machine that are gone left half written."""
+    for partial in folder.glob(f".step-*@{platform.node()}@*"):
+        pid = partial.name.rpartition("@")[2]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_remote(files: Any, root: str, path: str, copied: Copied, channel: Channel) -> None:
+    _from_leader(channel, lambda: _clear(files, root, path, copied.place))
+    _write_tensors(path, copied, channel)
+    if channel.is_leader:
+        files.pipe_file(f"{root}/{COMPLETE}", marker(copied.place))
+
+
+def _clear(files: Any, root: str, path: str, place: Place) -> str:
+    _give_way(path, place)
+    if files.exists(f"{root}/{COMPLETE}"):
+        files.rm_file(f"{root}/{COMPLETE}")
+    if files.exists(root):
+        files.rm(root, recursive=True)
+    return root
+
+
+def _give_way(path: str, place: Place) -> None:
+    """Leave alone what a later generation saved of the step: this process was given up, and comes too late.
+
+    Raises:
+        OSError: There is such a checkpoint.
+    """
+    try:
+        made = read_place(path)
+    except CheckpointError:
+        return
+    if made.run_id == place.run_id and made.generation > place.generation:
+        raise OSError(
+            f"generation {made.generation} has saved the step already, and this is generation {place.generation}: the "
+            "run has gone on without this replica"
+        )
+
+
+def _from_leader(channel: Channel, settle: Callable[[], str]) -> str:
+    """What the leader settles, on every process; if it fails, it fails on all, so that none waits for another."""
+    failure: BaseException | None = None
+    word = _Word()
+    if channel.is_leader:
+        try:
+            word = _Word(said=settle())
+        except failures(*WRITE_ERRORS) as error:
+            failure = error
+            word = _Word(failure=reason_of(error))
+    word = msgspec.json.decode(channel.exchange(msgspec.json.encode(word))[0], type=_Word)
+    if failure is not None:
+        raise failure
+    if word.failure:
+        raise OSError(word.failure)
+    return word.said
+
+
+def _write_tensors(path: str, copied: Copied, channel: Channel) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        save(
+            {name: share.tensor for name, share in copied.shares.items()},
+            storage_writer=FsspecWriter(path, **storage_options(path)),
+            planner=SharesToSave(copied.shares),
+            process_group=channel.group,
+            no_dist=channel.group is None,
+        )
+
+
+def _sync(path: Path) -> None:
+    """Make a file's content, or a folder's entries, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def reason_of(error: BaseException) -> str:
+    """The file system's own words, or those of what else went wrong, which torch wraps."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    root: BaseException = error
+    while not isinstance(root, OSError) and (inner := root.__cause__ or root.__context__) is not None:
+        root = inner
+    return words_of(root if isinstance(root, OSError) else error)
+
+
+def chunk_of(share: Held) -> ChunkStorageMetadata:
+    """The part of its tensor that a share is."""
+    return ChunkStorageMetadata(offsets=torch.Size(share.placement.start), sizes=share.tensor.shape)
+
+
+def _item(name: str, share: Held) -> WriteItem:
+    chunk = chunk_of(share)
+    return WriteItem(
+        index=MetadataIndex(name, chunk.offsets),
+        type=WriteItemType.SHARD,
+        tensor_data=TensorWriteData(
+            chunk=chunk,
+            properties=TensorProperties.create_from_tensor(share.tensor),
+            size=torch.Size(share.placement.shape),
+        ),
+    )

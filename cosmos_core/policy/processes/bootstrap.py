@@ -1,0 +1,139 @@
+"""How the processes of a policy replica become one: they find each other, hold on to each other, and form a mesh."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import timedelta
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from cosmos_core.config.mesh import world_size
+from cosmos_core.errors import ReplicaError
+from cosmos_core.policy.mesh.mesh import form_mesh
+from cosmos_core.policy.processes.backend import COLLECTIVE_TIMEOUT_S, use_interface_of
+from cosmos_core.policy.processes.rendezvous import GroupStore
+from cosmos_core.policy.processes.world import World, single_world
+from cosmos_core.replica.lifeline import FollowerLine, LeaderLine, Lifeline
+from cosmos_core.replica.meeting import Meeting, announce, find, meeting_file
+from cosmos_core.replica.process import RoleArgs
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Bond:
+    """What a process holds on to before it has a world.
+
+    Attributes:
+        line: Of this process.
+        address: IP address of this machine, for process groups.
+        size: Processes of the replica.
+        rank: This one's.
+        store: Where other replicas' members, and the followers, meet this leader; None on a follower.
+        shared: The leader's store.
+    """
+
+    line: Lifeline
+    address: str
+    size: int
+    rank: int
+    store: GroupStore | None
+    shared: TCPStore
+
+
+def bond(args: RoleArgs) -> Bond:
+    """Find the other processes of this replica; the line ends this process with them from here on.
+
+    Raises:
+        ReplicaError: They cannot be found, or the environment names an interface that this machine has not.
+        TransportError: This machine's address cannot be told, or not be listened on.
+    """
+    recipe = args.job.recipe
+    size, timeout_s = world_size(recipe.policy.mesh), recipe.control.join_timeout_s
+    if size > 1 and not (args.session and 0 <= args.rank < size):
+        raise ReplicaError(
+            f"{args.name}: policy.mesh makes a replica {size} processes; each needs --rank 0 to {size - 1} and the "
+            f"same --session, got --rank {args.rank} --session {args.session!r} (`cosmos run` starts them all)"
+        )
+    use_interface_of(args.address)
+    if args.rank == 0:
+        store = GroupStore(args.address)
+        line = _lead(args, size, store) if size > 1 else Lifeline()
+        return Bond(line=line, address=args.address, size=size, rank=0, store=store, shared=store.shared)
+    path = meeting_file(args.run_dir, args.replica)
+    meeting = find(path, args.session, timeout_s, args.stop.is_set)
+    follower = FollowerLine(
+        name=args.replica,
+        rank=args.rank,
+        token=meeting.token,
+        address=(meeting.host, meeting.lifeline),
+        end=args.end,
+        patience_s=recipe.control.lost_after_s,
+    )
+    return Bond(
+        line=follower,
+        address=args.address,
+        size=size,
+        rank=args.rank,
+        store=None,
+        shared=_reach(meeting, args.replica, timeout_s),
+    )
+
+
+def form_world(args: RoleArgs, bound: Bond, device: torch.device) -> World:
+    """Wait for the other processes, and arrange all of them as the recipe's mesh says.
+
+    Raises:
+        ConfigError: The mesh's sizes do not fit together.
+        ReplicaError: Some did not appear.
+    """
+    if bound.size == 1:
+        return single_world()
+    if isinstance(bound.line, LeaderLine):
+        bound.line.meet(args.job.recipe.control.join_timeout_s, args.stop.is_set)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=PrefixStore("world", bound.shared),
+        rank=bound.rank,
+        world_size=bound.size,
+        timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+    )
+    return World(form_mesh(args.job.recipe.policy.mesh, device.type))
+
+
+def leave(world: World) -> None:
+    """Take the world down, once every process has done its work."""
+    if world.size > 1:
+        dist.destroy_process_group()
+
+
+def _lead(args: RoleArgs, size: int, store: GroupStore) -> LeaderLine:
+    token = secrets.token_hex(16)
+    line = LeaderLine(
+        name=args.replica,
+        size=size,
+        token=token,
+        host=args.address,
+        end=args.end,
+        patience_s=args.job.recipe.control.lost_after_s,
+    )
+    meeting = Meeting(session=args.session, token=token, host=args.address, lifeline=line.port, store=store.port)
+    announce(meeting_file(args.run_dir, args.replica), meeting)
+    return line
+
+
+def _reach(meeting: Meeting, replica: str, timeout_s: float) -> TCPStore:
+    try:
+        # RuntimeError is what torch's stores raise on every kind of failure.
+        return TCPStore(
+            meeting.host,
+            meeting.store,
+            None,
+            is_master=False,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+        )
+    except RuntimeError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ReplicaError(f"{replica}: its leader's store at {meeting.host} cannot be reached: {reason}") from error

@@ -1,0 +1,282 @@
+import os
+import platform
+import subprocess
+import sys
+import textwrap
+import time
+
+import attrs
+import pytest
+import torch
+
+from cosmos_core.errors import CheckpointError
+from cosmos_core.policy.batches.batch import Share
+from cosmos_core.policy.checkpoints import checkpoint
+from cosmos_core.policy.checkpoints.checkpoint import Place
+from cosmos_core.policy.checkpoints.reader import restore
+from cosmos_core.policy.checkpoints.saver import CheckpointSaver, Copied, copy_state, write_checkpoint
+from cosmos_core.policy.processes.group import solo
+from cosmos_core.policy.training.metrics import Stopwatch
+from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved
+from cosmos_core.weights.held import all_held
+
+
+def place(step, stage=0):
+    return Place(run_id="r", step=step, stage=stage, nonfinite_steps=1, unimitated_steps=4)
+
+
+@pytest.fixture(params=["path", "file", "memory"])
+def url(request, tmp_path):
+    if request.param == "memory":
+        import fsspec
+
+        yield f"memory://{tmp_path.name}/checkpoints"
+        fsspec.filesystem("memory").store.clear()
+    else:
+        yield str(tmp_path / "checkpoints") if request.param == "path" else f"file://{tmp_path}/checkpoints"
+
+
+def steps(trainer, sequences, totals, number):
+    for _ in range(number):
+        trainer.train(Share(sequences=tuple(sequences), counts=totals), totals, solo(), Stopwatch(trainer.device))
+
+
+def no_stage(index):
+    raise AssertionError(index)
+
+
+def test_a_resumed_trainer_goes_on_bit_by_bit(model, kit, url):
+    sequences = kit.random_sequences(5)
+    totals = kit.counts_of(sequences)
+    trainer = kit.make_trainer(model)
+    steps(trainer, sequences, totals, 3)
+    torch.manual_seed(77)
+    torch.rand(5)
+    path = write_checkpoint(url, copy_state(trainer.state(), place(3)))
+    expected_random = torch.rand(3)
+    steps(trainer, sequences, totals, 2)
+
+    resumed = kit.make_trainer(model, seed=5)
+    restore(resumed, path, no_stage)
+    assert torch.equal(torch.rand(3), expected_random)
+    assert (resumed.step, resumed.nonfinite_steps, resumed.unimitated_steps) == (3, 1, 4)
+    steps(resumed, sequences, totals, 2)
+    assert resumed.state().keys() == trainer.state().keys()
+    assert all(torch.equal(tensor, trainer.state()[name]) for name, tensor in resumed.state().items())
+    assert any("exp_avg_sq" in name for name in resumed.state())
+
+
+def test_the_saved_state_is_that_of_the_moment(model, kit, tmp_path):
+    """Training goes on while a checkpoint is written."""
+    sequences = kit.random_sequences(5)
+    trainer = kit.make_trainer(model)
+    before = {name: tensor.clone() for name, tensor in trainer.state().items()}
+    outcomes = []
+    saver = CheckpointSaver(str(tmp_path), 2, outcomes.append)
+    saver.save(trainer.state(), place(0))
+    steps(trainer, sequences, kit.counts_of(sequences), 3)
+    saver.wait()
+    assert outcomes == [CheckpointSaved(step=0, path=str(tmp_path / "step-0"), generation=0)]
+    fresh = kit.make_trainer(model, seed=4)
+    restore(fresh, outcomes[0].path, no_stage)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in fresh.state().items())
+
+
+def test_the_newest_and_the_best_are_kept(model, kit, url):
+    state = kit.make_trainer(model).state()
+    outcomes = []
+    saver = CheckpointSaver(url, 2, outcomes.append)
+    for step in range(1, 6):
+        saver.save(state, place(step))
+        if step == 2:
+            saver.wait()
+            checkpoint.mark_best(url, 2)
+    saver.wait()
+    assert [outcome.step for outcome in outcomes] == [1, 2, 3, 4, 5]
+    assert checkpoint.completed(url) == [2, 4, 5]
+
+
+def test_a_checkpoint_of_an_abandoned_timeline_is_replaced(model, kit, url):
+    first, second = kit.make_trainer(model), kit.make_trainer(model, seed=1)
+    write_checkpoint(url, copy_state(first.state(), place(3)))
+    path = write_checkpoint(url, copy_state(second.state(), place(3)))
+    restore(first, path, no_stage)
+    assert all(torch.equal(tensor, second.state()[name]) for name, tensor in first.state().items())
+
+
+def test_who_was_given_up_and_writes_late_replaces_nothing_that_the_run_went_on_to(model, kit, url):
+    early, late = kit.make_trainer(model), kit.make_trainer(model, seed=1)
+    outcomes = []
+    saver = CheckpointSaver(url, 2, outcomes.append)
+    saver.save(early.state(), attrs.evolve(place(3), generation=7))
+    saver.save(late.state(), attrs.evolve(place(3), generation=4))
+    saver.wait()
+    assert [(type(outcome), outcome.generation) for outcome in outcomes] == [
+        (CheckpointSaved, 7),
+        (CheckpointFailed, 4),
+    ]
+    assert "generation 7 has saved the step already, and this is generation 4" in outcomes[1].reason
+    restore(late, outcomes[0].path, no_stage)
+    assert all(torch.equal(tensor, early.state()[name]) for name, tensor in late.state().items())
+
+
+def test_a_stage_is_taken_up_before_its_optimizer_is_loaded(model, kit, tmp_path):
+    trainer = kit.make_trainer(model)
+    path = write_checkpoint(str(tmp_path), copy_state(trainer.state(), place(9, stage=1)))
+    begun = []
+
+    def begin(index):
+        begun.append(index)
+        trainer.begin_stage(kit.stage_of(index=index), kit.Reinforce(), 1.0)
+
+    restore(trainer, path, begin)
+    assert begun == [1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"intermediate_size": 40},
+            r"model\.model\.layers\.0\.mlp\.gate_proj\.weight has shape \(32, 16\) there and \(40, 16\)",
+        ),
+        ({"num_hidden_layers": 3}, r"it lacks model\.model\.layers\.2\.self_attn"),
+        ({"num_hidden_layers": 1}, r"it has \S*layers\.1\.\S* which this model lacks"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(model, kit, tmp_path, change, message):
+    path = write_checkpoint(str(tmp_path), copy_state(kit.make_trainer(model).state(), place(1)))
+    other = type(model)(model.options, type(model.context)(path=None, config={**kit.QWEN3, **change}, assets=tmp_path))
+    with pytest.raises(CheckpointError, match=f"is of another model: {message}"):
+        restore(kit.make_trainer(other), path, no_stage)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "gone", "no metadata"])
+def test_a_damaged_checkpoint_is_refused(model, kit, tmp_path, damage):
+    path = write_checkpoint(str(tmp_path), copy_state(kit.make_trainer(model).state(), place(1)))
+    data = tmp_path / "step-1" / "__0_0.distcp"
+    match damage:
+        case "truncated":
+            data.write_bytes(data.read_bytes()[:3000])
+        case "gone":
+            data.unlink()
+        case "no metadata":
+            (tmp_path / "step-1" / ".metadata").unlink()
+    with pytest.raises(CheckpointError, match="step-1 is damaged") as caught:
+        restore(kit.make_trainer(model), path, no_stage)
+    assert "CheckpointException" not in str(caught.value)
+
+
+def test_an_unwritable_folder_is_reported_and_training_goes_on(model, kit, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    outcomes = []
+    saver = CheckpointSaver(str(tmp_path / "file"), 2, outcomes.append)
+    trainer = kit.make_trainer(model)
+    saver.save(trainer.state(), place(4))
+    saver.wait()
+    (failed,) = outcomes
+    assert isinstance(failed, CheckpointFailed)
+    assert failed.step == 4
+    assert "Not a directory" in failed.reason or "File exists" in failed.reason
+
+
+def test_an_error_that_nobody_foresaw_ends_the_run_instead_of_leaving_it_waiting(model, kit, tmp_path):
+    def refuse(outcome):
+        raise ZeroDivisionError(outcome.step)
+
+    saver = CheckpointSaver(str(tmp_path), 2, refuse)
+    saver.check()
+    saver.save(kit.make_trainer(model).state(), place(4))
+    deadline = time.monotonic() + 10
+    while not saver._writing.done() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with pytest.raises(ZeroDivisionError):
+        saver.check()
+    saver.check()
+
+
+def test_replacing_a_checkpoint_leaves_nothing_else(tmp_path):
+    for value in (1.0, 2.0):
+        write_checkpoint(str(tmp_path), Copied(place=place(3), shares=all_held({"x": torch.full((2,), value)})))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-3"]
+
+
+CHILD = """
+    import sys, os, resource, signal, torch
+    torch.set_num_threads(1)
+    from cosmos_core.errors import CheckpointError
+    from cosmos_core.policy.checkpoints.checkpoint import Place
+    from cosmos_core.policy.checkpoints.saver import copy_state, write_checkpoint
+    url, how = sys.argv[1:]
+    state = {"model.weight": torch.randn(200_000)}
+    place = lambda step: Place(run_id="r", step=step, stage=0, nonfinite_steps=0)
+    write_checkpoint(url, copy_state(state, place(1)))
+    if how == "full disk":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        try:
+            write_checkpoint(url, copy_state(state, place(2)))
+        except CheckpointError as error:
+            print(error)
+            sys.exit(0)
+        sys.exit(3)
+    from torch.distributed.checkpoint._fsspec_filesystem import FileSystem
+    class Dying:
+        def __init__(self, stream): self.stream = stream
+        def __getattr__(self, name): return getattr(self.stream, name)
+        def write(self, data):
+            self.stream.write(bytes(data)[:1000]); self.stream.flush(); os._exit(9)
+    create = FileSystem.create_stream
+    import contextlib
+    @contextlib.contextmanager
+    def dying(self, path, mode):
+        with create(self, path, mode) as stream:
+            yield Dying(stream)
+    FileSystem.create_stream = dying
+    write_checkpoint(url, copy_state(state, place(2)))
+"""
+
+
+def child(url, how):
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(CHILD), url, how],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_killed_while_writing_leaves_nothing_that_is_picked_up(tmp_path, scheme):
+    url = f"{scheme}{tmp_path}"
+    assert child(url, "kill").returncode == 9
+    assert len(list(tmp_path.iterdir())) == 2
+    assert checkpoint.completed(url) == [1]
+    # The next one to write clears up after the dead.
+    write_checkpoint(url, Copied(place=place(3), shares=all_held({"model.weight": torch.ones(2)})))
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-1", "step-3"]
+
+
+def test_a_full_disk_is_told_and_leaves_no_rest(tmp_path):
+    done = child(str(tmp_path), "full disk")
+    assert done.returncode == 0, done.stderr
+    assert "File too large" in done.stdout
+    assert "\n" not in done.stdout.strip()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-1"]
+
+
+def test_a_checkpoint_of_another_run_is_refused_with_both_names(model, kit, tmp_path):
+    trainer = kit.make_trainer(model)
+    path = write_checkpoint(str(tmp_path), copy_state(trainer.state(), place(1)))
+    restore(trainer, path, no_stage, run_id="r")
+    with pytest.raises(CheckpointError, match=r"step-1 is of run 'r', and 'other' goes on; give each run"):
+        restore(trainer, path, no_stage, run_id="other")
+
+
+def test_what_only_looks_half_written_is_left_alone(model, kit, tmp_path):
+    stray = tmp_path / f".step-2@{platform.node()}@mine"
+    stray.mkdir()
+    write_checkpoint(str(tmp_path), copy_state(kit.make_trainer(model).state(), place(3)))
+    assert stray.is_dir()

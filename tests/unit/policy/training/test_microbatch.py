@@ -1,0 +1,223 @@
+"""Sequences that lie in several micro-batches are priced as if they lay in one."""
+
+import itertools
+from types import SimpleNamespace
+
+import attrs
+import pytest
+import torch
+
+from cosmos_core.errors import TrainingError
+from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence
+from cosmos_core.policy.processes.group import solo
+from cosmos_core.policy.training.metrics import Stopwatch
+from cosmos_core.policy.training.microbatch import know
+from cosmos_core.protocols import Aggregation, Blend, Divergence, Estimate, Loss, Noising, NoOptions
+from cosmos_core.types import Prompt
+from tests.contract.kit.world_model import World, walked
+from tests.unit.policy.training.test_frozen import frozen_model
+
+WORLD = World(NoOptions(), SimpleNamespace(path=None))
+LENGTHS = (5, 1, 3, 4)
+
+
+def generated():
+    prompts = [WORLD.encode(Prompt(text=text)) for text in ("red", "blue", "a green ball", "rain")]
+    return [
+        TrainSequence(payload=walked(prompt, number, 10 * place), advantage=0.5 - place, place=place)
+        for place, (prompt, number) in enumerate(zip(prompts, LENGTHS, strict=True))
+    ]
+
+
+def imitated():
+    rows = [Prompt(text=text, demonstration=text[::-1]) for text in ("red", "blue", "a green ball", "rain")]
+    return [
+        TrainSequence(payload=WORLD.noised(WORLD.encode_demonstration(row), place), advantage=1.0, place=place)
+        for place, row in enumerate(rows)
+    ]
+
+
+def counts(sequences):
+    decisions = sum(each.payload.arrays["times"].shape[0] for each in sequences)
+    return Counts(sequences=len(sequences), decisions=decisions, trained=len(sequences))
+
+
+def gradient(trainer, sequences):
+    """Of a step, with its metrics."""
+    held = []
+    apply = trainer._apply
+    trainer._apply = lambda *given: held.append(trainer._gradients.flat.clone()) or apply(*given)
+    totals = counts(sequences)
+    applied = trainer.train(Share(sequences=tuple(sequences), counts=totals), totals, solo(), Stopwatch(trainer.device))
+    return held[0], applied.meter.report()
+
+
+def expected(aggregation, sequences, price):
+    """The gradient in float64, each sequence in one piece: `price` gives the loss of each of its decisions."""
+    module = WORLD.build(seed=0, dtype=torch.float64, device=torch.device("cpu"))
+    total = torch.zeros((), dtype=torch.float64)
+    for sequence in sequences:
+        (batch,) = WORLD.pack([sequence.payload], budget=99)
+        inputs = {name: each.double() for name, each in batch.inputs.items()}
+        logprobs_n = exact(module, inputs)
+        loss_n = price(sequence, logprobs_n)
+        match aggregation:
+            case Aggregation.TOKEN_MEAN:
+                total = total + loss_n.sum() / counts(sequences).decisions
+            case Aggregation.SEQUENCE_MEAN_TOKEN_MEAN:
+                total = total + loss_n.mean() / len(sequences)
+            case Aggregation.SEQUENCE_MEAN_TOKEN_SUM:
+                total = total + loss_n.sum() / (10 * len(sequences))
+    total.backward()
+    return float(total.detach()), torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
+
+
+def exact(module, inputs):
+    """Gaussian log-probs in float64, written anew."""
+    places = inputs["states"].movedim(1, -1)
+    places = torch.cat([places, places.mean(1, keepdim=True).expand_as(places)], -1)
+    clock = torch.stack([inputs["times"], inputs["times"].square()], -1)
+    beside = module.clock(clock) + module.text(inputs["texts"])
+    v = module.out(torch.tanh(module.into(places) + beside[:, None, None, None])).movedim(-1, 1)
+    a, b, std = (each[:, None, None, None, None] for each in inputs["steps"].unbind(1))
+    return torch.distributions.Normal(a * inputs["states"] + b * v, std).log_prob(inputs["aims"]).flatten(1).mean(1)
+
+
+def off_policy(sequence, logprobs_n):
+    behaviour_n = torch.frombuffer(bytearray(sequence.payload.arrays["logprobs"].data), dtype=torch.float32).double()
+    return -sequence.advantage * (0.1 * (logprobs_n - behaviour_n)).exp()
+
+
+def off_policy_loss(decisions):
+    ratio_N = (0.1 * (decisions.logprobs_N - decisions.behaviour_logprobs_N)).exp()
+    return Loss(loss_N=-decisions.advantages_N * ratio_N)
+
+
+@pytest.mark.parametrize("aggregation", list(Aggregation))
+@pytest.mark.parametrize("budget", [1, 2, 3, 99])
+def test_a_step_is_that_of_whole_sequences_in_float64(kit, aggregation, budget):
+    algorithm = kit.Reinforce(aggregation=aggregation, loss_of=off_policy_loss)
+    trainer = kit.make_trainer(WORLD, algorithm, micro_batch_units=budget)
+    flat, metrics = gradient(trainer, generated())
+    total, whole = expected(aggregation, generated(), off_policy)
+    assert metrics["loss"] == pytest.approx(total, abs=1e-6, rel=1e-6)
+    torch.testing.assert_close(flat.double(), whole, rtol=1e-6, atol=1e-6)
+
+
+def test_what_is_known_is_cut_where_the_sequence_is():
+    sequences = generated()[:1]
+    algorithm = SimpleNamespace(aggregation=Aggregation.SEQUENCE_MEAN_TOKEN_MEAN, constant_length=1)
+    batches = WORLD.pack([sequences[0].payload], budget=2)
+    known = [know(algorithm, batch, sequences, counts(sequences)) for batch in batches]
+    logprobs = torch.frombuffer(bytearray(sequences[0].payload.arrays["logprobs"].data), dtype=torch.float32)
+    assert torch.equal(torch.cat([each.behaviour_logprobs_N for each in known]), logprobs)
+    assert [each.num_sequences for each in known] == [1, 1, 1]
+    torch.testing.assert_close(torch.cat([each.weights_N for each in known]), torch.full((5,), 1 / 5))
+
+
+@attrs.frozen(kw_only=True)
+class Settling:
+    """Advantages that rise along a sequence, from what all of its decisions come to."""
+
+    aggregation: Aggregation = Aggregation.SEQUENCE_MEAN_TOKEN_MEAN
+    constant_length: int = 1
+    old_logprobs: str = "recompute"
+    needs_entropy: bool = False
+    skips_zero_advantage: bool = False
+    consults: dict = attrs.field(factory=lambda: {"reference": None})
+    seen: list = attrs.field(factory=list)
+
+    def admit(self, group):
+        return None
+
+    def advantages(self, groups):
+        raise AssertionError
+
+    def summarise(self, taken):
+        self.seen.append(taken)
+        return [float(taken.logprobs_n.sum() - taken.frozen_n["reference"].sum())]
+
+    def settle(self, batch):
+        total = sum(each for (each,) in batch.values())
+
+        def estimate(taken):
+            n = len(taken.logprobs_n)
+            rising_n = torch.arange(1, n + 1) / n
+            return Estimate(
+                advantages_n=rising_n * batch[taken.place][0] + total,
+                targets_n=rising_n * taken.advantage,
+                metrics={"length": float(n)},
+            )
+
+        return estimate
+
+    def loss(self, decisions):
+        return Loss(loss_N=-decisions.advantages_N * decisions.logprobs_N + decisions.targets_N * decisions.logprobs_N)
+
+
+def test_estimates_are_of_whole_sequences_however_they_lie(kit):
+    found = []
+    for budget in (1, 2, 99):
+        algorithm = Settling()
+        frozen = {"reference": frozen_model(WORLD, seed=7)}
+        trainer = kit.make_trainer(WORLD, algorithm, frozen=frozen, micro_batch_units=budget)
+        flat, metrics = gradient(trainer, generated())
+        assert sorted(len(each.logprobs_n) for each in algorithm.seen) == sorted(LENGTHS)
+        assert metrics["length"] == pytest.approx(sum(LENGTHS) / len(LENGTHS))
+        found.append((flat, metrics["loss"]))
+    for flat, loss in found[:2]:
+        assert loss == pytest.approx(found[2][1], rel=1e-6)
+        torch.testing.assert_close(flat, found[2][0], rtol=1e-6, atol=1e-6)
+
+
+def test_a_frozen_model_that_splits_otherwise_is_refused(kit):
+    class Other(World):
+        def pack(self, payloads, *, budget, multiple=1, is_uniform=False):
+            batches = super().pack(payloads, budget=budget, multiple=multiple, is_uniform=is_uniform)
+            shifted = [attrs.evolve(span, first=span.first + 1) for span in batches[0].spans]
+            return [attrs.evolve(batches[0], spans=tuple(shifted)), *batches[1:]]
+
+    other = Other(NoOptions(), SimpleNamespace(path=None))
+    trainer = kit.make_trainer(
+        WORLD, Settling(), frozen={"reference": frozen_model(other, seed=7)}, micro_batch_units=2
+    )
+    with pytest.raises(TrainingError, match=r"its model packs sequences \(0,\) of \(2,\) decisions from \(1,\) on"):
+        gradient(trainer, generated())
+
+
+def asking(kit, comparison):
+    @attrs.frozen(kw_only=True)
+    class Asking(kit.Reinforce):
+        skips_zero_advantage: bool = False
+        consults: dict = attrs.field(factory=lambda: {"teacher": comparison})
+
+        def loss(self, decisions):
+            output = decisions.frozen["teacher"]
+            self.seen.append(output)
+            if isinstance(comparison, Divergence):
+                return Loss(loss_N=output.divergence_N)
+            return Loss(loss_N=output.blended.squared_NK.mean(1) / output.blended.absolute_NK.mean(1))
+
+    return Asking()
+
+
+@pytest.mark.parametrize("comparison", [Divergence(kind="forward-kl"), Blend(shares=(0.5, 1.5))])
+def test_comparisons_are_answered_however_sequences_lie(kit, comparison):
+    sequences = generated() if isinstance(comparison, Divergence) else imitated()
+    found = []
+    for budget in (1, 4, 99):
+        algorithm = asking(kit, comparison)
+        frozen = {"teacher": frozen_model(WORLD, seed=7, role="teacher")}
+        trainer = kit.make_trainer(WORLD, algorithm, frozen=frozen, micro_batch_units=budget)
+        found.append(gradient(trainer, sequences))
+        output = algorithm.seen[0]
+        assert (output.divergence_N is None) == isinstance(comparison, Blend)
+        assert (output.blended is None) == isinstance(comparison, Divergence)
+    assert found[0][0].norm() > 1e-3
+    for (flat, metrics), (other, others) in itertools.pairwise(found):
+        assert metrics["loss"] == pytest.approx(others["loss"], rel=1e-6)
+        torch.testing.assert_close(flat, other, rtol=1e-6, atol=1e-6)
+
+
+def test_the_model_of_these_tests_draws_its_points():
+    assert isinstance(WORLD, Noising)
