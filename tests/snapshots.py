@@ -31,7 +31,7 @@ _SNAPSHOT = Snapshot(
         ReplicaView(name="rollout-1", role="rollout", standing="loading", step=2, units_per_s=80.0),
         ReplicaView(name="rollout-2", role="", standing="lost", detail="silent for 15 s"),
     ),
-    queue=Queue(queued=1, in_flight=5, finished=2, claimed=4, consumed=12, dropped={"stale": 3}),
+    queue=Queue(queued=1, in_flight=5, finished=2, batched=4, consumed=12, dropped={"stale": 3}),
     staleness={0: 10, 1: 6},
     reward=0.5,
     loss=0.25,

@@ -59,7 +59,7 @@ class StageAudit:
         given_out: Positions of the stream that were ever touched, from 0 on.
         consumed: Trained on.
         dropped: Dropped, by reason.
-        live: Queued, in flight, finished or claimed when the journal ends.
+        live: Queued, in flight, finished or batched when the journal ends.
         before: Of all of these, those that ended before the journal began: it was recovered.
     """
 
@@ -157,7 +157,7 @@ class Books:
             yield f"stage {self._stage}, prompt {position}: came back from its end"
         self._live = now
 
-    def rewind(self, ledger: Ledger, closed_at: int) -> None:
+    def roll_back(self, ledger: Ledger, closed_at: int) -> None:
         """Forget what came after an entry: the run went on from there, with this ledger."""
         self._fates = {at: fate for at, fate in self._fates.items() if fate.sequence <= closed_at}
         self._drops = Counter(self._drops_before)
@@ -198,7 +198,7 @@ class Books:
 
 
 def _live(ledger: Ledger) -> tuple[int, ...]:
-    return (*ledger.queued, *ledger.in_flight, *ledger.finished, *ledger.claimed)
+    return (*ledger.queued, *ledger.in_flight, *ledger.finished, *ledger.batched)
 
 
 _MAX_PROBLEMS = 100
@@ -259,7 +259,7 @@ class Auditor:
         if isinstance(event, ControllerStarted) and state.term != before[1] + 1:
             self._problem(f"entry {sequence}: term {state.term} follows term {before[1]}")
         if state.step < before[0] or len(state.steps) < len(self._batches) + self._first_step:
-            self._rewind(state)
+            self._roll_back(state)
         batch = None
         if state.step > before[0] and running is not None:
             batch = self._close(sequence, time, running, generation, settings)
@@ -373,7 +373,7 @@ class Auditor:
         if age > settings.max_staleness:
             yield f"lags by {age} steps, allowed are {settings.max_staleness}"
 
-    def _rewind(self, state: State) -> None:
+    def _roll_back(self, state: State) -> None:
         """The run went on from an earlier step: what came after it did not happen."""
         kept = max(0, state.step - self._first_step)
         self._undone += len(self._batches) - kept
@@ -384,7 +384,7 @@ class Auditor:
             closed_at = 0
         self._used = {lease: step for lease, step in self._used.items() if step <= state.step}
         for books, ledger in zip(self._books, state.ledgers, strict=True):
-            books.rewind(ledger, closed_at)
+            books.roll_back(ledger, closed_at)
 
     def _totals(self, state: State) -> Iterator[str]:
         for books, ledger in zip(self._books, state.ledgers, strict=True):

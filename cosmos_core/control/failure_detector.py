@@ -14,7 +14,7 @@ import attrs
 from cosmos_core.config.schema import ControlConfig
 from cosmos_core.control.connections import IsThere, Lines
 from cosmos_core.control.machine import membership, recovery
-from cosmos_core.control.machine.events import GroupStalled, JoinTimedOut, RegroupDue, Rewound
+from cosmos_core.control.machine.events import GroupStalled, JoinTimedOut, RegroupDue, RolledBack
 from cosmos_core.control.write_ahead_log import Book
 
 _LOG: Final = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class Patrol:
         self._look_at_group(now)
         if self._is_headless(now):
             _LOG.warning("all policy replicas were lost at step %d; going back to a checkpoint", state.step)
-            self._book.record(Rewound(step=recovery.newest_kept(state)))
+            self._book.record(RolledBack(step=recovery.newest_kept(state)))
         if self._missing.lasts(now, holds=bool(membership.missing(state))) > control.join_timeout_s:
             self._book.record(JoinTimedOut(timeout_s=control.join_timeout_s))
         if self._regrouping.lasts(now, holds=state.is_regrouping) > _REGROUP_S:

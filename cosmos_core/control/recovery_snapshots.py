@@ -36,7 +36,7 @@ class Accounts:
         self._folder: Final = folder
         self._keep: Final = keep
         self._noted: set[tuple[int, bool, int]] = set()
-        self._rewinds: tuple[int, ...] | None = None
+        self._rollbacks: tuple[int, ...] | None = None
 
     def note(self, state: State) -> None:
         """Write what is new: a checkpoint that is wanted, and once more when it is there, with its evaluations.
@@ -62,8 +62,8 @@ class Accounts:
         self._prune(progress.best_checkpoint(state))
 
     def _remove_undone(self, state: State) -> None:
-        rewinds = tuple(state.rewinds)
-        if rewinds == self._rewinds:
+        rollbacks = tuple(state.rollbacks)
+        if rollbacks == self._rollbacks:
             return
         require_known(self._folder, state)
         self._noted = set()
@@ -77,7 +77,7 @@ class Accounts:
                         f"{path} cannot be removed ({error.strerror}), and is of a step that was undone: a run that "
                         "lost its journal could go on from it; make the folder writable, then --resume"
                     ) from error
-        self._rewinds = rewinds
+        self._rollbacks = rollbacks
 
     def _write(self, account: Account) -> None:
         data = ACCOUNT.encode(account)

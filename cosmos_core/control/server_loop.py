@@ -314,7 +314,7 @@ class Desk:
             "queued": len(ledger.queued),
             "in_flight": len(ledger.in_flight),
             "finished": len(ledger.finished),
-            "claimed": len(ledger.claimed),
+            "batched": len(ledger.batched),
             "events": self._book.num_events,
             "hellos_refused": self._num_refused,
         }

@@ -124,7 +124,7 @@ class Session:
             self._resend_at = math.inf
             self._resend_s = min(2 * self._resend_s, LONGEST_RESEND_S)
             self._repeated_to = max(self._repeated_to, self.outbox.newest_sent)
-            self.outbox.rewind()
+            self.outbox.go_back()
         if self.outbox.acknowledged < min(self._repeated_to, self.outbox.newest_sent):
             return None
         return self._reports()
@@ -188,7 +188,7 @@ class Session:
             )
             return
         self.outbox.acknowledge(welcome.acknowledged)
-        self.outbox.rewind()
+        self.outbox.go_back()
         self._resend_s, self._repeated_to = RESEND_S, 0
         self._term = self._welcomed = welcome.term
         self._hello_at = self._resend_at = math.inf

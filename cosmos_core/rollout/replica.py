@@ -203,7 +203,7 @@ class Replica:
                 continue
             if wanted.stop or wanted.leave:
                 break
-            self._sync.aim(wanted.weights, wanted.relaying, wanted.rewinds)
+            self._sync.aim(wanted.weights, wanted.relaying, wanted.rollbacks)
             self._generation.reconcile(wanted.leases, wanted.hold)
         if wanted is not None and wanted.leave and not wanted.stop:
             _LOG.info("leaving the run, as the controller says")

@@ -46,7 +46,7 @@ class _Load:
         arrivals: What arrived, where it is to be checked tensor by tensor.
         base: Where what arrives is kept for the next version to be made of.
         nbytes: What arrived so far.
-        num_rewinds: How often the run had been taken back when its target was given.
+        num_rollbacks: How often the run had been taken back when its target was given.
     """
 
     target: WeightTarget
@@ -55,7 +55,7 @@ class _Load:
     copy: Copy
     arrivals: Arrivals | None
     base: Base | None
-    num_rewinds: int
+    num_rollbacks: int
     nbytes: int = 0
 
 
@@ -113,7 +113,7 @@ class WeightSync:
         self._doubted = -1
         """The version that was loaded with another digest than its own, last."""
         self._swapping: Final = threading.Lock()
-        self._rewinds: tuple[int, ...] = ()
+        self._rollbacks: tuple[int, ...] = ()
         self._thread: Final = SupervisedThread("weights", self._run)
         self.transfer_s = 0.0
         self.loading = -1
@@ -135,20 +135,20 @@ class WeightSync:
         """Raise what ended the thread, if it failed or gave up."""
         self._thread.check()
 
-    def aim(self, target: WeightTarget | None, relaying: Relaying = _ALONE, rewinds: Sequence[int] = ()) -> None:
+    def aim(self, target: WeightTarget | None, relaying: Relaying = _ALONE, rollbacks: Sequence[int] = ()) -> None:
         """Load this version next, unless it is loaded, and keep those that others read from here.
 
         Args:
             target: What to load; None: nothing yet.
             relaying: This replica's place among those that pass weights on.
-            rewinds: Steps that the run was taken back to: what was loaded of later ones is given up. The engine is
+            rollbacks: Steps that the run was taken back to: what was loaded of later ones is given up. The engine is
                 paused then until it has loaded something else.
         """
-        # Both at once: who takes a target takes the number of rewinds that it was given with.
+        # Both at once: who takes a target takes the number of rollbacks that it was given with.
         with self._swapping, self._changed:
-            for step in rewinds[len(self._rewinds) :]:
+            for step in rollbacks[len(self._rollbacks) :]:
                 self._give_up_after(step)
-            self._rewinds = tuple(rewinds)
+            self._rollbacks = tuple(rollbacks)
             if (target, relaying) != (self._target, self._relaying):
                 self._target, self._relaying = target, relaying
                 self._changed.notify_all()
@@ -157,10 +157,10 @@ class WeightSync:
     def _run(self) -> None:
         failures, version, since = 0, -1, 0.0
         while (found := self._next(0.0 if not failures else _RETRY_S[min(failures, len(_RETRY_S)) - 1])) is not None:
-            target, is_relayed, num_rewinds = found
+            target, is_relayed, num_rollbacks = found
             self.loading = target.version
             try:
-                self._load(target, is_relayed=is_relayed, num_rewinds=num_rewinds)
+                self._load(target, is_relayed=is_relayed, num_rollbacks=num_rollbacks)
             except (WeightSyncError, TransportError) as error:
                 _LOG.warning("weights version %d were not loaded, trying again: %s", target.version, error)
                 now = time.monotonic()
@@ -190,7 +190,7 @@ class WeightSync:
             while not self._closed:
                 found, wait_s = self._due(time.monotonic())
                 if found is not None:
-                    return *found, len(self._rewinds)
+                    return *found, len(self._rollbacks)
                 self._changed.wait(wait_s)
             return None
 
@@ -221,7 +221,7 @@ class WeightSync:
         """The target, if it is newer than what is loaded."""
         return target if target is not None and target.version > self._gate.loaded else None
 
-    def _load(self, target: WeightTarget, *, is_relayed: bool, num_rewinds: int) -> None:
+    def _load(self, target: WeightTarget, *, is_relayed: bool, num_rollbacks: int) -> None:
         begin = time.monotonic()
         self._engine.begin_update(target.version)
         with contextlib.ExitStack() as cleanup:
@@ -243,7 +243,7 @@ class WeightSync:
                 copy=copy,
                 arrivals=arrivals,
                 base=base,
-                num_rewinds=num_rewinds,
+                num_rollbacks=num_rollbacks,
             )
             for rank, piece, data in pieces:
                 if self._closed:
@@ -298,7 +298,7 @@ class WeightSync:
 
     def _commit(self, load: _Load) -> None:
         target, arrivals = load.target, load.arrivals
-        if any(target.version > step for step in self._rewinds[load.num_rewinds :]):
+        if any(target.version > step for step in self._rollbacks[load.num_rollbacks :]):
             raise WeightSyncError(f"the run was taken back to before version {target.version} while it was loaded")
         paused_at = time.monotonic()
         self._engine.pause(self._pause)

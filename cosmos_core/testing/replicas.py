@@ -267,7 +267,7 @@ class FakeRollout:
         self._rng: Final = rng
         self._drop_every: Final = drop_every
         self._lie_rate: Final = lie_rate
-        self._num_rewinds = 0
+        self._num_rollbacks = 0
         self._active: Final[dict[int, tuple[Lease, int]]] = {}
         self._done: Final[set[int]] = set()
         self._payloads: Final = world.payloads.setdefault(self.endpoints["payloads"], set())
@@ -283,10 +283,10 @@ class FakeRollout:
         if directive.leave:
             was_there, self.has_left = not self.has_left, True
             return [Left()] if was_there else []
-        for step in directive.rewinds[self._num_rewinds :]:
+        for step in directive.rollbacks[self._num_rollbacks :]:
             if self.version > step:
                 self.version = -1
-        self._num_rewinds = len(directive.rewinds)
+        self._num_rollbacks = len(directive.rollbacks)
         reports = self._load(directive)
         leased = {lease.lease for lease in directive.leases}
         self._payloads.intersection_update(leased.union(directive.hold))

@@ -71,7 +71,7 @@ class RolloutDirective:
     relaying: Relaying = Relaying()
     leave: bool = False
     """Say `reports.Left` and end: nobody needs this replica any more, and the run goes on."""
-    rewinds: tuple[int, ...] = ()
+    rollbacks: tuple[int, ...] = ()
     """Steps that the run was taken back to, in order; weights from after such a step that were loaded, or begun to be,
     before it was told are to be given up: their versions come again with other weights."""
 

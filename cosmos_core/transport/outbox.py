@@ -1,6 +1,6 @@
 """Reports that the controller has not acknowledged yet: numbered without a gap, kept until they are durable there.
 
-Pure bookkeeping, go-back-N: `peek` gives what has not been sent since the last `rewind`, in order.
+Pure bookkeeping, go-back-N: `peek` gives what has not been sent since the last `go_back`, in order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Outbox:
 
     @property
     def newest_sent(self) -> int:
-        """Newest number that was sent since the last `rewind`, or is acknowledged."""
+        """Newest number that was sent since the last `go_back`, or is acknowledged."""
         return self._sent
 
     def __len__(self) -> int:
@@ -93,7 +93,7 @@ class Outbox:
         """Note that reports up to `number` were sent."""
         self._sent = max(self._sent, min(number, self.last))
 
-    def rewind(self) -> None:
+    def go_back(self) -> None:
         """Let `peek` give everything unacknowledged again, from the oldest on."""
         self._sent = self._acknowledged
 

@@ -17,7 +17,7 @@ from cosmos_core.control.machine.events import (
     ReplicaLost,
     Reported,
     Resumed,
-    Rewound,
+    RolledBack,
 )
 from cosmos_core.control.machine.records import EvaluationRecord, StepRecord
 from cosmos_core.control.machine.recovery import since_recovery
@@ -180,9 +180,9 @@ class Chronicle:
             case Resumed():
                 self._seen = None
                 self._say(time, "resumed", f"from step {event.step}")
-            case Rewound():
+            case RolledBack():
                 self._seen = None
-                self._say(time, "rewound", f"to step {event.step}: all policy replicas were lost")
+                self._say(time, "rolled-back", f"to step {event.step}: all policy replicas were lost")
             case _:
                 pass
 

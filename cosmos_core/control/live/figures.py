@@ -75,7 +75,7 @@ def figures(
         policy_units_per_s=_trained_per_s(timeline, newest, now) if now is not None else None,
         rollout_units_per_s=_generated_per_s(state, gauges) if is_running else None,
         dropped=sum(sum(ledger.dropped.values()) for ledger in state.ledgers),
-        queued=len(state.ledger.finished) + len(state.ledger.claimed) if uses_rollouts else None,
+        queued=len(state.ledger.finished) + len(state.ledger.batched) if uses_rollouts else None,
         in_flight=len(state.ledger.in_flight) if uses_rollouts else None,
         restarts=timeline.restarts.total(),
         eta_s=_eta(newest, stage) if is_running and is_last else None,

@@ -63,7 +63,7 @@ class Queue:
     queued: int
     in_flight: int
     finished: int
-    claimed: int
+    batched: int
     consumed: int
     dropped: dict[str, int]
 
@@ -266,7 +266,7 @@ def _queue(state: State) -> Queue:
         queued=len(ledger.queued),
         in_flight=len(ledger.in_flight),
         finished=len(ledger.finished),
-        claimed=len(ledger.claimed),
+        batched=len(ledger.batched),
         consumed=ledger.consumed,
         dropped=dict(ledger.dropped),
     )

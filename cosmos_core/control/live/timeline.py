@@ -18,7 +18,7 @@ from cosmos_core.control.machine.events import (
     Recovered,
     ReplicaJoined,
     Resumed,
-    Rewound,
+    RolledBack,
     RunOpened,
 )
 from cosmos_core.control.machine.records import StepRecord
@@ -79,7 +79,7 @@ class Timeline:
                 pass
         if self.sessions and not isinstance(event, Resumed):
             self.sessions[-1] = (self.sessions[-1][0], time)
-        if isinstance(event, Resumed | Rewound):
+        if isinstance(event, Resumed | RolledBack):
             del self.steps[len(state.steps) :]
         self.steps += [TimedStep(time=time, record=record) for record in state.steps[len(self.steps) :]]
 

@@ -100,14 +100,14 @@ def form(state: State) -> None:
     if len(ledger.finished) < size:
         return
     positions = sorted(ledger.finished)[:size]
-    ledger.claim(positions)
-    _order(state, [ledger.claimed[position] for position in positions])
+    ledger.batch(positions)
+    _order(state, [ledger.batched[position] for position in positions])
 
 
 def repeat(state: State) -> None:
     """Order the running step once more, shared among the members of the present generation."""
-    positions = sorted(state.ledger.claimed)
-    _order(state, [state.ledger.claimed[position] for position in positions])
+    positions = sorted(state.ledger.batched)
+    _order(state, [state.ledger.batched[position] for position in positions])
 
 
 def on_step_failed(state: State, report: StepFailed) -> bool:
@@ -123,7 +123,7 @@ def on_step_failed(state: State, report: StepFailed) -> bool:
         state.status_details["step"] = f"step {report.step}, attempt {report.attempt}: {report.reason}"
         if not missing.intersection(group.lease for group in order.groups):
             return False
-        for group in list(state.ledger.claimed.values()):
+        for group in list(state.ledger.batched.values()):
             state.ledger.release(group.position)
             holder = state.replicas.get(group.holder)
             if group.holder and (holder is None or group.lease not in holder.held):

@@ -30,7 +30,7 @@ from cosmos_core.control.machine.events import (
     ReplicaLost,
     Reported,
     Resumed,
-    Rewound,
+    RolledBack,
     RunEnded,
     RunOpened,
 )
@@ -111,8 +111,8 @@ def step(state: State, event: Event) -> None:
             state.term = event.term
         case Resumed():
             recovery.resume(state, event)
-        case Rewound():
-            recovery.rewind(state, event)
+        case RolledBack():
+            recovery.roll_back(state, event)
         case RunEnded():
             state.has_ended = True
         case _:

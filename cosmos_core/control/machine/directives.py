@@ -115,7 +115,7 @@ def _rollout(state: State, replica: Replica, offers: Offers) -> RolloutDirective
         stop=bool(state.outcome),
         relaying=offers.relaying(replica, publication.retained(state)),
         leave=replica.is_leaving,
-        rewinds=tuple(state.rewinds),
+        rollbacks=tuple(state.rollbacks),
     )
 
 

@@ -25,7 +25,7 @@ def dispatch(state: State) -> None:
 
 
 def lost_with(state: State, replica: Replica) -> None:
-    """Queue again all that a lost rollout replica had in flight, or held and nobody had claimed."""
+    """Queue again all that a lost rollout replica had in flight, or held and nobody had batched."""
     ledger = state.ledger
     for lease in replica.leases.values():
         if lease.purpose == "evaluation":

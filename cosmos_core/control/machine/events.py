@@ -43,7 +43,7 @@ class Resumed:
 
 
 @attrs.frozen(kw_only=True)
-class Rewound:
+class RolledBack:
     """All policy replicas are gone, and the run goes on from the checkpoint of `step`, or of 0 from its beginning.
 
     What came after that step did not happen, and is no part of the run any more; rollout replicas are still there.
@@ -126,7 +126,7 @@ Event: TypeAlias = (
     | Recovered
     | ControllerStarted
     | Resumed
-    | Rewound
+    | RolledBack
     | ReplicaJoined
     | ReplicaLost
     | Reported

@@ -32,7 +32,7 @@ def check(state: State) -> None:
 
 
 def _ledger(ledger: Ledger) -> Iterator[str]:
-    live = [*ledger.queued, *ledger.in_flight, *ledger.finished, *ledger.claimed]
+    live = [*ledger.queued, *ledger.in_flight, *ledger.finished, *ledger.batched]
     if len(set(live)) != len(live):
         yield f"positions are in two places: {sorted(p for p in live if live.count(p) > 1)}"
     if live and max(live) >= ledger.next_position:
@@ -58,7 +58,7 @@ def _leases(state: State) -> Iterator[str]:
             yield f"{replica.name} has room, and would not be given anything"
     if leased != state.ledger.in_flight:
         yield f"leases {leased} are not what is in flight, {state.ledger.in_flight}"
-    groups = [*state.ledger.finished.values(), *state.ledger.claimed.values()]
+    groups = [*state.ledger.finished.values(), *state.ledger.batched.values()]
     held = {group.lease for group in groups if group.holder in state.replicas}
     holding = [lease for replica in state.replicas.values() for lease in replica.held]
     # A group whose holder was replaced by a process of the same name is held by nobody.
@@ -70,19 +70,19 @@ def _training(state: State) -> Iterator[str]:
     running, ledger = state.running, state.ledger
     if state.outcome and running is None:
         return
-    if (running is None) != (not ledger.claimed):
-        yield f"{len(ledger.claimed)} prompts are claimed, but the running step is {running and running.order.step}"
+    if (running is None) != (not ledger.batched):
+        yield f"{len(ledger.batched)} prompts are batched, but the running step is {running and running.order.step}"
     if running is None:
         return
     order = running.order
     if order.step != state.step + 1:
         yield f"step {order.step} is running after step {state.step}"
-    if [group.position for group in order.groups] != sorted(ledger.claimed):
-        yield "the running step's groups are not the claimed ones"
+    if [group.position for group in order.groups] != sorted(ledger.batched):
+        yield "the running step's groups are not the batched ones"
     if sorted(index for share in order.shares for index in share) != list(range(len(order.groups))):
         yield f"shares {order.shares} do not part {len(order.groups)} groups"
-    if state.stage.uses_rollouts and any(is_stale(state, group) for group in ledger.claimed.values()):
-        yield "a claimed group is older than sync.max_staleness allows"
+    if state.stage.uses_rollouts and any(is_stale(state, group) for group in ledger.batched.values()):
+        yield "a batched group is older than sync.max_staleness allows"
     if len(state.steps) != state.step:
         yield f"{len(state.steps)} records of {state.step} steps"
 

@@ -1,6 +1,6 @@
 """The prompts of one stage, each in exactly one place.
 
-A position is queued, in flight, finished or claimed (kept here one by one), or consumed or dropped (kept as counts:
+A position is queued, in flight, finished or batched (kept here one by one), or consumed or dropped (kept as counts:
 the journal has the rest). Positions from `next_position` on were never touched.
 """
 
@@ -65,7 +65,7 @@ class Ledger:
     in_flight: dict[int, int] = attrs.field(factory=dict)
     """Position to lease."""
     finished: dict[int, Finished] = attrs.field(factory=dict)
-    claimed: dict[int, Finished] = attrs.field(factory=dict)
+    batched: dict[int, Finished] = attrs.field(factory=dict)
     consumed: int = 0
     dropped: dict[str, int] = attrs.field(factory=dict)
     samples: SampleCounts = attrs.field(factory=SampleCounts)
@@ -73,7 +73,7 @@ class Ledger:
     @property
     def num_live(self) -> int:
         """Prompts that were given out and will be trained on unless something happens to them."""
-        return len(self.in_flight) + len(self.finished) + len(self.claimed)
+        return len(self.in_flight) + len(self.finished) + len(self.batched)
 
     @property
     def num_dropped(self) -> int:
@@ -82,8 +82,8 @@ class Ledger:
 
     @property
     def num_held(self) -> int:
-        """Samples of finished and claimed prompts."""
-        groups = (*self.finished.values(), *self.claimed.values())
+        """Samples of finished and batched prompts."""
+        groups = (*self.finished.values(), *self.batched.values())
         return sum(len(group.samples) for group in groups)
 
     def next(self) -> int:
@@ -105,14 +105,14 @@ class Ledger:
         self.finished[group.position] = group
         self.samples.generated += len(group.samples)
 
-    def claim(self, positions: Iterable[int]) -> None:
-        """Finished to claimed."""
+    def batch(self, positions: Iterable[int]) -> None:
+        """Finished to batched."""
         for position in positions:
-            self.claimed[position] = self.finished.pop(position)
+            self.batched[position] = self.finished.pop(position)
 
     def release(self, position: int) -> None:
         """Claimed back to finished."""
-        self.finished[position] = self.claimed.pop(position)
+        self.finished[position] = self.batched.pop(position)
 
     def requeue(self, position: int) -> Finished | None:
         """Anything live back to the queue; its samples, if it had any, are lost."""
@@ -132,7 +132,7 @@ class Ledger:
 
     def consume(self, position: int) -> Finished:
         """Claimed to consumed; its unscored samples are counted as dropped by their status."""
-        group = self.claimed.pop(position)
+        group = self.batched.pop(position)
         self.consumed += 1
         for sample in group.samples:
             if is_scored(sample):
@@ -145,19 +145,19 @@ class Ledger:
         """Remember this moment."""
         return LedgerMark(
             next_position=self.next_position,
-            live=_ranges(sorted((*self.queued, *self.in_flight, *self.finished, *self.claimed))),
+            live=_ranges(sorted((*self.queued, *self.in_flight, *self.finished, *self.batched))),
             num_held=self.num_held,
             consumed=self.consumed,
             dropped=dict(self.dropped),
             samples=attrs.evolve(self.samples, dropped=dict(self.samples.dropped)),
         )
 
-    def rewound(self, mark: LedgerMark) -> Ledger:
+    def rolled_back(self, mark: LedgerMark) -> Ledger:
         """The ledger of a marked moment, whose samples since then are counted as dropped."""
-        fresh = Ledger.restore(mark, "rewound")
+        fresh = Ledger.restore(mark, "rolled-back")
         undone = self.samples.generated - fresh.samples.generated
         fresh.samples.generated += undone
-        fresh.samples.drop("rewound", undone)
+        fresh.samples.drop("rolled-back", undone)
         return fresh
 
     @classmethod
@@ -177,7 +177,7 @@ class Ledger:
         if self.in_flight.pop(position, None) is not None:
             return None
         group = self.finished.pop(position, None)
-        return group if group is not None else self.claimed.pop(position)
+        return group if group is not None else self.batched.pop(position)
 
 
 def _ranges(positions: Sequence[int]) -> tuple[tuple[int, int], ...]:

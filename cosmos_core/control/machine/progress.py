@@ -45,11 +45,11 @@ def finish_step(state: State) -> None:
     """The running step is applied wherever it has to be: account for its batch, and see what is due."""
     running, ledger, stage = state.running, state.ledger, state.stage_index
     assert running is not None
-    for position in sorted(running.dropped.keys() & ledger.claimed.keys()):
+    for position in sorted(running.dropped.keys() & ledger.batched.keys()):
         state.let_go(ledger.drop(position, running.dropped[position]))
     for reason, detail in running.details.items():
         state.explain(reason, detail)
-    groups = [ledger.consume(position) for position in sorted(ledger.claimed)]
+    groups = [ledger.consume(position) for position in sorted(ledger.batched)]
     for group in groups:
         state.let_go(group)
     state.steps.append(_record(state, running, groups, stage))

@@ -13,7 +13,9 @@ from cosmos_core.types import SampleStatus, Scalar
 OTHER_REASONS: Final = "other reasons"
 MOST_REASONS: Final = 50
 """As many are known by name, the first ones; every step has a copy, and a plugin may put numbers into its reasons."""
-_OWN_REASONS: Final = frozenset({"lost", "rewound", "stale", "unscored", *(status.value for status in SampleStatus)})
+_OWN_REASONS: Final = frozenset(
+    {"lost", "rolled-back", "stale", "unscored", *(status.value for status in SampleStatus)}
+)
 
 _LARGEST_EXPONENT: Final = 700.0
 

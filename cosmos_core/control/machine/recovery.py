@@ -2,8 +2,8 @@
 
 The weights of a step live in the policy replicas that hold them, in its checkpoint, and those of step 0 wherever the
 run's seed is. Where the newest step is in none of these, the run is rolled back to its newest checkpoint, or to its
-beginning. Rollout replicas stay: what they loaded of steps that were undone they give up (`RolloutDirective.rewinds`),
-as the versions will come again with other weights. What they generated since counts as `rewound`, and its prompts, and
+beginning. Rollout replicas stay: what they loaded of steps that were undone they give up (`RolloutDirective.rollbacks`),
+as the versions will come again with other weights. What they generated since counts as `rolled-back`, and its prompts, and
 all that were trained on since, are queued as they were.
 """
 
@@ -14,7 +14,7 @@ from typing import Final
 import attrs
 
 from cosmos_core.control.machine import changes, evaluation, membership, progress, publication, relays
-from cosmos_core.control.machine.events import Resumed, Rewound
+from cosmos_core.control.machine.events import Resumed, RolledBack
 from cosmos_core.control.machine.ledger import Ledger, LedgerMark
 from cosmos_core.control.machine.records import EvaluationRecord, SettingChange, StepRecord
 from cosmos_core.control.machine.settings import Settings
@@ -22,7 +22,7 @@ from cosmos_core.control.machine.state import Checkpoints, Replica, State
 from cosmos_core.errors import JournalError
 from cosmos_core.transport.codec import Codec
 
-MAX_REWINDS: Final = 10
+MAX_ROLLBACKS: Final = 10
 """Times in a row that a run may be taken back to one step: whatever ends its policy replicas would do so for ever."""
 _LEASES: Final = 1 << 40
 _TERMS: Final = 1 << 20
@@ -121,7 +121,7 @@ def newest_kept(state: State) -> int:
     return max(state.checkpoints.saved, default=0)
 
 
-def rewind(state: State, event: Rewound) -> None:
+def roll_back(state: State, event: RolledBack) -> None:
     """Undo the steps after one that is kept.
 
     Raises:
@@ -130,21 +130,21 @@ def rewind(state: State, event: Rewound) -> None:
     marks = state.marks.get(event.step)
     if marks is None:
         raise JournalError(f"the run was taken back to step {event.step}, of which the journal has no account")
-    if state.rewinds[-MAX_REWINDS:] == [event.step] * MAX_REWINDS:
+    if state.rollbacks[-MAX_ROLLBACKS:] == [event.step] * MAX_ROLLBACKS:
         state.fail(
-            f"the policy replicas were lost {MAX_REWINDS + 1} times before a checkpoint after step {event.step}; see "
+            f"the policy replicas were lost {MAX_ROLLBACKS + 1} times before a checkpoint after step {event.step}; see "
             "their logs, or set policy.checkpoint.interval lower"
         )
         return
-    state.rewinds.append(event.step)
-    state.status_details["rewound"] = f"from step {state.step} to step {event.step}: all policy replicas were lost"
+    state.rollbacks.append(event.step)
+    state.status_details["rolled-back"] = f"from step {state.step} to step {event.step}: all policy replicas were lost"
     _undo_training(state, event.step)
     for policy in state.named("policy"):
         if policy.step > event.step:
             membership.lose(
                 state, policy, f"the run was taken back to step {event.step}, and it holds a later one's weights"
             )
-    state.ledgers = [ledger.rewound(mark) for ledger, mark in zip(state.ledgers, marks, strict=True)]
+    state.ledgers = [ledger.rolled_back(mark) for ledger, mark in zip(state.ledgers, marks, strict=True)]
     for replica in state.named("rollout"):
         _undo_generation(state, replica, event.step)
         state.spare.add(replica.name)

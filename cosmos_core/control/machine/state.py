@@ -158,7 +158,7 @@ class State:
         marks: Accounts at the moments from which a run can be resumed, by step.
         undone: The newest generation when the run was last taken back, resumed or recovered: what it and earlier ones
             came to after the step from which the run went on did not happen.
-        rewinds: Steps that the run was taken back to since it was started or resumed, in order.
+        rollbacks: Steps that the run was taken back to since it was started or resumed, in order.
         changes: Of dynamic keys, in the order in which they were asked for.
         status_details: The newest explanation of each status of unscored samples, and of each failed prompt's reason,
             as it is known (`records.known_as`).
@@ -204,7 +204,7 @@ class State:
     checkpoints: Checkpoints = attrs.field(factory=Checkpoints)
     marks: dict[int, tuple[LedgerMark, ...]] = attrs.field(factory=dict)
     undone: int = 0
-    rewinds: list[int] = attrs.field(factory=list)
+    rollbacks: list[int] = attrs.field(factory=list)
     changes: list[SettingChange] = attrs.field(factory=list)
     status_details: dict[str, str] = attrs.field(factory=dict)
     touched: set[str] = attrs.field(factory=set, eq=False)

@@ -56,7 +56,7 @@ def _progress(snapshot: Snapshot) -> Iterable[_Family]:
 
 def _prompts(snapshot: Snapshot) -> Iterable[_Family]:
     queue = snapshot.queue
-    places = ("queued", "in_flight", "finished", "claimed")
+    places = ("queued", "in_flight", "finished", "batched")
     yield (
         "cosmos_prompts",
         "gauge",

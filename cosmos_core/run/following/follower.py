@@ -21,7 +21,7 @@ from cosmos_core.control.machine.events import (
     ReplicaLost,
     Reported,
     Resumed,
-    Rewound,
+    RolledBack,
     RunEnded,
     RunOpened,
 )
@@ -122,12 +122,14 @@ class Follower:
             )
         left = state.replicas.get(event.name) if isinstance(event, ReplicaLost | Reported) else None
         core.step(state, event)
-        num_steps = min(len(self.steps), len(state.steps)) if isinstance(event, Resumed | Rewound) else len(self.steps)
+        num_steps = (
+            min(len(self.steps), len(state.steps)) if isinstance(event, Resumed | RolledBack) else len(self.steps)
+        )
         self.timeline.take(time, event, state)
         if isinstance(event, ControllerStarted):
             self.has_ended = False
         self.num_resumed += isinstance(event, Resumed)
-        if isinstance(event, Resumed | Rewound):
+        if isinstance(event, Resumed | RolledBack):
             self._truncate(state)
         self._count(time, event, notify)
         self._settings(state, notify)

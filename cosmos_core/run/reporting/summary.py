@@ -130,7 +130,7 @@ def _written(value: float | None) -> float | None:
 
 
 def _samples(state: State | None, ending: Ending) -> dict[str, Any]:
-    """Generated = consumed + dropped; what was generated and never claimed counts as dropped once the run is over."""
+    """Generated = consumed + dropped; what was generated and never batched counts as dropped once the run is over."""
     generated = consumed = 0
     dropped: Counter[str] = Counter()
     for ledger in state.ledgers if state else ():

@@ -74,7 +74,7 @@ def facts(snapshot: Snapshot) -> list[tuple[str, str]]:
         ("generation", f"{snapshot.generation} ({len(snapshot.members)} members)"),
         (
             "queue",
-            f"{queue.queued} queued, {queue.in_flight} in flight, {queue.finished} finished, {queue.claimed} claimed",
+            f"{queue.queued} queued, {queue.in_flight} in flight, {queue.finished} finished, {queue.batched} batched",
         ),
     ]
     numbers = (

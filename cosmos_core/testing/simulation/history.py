@@ -31,7 +31,7 @@ class History:
         self._left: Final[set[str]] = set()
         self.undone = 0
         self._newest_generation = 0
-        self._num_rewinds = 0
+        self._num_rollbacks = 0
         self._ended: Final[dict[int, list[set[int]]]] = {0: [set() for _ in state.ledgers]}
         self._settings: Final[dict[int, dict[str, Scalar]]] = {}
         self._draining: Final[dict[str, set[int]]] = {}
@@ -48,9 +48,9 @@ class History:
             step: The newest step that was done before it.
             is_resumed: Whether with it the run goes on from a checkpoint.
         """
-        is_rewound = is_resumed or len(state.rewinds) != self._num_rewinds
-        if is_rewound:
-            yield from self._rewound(state)
+        is_rolled_back = is_resumed or len(state.rollbacks) != self._num_rollbacks
+        if is_rolled_back:
+            yield from self._rolled_back(state)
             if not is_resumed:
                 yield from _taken_back(state, step)
         if state.generation is not None:
@@ -61,12 +61,12 @@ class History:
         yield from self._orders(state)
         yield from _claimed(state)
         yield from self.promises.observe(state)
-        if state.step != step and not is_rewound:
+        if state.step != step and not is_rolled_back:
             yield from self._batch(state, running, step)
 
     def _prompts(self, state: State) -> Iterable[tuple[str, str]]:
         for index, ledger in enumerate(state.ledgers):
-            now = {*ledger.queued, *ledger.in_flight, *ledger.finished, *ledger.claimed}
+            now = {*ledger.queued, *ledger.in_flight, *ledger.finished, *ledger.batched}
             live, over = self._live[index], self._over[index]
             known = len(live) + len(over)
             over |= (live | set(range(known, ledger.next_position))) - now
@@ -76,9 +76,9 @@ class History:
             if len(over) != ledger.consumed + ledger.num_dropped:
                 yield "terminal", f"{len(over)} prompts ended, {ledger.consumed} consumed, {ledger.num_dropped} dropped"
 
-    def _rewound(self, state: State) -> Iterable[tuple[str, str]]:
+    def _rolled_back(self, state: State) -> Iterable[tuple[str, str]]:
         """What was done after a step did not happen; what had ended before it has."""
-        self._num_rewinds = len(state.rewinds)
+        self._num_rollbacks = len(state.rollbacks)
         step = state.step
         self.undone = self._newest_generation
         self.promises.asked.undo(step)
@@ -86,7 +86,7 @@ class History:
             for later in [each for each in kept if each > step]:
                 del kept[later]
         for index, ledger in enumerate(state.ledgers):
-            now = {*ledger.queued, *ledger.in_flight, *ledger.finished, *ledger.claimed}
+            now = {*ledger.queued, *ledger.in_flight, *ledger.finished, *ledger.batched}
             over = set(range(ledger.next_position)) - now
             if over != self._ended[step][index]:
                 yield "terminal", f"back at step {step}, {sorted(over ^ self._ended[step][index])} are not as they were"

@@ -147,11 +147,11 @@ def test_when_all_are_gone_one_goes_on_from_the_checkpoint(processes, imitation,
     assert (state.outcome, state.step) == ("finished", STEPS)
     assert [record.step for record in state.steps] == list(range(1, STEPS + 1))
     assert state.ledger.consumed == 8 * STEPS
-    if not state.rewinds:
+    if not state.rollbacks:
         return  # it was killed just as its step was saved: nothing had to be undone
     twice: dict[int, list[float]] = {}
     for _, _, report in reports(job, StepDone):
         twice.setdefault(report.step, []).append(report.metrics["loss"])
     undone = {step: both for step, both in twice.items() if len(both) > 1}
-    assert min(undone) == state.rewinds[0] + 1
+    assert min(undone) == state.rollbacks[0] + 1
     assert all(first == again for first, again in undone.values())

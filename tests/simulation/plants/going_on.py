@@ -37,7 +37,7 @@ PLANTS = (
     ),
     plant(
         "prompts of undone steps stay consumed",
-        (f"{RECOVERY}:rewind", "[ledger.rewound(mark) for ledger, mark in", "[ledger for ledger, mark in"),
+        (f"{RECOVERY}:roll_back", "[ledger.rolled_back(mark) for ledger, mark in", "[ledger for ledger, mark in"),
     ),
     plant(
         "weights of undone steps stay published",
@@ -58,7 +58,7 @@ PLANTS = (
     ),
     plant(
         "rollout replicas are not told of undone steps",
-        (f"{MACHINE}.directives:_rollout", "rewinds=tuple(state.rewinds)", "rewinds=()"),
+        (f"{MACHINE}.directives:_rollout", "rollbacks=tuple(state.rollbacks)", "rollbacks=()"),
     ),
     plant(
         "reports of undone generations count",
@@ -67,7 +67,7 @@ PLANTS = (
     plant("records of undone steps stay", (f"{RECOVERY}:_undo_training", "del state.steps[step:]", "pass")),
     plant(
         "policy replicas with weights of undone steps stay",
-        (f"{RECOVERY}:rewind", "if policy.step > event.step:", "if False:"),
+        (f"{RECOVERY}:roll_back", "if policy.step > event.step:", "if False:"),
     ),
     plant(
         "changes of undone steps stay",

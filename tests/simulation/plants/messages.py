@@ -114,7 +114,7 @@ PLANTS = (
     ),
     plant(
         "a session does not go back to what was not acknowledged",
-        (f"{SESSION}.next_message", "self.outbox.rewind()", "pass"),
-        (f"{SESSION}._on_welcome", "self.outbox.rewind()", "pass"),
+        (f"{SESSION}.next_message", "self.outbox.go_back()", "pass"),
+        (f"{SESSION}._on_welcome", "self.outbox.go_back()", "pass"),
     ),
 )

@@ -1,4 +1,4 @@
-"""Bugs in what becomes of prompts: leases, dispatch, claims, staleness, accounts."""
+"""Bugs in what becomes of prompts: leases, dispatch, batches, staleness, accounts."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ PLANTS = (
         ),
     ),
     plant(
-        "a batch is consumed and stays claimed",
-        (f"{LEDGER}.consume", "self.claimed.pop(position)", "self.claimed[position]"),
+        "a batch is consumed and stays batched",
+        (f"{LEDGER}.consume", "self.batched.pop(position)", "self.batched[position]"),
     ),
     plant(
         "a prompt that is released is lost",
-        (f"{LEDGER}.release", "self.finished[position] = self.claimed.pop(position)", "self.claimed.pop(position)"),
+        (f"{LEDGER}.release", "self.finished[position] = self.batched.pop(position)", "self.batched.pop(position)"),
     ),
     plant("what comes back is queued twice", (f"{LEDGER}.next", "heapq.heappop(self.queued)", "self.queued[0]")),
     plant(

@@ -12,7 +12,7 @@ from cosmos_core.control.machine.events import (
     ReplicaJoined,
     ReplicaLost,
     Reported,
-    Rewound,
+    RolledBack,
     RunEnded,
     RunOpened,
 )
@@ -435,7 +435,7 @@ def test_weights_are_not_given_up_while_who_may_have_them_has_not_been_heard(set
     office.desk = desk
     desk.take(b"person", lost("p0", "one"), office.now)
     office.wait(5.0)
-    assert Rewound not in office.journal.kinds()
+    assert RolledBack not in office.journal.kinds()
     formed = Reports(
         name="p1",
         incarnation="other",
@@ -447,7 +447,7 @@ def test_weights_are_not_given_up_while_who_may_have_them_has_not_been_heard(set
     desk.tick(office.now)
     office.say(formed, identity=b"other")
     office.wait(2.0)
-    assert Rewound not in office.journal.kinds()
+    assert RolledBack not in office.journal.kinds()
 
 
 def test_weights_are_given_up_once_all_who_are_left_were_heard_or_lost(settings):
@@ -459,10 +459,10 @@ def test_weights_are_given_up_once_all_who_are_left_were_heard_or_lost(settings)
     state.term = 4
     office.desk = Desk(state, office.journal, CONTROL, office.now)
     office.wait(5.0)
-    assert Rewound not in office.journal.kinds()
+    assert RolledBack not in office.journal.kinds()
     office.say(beat(0))
     office.wait(2.0)
-    assert office.journal.kinds().count(Rewound) == 1
+    assert office.journal.kinds().count(RolledBack) == 1
 
 
 def lost(name, incarnation):

@@ -58,8 +58,8 @@ def reorder(state):
 
 
 def age(state):
-    for position, group in state.ledger.claimed.items():
-        state.ledger.claimed[position] = attrs.evolve(group, oldest_version=-99)
+    for position, group in state.ledger.batched.items():
+        state.ledger.batched[position] = attrs.evolve(group, oldest_version=-99)
 
 
 def evaluate(state):

@@ -23,7 +23,7 @@ def test_samples_are_counted_where_they_end(make_sample):
     samples = [make_sample(0), make_sample(1, status="reward_failed")]
     for position in range(4):
         ledger.finish(finished(position, samples))
-    ledger.claim([0, 1])
+    ledger.batch([0, 1])
     ledger.consume(0)
     ledger.release(1)
     ledger.requeue(1)

@@ -150,7 +150,7 @@ def test_a_resumed_run_is_the_fold_up_to_its_step(run):
     assert [ledger.dropped for ledger in state.ledgers] == [ledger.dropped for ledger in then.ledgers]
     ledger, before = state.ledger, then.ledger
     # The moment is before anything that the end of the step made possible.
-    live = sorted((*before.queued, *before.in_flight, *before.finished, *before.claimed))
+    live = sorted((*before.queued, *before.in_flight, *before.finished, *before.batched))
     assert ledger.queued == [position for position in live if position < ledger.next_position] != []
     assert ledger.next_position <= before.next_position
     assert sorted(state.checkpoints.saved) == [2, 4]

@@ -5,7 +5,7 @@ import pytest
 from cosmos_core.config.dynamic import DynamicKey
 from cosmos_core.control.machine import core, membership, recovery
 from cosmos_core.control.machine.changes import values_at
-from cosmos_core.control.machine.events import Commanded, JoinTimedOut, RegroupDue, Rewound
+from cosmos_core.control.machine.events import Commanded, JoinTimedOut, RegroupDue, RolledBack
 from cosmos_core.errors import JournalError
 from cosmos_core.transport.reports import (
     CheckpointFailed,
@@ -19,10 +19,10 @@ from cosmos_core.transport.requests import Set
 from cosmos_core.transport.wire import REQUEST
 
 
-def rewind(it):
+def roll_back(it):
     """What the desk does."""
     assert recovery.is_headless(it.state)
-    it.apply(Rewound(step=recovery.newest_kept(it.state)))
+    it.apply(RolledBack(step=recovery.newest_kept(it.state)))
 
 
 def save(it, name="p0"):
@@ -54,7 +54,7 @@ def test_weights_that_are_in_a_checkpoint_are_loaded_and_nothing_is_undone(run):
     it.follow("p9")
     assert (it.fakes["p9"].step, it.fakes["p9"].digest) == (2, digest)
     it.settle()
-    assert (it.state.outcome, it.state.rewinds) == ("finished", [])
+    assert (it.state.outcome, it.state.rollbacks) == ("finished", [])
     assert [record.step for record in it.state.steps] == list(range(1, 7))
 
 
@@ -82,13 +82,13 @@ def test_without_the_newest_weights_the_run_goes_back_to_its_checkpoint(run):
     before = it.state.ledger.samples
     generated, consumed = before.generated, it.state.marks[3][0].samples.consumed
     it.lose("p0")
-    rewind(it)
+    roll_back(it)
     state = it.state
-    assert (state.step, len(state.steps), state.rewinds) == (3, 3, [3])
+    assert (state.step, len(state.steps), state.rollbacks) == (3, 3, [3])
     assert state.checkpoints.saved == saved
     samples = state.ledger.samples
     assert (samples.generated, samples.consumed) == (generated, consumed)
-    assert samples.dropped["rewound"] > 0
+    assert samples.dropped["rolled-back"] > 0
     assert state.ledger.consumed == 3 * 2
     assert set(state.marks) == {0, 3}
     assert not any(replica.held for replica in state.replicas.values())
@@ -109,9 +109,9 @@ def test_versions_after_the_checkpoint_are_given_up_and_come_again_with_other_we
     old = it.state.published[abandoned].digest
     held = it.leases()
     it.lose("p0")
-    rewind(it)
+    roll_back(it)
     assert it.state.replicas["r0"].version == -1
-    assert it.directive("r0").rewinds == (3,)
+    assert it.directive("r0").rollbacks == (3,)
     assert all(version <= 3 for version in it.state.published)
     # What it says before it has heard of that counts for nothing.
     it.report("r0", WeightsLoaded(version=abandoned, digest=old, transfer_s=0, paused_s=0, nbytes=1))
@@ -137,7 +137,7 @@ def test_who_has_weights_of_the_checkpoint_or_before_goes_on_generating(run):
             it.report("r1", *it.fakes["r1"]._load(it.directive("r1")))
     assert it.state.replicas["r1"].version == 3
     it.lose("p0")
-    rewind(it)
+    roll_back(it)
     assert it.state.replicas["r1"].version == 3
     assert it.leases("r1")
     it.join("p9")
@@ -150,8 +150,8 @@ def test_without_a_checkpoint_it_begins_again(run):
     it.start()
     advance(it, 2)
     it.lose("p0")
-    rewind(it)
-    assert (it.state.step, it.state.rewinds, it.state.steps) == (0, [0], [])
+    roll_back(it)
+    assert (it.state.step, it.state.rollbacks, it.state.steps) == (0, [0], [])
     it.join("p0")
     assert it.directive("p0").generation.checkpoint == ""
     it.settle()
@@ -166,7 +166,7 @@ def test_one_who_waits_to_join_is_enough(run):
     it.join("p1")
     it.lose("p0")
     assert it.directive("p1").generation is None
-    rewind(it)
+    roll_back(it)
     assert it.directive("p1").generation.checkpoint == "checkpoints/step-2"
     it.settle()
     assert it.state.outcome == "finished"
@@ -197,10 +197,10 @@ def test_nobody_comes(run):
 def test_what_ends_every_policy_replica_ends_the_run(run):
     it = run(steps=4)
     it.start()
-    for number in range(recovery.MAX_REWINDS + 1):
+    for number in range(recovery.MAX_ROLLBACKS + 1):
         advance(it, 1)
         it.lose(f"p{number}")
-        rewind(it)
+        roll_back(it)
         it.join(f"p{number + 1}")
     assert it.state.outcome == "failed"
     assert "lost 11 times before a checkpoint after step 0" in it.state.reason
@@ -212,7 +212,7 @@ def test_a_run_that_is_stopping_stops_where_its_checkpoint_is(run):
     advance(it, 3)
     it.stop()
     it.lose("p0")
-    rewind(it)
+    roll_back(it)
     assert (it.state.outcome, it.state.step) == ("stopped", 2)
 
 
@@ -220,7 +220,7 @@ def test_a_step_that_nobody_knows_is_refused(run):
     it = run()
     it.start()
     with pytest.raises(JournalError, match="taken back to step 2, of which the journal has no account"):
-        it.apply(Rewound(step=2))
+        it.apply(RolledBack(step=2))
 
 
 def put(it, override):
@@ -239,7 +239,7 @@ def test_changes_after_the_checkpoint_are_undone_and_told(run):
     (first, second) = it.state.changes
     assert first.step <= 4 < second.step
     it.lose("p0")
-    rewind(it)
+    roll_back(it)
     assert it.state.changes == [first]
     told = it.state.status_details["settings"]
     assert told == f"going on from step 3 undid {key} = 0.3 from step {second.step} on"
@@ -256,7 +256,7 @@ def test_what_was_said_of_a_generation_that_was_undone_does_not_count(run):
     undone = it.state.generation_number
     it.join("p1")
     it.lose("p0")
-    rewind(it)
+    roll_back(it)
     it.report("p1", GenerationFormed(generation=undone, step=3))
     done = {"step": 3, "attempt": 1, "skipped": False, "metrics": {}}
     it.report("p1", StepDone(generation=undone, **done))
@@ -273,7 +273,7 @@ def test_a_checkpoint_that_an_undone_generation_made_of_a_step_is_not_the_one_th
     advance(it, 4)
     undone = it.state.generation_number
     it.lose("p0")
-    rewind(it)
+    roll_back(it)
     it.join("p1")
     it.report("p1", CheckpointSaved(step=4, path="of a step that the run is not at", generation=undone))
     assert sorted(it.state.checkpoints.saved) == [2]
@@ -301,7 +301,7 @@ def test_who_said_that_it_has_everything_after_its_generation_broke_keeps_the_ru
     it.report("p1", *reports)
     assert not recovery.is_headless(it.state)
     it.settle()
-    assert (it.state.outcome, it.state.rewinds) == ("finished", [])
+    assert (it.state.outcome, it.state.rollbacks) == ("finished", [])
     assert it.fakes["p1"].trained[0].step == step + 1
 
 
@@ -312,5 +312,5 @@ def test_weights_of_a_later_step_than_the_one_gone_back_to_are_not_trained(run):
     it.join("p1", step=2)
     it.state.replicas["p1"].step = 5
     it.lose("p0")
-    it.apply(Rewound(step=2))
+    it.apply(RolledBack(step=2))
     assert "taken back to step 2" in it.state.fenced[it.incarnations["p1"]]

@@ -378,16 +378,16 @@ def test_weights_of_steps_that_were_undone_are_given_up(kit, rig):
     """The run was taken back to step 1: version 3 comes again, with other weights."""
     rig.sync.aim(rig.target(3))
     rig.wait(1)
-    rig.sync.aim(None, rewinds=(1,))
+    rig.sync.aim(None, rollbacks=(1,))
     assert rig.gate.loaded == -1
     held = rig.engine.submit([kit.request("held", [4, 5], max_units=2)])[0]
     with pytest.raises(TimeoutError):
         held.result(0.2)
-    rig.sync.aim(rig.target(1), rewinds=(1,))
+    rig.sync.aim(rig.target(1), rollbacks=(1,))
     assert rig.wait(2).version == 1
     assert set(kit.versions(held.result(5)[0])) == {1}
     rig.modules[3] = kit.reference(seed=99)
-    rig.sync.aim(rig.target(3), rewinds=(1,))
+    rig.sync.aim(rig.target(3), rollbacks=(1,))
     assert rig.wait(3).digest == rig.target(3).digest
     assert generates(kit, rig, 3)
 
@@ -395,10 +395,10 @@ def test_weights_of_steps_that_were_undone_are_given_up(kit, rig):
 def test_weights_of_the_step_itself_stay(kit, rig):
     rig.sync.aim(rig.target(1))
     rig.wait(1)
-    rig.sync.aim(None, rewinds=(1,))
+    rig.sync.aim(None, rollbacks=(1,))
     assert rig.gate.loaded == 1
     assert generates(kit, rig, 1)
-    rig.sync.aim(None, rewinds=(1, 0))
+    rig.sync.aim(None, rollbacks=(1, 0))
     assert rig.gate.loaded == -1
 
 
@@ -407,14 +407,14 @@ def test_what_is_being_loaded_while_it_is_undone_is_not_served(kit, rig):
 
     def undo(rank, piece, data):
         if not told.is_set():
-            rig.sync.aim(None, rewinds=(1,))
+            rig.sync.aim(None, rollbacks=(1,))
             told.set()
         write(rank, piece, data)
 
     rig.engine.write = undo
     rig.sync.aim(rig.target(3))
     assert told.wait(10)
-    rig.sync.aim(rig.target(1), rewinds=(1,))
+    rig.sync.aim(rig.target(1), rollbacks=(1,))
     assert rig.wait(1).version == 1
     assert rig.gate.loaded == 1
     rig.sync.check()
@@ -426,13 +426,13 @@ def test_what_was_taken_up_just_before_it_was_undone_is_not_served(rig, monkeypa
 
     def late(*given, **named):
         if given[0].version == 3:
-            rig.sync.aim(None, rewinds=(1,))
+            rig.sync.aim(None, rollbacks=(1,))
         load(*given, **named)
 
     monkeypatch.setattr(rig.sync, "_load", late)
     rig.sync.aim(rig.target(3))
-    wait_until(lambda: rig.sync._rewinds)
-    rig.sync.aim(rig.target(1), rewinds=(1,))
+    wait_until(lambda: rig.sync._rollbacks)
+    rig.sync.aim(rig.target(1), rollbacks=(1,))
     assert rig.wait(1).version == 1
     assert rig.gate.loaded == 1
 
@@ -442,21 +442,21 @@ def test_copies_of_what_was_undone_are_not_passed_on(rig):
         rig.sync.aim(rig.target(version), Relaying(keep=True, retain=0))
         rig.wait(number)
     assert rig.relay._publisher.held == (1, 2)
-    rig.sync.aim(None, Relaying(keep=True, retain=0), rewinds=(1,))
+    rig.sync.aim(None, Relaying(keep=True, retain=0), rollbacks=(1,))
     assert rig.relay._publisher.held == (1,)
 
 
 def test_a_target_and_the_rewinds_that_it_was_given_with_change_at_once(rig):
-    """Otherwise the thread could take a target of before with the number of rewinds of after."""
+    """Otherwise the thread could take a target of before with the number of rollbacks of after."""
     seen = []
 
     class Watched(threading.Condition):
         def __enter__(self):
-            seen.append(rig.sync._rewinds)
+            seen.append(rig.sync._rollbacks)
             return super().__enter__()
 
     rig.sync.close()
     rig.sync._changed = Watched()
-    rig.sync.aim(None, rewinds=(1,))
+    rig.sync.aim(None, rollbacks=(1,))
     assert seen == [()]
-    assert rig.sync._rewinds == (1,)
+    assert rig.sync._rollbacks == (1,)

@@ -13,7 +13,7 @@ from rich.console import Console
 from cosmos_core.config.loading import load_job, load_recipe
 from cosmos_core.control.journal import Journal, replay
 from cosmos_core.control.machine import core
-from cosmos_core.control.machine.events import Resumed, Rewound
+from cosmos_core.control.machine.events import Resumed, RolledBack
 from cosmos_core.control.machine.settings import settings_of
 from cosmos_core.control.recovery_snapshots import Accounts
 from cosmos_core.errors import ConfigError, JournalError
@@ -167,7 +167,7 @@ def write_journal(job, history):
 
 
 @pytest.fixture
-def rewound(job, tmp_path, open_history, put_checkpoint):
+def rolled_back(job, tmp_path, open_history, put_checkpoint):
     """A run that was taken back from step 8 to step 4 and killed when it had done step 8 again.
 
     The checkpoint of step 8 on disk is complete, was never reported, and is of the first time.
@@ -182,7 +182,7 @@ def rewound(job, tmp_path, open_history, put_checkpoint):
         put_checkpoint(job, step, history.state.generation_number)
     history.lose("policy-0", "its machine is gone")
     del history.fakes["policy-0"]
-    history.append(Rewound(step=4))
+    history.append(RolledBack(step=4))
     book.note(history.state)
     history.join(roles=("policy",))
     history.work(until=8)
@@ -230,17 +230,17 @@ def test_a_recovered_run_without_its_newest_account_goes_on_from_the_one_before(
     assert "Passed over: the checkpoint(s) of step 9 in " in said
 
 
-def test_a_checkpoint_of_a_step_that_was_undone_and_came_again_is_passed_over(rewound):
-    step, said = resumed(rewound)
+def test_a_checkpoint_of_a_step_that_was_undone_and_came_again_is_passed_over(rolled_back):
+    step, said = resumed(rolled_back)
     assert step == 4
     assert "Passed over: the checkpoint(s) of step 8 in " in said
 
 
-def test_a_run_is_not_recovered_from_a_checkpoint_of_a_step_that_came_again(rewound):
-    rewound.journal.unlink()
-    assert recovering.recover(rewound.directory).step == 4
+def test_a_run_is_not_recovered_from_a_checkpoint_of_a_step_that_came_again(rolled_back):
+    rolled_back.journal.unlink()
+    assert recovering.recover(rolled_back.directory).step == 4
     with pytest.raises(JournalError, match="step-8 is of before the step was undone"):
-        recovering._account(rewound, 8)
+        recovering._account(rolled_back, 8)
 
 
 def test_a_checkpoint_that_was_never_on_record_is_passed_over(interrupted, put_checkpoint):

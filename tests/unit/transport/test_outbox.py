@@ -41,14 +41,14 @@ def test_rewind_sends_what_is_not_acknowledged_again():
     outbox = filled(5)
     outbox.sent(5)
     outbox.acknowledge(2)
-    outbox.rewind()
+    outbox.go_back()
     assert outbox.peek(**ALL) == (3, (b"3", b"4", b"5"))
 
 
 def test_an_acknowledgement_after_a_rewind_skips_what_arrived_after_all():
     outbox = filled(5)
     outbox.sent(5)
-    outbox.rewind()
+    outbox.go_back()
     outbox.acknowledge(4)
     assert outbox.peek(**ALL) == (5, (b"5",))
 
@@ -90,7 +90,7 @@ def test_a_full_outbox_says_so():
 
 
 @settings(max_examples=100)
-@given(st.lists(st.tuples(st.sampled_from(["append", "send", "lose", "rewind", "acknowledge"]), st.integers(1, 5))))
+@given(st.lists(st.tuples(st.sampled_from(["append", "send", "lose", "go_back", "acknowledge"]), st.integers(1, 5))))
 def test_a_receiver_that_takes_only_the_next_number_gets_each_report_once_in_order(actions):
     outbox = Outbox(window=4)
     made: list[bytes] = []
@@ -104,12 +104,12 @@ def test_a_receiver_that_takes_only_the_next_number_gets_each_report_once_in_ord
             outbox.sent(first + len(reports) - 1)
             if action == "send" and first <= len(received) + 1:
                 received += reports[len(received) + 1 - first :]
-        elif action == "rewind":
-            outbox.rewind()
+        elif action == "go_back":
+            outbox.go_back()
         elif action == "acknowledge":
             outbox.acknowledge(max(0, len(received) - size + 1))
     while len(received) < len(made):
-        outbox.rewind()
+        outbox.go_back()
         first, reports = outbox.peek(**ALL)
         received += reports[len(received) + 1 - first :]
         outbox.acknowledge(len(received))

@@ -6,7 +6,7 @@ import { follow } from "/stream.js";
 const KEY = "cosmos-token";
 const TITLES = { reward: "Reward", loss: "Loss", mismatch: "Train-inference mismatch (KL)", behaviour: "Off-policy KL", entropy: "Entropy", staleness: "Mean staleness (steps)", "held-out accuracy": "Held-out accuracy", "held-out reward": "Held-out reward", "held-out loss": "Held-out loss" };
 const ORDER = ["reward", "held-out accuracy", "held-out reward", "loss", "held-out loss", "mismatch", "behaviour", "staleness", "entropy"];
-const PLACES = [["queued", "queued"], ["in_flight", "in flight"], ["finished", "finished"], ["claimed", "claimed"]];
+const PLACES = [["queued", "queued"], ["in_flight", "in flight"], ["finished", "finished"], ["batched", "batched"]];
 
 let unit = "token"; // what samples are made of
 

@@ -211,7 +211,7 @@ def test_accounts_of_steps_that_were_undone_are_removed(job, run):
     later = max(recovery_snapshots.kept(job.accounts))
     step = min(recovery_snapshots.kept(job.accounts))
     assert step < later
-    run.state.rewinds.append(step)
+    run.state.rollbacks.append(step)
     run.state.step, run.state.undone = step, run.state.generation_number
     run.state.checkpoints.saved.clear()
     book.note(run.state)

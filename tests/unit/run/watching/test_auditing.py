@@ -57,7 +57,7 @@ def test_drops_whose_reasons_are_counted_together_are_on_record_like_that():
     for row, reason in enumerate(("reason 7", "reason 50", "reason 51")):
         position = ledger.next()
         ledger.finished[position] = Finished(position=position, row=row)
-        ledger.claim([position])
+        ledger.batch([position])
         ledger.drop(position, reason)
         read = SimpleNamespace(step=1, groups=(), dropped={position: reason})
         assert [*books.move(ledger, read, sequence=row)] == []
