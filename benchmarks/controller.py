@@ -2,8 +2,8 @@
 
     python benchmarks/controller.py [--replicas 1 100 1000] [--seconds 10] [--out benchmarks/results/controller-cpu]
 
-Accounting: the real desk and the real journal on one core, eight results a message, without sockets. CPU is that of
-decoding, the state machine, the commit, and encoding what is said; that of the replicas is not counted.
+Accounting: the real server loop and the real journal on one core, eight results a message, without sockets. CPU is that
+of decoding, the state machine, the commit, and encoding what is said; that of the replicas is not counted.
 Sockets: the real server in a process of its own and replicas in others, each with its own connection, heartbeats and
 leases. They take no time to generate: each reports a message of eight results when its turn comes, so that all of them
 together say as much a second whatever their number, as far as the machine can, and beat once a second. A lease takes

@@ -2,14 +2,14 @@
 
     python benchmarks/scaling.py [--replicas 10 100 1000] [--seconds 5 20 60] [--out benchmarks/results/scaling-cpu]
 
-Nothing here is a run: replicas and network are simulated. What is real is what the controller spends: its desk and its
-journal are timed first, on this machine, by CPU, and so is its socket. The simulated controller then does what the
-real one does: in a turn it takes what has arrived, at most 2,000 messages, makes it durable together, and answers.
-A replica decodes 8 groups of 8 samples at once, has 4 more leased to go on with, reports each group when it is finished
-(after a time drawn around the given seconds), and beats once a second. A turn costs a part of its own, and a part for
-each report and each beat. What comes out: groups accounted for a second, the share of time for which the controller is
-busy, how long from the end of a group to the next lease, and for which share of the time a place in an engine is empty
-because its lease has not come.
+Nothing here is a run: replicas and network are simulated. What is real is what the controller spends: its server loop
+and its journal are timed first, on this machine, by CPU, and so is its socket. The simulated controller then does
+what the real one does: in a turn it takes what has arrived, at most 2,000 messages, makes it durable together, and
+answers. A replica decodes 8 groups of 8 samples at once, has 4 more leased to go on with, reports each group when it
+is finished (after a time drawn around the given seconds), and beats once a second. A turn costs a part of its own,
+and a part for each report and each beat. What comes out: groups accounted for a second, the share of time for which
+the controller is busy, how long from the end of a group to the next lease, and for which share of the time a place in
+an engine is empty because its lease has not come.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rich.table import Table
 
 from cosmos_core.config.schema import ControlConfig
 from cosmos_core.control.journal import Journal
-from cosmos_core.control.server_loop import Desk
+from cosmos_core.control.server_loop import ServerLoop
 from cosmos_core.run.reporting.plots import Series, plot
 from cosmos_core.transport import sockets
 from cosmos_core.transport.reports import GroupFinished
@@ -50,7 +50,7 @@ NETWORK_S = 0.0005
 MOST_MESSAGES = 2000
 LOST_AFTER_S = 15.0
 REPLICAS = 100
-"""Of the desk that is timed."""
+"""Of the server loop that is timed."""
 
 
 @attrs.frozen(kw_only=True)
@@ -84,10 +84,10 @@ class Outcome:
 
 
 def costs() -> Costs:
-    """Time the real desk, journal and socket, on this machine."""
+    """Time the real server loop, journal and socket, on this machine."""
     control = ControlConfig(lost_after_s=1e9, join_timeout_s=1e9, progress_timeout_s=1e9)
     with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "journal.sqlite") as journal:
-        desk = Desk(opened(journal, settings(REPLICAS, GROUP)), journal, control, 0.0)
+        server_loop = ServerLoop(opened(journal, settings(REPLICAS, GROUP)), journal, control, 0.0)
         replicas = {name.encode(): Replica(name, GROUP) for name in [POLICY, *(f"r-{i}" for i in range(REPLICAS))]}
         clock = 0.0
 
@@ -96,9 +96,9 @@ def costs() -> Costs:
             clock += 0.01
             began = time.process_time()
             for identity, data in messages:
-                desk.take(identity, UP.decode(data), clock)
-            desk.tick(clock)
-            said = [(identity, DOWN.encode(message)) for identity, message in desk.commit(clock)]
+                server_loop.take(identity, UP.decode(data), clock)
+            server_loop.tick(clock)
+            said = [(identity, DOWN.encode(message)) for identity, message in server_loop.commit(clock)]
             took = time.process_time() - began
             answers = [(identity, data) for identity, heard in said for data in replicas[identity].hear(heard)]
             if answers:

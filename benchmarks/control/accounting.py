@@ -1,4 +1,4 @@
-"""Results accounted for durably on one core: the real desk and the real journal, without sockets."""
+"""Results accounted for durably on one core: the real server loop and the real journal, without sockets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from control.replica import BATCH, POLICY, Replica
 
 from cosmos_core.config.schema import ControlConfig
 from cosmos_core.control.journal import Journal
-from cosmos_core.control.server_loop import Desk
+from cosmos_core.control.server_loop import ServerLoop
 from cosmos_core.transport.wire import DOWN, UP
 
 
@@ -35,7 +35,7 @@ def account(num_replicas: int, group_size: int, *, durable: bool, seconds: float
         tempfile.TemporaryDirectory() as folder,
         Journal(Path(folder) / "journal.sqlite", durable=durable) as journal,
     ):
-        desk = Desk(opened(journal, settings(num_replicas, group_size)), journal, control, 0.0)
+        server_loop = ServerLoop(opened(journal, settings(num_replicas, group_size)), journal, control, 0.0)
         names = [POLICY, *(f"rollout-{index}" for index in range(num_replicas))]
         replicas = {name.encode(): Replica(name, group_size) for name in names}
         waiting = [(identity, replica.hello()) for identity, replica in replicas.items()]
@@ -44,9 +44,9 @@ def account(num_replicas: int, group_size: int, *, durable: bool, seconds: float
             now += 0.01
             began = time.process_time()
             for identity, data in waiting:
-                desk.take(identity, UP.decode(data), now)
-            desk.tick(now)
-            said = [(identity, DOWN.encode(message)) for identity, message in desk.commit(now)]
+                server_loop.take(identity, UP.decode(data), now)
+            server_loop.tick(now)
+            said = [(identity, DOWN.encode(message)) for identity, message in server_loop.commit(now)]
             is_measured = rollouts > 0 or any(replica.leases for replica in replicas.values())
             cpu_s += time.process_time() - began if is_measured else 0.0
             commits += is_measured
@@ -55,5 +55,5 @@ def account(num_replicas: int, group_size: int, *, durable: bool, seconds: float
                 if len(replica.leases) >= BATCH:
                     waiting.append((identity, replica.results()))
                     rollouts += BATCH * group_size
-        rollouts = desk.state.ledger.samples.generated
+        rollouts = server_loop.state.ledger.samples.generated
     return Accounting(num_replicas, group_size, "FULL" if durable else "NORMAL", rollouts, cpu_s, commits)

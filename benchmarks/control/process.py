@@ -21,7 +21,7 @@ from control.replica import POLICY
 from cosmos_core.config.schema import ControlConfig
 from cosmos_core.control.journal import Journal
 from cosmos_core.control.machine.state import State
-from cosmos_core.control.recovery_snapshots import Accounts
+from cosmos_core.control.recovery_snapshots import RecoverySnapshots
 from cosmos_core.control.server import Server
 from cosmos_core.transport import sockets
 from cosmos_core.transport.door import listen
@@ -90,7 +90,7 @@ def serve(num_replicas: int, folder: str, line: Connection) -> None:
         context.set(zmq.MAX_SOCKETS, 20_000)
         state = opened(journal, settings(num_replicas, 1))
         guarded = listen(context, "127.0.0.1", 0, sockets.CONTROL)
-        server = Server(state, journal, guarded, control, Accounts(Path(folder) / "accounts", keep=1))
+        server = Server(state, journal, guarded, control, RecoverySnapshots(Path(folder) / "recovery", keep=1))
         try:
             line.send(sockets.address_of(guarded.socket))
             line.send(_taken(state))

@@ -92,9 +92,9 @@ class Job:
         return self.directory / "journal.sqlite"
 
     @property
-    def accounts(self) -> Path:
+    def recovery_snapshots(self) -> Path:
         """Where the controller keeps what a new journal could go on from."""
-        return self.directory / "accounts"
+        return self.directory / "recovery"
 
     @property
     def keys(self) -> Path:

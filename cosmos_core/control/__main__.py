@@ -31,7 +31,7 @@ from cosmos_core.control.machine.events import Resumed, RunOpened
 from cosmos_core.control.machine.settings import settings_of
 from cosmos_core.control.machine.state import State
 from cosmos_core.control.page.window import opened
-from cosmos_core.control.recovery_snapshots import Accounts, require_known
+from cosmos_core.control.recovery_snapshots import RecoverySnapshots, require_known
 from cosmos_core.control.server import Server
 from cosmos_core.control.write_ahead_log import begin_term
 from cosmos_core.errors import CosmosError, JournalError
@@ -83,13 +83,13 @@ def _serve(job: Job, resume_step: int | None, port: int | None, stop: threading.
         state, timeline = restore(journal, job, resume_step)
         if page.window is not None:
             page.window.go_on_from(timeline)
-        accounts = Accounts(job.accounts, keep=job.recipe.policy.checkpoint.keep)
+        snapshots = RecoverySnapshots(job.recovery_snapshots, keep=job.recipe.policy.checkpoint.keep)
         facts = facts_of(job.recipe, plugin_versions(job.recipe, KINDS))
         # Not before: whoever connects is a stranger until it is heard, and a long journal takes a while to fold.
         guarded = _listen(job, context, control.port if port is None else port)
         try:
             _announce(job, sockets.address_of(guarded.socket), state.term, page.announcement)
-            server = Server(state, journal, guarded, control, accounts, window=page.window, facts=facts)
+            server = Server(state, journal, guarded, control, snapshots, window=page.window, facts=facts)
             has_ended = server.run(stop)
         finally:
             guarded.close(linger_ms=_LINGER_MS)
@@ -126,11 +126,11 @@ def restore(journal: Journal, job: Job, resume_step: int | None) -> tuple[State,
                 f"{job.journal} is of run {state.settings.run_id}, but the job is run {settings.run_id}; "
                 "choose another run.name, or resume that run"
             )
-        require_known(job.accounts, state)
+        require_known(job.recovery_snapshots, state)
         if resume_step is None and state.has_ended:
             raise JournalError(f"{job.journal}: the run has ended ({state.outcome}); go on with --resume")
     else:
-        require_known(job.accounts, None)
+        require_known(job.recovery_snapshots, None)
         opening = RunOpened(settings=settings)
         journal.append(opening)
         state = core.begin(opening)

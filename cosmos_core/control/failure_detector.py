@@ -15,7 +15,7 @@ from cosmos_core.config.schema import ControlConfig
 from cosmos_core.control.connections import IsThere, Lines
 from cosmos_core.control.machine import membership, recovery
 from cosmos_core.control.machine.events import GroupStalled, JoinTimedOut, RegroupDue, RolledBack
-from cosmos_core.control.write_ahead_log import Book
+from cosmos_core.control.write_ahead_log import WriteAheadLog
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -42,18 +42,18 @@ class _Since:
         return now - self.began_at
 
 
-class Patrol:
+class FailureDetector:
     """Looks at everybody now and then, and books what has become true.
 
     Args:
-        book: The run's.
+        log: The run's.
         lines: The lines to the replicas.
         control: Intervals and time limits.
         now: The present time.
     """
 
-    def __init__(self, book: Book, lines: Lines, control: ControlConfig, now: float) -> None:
-        self._book: Final = book
+    def __init__(self, log: WriteAheadLog, lines: Lines, control: ControlConfig, now: float) -> None:
+        self._log: Final = log
         self._lines: Final = lines
         self._control: Final = control
         self._ticked_at = now
@@ -71,7 +71,7 @@ class Patrol:
             now: The present time.
             is_there: Whether a replica is connected, as far as that is known.
         """
-        state, control = self._book.state, self._control
+        state, control = self._log.state, self._control
         paused = now - self._ticked_at - 2 * control.heartbeat_s
         self._ticked_at = now
         if paused > 0:
@@ -81,33 +81,33 @@ class Patrol:
             return
         self._looked_at = now
         for name, incarnation, reason in self._lines.failing(now, control, is_there):
-            self._book.lose(name, incarnation, reason)
+            self._log.lose(name, incarnation, reason)
         self._look_at_group(now)
         if self._is_headless(now):
             _LOG.warning("all policy replicas were lost at step %d; going back to a checkpoint", state.step)
-            self._book.record(RolledBack(step=recovery.newest_kept(state)))
+            self._log.record(RolledBack(step=recovery.newest_kept(state)))
         if self._missing.lasts(now, holds=bool(membership.missing(state))) > control.join_timeout_s:
-            self._book.record(JoinTimedOut(timeout_s=control.join_timeout_s))
+            self._log.record(JoinTimedOut(timeout_s=control.join_timeout_s))
         if self._regrouping.lasts(now, holds=state.is_regrouping) > _REGROUP_S:
-            self._book.record(RegroupDue())
+            self._log.record(RegroupDue())
 
     def _is_headless(self, now: float) -> bool:
         """Whether the newest weights are gone, and nobody who is left will say that it has them after all.
 
         Who was not heard since this controller was started is waited for until it is, or is lost.
         """
-        state = self._book.state
+        state = self._log.state
         is_headless, left = recovery.is_headless(state), state.members["policy"]
         lasts_s = self._headless.lasts(now, holds=is_headless and self._lines.were_heard(left))
         return is_headless and (not left or lasts_s > _SETTLE_S)
 
     def _look_at_group(self, now: float) -> None:
         """Whether the members of the gradient group wait for each other for ever."""
-        generation, timeout_s = self._book.state.generation, self._control.progress_timeout_s
+        generation, timeout_s = self._log.state.generation, self._control.progress_timeout_s
         number = 0 if generation is None else generation.order.generation
         if number != self._generation:
             self._generation, self._ordered_at = number, now
         if generation is None or now - self._ordered_at <= timeout_s:
             return
         if self._lines.is_stalled(generation.order.members, now, timeout_s):
-            self._book.record(GroupStalled(generation=number, timeout_s=timeout_s))
+            self._log.record(GroupStalled(generation=number, timeout_s=timeout_s))

@@ -1,6 +1,6 @@
-"""Accounts in files: one for each of the newest checkpoints, so that a journal that is lost does not lose the run.
+"""Snapshots in files: one for each of the newest checkpoints, so that a journal that is lost does not lose the run.
 
-They lie in the run's folder, `accounts/step-N`: the SHA-256 of what follows, then the encoded account. An account is
+They lie in the run's folder, `recovery/step-N`: the SHA-256 of what follows, then the encoded snapshot. A snapshot is
 written once the journal has what it is of. So one that is of more than the journal knows says that the journal lost it.
 """
 
@@ -15,7 +15,7 @@ from typing import Final
 from cosmos_core.control.journal import RECOVER
 from cosmos_core.control.machine import progress
 from cosmos_core.control.machine.events import Event
-from cosmos_core.control.machine.recovery import ACCOUNT, Account, account_of, is_known
+from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, RecoverySnapshot, is_known, snapshot_of
 from cosmos_core.control.machine.state import State
 from cosmos_core.control.write_ahead_log import Durable
 from cosmos_core.errors import DamagedJournalError, JournalError, TransportError
@@ -24,8 +24,8 @@ _NAME: Final = re.compile(r"step-(\d+)")
 _DIGEST_BYTES: Final = 32
 
 
-class Accounts:
-    """Writes the accounts of a run as it goes on.
+class RecoverySnapshots:
+    """Writes the snapshots of a run as it goes on.
 
     Args:
         folder: Where they lie; made when the first is written.
@@ -41,13 +41,13 @@ class Accounts:
     def note(self, state: State) -> None:
         """Write what is new: a checkpoint that is wanted, and once more when it is there, with its evaluations.
 
-        Accounts of steps that were undone are removed first: they come again, with other weights.
+        Snapshots of steps that were undone are removed first: they come again, with other weights.
 
         Args:
             state: The run's, all of it durable.
 
         Raises:
-            DamagedJournalError: The journal lost what an account is of.
+            DamagedJournalError: The journal lost what a snapshot is of.
             JournalError: It cannot be written, or an old one not be removed.
         """
         self._remove_undone(state)
@@ -58,7 +58,7 @@ class Accounts:
             return
         self._noted = due
         for step, _, _ in due:
-            self._write(account_of(state, step))
+            self._write(snapshot_of(state, step))
         self._prune(progress.best_checkpoint(state))
 
     def _remove_undone(self, state: State) -> None:
@@ -79,9 +79,9 @@ class Accounts:
                     ) from error
         self._rollbacks = rollbacks
 
-    def _write(self, account: Account) -> None:
-        data = ACCOUNT.encode(account)
-        path = self._folder / f"step-{account.step}"
+    def _write(self, snapshot: RecoverySnapshot) -> None:
+        data = RECOVERY_SNAPSHOT.encode(snapshot)
+        path = self._folder / f"step-{snapshot.step}"
         draft = path.with_name(f".{path.name}.tmp")
         try:
             self._folder.mkdir(exist_ok=True)
@@ -102,18 +102,18 @@ class Accounts:
                 (self._folder / f"step-{step}").unlink(missing_ok=True)
 
 
-class Accounted:
-    """A journal of which accounts are written with each commit, before anything that follows from it is said.
+class SnapshottedJournal:
+    """A journal of which snapshots are written with each commit, before anything that follows from it is said.
 
     Args:
         journal: Where events are kept.
-        accounts: Where accounts are.
+        snapshots: Where snapshots are.
         state: The fold of the journal.
     """
 
-    def __init__(self, journal: Durable, accounts: Accounts, state: State) -> None:
+    def __init__(self, journal: Durable, snapshots: RecoverySnapshots, state: State) -> None:
         self._journal: Final = journal
-        self._accounts: Final = accounts
+        self._snapshots: Final = snapshots
         self._state: Final = state
         self._is_new = True
 
@@ -125,27 +125,27 @@ class Accounted:
         """Make everything appended durable."""
         number = self._journal.commit()
         if number or self._is_new:
-            self._accounts.note(self._state)
+            self._snapshots.note(self._state)
             self._is_new = False
         return number
 
 
 def kept(folder: Path) -> list[int]:
-    """Steps of which there are accounts, oldest first."""
+    """Steps of which there are snapshots, oldest first."""
     if not folder.is_dir():
         return []
     return sorted(int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
 
 
 def require_known(folder: Path, state: State | None) -> None:
-    """Check that a journal has what each account is of, though it may have been undone since.
+    """Check that a journal has what each snapshot is of, though it may have been undone since.
 
     Args:
-        folder: Where the accounts are, in the run's folder.
+        folder: Where the snapshots are, in the run's folder.
         state: The fold of the journal; None if it is gone, or empty.
 
     Raises:
-        DamagedJournalError: The journal lost what an account is of.
+        DamagedJournalError: The journal lost what a snapshot is of.
     """
     for step in kept(folder):
         if state is None or not _is_known(folder, step, state):
@@ -164,8 +164,8 @@ def _is_known(folder: Path, step: int, state: State) -> bool:
         return step <= state.step or state.undone > 0
 
 
-def read(folder: Path, step: int) -> Account:
-    """The account at a step.
+def read(folder: Path, step: int) -> RecoverySnapshot:
+    """The snapshot at a step.
 
     Raises:
         JournalError: It cannot be read, or is damaged.
@@ -179,7 +179,7 @@ def read(folder: Path, step: int) -> Account:
     if hashlib.sha256(data).digest() != content[:_DIGEST_BYTES]:
         raise JournalError(f"{path}: is damaged: its content does not have its digest")
     try:
-        account: Account = ACCOUNT.decode(data)
+        snapshot: RecoverySnapshot = RECOVERY_SNAPSHOT.decode(data)
     except TransportError as error:
         raise JournalError(f"{path}: was written by another release of cosmos-core ({error})") from error
-    return account
+    return snapshot

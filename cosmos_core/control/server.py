@@ -1,4 +1,4 @@
-"""The controller's server: one thread that drains the socket, lets the desk work, and sends what it says.
+"""The controller's server: one thread that drains the socket, lets the server loop work, and sends what it says.
 
 Nothing waits: what cannot be sent is said again later, because directives are repeated until they are confirmed.
 """
@@ -20,8 +20,8 @@ from cosmos_core.control.journal import Journal
 from cosmos_core.control.machine.state import State
 from cosmos_core.control.observers import Observers
 from cosmos_core.control.page.window import PAGE, Window
-from cosmos_core.control.recovery_snapshots import Accounted, Accounts
-from cosmos_core.control.server_loop import Desk
+from cosmos_core.control.recovery_snapshots import RecoverySnapshots, SnapshottedJournal
+from cosmos_core.control.server_loop import ServerLoop
 from cosmos_core.control.write_ahead_log import Noted
 from cosmos_core.errors import TransportError
 from cosmos_core.transport import sockets
@@ -49,7 +49,7 @@ class Turned:
     answer: Refused | Answer | None
 
 
-class Reception:
+class Inbox:
     """Takes messages in at a socket. Used by the server's thread.
 
     Args:
@@ -143,7 +143,7 @@ class Server:
         journal: Open; this server is its only writer.
         guarded: Where it listens, and who may speak there (`transport.door.listen`).
         control: Intervals and time limits.
-        accounts: Where to keep what a new journal could go on from.
+        snapshots: Where to keep what a new journal could go on from.
         window: The controller's side of the web page; None without one.
         facts: What replicas must have in common with the run (`config.kinship`); None compares nothing.
     """
@@ -154,17 +154,17 @@ class Server:
         journal: Journal,
         guarded: Guarded,
         control: ControlConfig,
-        accounts: Accounts,
+        snapshots: RecoverySnapshots,
         *,
         window: Window | None = None,
         facts: Mapping[str, str] | None = None,
     ) -> None:
         self._socket: Final = guarded.socket
-        self._reception: Final = Reception(guarded)
+        self._inbox: Final = Inbox(guarded)
         self._window: Final = window
-        kept = Accounted(journal, accounts, state)
+        kept = SnapshottedJournal(journal, snapshots, state)
         noted = kept if window is None else Noted(kept, functools.partial(window.note, state))
-        self._desk: Final = Desk(state, noted, control, time.monotonic(), facts)
+        self._loop: Final = ServerLoop(state, noted, control, time.monotonic(), facts)
         self._observers: Final = Observers(journal, self._offer, lambda: len(state.replicas))
 
     def run(self, stop: threading.Event) -> bool:
@@ -183,41 +183,41 @@ class Server:
         """Take in what has arrived and answer; whether the run has ended and everyone was told."""
         now = time.monotonic()
         self._drain(now)
-        for command in () if self._window is None else self._window.asked(self._desk.state.settings.run_id):
-            self._desk.take(PAGE, command, now)
-        is_over = self._desk.turn(now, self._say)
+        for command in () if self._window is None else self._window.asked(self._loop.state.settings.run_id):
+            self._loop.take(PAGE, command, now)
+        is_over = self._loop.turn(now, self._say)
         self._observers.show(now, self._gauges, is_last=is_over)
         if self._window is not None:
-            self._window.show(self._desk.state, self._gauges, now, is_last=is_over)
+            self._window.show(self._loop.state, self._gauges, now, is_last=is_over)
         return is_over
 
     def _drain(self, now: float) -> None:
         for _ in range(_MAX_MESSAGES):
             try:
-                taken = self._reception.take()
+                taken = self._inbox.take()
             except zmq.Again:
                 break
             if not isinstance(taken, Turned):
-                self._desk.take(*taken, now)
+                self._loop.take(*taken, now)
             elif taken.answer is not None:
                 self._offer(taken.identity, taken.answer)
         self._shut_out()
-        for identity, watch in self._desk.watches:
+        for identity, watch in self._loop.watches:
             self._observers.watch(identity, watch.after, now, again=watch.again)
-        self._desk.watches.clear()
+        self._loop.watches.clear()
 
     def _shut_out(self) -> None:
         """Part with those whose keys were revoked: replicas are lost, observers see no more."""
-        for identity in self._reception.revoked(self._speakers):
+        for identity in self._inbox.revoked(self._speakers):
             self._observers.forget(identity)
-            self._desk.shut_out(identity, "its key was revoked")
+            self._loop.shut_out(identity, "its key was revoked")
 
     def _speakers(self) -> set[bytes]:
-        return {line.identity for _, line in self._desk.lines.items()} | self._observers.identities
+        return {line.identity for _, line in self._loop.lines.items()} | self._observers.identities
 
     def _gauges(self) -> dict[str, dict[str, float]]:
-        gauges = self._desk.gauges()
-        gauges["controller"] |= self._reception.gauges()
+        gauges = self._loop.gauges()
+        gauges["controller"] |= self._inbox.gauges()
         return gauges
 
     def _say(self, identity: bytes, message: Down) -> bool:

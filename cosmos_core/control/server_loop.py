@@ -1,4 +1,4 @@
-"""The controller's desk: messages in, events, one commit for all of them, then everything that follows from it.
+"""The controller's server loop: messages in, events, one commit for all of them, then everything that follows from it.
 
 Without sockets and without a clock of its own: time is handed in, in seconds of any monotonic clock.
 """
@@ -13,11 +13,11 @@ from typing import Final, TypeAlias
 from cosmos_core.config.kinship import difference
 from cosmos_core.config.schema import ControlConfig
 from cosmos_core.control.connections import IsThere, Line, Lines
-from cosmos_core.control.failure_detector import Patrol
+from cosmos_core.control.failure_detector import FailureDetector
 from cosmos_core.control.machine import changes, core
 from cosmos_core.control.machine.events import Commanded, ReplicaJoined, Reported, RunEnded
 from cosmos_core.control.machine.state import State
-from cosmos_core.control.write_ahead_log import Book, Durable
+from cosmos_core.control.write_ahead_log import Durable, WriteAheadLog
 from cosmos_core.errors import TransportError
 from cosmos_core.transport.messages import (
     WIRE_VERSION,
@@ -51,11 +51,11 @@ def _is_unknown(name: str, line: Line) -> bool:  # noqa: ARG001 - what it is ask
     return True
 
 
-class Desk:
+class ServerLoop:
     """Handles what replicas, observers and the clock say, and knows what to answer.
 
     Args:
-        state: The fold of the journal; from now on this desk is its only writer.
+        state: The fold of the journal; from now on this server loop is its only writer.
         journal: Where every event goes before anything that follows from it is said.
         control: Intervals and time limits.
         now: The present time.
@@ -78,8 +78,8 @@ class Desk:
         self.state: Final = state
         self.lines: Final = Lines(state, now)
         self.watches: list[tuple[bytes, Watch]] = []
-        self._book: Final = Book(state, journal)
-        self._patrol: Final = Patrol(self._book, self.lines, control, now)
+        self._log: Final = WriteAheadLog(state, journal)
+        self._failure_detector: Final = FailureDetector(self._log, self.lines, control, now)
         self._facts: Final = facts or {}
         self._answers: list[tuple[bytes, Down]] = []
         self._num_refused = 0
@@ -170,9 +170,9 @@ class Desk:
             if not refusal and isinstance(request, Lost):
                 # A fact, like silence: it is journaled as that, and once it is, nothing is left of the request.
                 if self.lines.find(request.name, request.incarnation) is not None:
-                    self._book.lose(request.name, request.incarnation, request.reason)
+                    self._log.lose(request.name, request.incarnation, request.reason)
             elif not refusal:
-                self._book.record(Commanded(ident=command.ident, request=command.request))
+                self._log.record(Commanded(ident=command.ident, request=command.request))
         self._answers.append((identity, Answer(ident=command.ident, refusal=refusal)))
 
     def _on_hello(self, identity: bytes, hello: Hello, now: float) -> None:
@@ -188,9 +188,9 @@ class Desk:
         if line is None:
             present = state.replicas.get(hello.name)
             if present is not None:
-                self._book.lose(present.name, present.incarnation, "another process took its name")
+                self._log.lose(present.name, present.incarnation, "another process took its name")
             fields = ("name", "role", "incarnation", "host", "pid", "step", "endpoints", "rack")
-            self._book.record(ReplicaJoined(**{field: getattr(hello, field) for field in fields}))
+            self._log.record(ReplicaJoined(**{field: getattr(hello, field) for field in fields}))
             line = self.lines.open(hello.name, hello.incarnation, now)
             _LOG.info("%s joined (pid %d on %s, incarnation %s)", hello.name, hello.pid, hello.host, hello.incarnation)
         self.lines.hear(hello.name, line, identity, now)
@@ -239,12 +239,12 @@ class Desk:
 
     def _on_report(self, identity: bytes, message: Reports, number: int, report: bytes) -> bool:
         try:
-            self._book.record(
+            self._log.record(
                 Reported(name=message.name, incarnation=message.incarnation, sequence=number, report=report)
             )
         except TransportError as error:
             self._answers.append((identity, Refused(reason=f"its report {number} cannot be read: {error}")))
-            self._book.lose(message.name, message.incarnation, f"its report {number} cannot be read: {error}")
+            self._log.lose(message.name, message.incarnation, f"its report {number} cannot be read: {error}")
             return False
         return True
 
@@ -272,7 +272,7 @@ class Desk:
             "journal lost its end, or is an older copy"
         )
         self._answers.append((identity, Refused(reason=f"{reason}; start it again")))
-        self._book.lose(message.name, message.incarnation, reason)
+        self._log.lose(message.name, message.incarnation, reason)
 
     def tick(self, now: float, is_there: IsThere = _is_unknown) -> None:
         """Let time pass: who is gone, silent, or has not come, or may try again.
@@ -281,19 +281,19 @@ class Desk:
             now: The present time.
             is_there: Whether a replica is connected, as far as that is known.
         """
-        self._patrol.look(now, is_there)
+        self._failure_detector.look(now, is_there)
 
     def shut_out(self, identity: bytes, reason: str) -> None:
         """Lose the replica that speaks from an identity, if one does, and tell it why, for good."""
         for name, line in self.lines.items():
             if line.identity == identity:
                 self._answers.append((identity, Refused(reason=reason, is_final=True)))
-                self._book.lose(name, line.incarnation, reason)
+                self._log.lose(name, line.incarnation, reason)
 
     def end(self) -> None:
         """Note that everyone was told that the run is over."""
         if not self.state.has_ended:
-            self._book.record(RunEnded(outcome=self.state.outcome, reason=self.state.reason))
+            self._log.record(RunEnded(outcome=self.state.outcome, reason=self.state.reason))
 
     def commit(self, now: float) -> list[tuple[bytes, Down]]:
         """Make all that happened durable, and return what can now be said, by identity.
@@ -302,7 +302,7 @@ class Desk:
             JournalError: It could not be made durable; nothing that follows from it may be said.
             AssertionError: The accounting of the run is broken.
         """
-        self._book.commit()
+        self._log.commit()
         answers, self._answers = self._answers, []
         return [*answers, *self.lines.due(now)]
 
@@ -315,7 +315,7 @@ class Desk:
             "in_flight": len(ledger.in_flight),
             "finished": len(ledger.finished),
             "batched": len(ledger.batched),
-            "events": self._book.num_events,
+            "events": self._log.num_events,
             "hellos_refused": self._num_refused,
         }
         return gauges

@@ -1,4 +1,4 @@
-"""The book of a run: its state and its journal, which change together or not at all."""
+"""The write-ahead log of a run: its state and its journal, which change together or not at all."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def begin_term(state: State, journal: Settling) -> ControllerStarted:
     return started
 
 
-class Book:
+class WriteAheadLog:
     """Takes events into the state and the journal; their only writer.
 
     Args:
@@ -59,7 +59,7 @@ class Book:
 
     Attributes:
         state: As given.
-        num_events: Events since this book was opened.
+        num_events: Events since this write-ahead log was opened.
     """
 
     def __init__(self, state: State, journal: Durable) -> None:

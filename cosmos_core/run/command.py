@@ -209,7 +209,7 @@ def _newest_start(job: Job, follower: Follower) -> tuple[Start, list[int]]:
     if job.journal.exists():
         follower.fold(entries(job.journal))
     state = follower.state
-    require_known(job.accounts, state)
+    require_known(job.recovery_snapshots, state)
     if not job.journal.exists():
         return Start(), []
     known = {} if state is None else {step: generation_at(state.steps, step) for step in state.marks}

@@ -1,4 +1,4 @@
-"""Seeded runs of the real desk, machine and sessions: every oracle holds whatever happens."""
+"""Seeded runs of the real server loop, machine and sessions: every oracle holds whatever happens."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_violation_is_an_oracle_and_what_it_saw():
         ("the gradient group broke 4 times in a row; last: p0 was lost", True),
         ("the policy replicas were lost 4 times before a checkpoint after step 2; see their logs", True),
         ("step 4 is running after step 2", False),
-        ("step 4 has no account", False),
+        ("step 4 has no snapshot", False),
     ],
 )
 def test_only_what_came_to_nothing_too_often_is_excused(reason, is_hopeless):

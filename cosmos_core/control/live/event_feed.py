@@ -143,7 +143,7 @@ class Lost:
     reason: str
 
 
-class Chronicle:
+class EventFeed:
     """Takes events as they come and looks now and then at what the state has come to.
 
     Attributes:

@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias
 import attrs
 
 from cosmos_core.config.stages import Stage
-from cosmos_core.control.live.event_feed import Chronicle, Curve, Lost, News, SampleView
+from cosmos_core.control.live.event_feed import Curve, EventFeed, Lost, News, SampleView
 from cosmos_core.control.live.figures import NEWEST_STEPS, Gauges, figures
 from cosmos_core.control.live.timeline import Timeline
 from cosmos_core.control.machine import changes
@@ -20,7 +20,7 @@ from cosmos_core.control.machine.state import Replica, State
 MOST_REPLICAS: Final = 200
 """Shown one by one; of more, the counts by state say how the others are."""
 
-Standing: TypeAlias = Literal[
+ReplicaStatus: TypeAlias = Literal[
     "joined", "loading", "generating", "idle", "forming", "training", "waiting", "draining", "lost"
 ]
 """What a replica is doing.
@@ -38,7 +38,7 @@ class ReplicaView:
     Attributes:
         name: Of the replica.
         role: `policy` or `rollout`; empty of one that was lost.
-        standing: What it is doing.
+        status: What it is doing.
         step: The step whose weights it holds; -1 before it has any.
         in_flight: Prompts that it is completing.
         units_per_s: Units that it generates per second; None of a policy replica.
@@ -48,7 +48,7 @@ class ReplicaView:
 
     name: str
     role: str
-    standing: Standing
+    status: ReplicaStatus
     step: int = -1
     in_flight: int = 0
     units_per_s: float | None = None
@@ -89,7 +89,7 @@ class Snapshot:
         eta_s: Seconds to its end, if it goes on like this; None while that is not known.
         generation: Gradient groups that were formed since the run began, or was recovered.
         members: Its members; empty while there is none.
-        standings: Replicas by role and standing.
+        statuses: Replicas by role and status.
         replicas: The first `MOST_REPLICAS`, by role and name, then those that were lost.
         queue: Where the prompts are.
         staleness: Samples of the newest steps by how many steps their weights lagged.
@@ -126,7 +126,7 @@ class Snapshot:
     versions: dict[int, int]
     generation: int
     members: tuple[str, ...]
-    standings: dict[str, dict[str, int]]
+    statuses: dict[str, dict[str, int]]
     replicas: tuple[ReplicaView, ...]
     queue: Queue
     staleness: dict[int, int]
@@ -149,7 +149,7 @@ class Snapshot:
 
 def take(
     state: State,
-    chronicle: Chronicle,
+    feed: EventFeed,
     timeline: Timeline,
     stages: tuple[Stage, ...],
     gauges: Gauges,
@@ -162,7 +162,7 @@ def take(
 
     Args:
         state: The run's; only read.
-        chronicle: What happened lately; caught up with the state first.
+        feed: What happened lately; caught up with the state first.
         timeline: When the run came to that state.
         stages: Stages of the recipe.
         gauges: Newest gauges of each replica, and of the controller under `controller`.
@@ -170,9 +170,9 @@ def take(
         now: Unix time.
         is_running: Whether somebody runs it now.
     """
-    chronicle.catch_up(state, now)
+    feed.catch_up(state, now)
     shown = figures(state, timeline, stages, gauges, now=now if is_running else None)
-    standings = {replica.name: standing_of(state, replica) for replica in state.replicas.values()}
+    statuses = {replica.name: status_of(state, replica) for replica in state.replicas.values()}
     rollouts = [replica for replica in state.replicas.values() if replica.role == "rollout"]
     return Snapshot(
         time=now,
@@ -191,10 +191,10 @@ def take(
         versions=dict(sorted(Counter(replica.version for replica in rollouts).items())),
         generation=since_recovery(state.generation_number),
         members=state.generation.order.members if state.generation is not None else (),
-        standings=_counted(state, standings),
-        replicas=(*_shown(state, standings, gauges), *map(_lost, chronicle.lost)),
+        statuses=_counted(state, statuses),
+        replicas=(*_shown(state, statuses, gauges), *map(_lost, feed.lost)),
         queue=_queue(state),
-        staleness=chronicle.staleness(),
+        staleness=feed.staleness(),
         reward=shown.reward,
         loss=_newest_metric(state, "loss"),
         mismatch=_newest_metric(state, "mismatch_kl"),
@@ -203,9 +203,9 @@ def take(
         rollout_units_per_s=shown.rollout_units_per_s,
         settings={change.key: _since(state, change) for change in state.changes},
         refused=int(sum(value for name, value in gauges.get("controller", {}).items() if name.endswith("_refused"))),
-        news=tuple(chronicle.news),
-        samples=tuple(chronicle.samples),
-        curves=chronicle.curves(),
+        news=tuple(feed.news),
+        samples=tuple(feed.samples),
+        curves=feed.curves(),
         rewards=_rewards(state),
         heldout_reward=shown.heldout_reward,
         evaluated_step=shown.evaluated_step,
@@ -213,12 +213,12 @@ def take(
     )
 
 
-def standing_of(state: State, replica: Replica) -> Standing:
+def status_of(state: State, replica: Replica) -> ReplicaStatus:
     """What a replica is doing, as far as the controller knows."""
     if replica.name in state.draining:
         return "draining"
     if replica.role == "policy":
-        return _policy_standing(state, replica)
+        return _policy_status(state, replica)
     if replica.version < state.target:
         return "loading"
     if replica.version < 0:
@@ -226,7 +226,7 @@ def standing_of(state: State, replica: Replica) -> Standing:
     return "generating" if replica.leases else "idle"
 
 
-def _policy_standing(state: State, replica: Replica) -> Standing:
+def _policy_status(state: State, replica: Replica) -> ReplicaStatus:
     generation, running = state.generation, state.running
     if generation is None or replica.name not in generation.order.members:
         return "joined"
@@ -235,20 +235,20 @@ def _policy_standing(state: State, replica: Replica) -> Standing:
     return "training" if running is not None and replica.name not in running.done else "waiting"
 
 
-def _counted(state: State, standings: Mapping[str, Standing]) -> dict[str, dict[str, int]]:
+def _counted(state: State, statuses: Mapping[str, ReplicaStatus]) -> dict[str, dict[str, int]]:
     counted: dict[str, Counter[str]] = {}
-    for name, standing in standings.items():
-        counted.setdefault(state.replicas[name].role, Counter())[standing] += 1
+    for name, status in statuses.items():
+        counted.setdefault(state.replicas[name].role, Counter())[status] += 1
     return {role: dict(sorted(found.items())) for role, found in sorted(counted.items())}
 
 
-def _shown(state: State, standings: Mapping[str, Standing], gauges: Gauges) -> Iterable[ReplicaView]:
+def _shown(state: State, statuses: Mapping[str, ReplicaStatus], gauges: Gauges) -> Iterable[ReplicaView]:
     replicas = sorted(state.replicas.values(), key=lambda replica: (replica.role, len(replica.name), replica.name))
     for replica in replicas[:MOST_REPLICAS]:
         yield ReplicaView(
             name=replica.name,
             role=replica.role,
-            standing=standings[replica.name],
+            status=statuses[replica.name],
             step=replica.step if replica.role == "policy" else replica.version,
             in_flight=len(replica.leases),
             units_per_s=gauges.get(replica.name, {}).get("units_per_s"),
@@ -257,7 +257,7 @@ def _shown(state: State, standings: Mapping[str, Standing], gauges: Gauges) -> I
 
 
 def _lost(lost: Lost) -> ReplicaView:
-    return ReplicaView(name=lost.name, role="", standing="lost", detail=lost.reason)
+    return ReplicaView(name=lost.name, role="", status="lost", detail=lost.reason)
 
 
 def _queue(state: State) -> Queue:

@@ -34,7 +34,7 @@ from cosmos_core.control.machine.events import (
     RunEnded,
     RunOpened,
 )
-from cosmos_core.control.machine.recovery import ACCOUNT, restored
+from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, restored
 from cosmos_core.control.machine.state import Replica, State, opened
 from cosmos_core.errors import ConfigError, JournalError
 from cosmos_core.transport.reports import (
@@ -84,7 +84,7 @@ def begin(event: RunOpened | Recovered) -> State:
 
 
 def _recovered(event: Recovered) -> State:
-    state = restored(ACCOUNT.decode(event.account), event.checkpoint)
+    state = restored(RECOVERY_SNAPSHOT.decode(event.snapshot), event.checkpoint)
     evaluation.tell_forgotten(state)
     return state
 

@@ -124,7 +124,7 @@ def tell_left_behind(state: State, step: int) -> None:
 
 
 def tell_forgotten(state: State) -> None:
-    """Say which evaluations a run that goes on from an account knows nothing of: those under way are not in it."""
+    """Say which evaluations a run that goes on from a snapshot knows nothing of: those under way are not in it."""
     known = {done.version for done in state.evaluations if done.is_of_rollouts}
     lacking = [each for each in range(state.step) if state.settings.evaluates(each) and each not in known]
     if lacking:

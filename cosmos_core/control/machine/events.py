@@ -20,11 +20,11 @@ class RunOpened:
 
 @attrs.frozen(kw_only=True)
 class Recovered:
-    """The journal begins in the place of one that could not be read any more; `account` is encoded (`account`)."""
+    """The journal begins in the place of one that could not be read any more; `snapshot` is encoded (`snapshot`)."""
 
-    account: bytes
+    snapshot: bytes
     checkpoint: str
-    """Of the account's step."""
+    """Of the snapshot's step."""
 
 
 @attrs.frozen(kw_only=True)

@@ -2,9 +2,9 @@
 
 The weights of a step live in the policy replicas that hold them, in its checkpoint, and those of step 0 wherever the
 run's seed is. Where the newest step is in none of these, the run is rolled back to its newest checkpoint, or to its
-beginning. Rollout replicas stay: what they loaded of steps that were undone they give up (`RolloutDirective.rollbacks`),
-as the versions will come again with other weights. What they generated since counts as `rolled-back`, and its prompts, and
-all that were trained on since, are queued as they were.
+beginning. Rollout replicas stay: what they loaded of steps that were undone they give up
+(`RolloutDirective.rollbacks`), as the versions will come again with other weights. What they generated since counts as
+`rolled-back`, and its prompts, and all that were trained on since, are queued as they were.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_ROLLBACKS: Final = 10
 """Times in a row that a run may be taken back to one step: whatever ends its policy replicas would do so for ever."""
 _LEASES: Final = 1 << 40
 _TERMS: Final = 1 << 20
-"""More leases, and more terms and generations, than can have been used since an account was made."""
+"""More leases, and more terms and generations, than can have been used since a snapshot was made."""
 
 
 def since_recovery(number: int) -> int:
@@ -38,7 +38,7 @@ def since_recovery(number: int) -> int:
 
 
 @attrs.frozen(kw_only=True)
-class Account:
+class RecoverySnapshot:
     """What a run was at a step of which a checkpoint was wanted; nothing of what was in flight.
 
     Attributes:
@@ -64,12 +64,12 @@ class Account:
     changes: tuple[SettingChange, ...] = ()
 
 
-ACCOUNT: Final = Codec((Account,))
+RECOVERY_SNAPSHOT: Final = Codec((RecoverySnapshot,))
 
 
-def account_of(state: State, step: int) -> Account:
-    """The account at a step of which a checkpoint was wanted."""
-    return Account(
+def snapshot_of(state: State, step: int) -> RecoverySnapshot:
+    """The snapshot at a step of which a checkpoint was wanted."""
+    return RecoverySnapshot(
         settings=state.settings,
         step=step,
         term=state.term,
@@ -82,30 +82,30 @@ def account_of(state: State, step: int) -> Account:
     )
 
 
-def is_known(account: Account, state: State) -> bool:
-    """Whether a state's history has what an account is of: it came to that, or was taken back from it.
+def is_known(snapshot: RecoverySnapshot, state: State) -> bool:
+    """Whether a state's history has what a snapshot is of: it came to that, or was taken back from it.
 
-    If not, the account was written after all that the history has, which has lost its end.
+    If not, the snapshot was written after all that the history has, which has lost its end.
     """
-    newest = state.undone if account.step > state.step else state.generation_number
-    return account.generation_number <= newest
+    newest = state.undone if snapshot.step > state.step else state.generation_number
+    return snapshot.generation_number <= newest
 
 
-def restored(account: Account, checkpoint: str) -> State:
-    """The state that an account and its checkpoint go on from; all that was said under the old journal is older."""
+def restored(snapshot: RecoverySnapshot, checkpoint: str) -> State:
+    """The state that a snapshot and its checkpoint go on from; all that was said under the old journal is older."""
     return State(
-        settings=account.settings,
-        term=account.term + _TERMS,
-        step=account.step,
-        generation_number=account.generation_number + _TERMS,
-        next_lease=account.next_lease + _LEASES,
-        ledgers=[Ledger.restore(mark) for mark in account.marks],
-        steps=list(account.steps),
-        evaluations=list(account.evaluations),
-        changes=list(account.changes),
-        checkpoints=Checkpoints(saved={account.step: checkpoint}),
-        marks={account.step: account.marks},
-        undone=account.generation_number + _TERMS,
+        settings=snapshot.settings,
+        term=snapshot.term + _TERMS,
+        step=snapshot.step,
+        generation_number=snapshot.generation_number + _TERMS,
+        next_lease=snapshot.next_lease + _LEASES,
+        ledgers=[Ledger.restore(mark) for mark in snapshot.marks],
+        steps=list(snapshot.steps),
+        evaluations=list(snapshot.evaluations),
+        changes=list(snapshot.changes),
+        checkpoints=Checkpoints(saved={snapshot.step: checkpoint}),
+        marks={snapshot.step: snapshot.marks},
+        undone=snapshot.generation_number + _TERMS,
     )
 
 
@@ -129,7 +129,7 @@ def roll_back(state: State, event: RolledBack) -> None:
     """
     marks = state.marks.get(event.step)
     if marks is None:
-        raise JournalError(f"the run was taken back to step {event.step}, of which the journal has no account")
+        raise JournalError(f"the run was taken back to step {event.step}, of which the journal has no snapshot")
     if state.rollbacks[-MAX_ROLLBACKS:] == [event.step] * MAX_ROLLBACKS:
         state.fail(
             f"the policy replicas were lost {MAX_ROLLBACKS + 1} times before a checkpoint after step {event.step}; see "

@@ -155,7 +155,7 @@ class State:
         pending: Evaluations that are due, ascending by version; the first is being worked on.
         evaluations: Finished ones, in the order of their ends; of completions and of demonstrations.
         checkpoints: Of this run.
-        marks: Accounts at the moments from which a run can be resumed, by step.
+        marks: Snapshots at the moments from which a run can be resumed, by step.
         undone: The newest generation when the run was last taken back, resumed or recovered: what it and earlier ones
             came to after the step from which the run went on did not happen.
         rollbacks: Steps that the run was taken back to since it was started or resumed, in order.

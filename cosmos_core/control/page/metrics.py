@@ -79,15 +79,15 @@ def _prompts(snapshot: Snapshot) -> Iterable[_Family]:
 
 
 def _replicas(snapshot: Snapshot) -> Iterable[_Family]:
-    present = [replica for replica in snapshot.replicas if replica.standing != "lost"]
+    present = [replica for replica in snapshot.replicas if replica.status != "lost"]
     yield (
         "cosmos_replicas",
         "gauge",
         "Replicas by what they do.",
         [
-            ({"role": role, "state": standing}, count)
-            for role, counts in snapshot.standings.items()
-            for standing, count in counts.items()
+            ({"role": role, "state": status}, count)
+            for role, counts in snapshot.statuses.items()
+            for status, count in counts.items()
         ],
     )
     yield (

@@ -17,7 +17,7 @@ import attrs
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.stages import Stage, stages
-from cosmos_core.control.live.event_feed import Chronicle
+from cosmos_core.control.live.event_feed import EventFeed
 from cosmos_core.control.live.figures import Gauges
 from cosmos_core.control.live.snapshot import take
 from cosmos_core.control.live.timeline import Timeline
@@ -52,7 +52,7 @@ class Window:
         self._board: Final = board
         self._stages: Final = stages
         self._name: Final = name
-        self._chronicle: Final = Chronicle()
+        self._feed: Final = EventFeed()
         self._timeline = Timeline()
         self._due = float("-inf")
 
@@ -64,7 +64,7 @@ class Window:
         """Take an event in, as soon as the state has."""
         now = time.time()
         self._timeline.take(now, event, state)
-        self._chronicle.note(event, now)
+        self._feed.note(event, now)
 
     def asked(self, run_id: str) -> Iterator[Command]:
         """What people have asked for since this was called last."""
@@ -89,9 +89,7 @@ class Window:
         if now < self._due and not is_last:
             return
         began = time.perf_counter()
-        snapshot = take(
-            state, self._chronicle, self._timeline, self._stages, gauges(), name=self._name, now=time.time()
-        )
+        snapshot = take(state, self._feed, self._timeline, self._stages, gauges(), name=self._name, now=time.time())
         self._board.offer(snapshot)
         # Of a run of thousands a snapshot takes longer, so there are fewer of them.
         self._due = now + max(_INTERVAL_S, (time.perf_counter() - began) / _MOST_SHARE)

@@ -16,7 +16,7 @@ from cosmos_core.control.journal import Journal, entries
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Recovered
 from cosmos_core.control.machine.progress import generation_at
-from cosmos_core.control.machine.recovery import ACCOUNT, Account
+from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, RecoverySnapshot
 from cosmos_core.control.machine.state import State
 from cosmos_core.errors import ConfigError, DamagedJournalError, JournalError
 from cosmos_core.policy.checkpoints.checkpoint import completed, genuine, path_of
@@ -54,7 +54,7 @@ def damage(job: Job) -> str:
         state: State | None = None
         for _, _, event in entries(job.journal) if job.journal.exists() else ():
             state = core.fold((event,), state)
-        recovery_snapshots.require_known(job.accounts, state)
+        recovery_snapshots.require_known(job.recovery_snapshots, state)
     except DamagedJournalError as error:
         return str(error)
     return ""
@@ -65,10 +65,10 @@ def recover(directory: Path, *, step: int | None = None) -> Recovery:
 
     Args:
         directory: The run's folder.
-        step: Which checkpoint; the newest that is complete and has an account if absent.
+        step: Which checkpoint; the newest that is complete and has a snapshot if absent.
 
     Raises:
-        CosmosError: It is no run, it goes on, its journal is fine, or no checkpoint of it has an account.
+        CosmosError: It is no run, it goes on, its journal is fine, or no checkpoint of it has a snapshot.
     """
     with folder.held(directory):
         job = load_job(directory)
@@ -76,22 +76,22 @@ def recover(directory: Path, *, step: int | None = None) -> Recovery:
         found = damage(job)
         if not found:
             raise ConfigError(f"{job.journal}: can be read; go on with cosmos run --resume {directory}")
-        account = _account(job, step)
-        checkpoint = path_of(job.checkpoints, account.step)
+        snapshot = _snapshot(job, step)
+        checkpoint = path_of(job.checkpoints, snapshot.step)
         aside = _set_aside(job.journal)
         with Journal(job.journal) as journal:
-            journal.append(Recovered(account=ACCOUNT.encode(account), checkpoint=checkpoint))
+            journal.append(Recovered(snapshot=RECOVERY_SNAPSHOT.encode(snapshot), checkpoint=checkpoint))
             journal.commit()
-    return Recovery(damage=found, aside=aside, step=account.step, checkpoint=checkpoint)
+    return Recovery(damage=found, aside=aside, step=snapshot.step, checkpoint=checkpoint)
 
 
-def _account(job: Job, wanted: int | None) -> Account:
+def _snapshot(job: Job, wanted: int | None) -> RecoverySnapshot:
     """That of the newest checkpoint, or of the one that is wanted."""
-    steps = set(completed(job.checkpoints)) & set(recovery_snapshots.kept(job.accounts))
+    steps = set(completed(job.checkpoints)) & set(recovery_snapshots.kept(job.recovery_snapshots))
     if not steps:
         raise JournalError(
-            f"{job.directory}: no checkpoint has an account in {job.accounts}, so that there is nothing to go on from; "
-            "make a new run (cosmos export RUN, then --set model.path=RUN/export, keeps what was learned)"
+            f"{job.directory}: no checkpoint has a snapshot in {job.recovery_snapshots}, so that there is nothing to "
+            "go on from; make a new run (cosmos export RUN, then --set model.path=RUN/export, keeps what was learned)"
         )
     if wanted is not None and wanted not in steps:
         raise ConfigError(
@@ -100,28 +100,28 @@ def _account(job: Job, wanted: int | None) -> Account:
     problems = []
     for step in [wanted] if wanted is not None else sorted(steps, reverse=True):
         try:
-            account = recovery_snapshots.read(job.accounts, step)
+            snapshot = recovery_snapshots.read(job.recovery_snapshots, step)
         except JournalError as error:
             problems.append(str(error))
             continue
-        if account.settings.run_id != job.run_id:
-            problems.append(f"{job.accounts}/step-{step} is of run {account.settings.run_id}")
-        elif not genuine(job.checkpoints, {step: generation_at(account.steps, step)}):
+        if snapshot.settings.run_id != job.run_id:
+            problems.append(f"{job.recovery_snapshots}/step-{step} is of run {snapshot.settings.run_id}")
+        elif not genuine(job.checkpoints, {step: generation_at(snapshot.steps, step)}):
             problems.append(f"{path_of(job.checkpoints, step)} is of before the step was undone")
         else:
-            return _beyond(account, job)
+            return _beyond(snapshot, job)
     raise JournalError("; ".join(problems))
 
 
-def _beyond(account: Account, job: Job) -> Account:
-    """An account with the newest numbers of all of its run: after a second recovery none of them may come again."""
-    known = [account]
-    for step in recovery_snapshots.kept(job.accounts):
+def _beyond(snapshot: RecoverySnapshot, job: Job) -> RecoverySnapshot:
+    """A snapshot with the newest numbers of all of its run: after a second recovery none of them may come again."""
+    known = [snapshot]
+    for step in recovery_snapshots.kept(job.recovery_snapshots):
         with contextlib.suppress(JournalError):
-            known.append(recovery_snapshots.read(job.accounts, step))
-    known = [each for each in known if each.settings.run_id == account.settings.run_id]
+            known.append(recovery_snapshots.read(job.recovery_snapshots, step))
+    known = [each for each in known if each.settings.run_id == snapshot.settings.run_id]
     return attrs.evolve(
-        account,
+        snapshot,
         term=max(each.term for each in known),
         generation_number=max(each.generation_number for each in known),
         next_lease=max(each.next_lease for each in known),

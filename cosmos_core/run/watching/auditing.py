@@ -33,11 +33,11 @@ def audit_run(directory: Path) -> Audit:
     if address is not None:
         return audit(so_far(address, job.run_id, person_key(job.keys)))
     if not job.journal.exists():
-        require_known(job.accounts, None)
+        require_known(job.recovery_snapshots, None)
     auditor = Auditor()
     for entry in entries(job.journal):
         auditor.take(*entry)
-    require_known(job.accounts, auditor.state)
+    require_known(job.recovery_snapshots, auditor.state)
     return auditor.result()
 
 

@@ -11,7 +11,7 @@ import attrs
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.stages import stages
 from cosmos_core.control.journal import entries
-from cosmos_core.control.live.snapshot import standing_of
+from cosmos_core.control.live.snapshot import status_of
 from cosmos_core.control.machine import changes
 from cosmos_core.control.machine.progress import best_checkpoint
 from cosmos_core.control.machine.state import State
@@ -42,7 +42,7 @@ def look(directory: Path) -> Iterator[str]:
         follower.fold(so_far(address, job.run_id, person_key(job.keys), gauges=gauges))
     else:
         follower.fold(entries(job.journal) if job.journal.exists() else ())
-        require_known(job.accounts, follower.state)
+        require_known(job.recovery_snapshots, follower.state)
     state = follower.state
     if state is None:
         yield f"{job.recipe.run.name}: not begun yet"
@@ -75,7 +75,7 @@ def _replicas(state: State) -> Iterator[str]:
         held = replica.step if replica.role == "policy" else replica.version
         work = f", {len(replica.leases)} prompts in flight" if replica.role == "rollout" else ""
         place = f"pid {replica.pid} on {replica.host}"
-        yield f"  {replica.name}: {standing_of(state, replica)}, weights of step {max(0, held)}{work}, {place}"
+        yield f"  {replica.name}: {status_of(state, replica)}, weights of step {max(0, held)}{work}, {place}"
     for name in sorted(state.departed):
         yield f"  {name}: has left, as it was asked to"
     yield from (f"  {words}" for words in _lost(state))

@@ -102,8 +102,8 @@ def facts(snapshot: Snapshot) -> list[tuple[str, str]]:
 def pools(snapshot: Snapshot) -> list[tuple[str, str]]:
     """(role, its replicas by what they do)."""
     return [
-        (role, ", ".join(f"{count} {standing}" for standing, count in counts.items()))
-        for role, counts in snapshot.standings.items()
+        (role, ", ".join(f"{count} {status}" for status, count in counts.items()))
+        for role, counts in snapshot.statuses.items()
     ]
 
 
@@ -134,7 +134,7 @@ def _replicas(snapshot: Snapshot, most: int) -> Table:
     for replica in snapshot.replicas[:most]:
         table.add_row(
             Text(replica.name),
-            Text(replica.standing, style=_COLOURS.get(replica.standing, "")),
+            Text(replica.status, style=_COLOURS.get(replica.status, "")),
             str(replica.step) if replica.step >= 0 else "",
             str(replica.in_flight) if replica.role == "rollout" else "",
             f"{replica.units_per_s:,.0f}" if replica.units_per_s is not None else "",

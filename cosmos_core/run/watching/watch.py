@@ -16,7 +16,7 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.stages import stages
 from cosmos_core.control.journal import entries
-from cosmos_core.control.live.event_feed import Chronicle
+from cosmos_core.control.live.event_feed import EventFeed
 from cosmos_core.control.live.snapshot import Snapshot, take
 from cosmos_core.control.machine.events import Event
 from cosmos_core.control.recovery_snapshots import require_known
@@ -47,7 +47,7 @@ class Watcher:
         self._job: Final = job
         self._stages: Final = stages(job.recipe)
         self._follower: Final = Follower()
-        self._chronicle: Final = Chronicle()
+        self._feed: Final = EventFeed()
         self._gauges: dict[str, dict[str, float]] = {}
         self._silent = ""
 
@@ -69,12 +69,12 @@ class Watcher:
             num_steps = len(self._follower.steps)
             is_new = self._follower.state is None
             self._follower.fold((entry,))
-            self._chronicle.note(entry[2], entry[1])
+            self._feed.note(entry[2], entry[1])
             # A journal is read at once: what its steps were is noted at their own times.
             if self._follower.state is not None and (is_new or len(self._follower.steps) != num_steps):
-                self._chronicle.catch_up(self._follower.state, entry[1])
+                self._feed.catch_up(self._follower.state, entry[1])
         if entry is not None and self._follower.state is not None:
-            self._chronicle.catch_up(self._follower.state, entry[1])
+            self._feed.catch_up(self._follower.state, entry[1])
 
     def follow(self) -> Iterator[Snapshot | None]:
         """Snapshots a few times a second until the run has ended; None while there is nothing to see yet.
@@ -106,7 +106,7 @@ class Watcher:
         name = self._job.recipe.run.name
         return take(
             state,
-            self._chronicle,
+            self._feed,
             self._follower.timeline,
             self._stages,
             self._gauges,
@@ -130,8 +130,8 @@ class Watcher:
             phase=outcome or INTERRUPTED,
             outcome=outcome,
             reason=reason,
-            standings={},
-            replicas=tuple(replica for replica in snapshot.replicas if replica.standing == "lost"),
+            statuses={},
+            replicas=tuple(replica for replica in snapshot.replicas if replica.status == "lost"),
         )
 
     def _may_return(self) -> bool:
@@ -150,7 +150,7 @@ class Watcher:
             return None
         try:
             self.fold(entries(self._job.journal) if self._job.journal.exists() else ())
-            require_known(self._job.accounts, self._follower.state)
+            require_known(self._job.recovery_snapshots, self._follower.state)
         except DamagedJournalError:
             raise
         except JournalError as error:

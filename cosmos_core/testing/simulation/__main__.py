@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)  # noqa: T201 - a command
         return 2
-    # The desk warns of whom it loses; here that is the point, and the trace tells it.
+    # The server loop warns of whom it loses; here that is the point, and the trace tells it.
     log = logging.getLogger("cosmos_core")
     level = log.level
     log.setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""The controller's process in a simulation: the real desk, a disk that fails, kills at every moment."""
+"""The controller's process in a simulation: the real server_loop, a disk that fails, kills at every moment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from cosmos_core.config.schema import ControlConfig
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import EVENTS, Event
-from cosmos_core.control.server_loop import Desk
+from cosmos_core.control.server_loop import ServerLoop
 from cosmos_core.control.write_ahead_log import begin_term
 from cosmos_core.errors import JournalError, TransportError
 from cosmos_core.testing.replicas import FakePolicy
@@ -105,7 +105,7 @@ class Controller:
         self.is_up = True
         self.num_starts += 1
         if self._survives(lambda: begin_term(state, self._journal)):
-            self._desk = Desk(state, self._journal, self._control, self._agenda.now)
+            self._server_loop = ServerLoop(state, self._journal, self._control, self._agenda.now)
             self._free_at = self._agenda.now + self._journal.took_s
             self._plan_at = None
             self._plan(0.0)
@@ -131,35 +131,35 @@ class Controller:
             return
         self._free_at = self._agenda.now + self._journal.took_s
         self._witness.committed()
-        if unknown := self._disk.keep_accounts(self._desk.state):
-            raise Violation("account", f"the journal has not what the accounts of steps {unknown} are of")
+        if unknown := self._disk.keep_accounts(self._server_loop.state):
+            raise Violation("snapshot", f"the journal has not what the snapshots of steps {unknown} are of")
         if self._num_plans % _COMPARED == 0 or self._witness.num_events != self._num_seen:
             self._num_seen = self._witness.num_events
-            self._witness.compare(self._desk.state, self._policies())
+            self._witness.compare(self._server_loop.state, self._policies())
         self._plan(_POLL_S)
 
     def _work(self) -> None:
         inbox, self._inbox = self._inbox, []
         for identity, data in inbox:
             self._take(identity, data)
-        self._desk.turn(self._agenda.now, self._tell)
+        self._server_loop.turn(self._agenda.now, self._tell)
 
     def _take(self, identity: bytes, data: bytes) -> None:
         message: Up = UP.decode(data)
-        stale = stale_message(self._desk.state, message)
-        before = fingerprint(self._desk.state) if stale else {}
+        stale = stale_message(self._server_loop.state, message)
+        before = fingerprint(self._server_loop.state) if stale else {}
         number, seen = len(self._journal.pending), self._seen(message)
-        self._desk.take(identity, message, self._agenda.now)
+        self._server_loop.take(identity, message, self._agenda.now)
         if stale:
             self._witness.num_stale += 1
-            changed = changes(before, fingerprint(self._desk.state))
+            changed = changes(before, fingerprint(self._server_loop.state))
             if changed or len(self._journal.pending) != number or self._seen(message) != seen:
                 what = sorted(changed) or ["the journal, or what is known of directives"]
                 raise Violation("fence", f"{what} changed by {type(message).__name__} of {identity!r}, though {stale}")
 
     def _seen(self, message: Up) -> int:
         name = getattr(message, "name", "")
-        return next((line.seen for found, line in self._desk.lines.items() if found == name), 0)
+        return next((line.seen for found, line in self._server_loop.lines.items() if found == name), 0)
 
     def _survives(self, action: Callable[[], object]) -> bool:
         """Whether the controller does after an action; it ends where its disk fails, and must not fail otherwise."""

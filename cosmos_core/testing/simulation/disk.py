@@ -12,7 +12,7 @@ from typing import Final
 
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import EVENTS, Event, Recovered, Resumed
-from cosmos_core.control.machine.recovery import ACCOUNT, account_of, is_known
+from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, is_known, snapshot_of
 from cosmos_core.control.machine.state import State
 from cosmos_core.errors import JournalError
 from cosmos_core.testing.simulation.faults import Faults
@@ -28,7 +28,7 @@ class Disk:
     Attributes:
         faults: What goes wrong; the owner changes it when faults cease.
         committed: Events that are durable, encoded.
-        accounts: Of checkpoints that were wanted, by step, encoded: with one of those that are saved a new journal can
+        snapshots: Of checkpoints that were wanted, by step, encoded: with one of those that are saved a new journal can
             begin.
         is_full: Whether nothing can be written.
         settled: How many of the first events no power cut takes.
@@ -39,7 +39,7 @@ class Disk:
     def __init__(self, rng: random.Random, faults: Faults) -> None:
         self.faults = faults
         self.committed: Final[list[bytes]] = []
-        self.accounts: Final[dict[int, bytes]] = {}
+        self.snapshots: Final[dict[int, bytes]] = {}
         self.is_full = False
         self.settled = 1
         self.num_commits = 0
@@ -48,7 +48,7 @@ class Disk:
         self._rng: Final = rng
 
     def keep_accounts(self, state: State) -> list[int]:
-        """Keep an account of the newest checkpoint that is wanted, with its evaluations, and none of what was undone.
+        """Keep a snapshot of the newest checkpoint that is wanted, with its evaluations, and none of what was undone.
 
         Each controller writes one: a run that goes on from it must not use a term or a lease twice.
 
@@ -56,16 +56,16 @@ class Disk:
             state: The run's, all of it durable.
 
         Returns:
-            Steps of which there is an account of what the journal has not, as if it had lost that.
+            Steps of which there is a snapshot of what the journal has not, as if it had lost that.
         """
-        unknown = [step for step, data in self.accounts.items() if not is_known(ACCOUNT.decode(data), state)]
-        for step in [step for step in self.accounts if step > state.step]:
-            del self.accounts[step]
+        unknown = [step for step, data in self.snapshots.items() if not is_known(RECOVERY_SNAPSHOT.decode(data), state)]
+        for step in [step for step in self.snapshots if step > state.step]:
+            del self.snapshots[step]
         newest = max({state.checkpoints.ordered, *state.checkpoints.saved} & state.marks.keys(), default=-1)
         due = state.term, newest, len(state.evaluations)
         if newest >= 0 and due != self._noted:
             self._noted = due
-            self.accounts[newest] = ACCOUNT.encode(account_of(state, newest))
+            self.snapshots[newest] = RECOVERY_SNAPSHOT.encode(snapshot_of(state, newest))
         return unknown
 
     def go_on(self, state: State, *, is_lost: bool) -> int | None:
@@ -79,27 +79,27 @@ class Disk:
             The step; None if there is no such checkpoint, and nothing was done.
         """
         saved = state.checkpoints.saved.keys()
-        step = max(saved & self.accounts.keys() if is_lost else saved, default=None)
+        step = max(saved & self.snapshots.keys() if is_lost else saved, default=None)
         if step is None:
             return None
         if is_lost:
-            account, path = self.accounts[step], state.checkpoints.saved[step]
-            self.committed[:] = [EVENTS.encode(Recovered(account=account, checkpoint=path))]
+            snapshot, path = self.snapshots[step], state.checkpoints.saved[step]
+            self.committed[:] = [EVENTS.encode(Recovered(snapshot=snapshot, checkpoint=path))]
             self.settled = 1
         self.committed.append(EVENTS.encode(Resumed(step=step, settings=state.settings)))
         return step
 
     def lose_end(self) -> State | None:
-        """Lose the end of the journal; what is settled stays, and so does what has an account: its loss is noticed.
+        """Lose the end of the journal; what is settled stays, and so does what has a snapshot: its loss is noticed.
 
         Returns:
             What is left leads to this state; None if nothing was lost.
         """
         kept = self._rng.randint(self.settled, len(self.committed))
         state = core.fold(EVENTS.decode(data) for data in self.committed[:kept])
-        accounts = [ACCOUNT.decode(data) for data in self.accounts.values()]
+        snapshots = [RECOVERY_SNAPSHOT.decode(data) for data in self.snapshots.values()]
         is_noticed = any(
-            each.step > state.step or each.generation_number > state.generation_number for each in accounts
+            each.step > state.step or each.generation_number > state.generation_number for each in snapshots
         )
         if is_noticed or kept == len(self.committed):
             return None

@@ -40,7 +40,7 @@ class Faults:
         outage: Rate of moments in which every process ends; the run is resumed from its newest checkpoint, if it has
             one. One that was stopped is resumed half of the time where this is not 0.
         gone: Chance that a replica that was killed never comes back, where another one of its role is there.
-        journal_loss: Chance that the journal is lost with that, so that the run is recovered from an account.
+        journal_loss: Chance that the journal is lost with that, so that the run is recovered from a snapshot.
         stuck: Rate of policy replicas that wait in a collective that never ends, until another group is formed.
         power_cut: Chance that a kill of the controller between its turns is a power cut, which takes the end of the
             journal, as far as it was not settled.

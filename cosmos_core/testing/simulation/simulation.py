@@ -124,10 +124,10 @@ class Simulation:
         try:
             self._run()
         except Violation as violation:
-            raise Violation(violation.oracle, self._account(violation)) from violation
+            raise Violation(violation.oracle, self._snapshot(violation)) from violation
         return self.state
 
-    def _account(self, violation: Violation) -> str:
+    def _snapshot(self, violation: Violation) -> str:
         """What was seen, the last of what happened, and how it is seen again."""
         told = "\n".join(self.trace.lines())
         drawn = "" if self._planned == Faults.drawn(self._seed) else f" --faults {self._planned}"
@@ -174,7 +174,7 @@ class Simulation:
         """Every process ends, and the run goes on from its newest checkpoint, if it has one."""
         is_lost = self._rng.random() < self.faults.journal_loss
         saved = self.state.checkpoints.saved.keys()
-        if not (saved & self.disk.accounts.keys() if is_lost else saved):
+        if not (saved & self.disk.snapshots.keys() if is_lost else saved):
             return
         self.controller.kill("ends with everybody else: the run is resumed")
         for replica in self.replicas.values():

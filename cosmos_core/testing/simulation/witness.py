@@ -18,7 +18,7 @@
 | staleness | no batch has a sample older than the bound |
 | durable | nothing is said before what it follows from is durable; the journal has each report as it was made, once |
 | replay | the journal alone leads to the state that the controller has |
-| account | the journal has what each account is of, or says that the run was taken back from it |
+| snapshot | the journal has what each snapshot is of, or says that the run was taken back from it |
 | once | a process never goes back to an older directive, and hears nothing of an older term; no term begins twice |
 | liveness | when faults cease, the run ends, as it should |
 """

@@ -56,10 +56,10 @@ def snapshot(**changes) -> Snapshot:
         "time": time.time(),
         "step": 2,
         "version": 2,
-        "standings": {"policy": {"training": 1}, "rollout": {"generating": 1}},
+        "statuses": {"policy": {"training": 1}, "rollout": {"generating": 1}},
         "replicas": (
-            ReplicaView(name="policy-0", role="policy", standing="training", step=2, place="pid 1 on host"),
-            ReplicaView(name="rollout-0", role="rollout", standing="generating", step=2, in_flight=4),
+            ReplicaView(name="policy-0", role="policy", status="training", step=2, place="pid 1 on host"),
+            ReplicaView(name="rollout-0", role="rollout", status="generating", step=2, in_flight=4),
         ),
         "news": (News(time=time.time(), kind="problem", text=EVIL),),
         "samples": (sample,),

@@ -98,15 +98,15 @@ PLANTS = (
         ),
     ),
     plant(
-        "an account is taken a prompt late",
+        "a snapshot is taken a prompt late",
         (
-            f"{MACHINE}.recovery:account_of",
+            f"{MACHINE}.recovery:snapshot_of",
             "marks=state.marks[step]",
             "marks=tuple(ledger.mark() for ledger in state.ledgers)",
         ),
     ),
     plant(
-        "accounts of checkpoints are forgotten",
+        "snapshots of checkpoints are forgotten",
         (f"{PROGRESS}:_forget_mark", "if state.step not in wanted:", "if True:"),
     ),
     plant(

@@ -1,13 +1,13 @@
-"""Bugs at the desk and in the session: fences, durability, requests, deadlines."""
+"""Bugs at the server loop and in the session: fences, durability, requests, deadlines."""
 
 from __future__ import annotations
 
 from .planting import plant
 
 MACHINE = "cosmos_core.control.machine"
-BOOK = "cosmos_core.control.write_ahead_log:Book"
-DESK = "cosmos_core.control.server_loop:Desk"
-PATROL = "cosmos_core.control.failure_detector:Patrol"
+LOG = "cosmos_core.control.write_ahead_log:WriteAheadLog"
+SERVER_LOOP = "cosmos_core.control.server_loop:ServerLoop"
+FAILURE_DETECTOR = "cosmos_core.control.failure_detector:FailureDetector"
 LINES = "cosmos_core.control.connections:Lines"
 LINE = "cosmos_core.control.connections:Line"
 SESSION = "cosmos_core.replica.session:Session"
@@ -21,37 +21,39 @@ PLANTS = (
     ),
     plant(
         "who was given up may come back",
-        (f"{DESK}._refusal", "if hello.incarnation in self.state.fenced:", "if False:"),
+        (f"{SERVER_LOOP}._refusal", "if hello.incarnation in self.state.fenced:", "if False:"),
         (f"{MACHINE}.membership:join", "event.incarnation in state.fenced or ", ""),
     ),
-    plant("the term is not checked", (f"{DESK}._current_line", "if message.term != self.state.term:", "if False:")),
+    plant(
+        "the term is not checked", (f"{SERVER_LOOP}._current_line", "if message.term != self.state.term:", "if False:")
+    ),
     plant(
         "a controller that starts keeps the old term",
         (f"{MACHINE}.core:step", "state.term = event.term", "state.term = state.term or event.term"),
     ),
     plant(
         "acknowledged before the commit",
-        (f"{DESK}.commit", "self._book.commit()", "now % 1 < 0.5 and self._book.commit()"),
+        (f"{SERVER_LOOP}.commit", "self._log.commit()", "now % 1 < 0.5 and self._log.commit()"),
     ),
     plant(
         "who is quiet, or lingers, is told of reports before the commit",
-        (f"{DESK}.turn", "settle()  # before the rest", "pass  # before the rest"),
+        (f"{SERVER_LOOP}.turn", "settle()  # before the rest", "pass  # before the rest"),
     ),
     plant(
         "a commit that fails is taken for one that did not",
         (
-            f"{BOOK}.commit",
+            f"{LOG}.commit",
             "    self._journal.commit()",
             "    try:\n        self._journal.commit()\n    except Exception:\n        pass",
         ),
     ),
     plant(
         "reports are not deduplicated",
-        (f"{DESK}._on_reports", "skip = replica.received + 1 - message.first", "skip = 0"),
+        (f"{SERVER_LOOP}._on_reports", "skip = replica.received + 1 - message.first", "skip = 0"),
     ),
     plant(
         "a gap in the reports is passed over",
-        (f"{DESK}._on_reports", "if skip < 0:\n        return", "skip = max(skip, 0)"),
+        (f"{SERVER_LOOP}._on_reports", "if skip < 0:\n        return", "skip = max(skip, 0)"),
     ),
     plant(
         "a term may be lost with the end of the journal, and come again",
@@ -63,7 +65,7 @@ PLANTS = (
     ),
     plant(
         "a pause ends without an entry in the journal",
-        (f"{PATROL}.look", "self._book.record(RegroupDue())", "setattr(state, 'is_regrouping', False)"),
+        (f"{FAILURE_DETECTOR}.look", "self._log.record(RegroupDue())", "setattr(state, 'is_regrouping', False)"),
     ),
     plant(
         "directives are sent once",
@@ -71,7 +73,7 @@ PLANTS = (
     ),
     plant(
         "a request is carried out each time that it comes",
-        (f"{DESK}._on_command", "if command.ident not in self.state.commands:", "if True:"),
+        (f"{SERVER_LOOP}._on_command", "if command.ident not in self.state.commands:", "if True:"),
     ),
     plant(
         "a request to leave is taken in and forgotten",
@@ -93,14 +95,14 @@ PLANTS = (
     plant(
         "a launcher's word that a process has ended counts for any process of the name",
         (
-            f"{DESK}._on_command",
+            f"{SERVER_LOOP}._on_command",
             "if self.lines.find(request.name, request.incarnation) is not None:",
             "if found := self.state.replicas.get(request.name):",
         ),
         (
-            f"{DESK}._on_command",
-            "self._book.lose(request.name, request.incarnation, request.reason)",
-            "self._book.lose(request.name, found.incarnation, request.reason)",
+            f"{SERVER_LOOP}._on_command",
+            "self._log.lose(request.name, request.incarnation, request.reason)",
+            "self._log.lose(request.name, found.incarnation, request.reason)",
         ),
     ),
     plant(

@@ -1,4 +1,4 @@
-"""Bugs in what becomes of prompts: leases, dispatch, batches, staleness, accounts."""
+"""Bugs in what becomes of prompts: leases, dispatch, batches, staleness, snapshots."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from cosmos_core.config.dynamic import DynamicKey
 from cosmos_core.control.machine import changes, core
 from cosmos_core.control.machine.core import refusal
 from cosmos_core.control.machine.events import Commanded
-from cosmos_core.control.machine.recovery import ACCOUNT, account_of, restored
+from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, restored, snapshot_of
 from cosmos_core.transport.reports import StepFailed
 from cosmos_core.transport.requests import Set
 from cosmos_core.transport.wire import REQUEST
@@ -232,8 +232,8 @@ def test_an_account_holds_the_changes(started):
     put(run, f"{LR}=0.5", "sync.max_staleness=4")
     advance(run)
     run.state.marks.setdefault(run.state.step, ())
-    account = ACCOUNT.decode(ACCOUNT.encode(account_of(run.state, run.state.step)))
-    state = restored(account, "somewhere")
+    snapshot = RECOVERY_SNAPSHOT.decode(RECOVERY_SNAPSHOT.encode(snapshot_of(run.state, run.state.step)))
+    state = restored(snapshot, "somewhere")
     assert changes.values_at(state, state.step + 1) == {LR: 0.5, "sync.max_staleness": 4}
     assert state.settings.max_staleness == 4
 

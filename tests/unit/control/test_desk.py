@@ -16,7 +16,7 @@ from cosmos_core.control.machine.events import (
     RunEnded,
     RunOpened,
 )
-from cosmos_core.control.server_loop import Desk
+from cosmos_core.control.server_loop import ServerLoop
 from cosmos_core.errors import JournalError
 from cosmos_core.transport.messages import (
     WIRE_VERSION,
@@ -71,26 +71,26 @@ class Journal:
 
 
 class Office:
-    """A desk, its journal and a clock."""
+    """A server loop, its journal and a clock."""
 
     def __init__(self, settings, facts=None):
         self.journal = Journal()
         self.now = 0.0
-        self.desk = Desk(core.begin(RunOpened(settings=settings)), self.journal, CONTROL, 0.0, facts)
-        self.desk.state.term = 3
+        self.server_loop = ServerLoop(core.begin(RunOpened(settings=settings)), self.journal, CONTROL, 0.0, facts)
+        self.server_loop.state.term = 3
 
     def say(self, message, identity=b"id"):
-        self.desk.take(identity, message, self.now)
+        self.server_loop.take(identity, message, self.now)
         return self.said()
 
     def said(self):
-        return [message for _, message in self.desk.commit(self.now)]
+        return [message for _, message in self.server_loop.commit(self.now)]
 
     def wait(self, seconds, step=1.0):
         end = self.now + seconds
         while self.now < end:
             self.now += step
-            self.desk.tick(self.now)
+            self.server_loop.tick(self.now)
 
 
 def reports(first, *given, incarnation="one", term=3):
@@ -162,7 +162,7 @@ def test_another_incarnation_takes_the_name_and_the_old_one_is_refused(office):
     office.say(HELLO)
     office.say(attrs.evolve(HELLO, incarnation="two"))
     assert office.journal.kinds() == [ReplicaJoined, ReplicaLost, ReplicaJoined]
-    assert office.desk.state.replicas["p0"].incarnation == "two"
+    assert office.server_loop.state.replicas["p0"].incarnation == "two"
     for message in (HELLO, beat(1), reports(1, GenerationFormed(generation=1, step=0))):
         (answer,) = office.say(message)
         assert isinstance(answer, Refused)
@@ -193,9 +193,9 @@ def test_a_gap_is_left_alone(office):
 
 def test_nothing_is_said_of_what_is_not_durable(office):
     office.journal.is_full = True
-    office.desk.take(b"id", HELLO, 0.0)
+    office.server_loop.take(b"id", HELLO, 0.0)
     with pytest.raises(JournalError):
-        office.desk.commit(0.0)
+        office.server_loop.commit(0.0)
 
 
 def test_a_replica_of_an_older_term_is_told_and_not_believed(office):
@@ -211,9 +211,9 @@ def test_a_replica_of_an_older_term_is_told_and_not_believed(office):
 def test_who_was_told_of_this_term_by_another_controller_is_refused(office, message):
     """The journal is an older copy, so its term comes again; nobody may take one controller for the other."""
     office.say(HELLO)
-    state = office.desk.state
+    state = office.server_loop.state
     state.term = 4
-    office.desk = Desk(state, office.journal, CONTROL, 0.0)
+    office.server_loop = ServerLoop(state, office.journal, CONTROL, 0.0)
     (refused,) = office.say(message)
     assert f"was told of term {message.term} by another controller than this one of term 4" in refused.reason
     assert "start it again" in refused.reason
@@ -224,7 +224,7 @@ def test_who_was_told_of_this_term_by_another_controller_is_refused(office, mess
 
 def test_one_that_is_shut_out_is_told_that_it_is_for_good(office):
     office.say(HELLO)
-    office.desk.shut_out(b"id", "its key was revoked")
+    office.server_loop.shut_out(b"id", "its key was revoked")
     assert office.said() == [Refused(reason="its key was revoked", is_final=True)]
     assert office.journal.kinds() == [ReplicaJoined, ReplicaLost]
 
@@ -277,7 +277,7 @@ def test_replicas_that_do_not_come_are_given_up(office):
     assert JoinTimedOut not in office.journal.kinds()
     office.wait(2)
     assert office.journal.events[-1] == JoinTimedOut(timeout_s=100.0)
-    assert "1 of 1 rollout replicas" in office.desk.state.reason
+    assert "1 of 1 rollout replicas" in office.server_loop.state.reason
 
 
 def test_a_broken_group_is_tried_again_after_a_pause(office):
@@ -287,7 +287,7 @@ def test_a_broken_group_is_tried_again_after_a_pause(office):
     assert RegroupDue not in office.journal.kinds()
     office.wait(0.8, step=0.2)
     assert office.journal.kinds().count(RegroupDue) == 1
-    assert office.desk.state.generation_number == 2
+    assert office.server_loop.state.generation_number == 2
 
 
 def test_a_stop_is_taken_once_and_from_this_run_only(office):
@@ -299,7 +299,7 @@ def test_a_stop_is_taken_once_and_from_this_run_only(office):
         answers = office.say(Command(run_id="run", ident="one", request=stop))
         assert Answer(ident="one") in answers
     assert office.journal.kinds().count(Commanded) == 1
-    assert office.desk.state.is_stopping
+    assert office.server_loop.state.is_stopping
 
 
 def test_what_is_no_request_is_refused_and_not_kept(office):
@@ -313,11 +313,11 @@ def test_what_is_no_request_is_refused_and_not_kept(office):
 def test_watchers_are_noted(office):
     watch = Watch(run_id="run", after=4)
     office.say(watch, b"w")
-    assert office.desk.watches == [(b"w", watch)]
+    assert office.server_loop.watches == [(b"w", watch)]
 
 
 def test_a_newcomer_to_a_run_that_is_over_is_refused(office):
-    office.desk.state.fail("x")
+    office.server_loop.state.fail("x")
     (answer,) = office.say(HELLO)
     assert "the run is over (failed)" in answer.reason
 
@@ -325,22 +325,22 @@ def test_a_newcomer_to_a_run_that_is_over_is_refused(office):
 def test_gauges_are_those_of_the_last_beats(office):
     office.say(HELLO)
     office.say(beat(1))
-    gauges = office.desk.gauges()
+    gauges = office.server_loop.gauges()
     assert gauges["p0"] == {"speed": 2.0}
     assert gauges["controller"]["events"] == 1
 
 
 def test_another_controller_starts_a_fresh_line(office):
     office.say(HELLO)
-    state = office.desk.state
+    state = office.server_loop.state
     state.term = 4
-    desk = Desk(state, office.journal, CONTROL, 0.0)
-    assert desk.commit(0.0) == []
-    desk.take(b"new", beat(1, term=3), 0.0)
-    answers = desk.commit(0.0)
+    server_loop = ServerLoop(state, office.journal, CONTROL, 0.0)
+    assert server_loop.commit(0.0) == []
+    server_loop.take(b"new", beat(1, term=3), 0.0)
+    answers = server_loop.commit(0.0)
     assert answers[0] == (b"new", Acknowledged(term=4, acknowledged=0))
-    desk.take(b"new", HELLO, 0.0)
-    identity, welcome = desk.commit(0.0)[0]
+    server_loop.take(b"new", HELLO, 0.0)
+    identity, welcome = server_loop.commit(0.0)[0]
     assert (identity, welcome) == (b"new", Welcome(term=4, acknowledged=0))
     assert office.journal.kinds() == [ReplicaJoined]
 
@@ -358,7 +358,7 @@ class Sockets:
     def turn(self, now):
         self.said.clear()
         self.office.now = now
-        return self.office.desk.turn(now, self)
+        return self.office.server_loop.turn(now, self)
 
     @property
     def messages(self):
@@ -367,7 +367,7 @@ class Sockets:
 
 @pytest.fixture
 def sockets(office):
-    office.desk.take(b"id", HELLO, 0.0)
+    office.server_loop.take(b"id", HELLO, 0.0)
     found = Sockets(office)
     found.turn(0.0)
     return found
@@ -375,8 +375,8 @@ def sockets(office):
 
 def test_a_turn_says_nothing_that_is_not_durable_nor_at_the_end_of_the_run(office, sockets):
     """Not even to ask who is still there, when reports came in this very turn."""
-    office.desk.state.outcome = "stopped"
-    office.desk.take(b"id", reports(1, GenerationFormed(generation=1, step=0)), 0.0)
+    office.server_loop.state.outcome = "stopped"
+    office.server_loop.take(b"id", reports(1, GenerationFormed(generation=1, step=0)), 0.0)
     assert not sockets.turn(1.0)
     farewells = [message for message in sockets.messages if message == Acknowledged(term=3, acknowledged=1)]
     assert farewells
@@ -386,15 +386,15 @@ def test_a_turn_says_nothing_that_is_not_durable_nor_at_the_end_of_the_run(offic
 def test_who_is_quiet_is_asked_only_once_what_others_said_is_durable(office, sockets):
     for now in (1.0, 2.0):
         sockets.turn(now)
-    office.desk.take(b"other", attrs.evolve(HELLO, name="p1", incarnation="two"), 3.0)
+    office.server_loop.take(b"other", attrs.evolve(HELLO, name="p1", incarnation="two"), 3.0)
     sockets.turn(3.0)
     assert Acknowledged(term=3, acknowledged=0) in [message for message, _ in sockets.said]
     assert all(is_durable for _, is_durable in sockets.said)
 
 
 def test_a_turn_that_cannot_be_made_durable_says_nothing(office, sockets):
-    office.desk.state.outcome = "stopped"
-    office.desk.take(b"id", reports(1, GenerationFormed(generation=1, step=0)), 0.0)
+    office.server_loop.state.outcome = "stopped"
+    office.server_loop.take(b"id", reports(1, GenerationFormed(generation=1, step=0)), 0.0)
     office.journal.is_full = True
     with pytest.raises(JournalError):
         sockets.turn(1.0)
@@ -402,18 +402,18 @@ def test_a_turn_that_cannot_be_made_durable_says_nothing(office, sockets):
 
 
 def test_the_run_ends_once_nobody_is_connected_or_nobody_can_be_waited_for(office, sockets):
-    office.desk.state.outcome = "stopped"
+    office.server_loop.state.outcome = "stopped"
     assert not sockets.turn(1.0)
     sockets.gone.add(b"id")
     assert not sockets.turn(1.05)  # nobody is asked that often
-    assert not office.desk.state.has_ended
+    assert not office.server_loop.state.has_ended
     assert sockets.turn(1.2)
     assert office.journal.kinds()[-1] is RunEnded
     assert office.journal.committed == len(office.journal.events)
 
 
 def test_one_that_never_leaves_does_not_keep_the_run(office, sockets, caplog):
-    office.desk.state.outcome = "stopped"
+    office.server_loop.state.outcome = "stopped"
     assert not sockets.turn(1.0)
     assert not sockets.turn(10.9)
     assert sockets.turn(11.1)
@@ -425,15 +425,15 @@ def test_weights_are_not_given_up_while_who_may_have_them_has_not_been_heard(set
     office = Office(settings(warmup=4, num_policies=1))
     office.say(HELLO)
     office.say(reports(1, GenerationFormed(generation=1, step=0)))
-    state = office.desk.state
+    state = office.server_loop.state
     done = {"attempt": 1, "generation": 1, "skipped": False, "metrics": {}}
     office.say(reports(2, *(StepDone(step=step, **done) for step in (1, 2, 3))))
     assert state.step == 3
     office.say(attrs.evolve(HELLO, name="p1", incarnation="other"), identity=b"other")
     state.term = 4
-    desk = Desk(state, office.journal, CONTROL, office.now)
-    office.desk = desk
-    desk.take(b"person", lost("p0", "one"), office.now)
+    server_loop = ServerLoop(state, office.journal, CONTROL, office.now)
+    office.server_loop = server_loop
+    server_loop.take(b"person", lost("p0", "one"), office.now)
     office.wait(5.0)
     assert RolledBack not in office.journal.kinds()
     formed = Reports(
@@ -444,7 +444,7 @@ def test_weights_are_not_given_up_while_who_may_have_them_has_not_been_heard(set
         reports=(REPORT.encode(GenerationFormed(generation=1, step=3)),),
     )
     office.say(attrs.evolve(HELLO, name="p1", incarnation="other"), identity=b"other")
-    desk.tick(office.now)
+    server_loop.tick(office.now)
     office.say(formed, identity=b"other")
     office.wait(2.0)
     assert RolledBack not in office.journal.kinds()
@@ -453,11 +453,11 @@ def test_weights_are_not_given_up_while_who_may_have_them_has_not_been_heard(set
 def test_weights_are_given_up_once_all_who_are_left_were_heard_or_lost(settings):
     office = Office(settings(warmup=4, num_policies=1))
     office.say(HELLO)
-    state = office.desk.state
+    state = office.server_loop.state
     state.step = 3
     state.replicas["p0"].step = 0
     state.term = 4
-    office.desk = Desk(state, office.journal, CONTROL, office.now)
+    office.server_loop = ServerLoop(state, office.journal, CONTROL, office.now)
     office.wait(5.0)
     assert RolledBack not in office.journal.kinds()
     office.say(beat(0))

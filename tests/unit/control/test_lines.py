@@ -7,7 +7,7 @@ import pytest
 from cosmos_core.config.schema import ControlConfig
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import GroupStalled, ReplicaLost, RunOpened
-from cosmos_core.control.server_loop import Desk
+from cosmos_core.control.server_loop import ServerLoop
 from cosmos_core.transport.messages import WIRE_VERSION, Beat, Directive, Hello, Reports
 from cosmos_core.transport.reports import GenerationFormed
 from cosmos_core.transport.wire import REPORT
@@ -16,12 +16,12 @@ CONTROL = ControlConfig(heartbeat_s=1.0, lost_after_s=10.0, join_timeout_s=1000.
 
 
 class Room:
-    """A desk with two policy replicas that beat each second, and may be gone."""
+    """A server loop with two policy replicas that beat each second, and may be gone."""
 
     def __init__(self, settings) -> None:
         self.events = []
-        self.desk = Desk(core.begin(RunOpened(settings=settings)), self, CONTROL, 0.0)
-        self.desk.state.term = 1
+        self.server_loop = ServerLoop(core.begin(RunOpened(settings=settings)), self, CONTROL, 0.0)
+        self.server_loop.state.term = 1
         self.now = 0.0
         self.gone, self.asked = set(), []
         self.beats = {"p0": ("", False), "p1": ("", False)}
@@ -52,7 +52,7 @@ class Room:
         return 0
 
     def take(self, message):
-        self.desk.take(message.name.encode(), message, self.now)
+        self.server_loop.take(message.name.encode(), message, self.now)
 
     def is_there(self, name, line):
         self.asked.append((self.now, name))
@@ -75,7 +75,7 @@ class Room:
                         waits=waits,
                     )
                 )
-            self.desk.tick(self.now, self.is_there)
+            self.server_loop.tick(self.now, self.is_there)
 
     def lost(self):
         return {event.name: event.reason for event in self.events if isinstance(event, ReplicaLost)}
@@ -113,7 +113,7 @@ def test_one_that_beats_and_does_not_get_on_is_given_up(room):
     assert room.lost() == {
         "p1": "hung: no progress for 21 s (control.progress_timeout_s) while training step 3, attempt 1"
     }
-    directive = [message for _, message in room.desk.commit(room.now) if isinstance(message, Directive)]
+    directive = [message for _, message in room.server_loop.commit(room.now) if isinstance(message, Directive)]
     assert directive[-1].policy.generation.members == ("p0",)
 
 
@@ -152,17 +152,17 @@ def test_a_group_whose_members_all_wait_is_formed_anew(room):
         GroupStalled(generation=1, timeout_s=20.0)
     ]
     assert room.lost() == {}
-    assert "no member made progress for 20 s" in room.desk.state.status_details["generation"]
+    assert "no member made progress for 20 s" in room.server_loop.state.status_details["generation"]
     room.beats = {"p0": ("", False), "p1": ("", False)}
     room.wait(2)
-    assert room.desk.state.generation.order.generation == 2
+    assert room.server_loop.state.generation.order.generation == 2
 
 
 def test_a_pause_of_the_controller_is_nobodys_fault(room):
     room.beats["p1"] = ("training step 1", False)
     room.wait(10)
     room.now += 300.0
-    room.desk.tick(room.now, room.is_there)
+    room.server_loop.tick(room.now, room.is_there)
     assert room.lost() == {}
 
 
@@ -170,6 +170,6 @@ def test_of_those_who_left_no_line_is_kept(room):
     room.gone.add("p1")
     del room.beats["p1"]
     room.wait(5)
-    assert [name for name, _ in room.desk.lines.items()] == ["p0"]
-    room.desk.commit(room.now)
-    assert list(room.desk.lines._lines) == ["p0"]
+    assert [name for name, _ in room.server_loop.lines.items()] == ["p0"]
+    room.server_loop.commit(room.now)
+    assert list(room.server_loop.lines._lines) == ["p0"]

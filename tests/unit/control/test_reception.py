@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from cosmos_core.control import server
-from cosmos_core.control.server import Reception
+from cosmos_core.control.server import Inbox
 
 
 @attrs.define
@@ -48,21 +48,21 @@ def guarded():
 
 
 def test_nobody_is_asked_for_while_the_list_of_keys_stays_as_it_is(guarded):
-    known, reception = Known(b"a", b"b"), Reception(guarded)
-    reception._keys.update({b"a": "A", b"b": "B"})
-    assert [reception.revoked(known) for _ in range(100)] == [[]] * 100
+    known, inbox = Known(b"a", b"b"), Inbox(guarded)
+    inbox._keys.update({b"a": "A", b"b": "B"})
+    assert [inbox.revoked(known) for _ in range(100)] == [[]] * 100
     assert known.num_asked == 0
     guarded.door.out, guarded.door.allowed.num_changes = "B", 1
-    assert reception.revoked(known) == [b"b"]
-    assert reception.revoked(known) == []
+    assert inbox.revoked(known) == [b"b"]
+    assert inbox.revoked(known) == []
 
 
 def test_those_who_spoke_once_are_forgotten_in_time(guarded, monkeypatch):
     monkeypatch.setattr(server, "_SPARE_IDENTITIES", 5)
-    known, reception = Known(b"0", b"1"), Reception(guarded)
+    known, inbox = Known(b"0", b"1"), Inbox(guarded)
     for number in range(100):
-        reception._keys[b"%d" % number] = "A"
-        reception.revoked(known)
-        assert len(reception._keys) <= 10
-    assert reception._keys.keys() >= known.identities
+        inbox._keys[b"%d" % number] = "A"
+        inbox.revoked(known)
+        assert len(inbox._keys) <= 10
+    assert inbox._keys.keys() >= known.identities
     assert known.num_asked < 20

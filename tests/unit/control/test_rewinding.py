@@ -20,7 +20,7 @@ from cosmos_core.transport.wire import REQUEST
 
 
 def roll_back(it):
-    """What the desk does."""
+    """What the server loop does."""
     assert recovery.is_headless(it.state)
     it.apply(RolledBack(step=recovery.newest_kept(it.state)))
 
@@ -219,7 +219,7 @@ def test_a_run_that_is_stopping_stops_where_its_checkpoint_is(run):
 def test_a_step_that_nobody_knows_is_refused(run):
     it = run()
     it.start()
-    with pytest.raises(JournalError, match="taken back to step 2, of which the journal has no account"):
+    with pytest.raises(JournalError, match="taken back to step 2, of which the journal has no snapshot"):
         it.apply(RolledBack(step=2))
 
 

@@ -24,13 +24,13 @@ def test_it_listens_only_once_it_can_hear(tmp_path, monkeypatch):
 
     control = SimpleNamespace(port=0, durable=False)
     recipe = SimpleNamespace(control=control, policy=SimpleNamespace(checkpoint=SimpleNamespace(keep=1)))
-    job = SimpleNamespace(recipe=recipe, journal=tmp_path / "journal.sqlite", accounts=tmp_path / "accounts")
+    job = SimpleNamespace(recipe=recipe, journal=tmp_path / "journal.sqlite", recovery_snapshots=tmp_path / "recovery")
     monkeypatch.setattr(__main__, "opened", opened)
     monkeypatch.setattr(__main__, "restore", doing("folded", (state, None)))
     monkeypatch.setattr(__main__, "_listen", doing("listens", guarded))
     monkeypatch.setattr(__main__.sockets, "address_of", lambda socket: "tcp://127.0.0.1:1")
     monkeypatch.setattr(__main__, "_announce", doing("told", None))
-    for name in ("Accounts", "facts_of", "plugin_versions"):
+    for name in ("RecoverySnapshots", "facts_of", "plugin_versions"):
         monkeypatch.setattr(__main__, name, lambda *_, **__: {})
     monkeypatch.setattr(__main__, "Server", lambda *_, **__: server)
     assert __main__._serve(job, None, None, threading.Event()) == 0

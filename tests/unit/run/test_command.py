@@ -15,7 +15,7 @@ from cosmos_core.control.journal import Journal, replay
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Resumed, RolledBack
 from cosmos_core.control.machine.settings import settings_of
-from cosmos_core.control.recovery_snapshots import Accounts
+from cosmos_core.control.recovery_snapshots import RecoverySnapshots
 from cosmos_core.errors import ConfigError, JournalError
 from cosmos_core.policy.checkpoints.checkpoint import path_of
 from cosmos_core.run import command
@@ -146,13 +146,13 @@ def interrupted(job, tmp_path, open_history, put_checkpoint):
     """A run whose controller was killed at its end, with checkpoints of steps 4, 8 and 9; resuming finds them."""
     job = attrs.evolve(job, recipe=load_recipe(RECIPE, overrides=[*SETTINGS, *FAKE]))
     folder.create(job, tmp_path / "none", {"plugins": [], "cosmos_core": "0.1.0"}, overwrite=False)
-    history, book = open_history(job), Accounts(job.accounts, keep=4)
+    history, snapshots = open_history(job), RecoverySnapshots(job.recovery_snapshots, keep=4)
     history.join()
     for step in range(1, 10):
         history.work(until=step)
-        book.note(history.state)
+        snapshots.note(history.state)
     history.work()
-    book.note(history.state)
+    snapshots.note(history.state)
     write_journal(job, history)
     for step in (4, 8, 9):
         put_checkpoint(job, step, history.state.generation_number)
@@ -174,19 +174,19 @@ def rolled_back(job, tmp_path, open_history, put_checkpoint):
     """
     job = attrs.evolve(job, recipe=load_recipe(RECIPE, overrides=[*SETTINGS, *FAKE]))
     folder.create(job, tmp_path / "none", {"plugins": [], "cosmos_core": "0.1.0"}, overwrite=False)
-    history, book = open_history(job), Accounts(job.accounts, keep=4)
+    history, snapshots = open_history(job), RecoverySnapshots(job.recovery_snapshots, keep=4)
     history.join()
     for step in (4, 8):
         history.work(until=step)
-        book.note(history.state)
+        snapshots.note(history.state)
         put_checkpoint(job, step, history.state.generation_number)
     history.lose("policy-0", "its machine is gone")
     del history.fakes["policy-0"]
     history.append(RolledBack(step=4))
-    book.note(history.state)
+    snapshots.note(history.state)
     history.join(roles=("policy",))
     history.work(until=8)
-    book.note(history.state)
+    snapshots.note(history.state)
     assert (history.state.step, sorted(history.state.marks), history.state.checkpoints.ordered) == (8, [0, 4, 8], 8)
     write_journal(job, history)
     return job
@@ -223,7 +223,7 @@ def test_a_recovered_run_goes_on_from_the_checkpoint_that_was_chosen(interrupted
 
 def test_a_recovered_run_without_its_newest_account_goes_on_from_the_one_before(interrupted):
     interrupted.journal.unlink()
-    (interrupted.accounts / "step-9").write_bytes(b"damaged")
+    (interrupted.recovery_snapshots / "step-9").write_bytes(b"damaged")
     recovering.recover(interrupted.directory)
     step, said = resumed(interrupted)
     assert step == 8
@@ -240,7 +240,7 @@ def test_a_run_is_not_recovered_from_a_checkpoint_of_a_step_that_came_again(roll
     rolled_back.journal.unlink()
     assert recovering.recover(rolled_back.directory).step == 4
     with pytest.raises(JournalError, match="step-8 is of before the step was undone"):
-        recovering._account(rolled_back, 8)
+        recovering._snapshot(rolled_back, 8)
 
 
 def test_a_checkpoint_that_was_never_on_record_is_passed_over(interrupted, put_checkpoint):

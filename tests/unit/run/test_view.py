@@ -3,7 +3,7 @@ import time
 from cosmos_core.config.stages import stages
 from cosmos_core.control.__main__ import restore
 from cosmos_core.control.journal import Journal
-from cosmos_core.control.live.event_feed import Chronicle
+from cosmos_core.control.live.event_feed import EventFeed
 from cosmos_core.control.live.snapshot import take
 from cosmos_core.control.live.timeline import Timeline
 from cosmos_core.control.page.window import Window
@@ -131,5 +131,5 @@ def test_numbers_after_a_recovery_are_those_that_people_count(job, history):
     history.work(until=5)
     history.state.term += 1 << 20
     history.state.generation_number += 1 << 20
-    shown = take(history.state, Chronicle(), Timeline(), stages(job.recipe), {}, name="demo", now=2000.0)
+    shown = take(history.state, EventFeed(), Timeline(), stages(job.recipe), {}, name="demo", now=2000.0)
     assert (shown.term, shown.generation) == (1, 1)

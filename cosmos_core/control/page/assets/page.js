@@ -61,14 +61,14 @@ function figures(run) {
 }
 
 function replicas(run) {
-  at("pools").textContent = Object.entries(run.standings)
-    .map(([role, counts]) => `${role}: ${Object.entries(counts).map(([standing, count]) => `${count} ${standing}`).join(", ")}`)
+  at("pools").textContent = Object.entries(run.statuses)
+    .map(([role, counts]) => `${role}: ${Object.entries(counts).map(([status, count]) => `${count} ${status}`).join(", ")}`)
     .join(" · ");
   at("replicas").replaceChildren(...run.replicas.map((replica) => {
     const row = tag("tr");
     row.append(
       tag("td", replica.name),
-      tag("td", replica.standing, replica.standing),
+      tag("td", replica.status, replica.status),
       tag("td", replica.step < 0 ? "" : String(replica.step), "number"),
       tag("td", replica.role === "rollout" ? String(replica.in_flight) : "", "number"),
       tag("td", replica.units_per_s === null ? "" : short(Math.round(replica.units_per_s)), "number"),
@@ -76,7 +76,7 @@ function replicas(run) {
     );
     return row;
   }));
-  const names = run.replicas.filter((replica) => replica.standing !== "lost").map((replica) => replica.name);
+  const names = run.replicas.filter((replica) => replica.status !== "lost").map((replica) => replica.name);
   const select = at("drain");
   if (names.join("\n") !== [...select.options].map((option) => option.value).join("\n")) {
     const chosen = select.value;

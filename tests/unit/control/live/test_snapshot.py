@@ -6,8 +6,8 @@ import pytest
 
 from cosmos_core.config.schema import OptimizerConfig
 from cosmos_core.config.stages import Stage
-from cosmos_core.control.live.event_feed import Chronicle
-from cosmos_core.control.live.snapshot import MOST_REPLICAS, standing_of, take
+from cosmos_core.control.live.event_feed import EventFeed
+from cosmos_core.control.live.snapshot import MOST_REPLICAS, status_of, take
 from cosmos_core.control.live.timeline import Timeline
 from cosmos_core.control.machine.events import Commanded, ReplicaLost
 from cosmos_core.run.watching.screen import facts
@@ -16,11 +16,11 @@ from cosmos_core.transport.wire import REQUEST
 
 
 class Watched:
-    """A run and who chronicles it."""
+    """A run and its event feed."""
 
     def __init__(self, run):
         self.run = run
-        self.chronicle = Chronicle()
+        self.feed = EventFeed()
         self.timeline = Timeline()
         self.num_noted = 0
         self.now = 100.0
@@ -29,7 +29,7 @@ class Watched:
     def look(self, gauges=None):
         self.now += 1.0
         for event in self.run.events[self.num_noted :]:
-            self.chronicle.note(event, self.now)
+            self.feed.note(event, self.now)
             self.timeline.take(self.now, event, self.run.state)
         self.num_noted = len(self.run.events)
         stage = Stage(
@@ -42,7 +42,7 @@ class Watched:
             prompts_per_step=2,
             optimizer=OptimizerConfig(),
         )
-        return take(self.run.state, self.chronicle, self.timeline, (stage,), gauges or {}, name="demo", now=self.now)
+        return take(self.run.state, self.feed, self.timeline, (stage,), gauges or {}, name="demo", now=self.now)
 
     def news(self, kind):
         return [news.text for news in self.look().news if news.kind == kind]
@@ -53,8 +53,8 @@ def watched(run):
     return lambda **options: Watched(run(**options))
 
 
-def standings(snapshot):
-    return {replica.name: replica.standing for replica in snapshot.replicas}
+def statuses(snapshot):
+    return {replica.name: replica.status for replica in snapshot.replicas}
 
 
 def test_before_anybody_has_joined(watched):
@@ -69,21 +69,21 @@ def test_replicas_are_shown_with_what_they_do(watched):
     it = watched(num_rollouts=2)
     it.run.join("p0")
     it.run.join("r0")
-    assert standings(it.look()) == {"p0": "forming", "r0": "joined"}
+    assert statuses(it.look()) == {"p0": "forming", "r0": "joined"}
     it.run.follow("p0")
     it.run.follow("p0")
-    assert standings(it.look()) == {"p0": "waiting", "r0": "loading"}
+    assert statuses(it.look()) == {"p0": "waiting", "r0": "loading"}
     it.run.join("r1")
     it.run.report("r0", *it.run.fakes["r0"]._load(it.run.directive("r0")))
     found = it.look({"r0": {"units_per_s": 12.5}})
-    assert standings(found) == {"p0": "waiting", "r0": "generating", "r1": "loading"}
-    assert found.standings == {"policy": {"waiting": 1}, "rollout": {"generating": 1, "loading": 1}}
+    assert statuses(found) == {"p0": "waiting", "r0": "generating", "r1": "loading"}
+    assert found.statuses == {"policy": {"waiting": 1}, "rollout": {"generating": 1, "loading": 1}}
     assert found.versions == {-1: 1, 0: 1}
     assert found.rollout_units_per_s == 12.5
     assert found.queue.in_flight == found.replicas[1].in_flight > 0
     for lease in it.run.leases("r0")[:2]:
         it.run.finish("r0", lease)
-    assert standings(it.look())["p0"] == "training"
+    assert statuses(it.look())["p0"] == "training"
 
 
 def test_a_run_to_its_end_has_curves_staleness_and_news(watched):
@@ -145,18 +145,18 @@ def test_one_that_is_lost_is_shown_until_it_is_back(watched):
     it.run.start()
     it.run.apply(ReplicaLost(name="r0", incarnation=it.run.incarnations["r0"], reason="silent for 15 s"))
     found = it.look()
-    assert standings(found)["r0"] == "lost"
+    assert statuses(found)["r0"] == "lost"
     assert [replica.detail for replica in found.replicas if replica.name == "r0"] == ["silent for 15 s"]
     assert it.news("left") == ["r0: silent for 15 s"]
     it.run.join("r0")
-    assert standings(it.look())["r0"] == "loading"
+    assert statuses(it.look())["r0"] == "loading"
 
 
 def test_one_that_drains_says_so(watched):
     it = watched(num_rollouts=2)
     it.run.start(rollouts=2)
     it.run.apply(Commanded(ident="a", request=REQUEST.encode(Drain(name="r1"))))
-    assert standing_of(it.run.state, it.run.state.replicas["r1"]) == "draining"
+    assert status_of(it.run.state, it.run.state.replicas["r1"]) == "draining"
     assert it.news("asked") == ["drain r1"]
 
 
@@ -200,7 +200,7 @@ def test_of_very_many_replicas_the_first_are_shown_and_all_are_counted(watched):
         it.run.join(f"r{index}")
     found = it.look()
     assert len(found.replicas) == MOST_REPLICAS
-    assert found.standings["rollout"] == {"joined": MOST_REPLICAS + 50}
+    assert found.statuses["rollout"] == {"joined": MOST_REPLICAS + 50}
 
 
 def test_after_a_resume_the_curves_are_of_the_new_timeline(watched):

@@ -91,7 +91,7 @@ def test_no_other_file_is_served(served, path):
 def test_the_run_as_it_is_now(served, snapshot):
     found = served.ask("GET", "/api/snapshot").json
     assert found["run"]["step"] == 3
-    assert found["run"]["replicas"][1]["standing"] == "generating"
+    assert found["run"]["replicas"][1]["status"] == "generating"
     assert found["curves"][0] == {"name": "reward", "points": [[1.0, 0.25], [2.0, 0.5]]}
     served.page.board.offer(attrs.evolve(snapshot, step=4, loss=float("nan")))
     deadline = time.monotonic() + 5

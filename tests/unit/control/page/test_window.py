@@ -1,4 +1,4 @@
-"""The controller's side of the page, at a desk of its own."""
+"""The controller's side of the page, at a server loop of its own."""
 
 import functools
 import time
@@ -11,7 +11,7 @@ from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Commanded, RunOpened
 from cosmos_core.control.page.board import Asked
 from cosmos_core.control.page.window import PAGE, Window
-from cosmos_core.control.server_loop import Desk
+from cosmos_core.control.server_loop import ServerLoop
 from cosmos_core.control.write_ahead_log import Noted
 from cosmos_core.transport.messages import Answer
 from cosmos_core.transport.requests import Drain, Stop
@@ -73,32 +73,32 @@ def ask(board, request, ident="a"):
     board.asked.append(Asked(ident=ident, request=REQUEST.encode(request)))
 
 
-def turn(desk, window, now=0.0):
+def turn(server_loop, window, now=0.0):
     """What the server does in a turn."""
     for command in window.asked("run"):
-        desk.take(PAGE, command, now)
-    for identity, message in desk.commit(now):
+        server_loop.take(PAGE, command, now)
+    for identity, message in server_loop.commit(now):
         assert identity is PAGE
         window.answer(message)
 
 
 def test_what_is_asked_at_the_page_is_journaled_carried_out_and_answered(board, window, state):
     journal = Kept()
-    desk = Desk(state, Noted(journal, functools.partial(window.note, state)), ControlConfig(), 0.0)
+    server_loop = ServerLoop(state, Noted(journal, functools.partial(window.note, state)), ControlConfig(), 0.0)
     ask(board, Stop())
-    turn(desk, window)
+    turn(server_loop, window)
     assert board.answers == {"a": ""}
     assert state.is_stopping
     assert journal.events == [Commanded(ident="a", request=REQUEST.encode(Stop()))]
-    window.show(state, desk.gauges, 0.0)
+    window.show(state, server_loop.gauges, 0.0)
     assert [(news.kind, news.text) for news in board.offered[-1].news] == [("asked", "stop")]
 
 
 def test_what_the_run_cannot_do_is_refused_and_not_journaled(board, window, state):
     journal = Kept()
-    desk = Desk(state, Noted(journal, functools.partial(window.note, state)), ControlConfig(), 0.0)
+    server_loop = ServerLoop(state, Noted(journal, functools.partial(window.note, state)), ControlConfig(), 0.0)
     ask(board, Drain(name="nobody"))
-    turn(desk, window)
+    turn(server_loop, window)
     assert "nobody" in board.answers["a"]
     assert journal.events == []
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from cosmos_core.config.job import StageFacts
 from cosmos_core.control.machine.events import Commanded, ControllerStarted, Recovered
-from cosmos_core.control.machine.recovery import ACCOUNT, account_of
+from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, snapshot_of
 from cosmos_core.run.following.follower import Follower
 from cosmos_core.run.reporting.planes import planes_of
 from cosmos_core.run.reporting.report import write_report
@@ -110,9 +110,9 @@ def test_what_starting_and_ending_took_is_told_apart(summary, job):
 
 
 def test_what_a_recovered_run_took_to_start_and_to_end_is_not_known(job, finished):
-    account = ACCOUNT.encode(account_of(finished.state, max(finished.state.marks)))
+    snapshot = RECOVERY_SNAPSHOT.encode(snapshot_of(finished.state, max(finished.state.marks)))
     follower = Follower()
-    follower.fold([(1, 2000.0, Recovered(account=account, checkpoint="c")), (2, 2001.0, ControllerStarted(term=9))])
+    follower.fold([(1, 2000.0, Recovered(snapshot=snapshot, checkpoint="c")), (2, 2001.0, ControllerStarted(term=9))])
     summary = summarise(job, follower, Ending(outcome="stopped"), {}, wall_s=1000.0)
     assert summary["running_s"] is None
     assert "steps in 16:40\n" in print_(summary, job)

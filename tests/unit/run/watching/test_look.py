@@ -71,8 +71,8 @@ def test_a_run_that_its_supervisor_ended_is_not_told_as_interrupted(stored):
 def test_a_lost_journal_is_not_a_run_that_has_not_begun(stored, job):
     job.journal.unlink()
     assert list(look(stored)) == ["demo: not begun yet"]
-    job.accounts.mkdir()
-    (job.accounts / "step-4").write_bytes(b"")
+    job.recovery_snapshots.mkdir()
+    (job.recovery_snapshots / "step-4").write_bytes(b"")
     for show in (lambda: list(look(stored)), lambda: audit_run(stored)):
         with pytest.raises(DamagedJournalError, match=r"it is gone, or empty.*cosmos recover"):
             show()

@@ -202,8 +202,8 @@ def test_a_history_that_comes_in_parts_is_not_shown_as_the_present(job, finished
 
 def test_a_lost_journal_is_told(left, job):
     job.journal.unlink()
-    job.accounts.mkdir()
-    (job.accounts / "step-4").write_bytes(b"")
+    job.recovery_snapshots.mkdir()
+    (job.recovery_snapshots / "step-4").write_bytes(b"")
     with pytest.raises(DamagedJournalError, match="cosmos recover"):
         watch(left, plain())
 
