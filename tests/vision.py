@@ -17,9 +17,9 @@ import transformers
 from PIL import Image
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast
 
-from cosmos_core.models.sight.images import load_image
-from cosmos_core.models.sight.processor import without_videos
 from cosmos_core.models.tokenizer import train_byte_bpe
+from cosmos_core.models.vision.images import load_image
+from cosmos_core.models.vision.processor import without_videos
 from cosmos_core.types import Message, Prompt
 
 CORPUS: Final = ["Which colour? red, blue and 12 or 34", "user: assistant: picture"]

@@ -17,7 +17,7 @@ from cosmos_core.models.parallel import anatomy
 from cosmos_core.models.parallel.float8 import candidates
 from cosmos_core.models.tokenizer import build_tokenizer
 from cosmos_core.models.weights import loading
-from cosmos_core.models.weights.stored import absence, holds_weights
+from cosmos_core.models.weights.loading import absence, holds_weights
 from cosmos_core.models.weights.streaming import Streamed
 from cosmos_core.protocols import ModelContext, ModelFacts
 

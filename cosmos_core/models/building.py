@@ -10,17 +10,17 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from cosmos_core.models.attention.packed import attend_packed
 from cosmos_core.models.facts import make_shell
-from cosmos_core.models.implementation import attend_packed
 from cosmos_core.models.parallel.float8 import check_float8
 from cosmos_core.models.parallel.lora import AdaptedWeights, Start, check_lora, draw_adapters
 from cosmos_core.models.parallel.parallelize import parallelize
 from cosmos_core.models.parallel.plan import plan_for
 from cosmos_core.models.parallel.stages import Stages, cut
+from cosmos_core.models.verification import check_layers
 from cosmos_core.models.weights import loading
 from cosmos_core.models.weights.materialising import fill, materialise
 from cosmos_core.models.weights.streaming import Drawn, Streamed, Weights
-from cosmos_core.models.weights.verification import check_layers
 from cosmos_core.protocols import Layout
 
 

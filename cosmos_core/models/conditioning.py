@@ -15,7 +15,7 @@ import torch
 
 from cosmos_core.errors import DataError, PluginIncompatibleError
 from cosmos_core.models.huggingface import HuggingFaceModel
-from cosmos_core.models.row import EMBEDDINGS
+from cosmos_core.models.packing import EMBEDDINGS
 from cosmos_core.models.tokens import token_array
 from cosmos_core.protocols import Conditioning, Entering
 from cosmos_core.types import Payload

@@ -12,12 +12,11 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from cosmos_core.config import option
 from cosmos_core.errors import DataError
-from cosmos_core.models.sight.placing import MARK
 from cosmos_core.models.tokenizer import FILE as TOKENIZER_FILE
-from cosmos_core.models.tokenizer import default_template, load_tokenizer
+from cosmos_core.models.tokenizer import Words, default_template, load_tokenizer
 from cosmos_core.models.tokens import tokens_payload, values
+from cosmos_core.models.vision.prompts import MARK
 from cosmos_core.models.weights import loading
-from cosmos_core.models.words import Words
 from cosmos_core.protocols import ModelContext
 from cosmos_core.types import JSON, Message, Payload, Prompt
 

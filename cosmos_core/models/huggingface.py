@@ -17,20 +17,18 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from cosmos_core.models import facts, head
-from cosmos_core.models.adapters.beside import published_state
-from cosmos_core.models.architecture import Architecture
+from cosmos_core.models.adapters import published_state
 from cosmos_core.models.building import Blueprint, build_part, build_whole, lay_out
-from cosmos_core.models.decided import Asked, decided_of, sliced, tensors_of
-from cosmos_core.models.divergence import divergence_of
 from cosmos_core.models.encoding import GENERATION_FILE
-from cosmos_core.models.packing import pack
+from cosmos_core.models.head import Asked, decided_of, divergence_of, sliced, tensors_of
+from cosmos_core.models.huggingface import Architecture
+from cosmos_core.models.packing import Row, device_of, pack
 from cosmos_core.models.parallel.channel import Channel, open_channel
-from cosmos_core.models.parallel.rooted import layout_of, within
+from cosmos_core.models.parallel.forwards import layout_of, within
 from cosmos_core.models.parallel.stages import Stages
-from cosmos_core.models.rehearsal import rehearse
-from cosmos_core.models.row import Row, device_of
+from cosmos_core.models.tiny_model import check_tiny_model
+from cosmos_core.models.verification import verify_packing
 from cosmos_core.models.weights.exporting import ADAPTER, export_adapters, export_parts, led, share_files
-from cosmos_core.models.weights.verification import verify_packing
 from cosmos_core.protocols import Comparison, Decided, KLTarget, Layout, MicroBatch
 from cosmos_core.types import Payload
 
@@ -54,7 +52,7 @@ class HuggingFaceModel(Architecture):
         """
         blueprint = self._blueprint(seed=seed, dtype=dtype, device=device)
         if layout is not None and layout.mesh.world_size > 1:
-            rehearse(blueprint, self.verify)
+            check_tiny_model(blueprint, self.verify)
             return build_part(blueprint, layout)
         whole = build_whole(blueprint)
         self.verify(whole)

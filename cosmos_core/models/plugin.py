@@ -7,9 +7,9 @@ from typing import get_args
 from transformers import CONFIG_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.models.divergence import DIVERGENCES
+from cosmos_core.models.head import DIVERGENCES
 from cosmos_core.models.huggingface import HuggingFaceModel
-from cosmos_core.models.seeing import GenericOptions, SeeingModel
+from cosmos_core.models.vision.generic import GenericOptions, SeeingModel
 from cosmos_core.models.weights.loading import LIBRARY_ERRORS
 from cosmos_core.protocols import Axis, Model, ModelCapabilities, ModelContext, Provider, hookimpl
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.stages import stages
-from cosmos_core.models.adapters.below import DRAWN
+from cosmos_core.models.adapters import DRAWN
 from cosmos_core.models.parallel.channel import open_channel
 from cosmos_core.models.parallel.stages import part_of, stages_of
 from cosmos_core.plugins.roles import load_algorithm, load_dataset, load_model, selections, source_of

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from cosmos_core.errors import PluginIncompatibleError
 from cosmos_core.models.attention.context import attend_over_slices
@@ -97,3 +97,16 @@ def _is_nothing(value: object) -> bool:
 
 
 AttentionInterface.register(PACKED, packed_attention)
+
+
+TOWER_ATTENTION: Final = "sdpa"
+
+
+def attend_packed(module: PreTrainedModel) -> None:
+    """Let the text of a model attend within packed documents, and its towers to all of what they are shown."""
+    text = module.config.get_text_config()
+    parts = {name: getattr(module.config, name, None) for name in module.config.sub_configs}
+    if text is module.config:
+        parts = {}
+    kinds = {name: PACKED if part is text else TOWER_ATTENTION for name, part in parts.items() if part is not None}
+    module.set_attn_implementation({"": PACKED, **kinds} if kinds else PACKED)

@@ -28,8 +28,7 @@ from torch.autograd.function import once_differentiable
 
 from cosmos_core.models.attention.blocks import Block, block_backward, block_forward
 from cosmos_core.models.attention.documents import ContextSlice, Packing
-from cosmos_core.models.attention.merging import Merged, sinks_backward
-from cosmos_core.models.attention.scores import Rows, Scoring, attend
+from cosmos_core.models.attention.scores import Merged, Rows, Scoring, attend, sinks_backward
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -19,10 +19,9 @@ from torch import nn
 
 from cosmos_core.errors import ConfigError
 from cosmos_core.models.diffusion import checkpoint
-from cosmos_core.models.diffusion.codec import Autoencoder, Codec, Pixels
 from cosmos_core.models.diffusion.context import TokenSlices
 from cosmos_core.models.diffusion.options import DiffusionOptions
-from cosmos_core.models.diffusion.parts import Part
+from cosmos_core.models.diffusion.parts import Autoencoder, Codec, Part, Pixels
 from cosmos_core.protocols import ModelContext
 
 

@@ -16,18 +16,18 @@ import torch
 from torch import nn
 
 from cosmos_core.errors import ConfigError, TrainingError
-from cosmos_core.models.diffusion import building, checkpoint, facts, packing
+from cosmos_core.models.diffusion import building, checkpoint, packing
 from cosmos_core.models.diffusion.arrays import array_of, tensor_of, with_tensors
+from cosmos_core.models.diffusion.checkpoint import export_transformer
 from cosmos_core.models.diffusion.conditions import Resident, placed
-from cosmos_core.models.diffusion.exporting import export_transformer
-from cosmos_core.models.diffusion.frames import frames_of
+from cosmos_core.models.diffusion.media import frames_of
 from cosmos_core.models.diffusion.noising import Times, generator_of
 from cosmos_core.models.diffusion.options import DiffusionOptions
 from cosmos_core.models.diffusion.rows import GIVEN, IS_GIVEN, TEXT, RowEncoding
 from cosmos_core.models.diffusion.scoring import Decisions, decided_of
-from cosmos_core.models.parallel.rooted import layout_of, within
-from cosmos_core.models.row import device_of
-from cosmos_core.models.weights.stored import absence, holds_weights
+from cosmos_core.models.packing import device_of
+from cosmos_core.models.parallel.forwards import layout_of, within
+from cosmos_core.models.weights.loading import absence, holds_weights
 from cosmos_core.protocols import Comparison, Decided, KLTarget, Layout, MicroBatch, ModelContext, ModelFacts
 from cosmos_core.types import Payload
 
@@ -58,7 +58,7 @@ class DiffusionModel(RowEncoding):
             else:
                 absent = absence(folder, checkpoint.STEM)
         heads = int(self.config["num_attention_heads"])
-        return facts.facts_of(
+        return building.facts_of(
             shell,
             layers=self.layers,
             heads=heads,

@@ -1,11 +1,14 @@
-"""Parts of a checkpoint that are never trained: encoders of text and images, autoencoders."""
+"""Parts of a checkpoint that are never trained: encoders of text and images, and the autoencoder.
+
+Shape legend: C channels, T latent frames, H and W latent height and width, F frames, h and w height and width.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -55,3 +58,77 @@ class Part:
             module.to("cpu")
             name = type(module).__name__
             raise ConfigError(f"{device} has no room for {name}{self._instead}: {first_line(error)}") from error
+
+
+class Codec(Protocol):
+    """Turns pixels into latents and back.
+
+    Attributes:
+        channels: C.
+        temporal: Frames of a latent frame, but for the first one, which is one frame.
+        spatial: Pixels of a latent along each side.
+    """
+
+    channels: int
+    temporal: int
+    spatial: int
+
+    def encode(self, pixels: torch.Tensor) -> torch.Tensor:
+        """float32 [C, T, H, W] of float32 [3, F, h, w] in [-1, 1]; nothing is drawn."""
+        ...
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """float32 [3, F, h, w] of float32 [C, T, H, W]."""
+        ...
+
+
+class Pixels:
+    """Latents are pixels in [-1, 1]."""
+
+    def __init__(self) -> None:
+        self.channels: int = 3
+        self.temporal: int = 1
+        self.spatial: int = 1
+
+    def encode(self, pixels: torch.Tensor) -> torch.Tensor:
+        """The same."""
+        return pixels
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """The same."""
+        return latents
+
+
+class Autoencoder:
+    """A causal video autoencoder of diffusers.
+
+    Its latents are normalised by the mean and the standard deviation that its config states, channel by channel.
+
+    Args:
+        config: Of the autoencoder: `z_dim`, `latents_mean`, `latents_std`, and its scale factors.
+        part: Its module, in float32. What is elsewhere is taken to it, and what it becomes back.
+    """
+
+    def __init__(self, config: Any, part: Part) -> None:
+        self.channels: int = int(config["z_dim"])
+        stages = config["temperal_downsample"]
+        self.temporal: int = int(config.get("scale_factor_temporal") or 2 ** sum(stages))
+        self.spatial: int = int(config.get("scale_factor_spatial") or 2 ** len(stages))
+        self._mean: Final = torch.tensor(config["latents_mean"]).view(-1, 1, 1, 1)
+        self._std: Final = torch.tensor(config["latents_std"]).view(-1, 1, 1, 1)
+        self._part: Final = part
+
+    @torch.no_grad()
+    def encode(self, pixels: torch.Tensor) -> torch.Tensor:
+        """The most likely latents."""
+        with self._part.used() as (module, device):
+            latents: torch.Tensor = module.encode(pixels[None].to(device)).latent_dist.mode()[0].float()
+        return (latents.to(pixels.device) - self._mean.to(pixels.device)) / self._std.to(pixels.device)
+
+    @torch.no_grad()
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """What the latents stand for."""
+        raw = latents * self._std.to(latents.device) + self._mean.to(latents.device)
+        with self._part.used() as (module, device):
+            pixels: torch.Tensor = module.decode(raw[None].to(device), return_dict=False)[0][0].float()
+        return pixels.to(latents.device)

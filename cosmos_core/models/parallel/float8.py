@@ -1,19 +1,209 @@
-"""Which linear layers of a model compute in 8 bits."""
+"""Linear layers that compute in 8-bit floating point, forward and backward, scaled as operands are made.
+
+Each operand of a product is divided by a scale that brings its largest element to the largest number of the format:
+one scale a tensor, or one for each row along which the product sums. Where such a row is split over `tp`, the largest
+element is that of all parts, so that numbers do not depend on the layout.
+
+Source: arXiv:2209.05433 section 3 (formats; e5m2 for gradients under one scale a tensor). Deviation: under one scale a
+row everything is e4m3, as rows of gradients span less than tensors of them.
+
+Shape legend: T tokens, I inputs, O outputs of a layer; R rows of an operand, K what a product sums over.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.models.parallel.fit import is_computed, skip_problems
-from cosmos_core.models.parallel.float8_linear import compute_in_float8
+from cosmos_core.models.parallel.forwards import surround
+from cosmos_core.models.parallel.layout import is_computed, skip_problems
+from cosmos_core.models.parallel.tensor import INPUTS, OUTPUTS, applied_to
 from cosmos_core.protocols import Layout
+
+Scaling: TypeAlias = Literal["tensorwise", "rowwise"]
+Side: TypeAlias = Literal["inputs", "outputs"]
+
+E4M3: Final = torch.float8_e4m3fn
+E5M2: Final = torch.float8_e5m2
+MULTIPLE: Final = 16
+"""Kernels of accelerators want every dimension to be a multiple of it."""
+SMALLEST: Final = 1e-12
+"""What an operand of zeros counts as, so that nothing is divided by zero."""
+
+
+class Split(NamedTuple):
+    """Which side of a linear layer is split, and over which processes; of a kind that torch's compiler makes."""
+
+    side: Side
+    group: dist.ProcessGroup
+
+
+class Quantised(NamedTuple):
+    """An operand: `values` (8-bit) times `scale` (float32, [] or [R, 1]); of a kind that torch's compiler makes."""
+
+    values_RK: torch.Tensor
+    scale: torch.Tensor
+
+
+def compute_in_float8(linear: nn.Linear, scaling: Scaling) -> None:
+    """Make a linear layer's forward and backward multiply 8-bit numbers; its parameters stay as they are.
+
+    Args:
+        linear: Any weight that it is called with is taken, so tensor parallel styles go round this.
+        scaling: Of every operand.
+    """
+
+    def around(inner: Any, hidden: torch.Tensor) -> torch.Tensor:
+        if not hidden.numel():
+            nothing: torch.Tensor = inner(hidden)
+            return nothing
+        dtype = hidden.dtype
+        if torch.is_autocast_enabled(hidden.device.type):
+            dtype = torch.get_autocast_dtype(hidden.device.type)
+        flat_TI = hidden.to(dtype).flatten(0, -2)
+        weight = linear.weight.to(dtype)
+        product: torch.Tensor = _Linear.apply(flat_TI, weight, scaling, _split_of(linear))  # type: ignore[no-untyped-call]
+        result = product.view(*hidden.shape[:-1], -1)
+        return result if linear.bias is None else result + linear.bias.to(dtype)
+
+    surround(linear, around)
+
+
+def quantise(
+    tensor_RK: torch.Tensor, dtype: torch.dtype, scaling: Scaling, group: dist.ProcessGroup | None = None
+) -> Quantised:
+    """An operand in 8 bits; what is not finite makes what it touches not a number.
+
+    Args:
+        tensor_RK: The operand; a product sums over its last dimension.
+        dtype: The format.
+        scaling: One scale, or one a row.
+        group: Processes that hold the other parts of what a scale is for.
+    """
+    size = tensor_RK.abs()
+    largest = (size.amax(dim=1, keepdim=True) if scaling == "rowwise" else size.amax()).float()
+    if group is not None:
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    limit = torch.finfo(dtype).max
+    scale = largest.clamp_min(SMALLEST) / limit
+    # A conversion to e4m3 makes not-a-number of what a rounded quotient has above the limit.
+    return Quantised(values_RK=(tensor_RK.float() / scale).clamp(-limit, limit).to(dtype), scale=scale)
+
+
+def multiply(left: Quantised, right: Quantised, dtype: torch.dtype) -> torch.Tensor:
+    """`left @ right.T`, summed in float32.
+
+    A CPU multiplies the same 8-bit numbers as float32: its kernel for 8 bits is slower by orders of magnitude.
+
+    Args:
+        left: [M, K].
+        right: [N, K].
+        dtype: Of the result.
+    """
+    if left.values_RK.device.type == "cpu":
+        with torch.autocast("cpu", enabled=False):
+            product = left.values_RK.float() @ right.values_RK.float().T
+        return (product * left.scale * right.scale.reshape(1, -1)).to(dtype)
+    rows, columns = left.values_RK.shape[0], right.values_RK.shape[0]
+    is_rowwise = left.scale.dim() > 0
+    # Kernels with a scale a row give bfloat16 only, and are fast only with the fast sum.
+    result: torch.Tensor = torch._scaled_mm(  # noqa: SLF001 - torch has no public name for it
+        _padded(left.values_RK),
+        _padded(right.values_RK).T,
+        scale_a=_padded_rows(left.scale) if is_rowwise else left.scale,
+        scale_b=_padded_rows(right.scale).T if is_rowwise else right.scale,
+        out_dtype=torch.bfloat16 if is_rowwise else dtype,
+        use_fast_accum=is_rowwise or left.values_RK.dtype == right.values_RK.dtype == E4M3,
+    )
+    return result[:rows, :columns].to(dtype)
+
+
+class _Linear(torch.autograd.Function):
+    """`hidden @ weight.T` and both of its gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_TI: torch.Tensor, weight_OI: torch.Tensor, scaling: Scaling, split: Split | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(hidden_TI, weight_OI)
+        ctx.scaling, ctx.split = scaling, split
+        left = quantise(hidden_TI, E4M3, scaling, _group(split, "inputs"))
+        right = quantise(weight_OI, E4M3, scaling, _group(split, "inputs" if scaling == "rowwise" else None))
+        return multiply(left, right, hidden_TI.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_TO: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden_TI, weight_OI = ctx.saved_tensors
+        if ctx.scaling == "tensorwise":
+            return *_tensorwise_gradients(ctx, grad_TO, hidden_TI, weight_OI), None, None
+        return *_rowwise_gradients(ctx, grad_TO, hidden_TI, weight_OI), None, None
+
+
+def _tensorwise_gradients(
+    ctx: Any, grad_TO: torch.Tensor, hidden_TI: torch.Tensor, weight_OI: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    grad = quantise(grad_TO, E5M2, "tensorwise", _group(ctx.split, "outputs"))
+    of_hidden = of_weight = None
+    if ctx.needs_input_grad[0]:
+        weight = quantise(weight_OI, E4M3, "tensorwise", _group(ctx.split, None))
+        of_hidden = multiply(grad, _transposed(weight), grad_TO.dtype)
+    if ctx.needs_input_grad[1]:
+        hidden = quantise(hidden_TI, E4M3, "tensorwise", _group(ctx.split, "inputs"))
+        of_weight = multiply(_transposed(grad), _transposed(hidden), grad_TO.dtype)
+    return of_hidden, of_weight
+
+
+def _rowwise_gradients(
+    ctx: Any, grad_TO: torch.Tensor, hidden_TI: torch.Tensor, weight_OI: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    of_hidden = of_weight = None
+    if ctx.needs_input_grad[0]:
+        group = _group(ctx.split, "outputs")
+        grad = quantise(grad_TO, E4M3, "rowwise", group)
+        of_hidden = multiply(grad, quantise(weight_OI.T, E4M3, "rowwise", group), grad_TO.dtype)
+    if ctx.needs_input_grad[1]:
+        grad = quantise(grad_TO.T, E4M3, "rowwise")
+        of_weight = multiply(grad, quantise(hidden_TI.T, E4M3, "rowwise"), grad_TO.dtype)
+    return of_hidden, of_weight
+
+
+def _split_of(linear: nn.Linear) -> Split | None:
+    applied = applied_to(linear)
+    if applied is None or applied.style not in OUTPUTS | INPUTS:
+        return None
+    return Split(side="outputs" if applied.style in OUTPUTS else "inputs", group=applied.axis.group)
+
+
+def _group(split: Split | None, side: Side | None) -> dist.ProcessGroup | None:
+    """Whom to ask for the largest element of what spans a side of the layer; both sides, if None."""
+    return split.group if split is not None and side in (None, split.side) else None
+
+
+def _transposed(operand: Quantised) -> Quantised:
+    return Quantised(values_RK=operand.values_RK.T, scale=operand.scale)
+
+
+def _padded(values_RK: torch.Tensor) -> torch.Tensor:
+    """With zeros up to multiples of 16 along both dimensions, which change no sum; rows lie together."""
+    rows, columns = (-size % MULTIPLE for size in values_RK.shape)
+    if not rows and not columns:
+        return values_RK.contiguous()
+    # Zero is the byte 0, and bytes are what padding knows.
+    return nn.functional.pad(values_RK.view(torch.uint8), (0, columns, 0, rows)).view(values_RK.dtype)
+
+
+def _padded_rows(scale_R1: torch.Tensor) -> torch.Tensor:
+    return nn.functional.pad(scale_R1, (0, 0, 0, -scale_R1.shape[0] % MULTIPLE), value=1.0)
+
 
 _LOG: Final = logging.getLogger(__name__)
 

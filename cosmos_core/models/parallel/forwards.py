@@ -1,14 +1,22 @@
-"""Change what a module's forward does without changing its class, its names or its parameters."""
+"""Changes of what a module's forward does, without changing its class, its names or its parameters.
+
+FSDP gathers and frees weights in hooks round a module's forward. A model plugin calls parts of the module (the base
+model, then the output layer), so it hands the root what to run (`within`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.utils._pytree import tree_map_only
+
+from cosmos_core.protocols import Layout
 
 Around = Callable[..., Any]
 
@@ -52,3 +60,77 @@ def replace_first(args: tuple[Any, ...], kwargs: dict[str, Any], change: Callabl
 def replace_result(result: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """A layer's or a block's result with its hidden states changed: all of it, or the first of a tuple."""
     return (change(result[0]), *result[1:]) if isinstance(result, tuple) else change(result)
+
+
+Result = TypeVar("Result", torch.Tensor, tuple[torch.Tensor, ...])
+
+_LAYOUT: Final = "_cosmos_layout"
+
+
+def root(module: nn.Module, layout: Layout, beside: Sequence[nn.Module] = ()) -> None:
+    """Let `within` run inside the module's forward; remember the layout.
+
+    Args:
+        module: The root.
+        layout: What it was parallelized with.
+        beside: Parts that some forwards do not call, such as a vision tower where there is no image. They get a
+            gradient of zeros then: processes reduce gradients together, so each has to have the same ones.
+    """
+
+    def around(inner: Callable[..., Any], *args: Any, evaluate: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        if evaluate is None:
+            return inner(*args, **kwargs)
+        results = evaluate()
+        unused = [each for part in beside for each in part.parameters() if each.requires_grad]
+        if unused and torch.is_grad_enabled():
+            results = tree_map_only(torch.Tensor, lambda each: _anchored(each, unused), results)
+        # FSDP hangs its backward hook on the results, where an in-place change of a view would lose it.
+        return tree_map_only(torch.Tensor, lambda each: each.clone() if each._is_view() else each, results)  # noqa: SLF001
+
+    surround(module, around)
+    module.__dict__[_LAYOUT] = layout
+
+
+def layout_of(module: nn.Module) -> Layout | None:
+    """What a module was parallelized with; None for a plain one."""
+    layout: Layout | None = module.__dict__.get(_LAYOUT)
+    return layout
+
+
+def within(module: nn.Module, body: Callable[[], Result]) -> Result:
+    """Call `body` inside the module's forward, so that the hooks round it apply.
+
+    Args:
+        module: A parallelized module, or a plain one, for which this is `body()`.
+        body: Gives a tensor or a tuple of tensors.
+    """
+    if layout_of(module) is None:
+        return body()
+    result: Result = module(evaluate=body)
+    if isinstance(module, FSDPModule) and not torch.is_grad_enabled():
+        # Without a backward pass nothing else frees weights that stay gathered, and an update would not reach them.
+        for part in module.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
+    return result
+
+
+def _anchored(tensor: torch.Tensor, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+    if not tensor.requires_grad:
+        return tensor
+    result: torch.Tensor = _Anchor.apply(tensor, *parameters)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Anchor(torch.autograd.Function):
+    """The tensor as it is; parameters get zeros as their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*parameters)
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        zeros = (each.new_zeros(()).expand(each.shape) for each in ctx.saved_tensors)
+        return (grad, *zeros)

@@ -1,11 +1,20 @@
-"""From a recipe's `[policy]` to the layout that a model plugin is given."""
+"""The layout of a replica, by arithmetic and without torch: made from `[policy]`, checked against a model's facts.
+
+Source of the v shape of pipelines: arXiv:2401.10241, section 6.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import itertools
+import math
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final, get_args
 
-from cosmos_core.config.schema import PolicyConfig
-from cosmos_core.protocols import Layout, Lora, Mesh
+from cosmos_core.config.mesh import choices, divisors, mesh_problems
+from cosmos_core.config.nearest import suggestion
+from cosmos_core.config.schema import MeshConfig, PolicyConfig
+from cosmos_core.errors import ConfigError
+from cosmos_core.protocols import Axis, Extent, Format, Layout, Lora, Mesh, ModelCapabilities, ModelFacts
 
 STAGES_PER_RANK: Final = {"1f1b": 1, "interleaved": 2, "zero-bubble": 2}
 DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16"}
@@ -30,3 +39,263 @@ def layout_of(policy: PolicyConfig, mesh: Mesh, device_type: str) -> Layout:
         float8_skip=policy.float8.skip,
         lora=None if lora is None else Lora(rank=lora.rank, alpha=lora.alpha, modules=lora.modules),
     )
+
+
+def stage_indices(*, size: int, place: int, per_process: int, is_v_shaped: bool) -> tuple[int, ...]:
+    """The stages of one process, in the order of the model.
+
+    Args:
+        size: Processes of the pipeline.
+        place: Place of the process among them.
+        per_process: Stages of each.
+        is_v_shaped: Whether the order of processes turns round after each pass, instead of starting anew.
+    """
+    return tuple(turn * size + (size - 1 - place if is_v_shaped and turn % 2 else place) for turn in range(per_process))
+
+
+def layer_spans(num_layers: int, num_stages: int) -> list[range]:
+    """The layers of each stage, as even as can be.
+
+    What does not divide goes to stages in the middle first: the first has the embedding, the last the output layer.
+
+    Raises:
+        ConfigError: There are more stages than layers.
+    """
+    if num_layers < num_stages:
+        raise ConfigError(
+            f"policy.mesh.pp: {num_stages} pipeline stages need as many layers, and the model has {num_layers}; "
+            "lower pp, or choose policy.parallel.schedule = '1f1b', which has one stage a process"
+        )
+    middle_first = [*range(1, num_stages - 1), 0, num_stages - 1]
+    size, rest = divmod(num_layers, num_stages)
+    longer = frozenset(middle_first[:rest])
+    spans: list[range] = []
+    for stage in range(num_stages):
+        start = spans[-1].stop if spans else 0
+        spans.append(range(start, start + size + (stage in longer)))
+    return spans
+
+
+def misfits(policy: PolicyConfig, capabilities: ModelCapabilities, facts: ModelFacts) -> list[str]:
+    """Why the policy's mesh cannot hold the model; empty if it can.
+
+    An axis that the model cannot use is told first: why, if the model knows, else that its plugin does not declare it.
+    What follows from such an axis is not told.
+    """
+    mesh = policy.mesh
+    found = _unusable(mesh, capabilities, facts)
+    sizes = (
+        mesh_problems(mesh),
+        _stages(policy, facts),
+        _extents(policy, facts),
+        _vocabulary(policy, facts),
+        _units(policy, facts),
+    )
+    return found or list(itertools.chain(*sizes, _adapted(policy, facts), _computed_in_float8(policy, facts)))
+
+
+def rollout_misfits(mesh: MeshConfig, capabilities: ModelCapabilities, facts: ModelFacts) -> list[str]:
+    """Why the processes of a rollout replica cannot share the model's layers (`rollout.mesh.tp`); empty if they can."""
+    policy = PolicyConfig(mesh=MeshConfig(tp=mesh.tp))
+    found = _unusable(policy.mesh, capabilities, facts) or [*_extents(policy, facts), *_vocabulary(policy, facts)]
+    return [each.replace("policy.", "rollout.") for each in found]
+
+
+def cut_bytes(tp: int, facts: ModelFacts, form: Format) -> Iterator[str]:
+    """Columns of matrices that `policy.mesh.tp` splits within a byte of their codes."""
+    widths = {name: facts.matrices[name][-1] for name in facts.column_split & facts.matrices.keys()}
+    cut = [name for name, width in widths.items() if _cuts(width, tp, form)]
+    if not cut:
+        return
+    first = min(cut, key=lambda name: (len(name), name))
+    fitting = [size for size in _fitting(facts, "tp") if not any(_cuts(width, size, form) for width in widths.values())]
+    more = f", and so of {len(cut) - 1} more" if len(cut) > 1 else ""
+    yield (
+        f"rollout.quantization: {form.name!r} has {form.per_byte} columns in a byte, and policy.mesh.tp = {tp} gives a "
+        f"process {math.ceil(widths[first] / tp)} of the {widths[first]} columns of {first}{more}; tp can be "
+        f"{choices(fitting)}, or take 'fp8' or 'mxfp8', whose codes are a byte each"
+    )
+
+
+def _cuts(columns: int, tp: int, form: Format) -> bool:
+    """Whether a process begins in the middle of a byte of codes; all have as many columns, but the last."""
+    each = math.ceil(columns / tp)
+    return each < columns and each % form.per_byte != 0
+
+
+def _unusable(mesh: MeshConfig, capabilities: ModelCapabilities, facts: ModelFacts) -> list[str]:
+    found = [
+        f"policy.mesh.{axis}: {getattr(mesh, axis)}, but {facts.architecture} cannot be spread over {axis}: {reason}; "
+        f"set {axis} = 1"
+        for axis, reason in facts.impossible.items()
+        if getattr(mesh, axis) > 1
+    ]
+    return [*found, *undeclared(mesh, capabilities.mesh_axes | facts.impossible.keys())]
+
+
+def skip_problems(skip: Sequence[str], names: Collection[str], architecture: str) -> Iterator[str]:
+    """What is wrong with `policy.float8.skip`: a part of no name, or of so many that no layer is left.
+
+    Args:
+        skip: Parts of names of layers that shall not compute in 8 bits.
+        names: Of the layers that can.
+        architecture: Of the model, for people.
+    """
+    known = {part for name in names for part in name.split(".") if not part.isdecimal()}
+    for wanted in skip:
+        if not any(wanted in name for name in names):
+            yield (
+                f"policy.float8.skip: no linear layer of {architecture} has {wanted!r} in its name; "
+                f"{suggestion(wanted, known)}"
+            )
+    if not any(is_computed(name, skip) for name in names):
+        yield (
+            f"policy.float8.skip: {list(skip)} leaves none of the {len(names)} linear layers of {architecture} to "
+            "compute in 8 bits; skip fewer, or set policy.float8.scaling = 'none'"
+        )
+
+
+def is_computed(name: str, skip: Sequence[str]) -> bool:
+    """Whether the linear layer of this name computes in 8 bits, where some do."""
+    return not any(part in name for part in skip)
+
+
+def undeclared(mesh: MeshConfig, declared: Collection[Axis]) -> Iterator[str]:
+    """Axes greater than one that the model's plugin does not declare."""
+    allowed = [axis for axis in get_args(Axis) if axis in declared]
+    for axis in get_args(Axis):
+        size = getattr(mesh, axis)
+        if size > 1 and axis not in declared:
+            what = f"its plugin can use {', '.join(allowed)}" if allowed else "its plugin trains in one process only"
+            yield (
+                f"policy.mesh.{axis}: {size}, but the model's plugin does not declare the axis {axis} "
+                f"(ModelCapabilities.mesh_axes); {what}, and policy.replicas spreads the work besides"
+            )
+
+
+def _stages(policy: PolicyConfig, facts: ModelFacts) -> Iterator[str]:
+    """More stages than layers, or too few layers in the first one."""
+    pp, each = policy.mesh.pp, STAGES_PER_RANK[policy.parallel.schedule]
+    if pp == 1 or pp * each <= facts.num_layers:
+        yield from leading_problems(
+            facts.architecture,
+            facts.num_leading_layers,
+            facts.num_layers,
+            num_stages=pp * each if pp > 1 else 1,
+            is_split=policy.mesh.tp > 1 and policy.parallel.sequence_parallel,
+        )
+        return
+    many = (
+        f"pp = {pp}" if each == 1 else f"pp = {pp} with {each} stages a process (schedule {policy.parallel.schedule!r})"
+    )
+    yield (
+        f"policy.mesh.pp: {many} makes {pp * each} stages of {facts.num_layers} layers; "
+        f"pp can be at most {max(facts.num_layers // each, 1)}"
+    )
+
+
+def leading_problems(
+    architecture: str, num_leading: int, num_layers: int, *, num_stages: int, is_split: bool
+) -> Iterator[str]:
+    """Why the first stage cannot add something to the results of leading layers, as some models do.
+
+    Args:
+        architecture: Of the model, for people.
+        num_leading: Layers to whose results it adds something (see `ModelFacts.num_leading_layers`).
+        num_layers: Layers of the model.
+        num_stages: Stages, at most as many as layers.
+        is_split: Whether the sequence is split over `tp` between layers: behind its last one a stage has all of it, so
+            that it needs one layer more.
+    """
+    if not num_leading:
+        return
+    needed = num_leading + is_split
+    first = len(layer_spans(num_layers, num_stages)[0])
+    if first >= needed:
+        return
+    fitting = [stages for stages in range(1, num_stages) if len(layer_spans(num_layers, stages)[0]) >= needed]
+    ways = [f"there can be at most {fitting[-1]}"] if fitting else []
+    ways += ["set policy.parallel.sequence_parallel = false"] if is_split and first >= num_leading else []
+    what = f"{num_leading} layers and one more (sequence_parallel)" if is_split else f"{num_leading} layers"
+    yield (
+        f"policy.mesh.pp: {architecture} adds to the results of its first layers, so the first stage "
+        f"needs {what}, and of {num_stages} it has {first}; {', or '.join(ways) or 'use fewer stages'}"
+    )
+
+
+def _vocabulary(policy: PolicyConfig, facts: ModelFacts) -> Iterator[str]:
+    """A vocabulary of which a process of `tp` would have no token."""
+    tp, size = policy.mesh.tp, facts.vocab_size
+    if 0 < size <= math.ceil(size / tp) * (tp - 1):
+        yield (
+            f"policy.mesh.tp: {tp} leaves processes without a token of a vocabulary of {size}, of which each takes "
+            f"{math.ceil(size / tp)}; lower tp"
+        )
+
+
+def _extents(policy: PolicyConfig, facts: ModelFacts) -> Iterator[str]:
+    """Numbers of the model that an axis does not divide."""
+    for extent in facts.extents:
+        size = getattr(policy.mesh, extent.axis)
+        if size == 1 or (extent.axis == "cp" and policy.parallel.context != "ulysses"):
+            continue
+        if extent.axis == "cp":
+            yield from _exchanged_heads(policy, extent)
+        elif not _fits(extent, size):
+            yield (
+                f"policy.mesh.{extent.axis}: {size} does not divide {extent.size} {extent.name}; "
+                f"{extent.axis} can be {choices(_fitting(facts, extent.axis))}"
+            )
+
+
+def _exchanged_heads(policy: PolicyConfig, extent: Extent) -> Iterator[str]:
+    """Each process of `tp` has its part of the heads, and `cp` divides those again."""
+    cp, tp = policy.mesh.cp, policy.mesh.tp
+    if extent.size % (cp * tp) and extent.size % tp == 0:
+        each = extent.size // tp
+        yield (
+            f"policy.mesh.cp: {cp} does not divide the {each} {extent.name} of each process "
+            f"({extent.size} / tp = {tp}), which policy.parallel.context = 'ulysses' exchanges; cp can be "
+            f"{choices(divisors(each))}, or take context = 'gather'"
+        )
+
+
+def _fits(extent: Extent, size: int) -> bool:
+    return extent.size % size == 0 or (extent.is_shared and size % extent.size == 0)
+
+
+def _fitting(facts: ModelFacts, axis: Axis) -> list[int]:
+    """Sizes of an axis that fit all that it must divide."""
+    extents = [extent for extent in facts.extents if extent.axis == axis]
+    exact = [extent.size for extent in extents if not extent.is_shared]
+    candidates = divisors(math.gcd(*exact)) if exact else divisors(math.lcm(*(extent.size for extent in extents)))
+    return [size for size in candidates if all(_fits(extent, size) for extent in extents)]
+
+
+def _units(policy: PolicyConfig, facts: ModelFacts) -> Iterator[str]:
+    """A micro-batch whose tokens its processes cannot share evenly; without a vocabulary, units are no tokens."""
+    parts = policy.mesh.cp * policy.mesh.tp
+    if facts.vocab_size and policy.micro_batch_units % parts:
+        down = policy.micro_batch_units // parts * parts
+        yield (
+            f"policy.micro_batch_units: {policy.micro_batch_units} is no multiple of cp · tp = {parts}, by which each "
+            f"row is split; take {choices([down, down + parts] if down else [parts])}"
+        )
+
+
+def _adapted(policy: PolicyConfig, facts: ModelFacts) -> Iterator[str]:
+    """Adapters of layers that the model does not have."""
+    known = {name for part in facts.parts if part.is_layer for name in part.widths}
+    if policy.lora is None or not known:
+        return
+    for wanted in policy.lora.modules:
+        if wanted not in known | {"all-linear"}:
+            yield (
+                f"policy.lora.modules: no linear layer of {facts.architecture} is called {wanted!r}; "
+                f"{suggestion(wanted, sorted(known))}"
+            )
+
+
+def _computed_in_float8(policy: PolicyConfig, facts: ModelFacts) -> Iterator[str]:
+    if policy.float8.scaling != "none" and facts.linear_layers:
+        yield from skip_problems(policy.float8.skip, facts.linear_layers, facts.architecture)

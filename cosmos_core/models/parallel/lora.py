@@ -23,7 +23,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.models.adapters.beside import DOWN, UP, is_adapter, note_scale
+from cosmos_core.models.adapters import DOWN, UP, is_adapter, note_scale
 from cosmos_core.models.parallel.anatomy import Anatomy
 from cosmos_core.models.parallel.forwards import own_parameters, substituted, surround
 from cosmos_core.models.parallel.tensor import (

@@ -24,11 +24,10 @@ from cosmos_core.models.head import note_part
 from cosmos_core.models.parallel.anatomy import Anatomy
 from cosmos_core.models.parallel.expert import spread_experts
 from cosmos_core.models.parallel.float8 import install_float8
-from cosmos_core.models.parallel.forwards import own_parameters
+from cosmos_core.models.parallel.forwards import own_parameters, root
 from cosmos_core.models.parallel.lora import add_adapters, surround_adapted
 from cosmos_core.models.parallel.plan import KEYS_AND_VALUES, QUERIES, ParallelPlan, pattern_of
 from cosmos_core.models.parallel.recompute import recompute_layer
-from cosmos_core.models.parallel.rooted import root
 from cosmos_core.models.parallel.sequence import gather_block, split_layers
 from cosmos_core.models.parallel.sharding import shard
 from cosmos_core.models.parallel.tensor import (

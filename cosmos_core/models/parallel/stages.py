@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from cosmos_core.errors import PluginIncompatibleError
-from cosmos_core.models.parallel.placement import layer_spans, stage_indices
+from cosmos_core.models.parallel.layout import layer_spans, stage_indices
 from cosmos_core.protocols import Layout
 
 FINAL_NORMS: Final = ("norm", "final_layer_norm", "final_layernorm", "ln_f", "embedding_norm")
@@ -238,7 +238,7 @@ class Stages(nn.Module):
     def __init__(self, stages: list[PreTrainedModel]) -> None:
         super().__init__()
         self.stages: Final = nn.ModuleList(stages)
-        self._share_ties()
+        self._share_tied()
 
     @property
     def copies(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
@@ -277,7 +277,7 @@ class Stages(nn.Module):
                 destination.setdefault(prefix + _canonical(part, name), tensor)
         return destination
 
-    def _share_ties(self) -> None:
+    def _share_tied(self) -> None:
         held: dict[str, nn.Parameter] = {}
         for stage in self.stages:
             for name, parameter in list(stage.named_parameters()):

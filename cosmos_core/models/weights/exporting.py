@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import dot_natural_key, revert_weight_conversion
 
 from cosmos_core.errors import CheckpointError
-from cosmos_core.models.adapters.beside import DOWN, adapters_of, is_adapter, published_state
+from cosmos_core.models.adapters import DOWN, adapters_of, is_adapter, published_state
 from cosmos_core.models.parallel.channel import Channel
 from cosmos_core.weights.held import Held, Spread, all_held, spreads
 from cosmos_core.weights.shards import torch_dtype

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cosmos_core.models.parallel.frames import broadcasted
-from cosmos_core.models.parallel.placement import stage_indices
+from cosmos_core.models.parallel.channel import broadcasted
+from cosmos_core.models.parallel.layout import stage_indices
 from cosmos_core.policy.mesh.schedules import Line, Message, Schedule, StageWork, num_filled, run_schedule
 from cosmos_core.protocols import Comparison, Decided, KLTarget, Mesh, MicroBatch, PipelinedModel
 

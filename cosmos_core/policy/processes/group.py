@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from cosmos_core.errors import TrainingError
-from cosmos_core.models.parallel.frames import all_gathered
+from cosmos_core.models.parallel.channel import all_gathered
 from cosmos_core.policy.processes.backend import Collectives, give_up
 from cosmos_core.policy.processes.world import World, single_world
 from cosmos_core.replica.activity import Activity

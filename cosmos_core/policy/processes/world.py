@@ -13,8 +13,7 @@ from typing import Final, TypeAlias
 import torch
 import torch.distributed as dist
 
-from cosmos_core.models.parallel.channel import gathered
-from cosmos_core.models.parallel.frames import all_gathered, broadcasted
+from cosmos_core.models.parallel.channel import all_gathered, broadcasted, gathered
 from cosmos_core.policy.mesh.mesh import single
 from cosmos_core.protocols import Mesh
 

@@ -7,7 +7,7 @@ from typing import Final, Protocol, cast
 
 import torch
 
-from cosmos_core.models.parallel.rooted import layout_of
+from cosmos_core.models.parallel.forwards import layout_of
 from cosmos_core.policy.mesh.pipeline import Forward, Pipeline
 from cosmos_core.policy.mesh.schedules import Schedule
 from cosmos_core.protocols import Decided, KLTarget, Mesh, MicroBatch, Model, PipelinedModel

@@ -20,8 +20,7 @@ from cosmos_core.control.journal import replay
 from cosmos_core.control.machine.progress import best_checkpoint, generation_at
 from cosmos_core.control.machine.state import State
 from cosmos_core.errors import CheckpointError, ConfigError, JournalError
-from cosmos_core.models.adapters.below import DRAWN, check_below, frozen_digest
-from cosmos_core.models.adapters.beside import trained_tensors
+from cosmos_core.models.adapters import DRAWN, check_below, frozen_digest, trained_tensors
 from cosmos_core.models.parallel.layout import layout_of
 from cosmos_core.plugins.roles import load_model
 from cosmos_core.plugins.selection import PluginSet

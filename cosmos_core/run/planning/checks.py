@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from cosmos_core.config.mesh import data_ranks
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import Stage
-from cosmos_core.models.parallel.fit import misfits
+from cosmos_core.models.parallel.layout import misfits
 from cosmos_core.protocols import AlgorithmCapabilities
 from cosmos_core.run.planning.consulting import misplaced, unanswered
 from cosmos_core.run.planning.deciding import has_tokens, unlimited, unpriced

@@ -8,7 +8,7 @@ import attrs
 
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import Stage
-from cosmos_core.models.parallel.fit import misfits
+from cosmos_core.models.parallel.layout import misfits
 from cosmos_core.protocols import Blend, FrozenRole, ModelCapabilities
 from cosmos_core.run.planning.deciding import has_tokens
 from cosmos_core.run.planning.parts import Parts

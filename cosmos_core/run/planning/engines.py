@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import Stage
-from cosmos_core.models.parallel.fit import cut_bytes, rollout_misfits
+from cosmos_core.models.parallel.layout import cut_bytes, rollout_misfits
 from cosmos_core.protocols import FORMATS, AlgorithmCapabilities, EngineCapabilities
 from cosmos_core.run.planning.deciding import found_in
 from cosmos_core.run.planning.parts import Parts

@@ -20,8 +20,7 @@ import attrs
 
 from cosmos_core.config.mesh import expert_shards, world_size
 from cosmos_core.config.schema import PolicyConfig, Recipe
-from cosmos_core.models.parallel.layout import STAGES_PER_RANK
-from cosmos_core.models.parallel.placement import layer_spans, stage_indices
+from cosmos_core.models.parallel.layout import STAGES_PER_RANK, layer_spans, stage_indices
 from cosmos_core.protocols import FORMATS, Compute, FrozenRole, ModelFacts, ModelPart
 
 ITEM_SIZES: Final[Mapping[str, int]] = {"fp32": 4, "bf16": 2}

@@ -9,7 +9,7 @@ from transformers import AutoModelForImageTextToText
 
 from cosmos_core.models import values
 from cosmos_core.models.plugin import create
-from cosmos_core.models.seeing import GenericOptions
+from cosmos_core.models.vision.generic import GenericOptions
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import EngineContext, ModelContext, Request, Sampling
 from tests.vision import checkpoint, own_inputs, own_processor, prompts

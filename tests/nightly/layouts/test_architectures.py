@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
-from cosmos_core.models.rehearsal import verify_small
+from cosmos_core.models.tiny_model import verify_tiny
 from cosmos_core.protocols import ModelContext
 from tests.nightly.layouts.architectures import ARCHITECTURES, keys_of
 
@@ -51,6 +51,6 @@ def test_a_small_model_of_a_wide_one_is_like_it(tmp_path, name, caplog):
         model.verify(module)
 
     with caplog.at_level(logging.WARNING, logger="cosmos_core"):
-        verify_small(model._blueprint(seed=0, dtype=torch.float32, device=torch.device("cpu")), verify)
+        verify_tiny(model._blueprint(seed=0, dtype=torch.float32, device=torch.device("cpu")), verify)
     assert not [record for record in caplog.records if record.name.startswith("cosmos_core")]
     assert len(tried) == 1

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cosmos_core.config.schema import MeshConfig, PolicyConfig
-from cosmos_core.models.adapters.beside import published_tensors
+from cosmos_core.models.adapters import published_tensors
 from cosmos_core.models.facts import column_split, make_shell, matrices_of
 from cosmos_core.models.parallel.channel import open_channel
 from cosmos_core.policy.processes.world import World

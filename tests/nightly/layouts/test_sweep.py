@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 from cosmos_core.config.schema import MeshConfig, ParallelConfig, PolicyConfig
-from cosmos_core.models.parallel.fit import misfits
+from cosmos_core.models.parallel.layout import misfits
 from cosmos_core.models.tokenizer import build_tokenizer
 from cosmos_core.protocols import Axis, ModelCapabilities, ModelContext
 from cosmos_core.testing.layouts import PluginModel, step_alone, steps_in_layouts, worst_error

@@ -7,8 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from cosmos_core.errors import WeightSyncError
-from cosmos_core.models.parallel.channel import gathered, open_channel
-from cosmos_core.models.parallel.frames import all_gathered
+from cosmos_core.models.parallel.channel import all_gathered, gathered, open_channel
 from cosmos_core.policy.publication import Publications
 from cosmos_core.protocols import FORMATS
 from cosmos_core.testing.worlds import run_world

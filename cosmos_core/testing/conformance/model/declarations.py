@@ -8,7 +8,7 @@ import attrs
 
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.schema import MeshConfig
-from cosmos_core.models.parallel.fit import undeclared
+from cosmos_core.models.parallel.layout import undeclared
 from cosmos_core.protocols import ModelCapabilities
 from cosmos_core.testing.conformance.model.setting import ModelSetting
 from cosmos_core.testing.conformance.plugin import fault

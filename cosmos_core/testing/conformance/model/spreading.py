@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cosmos_core.config.schema import LoraConfig, MeshConfig, ParallelConfig, PolicyConfig
-from cosmos_core.models.adapters.beside import is_adapter
+from cosmos_core.models.adapters import is_adapter
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.training.microbatch import pieces

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from cosmos_core.errors import ConfigError
 from cosmos_core.models import HuggingFaceModel
 from cosmos_core.models.attention.documents import ContextSlice
-from cosmos_core.models.row import Row
+from cosmos_core.models.packing import Row
 from cosmos_core.protocols import Layout, MicroBatch, ModelContext, Record
 from cosmos_core.types import Payload
 from cosmos_model_moe import balance, choices, routing

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from cosmos_core.errors import DataError
-from cosmos_core.models.sight.images import IMAGE_ERRORS, load_image, local_path, open_image, shown
+from cosmos_core.models.vision.images import IMAGE_ERRORS, load_image, local_path, open_image, shown
 
 VIDEO_SUFFIXES: Final = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"})
 ANIMATED_SUFFIX: Final = ".gif"

@@ -15,8 +15,8 @@ from transformers import PretrainedConfig
 
 from cosmos_core.errors import DataError
 from cosmos_core.models import VisionLanguageModel
-from cosmos_core.models.parallel.rooted import layout_of
-from cosmos_core.models.row import Row
+from cosmos_core.models.packing import Row
+from cosmos_core.models.parallel.forwards import layout_of
 from cosmos_core.protocols import MicroBatch, Shown
 from cosmos_core.types import Payload, Prompt
 from cosmos_model_qwen_vl.family import FAMILIES, IMAGE, VIDEO, VISION_END, VISION_START

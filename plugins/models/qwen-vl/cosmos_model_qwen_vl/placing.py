@@ -1,10 +1,10 @@
-"""Where a prompt's images and videos stand in its text (see `cosmos_core.models.sight.placing`)."""
+"""Where a prompt's images and videos stand in its text (see `cosmos_core.models.vision.prompts`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cosmos_core.models.sight.placing import IMAGE_MARK, VIDEO_MARK, filled, with_marks
+from cosmos_core.models.vision.prompts import IMAGE_MARK, VIDEO_MARK, filled, with_marks
 from cosmos_core.types import Prompt
 from cosmos_model_qwen_vl.patches import Seen
 

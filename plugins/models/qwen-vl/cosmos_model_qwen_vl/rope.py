@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from transformers import MODEL_MAPPING, PretrainedConfig
 
-from cosmos_core.models.sight.positions import OwnPositions
+from cosmos_core.models.vision.rows import OwnPositions
 
 TEXT, IMAGE, VIDEO = 0, 1, 2
 

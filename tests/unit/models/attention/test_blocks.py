@@ -4,7 +4,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cosmos_core.models.attention import blocks
 from cosmos_core.models.attention.blocks import Block, block_backward, block_forward, kernel_of
-from cosmos_core.models.attention.merging import Merged, sinks_backward
+from cosmos_core.models.attention.scores import Merged, sinks_backward
 
 
 def whole(query, both, mask, cap, sinks):

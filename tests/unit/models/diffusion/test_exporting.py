@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from cosmos_core.models.diffusion.exporting import export_transformer
+from cosmos_core.models.diffusion.checkpoint import export_transformer
 
 
 @pytest.mark.parametrize("is_cached", [False, True])

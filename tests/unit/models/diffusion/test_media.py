@@ -10,8 +10,7 @@ from PIL import Image
 
 from cosmos_core.errors import DataError
 from cosmos_core.models.diffusion import media
-from cosmos_core.models.diffusion.frames import fitted, frames_of, pixels_of
-from cosmos_core.models.diffusion.media import Limits, read_film
+from cosmos_core.models.diffusion.media import Limits, fitted, frames_of, pixels_of, read_film
 
 WIDE = Limits(num_bytes=1 << 20, num_pixels=1 << 16)
 

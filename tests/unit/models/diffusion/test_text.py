@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from cosmos_core.errors import DataError
-from cosmos_core.models.diffusion.text import file_embedding, table_embedding
+from cosmos_core.models.diffusion.rows import file_embedding, table_embedding
 
 
 def test_a_word_is_the_same_wherever_it_stands():

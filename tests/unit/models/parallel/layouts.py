@@ -17,9 +17,9 @@ from transformers import (
 
 from cosmos_core.config.schema import MeshConfig
 from cosmos_core.models import head
+from cosmos_core.models.parallel.forwards import within
 from cosmos_core.models.parallel.parallelize import parallelize
 from cosmos_core.models.parallel.plan import plan_for
-from cosmos_core.models.parallel.rooted import within
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.protocols import Layout
 

@@ -9,9 +9,9 @@ from torch.distributed.tensor import DTensor
 
 from cosmos_core.config.schema import MeshConfig
 from cosmos_core.errors import ConfigError, PluginIncompatibleError
+from cosmos_core.models.parallel.forwards import within
 from cosmos_core.models.parallel.parallelize import parallelize
 from cosmos_core.models.parallel.plan import plan_for
-from cosmos_core.models.parallel.rooted import within
 from cosmos_core.models.parallel.stages import Part
 from cosmos_core.policy.mesh.mesh import form_mesh, single
 from cosmos_core.protocols import Layout

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cosmos_core.models.parallel.frames import SMALL_BYTES
+from cosmos_core.models.parallel.channel import SMALL_BYTES
 from cosmos_core.policy.processes.group import GradientGroup, GradientGroupError, solo
 from cosmos_core.policy.processes.rendezvous import form_group
 

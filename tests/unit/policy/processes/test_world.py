@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from cosmos_core.config.schema import MeshConfig
-from cosmos_core.models.parallel.frames import SMALL_BYTES
+from cosmos_core.models.parallel.channel import SMALL_BYTES
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.world import World, single_world
 from cosmos_core.testing.worlds import run_world

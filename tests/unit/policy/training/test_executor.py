@@ -2,7 +2,7 @@ import attrs
 import pytest
 import torch
 
-from cosmos_core.models.parallel.rooted import root
+from cosmos_core.models.parallel.forwards import root
 from cosmos_core.policy.mesh.mesh import single
 from cosmos_core.policy.mesh.pipeline import Forward, Pipeline
 from cosmos_core.policy.training.executor import Sequential, make_executor

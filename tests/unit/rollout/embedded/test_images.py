@@ -5,7 +5,7 @@ import torch
 
 from cosmos_core.models import values
 from cosmos_core.models.plugin import create
-from cosmos_core.models.seeing import GenericOptions
+from cosmos_core.models.vision.generic import GenericOptions
 from cosmos_core.protocols import ModelContext, Request, Sampling
 from tests.vision import FAMILIES, checkpoint, prompts
 

@@ -1,18 +1,20 @@
-"""Where a prompt's images and videos stand in its text.
+"""Images and videos in a prompt's text: marks, placeholders, and turns as lists of parts.
 
 `<image>` and `<video>` mark places, in the order of `Prompt.media`. Without any mark, all media stand before the text,
-of a chat the first turn of the user. A prompt without media has no marks: there they are text as any other.
+of a chat the first turn of the user. A prompt without media has no marks: there they are text as any other. Templates
+of processors take turns as lists of parts; others do not.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 import attrs
 
 from cosmos_core.errors import DataError
+from cosmos_core.models.weights.loading import TEMPLATE_ERRORS
 from cosmos_core.types import Message, Prompt
 
 IMAGE_MARK: Final = "<image>"
@@ -62,3 +64,38 @@ def _with_turns(prompt: Prompt, turns: Sequence[str]) -> Prompt:
         return attrs.evolve(prompt, text=turns[0])
     named = zip(prompt.text, turns, strict=True)
     return attrs.evolve(prompt, text=tuple(Message(role=turn.role, content=text) for turn, text in named))
+
+
+Turns: TypeAlias = Sequence[Mapping[str, Any]]
+
+_PROBE: Final = "a-turn"
+_RAW: Final = "'type'"
+"""Of a list that a template has written as it is."""
+
+
+def takes_parts(render: Callable[[Turns], str]) -> bool:
+    """Whether a template wants contents as lists of parts; one that fails on either is taken to.
+
+    Args:
+        render: The template.
+    """
+    return _writes(render, text_parts(_PROBE)) or not _writes(render, _PROBE)
+
+
+def text_parts(content: str) -> list[dict[str, str]]:
+    """A turn without images."""
+    return [{"type": "text", "text": content}]
+
+
+def marked_parts(content: str) -> list[dict[str, str]]:
+    """A turn, cut at its marks."""
+    texts = [part for text in MARK.split(content) for part in (*text_parts(text), {"type": "image"})][:-1]
+    return [part for part in texts if part.get("text", True)]
+
+
+def _writes(render: Callable[[Turns], str], content: Any) -> bool:
+    try:
+        written = render([{"role": "user", "content": content}])
+    except TEMPLATE_ERRORS:
+        return False
+    return _PROBE in written and _RAW not in written

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from cosmos_core.config.schema import MeshConfig
-from cosmos_core.models.parallel.float8_linear import E4M3, E5M2, compute_in_float8, multiply, quantise
+from cosmos_core.models.parallel.float8 import E4M3, E5M2, compute_in_float8, multiply, quantise
 from cosmos_core.models.parallel.tensor import Tensor, apply_style
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.testing.worlds import run_world

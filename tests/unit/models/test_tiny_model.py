@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from cosmos_core.config.schema import MeshConfig
 from cosmos_core.errors import PluginIncompatibleError
 from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
-from cosmos_core.models.rehearsal import verify_small
+from cosmos_core.models.tiny_model import verify_tiny
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.protocols import Layout, ModelContext
 from cosmos_core.testing.worlds import run_world
@@ -72,7 +72,7 @@ def tried(make, config, tmp_path):
         small.append(module)
         model.verify(module)
 
-    verify_small(model._blueprint(seed=0, dtype=torch.bfloat16, device=torch.device("meta")), verify)
+    verify_tiny(model._blueprint(seed=0, dtype=torch.bfloat16, device=torch.device("meta")), verify)
     return small
 
 

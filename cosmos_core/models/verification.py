@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from cosmos_core.errors import PluginIncompatibleError
-from cosmos_core.models.implementation import attend_packed
+from cosmos_core.models.attention.packed import attend_packed
 
 KNOWN_LAYERS: Final = frozenset({"full_attention", "sliding_attention"})
 LONGEST_WINDOW: Final = 256

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from cosmos_core.models.attention.context import Swap
 from cosmos_core.models.attention.documents import ContextSlice, Packing
-from cosmos_core.models.attention.swapping import Swap
 
 CPU = torch.device("cpu")
 

@@ -18,8 +18,8 @@ import attrs
 import torch
 
 from cosmos_core.errors import PluginIncompatibleError
+from cosmos_core.models.packing import EMBEDDINGS
 from cosmos_core.models.parallel.collectives import split_dim
-from cosmos_core.models.row import EMBEDDINGS
 from cosmos_core.protocols import Entering
 
 if TYPE_CHECKING:

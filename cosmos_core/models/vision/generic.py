@@ -21,20 +21,18 @@ from transformers import PreTrainedModel
 from cosmos_core.config import option
 from cosmos_core.errors import ConfigError
 from cosmos_core.models.encoding import HuggingFaceOptions
-from cosmos_core.models.parallel.rooted import layout_of
-from cosmos_core.models.rehearsal import verify_small
-from cosmos_core.models.row import Row
-from cosmos_core.models.sight.entering import entrance
-from cosmos_core.models.sight.images import load_image
-from cosmos_core.models.sight.placing import IMAGE_MARK, filled, with_marks
-from cosmos_core.models.sight.positions import OwnPositions
-from cosmos_core.models.sight.processor import REQUIRED, Processor, copy_files, example_images, is_there
-from cosmos_core.models.sight.rows import MEDIA, TOLD, is_media, lay_out, shows, with_seen
-from cosmos_core.models.sight.turns import marked_parts, takes_parts, text_parts
+from cosmos_core.models.packing import Row
+from cosmos_core.models.parallel.forwards import layout_of
+from cosmos_core.models.tiny_model import verify_tiny
 from cosmos_core.models.tokenizer import FILE as TOKENIZER_FILE
 from cosmos_core.models.tokens import tokens_payload
-from cosmos_core.models.vision import VisionLanguageModel
-from cosmos_core.models.weights.verification import compare, own_logits
+from cosmos_core.models.verification import compare, own_logits
+from cosmos_core.models.vision.decoder import entrance
+from cosmos_core.models.vision.images import load_image
+from cosmos_core.models.vision.model import VisionLanguageModel
+from cosmos_core.models.vision.processor import REQUIRED, Processor, copy_files, example_images, is_there
+from cosmos_core.models.vision.prompts import IMAGE_MARK, filled, marked_parts, takes_parts, text_parts, with_marks
+from cosmos_core.models.vision.rows import MEDIA, TOLD, OwnPositions, is_media, lay_out, shows, with_seen
 from cosmos_core.protocols import MicroBatch
 from cosmos_core.types import JSON, Payload, Prompt
 
@@ -160,7 +158,7 @@ class SeeingModel(VisionLanguageModel):
                 f"model.path, a checkpoint with {' or '.join(REQUIRED)}, without [model.tokenizer], or take a model "
                 "plugin that makes a processor of its own"
             )
-        verify_small(
+        verify_tiny(
             self._blueprint(seed=0, dtype=torch.float32, device=torch.device("cpu")),
             lambda small: self._verify_sight(small, processor),
             keeps_ids=True,

@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from cosmos_core.errors import CheckpointError
-from cosmos_core.models.adapters.below import check_below, frozen_digest
+from cosmos_core.models.adapters import check_below, frozen_digest
 from cosmos_core.models.parallel.channel import Channel, open_channel
 from cosmos_core.testing.worlds import run_world
 

@@ -4,7 +4,7 @@ import pytest
 import transformers.image_utils
 from PIL import Image
 
-from cosmos_core.models.sight.images import load_image
+from cosmos_core.models.vision.images import load_image
 
 ORIENTATION = 0x0112
 

@@ -1,19 +1,27 @@
-"""A small model of the same make as a large one: as few layers as hold every kind, fewer heads, narrower, drawn.
+"""The tiny-model check: a model that is nowhere whole is tried on a small one of the same make, before it is spread.
 
-What a model computes is checked on it where the model itself is nowhere whole. Widths of a head stay as they are, since
-rotary angles and scales depend on them; the number of heads, and with it every width that they make up, is divided.
+The tiny model has as few layers as hold every kind, fewer heads and drawn weights. Widths of a head stay as they are,
+since rotary angles and scales depend on them; the number of heads, and every width that they make up, is divided.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import attrs
 from transformers import PretrainedConfig, PreTrainedModel
 
+from cosmos_core.errors import ConfigError, PluginIncompatibleError
+from cosmos_core.models.building import Blueprint, draw
+from cosmos_core.models.facts import make_shell
 from cosmos_core.models.parallel.anatomy import Anatomy
+from cosmos_core.models.parallel.channel import open_channel
+from cosmos_core.models.verification import check_layers
+from cosmos_core.models.weights import loading
 
 NUM_HEADS: Final = 4
 """Of the small model, if it divides the heads of the large one."""
@@ -29,7 +37,7 @@ _DEEP: Final = "deepstack_visual_indexes"
 _SCALED: Final = ("hidden_size", "num_attention_heads")
 
 
-def small_configs(shell: PreTrainedModel, *, keeps_ids: bool) -> Iterator[PretrainedConfig]:
+def tiny_configs(shell: PreTrainedModel, *, keeps_ids: bool) -> Iterator[PretrainedConfig]:
     """Configs of small models, the smaller first; not all of them need make a model.
 
     Args:
@@ -128,3 +136,61 @@ def _others(config: PretrainedConfig) -> list[Any]:
         return []
     parts = [getattr(config, name) for name in config.sub_configs]
     return [config, *(part for part in parts if isinstance(part, PretrainedConfig) and part is not text)]
+
+
+MOST: Final = 10**9
+"""Parameters of a small model."""
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+def verify_tiny(blueprint: Blueprint, verify: Callable[[PreTrainedModel], None], *, keeps_ids: bool = False) -> None:
+    """Check a small model of the same make, drawn on the CPU, where the model itself is nowhere whole.
+
+    If none can be made that transformers' own forward runs on, the model goes unchecked, and a warning says so.
+
+    Args:
+        blueprint: Of the model.
+        verify: Compares a model, with packed attention, with its own forward.
+        keeps_ids: Whether that takes tokens of the model's own vocabulary.
+
+    Raises:
+        ConfigError: The config does not make a model.
+        PluginIncompatibleError: The model cannot be packed.
+    """
+    trust = blueprint.trust_remote_code
+    shell = make_shell(blueprint.config, blueprint.auto_class, trust_remote_code=trust)
+    check_layers(shell)
+    reasons = []
+    for config in tiny_configs(shell, keeps_ids=keeps_ids):
+        try:
+            size = make_shell(config, blueprint.auto_class, trust_remote_code=trust).num_parameters()
+            if size <= MOST:
+                return verify(draw(attrs.evolve(blueprint, config=config)).eval())
+            reasons.append(f"one would have {size:,} parameters")
+        except (ConfigError, *loading.LIBRARY_ERRORS) as error:
+            reasons.append(loading.first_line(error))
+    _LOG.warning(
+        "%s is not compared with transformers' own forward: no small model of its make could be tried (%s)",
+        type(shell).__name__,
+        "; ".join(reasons),
+    )
+    return None
+
+
+def check_tiny_model(blueprint: Blueprint, verify: Callable[[PreTrainedModel], None]) -> None:
+    """Let the first process check a small model of the same make; every process of the mesh calls it.
+
+    Raises:
+        PluginIncompatibleError: The check failed; every process says so.
+    """
+    channel = open_channel()
+    failure: Exception | None = None
+    if channel.is_leader:
+        try:
+            verify_tiny(blueprint, verify)
+        except Exception as error:  # noqa: BLE001 - the others wait, and shall hear of it, whatever it is
+            failure = error
+    said = channel.exchange(b"" if failure is None else (str(failure) or type(failure).__name__).encode())[0].decode()
+    if said:
+        raise PluginIncompatibleError(said) from failure

@@ -1,1 +1,0 @@
-"""What vision-language models see: images, processors, and how they enter a packed row and a text decoder."""
