@@ -18,10 +18,10 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from cosmos_core.models import facts, head
 from cosmos_core.models.adapters import published_state
+from cosmos_core.models.architecture import Architecture
 from cosmos_core.models.building import Blueprint, build_part, build_whole, lay_out
 from cosmos_core.models.encoding import GENERATION_FILE
 from cosmos_core.models.head import Asked, decided_of, divergence_of, sliced, tensors_of
-from cosmos_core.models.huggingface import Architecture
 from cosmos_core.models.packing import Row, device_of, pack
 from cosmos_core.models.parallel.channel import Channel, open_channel
 from cosmos_core.models.parallel.forwards import layout_of, within

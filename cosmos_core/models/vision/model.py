@@ -22,11 +22,11 @@ from transformers import (
 )
 
 from cosmos_core.errors import ConfigError
+from cosmos_core.models.conditioning import ConditionedModel
 from cosmos_core.models.parallel.layout import leading_problems
 from cosmos_core.models.tokenizer import FILE as TOKENIZER_FILE
 from cosmos_core.models.tokenizer import build_tokenizer
 from cosmos_core.models.vision.decoder import deeper_keywords, per_unit
-from cosmos_core.models.vision.model import ConditionedModel
 from cosmos_core.models.weights import loading
 from cosmos_core.protocols import Entering, Layout, ModelFacts
 
