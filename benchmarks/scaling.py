@@ -35,7 +35,7 @@ from rich.table import Table
 from cosmos_core.config.schema import ControlConfig
 from cosmos_core.control.journal import Journal
 from cosmos_core.control.server_loop import ServerLoop
-from cosmos_core.run.reporting.plots import Series, plot
+from cosmos_core.run.report.plots import Series, plot
 from cosmos_core.transport import sockets
 from cosmos_core.transport.reports import GroupFinished
 from cosmos_core.transport.wire import DOWN, UP

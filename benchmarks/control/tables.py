@@ -7,7 +7,7 @@ from pathlib import Path
 from control.accounting import Accounting
 from control.process import Measured
 
-from cosmos_core.run.reporting.plots import Series, plot
+from cosmos_core.run.report.plots import Series, plot
 
 
 def accounting_table(rows: list[Accounting]) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""`cosmos export`, `cosmos generate`, `cosmos eval`: what to do with a run's model."""
+"""`cosmos export`, `cosmos generate` and `cosmos eval`: use a run's model."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def evaluate(
     """  # noqa: D301 - the escape keeps the lines after it apart
     set_debugging(debug)
     from cosmos_core.run.artifacts.evaluate import evaluate_model  # noqa: PLC0415
-    from cosmos_core.run.artifacts.evaluated import check_place, figures, lines, write  # noqa: PLC0415
+    from cosmos_core.run.artifacts.scores import check_place, figures, lines, write  # noqa: PLC0415
 
     check_place(output)
     result = evaluate_model(

@@ -1,4 +1,4 @@
-"""`cosmos keys`: who may speak in a run, when it listens beyond this machine."""
+"""`cosmos keys`: makes the keys of a run that listens beyond this machine, and allows or revokes them."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _INTERRUPTED: Final = "cosmos: stopped by Ctrl-C"
 try:
     import typer
 
-    from cosmos_core.cli import artifacts, audit, keys, launch, plugins, replica, status, steering
+    from cosmos_core.cli import artifacts, keys, launch, plugins, replica, requests, status
     from cosmos_core.cli.commands import CommandGroup
     from cosmos_core.cli.options import Debug, is_debugging, set_debugging
     from cosmos_core.errors import ConfigError, CosmosError, PluginError
@@ -48,11 +48,11 @@ app.command("export")(artifacts.export)
 app.command("generate")(artifacts.generate)
 app.command("eval")(artifacts.evaluate)
 app.command("status")(status.status)
-app.command("audit")(audit.audit)
-app.command("recover")(audit.recover)
+app.command("audit")(status.audit)
+app.command("recover")(status.recover)
 app.command("launch", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch.launch)
-app.command("set")(steering.change)
-app.command("drain")(steering.drain)
+app.command("set")(requests.change)
+app.command("drain")(requests.drain)
 
 RecipeFile = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A recipe, as a TOML file.")]
 ModelName = Annotated[str | None, typer.Option("--model", metavar="NAME", help="Model plugin.")]

@@ -19,5 +19,5 @@ def set_debugging(debug: bool) -> None:
 
 
 def is_debugging() -> bool:
-    """Whether tracebacks are wanted."""
+    """True if tracebacks are wanted."""
     return os.environ.get(_VARIABLE) == "1"

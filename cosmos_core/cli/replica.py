@@ -81,9 +81,12 @@ def rollout(
 
 
 def _join(role: Role, controller: str | None, run: Path | None, name: str | None, checkpoint: str | None) -> None:
-    from cosmos_core.run.joining.finding import find_run, prepare  # noqa: PLC0415
-    from cosmos_core.run.joining.session import join  # noqa: PLC0415
+    from cosmos_core.run.replica import (  # noqa: PLC0415
+        find_run,
+        join,
+        prepare,
+    )
 
     folder, address = find_run(controller, run)
-    joining = prepare(role, folder, address, name=name, checkpoint=checkpoint)
-    raise typer.Exit(join(joining, typer.echo))
+    new = prepare(role, folder, address, name=name, checkpoint=checkpoint)
+    raise typer.Exit(join(new, typer.echo))

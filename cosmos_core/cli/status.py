@@ -1,4 +1,4 @@
-"""`cosmos status`: how a run is doing, or how it ended."""
+"""`cosmos status`, `cosmos audit` and `cosmos recover`: show a run, prove its accounting, replace its journal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def status(
     if watch:
         _watch(run)
         return
-    from cosmos_core.run.watching.look import look  # noqa: PLC0415
+    from cosmos_core.run.status import look  # noqa: PLC0415
 
     for text in look(run):
         typer.echo(text)
@@ -38,9 +38,69 @@ def status(
 def _watch(run: Path) -> None:
     from rich.console import Console  # noqa: PLC0415
 
-    from cosmos_core.run.watching.watch import watch  # noqa: PLC0415
+    from cosmos_core.run.watch import watch  # noqa: PLC0415
 
     try:
         watch(run, Console())
     except KeyboardInterrupt:
         typer.echo(f"No longer watching; {run} goes on.", err=True)
+
+
+def audit(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")],
+    *,
+    step: Annotated[int | None, typer.Option("--step", metavar="N", help="Show what step N was trained on.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON, each step's batch included.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Prove from a run's journal that each prompt was consumed exactly once, or dropped with a reason.
+
+    Ends with code 1 if something does not add up. A run that goes on is audited as far as it has come.
+
+    \b
+    Examples:
+      cosmos audit runs/arithmetic
+      cosmos audit runs/arithmetic --step 12
+      cosmos audit runs/arithmetic --json > audit.json
+    """  # noqa: D301 - the escape keeps the lines after it apart
+    set_debugging(debug)
+    from rich.console import Console  # noqa: PLC0415
+
+    from cosmos_core.run.audit import as_json, audit_run, batch_of, show, show_batch  # noqa: PLC0415
+
+    found = audit_run(run)
+    console = Console()
+    if json:
+        typer.echo(as_json(found))
+    elif step is not None:
+        show_batch(batch_of(found, step), console)
+    else:
+        show(found, console)
+    if found.problems:
+        raise typer.Exit(1)
+
+
+def recover(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")],
+    *,
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="N", help="Checkpoint to go on from; the newest if absent.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Put a new journal in the place of one that is damaged or gone; the run then goes on from a checkpoint.
+
+    The damaged journal is kept beside it. What came after the checkpoint is given up.
+
+    \b
+    Example:
+      cosmos recover runs/arithmetic && cosmos run --resume runs/arithmetic
+    """  # noqa: D301 - the escape keeps the lines after it apart
+    set_debugging(debug)
+    from cosmos_core.run.recovery import recover as recover_run  # noqa: PLC0415
+
+    done = recover_run(run, step=step)
+    typer.echo(done.damage.partition("; cosmos recover")[0])
+    if done.aside is not None:
+        typer.echo(f"Kept aside as {done.aside}")
+    typer.echo(f"The run can go on from step {done.step} ({done.checkpoint}): cosmos run --resume {run}")

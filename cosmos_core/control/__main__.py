@@ -36,7 +36,7 @@ from cosmos_core.control.server import Server
 from cosmos_core.control.write_ahead_log import begin_term
 from cosmos_core.errors import CosmosError, JournalError
 from cosmos_core.observe import logs
-from cosmos_core.plugins.versions import plugin_versions
+from cosmos_core.plugins.recipe import plugin_versions
 from cosmos_core.protocols.versions import KINDS
 from cosmos_core.replica.host import host_id
 from cosmos_core.replica.lifetime import bounded_life

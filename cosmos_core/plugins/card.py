@@ -1,20 +1,59 @@
-"""Everything there is to know of one loaded plugin: source, capabilities, options."""
+"""Describes one loaded plugin for `cosmos plugins show`: source, capabilities, options."""
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+import re
+from typing import Any, Final
 
 import attrs
 
-from cosmos_core.config.reference import Key, keys
+from cosmos_core.config.reference import Key, as_text, keys
 from cosmos_core.config.structure import unstructure
-from cosmos_core.plugins.declared import Declared, declared
 from cosmos_core.plugins.discovery import PluginRecord
-from cosmos_core.plugins.installed import distribution
+from cosmos_core.plugins.distributions import Source, distribution, source
 from cosmos_core.plugins.manifest import manifest
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.plugins.source import Source, source
 from cosmos_core.protocols import Kind
+
+_ITEM: Final = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+
+
+@attrs.frozen(kw_only=True)
+class Declared:
+    """One capability.
+
+    Attributes:
+        name: Its name in the record.
+        value: What the plugin declares, as text.
+        meaning: What the record's docstring says of it.
+    """
+
+    name: str
+    value: str
+    meaning: str
+
+
+def declared(capabilities: object) -> list[Declared]:
+    """The items of a capabilities record; none for a kind that declares nothing."""
+    cls: Any = type(capabilities)
+    if not attrs.has(cls):
+        return []
+    meanings = _meanings(cls)
+    return [
+        Declared(
+            name=field.name,
+            value=as_text(getattr(capabilities, field.name)),
+            meaning=meanings.get(field.name, ""),
+        )
+        for field in attrs.fields(cls)
+    ]
+
+
+def _meanings(cls: type) -> dict[str, str]:
+    """The items of the `Attributes:` section of a docstring."""
+    section = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")[2]
+    return {name: " ".join(text.split()) for name, text in _ITEM.findall(section)}
 
 
 @attrs.frozen(kw_only=True)

@@ -1,4 +1,4 @@
-"""From the name in a recipe to one installed plugin, still without importing it."""
+"""Chooses the installed plugin that a name in a recipe means, without importing it."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _selectable(candidates: list[PluginRecord]) -> list[PluginRecord]:
 
 
 def _is_meant(selection: str, record: PluginRecord) -> bool:
-    """Whether a selection is the record's name, and its distribution's where it says one."""
+    """True if a selection is the record's name, and its distribution's where it says one."""
     distribution, _, name = selection.rpartition(":")
     is_theirs = not distribution or canonicalize_name(record.distribution) == canonicalize_name(distribution)
     return record.name == name and is_theirs

@@ -1,4 +1,4 @@
-"""Whether a plugin was made for this release: its `Requires-Dist` before import, its protocol number after."""
+"""Compares a plugin with this release of the core: its `Requires-Dist` before import, its protocol number after."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def incompatibility(distribution: str, requires: Iterable[str], extras: Iterable
 
 
 def core_requirements(requires: Iterable[str], extras: Iterable[str] = ()) -> list[Requirement]:
-    """What a distribution asks of the core."""
+    """Requirements of a distribution on the core."""
     return [each for each in _active(requires, extras) if canonicalize_name(each.name) == CORE]
 
 
 def core_bounds(requires: Iterable[str]) -> str:
-    """What is wrong with how a distribution asks for the core: it must, and with both bounds; empty if nothing is.
+    """A problem of a distribution's requirement on the core, which needs both bounds; empty if there is none.
 
     Args:
         requires: Its `Requires-Dist` lines.
@@ -56,7 +56,7 @@ def core_bounds(requires: Iterable[str]) -> str:
 
 
 def core_excess(requires: Iterable[str]) -> str:
-    """Which release that may break it a distribution admits: the next one of the core; empty if it does not.
+    """A warning that a distribution admits the next release of the core, which may break it; empty if it does not.
 
     Args:
         requires: Its `Requires-Dist` lines.
@@ -72,7 +72,7 @@ def core_excess(requires: Iterable[str]) -> str:
 
 
 def unmet_requirements(requires: Iterable[str], versions: Mapping[str, str], extras: Iterable[str] = ()) -> str:
-    """Which requirements are not installed, or not in the version asked for; empty if all are.
+    """Requirements that are not installed, or not in the version asked for; empty if all are.
 
     Args:
         requires: The `Requires-Dist` lines of a distribution.
@@ -121,7 +121,7 @@ def protocol_mismatch(kind: Kind, protocol: object, distribution: str) -> str:
 
 
 def protocol_deprecation(kind: Kind, protocol: int) -> str:
-    """What to say of a protocol version that is still accepted and will not be for long; empty for any other."""
+    """The warning about a protocol version that is still accepted and will not be for long; empty for any other."""
     end = DEPRECATED_PROTOCOLS.get(kind, {}).get(protocol)
     if end is None:
         return ""
@@ -136,7 +136,7 @@ def _upgrade(distribution: str) -> str:
 
 
 def _is_above(specifier: SpecifierSet) -> bool:
-    """Whether a specifier that excludes this release asks for a newer one."""
+    """True if a specifier that excludes this release asks for a newer one."""
     this = Version(__version__)
     return any(
         Version(each.version.removesuffix(".*")) >= this and not each.contains(this, prereleases=True)
@@ -169,7 +169,7 @@ def _holds(requirement: Requirement, environment: dict[str, str]) -> bool:
 
 
 def _admits(requirement: Requirement, version: str) -> bool:
-    """Whether an installed version will do; one that is no version never does."""
+    """True if an installed version will do; one that is no version never does."""
     try:
         return requirement.specifier.contains(version, prereleases=True)
     except InvalidVersion:

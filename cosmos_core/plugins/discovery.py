@@ -1,8 +1,11 @@
-"""Which plugins are installed, from package metadata alone: no plugin is imported, so none can break the listing."""
+"""Finds installed plugins in package metadata alone: no plugin is imported, so none can break the listing."""
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import EntryPoint
@@ -18,12 +21,88 @@ from cosmos_core.plugins.compatibility import (
     malformed_requirement,
     unmet_requirements,
 )
-from cosmos_core.plugins.entries import Entry, entries
-from cosmos_core.plugins.installed import Readable, distributions
-from cosmos_core.plugins.locating import exists
-from cosmos_core.plugins.naming import RULE, is_valid, nearest_valid
-from cosmos_core.plugins.source import Identity, identity
+from cosmos_core.plugins.distributions import Identity, Readable, distributions, exists, identity
 from cosmos_core.protocols import KINDS, Kind, entry_point_group
+
+_GROUPS: Final = {entry_point_group(kind): kind for kind in KINDS}
+_WORDS: Final = {group.partition(".")[2]: kind for group, kind in _GROUPS.items()}
+_OURS: Final = re.compile(r"cosmos[-_.]?core[-_.]([^.]+)", re.IGNORECASE)
+_SHORT: Final = re.compile(rf"cosmos[-_.]({'|'.join(KINDS)})s?", re.IGNORECASE)
+"""A group that another project may well have: an entry point for the core only where the distribution requires it."""
+_LIKENESS: Final = 0.85
+"""Finds `cosmos_core.algoritms`; groups that a later release may add, such as `cosmos_core.nodes`, are left alone."""
+
+
+@attrs.frozen
+class Entry:
+    """One line of `entry_points.txt`.
+
+    Attributes:
+        kind: What it plugs in; where the group is misspelt, what it must be meant to plug in.
+        name: What users type.
+        value: A module, or `module:object`.
+        group: The group as it is written.
+    """
+
+    kind: Kind
+    name: str
+    value: str
+    group: str
+
+    @property
+    def is_misspelt(self) -> bool:
+        """True if its group is none of the core's, so that no recipe can select it."""
+        return self.group not in _GROUPS
+
+    @property
+    def is_doubtful(self) -> bool:
+        """True if its group is as likely that of another project."""
+        return _SHORT.fullmatch(self.group) is not None
+
+
+def entries(text: str) -> Iterator[Entry]:
+    """Entry points for the core; a malformed line of another group must not hide them.
+
+    Args:
+        text: Content of `entry_points.txt`.
+    """
+    if "cosmo" not in text.lower():
+        return
+    group, kind = "", None
+    for line in (raw.strip() for raw in text.splitlines()):
+        if line.startswith("[") and line.endswith("]"):
+            group = line[1:-1].strip()
+            kind = _kind_of(group)
+        elif kind is not None and line and not line.startswith(("#", ";")):
+            name, _, value = line.partition("=")
+            yield Entry(kind, name.strip(), value.strip(), group)
+
+
+def _kind_of(group: str) -> Kind | None:
+    """The kind that a group is for, or must be meant for; None for a group that is no business of the core."""
+    if group in _GROUPS:
+        return _GROUPS[group]
+    ours = _OURS.fullmatch(group) or _SHORT.fullmatch(group)
+    close = difflib.get_close_matches(ours[1].lower(), _WORDS, n=1, cutoff=_LIKENESS) if ours else []
+    return _WORDS[close[0]] if close else None
+
+
+RULE: Final = "a name is lower-case words of letters and digits joined by -, and begins with a letter"
+
+_VALID: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+
+
+def is_valid(name: str) -> bool:
+    """True if a name keeps the rule, so that it can be typed anywhere and be part of a package's name."""
+    return _VALID.fullmatch(name) is not None
+
+
+def nearest_valid(name: str) -> str:
+    """A valid name that looks like `name`; empty if there is none."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", plain).lower()
+    return "-".join(re.findall(r"[a-z0-9]+", apart)).lstrip("-0123456789")
+
 
 Status: TypeAlias = Literal["ok", "broken", "invalid", "conflict", "incompatible"]
 
@@ -62,7 +141,7 @@ class PluginRecord:
 
 
 def autoload_disabled() -> bool:
-    """Whether the environment asks for nothing but the core's own plugins."""
+    """True if the environment asks for nothing but the core's own plugins."""
     return os.environ.get(DISABLE_VARIABLE, "") not in ("", "0")
 
 
@@ -78,7 +157,7 @@ def discover(kind: Kind | None = None) -> list[PluginRecord]:
 
 
 def _all_records() -> Iterator[PluginRecord]:
-    """What each distribution provides; of several with one name, the first on `sys.path` is what an import finds."""
+    """Records of each distribution; of several with one name, the first on `sys.path` is what an import finds."""
     found: dict[str, tuple[Readable, Identity]] = {}
     for dist in distributions():
         known = identity(dist)
@@ -111,7 +190,7 @@ def _records(dist: Readable, known: Identity, versions: Mapping[str, str]) -> It
 
 
 def _broken_rule(entry: Entry, others: Iterable[Entry]) -> str:
-    """Which rule of the core an entry point breaks; empty if it keeps them all."""
+    """The rule of the core that an entry point breaks; empty if it keeps them all."""
     if entry.is_misspelt:
         return (
             f"its entry-point group {entry.group!r} is unknown to the core; write "
@@ -127,7 +206,7 @@ def _broken_rule(entry: Entry, others: Iterable[Entry]) -> str:
 
 
 def _judge(record: PluginRecord, versions: Mapping[str, str]) -> PluginRecord:
-    """What metadata and the file system can tell of a record."""
+    """A record with the status that metadata and the file system tell."""
     match = EntryPoint.pattern.match(record.module)
     if match is None:
         problem = f"its entry point {record.name} = {record.module!r} names no module"

@@ -1,4 +1,4 @@
-"""What exactly a run was made with: each selected plugin, its version, and a hash of its files."""
+"""Records what a run was made with: each selected plugin, its version, and a hash of its files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cosmos_core.errors import PluginBrokenError
-from cosmos_core.plugins.discovery import PluginRecord
-from cosmos_core.plugins.entries import entries
-from cosmos_core.plugins.installed import distribution
-from cosmos_core.plugins.locating import Root, find_root
-from cosmos_core.plugins.source import editable_folder, is_source, recorded_files
+from cosmos_core.plugins.discovery import PluginRecord, entries
+from cosmos_core.plugins.distributions import Root, distribution, editable_folder, find_root, is_source, recorded_files
 
 
 def manifest(selected: Iterable[PluginRecord]) -> list[dict[str, Any]]:

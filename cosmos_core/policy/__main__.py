@@ -13,7 +13,7 @@ from cosmos_core.config.stages import stages
 from cosmos_core.models.adapters import DRAWN
 from cosmos_core.models.parallel.channel import open_channel
 from cosmos_core.models.parallel.stages import part_of, stages_of
-from cosmos_core.plugins.roles import load_algorithm, load_dataset, load_model, selections, source_of
+from cosmos_core.plugins.recipe import load_algorithm, load_dataset, load_model, selections, source_of
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.batches.share import ShareReader
 from cosmos_core.policy.checkpoints.reader import restore

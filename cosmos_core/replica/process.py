@@ -21,7 +21,7 @@ from cosmos_core.config.kinship import facts_of
 from cosmos_core.config.loading import load_job
 from cosmos_core.errors import CosmosError, ProcessLostError, ReplicaError
 from cosmos_core.observe import logs
-from cosmos_core.plugins.versions import plugin_versions
+from cosmos_core.plugins.recipe import plugin_versions
 from cosmos_core.protocols.versions import Kind
 from cosmos_core.replica.activity import TakePulse, idle
 from cosmos_core.replica.client import ControlClient

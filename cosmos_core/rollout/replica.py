@@ -14,7 +14,7 @@ import torch
 from cosmos_core.config.job import Job
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import stages
-from cosmos_core.plugins.roles import load_algorithm, load_dataset, load_model, selections
+from cosmos_core.plugins.recipe import load_algorithm, load_dataset, load_model, selections
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import (
     Algorithm,

@@ -1,6 +1,6 @@
 """From a recipe to a finished run: plan, launch, supervise, summarise.
 
-What `cosmos` does is in `command` (run, plan), `submit` (launch), `joining` (replica), `setting` (set), `watching`
+What `cosmos` does is in `command` (run, plan), `submit` (launch), `new` (replica), `setting` (set), `watching`
 (status, audit) and `artifacts` (export, generate, eval). They stand on
 
 - `planning`: from a recipe to a job, and what makes it impossible;

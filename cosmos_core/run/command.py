@@ -1,4 +1,4 @@
-"""`cosmos run` as functions: make a new run or resume one, supervise it, and leave summary and report behind."""
+"""`cosmos run` and `cosmos plan`: make a new run or resume one, supervise it, and write its summary and report."""
 
 from __future__ import annotations
 
@@ -23,25 +23,23 @@ from cosmos_core.errors import ConfigError, CosmosError, JournalError, Transport
 from cosmos_core.observe.live import make_view
 from cosmos_core.plugins.choice import choose
 from cosmos_core.plugins.discovery import discover
-from cosmos_core.plugins.roles import load_dataset, selections
+from cosmos_core.plugins.recipe import load_dataset, selections
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.checkpoints.checkpoint import check_writable, completed, genuine, path_of
 from cosmos_core.protocols import Dataset
-from cosmos_core.run.files import folder, provenance
-from cosmos_core.run.files.presence import require_gone
-from cosmos_core.run.files.replacing import require_idle
-from cosmos_core.run.following.follower import Follower
-from cosmos_core.run.hooks.hookset import RunHooks
+from cosmos_core.run import folder, provenance
+from cosmos_core.run.address import require_gone
+from cosmos_core.run.folder import require_idle
+from cosmos_core.run.follower import Follower
+from cosmos_core.run.hooks import RunHooks
 from cosmos_core.run.launch import Launcher
-from cosmos_core.run.launch.making import capabilities_of, make_launcher, prepare
+from cosmos_core.run.launch.launcher import capabilities_of, make_launcher, prepare
 from cosmos_core.run.planning.changes import changed
-from cosmos_core.run.planning.exposure import check_exposed
 from cosmos_core.run.planning.plan import check_changed, check_hooks, make_plan
-from cosmos_core.run.planning.readiness import check_gpus, check_keys, check_present
+from cosmos_core.run.planning.preflight import check_exposed, check_gpus, check_keys, check_present
 from cosmos_core.run.planning.tables import print_plan
-from cosmos_core.run.reporting.summary import print_summary, summarise
-from cosmos_core.run.supervising.ending import Ending
-from cosmos_core.run.supervising.supervisor import Start, Supervisor
+from cosmos_core.run.report.summary import print_summary, summarise
+from cosmos_core.run.supervisor import Ending, Start, Supervisor
 from cosmos_core.transport import sockets
 
 _HOOKS_TIMEOUT_S: Final = 30.0
@@ -49,7 +47,7 @@ _HOOKS_TIMEOUT_S: Final = 30.0
 
 @attrs.frozen(kw_only=True, eq=False)
 class _Session:
-    """What one session of a run needs: the job, its plugins and dataset, what happened before, and where to start."""
+    """One session of a run: the job, its plugins and dataset, what happened before, and where to start."""
 
     job: Job
     plugins: PluginSet
@@ -101,10 +99,7 @@ def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, ov
 def resume_run(directory: Path, console: Console, *, overrides: Sequence[str] = ()) -> str:
     """Go on with a run from its newest complete checkpoint, or from its start if there is none.
 
-    Args:
-        directory: The run's folder.
-        console: Where to print.
-        overrides: `KEY=VALUE`, of what may change (see `cosmos_core.run.planning.changes`).
+    `overrides` are `KEY=VALUE`, of what may change (see `cosmos_core.run.planning.changes`).
 
     Returns:
         Its outcome; a run that has finished stays as it is, unless it gets more steps.
@@ -173,7 +168,7 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str]) -> _Se
 
 
 def _launcher(job: Job, plugins: PluginSet) -> Launcher:
-    """What starts the run's processes, once it is known that it can do so from here."""
+    """The launcher of the run's processes, once it is known that it can start them from here."""
     if not capabilities_of(job.recipe, plugins).submits:
         check_gpus(job.recipe)
     launcher = make_launcher(job.recipe, job.directory, plugins, uses_rollouts=job.uses_rollouts)
@@ -196,9 +191,7 @@ def _newest_start(job: Job, follower: Follower) -> tuple[Start, list[int]]:
 
     Others may be there: of steps that a recovered journal has lost, or that were undone before they were on record.
 
-    Args:
-        job: The run.
-        follower: Takes in its journal.
+    The follower takes in the journal.
 
     Returns:
         Where, and the steps of newer checkpoints, which are passed over.
@@ -279,6 +272,6 @@ def _supervise(session: _Session, console: Console, began: float) -> str:
 
 
 def _report(session: _Session, follower: Follower, summary: dict[str, Any]) -> None:
-    from cosmos_core.run.reporting.report import write_report  # noqa: PLC0415 - matplotlib takes a second to import
+    from cosmos_core.run.report.page import write_report  # noqa: PLC0415 - matplotlib takes a second to import
 
     write_report(session.job, follower, summary, session.dataset)

@@ -1,4 +1,4 @@
-"""`cosmos launch`: plan a run here, and hand it over to what runs it elsewhere."""
+"""`cosmos launch`: plans a run here, and hands it over to a cluster."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from cosmos_core.config.loading import load_job
 from cosmos_core.config.overrides import apply_override
 from cosmos_core.config.schema import Recipe
 from cosmos_core.errors import ConfigError, CosmosError, UnknownSubmissionError
-from cosmos_core.plugins.roles import selections
+from cosmos_core.plugins.recipe import selections
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Kind, LauncherCapabilities, Submission, Submitting
-from cosmos_core.run.files import folder, provenance
-from cosmos_core.run.files.replacing import aside, require_idle
-from cosmos_core.run.launch.making import capabilities_of, make_launcher
-from cosmos_core.run.planning.exposure import exposure
+from cosmos_core.run import folder, provenance
+from cosmos_core.run.folder import aside, require_idle
+from cosmos_core.run.launch.launcher import capabilities_of, make_launcher
 from cosmos_core.run.planning.plan import make_plan
-from cosmos_core.run.planning.readiness import check_present
+from cosmos_core.run.planning.preflight import check_present, exposure
 
 _ONLY: Final[tuple[Kind, ...]] = ("launcher",)
 _EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - what replicas on other hosts must reach
@@ -33,7 +32,7 @@ _EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - what replicas on other hosts must
 
 @attrs.frozen(kw_only=True)
 class Handover:
-    """What to do with a run.
+    """Options of a submission.
 
     Attributes:
         render_only: Print what would be submitted, and leave nothing behind.

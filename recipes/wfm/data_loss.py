@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from cosmos_core.config.loading import load_job
-from cosmos_core.plugins.roles import load_dataset, selections
+from cosmos_core.plugins.recipe import load_dataset, selections
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import ModelContext
 from cosmos_core.run.artifacts.export import export_run

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cosmos_core import testing
-from cosmos_core.plugins.entries import entries
+from cosmos_core.plugins.discovery import entries
 from cosmos_core.plugins.known import KNOWN
 from cosmos_core.protocols import KINDS
 from cosmos_core.testing.conformance.plugin import PluginConformance

@@ -1,1 +1,1 @@
-"""What becomes of a run's model: exported, generating, evaluated."""
+"""Uses of a run's model: exporting, generating, evaluating."""

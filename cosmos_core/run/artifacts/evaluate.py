@@ -1,10 +1,13 @@
-"""How good rollouts of held-out prompts are: of a run's checkpoint or of any exported model, in this process."""
+"""Scores completions of held-out prompts, by a run's checkpoint or any exported model, in this process."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import queue
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,20 +16,73 @@ import attrs
 from cosmos_core.config.job import Job, Unit
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.order import evaluation_seed
+from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.plugins.roles import load_dataset, load_rewards
+from cosmos_core.plugins.recipe import load_dataset, load_rewards
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.protocols import Dataset, Sampling
+from cosmos_core.protocols import Conversing, Dataset, Request, Sampling
 from cosmos_core.rollout.episodes.dialogue import Played
+from cosmos_core.rollout.episodes.episode import EpisodeParts, Episodes
+from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.rewards.absence import absent_here
 from cosmos_core.rollout.rewards.pool import Outcomes, RewardPool
 from cosmos_core.rollout.rewards.scoring import sample, to_score
-from cosmos_core.run.artifacts.dialogues import play
-from cosmos_core.run.artifacts.evaluated import Evaluated
 from cosmos_core.run.artifacts.export import export_run
 from cosmos_core.run.artifacts.generate import Served, check_folder, is_of_tokens, run_of, serve
-from cosmos_core.run.artifacts.tallies import tallies, tally
-from cosmos_core.types import Prompt, Sample, SampleStatus
+from cosmos_core.run.artifacts.scores import Evaluated, tallies, tally
+from cosmos_core.types import Payload, Prompt, Sample, SampleStatus
+
+_TICK_S: Final = 0.2
+
+
+def play(
+    served: Served,
+    environment: EnvironmentConfig,
+    asked: Sequence[tuple[int, Prompt, Payload]],
+    sampling: Sampling,
+    *,
+    seed: int,
+) -> list[Played]:
+    """Play one dialogue of each held-out row, as an evaluation of a run does.
+
+    Raises:
+        ConfigError: The model takes no observations.
+        CosmosError: The environment cannot be loaded, or the engine failed.
+    """
+    if not isinstance(served.model, Conversing):
+        raise ConfigError("environment: the model plugin has no encode_observation; remove [environment]")
+    capabilities = PluginSet.load([("environment", environment.plugin)]).provider("environment", environment.plugin)
+    events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    found: dict[int, Played] = {}
+    with contextlib.closing(EnvironmentPool(environment, seed=seed)) as pool:
+        pool.start()
+        episodes = Episodes(
+            EpisodeParts(
+                environment=environment,
+                capabilities=capabilities.capabilities,
+                model=served.model,
+                engine=served.engine,
+                pool=pool,
+                version=lambda: 0,
+                post=events.put,
+            )
+        )
+        for index, (row, prompt, payload) in enumerate(asked):
+            request = Request(request_id=str(index), prompt=payload, sampling=sampling, seed=evaluation_seed(seed, row))
+            keep = functools.partial(_keep, found, index)
+            episodes.begin(request, prompt, longest=served.context_length, done=keep)
+        while len(found) < len(asked):
+            try:
+                events.get(timeout=_TICK_S)()
+            except queue.Empty:
+                pool.check()
+                served.engine.health()
+    return [found[index] for index in range(len(asked))]
+
+
+def _keep(found: dict[int, Played], index: int, played: list[Played]) -> None:
+    (found[index],) = played
+
 
 _TICK_S: Final = 0.2
 
@@ -207,7 +263,7 @@ def _scores(
 
 
 def _score_of(sample: Sample, unit: Unit) -> float | None:
-    """How good a scored sample is; of tokens, the first reward says whether it is right."""
+    """The score of a sample; of tokens, the first reward says whether it is right."""
     return next(iter(sample.rewards.values())) if unit == "token" else sample.reward
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint as a folder in the model family's public format (Hugging Face safetensors)."""
+"""Exports a checkpoint as a folder in the model family's public format (Hugging Face safetensors)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cosmos_core.control.machine.state import State
 from cosmos_core.errors import CheckpointError, ConfigError, JournalError
 from cosmos_core.models.adapters import DRAWN, check_below, frozen_digest, trained_tensors
 from cosmos_core.models.parallel.layout import layout_of
-from cosmos_core.plugins.roles import load_model
+from cosmos_core.plugins.recipe import load_model
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.checkpoints.checkpoint import completed, genuine, path_of, read_place
 from cosmos_core.policy.checkpoints.reader import load_shares
@@ -135,10 +135,7 @@ def choose_step(job: Job, step: str) -> int:
 def load_weights(module: torch.nn.Module, path: str, *, is_average: bool = False) -> None:
     """Overwrite a module's weights with those of a checkpoint.
 
-    Args:
-        module: Overwritten.
-        path: Of the checkpoint.
-        is_average: Whether it takes the average of the weights, as far as there is one.
+    With `is_average` it takes the average of the weights, as far as there is one.
 
     Raises:
         CheckpointError: The checkpoint is damaged, or of another model.
@@ -152,7 +149,7 @@ def load_weights(module: torch.nn.Module, path: str, *, is_average: bool = False
 
 
 def _is_average(policy: PolicyConfig, asked: bool | None) -> bool:
-    """Whether to export the average.
+    """True if to export the average.
 
     Raises:
         ConfigError: It is asked for, and the run keeps none.
@@ -199,7 +196,7 @@ def _known(state: State, steps: list[int]) -> dict[int, int]:
 
 
 def _is_genuine(job: Job, step: int, known: Mapping[int, int]) -> bool:
-    """Whether the checkpoint is of what the run came to, and not of the step before it was undone."""
+    """True if the checkpoint is of what the run came to, and not of the step before it was undone."""
     return bool(genuine(job.checkpoints, {step: known[step]}))
 
 

@@ -1,4 +1,4 @@
-"""Completions of an exported model, or of a run's, by an engine in this process."""
+"""Completes prompts with an exported model, or a run's, by an engine in this process."""
 
 from __future__ import annotations
 
@@ -47,11 +47,6 @@ class Served:
 
     def complete(self, payloads: Sequence[Payload], sampling: Sampling, seeds: Sequence[int]) -> list[list[Generated]]:
         """Complete each prompt `sampling.num_samples` times, no further than the model's context.
-
-        Args:
-            payloads: The prompts.
-            sampling: How.
-            seeds: Of the draws for each prompt.
 
         Raises:
             ConfigError: A prompt fills the context.
@@ -215,7 +210,7 @@ def _exported(source: Path) -> Iterator[Path]:
 
 
 def is_of_tokens(kind: Kind, name: str) -> bool:
-    """Whether a model takes tokens, or an engine makes them."""
+    """True if a model takes tokens, or an engine makes them."""
     return "tokens" in PluginSet.load([(kind, name)]).provider(kind, name).capabilities.payload_kinds
 
 

@@ -1,4 +1,4 @@
-"""How a run's processes are started and stopped, and how a run reaches the machines where they are."""
+"""Starts and stops the processes of a run. Building blocks for launcher plugins: `local` and these records."""
 
 from cosmos_core.protocols import Exit, Launcher, ProcessSpec
 

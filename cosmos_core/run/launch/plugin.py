@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from cosmos_core.protocols import Launcher, LauncherContext, NoOptions, Provider, hookimpl
-from cosmos_core.run.launch import nursery
+from cosmos_core.run.launch import fork_server
 from cosmos_core.run.launch.local import LocalLauncher
 
 
 def _create(_options: NoOptions, context: LauncherContext) -> Launcher:
-    return LocalLauncher(context.logs, nursery.start if nursery.prepare(context.threads) else None)
+    return LocalLauncher(context.logs, fork_server.start if fork_server.prepare(context.threads) else None)
 
 
 @hookimpl

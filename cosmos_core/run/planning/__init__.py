@@ -1,1 +1,1 @@
-"""From a recipe to a job: what it needs, and what makes it impossible. No process starts here."""
+"""Turns a recipe into a job, tells what it needs, and refuses what cannot run. No process starts here."""

@@ -1,4 +1,4 @@
-"""What may change of a run's recipe when it goes on: its length, and what neither weights nor samples depend on.
+"""Changes of a run's recipe when it goes on: of its length, and of what neither weights nor samples depend on.
 
 The layout of a policy replica is of the latter, to rounding: checkpoints go on in any.
 """
@@ -29,7 +29,7 @@ class Change:
 
     @property
     def is_to_be_checked(self) -> bool:
-        """Whether the recipe may not be able to run with it."""
+        """True if the recipe may not be able to run with it."""
         return is_in(self.key, (*LAYOUT, *TRAVEL))
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ def changed(recipe: Recipe, overrides: Sequence[str]) -> tuple[Recipe, list[Chan
 
 
 def _hint(recipe: Recipe, fixed: Sequence[str]) -> str:
-    """What can change of these all the same, once the run goes on."""
+    """The keys among these that can change once the run goes on, as the end of a remedy."""
     dynamic = {each.key for each in dynamic_keys(Recipe, recipe, "")}.intersection(fixed)
     return f"{', '.join(sorted(dynamic))}: resume, then `cosmos set`. " if dynamic else ""
 

@@ -1,4 +1,4 @@
-"""What makes a recipe impossible, given what its plugins can do: `key: what, value seen; what to do`.
+"""Problems that make a recipe impossible, given what its plugins can do: `key: what, value seen; what to do`.
 
 What a recipe alone shows is checked when it is loaded (`cosmos_core.config.checks`).
 """
@@ -11,11 +11,58 @@ from cosmos_core.config.mesh import data_ranks
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import Stage
 from cosmos_core.models.parallel.layout import misfits
-from cosmos_core.protocols import AlgorithmCapabilities
-from cosmos_core.run.planning.consulting import misplaced, unanswered
-from cosmos_core.run.planning.deciding import has_tokens, unlimited, unpriced
-from cosmos_core.run.planning.engines import engine_misfits, environment_misfits, logprob_misfits, record_misfits
+from cosmos_core.protocols import AlgorithmCapabilities, ModelCapabilities
+from cosmos_core.run.planning.engines import (
+    engine_misfits,
+    environment_misfits,
+    found_in,
+    logprob_misfits,
+    record_misfits,
+)
+from cosmos_core.run.planning.frozen import misplaced, unanswered
 from cosmos_core.run.planning.parts import Measured, Parts
+
+
+def unlike(recipe: Recipe, stage: Stage, algorithm: AlgorithmCapabilities, model: ModelCapabilities) -> Iterator[str]:
+    """The problem that a stage's algorithm prices nothing that the model makes."""
+    kinds, modelled = algorithm.payload_kinds, model.payload_kinds
+    if not kinds & modelled:
+        yield (
+            f"{stage.key}.plugin: {stage.plugin!r} prices payloads of kind {', '.join(sorted(kinds))}, and model "
+            f"plugin {recipe.model.plugin!r} makes {', '.join(sorted(modelled))}; take another algorithm, or another "
+            f"model{found_in(kinds)}"
+        )
+
+
+def unpriced(recipe: Recipe, parts: Parts, stage: Stage, algorithm: AlgorithmCapabilities) -> Iterator[str]:
+    """Problems of what a stage's algorithm would be given and does not price."""
+    kinds = algorithm.payload_kinds
+    is_generated = algorithm.source == "rollouts" and parts.engine is not None
+    # What does not go with the engine is told of that.
+    made = parts.engine.payload_kinds if is_generated and parts.engine is not None else kinds
+    if kinds & made:
+        yield from unlike(recipe, stage, algorithm, parts.model)
+    decisions = parts.foresight.decisions
+    if is_generated and decisions is not None and decisions not in algorithm.decisions:
+        able = " or ".join(sorted(algorithm.decisions))
+        yield (
+            f"{parts.foresight.decisions_key}: with these options engine {recipe.rollout.engine.plugin!r} makes "
+            f"{decisions} of rollouts, and {stage.plugin!r} prices {able}; have it make {able}, or change "
+            f"{stage.key}.plugin"
+        )
+
+
+def unlimited(recipe: Recipe, parts: Parts) -> Iterator[str]:
+    """Limits of the length of prompts that have none."""
+    if parts.has_tokens:
+        return
+    for name in ("min_prompt_units", "max_prompt_units"):
+        limit: int | None = getattr(recipe.dataset, name)
+        if limit is not None:
+            yield (
+                f"dataset.{name}: {limit}, but prompts of model plugin {recipe.model.plugin!r} have no units: it makes "
+                f"{', '.join(sorted(parts.model.payload_kinds))}; remove it, and leave rows out of the dataset instead"
+            )
 
 
 def problems(recipe: Recipe, parts: Parts) -> list[str]:
@@ -33,7 +80,7 @@ def problems(recipe: Recipe, parts: Parts) -> list[str]:
 
 
 def emptiness(name: str, num_train_rows: int) -> Iterator[str]:
-    """What is wrong with a dataset of so many rows."""
+    """The problem of a dataset without rows."""
     if num_train_rows == 0:
         yield f"dataset: {name!r} has no train rows; check its files and filters in [dataset.options]"
 
@@ -69,7 +116,7 @@ def _idle(recipe: Recipe, stage: Stage, algorithm: AlgorithmCapabilities) -> Ite
 def _data(recipe: Recipe, parts: Parts) -> Iterator[str]:
     name = recipe.dataset.plugin
     yield from emptiness(name, parts.num_train_rows)
-    yield from _unusable(name, parts.measured) if has_tokens(parts) else unlimited(recipe, parts)
+    yield from _unusable(name, parts.measured) if parts.has_tokens else unlimited(recipe, parts)
     if parts.num_heldout_rows == 0 and recipe.evaluation.interval > 0 and recipe.evaluation.prompts > 0:
         yield (
             f"evaluation.interval: {recipe.evaluation.interval}, but dataset {name!r} has no held-out rows; "
@@ -91,7 +138,7 @@ def _lengths(recipe: Recipe, parts: Parts) -> Iterator[str]:
             f"model: the vocabulary has {facts.vocab_size} entries, but the tokenizer gives ids up to "
             f"{facts.tokenizer_size - 1}; use the checkpoint's own tokenizer, or raise vocab_size in [model.config]"
         )
-    if not has_tokens(parts):
+    if not parts.has_tokens:
         # Decisions of latents are forwards of their own: no context holds them, and micro-batches split them.
         return
     if parts.engine is None:

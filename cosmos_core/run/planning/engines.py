@@ -1,4 +1,4 @@
-"""What keeps a recipe's rollouts from being made by its engine, or from being learnt from."""
+"""Problems that keep a recipe's engine from making its rollouts, or its algorithms from learning from them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import Stage
 from cosmos_core.models.parallel.layout import cut_bytes, rollout_misfits
 from cosmos_core.protocols import FORMATS, AlgorithmCapabilities, EngineCapabilities
-from cosmos_core.run.planning.deciding import found_in
 from cosmos_core.run.planning.parts import Parts
 
 
 def engine_misfits(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator[str]:
-    """What the engine does not make, take, hold or spread as the recipe has it."""
+    """Problems of what the engine makes, takes, holds or spreads otherwise than the recipe has it."""
     yield from _payload_kinds(recipe, parts, engine)
     yield from _media(recipe, parts, engine)
     yield from _quantization(recipe, parts, engine)
@@ -23,7 +22,7 @@ def engine_misfits(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> 
 def logprob_misfits(
     recipe: Recipe, stage: Stage, algorithm: AlgorithmCapabilities, engine: EngineCapabilities
 ) -> Iterator[str]:
-    """What a stage's algorithm cannot use of the log-probs that the engine gives."""
+    """Problems of the engine's log-probs that a stage's algorithm cannot use."""
     sampling, semantics = recipe.rollout.sampling, engine.logprob_semantics
     whole = sampling.top_p == 1.0 and sampling.top_k == 0
     # Untouched by temperature, top-k and top-p, raw and processed log-probs are the same numbers.
@@ -92,7 +91,7 @@ def _quantization(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> I
 
 
 def _ranks(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator[str]:
-    """What keeps several processes of a rollout replica from generating together."""
+    """Problems that keep several processes of a rollout replica from generating together."""
     num_ranks, name = recipe.rollout.mesh.tp, recipe.rollout.engine.plugin
     if num_ranks == 1:
         return
@@ -114,7 +113,7 @@ def _ranks(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator
 
 
 def record_misfits(recipe: Recipe, parts: Parts) -> Iterator[str]:
-    """What the model trains on and nothing records: demonstrations have no records."""
+    """Problems of records that the model trains on and nothing makes: demonstrations have no records."""
     is_generated = any(algorithm.source == "rollouts" for _, algorithm in parts.stages)
     for record in parts.records:
         if not is_generated:
@@ -132,7 +131,7 @@ def record_misfits(recipe: Recipe, parts: Parts) -> Iterator[str]:
 
 
 def environment_misfits(recipe: Recipe, parts: Parts) -> Iterator[str]:
-    """What keeps the model from talking with the recipe's environment."""
+    """Problems that keep the model from talking with the recipe's environment."""
     config, capable = recipe.environment, parts.environment
     if config is None or capable is None:
         return
@@ -164,3 +163,8 @@ def environment_misfits(recipe: Recipe, parts: Parts) -> Iterator[str]:
             "model makes of these is laid out for the row's own prompt, and the prompts of later turns go on beyond "
             "it; take another dataset, or remove [environment]"
         )
+
+
+def found_in(kinds: frozenset[str]) -> str:
+    """Where recipes of these payloads are, as the end of a remedy."""
+    return ": recipes of latents are in recipes/wfm" if "latents" in kinds else ""

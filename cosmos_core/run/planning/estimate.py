@@ -1,4 +1,4 @@
-"""What a run needs besides the memory of its policy, by arithmetic: processes, GPUs, bytes of a synchronisation."""
+"""Estimates what a run needs besides the memory of its policy: processes, GPUs, bytes of a synchronisation."""
 
 from __future__ import annotations
 

@@ -1,17 +1,93 @@
-"""What the estimated memory of a plan's processes means: which GPUs hold them, and whether this machine does."""
+"""Sums up the memory of a plan's processes, and tells which GPUs hold them and whether this machine does."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from cosmos_core.config.mesh import world_size
+from cosmos_core.config.mesh import data_ranks, world_size
+from cosmos_core.config.schema import Recipe
+from cosmos_core.config.stages import Stage
+from cosmos_core.protocols import Divergence, Source
 from cosmos_core.run.planning.estimate import rollout_memory
-from cosmos_core.run.planning.latents import latent_bytes
 from cosmos_core.run.planning.memory import RankMemory, policy_memory
-from cosmos_core.run.planning.outlooks import outlook_bytes
+from cosmos_core.run.planning.parts import Parts
 from cosmos_core.run.planning.plan import Plan
+
+_VALUE_BYTES: Final = 4
+PACKED: Final = 2
+"""Latents of a decision in a micro-batch: where it starts, and what it aims at."""
+
+
+def latent_bytes(recipe: Recipe, parts: Parts) -> Mapping[str, int]:
+    """Most bytes by what they are, of the stage that keeps most; nothing where decisions are tokens.
+
+    `latents of a step` are the samples as they came, and their decisions as packed, once more while a frozen model
+    packs them for itself. `outlooks` are a frozen model's, or the average's, prediction for each decision of rollouts.
+    """
+    each = [_latents_of_stage(recipe, parts, stage, algorithm.source) for stage, algorithm in parts.stages]
+    return max(each, key=lambda kept: sum(kept.values()), default={}) if parts.facts.latent_size else {}
+
+
+def _latents_of_stage(recipe: Recipe, parts: Parts, stage: Stage, source: Source) -> dict[str, int]:
+    shares = recipe.policy.replicas * data_ranks(recipe.policy.mesh)
+    drawn = parts.facts.num_regressions
+    if source == "rollouts":
+        sequences = math.ceil(stage.prompts_per_step * recipe.rollout.group_size / shares)
+        decisions = sequences * (parts.foresight.most_decisions or recipe.rollout.sampling.max_units)
+        # Of transitions that follow each other the states between are kept once.
+        states = sequences if parts.foresight.decisions == "regressions" else sequences + decisions
+    else:
+        sequences = math.ceil(stage.prompts_per_step * (2 if source == "preferences" else 1) / shares)
+        decisions, states = sequences * drawn, sequences
+    shown = math.ceil(stage.prompts_per_step * parts.imitates.get(stage.index, 0) / shares)
+    asked = parts.consults.get(stage.index, {})
+    packings = 2 if any(role != "average" for role in asked) else 1
+    packed = PACKED * (packings * decisions + shown * drawn)
+    outlooks = decisions if any(question is not None for question in asked.values()) else 0
+    size = _VALUE_BYTES * parts.facts.latent_size
+    found = {"latents of a step": size * (states + shown + packed), "outlooks": size * outlooks}
+    return {name: number for name, number in found.items() if number}
+
+
+_LOGPROB_BYTES: Final = 4
+_ID_BYTES: Final = 8
+
+
+def outlook_bytes(recipe: Recipe, parts: Parts) -> int:
+    """Most bytes of outlooks that a process of a policy replica keeps, if completions are as long as they may be.
+
+    Those of language models: a log-prob of each token that is told apart, and its id where these are not all. Those of
+    world models are in the machine's memory (`latents.latent_bytes`).
+    """
+    return max((_outlooks_of_stage(recipe, parts, index) for index in range(len(parts.stages))), default=0)
+
+
+def _outlooks_of_stage(recipe: Recipe, parts: Parts, index: int) -> int:
+    stage, algorithm = parts.stages[index]
+    asked = [each for each in parts.consults.get(stage.index, {}).values() if isinstance(each, Divergence)]
+    if not asked:
+        return 0
+    mesh, vocab_size = recipe.policy.mesh, parts.facts.vocab_size
+    sequences = stage.prompts_per_step * _per_prompt(recipe, algorithm.source)
+    each = math.ceil(sequences / (recipe.policy.replicas * data_ranks(mesh)))
+    decisions = math.ceil(each * _longest(recipe, parts, algorithm.source) / mesh.cp)
+    told = min(vocab_size, asked[0].top or vocab_size)
+    return decisions * told * (_LOGPROB_BYTES + (_ID_BYTES if told < vocab_size else 0))
+
+
+def _per_prompt(recipe: Recipe, source: Source) -> int:
+    return {"rollouts": recipe.rollout.group_size, "demonstrations": 1, "preferences": 2}[source]
+
+
+def _longest(recipe: Recipe, parts: Parts, source: Source) -> int:
+    """Decisions of a sequence, at most."""
+    if source == "rollouts":
+        return recipe.rollout.sampling.max_units
+    return min(recipe.policy.micro_batch_units, parts.facts.context_length)
+
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _GIB = 1 << 30
@@ -99,13 +175,7 @@ def verdict(ranks: Sequence[RankMemory], device: str, uncounted: Sequence[str] =
 
 
 def room(plan: Plan, found: int, machine: int) -> str:
-    """What this machine is to the processes.
-
-    Args:
-        plan: What is to run.
-        found: GPUs of this machine.
-        machine: Bytes of its memory.
-    """
+    """GPUs and memory of this machine against what the processes need, in words."""
     if found:
         return f"this machine has {found}"
     total = total_memory(plan)

@@ -1,49 +1,29 @@
-"""Whether the frozen models of a recipe fit the policy: they evaluate the very sequences that it trains on."""
+"""Problems of frozen models, which evaluate the very sequences that the policy trains on, on its processes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import attrs
 
 from cosmos_core.config.job import Job
+from cosmos_core.config.schema import Recipe
+from cosmos_core.config.stages import Stage
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.plugins.roles import frozen_source, load_frozen
+from cosmos_core.models.parallel.layout import misfits
+from cosmos_core.plugins.recipe import frozen_source, load_frozen
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.protocols import Dataset, FrozenRole, Model, ModelCapabilities, ModelFacts
+from cosmos_core.protocols import Blend, Dataset, FrozenRole, Model, ModelCapabilities
+from cosmos_core.run.planning.parts import FrozenFacts, Parts
 from cosmos_core.types import Payload, Prompt
 
 _COMPARED_ROWS = 16
-
-
-@attrs.frozen(kw_only=True)
-class FrozenFacts:
-    """What planning found of a frozen model.
-
-    Attributes:
-        facts: Of the model.
-        misfit: How it encodes a row otherwise than the policy; empty if it encodes all that were tried alike.
-        plugin: Name of its model plugin.
-        capabilities: Of this plugin.
-    """
-
-    facts: ModelFacts
-    misfit: str
-    plugin: str
-    capabilities: ModelCapabilities
 
 
 def frozen_facts(
     job: Job, plugins: PluginSet, model: Model, dataset: Dataset, num_rows: int
 ) -> Mapping[FrozenRole, FrozenFacts]:
     """Load the frozen models, without weights, and compare how they encode some rows.
-
-    Args:
-        job: The run.
-        plugins: Its plugins.
-        model: The policy's.
-        dataset: Its rows.
-        num_rows: Of the train split.
 
     Raises:
         CosmosError: A frozen model cannot be made.
@@ -106,3 +86,71 @@ def _is_alike(ours: Payload, theirs: Payload, name: str) -> bool:
 def _shown(prompt: Prompt) -> str:
     text = prompt.text if isinstance(prompt.text, str) else " ".join(each.content for each in prompt.text)
     return f"{text!r:.60}"
+
+
+def misplaced(recipe: Recipe, parts: Parts, known: Collection[str]) -> Iterator[str]:
+    """Problems that keep frozen models from evaluating the policy's sequences, on its processes.
+
+    `known` is what is wrong with the policy itself, which is not told again.
+    """
+    longest = parts.measured.longest_prompt
+    if parts.engine is not None:
+        longest += recipe.rollout.sampling.max_units
+    longest = min(longest, parts.facts.context_length)
+    for role, frozen in parts.frozen.items():
+        if frozen.misfit:
+            yield f"{role}: {frozen.misfit}; {_needed(parts)}"
+        # Adapters lie beside the policy's weights alone.
+        policy = attrs.evolve(recipe.policy, lora=None)
+        for problem in misfits(policy, frozen.capabilities, frozen.facts):
+            if problem not in known:
+                yield f"{role}: it lies on the policy's mesh; {problem}"
+        if "tokens" in parts.model.payload_kinds and longest > frozen.facts.context_length:
+            yield (
+                f"{role}: its context is {frozen.facts.context_length} units, and sequences of this run may have "
+                f"{longest}; take a model with a longer one, or shorten prompts or completions"
+            )
+
+
+def _needed(parts: Parts) -> str:
+    """The parts that two models have in common that encode rows alike."""
+    if parts.has_tokens:
+        return "it needs the policy's tokenizer and chat template"
+    return "it needs the policy's text encoder, autoencoder and size of videos"
+
+
+def unanswered(recipe: Recipe, parts: Parts, stage: Stage) -> Iterator[str]:
+    """Problems of what an algorithm asks of frozen models and they do not compute."""
+    for role, question in parts.consults.get(stage.index, {}).items():
+        if question is None:
+            continue
+        found = parts.frozen.get(role)
+        able = {recipe.model.plugin: parts.model}
+        if found is not None:
+            able.setdefault(found.plugin, found.capabilities)
+        if isinstance(question, Blend):
+            yield from _unblended(stage, role, able)
+            continue
+        if found is not None and found.facts.vocab_size != parts.facts.vocab_size:
+            yield (
+                f"{role}: its vocabulary has {found.facts.vocab_size} entries, the policy's {parts.facts.vocab_size}, "
+                f"and {stage.plugin!r} compares whole distributions; take options that need the {role}'s log-probs "
+                "alone, or models of one vocabulary"
+            )
+        for plugin, capabilities in able.items():
+            if question.kind not in capabilities.divergences:
+                yield (
+                    f"{stage.key}.options: {stage.plugin!r} asks for the {question.kind} divergence from the {role}, "
+                    f"and model plugin {plugin!r} computes {', '.join(sorted(capabilities.divergences)) or 'none'}; "
+                    "take another divergence, or another model"
+                )
+
+
+def _unblended(stage: Stage, role: FrozenRole, able: Mapping[str, ModelCapabilities]) -> Iterator[str]:
+    for plugin, capabilities in able.items():
+        if not capabilities.blends:
+            yield (
+                f"{stage.key}.options: {stage.plugin!r} blends the policy's predictions with those of the {role}, and "
+                f"model plugin {plugin!r} does not (`ModelCapabilities.blends`); take a model whose decisions are "
+                "regressions, such as a world model, or another algorithm"
+            )

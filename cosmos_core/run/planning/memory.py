@@ -1,4 +1,4 @@
-"""Memory of the processes of a policy replica, by part.
+"""Estimates the memory of the processes of a policy replica, by part.
 
 What a process keeps for its backward pass follows from what the model's parts keep per unit
 (`cosmos_core.protocols.Kept`), from how the mesh splits that, and from how many micro-batches its pipeline schedule
@@ -32,7 +32,7 @@ LATENT_COPIES: Final = 5
 
 @attrs.frozen(kw_only=True)
 class RankMemory:
-    """What alike processes of a policy replica hold.
+    """Memory that alike processes of a replica hold.
 
     Attributes:
         name: Which ones: their place in the pipeline, if it has several.
@@ -264,7 +264,7 @@ class _Rank:
         return math.ceil(lora.rank * sum(chosen) / self.shards)
 
     def _gathered(self, parts: Sequence[ModelPart]) -> int:
-        """What FSDP gathers: two layers (the next comes while one computes) and what is round them; or a cast copy."""
+        """Bytes gathered: two layers (the next comes while one computes) and what is round them; or a cast copy."""
         if world_size(self.policy.mesh) == 1:
             # Autocast keeps the casts of matrices from forward to backward.
             return 2 * self.facts.num_parameters if self.policy.precision == "bf16" else 0
@@ -274,7 +274,7 @@ class _Rank:
 
     @property
     def _is_freed(self) -> bool:
-        """Whether FSDP frees what it has gathered, and in a pipeline whole gradients, in each pass."""
+        """True if FSDP frees what it has gathered, and in a pipeline whole gradients, in each pass."""
         choice = self.policy.parallel.reshard_after_forward
         return {"always": True, "never": False, "auto": self.policy.mesh.pp == 1}[choice]
 
@@ -352,7 +352,7 @@ class _Rank:
 
 
 def _stage(parts: Sequence[ModelPart], span: range, is_first: bool, is_last: bool) -> list[ModelPart]:
-    """What a stage has of the parts: its layers, and what comes before the first or after the last."""
+    """The parts of one stage: its layers, and what comes before the first or after the last."""
     found: list[ModelPart] = []
     start = 0
     for part in parts:

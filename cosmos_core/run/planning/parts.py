@@ -1,4 +1,4 @@
-"""What planning found of everything that a recipe selects: capabilities, facts, and what rows are like."""
+"""Records of everything that a recipe selects: capabilities, facts, and what rows are like."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from cosmos_core.protocols import (
     RewardCapabilities,
     Split,
 )
-from cosmos_core.run.planning.frozen import FrozenFacts
 
 
 @attrs.frozen(kw_only=True)
 class Measured:
-    """What some rows, spread over the train split, are like.
+    """Properties of some rows, spread over the train split.
 
     Attributes:
         num_rows: Rows looked at.
@@ -58,6 +57,23 @@ class Measured:
     num_unfit: int = 0
     num_too_long: int = 0
     num_vetted: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class FrozenFacts:
+    """Facts of a frozen model, and how it differs from the policy.
+
+    Attributes:
+        facts: Of the model.
+        misfit: The first row that it encodes otherwise than the policy; empty if it encodes all that were tried alike.
+        plugin: Name of its model plugin.
+        capabilities: Of this plugin.
+    """
+
+    facts: ModelFacts
+    misfit: str
+    plugin: str
+    capabilities: ModelCapabilities
 
 
 @attrs.frozen(kw_only=True)
@@ -105,3 +121,8 @@ class Parts:
     frozen: Mapping[FrozenRole, FrozenFacts] = attrs.field(factory=dict)
     unmet: Sequence[str] = ()
     absent: Sequence[str] = ()
+
+    @property
+    def has_tokens(self) -> bool:
+        """True if the model decides tokens; decisions of latents are forwards of their own, in no context."""
+        return "tokens" in self.model.payload_kinds

@@ -1,4 +1,4 @@
-"""From a recipe to a job: load what it names, measure, refuse what cannot run. No process starts here."""
+"""Makes a job from a recipe: loads what it names, measures, refuses what cannot run. No process starts here."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from cosmos_core.config.schema import Recipe
 from cosmos_core.config.stages import Stage, stages
 from cosmos_core.config.structure import structure, unstructure
 from cosmos_core.errors import ConfigError, PluginBrokenError
-from cosmos_core.plugins.providing import describe
-from cosmos_core.plugins.roles import (
+from cosmos_core.plugins.recipe import (
     load_algorithm,
     load_dataset,
     load_environment,
@@ -25,7 +24,7 @@ from cosmos_core.plugins.roles import (
     selections,
     unmet,
 )
-from cosmos_core.plugins.selection import PluginSet
+from cosmos_core.plugins.selection import PluginSet, describe
 from cosmos_core.protocols import (
     AlgorithmCapabilities,
     Comparison,
@@ -43,18 +42,21 @@ from cosmos_core.protocols import (
     Vetting,
     Window,
 )
+from cosmos_core.run.launch.launcher import capabilities_of
 from cosmos_core.run.launch.local import visible_gpus
-from cosmos_core.run.launch.making import capabilities_of
-from cosmos_core.run.planning.absence import absent_of_rewards
-from cosmos_core.run.planning.checks import emptiness, problems
-from cosmos_core.run.planning.deciding import has_tokens, unlike
-from cosmos_core.run.planning.exposure import check_exposed
-from cosmos_core.run.planning.foresight import foresee
+from cosmos_core.run.planning.checks import emptiness, problems, unlike
 from cosmos_core.run.planning.frozen import frozen_facts
-from cosmos_core.run.planning.looking import lacks_tokenizer, look_at_rows, texts
 from cosmos_core.run.planning.parts import Parts
-from cosmos_core.run.planning.readiness import check_devices, check_keys, check_present
-from cosmos_core.run.planning.transports import misfits
+from cosmos_core.run.planning.preflight import (
+    absent_of_rewards,
+    check_devices,
+    check_exposed,
+    check_keys,
+    check_present,
+    foresee,
+)
+from cosmos_core.run.planning.rows import lacks_tokenizer, look_at_rows, texts
+from cosmos_core.run.planning.weight_transport import misfits
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -136,7 +138,7 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
         stages=facts,
         num_measured_prompts=num_evaluated if measures else 0,
         fixed=_fixed(recipe, parts),
-        unit="token" if has_tokens(parts) else "denoising step",
+        unit="token" if parts.has_tokens else "denoising step",
         omitted=parts.omitted,
     )
     return Plan(job=planned, plugins=plugins, dataset=dataset, parts=parts, assets=job.assets)

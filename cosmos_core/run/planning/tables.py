@@ -1,4 +1,4 @@
-"""A plan as tables for people: what will run, how much of it, and what it needs."""
+"""Prints a plan as tables: what will run, how much of it, and what it needs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cosmos_core.config.schema import EnvironmentConfig, MeshConfig, Recipe
 from cosmos_core.config.structure import unstructure
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.planning.estimate import gpus, longest_sample, processes, sync_bytes
-from cosmos_core.run.planning.exposure import exposure
 from cosmos_core.run.planning.footprint import machine_memory, memory_by_pool, room, size, verdict
 from cosmos_core.run.planning.memory import RankMemory, whole_over_tp
 from cosmos_core.run.planning.parts import Parts
 from cosmos_core.run.planning.plan import Plan
-from cosmos_core.run.planning.transports import transport
+from cosmos_core.run.planning.preflight import exposure
+from cosmos_core.run.planning.weight_transport import transport
 
 _MANY_EPOCHS = 100
 _PART_WIDTH = 26
@@ -104,7 +104,7 @@ def _rows(recipe: Recipe, parts: Parts) -> str:
 
 
 def _limit(recipe: Recipe, parts: Parts) -> str:
-    """What a prompt and what follows it are to fit, in words."""
+    """The limit of a prompt and what follows it, in words."""
     context, units = parts.facts.context_length, recipe.policy.micro_batch_units
     where = f"the context of {context}" if context <= units else f"policy.micro_batch_units of {units}"
     if any(capable.source == "rollouts" for _, capable in parts.stages):

@@ -7,8 +7,7 @@ from importlib.metadata import Distribution
 from typing import Final
 
 from cosmos_core.errors import PluginBrokenError
-from cosmos_core.plugins.locating import find_root
-from cosmos_core.plugins.source import editable_folder, recorded_files
+from cosmos_core.plugins.distributions import editable_folder, find_root, recorded_files
 from cosmos_core.testing.check.ownership import astray
 from cosmos_core.testing.check.subject import Subject, packages
 from cosmos_core.testing.check.verdict import Check, Finding, faults

@@ -21,10 +21,8 @@ from cosmos_core.plugins.compatibility import (
     malformed_requirement,
     unmet_requirements,
 )
-from cosmos_core.plugins.discovery import PluginRecord
-from cosmos_core.plugins.entries import entries
-from cosmos_core.plugins.installed import distributions
-from cosmos_core.plugins.source import field, identity, licence
+from cosmos_core.plugins.discovery import PluginRecord, entries
+from cosmos_core.plugins.distributions import distributions, field, identity, licence
 from cosmos_core.testing.check.subject import Subject
 from cosmos_core.testing.check.verdict import Check, Finding, Level, faults
 

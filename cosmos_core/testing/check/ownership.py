@@ -11,9 +11,8 @@ from pathlib import PurePosixPath
 from packaging.utils import canonicalize_name
 
 from cosmos_core.plugins.compatibility import CORE
-from cosmos_core.plugins.entries import entries
-from cosmos_core.plugins.installed import distributions
-from cosmos_core.plugins.source import identity
+from cosmos_core.plugins.discovery import entries
+from cosmos_core.plugins.distributions import distributions, identity
 
 
 def astray(dist: Distribution, files: Iterable[PurePosixPath]) -> dict[str, str]:

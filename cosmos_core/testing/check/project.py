@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.plugins.entries import entries
-from cosmos_core.plugins.source import editable_folder
+from cosmos_core.plugins.discovery import entries
+from cosmos_core.plugins.distributions import editable_folder
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):

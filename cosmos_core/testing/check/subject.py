@@ -15,10 +15,8 @@ from packaging.utils import canonicalize_name
 
 from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.choice import find, kind_of
-from cosmos_core.plugins.discovery import PluginRecord, discover
-from cosmos_core.plugins.entries import entries
-from cosmos_core.plugins.installed import distribution
-from cosmos_core.plugins.source import editable_folder, field
+from cosmos_core.plugins.discovery import PluginRecord, discover, entries
+from cosmos_core.plugins.distributions import distribution, editable_folder, field
 from cosmos_core.protocols import Kind
 from cosmos_core.testing.check.asking import python_path, records_in
 from cosmos_core.testing.check.project import install_line, read_project, stale

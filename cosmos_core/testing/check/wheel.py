@@ -20,8 +20,7 @@ from packaging.tags import sys_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, canonicalize_version, parse_wheel_filename
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.plugins.installed import distributions
-from cosmos_core.plugins.source import identity
+from cosmos_core.plugins.distributions import distributions, identity
 from cosmos_core.testing.check.ownership import astray
 
 _UNREADABLE: Final = (

@@ -17,7 +17,7 @@ import zmq
 from cosmos_core.config.job import Job
 from cosmos_core.control.machine import core
 from cosmos_core.replica.client import ControlClient
-from cosmos_core.run.following.observer import so_far
+from cosmos_core.run.observer import so_far
 from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.transport.door.ring import Ring, reach
 from cosmos_core.transport.frames import REQUESTS, Fetch

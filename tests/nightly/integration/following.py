@@ -16,8 +16,8 @@ from cosmos_core.config.loading import load_job
 from cosmos_core.control.journal import entries
 from cosmos_core.control.machine.events import Event
 from cosmos_core.control.machine.state import State
-from cosmos_core.run.following.follower import Follower
-from cosmos_core.run.following.observer import Observer
+from cosmos_core.run.follower import Follower
+from cosmos_core.run.observer import Observer
 from cosmos_core.transport.keys import person_key
 
 

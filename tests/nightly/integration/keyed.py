@@ -20,7 +20,7 @@ from cosmos_core.config.schema import (
     RewardConfig,
     RunConfig,
 )
-from cosmos_core.run.files.announcement import read_address
+from cosmos_core.run.address import read_address
 from cosmos_core.transport.keys import folder as key_folder
 from cosmos_core.transport.keys.folder import USUAL, Wanted
 

@@ -16,8 +16,8 @@ from cosmos_core.config.loading import save_job
 from cosmos_core.control.machine import core
 from cosmos_core.errors import ReplicaError, TransportError
 from cosmos_core.replica.client import ControlClient
-from cosmos_core.run.asking import ask
-from cosmos_core.run.following.observer import Observer, so_far
+from cosmos_core.run.observer import Observer, so_far
+from cosmos_core.run.requests import ask
 from cosmos_core.transport.keys import KeyPair, person_key, read_key
 from cosmos_core.transport.keys import folder as key_folder
 from cosmos_core.transport.messages import WIRE_VERSION, Hello

@@ -26,7 +26,7 @@ from cosmos_core.rollout.embedded.engine import EmbeddedEngine
 from cosmos_core.rollout.embedded.options import EmbeddedOptions
 from cosmos_core.rollout.episodes.episode import EpisodeParts, Episodes
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
-from cosmos_core.run.following.follower import Follower
+from cosmos_core.run.follower import Follower
 from cosmos_core.types import Message, Prompt, SampleStatus
 
 ROOT = Path(__file__).parents[3]

@@ -23,10 +23,10 @@ from cosmos_core.control.audit import audit
 from cosmos_core.control.journal import entries
 from cosmos_core.control.machine.events import Event, ReplicaJoined, ReplicaLost, Reported
 from cosmos_core.control.machine.state import State
-from cosmos_core.run.files import folder, provenance
-from cosmos_core.run.files.announcement import announced
-from cosmos_core.run.following.follower import Follower
-from cosmos_core.run.following.observer import Observer
+from cosmos_core.run import folder, provenance
+from cosmos_core.run.address import announced
+from cosmos_core.run.follower import Follower
+from cosmos_core.run.observer import Observer
 from cosmos_core.run.planning.plan import make_plan
 from cosmos_core.transport import payload_client, sockets
 from cosmos_core.transport.keys import folder as keys

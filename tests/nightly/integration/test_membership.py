@@ -11,9 +11,9 @@ import pytest
 from cosmos_core.control.journal import entries, replay
 from cosmos_core.control.machine.events import ReplicaLost, Reported
 from cosmos_core.errors import ReplicaError
-from cosmos_core.run.asking import address_of, ask
-from cosmos_core.run.following.follower import Follower
-from cosmos_core.run.following.observer import Observer
+from cosmos_core.run.follower import Follower
+from cosmos_core.run.observer import Observer
+from cosmos_core.run.requests import address_of, ask
 from cosmos_core.transport.keys import folder as key_folder
 from cosmos_core.transport.keys import person_key
 from cosmos_core.transport.reports import GenerationFormed, StepDone

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cosmos_core.plugins.roles import load_model, selections
+from cosmos_core.plugins.recipe import load_model, selections
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.checkpoints.checkpoint import completed
 

@@ -13,9 +13,9 @@ import pytest
 from cosmos_core.config.loading import load_job
 from cosmos_core.control.journal import entries
 from cosmos_core.control.machine.events import Reported
-from cosmos_core.run.files.announcement import read_address
-from cosmos_core.run.following.follower import Follower
-from cosmos_core.run.following.observer import Observer
+from cosmos_core.run.address import read_address
+from cosmos_core.run.follower import Follower
+from cosmos_core.run.observer import Observer
 from cosmos_core.testing import CommandLine
 from cosmos_core.transport.keys import person_key
 from cosmos_core.transport.reports import WeightsPublished

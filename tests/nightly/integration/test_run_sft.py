@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cosmos_core.config.loading import load_job
 from cosmos_core.control.journal import replay
-from cosmos_core.plugins.roles import load_dataset, selections
+from cosmos_core.plugins.recipe import load_dataset, selections
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.checkpoints import checkpoint
 from cosmos_core.testing import CommandLine

@@ -19,7 +19,7 @@ import tomli_w
 import torch
 
 from cosmos_core.control.journal import replay
-from cosmos_core.run.supervising.reservation import Reservation
+from cosmos_core.run.supervisor import Reservation
 from cosmos_core.testing import CommandLine
 from tests.processes import ForkedCommandLine
 

@@ -12,7 +12,7 @@ import torch
 
 from cosmos_core.control.journal import entries
 from cosmos_core.protocols import Request, Sampling
-from cosmos_core.run.following.follower import Follower
+from cosmos_core.run.follower import Follower
 from cosmos_core.testing import CommandLine
 from cosmos_core.testing.conformance.engine.setting import tokens_of
 from cosmos_core.types import Array, Prompt

@@ -14,7 +14,7 @@ def test_ctrl_c_ends_the_watching_only(capsys, monkeypatch, tmp_path):
     def interrupt(*_arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cosmos_core.run.watching.watch.watch", interrupt)
+    monkeypatch.setattr("cosmos_core.run.watch.watch", interrupt)
     code, out, err = call(capsys, "status", str(tmp_path), "--watch")
     assert (code, out) == (0, "")
     assert err == f"No longer watching; {tmp_path} goes on.\n"

@@ -8,7 +8,7 @@ import pytest
 
 from cosmos_core.config.schema import DatasetConfig, RewardConfig
 from cosmos_core.config.structure import structure
-from cosmos_core.plugins.nesting import named_parts
+from cosmos_core.plugins.recipe import named_parts
 from cosmos_core.plugins.selection import PluginSet
 
 ROOT = Path(__file__).parents[3]

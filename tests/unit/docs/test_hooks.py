@@ -13,7 +13,7 @@ from reference import kinds as kinds_reference
 
 from cosmos_core.control.machine.records import EvaluationRecord, StepRecord
 from cosmos_core.protocols import KINDS, PROJECT, hooks
-from cosmos_core.run.following.follower import evaluation_metrics, step_metrics
+from cosmos_core.run.follower import evaluation_metrics, step_metrics
 
 DOCS = Path(__file__).parents[3] / "docs"
 PROVIDERS = {f"cosmos_{kind}": kind for kind in KINDS}

@@ -8,7 +8,7 @@ import pytest
 
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.structure import structure
-from cosmos_core.plugins.roles import selections
+from cosmos_core.plugins.recipe import selections
 from cosmos_core.plugins.selection import PluginSet
 
 ROOT = Path(__file__).parents[3]

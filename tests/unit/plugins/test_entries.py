@@ -1,6 +1,6 @@
 import pytest
 
-from cosmos_core.plugins.entries import Entry, entries
+from cosmos_core.plugins.discovery import Entry, entries
 
 
 def test_entries_of_the_groups_of_the_core():

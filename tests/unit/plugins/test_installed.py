@@ -2,7 +2,7 @@ import importlib.metadata
 
 import pytest
 
-from cosmos_core.plugins.installed import distribution, distributions
+from cosmos_core.plugins.distributions import distribution, distributions
 
 
 @pytest.fixture

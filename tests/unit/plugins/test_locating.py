@@ -2,7 +2,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from cosmos_core.plugins.locating import exists, find_root
+from cosmos_core.plugins.distributions import exists, find_root
 
 BOMB = "raise RuntimeError('imported')"
 MODULES = {

@@ -1,6 +1,6 @@
 import pytest
 
-from cosmos_core.plugins.naming import is_valid, nearest_valid
+from cosmos_core.plugins.discovery import is_valid, nearest_valid
 
 
 @pytest.mark.parametrize("name", ["a", "math", "dr-grpo", "qwen3", "x-1"])

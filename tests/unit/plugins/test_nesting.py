@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cosmos_core.errors import ConfigError, PluginNotFoundError
-from cosmos_core.plugins.nesting import dataset_context, named_parts
+from cosmos_core.plugins.recipe import dataset_context, named_parts
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import DatasetContext
 

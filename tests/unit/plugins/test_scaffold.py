@@ -17,8 +17,9 @@ from cosmos_core import __version__
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.problems import show
 from cosmos_core.errors import ConfigError, PluginConflictError
+from cosmos_core.plugins import scaffold
 from cosmos_core.plugins.known import KNOWN
-from cosmos_core.plugins.scaffold import Names, making, new_package
+from cosmos_core.plugins.scaffold import Names, new_package
 from cosmos_core.protocols import KINDS, entry_point_group
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -107,7 +108,7 @@ def test_a_name_that_is_installed_is_refused(tmp_path, make_distribution):
 
 
 def test_a_known_name_is_refused_though_it_is_not_installed(tmp_path, monkeypatch):
-    monkeypatch.setattr(making, "discover", lambda _: [])
+    monkeypatch.setattr(scaffold, "discover", lambda _: [])
     for kind, name in KNOWN:
         with pytest.raises(PluginConflictError, match=f"provided by {KNOWN[kind, name]}; choose another"):
             new_package(kind, name, into=tmp_path)
@@ -319,7 +320,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(making.tempfile, "TemporaryDirectory", refuse)
+    monkeypatch.setattr(scaffold.tempfile, "TemporaryDirectory", refuse)
     with pytest.raises(ConfigError, match="cosmos-reward-sample cannot be written: Permission denied; name another"):
         new_package("reward", "sample", into=tmp_path)
 

@@ -18,9 +18,9 @@ from cosmos_core.control.machine.settings import settings_of
 from cosmos_core.control.recovery_snapshots import RecoverySnapshots
 from cosmos_core.errors import ConfigError, JournalError
 from cosmos_core.policy.checkpoints.checkpoint import path_of
-from cosmos_core.run import command
+from cosmos_core.run import command, folder
+from cosmos_core.run import recovery as recovering
 from cosmos_core.run.command import resume_run, run_recipe
-from cosmos_core.run.files import folder, recovering
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "arithmetic.toml"
 SETTINGS = ["warmup.steps=3", "run.steps=6", "warmup.optimizer.warmup_steps=0", "tracking.hooks=[]"]

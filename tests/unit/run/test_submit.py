@@ -10,8 +10,8 @@ from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.overrides import apply_override
 from cosmos_core.errors import ConfigError, PluginNotFoundError, ReplicaError, UnknownSubmissionError
 from cosmos_core.replica.host import host_id
+from cosmos_core.run import folder
 from cosmos_core.run.command import run_recipe
-from cosmos_core.run.files import folder
 from cosmos_core.run.submit import Handover, launch_again, launch_recipe, option_overrides, reachable
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "arithmetic.toml"

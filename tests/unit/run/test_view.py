@@ -8,10 +8,9 @@ from cosmos_core.control.live.snapshot import take
 from cosmos_core.control.live.timeline import Timeline
 from cosmos_core.control.page.window import Window
 from cosmos_core.observe.live import line
-from cosmos_core.run.following.follower import Follower
-from cosmos_core.run.view import progress_of, starting
-from cosmos_core.run.watching.screen import lines
-from cosmos_core.run.watching.watch import Watcher
+from cosmos_core.run.follower import Follower, progress_of, starting
+from cosmos_core.run.screen import lines
+from cosmos_core.run.watch import Watcher
 
 
 def progress(job, history, *, later_s=0.0):

@@ -10,7 +10,7 @@ from typing import Final
 import attrs
 import msgspec
 
-from cosmos_core.plugins.nesting import dataset_context
+from cosmos_core.plugins.recipe import dataset_context
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Dataset, DatasetContext
 from cosmos_core.testing.conformance.dataset.reading import Place, Rows

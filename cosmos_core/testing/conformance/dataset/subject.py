@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from cosmos_core.plugins.nesting import dataset_context
+from cosmos_core.plugins.recipe import dataset_context
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Dataset, DatasetContext, Kind, Split
 from cosmos_core.testing.conformance.dataset.reading import SPLITS, Place, Rows, read_rows, spread

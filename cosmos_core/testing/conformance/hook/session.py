@@ -12,8 +12,7 @@ import pluggy
 
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import RunInfo
-from cosmos_core.run.hooks.hookset import make_in_time
-from cosmos_core.run.hooks.runner import HookRunner
+from cosmos_core.run.hooks import HookRunner, make_in_time
 from cosmos_core.testing.conformance.hook.story import Call
 from cosmos_core.types import JSON
 

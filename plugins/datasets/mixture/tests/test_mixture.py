@@ -9,7 +9,7 @@ import pytest
 
 from cosmos_core.config.order import row_of
 from cosmos_core.errors import ConfigError, DataError, PluginError
-from cosmos_core.plugins.nesting import dataset_context, named_parts
+from cosmos_core.plugins.recipe import dataset_context, named_parts
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_dataset_mixture.proportions import rows_of_epoch
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file as save_tensors
 
 from cosmos_core.data import BadRowError
 from cosmos_core.errors import DataError
-from cosmos_core.plugins.nesting import dataset_context
+from cosmos_core.plugins.recipe import dataset_context
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.storage import LocalCache
 from cosmos_dataset_world.clips.embeddings import usable_embedding

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.plugins.nesting import dataset_context
+from cosmos_core.plugins.recipe import dataset_context
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_dataset_world.clips import probing
 

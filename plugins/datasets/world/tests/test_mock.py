@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.plugins.nesting import dataset_context
+from cosmos_core.plugins.recipe import dataset_context
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_dataset_world.mock import COLOURS, TINT
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cosmos_core.errors import DataError
-from cosmos_core.plugins.nesting import dataset_context
+from cosmos_core.plugins.recipe import dataset_context
 from cosmos_core.plugins.selection import PluginSet
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cosmos_core.errors import StorageError
-from cosmos_core.plugins.nesting import dataset_context
+from cosmos_core.plugins.recipe import dataset_context
 from cosmos_core.plugins.selection import PluginSet
 
 pytest.importorskip("moto", reason="needs moto, which `make` installs")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cosmos_core.errors import DataError, StorageError
-from cosmos_core.plugins.nesting import dataset_context
+from cosmos_core.plugins.recipe import dataset_context
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_dataset_world.webdataset import index
 from cosmos_dataset_world.webdataset.members import Member, Torn, walk

@@ -23,8 +23,8 @@ from rich.console import Console
 
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.errors import CosmosError
+from cosmos_core.run import folder
 from cosmos_core.run.command import resume_run, run_recipe
-from cosmos_core.run.files import folder
 from cosmos_launcher_kubernetes.manifest import FAILED, REFUSED
 
 _AGAIN: Final = 3

@@ -10,7 +10,7 @@ from cosmos_core.config.stages import stages
 from cosmos_core.errors import ConfigError
 from cosmos_core.models.adapters import published_tensors
 from cosmos_core.models.parallel.layout import layout_of
-from cosmos_core.plugins.roles import unmet
+from cosmos_core.plugins.recipe import unmet
 from cosmos_core.policy.batches.batch import Share
 from cosmos_core.policy.checkpoints.checkpoint import Place
 from cosmos_core.policy.checkpoints.reader import restore

@@ -22,7 +22,7 @@ from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.generation import Generation, Parts
 from cosmos_core.rollout.rewards.pool import Outcome
 from cosmos_core.rollout.terms import LeaseTerms
-from cosmos_core.run.artifacts.dialogues import play
+from cosmos_core.run.artifacts.evaluate import play
 from cosmos_core.run.artifacts.generate import Served
 from cosmos_core.transport.directives import Lease
 from cosmos_core.types import Array, Payload, Prompt, SampleStatus

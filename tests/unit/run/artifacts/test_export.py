@@ -8,9 +8,9 @@ import pytest
 from cosmos_core.control.journal import Journal
 from cosmos_core.control.machine.events import RolledBack
 from cosmos_core.errors import CheckpointError, ConfigError, JournalError, StorageError
+from cosmos_core.run import folder
 from cosmos_core.run.artifacts import export
 from cosmos_core.run.artifacts.export import choose_step, export_run
-from cosmos_core.run.files import folder
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.errors import ConfigError, PluginBrokenError
-from cosmos_core.run.planning import absence
-from cosmos_core.run.planning.absence import absent_of_rewards
+from cosmos_core.run.planning import preflight as absence
+from cosmos_core.run.planning.preflight import absent_of_rewards
 
 
 class Keyed:

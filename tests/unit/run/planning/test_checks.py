@@ -20,10 +20,10 @@ from cosmos_core.protocols import (
 )
 from cosmos_core.rollout.embedded import plugin as embedded
 from cosmos_core.run.planning.checks import problems
+from cosmos_core.run.planning.footprint import outlook_bytes
 from cosmos_core.run.planning.frozen import FrozenFacts
-from cosmos_core.run.planning.outlooks import outlook_bytes
 from cosmos_core.run.planning.parts import Measured, Parts
-from cosmos_core.run.planning.readiness import check_gpus, check_present
+from cosmos_core.run.planning.preflight import check_gpus, check_present
 
 RECIPE = {
     "run": {"name": "demo", "steps": 6},

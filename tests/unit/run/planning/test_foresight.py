@@ -7,7 +7,7 @@ from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.schema import option
 from cosmos_core.errors import ConfigError, EngineError, PluginBrokenError
 from cosmos_core.protocols import Foresight, ModelFacts, Provider
-from cosmos_core.run.planning import foresight
+from cosmos_core.run.planning import preflight as foresight
 
 FACTS = ModelFacts(
     architecture="Tiny",

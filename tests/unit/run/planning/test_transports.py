@@ -4,7 +4,7 @@ import pytest
 
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.overrides import apply_override
-from cosmos_core.run.planning import transports
+from cosmos_core.run.planning import weight_transport as transports
 
 
 def recipe(*overrides):

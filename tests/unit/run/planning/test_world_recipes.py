@@ -10,8 +10,7 @@ from rich.console import Console
 
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.mesh import world_size
-from cosmos_core.run.planning.footprint import memory_by_pool
-from cosmos_core.run.planning.latents import latent_bytes
+from cosmos_core.run.planning.footprint import latent_bytes, memory_by_pool
 from cosmos_core.run.planning.memory import LATENT_COPIES
 from cosmos_core.run.planning.plan import make_plan
 from cosmos_core.run.planning.tables import print_plan

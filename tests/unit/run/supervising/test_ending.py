@@ -1,5 +1,5 @@
 from cosmos_core.run.launch import Exit
-from cosmos_core.run.supervising.ending import with_cause
+from cosmos_core.run.supervisor import with_cause
 
 GONE = "policy-0: policy-0 rank 1: its process (pid 7) ended without a word: killed, or out of memory?"
 

@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from cosmos_core.errors import TransportError
-from cosmos_core.run.supervising.reservation import Reservation
+from cosmos_core.run.supervisor import Reservation
 from cosmos_core.transport import sockets
 from cosmos_core.transport.addresses import is_own
 

@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from cosmos_core.config.schema import MeshConfig
-from cosmos_core.run.supervising.roster import replica_specs
+from cosmos_core.run.fleet import replica_specs
 
 
 @pytest.fixture

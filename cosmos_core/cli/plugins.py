@@ -1,0 +1,233 @@
+"""`cosmos plugins`: lists, shows, makes and checks plugins."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cosmos_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cosmos_core.plugins.card import Card
+    from cosmos_core.plugins.discovery import PluginRecord
+    from cosmos_core.protocols import Kind
+    from cosmos_core.testing.check.kit import Given
+
+
+def _kind(typed: str) -> Kind:
+    from cosmos_core.protocols import KINDS  # noqa: PLC0415
+
+    for kind in KINDS:
+        if kind == typed:
+            return kind
+    raise typer.BadParameter(f"{typed!r} is not one of {', '.join(KINDS)}.")
+
+
+KindOption = Annotated[Any, typer.Option("--kind", metavar="KIND", parser=_kind, help="Only plugins of this kind.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+app = typer.Typer(no_args_is_help=True, help="List, show, make and check plugins.")
+
+
+@app.command("list")
+def list_plugins(
+    kind: KindOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List what is installed, with what is wrong with it. Imports no plugin."""
+    from cosmos_core.plugins.discovery import DISABLE_VARIABLE, autoload_disabled, discover  # noqa: PLC0415
+
+    records = discover(kind)
+    if autoload_disabled():
+        typer.echo(f"{DISABLE_VARIABLE} is set: only cosmos-core's own plugins are seen.", err=True)
+    if as_json:
+        typer.echo(json.dumps([_plain(record) for record in records], indent=2))
+        return
+    if not records:
+        typer.echo(f"No {kind or ''} plugins are installed.".replace("  ", " "))
+        return
+    rows = [(each.kind, each.name, each.distribution, each.version, each.status) for each in records]
+    for line in _columns([("KIND", "NAME", "DISTRIBUTION", "VERSION", "STATUS"), *rows]):
+        typer.echo(line)
+    for record in records:
+        if record.problem:
+            typer.echo(f"\n{record.kind} {record.name}: {record.problem}")
+
+
+@app.command("show")
+def show_plugin(
+    name: Annotated[str, typer.Argument(help="The plugin's name, or DISTRIBUTION:NAME.")],
+    kind: KindOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one plugin: where it comes from, what it can do, and its options. Imports that plugin only."""
+    from cosmos_core.plugins.card import card, plain  # noqa: PLC0415
+    from cosmos_core.plugins.choice import kind_of  # noqa: PLC0415
+    from cosmos_core.plugins.discovery import discover  # noqa: PLC0415
+    from cosmos_core.plugins.selection import PluginSet  # noqa: PLC0415
+
+    records = discover()
+    chosen = kind or kind_of(name, records)
+    shown = card(PluginSet.load([(chosen, name)], records=records), chosen, name)
+    if as_json:
+        typer.echo(json.dumps(plain(shown), indent=2))
+        return
+    for line in _lines(shown):
+        typer.echo(line)
+
+
+@app.command("new")
+def new_plugin(
+    kind: Annotated[str, typer.Argument(help="What it plugs in: model, algorithm, reward, dataset, engine or hook.")],
+    name: Annotated[str, typer.Argument(help="What recipes will call it, such as brevity or short-answers.")],
+    *,
+    into: Annotated[
+        Path, typer.Option("--into", metavar="DIR", help="Folder in which to make the package's.")
+    ] = Path(),
+    author: Annotated[str, typer.Option("--author", metavar="NAME", help="Who makes it, for its metadata.")] = "",
+    description: Annotated[
+        str, typer.Option("--description", metavar="TEXT", help="One line about it, for its metadata.")
+    ] = "",
+) -> None:
+    """Write a complete package with a small working plugin: options, tests, an example recipe, CI that publishes it.
+
+    \b
+    Examples:
+      cosmos plugins new reward brevity
+      cosmos plugins new dataset chess-puzzles --into ~/plugins --author "Ann Lee"
+    """  # noqa: D301 - the escape keeps the lines after it apart
+    from cosmos_core.plugins.scaffold import new_package  # noqa: PLC0415
+
+    folder = new_package(kind, name, into=into.expanduser(), author=author, description=description)
+    typer.echo(f"Made {folder}/. Next:\n")
+    for command, purpose in (
+        (f"cd {shlex.quote(str(folder))}", ""),
+        ("pip install --editable . --group dev", "pip 25.1 or newer; from then on recipes may name it"),
+        ("pytest", "the conformance kit, and its own tests"),
+        ("cosmos run example.toml", "a few steps on this machine"),
+        ("cosmos plugins check .", "whether it is fit to be published"),
+    ):
+        typer.echo(f"  {command:<40}{f'# {purpose}' if purpose else ''}".rstrip())
+
+
+@app.command("check")
+def check_plugin(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME | PATH",
+            help="An installed plugin (or DISTRIBUTION:NAME), a project's folder (./DIR) or a wheel "
+            "(tested with its project's tests if it lies in that project's dist/); without it, this folder's project.",
+        ),
+    ] = None,
+    kind: KindOption = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="What to test with: options.NAME=VALUE, config.NAME=VALUE or path=DIR of a model. "
+            "The kit is then run with it instead of with the project's own tests.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check metadata, import, options, compatibility and the conformance kit; print a verdict to paste.
+
+    Exits with 0 if everything passed, with 1 if anything failed or could not be run.
+
+    \b
+    Examples:
+      cosmos plugins check
+      cosmos plugins check brevity
+      cosmos plugins check dist/cosmos_reward_brevity-0.1.0-py3-none-any.whl --set options.length=80
+    """  # noqa: D301 - the escape keeps the lines after it apart
+    _need_pytest()
+    from rich.console import Console  # noqa: PLC0415
+
+    from cosmos_core.plugins.discovery import DISABLE_VARIABLE  # noqa: PLC0415
+    from cosmos_core.testing.check.examination import examine  # noqa: PLC0415
+    from cosmos_core.testing.check.subject import subject  # noqa: PLC0415
+    from cosmos_core.testing.check.verdict import plain, text  # noqa: PLC0415
+
+    # Whoever asks for a plugin to be checked wants it to be seen, here and in every process of the check.
+    os.environ.pop(DISABLE_VARIABLE, None)
+    given = _given(overrides or [])
+    with subject(target, kind) as found, Console(stderr=True).status("Looking") as status:
+        verdict = examine(found, given, lambda doing: status.update(f"{found.name}: {doing}"))
+    typer.echo(json.dumps(plain(verdict), indent=2) if as_json else text(verdict))
+    if verdict.outcome != "PASSED":
+        raise typer.Exit(1)
+
+
+def _plain(record: PluginRecord) -> dict[str, str]:
+    fields = ("kind", "name", "distribution", "version", "module", "status", "problem")
+    return {field: getattr(record, field) for field in fields}
+
+
+def _lines(card: Card) -> Iterator[str]:
+    record, source = card.record, card.source
+    yield f"{record.kind} {record.name}"
+    facts: list[tuple[str, Any]] = [
+        ("distribution", f"{record.distribution} {record.version}"),
+        ("summary", source.summary),
+        ("home page", source.home_page),
+        ("licence", source.licence),
+        ("location", source.location),
+        ("editable", source.editable),
+        ("sha256", card.sha256),
+        ("entry point", record.module),
+        ("protocol", card.protocol),
+        ("status", f"{record.status} ({record.problem})" if record.problem else record.status),
+        ("requires", ", ".join(record.requires) or "nothing"),
+    ]
+    yield from _columns([(f"  {label}", str(value)) for label, value in facts if value])
+    yield from ("", "Capabilities")
+    yield from _columns(
+        [(f"  {each.name}", each.value, each.meaning) for each in card.capabilities] or [("  none declared",)]
+    )
+    yield from ("", f"Options ({record.kind}.options)")
+    yield from _columns(
+        [
+            (f"  {key.name}", f"{key.type}, {key.bounds}" if key.bounds else key.type, key.default, key.meaning)
+            for key in card.options
+        ]
+        or [("  none",)]
+    )
+
+
+def _need_pytest() -> None:
+    from importlib.util import find_spec  # noqa: PLC0415
+
+    if find_spec("pytest") is None:
+        raise ConfigError('the kit needs pytest; install it with: pip install "cosmos-core[testing]"')
+
+
+def _given(overrides: list[str]) -> Given:
+    """What `--set` gives, structured.
+
+    Raises:
+        ConfigError: A key is none of those that a kit can be given.
+    """
+    from cosmos_core.config.overrides import apply_override  # noqa: PLC0415
+    from cosmos_core.config.structure import structure  # noqa: PLC0415
+    from cosmos_core.testing.check.kit import Given  # noqa: PLC0415
+
+    data: dict[str, Any] = {}
+    for override in overrides:
+        apply_override(data, override)
+    return structure(data, Given, "--set")
+
+
+def _columns(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Rows as aligned columns."""
+    listed = list(rows)
+    widths = [max(len(cell) for cell in column) for column in zip(*listed, strict=True)]
+    for row in listed:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

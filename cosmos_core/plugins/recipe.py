@@ -1,0 +1,266 @@
+"""The plugins that a recipe names: which they are, and instances of them with the contexts that the recipe implies."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+
+from cosmos_core.config.checks import staleness_bound
+from cosmos_core.config.job import Job
+from cosmos_core.config.schema import Recipe
+from cosmos_core.config.stages import Stage, stages
+from cosmos_core.errors import PluginError
+from cosmos_core.plugins.choice import choose
+from cosmos_core.plugins.discovery import discover
+from cosmos_core.plugins.selection import PluginSet
+from cosmos_core.protocols import (
+    KINDS,
+    Algorithm,
+    AlgorithmCapabilities,
+    AlgorithmContext,
+    Consulting,
+    Dataset,
+    DatasetContext,
+    EnvironmentCapabilities,
+    EnvironmentContext,
+    FrozenRole,
+    Kind,
+    Model,
+    ModelContext,
+    ModelSource,
+    Reward,
+    RewardContext,
+    Source,
+    Valuing,
+)
+from cosmos_core.storage import fetch_model, is_url
+from cosmos_core.types import JSON
+
+
+def named_parts(options: Mapping[str, JSON]) -> Iterator[str]:
+    """Names of the datasets that a dataset is made of, so that a run knows them before it makes any.
+
+    By convention its options name them in a table `part` or a list of tables `parts`, each with `plugin` and `options`.
+    """
+    single, several = options.get("part"), options.get("parts")
+    for table in (single, *(several if isinstance(several, list | tuple) else ())):
+        # What is no such table is refused where the options are structured.
+        if isinstance(table, Mapping) and isinstance(table.get("plugin"), str):
+            yield str(table["plugin"])
+            nested: Any = table.get("options")
+            yield from named_parts(nested if isinstance(nested, Mapping) else {})
+
+
+def dataset_context(plugins: PluginSet, seed: int, directory: Path) -> DatasetContext:
+    """The context of a run's dataset.
+
+    Args:
+        plugins: Where plugins of parts are loaded, and so become part of the run's record.
+        seed: `run.seed`.
+        directory: Folder of the recipe file.
+    """
+    return _context(plugins, seed, directory, "dataset.options")
+
+
+def _context(plugins: PluginSet, seed: int, directory: Path, key_path: str) -> DatasetContext:
+    """The context of a dataset whose options are at this key path."""
+
+    def make(plugin: str, options: Mapping[str, JSON], path: str) -> Dataset:
+        plugins.include("dataset", plugin)
+        place = f"{key_path}.{path}"
+        context = _context(plugins, seed, directory, place)
+        return cast("Dataset", plugins.create("dataset", plugin, options, context, place))
+
+    return DatasetContext(seed=seed, directory=directory, key_path=key_path, make=make)
+
+
+def selections(recipe: Recipe, kinds: Collection[Kind] = KINDS) -> tuple[tuple[Kind, str], ...]:
+    """The plugins that a recipe names, of the given kinds, for `PluginSet.load`."""
+    named: list[tuple[Kind, str]] = [
+        ("model", recipe.model.plugin),
+        *(("model", frozen.plugin or recipe.model.plugin) for frozen in recipe.frozen.values()),
+        *(("algorithm", stage.plugin) for stage in stages(recipe)),
+        *(("reward", reward.plugin) for reward in recipe.reward),
+        ("dataset", recipe.dataset.plugin),
+        *(("dataset", name) for name in named_parts(recipe.dataset.options)),
+        ("engine", recipe.rollout.engine.plugin),
+        *(() if recipe.environment is None else (("environment", recipe.environment.plugin),)),
+        ("launcher", recipe.launch.launcher),
+        *(("hook", name) for name in recipe.tracking.hooks),
+    ]
+    return tuple(dict.fromkeys(selection for selection in named if selection[0] in kinds))
+
+
+def source_of(plugins: PluginSet, stage: Stage) -> Source:
+    """The source of a stage's batches: rollouts, demonstrations or preferences."""
+    return cast("AlgorithmCapabilities", plugins.provider("algorithm", stage.plugin).capabilities).source
+
+
+def model_source(job: Job) -> ModelSource:
+    """The plugin, options and context of the recipe's model. A relative `model.path` beside the recipe is that folder.
+
+    `~` is the home. Of a URL such as `s3://bucket/model` it is a local copy, fetched if there is none.
+
+    Raises:
+        StorageError: There is no whole model at the URL, or it cannot be fetched.
+    """
+    config = job.recipe.model
+    context = ModelContext(
+        path=_found(job, config.path) if config.path else None,
+        config=config.config,
+        assets=job.assets,
+        trust_remote_code=config.trust_remote_code,
+    )
+    return ModelSource(plugin=config.plugin, options=config.options, context=context)
+
+
+def _found(job: Job, path: str) -> str:
+    if is_url(path):
+        return str(fetch_model(path))
+    beside = job.recipe_directory / Path(path).expanduser()
+    return str(beside.absolute()) if beside.exists() else path
+
+
+def frozen_source(job: Job, role: FrozenRole) -> ModelSource:
+    """The same of a frozen model: the policy's model, but for what its table says otherwise."""
+    config, policy = job.recipe.frozen[role], model_source(job)
+    if config.plugin is None and config.path is None and not config.options:
+        return policy
+    context = attrs.evolve(
+        policy.context,
+        path=_found(job, config.path) if config.path else policy.context.path,
+        config=None if config.path else policy.context.config,
+    )
+    return ModelSource(
+        plugin=config.plugin or policy.plugin,
+        options=config.options or (policy.options if config.plugin in {None, policy.plugin} else {}),
+        context=context,
+    )
+
+
+def load_frozen(job: Job, plugins: PluginSet, role: FrozenRole) -> Model:
+    """A frozen model of the recipe.
+
+    Raises:
+        ConfigError: An option is wrong.
+        PluginError: The plugin failed.
+    """
+    source = frozen_source(job, role)
+    return cast("Model", plugins.create("model", source.plugin, source.options, source.context, f"{role}.options"))
+
+
+def load_model(job: Job, plugins: PluginSet) -> Model:
+    """The recipe's model.
+
+    Raises:
+        ConfigError: An option is wrong.
+        PluginError: The plugin failed.
+    """
+    source = model_source(job)
+    return cast("Model", plugins.create("model", source.plugin, source.options, source.context, "model.options"))
+
+
+def load_dataset(job: Job, plugins: PluginSet) -> Dataset:
+    """The recipe's dataset.
+
+    Raises:
+        ConfigError: An option is wrong.
+        DataError: Its files are missing or bad.
+        PluginError: The plugin failed.
+    """
+    config = job.recipe.dataset
+    context = dataset_context(plugins, job.recipe.run.seed, job.recipe_directory)
+    return cast("Dataset", plugins.create("dataset", config.plugin, config.options, context, "dataset.options"))
+
+
+def load_algorithm(job: Job, plugins: PluginSet, stage: Stage) -> Algorithm:
+    """The algorithm of a stage.
+
+    Raises:
+        ConfigError: An option is wrong.
+        PluginError: The plugin failed.
+    """
+    rollout, average = job.recipe.rollout, job.recipe.policy.average
+    context = AlgorithmContext(
+        group_size={"rollouts": rollout.group_size, "demonstrations": 1, "preferences": 2}[source_of(plugins, stage)],
+        temperature=rollout.sampling.temperature,
+        max_units=rollout.sampling.max_units,
+        max_staleness=staleness_bound(job.recipe.sync),
+        generates_average=average is not None and average.publish,
+    )
+    instance = plugins.create("algorithm", stage.plugin, stage.options, context, f"{stage.key}.options")
+    return cast("Algorithm", instance)
+
+
+def load_rewards(job: Job, plugins: PluginSet) -> tuple[Reward, ...]:
+    """The rewards, in the order of `recipe.reward`.
+
+    Raises:
+        ConfigError: An option is wrong.
+        PluginError: A plugin failed.
+    """
+    loaded = []
+    for index, config in enumerate(job.recipe.reward):
+        context = RewardContext(name=config.label, seed=job.recipe.run.seed)
+        path = f"reward.{index}.options"
+        loaded.append(cast("Reward", plugins.create("reward", config.plugin, config.options, context, path)))
+    return tuple(loaded)
+
+
+def load_environment(job: Job, plugins: PluginSet) -> EnvironmentCapabilities | None:
+    """Capabilities of the recipe's environment, once an instance of it could be made; None without one.
+
+    Raises:
+        ConfigError: An option is wrong.
+        PluginError: The plugin failed.
+    """
+    config = job.recipe.environment
+    if config is None:
+        return None
+    context = EnvironmentContext(name=config.plugin, seed=job.recipe.run.seed)
+    plugins.create("environment", config.plugin, config.options, context, "environment.options")
+    capabilities: EnvironmentCapabilities = plugins.provider("environment", config.plugin).capabilities
+    return capabilities
+
+
+def unmet(recipe: Recipe, stage: Stage, algorithm: Algorithm) -> Iterator[str]:
+    """Tables of models that an algorithm needs, and the recipe does not have."""
+    asks = f"{stage.plugin!r} with these {stage.key}.options"
+    for role in algorithm.consults if isinstance(algorithm, Consulting) else ():
+        if role == "average":
+            if recipe.policy.average is None:
+                yield (
+                    f"policy.average: {asks} consults the average of the policy's weights, and the recipe keeps none; "
+                    "add a table [policy.average], with publish = true where rollouts are to come from the average"
+                )
+        elif role not in recipe.frozen:
+            what = "empty: the weights the stage starts from" if role == "reference" else "path: a checkpoint"
+            yield (
+                f"{role}: {asks} consults a {role} model, and the recipe has none; add a table [{role}] ({what}), or "
+                "set options that need none"
+            )
+    if isinstance(algorithm, Valuing) and algorithm.needs_critic and recipe.critic is None:
+        yield f"critic: {asks} needs a critic, and the recipe has none; add a table [critic], empty for its defaults"
+
+
+def plugin_versions(recipe: Recipe, kinds: Collection[Kind]) -> dict[str, str]:
+    """Distribution and version of the plugins that a recipe names, and of the core, by `KIND NAME`.
+
+    What is not installed here is left out: whoever needs it says so when it loads it.
+
+    Args:
+        recipe: The recipe.
+        kinds: Of these kinds only.
+    """
+    records, found = discover(), {"cosmos-core": version("cosmos-core")}
+    for kind, name in selections(recipe, kinds):
+        try:
+            record = choose(kind, name, records)
+        except PluginError:
+            continue
+        found[f"{kind} {record.name}"] = f"{record.distribution} {record.version}"
+    return found

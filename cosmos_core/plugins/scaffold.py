@@ -1,0 +1,269 @@
+"""Writes the package of a new plugin (`cosmos plugins new`), whole or not at all, from templates.
+
+`templates/common` holds what every package has, `templates/<kind>` what is special to a kind. Where both have a file,
+the kind's is taken; it usually extends the common one. A folder called `package` stands for the Python package. Files
+that end in `.j2` are rendered, others are copied.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+import attrs
+import jinja2
+from packaging.version import Version
+
+from cosmos_core import __version__, protocols
+from cosmos_core.config.nearest import nearest
+from cosmos_core.errors import ConfigError, PluginConflictError
+from cosmos_core.plugins.discovery import RULE, discover, is_valid, nearest_valid
+from cosmos_core.plugins.known import KNOWN
+from cosmos_core.protocols import KINDS, PROTOCOL_VERSIONS, Kind, entry_point_group
+
+LONGEST: Final = 40
+"""Characters of a name. The templates' lines are laid out for it."""
+
+_IMPORTED: Final = frozenset({*protocols.__all__, "HuggingFaceModel", "HuggingFaceOptions"})
+"""Classes that a template may import: a plugin's own must have another name."""
+
+
+@attrs.frozen(kw_only=True)
+class Names:
+    """The names of one package.
+
+    Attributes:
+        kind: The plugin's kind.
+        name: What recipes say, `slow-one`.
+    """
+
+    kind: Kind
+    name: str
+
+    @classmethod
+    def of(cls, kind: str, name: str) -> Names:
+        """Check what a user typed.
+
+        Raises:
+            ConfigError: There is no such kind, or the name cannot be that of a plugin.
+        """
+        names = cls(kind=_kind(kind), name=name)
+        prefix = f"cosmos-{kind}-"
+        if not is_valid(name):
+            example = nearest_valid(name)[:LONGEST].rstrip("-").removeprefix(prefix) or f"my-{kind}"
+            raise ConfigError(f"a plugin cannot be named {name!r}: {RULE}, such as {example}")
+        if name.startswith(prefix):
+            raise ConfigError(f"the distribution's name is made from the plugin's: leave {prefix} out of {name!r}")
+        if len(name) > LONGEST:
+            raise ConfigError(f"the name {name!r} has {len(name)} characters; take one of at most {LONGEST}")
+        taken = _IMPORTED & {names.plugin_class, names.options_class}
+        if taken:
+            raise ConfigError(f"a plugin named {name!r} would have a class {min(taken)}, as the core has; take another")
+        return names
+
+    @property
+    def distribution(self) -> str:
+        """Name of the distribution: `cosmos-engine-slow-one`."""
+        return f"cosmos-{self.kind}-{self.name}"
+
+    @property
+    def package(self) -> str:
+        """Name of the import package: `cosmos_engine_slow_one`."""
+        return self.distribution.replace("-", "_")
+
+    @property
+    def group(self) -> str:
+        """The entry-point group of the kind."""
+        return entry_point_group(self.kind)
+
+    @property
+    def plugin_class(self) -> str:
+        """The class that does the work: `SlowOneEngine`."""
+        kind, stem = self.kind.capitalize(), self._stem
+        return stem if stem.endswith(kind) and stem != kind else stem + kind
+
+    @property
+    def options_class(self) -> str:
+        """The class of its options: `SlowOneOptions`."""
+        return f"{self._stem}Options"
+
+    @property
+    def _stem(self) -> str:
+        return "".join(word.capitalize() for word in self.name.split("-"))
+
+
+def _kind(typed: str) -> Kind:
+    for kind in KINDS:
+        if kind == typed:
+            return kind
+    close = nearest(typed, KINDS)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise ConfigError(f"{typed!r} is no kind of plugin{hint} (kinds: {', '.join(KINDS)})")
+
+
+TEMPLATES: Final = Path(__file__).parent / "templates"
+_COMMON: Final = "common"
+_SUFFIX: Final = ".j2"
+_PACKAGE: Final = "package"
+_LINE: Final = 120
+"""Characters of a line, as the generated `pyproject.toml` tells the formatter."""
+_LONGEST_DESCRIPTION: Final = 512
+"""Characters that PyPI takes as a summary; a longer one fails at the upload, when all else is done."""
+
+
+def render(names: Names, *, author: str = "", description: str = "") -> dict[PurePosixPath, str]:
+    """The text of each file of a package, by its path.
+
+    Args:
+        names: What the package is called.
+        author: Who makes it; left out of the metadata if empty.
+        description: One line about it; a plain one is made up if empty.
+
+    Raises:
+        ConfigError: The author or the description is not one line of text, or PyPI would refuse it.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701 - it makes no HTML
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"quoted": _quoted, "imported_from": _imported_from}
+    variables = _variables(names, _one_line("--author", author), _summary(description))
+    files = {}
+    for path, template in _templates(environment, names).items():
+        parts = [names.package if part == _PACKAGE else part for part in path.parts]
+        files[PurePosixPath(*parts)] = _text(environment, template, variables)
+    return files
+
+
+def _templates(environment: jinja2.Environment, names: Names) -> dict[PurePosixPath, str]:
+    """The template of each file, a kind's own after the common ones so that it replaces them."""
+    chosen = {}
+    for part in (_COMMON, names.kind):
+        for template in environment.list_templates():
+            path = PurePosixPath(template)
+            if path.parts[0] == part:
+                chosen[PurePosixPath(*path.parts[1:]).with_name(path.name.removesuffix(_SUFFIX))] = template
+    return chosen
+
+
+def _text(environment: jinja2.Environment, template: str, variables: Mapping[str, Any]) -> str:
+    if template.endswith(_SUFFIX):
+        return environment.get_template(template).render(variables)
+    return (TEMPLATES / template).read_text(encoding="utf-8")
+
+
+def _variables(names: Names, author: str, description: str) -> dict[str, Any]:
+    release = Version(__version__)
+    return {
+        "kind": names.kind,
+        "Kind": names.kind.capitalize(),
+        "name": names.name,
+        "distribution": names.distribution,
+        "package": names.package,
+        "group": names.group,
+        "Class": names.plugin_class,
+        "Options": names.options_class,
+        "classes": sorted((names.plugin_class, names.options_class)),
+        "author": author,
+        "description": description or f"The {names.kind} {names.name} for cosmos-core.",
+        "protocol": PROTOCOL_VERSIONS[names.kind],
+        "bound": f">={release.major}.{release.minor},<{release.major}.{release.minor + 1}",
+    }
+
+
+def _one_line(option: str, text: str) -> str:
+    if not text.isprintable():
+        raise ConfigError(f"{option} {text!r}: write it as one line of text")
+    return text.strip()
+
+
+def _summary(description: str) -> str:
+    text = _one_line("--description", description)
+    if len(text) > _LONGEST_DESCRIPTION:
+        raise ConfigError(
+            f"--description has {len(text)} characters, and PyPI takes at most {_LONGEST_DESCRIPTION}; "
+            "shorten it, and tell the rest in README.md"
+        )
+    return text
+
+
+def _imported_from(names: Sequence[str], module: str) -> str:
+    """An import statement, laid out as a formatter would."""
+    line = f"from {module} import {', '.join(names)}"
+    if len(line) <= _LINE:
+        return line
+    return "\n".join([f"from {module} import (", *(f"    {name}," for name in names), ")"])
+
+
+def _quoted(text: str) -> str:
+    """A TOML string; JSON's escapes are TOML's, too."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def new_package(kind: str, name: str, *, into: Path, author: str = "", description: str = "") -> Path:
+    """Write a complete package with a working minimal plugin.
+
+    Args:
+        kind: What it plugs in.
+        name: What recipes will call it.
+        into: The folder in which the package's own folder is made.
+        author: Who makes it.
+        description: One line about it.
+
+    Returns:
+        The package's folder, `into/cosmos-<kind>-<name>`.
+
+    Raises:
+        ConfigError: An argument cannot be used, or the folder exists or cannot be made.
+        PluginConflictError: Another plugin has the name.
+    """
+    names = Names.of(kind, name)
+    _check_free(names)
+    files = render(names, author=author, description=description)
+    if not into.is_dir():
+        raise ConfigError(f"--into {into}: there is no such folder; make it first, or name another")
+    target = into / names.distribution
+    if os.path.lexists(target):
+        raise ConfigError(f"{target} exists and is left as it is; remove it, or choose another name or --into folder")
+    try:
+        _write(target, files)
+    except OSError as error:
+        raise ConfigError(
+            f"{target} cannot be written: {error.strerror or error}; name another folder with --into"
+        ) from error
+    return target
+
+
+def _check_free(names: Names) -> None:
+    """Two plugins of one kind and name cannot be told apart in a recipe, and confuse whoever reads it."""
+    kind, name = names.kind, names.name
+    owners = {
+        f"{record.distribution} {record.version}"
+        for record in discover(kind)
+        if record.name == name and record.status != "invalid"
+    }
+    if not owners and (kind, name) in KNOWN:
+        owners = {KNOWN[kind, name]}
+    if owners:
+        raise PluginConflictError(
+            f"the {kind} {name!r} is provided by {' and by '.join(sorted(owners))}; choose another name"
+        )
+
+
+def _write(target: Path, files: Mapping[PurePosixPath, str]) -> None:
+    """Write beside the target and rename: whoever interrupts this leaves nothing half made."""
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as beside:
+        made = Path(beside) / target.name
+        for path, text in files.items():
+            file = made / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        made.rename(target)

@@ -1,0 +1,260 @@
+"""The folder of a run: made once, complete or not at all; locked by a session; replaced once a new run is certain."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from cosmos_core.config.job import Job
+from cosmos_core.config.loading import dump_recipe, load_job, save_job
+from cosmos_core.config.structure import structure
+from cosmos_core.errors import ConfigError, CosmosError, UnknownSubmissionError
+from cosmos_core.run.address import require_gone
+
+SUMMARY: Final = "summary.json"
+REPORT: Final = "report.html"
+_MARK: Final = "job.json"
+_LOCK: Final = ".session.lock"
+_LOOK_S: Final = 0.05
+"""In which one who looks whether a session has the run (`is_held`) is done."""
+_LOG: Final = logging.getLogger(__name__)
+
+
+def is_run(directory: Path) -> bool:
+    """True if a folder is a run's."""
+    return (directory / _MARK).is_file()
+
+
+def check_unused(directory: Path, *, overwrite: bool) -> None:
+    """Check that nothing is at `directory` that a run may not replace.
+
+    Raises:
+        ConfigError: There is a run already (and no `overwrite`), or something that is no run.
+    """
+    if directory.exists() and any(directory.iterdir() if directory.is_dir() else [directory]):
+        if not is_run(directory):
+            raise ConfigError(f"run.name: {directory} exists and is not the folder of a run; choose another --name")
+        if not overwrite:
+            raise ConfigError(
+                f"run.name: the run {directory} exists; go on with it: cosmos run --resume {directory}, "
+                "replace it: --overwrite, or choose another --name"
+            )
+
+
+def check_free(directory: Path, *, overwrite: bool) -> None:
+    """Check that a run may be made at `directory`; nothing is left changed.
+
+    Raises:
+        ConfigError: The name is taken (see `check_unused`), or there is no right to write.
+    """
+    check_unused(directory, overwrite=overwrite)
+    parent = directory
+    while not parent.exists():
+        parent = parent.parent
+    try:
+        # Tried: the bits of a folder do not tell whether its file system takes any.
+        with tempfile.TemporaryDirectory(prefix=".cosmos-", dir=parent):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"run.output_dir: {parent} cannot be written to: {error.strerror}; choose another folder"
+        ) from error
+
+
+def create(job: Job, assets: Path, manifest: Mapping[str, Any], *, overwrite: bool) -> None:
+    """Make the run's folder: job, resolved recipe, manifest and assets.
+
+    Args:
+        job: The planned job; its `directory` is where the folder is made.
+        assets: Folder whose content becomes `job.assets`; may not exist.
+        manifest: Goes into `manifest.json`.
+        overwrite: Whether to replace a run that is there.
+
+    Raises:
+        ConfigError: See `check_free`; or the folder could not be written.
+    """
+    check_free(job.directory, overwrite=overwrite)
+    try:
+        if overwrite and job.directory.exists():
+            shutil.rmtree(job.directory)
+        job.logs.mkdir(parents=True)
+        if assets.is_dir():
+            shutil.copytree(assets, job.assets)
+        write_json(job.directory / "manifest.json", manifest)
+    except OSError as error:
+        raise ConfigError(f"run.output_dir: {job.directory} could not be made: {error}") from error
+    save(job)
+
+
+def save(job: Job) -> None:
+    """Write the job and its recipe into the run's folder.
+
+    Raises:
+        ConfigError: They could not be written.
+    """
+    path = job.directory / "recipe.resolved.toml"
+    try:
+        path.write_text(dump_recipe(job.recipe), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+    save_job(job)
+
+
+@contextlib.contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Keep other sessions of a run out while this one lasts; the lock ends with the process, however that ends.
+
+    Raises:
+        ConfigError: It is no run, another session has it, or it cannot be written to.
+    """
+    if not is_run(directory):
+        raise ConfigError(f"{directory}: not the folder of a run (it has no {_MARK})")
+    try:
+        file = (directory / _LOCK).open("wb")
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot be written to: {error.strerror}") from error
+    with file:
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_LOOK_S)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{directory} is running now, in another session; stop it first") from None
+        except OSError as error:
+            # Some network file systems have no locks; the journal still takes one writer only.
+            _LOG.debug("%s cannot be locked: %s", directory, error)
+        yield
+
+
+def is_held(directory: Path) -> bool:
+    """True if a session has the run; taken for so on a file system without locks."""
+    try:
+        with (directory / _LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON; readers see the old file or the new one, never a part.
+
+    Raises:
+        OSError: It could not be written.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+@attrs.frozen(kw_only=True)
+class Ended:
+    """The end of a session, as its summary says.
+
+    Attributes:
+        outcome: `finished`, `stopped` or `failed`.
+        steps: Done in all.
+        wall_s: Seconds of all sessions.
+        reason: Why, if there is more to say.
+    """
+
+    outcome: str
+    steps: int
+    wall_s: float
+    reason: str = ""
+
+
+def read_summary(directory: Path) -> Ended | None:
+    """The end of a run's last session; None if it has not ended (yet).
+
+    Raises:
+        ConfigError: The summary is damaged, or was changed by hand to what it cannot be.
+    """
+    path = directory / SUMMARY
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ConfigError(f"{path}: damaged: {error}; remove it") from error
+    known = [field.name for field in attrs.fields(Ended)]
+    said = {name: found[name] for name in known if name in found} if isinstance(found, dict) else found
+    return structure(said, Ended, str(path))
+
+
+def require_idle(directory: Path) -> None:
+    """Refuse to replace a run that goes on; a folder without a run is none.
+
+    Raises:
+        ConfigError: It is running now, or its folder cannot be written to.
+    """
+    if is_run(directory):
+        with held(directory):
+            require_gone(load_job(directory))
+
+
+@contextlib.contextmanager
+def aside(directory: Path) -> Iterator[Path | None]:
+    """Keep the run in a folder, if there is one, beside it until another one has its place for certain.
+
+    A `CosmosError` of the block puts it back in place of what the block has made there; after any other error,
+    `UnknownSubmissionError` among them, both stay. Once the block has ended well, the earlier run is removed.
+
+    Yields:
+        Where the run is kept; None if there is none.
+
+    Raises:
+        ConfigError: The run goes on, or could not be moved or removed.
+        UnknownSubmissionError: Of the block; it says besides where the earlier run is.
+    """
+    kept = _moved(directory)
+    try:
+        yield kept
+    except UnknownSubmissionError as error:
+        if kept is None:
+            raise
+        raise UnknownSubmissionError(f"{error}. The run that it replaces is in {kept}") from error
+    except CosmosError:
+        if kept is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+            kept.rename(directory)
+        raise
+    if kept is not None:
+        _remove(kept)
+
+
+def _moved(directory: Path) -> Path | None:
+    """Where the run of a folder has been moved to; None if there is none."""
+    if not is_run(directory):
+        return None
+    with held(directory):
+        require_gone(load_job(directory))
+        try:
+            kept = Path(tempfile.mkdtemp(prefix=f"{directory.name}.replaced-", dir=directory.parent))
+            directory.rename(kept)
+        except OSError as error:
+            raise ConfigError(f"{directory}: the run cannot be moved aside: {error}") from error
+    return kept
+
+
+def _remove(kept: Path) -> None:
+    try:
+        shutil.rmtree(kept)
+    except OSError as error:
+        raise ConfigError(
+            f"{kept}: the run was submitted, and the one that it replaces could not be removed: {error}; remove it"
+        ) from error

@@ -1,1 +1,0 @@
-"""Lifecycle hooks of a run: made from its recipe, each called on a thread of its own."""

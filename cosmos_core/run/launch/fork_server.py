@@ -1,0 +1,154 @@
+"""Starts processes of this machine in a fraction of a second: forks of one that has imported what they all need.
+
+Importing torch and transformers takes each process seconds, more than all else that it does before it works. The fork
+server does it once, while the run is being planned; a replica that is started again is at work at once. It is a
+process of its own, forked from nothing, which imports and does nothing else: no thread, no socket, no device. Its forks
+end with it, so it minds no signal that is sent to all processes of a terminal or a job; it ends with its starter. Where
+there are GPUs it is not used, since some import might touch one, and what has touched a GPU cannot be forked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any, Final
+
+from cosmos_core.errors import ReplicaError
+from cosmos_core.protocols import ProcessSpec
+from cosmos_core.replica.lifetime import PARENT
+from cosmos_core.run.launch.local import visible_gpus
+
+_UNKNOWN: Final = 255
+"""What multiprocessing says of a process whose fork server has ended, which ends it, too."""
+
+_BEGIN_S: Final = 5.0
+_OF_GROUPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What a terminal, `timeout` or a scheduler sends to a whole group of processes: the starter answers it."""
+
+PRELOADED: Final = ("cosmos_core.policy.__main__", "cosmos_core.rollout.__main__")
+"""What takes the time."""
+
+
+class Child:
+    """A process of the fork server, used like a `subprocess.Popen`.
+
+    Attributes:
+        pid: Its process id, and that of the session that it leads.
+    """
+
+    def __init__(self, process: ForkServerProcess) -> None:
+        self._process: Final = process
+        assert process.pid is not None, "it was started"
+        self.pid: Final = process.pid
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        code = self._process.exitcode
+        return -signal.SIGKILL if code == _UNKNOWN else code
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait for its end; its exit code, or None after `timeout` seconds."""
+        self._process.join(timeout)
+        return self.poll()
+
+    def send_signal(self, number: int) -> None:
+        """Signal it, unless it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._await_session()
+                os.kill(self.pid, number)
+
+    def _await_session(self) -> None:
+        """Until then it minds signals as little as the fork server that it is forked from."""
+        until = time.monotonic() + _BEGIN_S
+        while os.getsid(self.pid) != self.pid and time.monotonic() < until:
+            time.sleep(0.005)
+
+
+def prepare(threads: int) -> bool:
+    """Begin to import, and return at once; whether it does, which is so unless there are GPUs.
+
+    `threads` of numeric libraries, which read it as they are loaded.
+    """
+    if visible_gpus():
+        return False
+    _context()
+    # It inherits what is ignored, from its first moment; for as long as that takes, this process ignores it, too.
+    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in _OF_GROUPS]
+    try:
+        with _environment({"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONSAFEPATH": "1"}):
+            forkserver.ensure_running()
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    return True
+
+
+def start(spec: ProcessSpec, output: Path) -> Child:
+    """Start `python -P -m` as a fork, in a session of its own.
+
+    Raises:
+        ReplicaError: The fork server, or the process, could not be started.
+    """
+    environment = {**os.environ, **spec.environment}
+    process = _context().Process(target=_run, args=(spec.module, spec.arguments, environment, str(output)))
+    try:
+        process.start()
+    except (OSError, EOFError) as error:
+        raise ReplicaError(f"{spec.name} could not be started as a fork: {error}") from error
+    return Child(process)
+
+
+def _context() -> multiprocessing.context.ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    return context
+
+
+@contextlib.contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Set what the fork server inherits; this process's own libraries have read it long ago."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _let_go() -> None:
+    """Let the fork server end with its starter, and its forks with it: it lives while anyone has the pipe to it."""
+    server: Any = forkserver._forkserver  # noqa: SLF001 - multiprocessing has no other way
+    os.close(server._forkserver_alive_fd)  # noqa: SLF001
+    server._forkserver_alive_fd = server._forkserver_pid = server._forkserver_address = None  # noqa: SLF001
+
+
+def _run(module: str, arguments: tuple[str, ...], environment: dict[str, str], output: str) -> None:
+    """Become the process: what `python -m` would have made."""
+    _let_go()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    os.setsid()
+    log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.environ.clear()
+    os.environ.update(environment, **{PARENT: str(os.getppid())})
+    sys.argv = [module, *arguments]
+    # It is imported already, under a name of its own.
+    sys.modules.pop(f"{module}.__main__", None)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,0 +1,66 @@
+"""Makes the launcher that a recipe names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from cosmos_core.config.dump import dump_recipe
+from cosmos_core.config.mesh import world_size
+from cosmos_core.config.schema import LaunchConfig, Recipe
+from cosmos_core.plugins.selection import PluginSet
+from cosmos_core.protocols import Launcher, LauncherCapabilities, LauncherContext, Pool
+from cosmos_core.run.launch import fork_server
+
+
+def prepare(recipe: Recipe) -> None:
+    """Begin to import what processes of this machine need, while their run is being planned."""
+    if recipe.launch.launcher == LaunchConfig().launcher:
+        fork_server.prepare(recipe.launch.threads)
+
+
+def pools(recipe: Recipe, *, uses_rollouts: bool) -> tuple[Pool, ...]:
+    """The replicas that a launcher starts. The processes of a rollout engine are started by the replica itself."""
+    policy, rollout = recipe.policy, recipe.rollout
+    found = [
+        Pool(
+            role="policy",
+            replicas=policy.replicas,
+            processes=world_size(policy.mesh),
+            gpus=0 if policy.device == "cpu" else 1,
+            needs_gpus=policy.device == "cuda",
+        )
+    ]
+    if uses_rollouts:
+        found.append(
+            Pool(
+                role="rollout",
+                replicas=rollout.replicas,
+                gpus=0 if rollout.device == "cpu" else world_size(rollout.mesh),
+                needs_gpus=rollout.device == "cuda",
+            )
+        )
+    return tuple(found)
+
+
+def capabilities_of(recipe: Recipe, plugins: PluginSet) -> LauncherCapabilities:
+    """Capabilities of the recipe's launcher."""
+    return cast("LauncherCapabilities", plugins.provider("launcher", recipe.launch.launcher).capabilities)
+
+
+def make_launcher(recipe: Recipe, directory: Path, plugins: PluginSet, *, uses_rollouts: bool) -> Launcher:
+    """The launcher that a recipe asks for.
+
+    Raises:
+        ConfigError: One of its options is wrong.
+        PluginError: The plugin failed.
+    """
+    context = LauncherContext(
+        name=recipe.run.name,
+        directory=directory,
+        pools=pools(recipe, uses_rollouts=uses_rollouts),
+        threads=recipe.launch.threads,
+        recipe=dump_recipe(recipe),
+    )
+    launch = recipe.launch
+    return cast("Launcher", plugins.create("launcher", launch.launcher, launch.options, context, "launch.options"))

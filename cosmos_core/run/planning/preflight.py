@@ -1,0 +1,186 @@
+"""Checks before any process starts: what engine and rewards lack, keys, devices, weights, open ports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from cosmos_core.config.checks import is_loopback
+from cosmos_core.config.job import Job
+from cosmos_core.config.mesh import world_size
+from cosmos_core.config.schema import Recipe
+from cosmos_core.config.structure import structure
+from cosmos_core.errors import ConfigError, CosmosError, PluginBrokenError
+from cosmos_core.plugins.selection import PluginSet
+from cosmos_core.protocols import EngineOutlook, Foresight, LauncherCapabilities, Model, ModelFacts, Reward, Sampling
+from cosmos_core.rollout.rewards.absence import absent_here
+from cosmos_core.run.launch.launcher import capabilities_of
+from cosmos_core.run.launch.local import visible_gpus
+from cosmos_core.run.planning.parts import Parts
+from cosmos_core.transport.keys.folder import check_folder
+
+_DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+def foresee(recipe: Recipe, plugins: PluginSet, model: Model, facts: ModelFacts, *, shows_media: bool) -> Foresight:
+    """Ask the engine.
+
+    Raises:
+        ConfigError: An option of the engine is wrong.
+        PluginError: The engine failed, or answered with something else.
+    """
+    config = recipe.rollout
+    provider = plugins.provider("engine", config.engine.plugin)
+    ask: Callable[..., Any] | None = provider.foresee
+    if ask is None:
+        return Foresight()
+    outlook = EngineOutlook(
+        model=model,
+        facts=facts,
+        device=config.device,
+        # What another machine has is not known here; its launcher's own options say, and are checked there.
+        has_gpu=bool(visible_gpus()) or capabilities_of(recipe, plugins).submits,
+        precision=_DTYPES[config.precision],
+        temperatures={"rollout.sampling.temperature": config.sampling.temperature},
+        shows_media=shows_media,
+        num_ranks=world_size(config.mesh),
+        samplings=_samplings(recipe),
+    )
+    options: object = structure(config.engine.options, provider.options, "rollout.engine.options")
+    where = f"engine plugin {config.engine.plugin!r}"
+    try:
+        told = ask(options, outlook)
+    except CosmosError:
+        raise
+    except Exception as error:
+        raise PluginBrokenError(f"{where}: foresee() failed: {type(error).__name__}: {error}") from error
+    if not isinstance(told, Foresight):
+        raise PluginBrokenError(f"{where}: foresee() returned {told!r}, which is no Foresight")
+    return told
+
+
+def _samplings(recipe: Recipe) -> dict[str, Sampling]:
+    config, evaluation = recipe.rollout.sampling, recipe.evaluation
+    found = {
+        "rollout.sampling": Sampling(
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            max_units=config.max_units,
+            num_samples=recipe.rollout.group_size,
+        )
+    }
+    if evaluation.interval > 0 and evaluation.prompts > 0:
+        found["evaluation"] = Sampling(temperature=0.0, max_units=evaluation.max_units or config.max_units)
+    return found
+
+
+def absent_of_rewards(recipe: Recipe, plugins: PluginSet, rewards: Sequence[Reward]) -> tuple[str, ...]:
+    """Ask the rewards; none where the launcher submits, since what those machines have is not known here.
+
+    Raises:
+        CosmosError: As of `absent_here`.
+    """
+    return () if capabilities_of(recipe, plugins).submits else absent_here(recipe.reward, rewards)
+
+
+def check_keys(job: Job) -> None:
+    """Refuse a run whose door would not open: its recipe names keys that are not there, damaged, or not secret.
+
+    Raises:
+        ConfigError: What is wrong with them.
+    """
+    if job.recipe.control.keys is None:
+        return
+    try:
+        check_folder(job.keys)
+    except ConfigError as error:
+        raise ConfigError(f"control.keys: {error}") from error
+
+
+def check_devices(recipe: Recipe, plugins: PluginSet) -> None:
+    """Refuse devices that this machine lacks, where the run's processes are started on it.
+
+    Raises:
+        ConfigError: There is no CUDA device, or fewer than the policy has processes.
+    """
+    wanting = [f"{pool}.device" for pool in ("policy", "rollout") if getattr(recipe, pool).device == "cuda"]
+    if not wanting or capabilities_of(recipe, plugins).submits:
+        return
+    import torch  # noqa: PLC0415 - the model plugin imports it anyway, later
+
+    if not torch.cuda.is_available():
+        raise ConfigError(f'{", ".join(wanting)}: "cuda", but torch sees no CUDA device; set "auto" or "cpu"')
+    found = len(visible_gpus())
+    each = world_size(recipe.policy.mesh)
+    if recipe.policy.device == "cuda" and recipe.policy.replicas * each > found:
+        sizes = f" · {each} processes of policy.mesh" if each > 1 else ""
+        raise ConfigError(
+            f"policy.replicas: {recipe.policy.replicas} replicas{sizes} need a GPU for each process, and this machine "
+            f"has {found}"
+        )
+
+
+def check_gpus(recipe: Recipe) -> None:
+    """Refuse to start replicas whose processes would have to share a GPU, which NCCL cannot.
+
+    A plan may be made where the GPUs are not; a run may not.
+
+    Raises:
+        ConfigError: This machine has GPUs, and fewer than a replica has processes.
+    """
+    found = len(visible_gpus())
+    for pool, config in (("policy", recipe.policy), ("rollout", recipe.rollout)):
+        each = world_size(config.mesh)
+        if config.device != "cpu" and 0 < found < each:
+            raise ConfigError(
+                f"{pool}.mesh: {each} processes of a replica need a GPU each, and this machine has {found}; use a "
+                f"smaller mesh, or {pool}.device = 'cpu'"
+            )
+
+
+def check_present(parts: Parts) -> None:
+    """Refuse to start processes that would find no weights, or an engine or a reward that cannot work here.
+
+    A plan may be made where these are not; a run may not.
+
+    Raises:
+        ConfigError: The model's checkpoint has no weights here, or the engine or a reward lacks something.
+    """
+    models = (parts.facts, *(frozen.facts for frozen in parts.frozen.values()))
+    told = (*(each.absent_weights for each in models), parts.foresight.absent, *parts.absent)
+    if lacking := [what for what in told if what]:
+        raise ConfigError("\n".join(lacking))
+
+
+def check_exposed(recipe: Recipe, launcher: LauncherCapabilities) -> None:
+    """Refuse to start processes that other machines can reach with keys that nobody has made on purpose.
+
+    A run that is handed over has to be reached by its own machines: it uses the keys of its folder.
+
+    Raises:
+        ConfigError: The recipe's `control.bind` is open, its `control.keys` names none, and its processes start here.
+    """
+    control = recipe.control
+    if control.keys is None and not launcher.submits and not is_loopback(control.bind):
+        raise ConfigError(
+            f"control.bind: other machines can reach {control.bind}, and control.keys names no keys; make some with "
+            f'`cosmos keys new keys`, then --set control.keys="{Path("keys").absolute()}" (relative paths start at the '
+            "recipe's folder), or leave control.bind at 127.0.0.1"
+        )
+
+
+def exposure(job: Job) -> str:
+    """For people; empty where only this machine can reach the run."""
+    recipe = job.recipe
+    if is_loopback(recipe.control.bind):
+        return ""
+    open_ways = ["gradients between the processes of policy replicas"]
+    if recipe.sync.transport in ("gloo", "nccl"):
+        open_ways.append(f"weights (sync.transport {recipe.sync.transport!r})")
+    return (
+        f"Other machines can reach {recipe.control.bind} (control.bind). Control, samples and weights over ZeroMQ are "
+        f"encrypted, for holders of keys that {job.keys / 'allowed.toml'} allows. Not encrypted, nor asked for keys: "
+        f"{' and '.join(open_ways)}, over gloo or NCCL. Use a network of which you trust every machine"
+    )

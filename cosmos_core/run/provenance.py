@@ -1,0 +1,113 @@
+"""Writes what a run was made with to `manifest.json`, and compares sessions and machines with it."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from cosmos_core import __version__
+from cosmos_core.errors import ConfigError
+from cosmos_core.plugins.discovery import PluginRecord
+from cosmos_core.plugins.manifest import manifest
+from cosmos_core.run.folder import write_json
+
+FILE: Final = "manifest.json"
+
+
+def made_with(plugins: Iterable[PluginRecord]) -> dict[str, Any]:
+    """The manifest of a session: its plugins, and facts about this machine.
+
+    Raises:
+        PluginBrokenError: A plugin's files cannot be read.
+    """
+    return {"plugins": manifest(plugins), **_machine()}
+
+
+def resumed_with(directory: Path, plugins: Iterable[PluginRecord], changes: Sequence[str] = ()) -> list[str]:
+    """Add a session to a run's manifest.
+
+    `changes` are those of the recipe, in words.
+
+    Returns:
+        How it differs from the session before, in words; empty if the same code goes on with the same recipe.
+
+    Raises:
+        ConfigError: The manifest is missing or damaged.
+        PluginBrokenError: A plugin's files cannot be read.
+    """
+    path = directory / FILE
+    try:
+        recorded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        sessions: list[dict[str, Any]] = recorded.setdefault("resumed", [])
+        before = sessions[-1] if sessions else recorded
+        session = {**made_with(plugins), "changes": list(changes)}
+        differences = [*_differences(before, session), *changes]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path}: missing or damaged ({type(error).__name__}: {error}); a run needs it") from error
+    sessions.append(session)
+    write_json(path, recorded)
+    return differences
+
+
+def joined_with(directory: Path, plugins: Iterable[PluginRecord]) -> list[str]:
+    """Differences of this machine's installation from that of a run's newest session, in words; empty if none.
+
+    Raises:
+        ConfigError: The manifest is missing or damaged.
+        PluginBrokenError: A plugin's files cannot be read.
+    """
+    path = directory / FILE
+    try:
+        recorded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return list(_differences([recorded, *recorded.get("resumed", [])][-1], made_with(plugins)))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path}: missing or damaged ({type(error).__name__}: {error}); a run needs it") from error
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    if before["cosmos_core"] != after["cosmos_core"]:
+        yield f"cosmos-core was {before['cosmos_core']}, is {after['cosmos_core']}"
+    old, new = _by_distribution(before["plugins"]), _by_distribution(after["plugins"])
+    for name in sorted(old.keys() | new.keys()):
+        if name not in old or name not in new:
+            yield f"{name} {'came' if name in new else 'went'}"
+        elif old[name]["version"] != new[name]["version"]:
+            yield f"{name} was {old[name]['version']}, is {new[name]['version']}"
+        elif old[name]["sha256"] != new[name]["sha256"]:
+            yield f"{name} {new[name]['version']} has other code than before"
+
+
+def _by_distribution(plugins: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    return {plugin["distribution"]: plugin for plugin in plugins}
+
+
+def _machine() -> dict[str, Any]:
+    """Facts about this machine and installation."""
+    return {
+        "cosmos_core": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": socket.gethostname(),
+        "git_commit": _git_commit(),
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _git_commit() -> str | None:
+    git = shutil.which("git")
+    if git is None:
+        return None
+    try:
+        answer = subprocess.run(
+            [git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=5, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None

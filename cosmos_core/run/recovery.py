@@ -1,0 +1,141 @@
+"""Replaces a journal that cannot be read, which is kept aside: the run goes on from its newest checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from cosmos_core.config.job import Job
+from cosmos_core.config.loading import load_job
+from cosmos_core.control import recovery_snapshots
+from cosmos_core.control.journal import Journal, entries
+from cosmos_core.control.machine import core
+from cosmos_core.control.machine.events import Recovered
+from cosmos_core.control.machine.progress import generation_at
+from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, RecoverySnapshot
+from cosmos_core.control.machine.state import State
+from cosmos_core.errors import ConfigError, DamagedJournalError, JournalError
+from cosmos_core.policy.checkpoints.checkpoint import completed, genuine, path_of
+from cosmos_core.run import folder
+from cosmos_core.run.address import require_gone
+
+_PARTS: Final = ("", "-wal", "-shm")
+"""What SQLite keeps a database in."""
+
+
+@attrs.frozen(kw_only=True)
+class Recovery:
+    """The result of a recovery.
+
+    Attributes:
+        damage: What was wrong with the journal.
+        aside: Where it is kept now; None if there was none.
+        step: The step that the run goes on from.
+        checkpoint: Its checkpoint.
+    """
+
+    damage: str
+    aside: Path | None
+    step: int
+    checkpoint: str
+
+
+def damage(job: Job) -> str:
+    """The damage that keeps a run from going on with its journal; empty if there is none.
+
+    Raises:
+        JournalError: It can be neither read nor called damaged: another process has it open, or its disk fails.
+    """
+    try:
+        state: State | None = None
+        for _, _, event in entries(job.journal) if job.journal.exists() else ():
+            state = core.fold((event,), state)
+        recovery_snapshots.require_known(job.recovery_snapshots, state)
+    except DamagedJournalError as error:
+        return str(error)
+    return ""
+
+
+def recover(directory: Path, *, step: int | None = None) -> Recovery:
+    """Put a new journal in the place of a damaged one, which goes on from a checkpoint.
+
+    The checkpoint is that of `step`; if None the newest that is complete and has a snapshot.
+
+    Raises:
+        CosmosError: It is no run, it goes on, its journal is fine, or no checkpoint of it has a snapshot.
+    """
+    with folder.held(directory):
+        job = load_job(directory)
+        require_gone(job)
+        found = damage(job)
+        if not found:
+            raise ConfigError(f"{job.journal}: can be read; go on with cosmos run --resume {directory}")
+        snapshot = _snapshot(job, step)
+        checkpoint = path_of(job.checkpoints, snapshot.step)
+        aside = _set_aside(job.journal)
+        with Journal(job.journal) as journal:
+            journal.append(Recovered(snapshot=RECOVERY_SNAPSHOT.encode(snapshot), checkpoint=checkpoint))
+            journal.commit()
+    return Recovery(damage=found, aside=aside, step=snapshot.step, checkpoint=checkpoint)
+
+
+def _snapshot(job: Job, wanted: int | None) -> RecoverySnapshot:
+    """That of the newest checkpoint, or of the one that is wanted."""
+    steps = set(completed(job.checkpoints)) & set(recovery_snapshots.kept(job.recovery_snapshots))
+    if not steps:
+        raise JournalError(
+            f"{job.directory}: no checkpoint has a snapshot in {job.recovery_snapshots}, so that there is nothing to "
+            "go on from; make a new run (cosmos export RUN, then --set model.path=RUN/export, keeps what was learned)"
+        )
+    if wanted is not None and wanted not in steps:
+        raise ConfigError(
+            f"--step {wanted}: no such checkpoint; can be recovered: {', '.join(map(str, sorted(steps)))}"
+        )
+    problems = []
+    for step in [wanted] if wanted is not None else sorted(steps, reverse=True):
+        try:
+            snapshot = recovery_snapshots.read(job.recovery_snapshots, step)
+        except JournalError as error:
+            problems.append(str(error))
+            continue
+        if snapshot.settings.run_id != job.run_id:
+            problems.append(f"{job.recovery_snapshots}/step-{step} is of run {snapshot.settings.run_id}")
+        elif not genuine(job.checkpoints, {step: generation_at(snapshot.steps, step)}):
+            problems.append(f"{path_of(job.checkpoints, step)} is of before the step was undone")
+        else:
+            return _beyond(snapshot, job)
+    raise JournalError("; ".join(problems))
+
+
+def _beyond(snapshot: RecoverySnapshot, job: Job) -> RecoverySnapshot:
+    """A snapshot with the newest numbers of all of its run: after a second recovery none of them may come again."""
+    known = [snapshot]
+    for step in recovery_snapshots.kept(job.recovery_snapshots):
+        with contextlib.suppress(JournalError):
+            known.append(recovery_snapshots.read(job.recovery_snapshots, step))
+    known = [each for each in known if each.settings.run_id == snapshot.settings.run_id]
+    return attrs.evolve(
+        snapshot,
+        term=max(each.term for each in known),
+        generation_number=max(each.generation_number for each in known),
+        next_lease=max(each.next_lease for each in known),
+    )
+
+
+def _set_aside(journal: Path) -> Path | None:
+    """Rename a journal and what belongs to it, as much of it as there is; nothing of it is deleted."""
+    if not any(journal.with_name(journal.name + part).exists() for part in _PARTS):
+        return None
+    aside = journal.with_name(f"{journal.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
+    if aside.exists():
+        raise JournalError(f"{aside} exists already; move it away")
+    # The log of SQLite first: a database whose log is gone is an old one, a log whose database is gone is nothing.
+    for part in reversed(_PARTS):
+        path = journal.with_name(journal.name + part)
+        if path.exists():
+            path.rename(aside.with_name(aside.name + part))
+    return aside

@@ -1,0 +1,1 @@
+"""Tells what came of a run: a summary, and a page about it."""

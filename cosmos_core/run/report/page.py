@@ -1,0 +1,236 @@
+"""`report.html`: one self-contained page about a run, made when it finishes, stops or fails."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import jinja2
+
+from cosmos_core.config.job import Job, Unit, score_name
+from cosmos_core.config.loading import dump_recipe
+from cosmos_core.config.stages import stages
+from cosmos_core.control.live.timeline import TimedStep
+from cosmos_core.control.machine.records import EvaluationRecord, HeldOutCompletion
+from cosmos_core.errors import DataError
+from cosmos_core.observe.live import clock
+from cosmos_core.protocols import Dataset
+from cosmos_core.run.folder import REPORT
+from cosmos_core.run.follower import Follower
+from cosmos_core.run.report.figures import own_measures, unused
+from cosmos_core.run.report.plots import Album, Picture, Series, contact_sheet, plot
+from cosmos_core.run.report.summary import heldout_names, rates_key
+from cosmos_core.types import JSON, Prompt
+
+_TEMPLATE: Final = "report.html.j2"
+_COMPARED: Final = 12
+_HELDOUT_TILES: Final = (
+    ("accuracy", ("before", "after"), 3),
+    ("reward", ("before", "after"), 3),
+    ("loss", ("before", "after"), 4),
+    ("perplexity", ("after",), 3),
+)
+_RATE_POINTS: Final = 60  # throughput is averaged over this part of the run
+
+
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """A held-out prompt with its first and its last completion (None: not evaluated), and how these look."""
+
+    prompt: str
+    reference: JSON
+    before: Any
+    after: Any
+    pictures: tuple[Picture | None, Picture | None] = (None, None)
+
+
+def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], dataset: Dataset) -> Path:
+    """Write the report of a run.
+
+    Raises:
+        OSError: It could not be written.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    scored = [timed.record for timed in follower.evaluations if timed.record.is_of_rollouts]
+    album = Album(job.directory)
+    page = environment.get_template(_TEMPLATE).render(
+        name=summary["name"],
+        subtitle=f"{summary['outcome']} · {summary['mode']} mode · seed {summary['seed']} · {summary['run_id']}",
+        outcome=summary["outcome"],
+        failure=summary["reason"],
+        tiles=list(_tiles(summary)),
+        plots=[(title, svg) for title, svg in _plots(job, follower) if svg],
+        planes=list(_planes(summary["planes"])),
+        settings=summary["settings"],
+        unused=list(_unused(summary)),
+        comparisons=_comparisons(scored, dataset, album),
+        sheet=contact_sheet(scored, album),
+        first_version=scored[0].version if scored else None,
+        last_version=scored[-1].version if scored else None,
+        recipe=dump_recipe(job.recipe),
+        is_text=job.unit == "token",
+    )
+    path = job.directory / REPORT
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _heldout_tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(value, label) of evaluations before and after."""
+    unit: Unit = summary["unit"]
+    has_unscored = any(each.get(score_name(unit), 0.0) is None for each in summary["evaluations"])
+    for name, times, digits in _HELDOUT_TILES:
+        for when in times if name in heldout_names(unit) else ():
+            value = summary[f"heldout_{name}_{when}"]
+            if value is not None:
+                yield f"{value:.{digits}f}", f"held-out {name} {when}"
+            elif name == score_name(unit) and has_unscored:
+                yield "not measured", f"held-out {name} {when}"
+
+
+def _unused(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:
+    """(what, reason, how many)."""
+    for what, counts in (("samples dropped", summary["samples"]["dropped"]), *unused(summary)):
+        yield from ((what, reason, count) for reason, count in sorted(counts.items()))
+
+
+def _tiles(summary: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    def tile(value: str, label: str) -> dict[str, str]:
+        return {"value": value, "label": label}
+
+    unit: Unit = summary["unit"]
+    for value, label in _heldout_tiles(summary):
+        yield tile(value, label)
+    yield tile(f"{summary['steps']} / {summary['planned_steps'] or '?'}", "steps")
+    yield tile(clock(summary["wall_s"]), "wall time")
+    if summary["samples"]["generated"]:
+        yield tile(f"{summary['samples']['generated']:,}", "samples generated")
+        yield tile(f"{summary['samples']['consumed']:,}", "samples trained on")
+    for pool, rate in summary[rates_key(unit)].items():
+        if rate is not None:
+            yield tile(f"{rate:,.0f}", f"{pool} {unit}s/s")
+    if summary["restarts"]:
+        yield tile(f"{sum(summary['restarts'].values())}", "processes started again")
+    if summary["staleness"]["mean"] is not None:
+        yield tile(f"{summary['staleness']['mean']:.2f} / {summary['staleness']['max']}", "staleness mean / max")
+
+
+def _plots(job: Job, follower: Follower) -> Iterator[tuple[str, str]]:
+    all_stages = stages(job.recipe)
+    boundary = float(all_stages[-1].first_step) if len(all_stages) > 1 and follower.steps else None
+    steps = follower.steps
+    # A change shows at the step before the first one that it holds at.
+    changes = tuple({change.step - 0.5 for change in follower.state.changes}) if follower.state else ()
+    rewarded = [timed for timed in steps if timed.record.reward is not None]
+    reward = [(float(timed.record.step), timed.record.reward or 0.0) for timed in rewarded]
+    score = score_name(job.unit)
+    heldout = Series(label=f"held-out {score}", points=_heldout(follower, "score"), marked=True)
+    learning, label = [Series(label="reward", points=reward), heldout], ", ".join(dict.fromkeys(("reward", score)))
+    yield "Learning", plot("learning", learning, x_label="step", y_label=label, changes=changes)
+    if len(job.recipe.reward_names) > 1:
+        parts = [Series(label=name, points=_part(rewarded, name)) for name in job.recipe.reward_names]
+        yield "Rewards", plot("rewards", parts, x_label="step", y_label="mean, unweighted", changes=changes)
+    mean = [(float(timed.record.step), timed.record.staleness_mean) for timed in rewarded]
+    peak = [(float(timed.record.step), float(timed.record.staleness_max)) for timed in rewarded]
+    staleness = [Series(label="mean", points=mean), Series(label="max", points=peak)]
+    yield "Staleness", plot("staleness", staleness, x_label="step", y_label="steps", changes=changes)
+    yield "Throughput", plot("throughput", _throughput(follower), x_label="seconds", y_label=f"{job.unit}s/s")
+    heldout = Series(label="held-out loss", points=_heldout(follower, "loss"), marked=True)
+    loss = [Series(label="loss", points=_metric(steps, "loss")), heldout]
+    yield "Loss", plot("loss", loss, x_label="step", y_label="loss", boundary=boundary, changes=changes)
+    first = all_stages[-1].first_step
+    for name, points in own_measures([timed for timed in steps if timed.record.step > first]).items():
+        drawn = plot(f"own-{name}", [Series(label=name, points=points)], x_label="step", y_label=name, changes=changes)
+        yield name.replace("_", " ").capitalize(), drawn
+    norm = [Series(label="gradient norm", points=_metric(steps, "grad_norm", positive=True))]
+    title = "Gradient norm"
+    drawn = plot("norm", norm, x_label="step", y_label="norm", boundary=boundary, changes=changes, logarithmic=True)
+    yield title, drawn
+
+
+def _heldout(follower: Follower, name: str) -> list[tuple[float, float]]:
+    found = ((float(timed.record.version), getattr(timed.record, name)) for timed in follower.evaluations)
+    return [(version, value) for version, value in found if value is not None and math.isfinite(value)]
+
+
+def _part(steps: list[TimedStep], name: str) -> list[tuple[float, float]]:
+    """The mean of one of several rewards over steps."""
+    return [(float(timed.record.step), timed.record.rewards[name]) for timed in steps if name in timed.record.rewards]
+
+
+def _metric(steps: list[TimedStep], name: str, *, positive: bool = False) -> list[tuple[float, float]]:
+    found = ((float(timed.record.step), timed.record.metrics.get(name)) for timed in steps)
+    return [(step, value) for step, value in found if value is not None and (value > 0 or not positive)]
+
+
+def _throughput(follower: Follower) -> list[Series]:
+    """Units per second of each pool over time since the start; gaps between sessions are left out."""
+    if not follower.marks:
+        return []
+    start = follower.sessions[0][0] if follower.sessions else follower.marks[0].time
+    rollout: list[tuple[float, float]] = []
+    policy: list[tuple[float, float]] = []
+    spaced = follower.marks[:: max(1, len(follower.marks) // _RATE_POINTS)]
+    for first, last in itertools.pairwise(spaced):
+        passed = last.time - first.time
+        if passed <= 0 or not any(begin <= first.time and last.time <= end for begin, end in follower.sessions):
+            continue
+        middle = (first.time + last.time) / 2 - start
+        rollout.append((middle, (last.generated - first.generated) / passed))
+        policy.append((middle, max(0.0, last.trained - first.trained) / passed))
+    return [Series(label="rollout", points=rollout), Series(label="policy", points=policy)]
+
+
+def _planes(pools: Mapping[str, Mapping[str, float]]) -> Iterator[dict[str, Any]]:
+    for pool, activities in pools.items():
+        # Scores are made beside everything else, several at a time: their sum is no part of the pool's time.
+        total = sum(value for name, value in activities.items() if not name.startswith("scoring")) or 1.0
+        for activity, seconds in sorted(activities.items(), key=lambda item: -item[1]):
+            share = None if activity.startswith("scoring") else min(1.0, seconds / total)
+            yield {"pool": pool, "activity": activity, "seconds": seconds, "share": share}
+
+
+def _comparisons(scored: Sequence[EvaluationRecord], dataset: Dataset, album: Album) -> list[Comparison]:
+    """The first held-out rows that were evaluated, those whose reward changed before the others."""
+    if not scored:
+        return []
+    first, last = ({item.row: item for item in record.completions} for record in (scored[0], scored[-1]))
+
+    def is_unchanged(row: int) -> bool:
+        return row in first and row in last and first[row].reward == last[row].reward
+
+    rows = sorted(first.keys() | last.keys(), key=lambda row: (is_unchanged(row), row))[:_COMPARED]
+    compared = []
+    for row in rows:
+        try:
+            prompt = dataset.row("heldout", row)
+        except DataError:
+            continue
+        before, after = first.get(row), last.get(row)
+        compared.append(
+            Comparison(
+                prompt=prompt_text(prompt),
+                reference=prompt.reference,
+                before=before,
+                after=after,
+                pictures=(_picture(before, album), _picture(after, album)),
+            )
+        )
+    return compared
+
+
+def _picture(completion: HeldOutCompletion | None, album: Album) -> Picture | None:
+    return None if completion is None else album.picture(completion.media)
+
+
+def prompt_text(prompt: Prompt) -> str:
+    """A prompt as people read it."""
+    if isinstance(prompt.text, str):
+        return prompt.text
+    return "\n".join(f"{message.role}: {message.content}" for message in prompt.text)

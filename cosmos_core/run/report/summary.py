@@ -1,0 +1,329 @@
+"""Sums up a run: figures for `summary.json`, and the table that is printed at the end."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cosmos_core.config.job import Job, Unit, score_name
+from cosmos_core.config.stages import stages
+from cosmos_core.control.live.timeline import TimedStep
+from cosmos_core.control.machine import changes
+from cosmos_core.control.machine.records import EvaluationRecord
+from cosmos_core.control.machine.state import State
+from cosmos_core.observe.live import clock
+from cosmos_core.run.folder import REPORT, SUMMARY
+from cosmos_core.run.follower import Follower
+from cosmos_core.run.report.figures import begun_and_ended, planes_of, rows_of, unused
+from cosmos_core.run.supervisor import Ending
+
+UNUSED: Final = "unused at the end"
+
+
+def summarise(
+    job: Job,
+    follower: Follower,
+    ending: Ending,
+    gauges: Mapping[str, Mapping[str, float]],
+    *,
+    wall_s: float,
+) -> dict[str, Any]:
+    """The summary of a run, as plain data.
+
+    `wall_s` counts from the command to the end, sessions before a resume included.
+    """
+    state = follower.state
+    evaluations = [timed.record for timed in follower.evaluations]
+    return {
+        "name": job.recipe.run.name,
+        "run_id": job.run_id,
+        "outcome": ending.outcome,
+        "reason": ending.reason,
+        "seed": job.recipe.run.seed,
+        "mode": job.recipe.sync.mode,
+        "steps": state.step if state else 0,
+        "planned_steps": state.settings.last_step if state else None,
+        "wall_s": round(wall_s, 3),
+        "running_s": None if follower.timeline.is_recovered else round(follower.timeline.elapsed_s(None), 3),
+        "unit": job.unit,
+        **_heldout(state, evaluations, job.unit),
+        "evaluations": [_evaluation(each, job.unit) for each in evaluations],
+        "samples": _samples(state, ending),
+        "prompts": _prompts(state),
+        "rows": rows_of(job, follower.steps),
+        rates_key(job.unit): _units_per_s(follower),
+        "staleness": _staleness(follower.steps),
+        "measures": begun_and_ended(_of_main_stage(follower)),
+        "stages": _stages(job, follower),
+        "skipped_steps": sum(timed.record.skipped for timed in follower.steps),
+        "weights": _weights(follower),
+        "restarts": {name: number for name, number in sorted(follower.timeline.restarts.items()) if number},
+        "settings": _settings(state),
+        "planes": planes_of(follower, gauges),
+        "checkpoints": {str(step): path for step, path in sorted(state.checkpoints.saved.items())} if state else {},
+        "failed_checkpoints": {str(step): why for step, why in sorted(state.checkpoints.failed.items())}
+        if state
+        else {},
+        "problems": dict(sorted(state.status_details.items())) if state else {},
+    }
+
+
+def rates_key(unit: Unit) -> str:
+    """Key of the summary that holds the throughput of each pool."""
+    return f"{unit}s_per_s".replace(" ", "_")
+
+
+def heldout_names(unit: Unit) -> tuple[str, ...]:
+    """Figures of evaluations that the summary tells; only a loss of tokens has a perplexity."""
+    return (score_name(unit), "loss", *(("perplexity",) if unit == "token" else ()))
+
+
+def _heldout(state: State | None, evaluations: Sequence[EvaluationRecord], unit: Unit) -> dict[str, float | None]:
+    """The evaluation before the main stage and the last one after a step of it.
+
+    Figures of an evaluation that was not made, or scored nothing, are None.
+    """
+    first_version = state.settings.main.first_version if state else 0
+    found: dict[str, float | None] = {}
+    for name in heldout_names(unit):
+        of_rollouts = name == score_name(unit)
+        values = [(each.version, getattr(each, name)) for each in evaluations if each.is_of_rollouts == of_rollouts]
+        before = next((value for version, value in values if version <= first_version), None)
+        after = next((value for version, value in reversed(values) if version > first_version), None)
+        found |= {f"heldout_{name}_before": _written(before), f"heldout_{name}_after": _written(after)}
+    return found
+
+
+def _evaluation(record: EvaluationRecord, unit: Unit) -> dict[str, Any]:
+    if record.is_of_rollouts:
+        return {"step": record.version, score_name(unit): record.score, "unscored": record.num_unscored}
+    perplexity = {"perplexity": _written(record.perplexity)} if unit == "token" else {}
+    return {
+        "step": record.version,
+        "loss": _written(record.loss),
+        **perplexity,
+        "units": record.num_units,
+        "rows": record.num_prompts - record.num_unscored,
+        "unusable": record.num_unscored,
+        "dropped": dict(sorted(record.dropped.items())),
+    }
+
+
+def _written(value: float | None) -> float | None:
+    """A number that JSON can hold; a loss that is none is absent."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _samples(state: State | None, ending: Ending) -> dict[str, Any]:
+    """Generated = consumed + dropped; what was generated and never batched counts as dropped once the run is over."""
+    generated = consumed = 0
+    dropped: Counter[str] = Counter()
+    for ledger in state.ledgers if state else ():
+        generated += ledger.samples.generated
+        consumed += ledger.samples.consumed
+        dropped.update(ledger.samples.dropped)
+    rest = generated - consumed - sum(dropped.values())
+    if rest and ending.outcome:
+        dropped[UNUSED] += rest
+    return {"generated": generated, "consumed": consumed, "dropped": dict(sorted(dropped.items()))}
+
+
+def _settings(state: State | None) -> list[dict[str, Any]]:
+    """Changes of dynamic keys, each with the first step that goes by it."""
+    if state is None:
+        return []
+    return [
+        attrs.asdict(change) | {"step": changes.first_step(state.settings, change.key, change.step)}
+        for change in state.changes
+    ]
+
+
+def _prompts(state: State | None) -> dict[str, Any]:
+    dropped: Counter[str] = Counter()
+    for ledger in state.ledgers if state else ():
+        dropped.update(ledger.dropped)
+    return {"consumed": sum(ledger.consumed for ledger in state.ledgers) if state else 0, "dropped": dict(dropped)}
+
+
+def _of_main_stage(follower: Follower) -> list[TimedStep]:
+    first = follower.state.settings.main.first_version if follower.state else 0
+    return [timed for timed in follower.steps if timed.record.step > first]
+
+
+def _units_per_s(follower: Follower) -> dict[str, float | None]:
+    """Units of each pool per second of the main stage, waiting included."""
+    state = follower.state
+    if state is None:
+        return {"policy": None, "rollout": None}
+    main = [timed for timed in follower.steps if timed.record.step > state.settings.main.first_version]
+    if len(main) < 2:
+        return {"policy": None, "rollout": None}
+    first, last = main[0].time, main[-1].time
+    marks = [mark for mark in follower.marks if first <= mark.time <= last]
+    generated = None
+    if len(marks) > 1 and marks[-1].time > marks[0].time and state.settings.num_rollouts:
+        # A resumed run has a gap between its sessions; only what lies within them counts.
+        pairs = [(a, b) for a, b in itertools.pairwise(marks) if follower.timeline.is_one_session(a.time, b.time)]
+        passed = sum(b.time - a.time for a, b in pairs)
+        generated = round(sum(b.generated - a.generated for a, b in pairs) / passed, 1) if passed > 0 else None
+    trained = follower.timeline.trained_per_s(main)
+    return {"policy": None if trained is None else round(trained, 1), "rollout": generated}
+
+
+def _weights(follower: Follower) -> dict[str, int]:
+    """Bytes that rollout replicas loaded, how many of these they got from one another, and how many were not sent.
+
+    With `sync.delta`, loads without any of the last came whole (or were mapped).
+    """
+    return {
+        "loads": len(follower.loads),
+        "bytes": sum(load.nbytes for load in follower.loads),
+        "relayed_bytes": sum(load.relayed for load in follower.loads),
+        "spared_bytes": sum(load.spared for load in follower.loads),
+        "delta_loads": sum(load.spared > 0 for load in follower.loads),
+    }
+
+
+def _stages(job: Job, follower: Follower) -> list[dict[str, Any]]:
+    """Steps and seconds of each stage, from the step before it to its last one; time between sessions not counted."""
+    found = []
+    for stage in stages(job.recipe):
+        steps = [timed for timed in follower.steps if timed.record.stage == stage.index]
+        times = [timed.time for timed in follower.steps if stage.first_step <= timed.record.step <= stage.last_step]
+        pairs = [(a, b) for a, b in itertools.pairwise(times) if follower.timeline.is_one_session(a, b)]
+        seconds = round(sum(last - first for first, last in pairs), 3)
+        found.append({"algorithm": stage.plugin, "steps": len(steps), "seconds": seconds})
+    return found
+
+
+def _staleness(steps: Sequence[TimedStep]) -> dict[str, float | None]:
+    rewarded = [timed.record for timed in steps if timed.record.reward is not None and timed.record.num_samples]
+    if not rewarded:
+        return {"mean": None, "max": None}
+    total = sum(record.num_samples for record in rewarded)
+    mean = sum(record.staleness_mean * record.num_samples for record in rewarded) / total
+    return {"mean": round(mean, 4), "max": max(record.staleness_max for record in rewarded)}
+
+
+def print_summary(summary: Mapping[str, Any], job: Job, console: Console) -> None:
+    """Print before and after, where the time went, what was dropped, and where the files are."""
+    colour = {"finished": "green", "stopped": "yellow"}.get(str(summary["outcome"]), "red")
+    title = Text.assemble((str(summary["name"]), "bold"), " ", (str(summary["outcome"]), f"bold {colour}"))
+    title.append(f" after {summary['steps']} of {summary['planned_steps']} steps in {clock(summary['wall_s'])}")
+    running_s = summary["running_s"]
+    if running_s is not None and 0.0 < running_s < summary["wall_s"] - 1.0:
+        title.append(f", {clock(summary['wall_s'] - running_s)} of it to start and to end")
+    console.print()
+    console.print(title)
+    if summary["reason"]:
+        console.print(Text(str(summary["reason"]), style=colour))
+    console.print(_figures(summary))
+    if summary["planes"]:
+        console.print(_planes_table(summary["planes"]))
+    console.print(_files(job, str(summary["outcome"])))
+
+
+def _grid(title: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim")
+    return table
+
+
+def _figures(summary: Mapping[str, Any]) -> Table:
+    table = _grid("\nResult")
+    table.add_column()
+    unit: Unit = summary["unit"]
+    score = score_name(unit)
+    if any(score in evaluation for evaluation in summary["evaluations"]):
+        table.add_row(f"held-out {score}", _before_and_after(summary, score, digits=3))
+    measured = [evaluation for evaluation in summary["evaluations"] if "loss" in evaluation]
+    if measured:
+        perplexity = summary.get("heldout_perplexity_after")
+        words = "" if perplexity is None else f" (perplexity {perplexity:.3f})"
+        table.add_row("held-out loss", _before_and_after(summary, "loss", digits=4) + words)
+        table.add_row("held-out", _of_what(measured[-1], unit))
+    samples = summary["samples"]
+    if samples["generated"]:
+        table.add_row("samples", f"{samples['generated']:,} generated, {samples['consumed']:,} trained on")
+        table.add_row("samples dropped", Text(_counted(samples["dropped"]) or "none"))
+    for label, counts in unused(summary):
+        table.add_row(label, Text(_counted(counts)))
+    rates = ", ".join(f"{pool} {rate:,.0f}" for pool, rate in summary[rates_key(unit)].items() if rate is not None)
+    if rates:
+        table.add_row(f"mean {unit}s/s", rates)
+    staleness = summary["staleness"]
+    if staleness["mean"] is not None:
+        table.add_row("staleness", f"mean {staleness['mean']:.2f}, max {staleness['max']}")
+    if summary["restarts"]:
+        table.add_row("started again", ", ".join(f"{name} {n}x" for name, n in summary["restarts"].items()))
+    for name, mean in summary["measures"].items():
+        table.add_row(name.replace("_", " "), f"{mean['first']:.4g} → {mean['last']:.4g}")
+    for label, what in _happenings(summary):
+        # What an error says may look like markup, such as a path in brackets.
+        table.add_row(label, Text(what))
+    return table
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
+
+
+def _happenings(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Events that not every run has."""
+    for change in summary["settings"]:
+        yield "set while it ran", "{key}: {before} → {after} from step {step} on".format_map(change)
+    if summary["skipped_steps"]:
+        yield "steps skipped", f"{summary['skipped_steps']} (gradient not finite)"
+    for step, why in summary["failed_checkpoints"].items():
+        yield "checkpoint failed", f"step {step}: {why}"
+    for status, why in summary["problems"].items():
+        yield f"example of {status}", why
+
+
+def _before_and_after(summary: Mapping[str, Any], name: str, *, digits: int) -> str:
+    values = ((when, summary[f"heldout_{name}_{when}"]) for when in ("before", "after"))
+    is_number = name != "loss" or all(each.get(name, 0.0) is not None for each in summary["evaluations"])
+    absent = "not measured" if is_number else "not finite"
+    return " → ".join(f"{absent if value is None else f'{value:.{digits}f}'} {when}" for when, value in values)
+
+
+def _of_what(evaluation: Mapping[str, Any], unit: Unit) -> str:
+    unusable = f", {evaluation['unusable']} unusable" if evaluation["unusable"] else ""
+    return f"{evaluation['rows']:,} demonstrations, {evaluation['units']:,} {unit}s{unusable}"
+
+
+def _planes_table(pools: Mapping[str, Mapping[str, float]]) -> Table:
+    table = _grid("\nWhere the time went (s)")
+    table.add_column()
+    table.add_column(justify="right")
+    for pool, activities in pools.items():
+        for activity, seconds in sorted(activities.items(), key=lambda item: -item[1]):
+            table.add_row(pool, activity, f"{seconds:.1f}")
+    return table
+
+
+def _files(job: Job, outcome: str) -> Table:
+    table = _grid("\nFiles")
+    table.add_column(overflow="fold")
+    table.add_row("run", str(job.directory))
+    table.add_row("summary", str(job.directory / SUMMARY))
+    table.add_row("report", str(job.directory / REPORT))
+    table.add_row("checkpoints", job.checkpoints)
+    table.add_row("logs", str(job.logs))
+    if "mlflow" in job.recipe.tracking.hooks:
+        table.add_row("MLflow", f"mlflow ui --backend-store-uri sqlite:///{job.directory / 'mlflow.db'}")
+    following = {
+        "finished": f"cosmos export {job.directory}",
+        "stopped": f"cosmos run --resume {job.directory}",
+        "failed": f"cosmos run --resume {job.directory}",
+    }
+    table.add_row("next", following.get(outcome, ""))
+    return table

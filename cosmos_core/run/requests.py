@@ -1,0 +1,190 @@
+"""Requests of people and supervisors to the controller of a run that goes on."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+import zmq
+
+from cosmos_core.config.job import Job
+from cosmos_core.config.loading import load_job
+from cosmos_core.errors import CosmosError, ReplicaError, TransportError
+from cosmos_core.run import folder as run_folder
+from cosmos_core.run.address import absence, find_address
+from cosmos_core.run.observer import Observer
+from cosmos_core.transport import sockets
+from cosmos_core.transport.door.handshakes import EVENTS as HANDSHAKES
+from cosmos_core.transport.door.handshakes import Handshakes
+from cosmos_core.transport.keys import Key, person_key
+from cosmos_core.transport.messages import Answer, Command, Down, Inquire, Refused, Settable, Up
+from cosmos_core.transport.requests import Request
+from cosmos_core.transport.wire import DOWN, REQUEST, UP
+
+_AGAIN_S: Final = 1.0
+
+
+class PendingRequests:
+    """Requests without an answer, each with a name of its own, under which it is carried out once."""
+
+    def __init__(self) -> None:
+        self._pending: Final[dict[str, Request]] = {}
+        self._sent_at = float("-inf")
+
+    def add(self, request: Request) -> str:
+        """Ask for something from now on; the name under which it will be answered (`Observer.answers`)."""
+        ident = secrets.token_hex(8)
+        self._pending[ident] = request
+        self._sent_at = float("-inf")
+        return ident
+
+    def send(self, observer: Observer, now: float) -> None:
+        """Send what has not been answered, when it is time."""
+        for ident in self._pending.keys() & observer.answers.keys():
+            del self._pending[ident]
+        if self._pending and now - self._sent_at > _AGAIN_S:
+            self._sent_at = now
+            for ident, request in self._pending.items():
+                observer.ask(request, ident)
+
+
+T = TypeVar("T")
+
+_ANSWER_S: Final = 10.0
+_AGAIN_S: Final = 1.0
+_POLL_MS: Final = 50
+
+
+class ControllerClient:
+    """Says one thing after another, and waits for what the controller says to it."""
+
+    def __init__(self, address: str, run_id: str, key: Key) -> None:
+        self._address: Final = address
+        self._run_id: Final = run_id
+        self._context: Final = zmq.Context()
+        identity = f"asker-{secrets.token_hex(8)}".encode()
+        curve = sockets.Curve(own=key.pair, server=key.server)
+        self._socket: Final = sockets.dealer(self._context, address, identity, curve=curve, events=HANDSHAKES)
+        self._handshakes: Final = Handshakes(self._socket, address)
+
+    def settable(self) -> Settable:
+        """The settings that can change in the run, as they are now.
+
+        Raises:
+            ReplicaError: The controller does not answer.
+            TransportError: It refuses whoever asks.
+        """
+        return self._exchange(Inquire(run_id=self._run_id), lambda said: said if isinstance(said, Settable) else None)
+
+    def ask(self, request: Request) -> str:
+        """Ask the run for something; why it was refused, empty once it is in the journal.
+
+        Raises:
+            ReplicaError: The controller does not answer.
+            TransportError: It refuses whoever asks.
+        """
+        command = Command(run_id=self._run_id, ident=secrets.token_hex(8), request=REQUEST.encode(request))
+
+        def refusal(said: Down) -> str | None:
+            return said.refusal if isinstance(said, Answer) and said.ident == command.ident else None
+
+        return self._exchange(command, refusal)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._handshakes.close()
+        self._socket.close()
+        self._context.term()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _exchange(self, message: Up, wanted: Callable[[Down], T | None]) -> T:
+        """Say something, again every second, until what is wanted is said."""
+        due, deadline = 0.0, time.monotonic() + _ANSWER_S
+        while (now := time.monotonic()) < deadline:
+            # What finds no connection yet is not taken, and tried again at once.
+            if now >= due and sockets.offer(self._socket, [UP.encode(message)]):
+                due = now + _AGAIN_S
+            if self._socket.poll(_POLL_MS) and (found := self._receive(wanted)) is not None:
+                return found
+            self._handshakes.check()
+        raise ReplicaError(
+            f"the controller at {self._address} has not answered within {_ANSWER_S:g} s; it hangs, or is stopped (see "
+            "logs/controller.log in the run's folder)"
+        )
+
+    def _receive(self, wanted: Callable[[Down], T | None]) -> T | None:
+        said = DOWN.decode(sockets.receive(self._socket, parts=1)[0])
+        if isinstance(said, Refused):
+            raise TransportError(f"the controller refuses: {said.reason}")
+        return wanted(said)
+
+
+RUNS: Final = Path("runs")
+
+
+def only_run(folder: Path = RUNS) -> Path:
+    """The folder of the one run that goes on in `folder`; runs that cannot be read are passed over.
+
+    Raises:
+        ReplicaError: There is none, or several.
+    """
+    found, unreadable = [], []
+    for directory in (each.parent for each in sorted(folder.glob("*/job.json"))):
+        try:
+            # A summary is written when a session ends, and removed when another begins.
+            if not (directory / run_folder.SUMMARY).exists() and find_address(load_job(directory)) is not None:
+                found.append(directory)
+        except CosmosError as error:
+            unreadable.append(f"{directory} ({error})")
+    if len(found) == 1:
+        return found[0]
+    passed_over = f"; passed over: {', '.join(unreadable)}" if unreadable else ""
+    if not found:
+        raise ReplicaError(f"no run goes on in {folder}/; name its folder with --run RUN{passed_over}")
+    raise ReplicaError(f"several runs go on ({', '.join(map(str, found))}); name one with --run RUN{passed_over}")
+
+
+def address_of(directory: Path, job: Job) -> str:
+    """Where the controller of a run listens.
+
+    Raises:
+        ReplicaError: The run does not go on.
+    """
+    address = find_address(job)
+    if address is None:
+        raise ReplicaError(f"{directory}: the run does not go on ({absence(job)}), so that nothing can be asked")
+    return address
+
+
+def ask(directory: Path, request: Request) -> None:
+    """Ask a run, and return once the request is in its journal.
+
+    Raises:
+        CosmosError: It is no run.
+        ReplicaError: It does not go on, does not answer, or refuses; the message says why.
+    """
+    with controller_client(directory, load_job(directory)) as controller:
+        refusal = controller.ask(request)
+    if refusal:
+        raise ReplicaError(f"{directory}: refused: {refusal}")
+
+
+def controller_client(directory: Path, job: Job) -> ControllerClient:
+    """A connection to the controller of a run, for who may ask it for something.
+
+    Raises:
+        ConfigError: There is no key in its folder with which this user may.
+        ReplicaError: The run does not go on.
+    """
+    return ControllerClient(address_of(directory, job), job.run_id, person_key(job.keys, may_ask=True))

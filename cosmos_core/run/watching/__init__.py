@@ -1,1 +1,0 @@
-"""Looking at a run from outside: status, the screen, the audit."""

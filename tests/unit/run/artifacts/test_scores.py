@@ -1,0 +1,112 @@
+"""Scores by label, and how sure they are."""
+
+import json
+
+import attrs
+import pytest
+
+from cosmos_core.errors import ConfigError
+from cosmos_core.run.artifacts.scores import Evaluated, check_place, figures, interval, lines, tallies, tally, write
+from cosmos_core.types import Prompt
+
+
+def scored(*pairs, key="labels"):
+    return [(Prompt(text="?", metadata={} if label is None else {key: label}), score) for label, score in pairs]
+
+
+def test_wilsons_interval_by_hand():
+    # 8 of 10: (0.8 + 0.19207) / 1.38415 -+ 1.96 sqrt(0.016 + 0.0096036) / 1.38415
+    assert interval([1.0] * 8 + [0.0] * 2) == pytest.approx((0.49016, 0.94332), abs=1e-5)
+    low, high = interval([1.0] * 20)
+    assert (low, high) == (pytest.approx(0.83887, abs=1e-5), 1.0)
+    assert interval([0.0])[0] == 0.0
+    assert interval([0.0])[1] == pytest.approx(0.79345, abs=1e-5)
+
+
+def test_other_scores_have_the_interval_of_their_standard_error():
+    # Mean 2, variance 1, standard error 1/sqrt(3).
+    assert interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 1.95996 / 3**0.5, 2 + 1.95996 / 3**0.5), abs=1e-4)
+
+
+def test_a_prompt_counts_for_each_of_its_labels_and_once():
+    found = tallies(scored((["space", "space/order"], 1.0), ("space", 0.0), (["space", "space"], None)), "labels")
+    assert [(each.label, each.num_prompts, each.num_unscored) for each in found] == [
+        ("space", 3, 1),
+        ("space/order", 1, 0),
+    ]
+    assert found[0].mean == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("value", [None, []])
+def test_prompts_without_a_label_are_a_group(value):
+    (found,) = tallies(scored((value, 1.0)), "labels")
+    assert found.label == "(none)"
+
+
+def test_numbers_are_labels_too():
+    assert [each.label for each in tallies(scored((2, 1.0), (1, 0.0), key="level"), "level")] == ["1", "2"]
+
+
+def evaluated():
+    groups = tuple(tallies(scored(("space", 1.0), ("time", None)), "labels"))
+    return Evaluated(
+        score=0.5,
+        num_prompts=2,
+        num_unscored=1,
+        num_truncated=0,
+        rewards={"r": 1.0},
+        total=tally("all", [1.0, None]),
+        groups=groups,
+    )
+
+
+def test_a_table_for_people():
+    assert list(lines(evaluated(), "labels")) == [
+        "labels  prompts  unscored      mean  95 % interval",
+        "space         1         0    1.0000  0.2065 to 1.0000",
+        "time          1         1    0.0000  0.0000 to 0.7935",
+        "all           2         1    0.5000  0.0945 to 0.9055",
+    ]
+    (below,) = tallies(scored(("space", -11.0), ("space", -12.0)), "labels")
+    assert list(lines(attrs.evolve(evaluated(), groups=(below,), total=None), "labels"))[1:] == [
+        "space         2         0  -11.5000  -12.4800 to -10.5200"
+    ]
+
+
+def test_scores_that_may_be_below_0_are_those_of_scored_prompts_alone():
+    space, time = tallies(
+        scored(("space", -1.0), ("space", -2.0), ("space", None), ("time", None)), "labels", unscored=None
+    )
+    assert (space.mean, space.num_prompts, space.num_unscored) == (-1.5, 3, 1)
+    assert (time.mean, time.low, time.high) == (None, None, None)
+    assert list(lines(attrs.evolve(evaluated(), groups=(time,), total=None), "labels"))[1:] == [
+        "time          1         1  not measured"
+    ]
+
+
+def test_figures_are_called_what_they_are():
+    of_text = ["held-out accuracy 0.5000", "prompts 2, unscored 1, truncated 0", "reward r 1.0000"]
+    assert list(figures(evaluated())) == of_text
+    denoised = attrs.evolve(evaluated(), unit="denoising step")
+    assert list(figures(denoised)) == ["held-out reward 0.5000", *of_text[1:]]
+    assert next(figures(attrs.evolve(denoised, score=None))) == "held-out reward not measured"
+
+
+def test_a_file_for_programs(tmp_path):
+    write(evaluated(), tmp_path / "found.json", "labels")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["by"], found["accuracy"], "score" in found) == ("labels", 0.5, False)
+    assert [group["label"] for group in found["groups"]] == ["space", "time"]
+
+
+def test_a_place_that_is_not_there_is_refused_before_anything_is_evaluated(tmp_path):
+    check_place(None)
+    check_place(tmp_path / "found.json")
+    with pytest.raises(ConfigError, match=r"--output: no folder .*none; make it"):
+        check_place(tmp_path / "none" / "found.json")
+
+
+def test_a_file_says_reward_where_there_is_no_accuracy(tmp_path):
+    write(attrs.evolve(evaluated(), unit="denoising step"), tmp_path / "found.json", None)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["reward"], "accuracy" in found) == (0.5, False)

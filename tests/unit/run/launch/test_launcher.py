@@ -1,0 +1,24 @@
+from cosmos_core.config.loading import recipe_from
+from cosmos_core.protocols import Pool
+from cosmos_core.run.launch.launcher import pools
+
+BASE = {
+    "run": {"name": "x", "steps": 1},
+    "model": {"plugin": "m", "path": "p"},
+    "algorithm": {"plugin": "a"},
+    "dataset": {"plugin": "d"},
+    "policy": {"replicas": 2, "mesh": {"dp_shard": 2, "tp": 2}},
+    "rollout": {"replicas": 3, "mesh": {"tp": 4}, "device": "cuda"},
+}
+
+
+def test_a_policy_replica_has_processes_and_a_rollout_replica_gpus():
+    assert pools(recipe_from(BASE), uses_rollouts=True) == (
+        Pool(role="policy", replicas=2, processes=4, gpus=1),
+        Pool(role="rollout", replicas=3, processes=1, gpus=4, needs_gpus=True),
+    )
+
+
+def test_imitation_needs_no_rollouts_and_the_cpu_no_gpus():
+    recipe = recipe_from({**BASE, "policy": {"device": "cpu"}})
+    assert pools(recipe, uses_rollouts=False) == (Pool(role="policy", replicas=1),)

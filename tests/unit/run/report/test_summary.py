@@ -1,0 +1,222 @@
+import io
+import json
+import math
+
+import attrs
+import pytest
+from rich.console import Console
+
+from cosmos_core.config.job import StageFacts
+from cosmos_core.control.machine.events import Commanded, ControllerStarted, Recovered
+from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, snapshot_of
+from cosmos_core.run.follower import Follower
+from cosmos_core.run.report.figures import planes_of
+from cosmos_core.run.report.page import write_report
+from cosmos_core.run.report.summary import UNUSED, print_summary, summarise
+from cosmos_core.run.supervisor import Ending
+from cosmos_core.transport.requests import Set
+from cosmos_core.transport.wire import REQUEST
+
+GAUGES = {
+    "controller": {"queue": 1.0},
+    "rollout-0": {"busy_s": 2.0, "paused_s": 0.5, "scoring_s": 1.0, "transfer_s": 0.25, "units_per_s": 9.0},
+    "rollout-1": {"busy_s": 4.0, "paused_s": 0.5, "scoring_s": 3.0, "transfer_s": 0.25},
+}
+
+
+@pytest.fixture
+def follower(finished):
+    follower = Follower()
+    follower.fold(finished.entries)
+    return follower
+
+
+@pytest.fixture
+def summary(job, follower):
+    return summarise(job, follower, Ending(outcome="finished"), GAUGES, wall_s=12.5)
+
+
+def test_every_generated_sample_is_accounted_for(summary, finished):
+    samples = summary["samples"]
+    assert samples["consumed"] == sum(step.num_samples for step in finished.state.steps if step.reward is not None)
+    assert samples["generated"] == samples["consumed"] + sum(samples["dropped"].values())
+    assert samples["dropped"]["equal_rewards"] > 0
+    assert samples["dropped"]["reward_failed"] > 0
+    assert samples["dropped"].get(UNUSED, 0) >= 0
+
+
+def test_what_happened_is_told(summary, finished):
+    evaluations = finished.state.evaluations
+    assert summary["heldout_accuracy_before"] == evaluations[0].accuracy
+    assert summary["heldout_accuracy_after"] == evaluations[-1].accuracy
+    assert (summary["steps"], summary["planned_steps"], summary["wall_s"]) == (9, 9, 12.5)
+    assert summary["staleness"]["max"] == max(step.staleness_max for step in finished.state.steps)
+    assert summary["problems"]["reward_failed"] == "ValueError: no number"
+    assert [(stage["algorithm"], stage["steps"]) for stage in summary["stages"]] == [("sft", 3), ("grpo", 6)]
+    assert all(stage["seconds"] > 0 for stage in summary["stages"])
+    assert summary["checkpoints"]["9"] == "checkpoints/step-9"
+    assert json.loads(json.dumps(summary)) == summary
+
+
+def test_what_replicas_loaded_from_one_another_is_counted(job, follower):
+    nothing, rest = {"spared_bytes": 0, "delta_loads": 0}, {"relayed_bytes": 50, "spared_bytes": 60, "delta_loads": 1}
+    alone = summarise(job, follower, Ending(outcome="finished"), GAUGES, wall_s=1.0)["weights"]
+    assert alone == {"loads": len(follower.loads), "bytes": len(follower.loads), "relayed_bytes": 0, **nothing}
+    follower.loads.append(attrs.evolve(follower.loads[-1], nbytes=70, relayed=50, spared=60))
+    more = summarise(job, follower, Ending(outcome="finished"), GAUGES, wall_s=1.0)["weights"]
+    assert more == {"loads": alone["loads"] + 1, "bytes": alone["bytes"] + 70, **rest}
+
+
+def test_planes_are_the_mean_over_replicas(summary):
+    rollout = summary["planes"]["rollout"]
+    assert rollout["generation"] == 3.0
+    assert rollout["scoring (summed over concurrent requests)"] == 2.0
+    assert rollout["weight load"] == 0.25
+    assert rollout["waiting for prompts"] >= 0.0
+
+
+def test_planes_are_of_the_session_that_ended(follower):
+    begin = follower.sessions[-1][0]
+    for timed in follower.steps:
+        timed.record.metrics["wait_s"] = 1.0
+    whole = planes_of(follower, {})["policy"]["waiting for samples"]
+    later = follower.steps[4].time
+    follower.sessions[-1:] = [(begin, later - 0.5), (later, follower.sessions[-1][1])]
+    assert whole == len(follower.steps)
+    assert planes_of(follower, {})["policy"]["waiting for samples"] == len(follower.steps) - 4
+
+
+def test_a_run_that_never_began_has_a_summary_as_well(job):
+    ending = Ending(outcome="failed", reason="the controller could not start")
+    summary = summarise(job, Follower(), ending, {}, wall_s=1.0)
+    assert (summary["outcome"], summary["steps"], summary["heldout_accuracy_after"]) == ("failed", 0, None)
+    assert summary["samples"] == {"generated": 0, "consumed": 0, "dropped": {}}
+    assert print_(summary, job).count("the controller could not start") == 1
+
+
+def test_the_end_is_printed_with_before_after_planes_and_files(summary, job):
+    shown = print_(summary, job)
+    before, after = summary["heldout_accuracy_before"], summary["heldout_accuracy_after"]
+    assert f"{before:.3f} before → {after:.3f} after" in shown
+    for word in ("generation", "weight load", "equal_rewards", "summary.json", "report.html", "cosmos export"):
+        assert word in shown
+
+
+def test_what_starting_and_ending_took_is_told_apart(summary, job):
+    assert summary["running_s"] > 0.0
+    told = print_({**summary, "running_s": 20.0, "wall_s": 46.0}, job)
+    assert "after 9 of 9 steps in 0:46, 0:26 of it to start and to end" in told
+    assert "steps in 0:20\n" in print_({**summary, "running_s": 19.5, "wall_s": 20.0}, job)
+
+
+def test_what_a_recovered_run_took_to_start_and_to_end_is_not_known(job, finished):
+    snapshot = RECOVERY_SNAPSHOT.encode(snapshot_of(finished.state, max(finished.state.marks)))
+    follower = Follower()
+    follower.fold([(1, 2000.0, Recovered(snapshot=snapshot, checkpoint="c")), (2, 2001.0, ControllerStarted(term=9))])
+    summary = summarise(job, follower, Ending(outcome="stopped"), {}, wall_s=1000.0)
+    assert summary["running_s"] is None
+    assert "steps in 16:40\n" in print_(summary, job)
+
+
+def test_a_setting_is_told_with_the_first_step_that_goes_by_it(job, history):
+    history.join()
+    asked = Set(overrides=("policy.optimizer.lr=0.25",))
+    history.append(Commanded(ident="one", request=REQUEST.encode(asked)))
+    follower = Follower()
+    follower.fold(history.entries)
+    summary = summarise(job, follower, Ending(outcome="stopped"), {}, wall_s=1.0)
+    assert [change["step"] for change in summary["settings"]] == [4]
+    assert "→ 0.25 from step 4 on" in print_(summary, job)
+
+
+def print_(summary, job):
+    console = Console(file=io.StringIO(), width=200)
+    print_summary(summary, job, console)
+    return console.file.getvalue()
+
+
+@pytest.fixture
+def imitated(job, open_history):
+    """A run on demonstrations alone, from its journal."""
+    plain = attrs.evolve(job.recipe, reward=(), warmup=None)
+    facts = (StageFacts(source="demonstrations"),)
+    alone = attrs.evolve(job, recipe=plain, stages=facts, uses_rollouts=False, num_measured_prompts=5)
+    history = open_history(alone)
+    history.join(roles=("policy",))
+    history.work()
+    history.end()
+    follower = Follower()
+    hooks = []
+    follower.fold(history.entries, lambda hook, **arguments: hooks.append((hook, arguments)))
+    return alone, follower, hooks
+
+
+def test_a_held_out_loss_is_in_the_summary_the_metrics_and_the_report(imitated):
+    job, follower, hooks = imitated
+    summary = summarise(job, follower, Ending(outcome="finished"), {}, wall_s=1.0)
+    assert [each["step"] for each in summary["evaluations"]] == [0, 3, 6]
+    assert summary["evaluations"][0] == {
+        "step": 0,
+        "loss": 1.0,
+        "perplexity": math.e,
+        "units": 9,
+        "rows": 3,
+        "unusable": 0,
+        "dropped": {},
+    }
+    assert (summary["heldout_loss_before"], summary["heldout_loss_after"]) == (1.0, 1 / 7)
+    assert summary["heldout_perplexity_after"] == math.exp(1 / 7)
+    assert summary["heldout_accuracy_after"] is None
+    assert summary["tokens_per_s"]["rollout"] is None
+    (*_, last) = [arguments["metrics"] for hook, arguments in hooks if hook == "cosmos_evaluation_finished"]
+    assert last == {
+        "heldout/loss": 1 / 7,
+        "heldout/perplexity": math.exp(1 / 7),
+        "heldout/units": 9,
+        "heldout/unusable": 0,
+    }
+    console = Console(file=io.StringIO(), width=120)
+    print_summary(summary, job, console)
+    assert "1.0000 before → 0.1429 after" in console.file.getvalue()
+    job.directory.mkdir()
+    page = write_report(job, follower, summary, None).read_text()
+    assert "held-out perplexity after" in page
+    assert page.count("held-out loss") >= 3, "two tiles and the line of the plot"
+
+
+def test_a_loss_that_is_no_number_leaves_the_summary_readable(imitated):
+    job, follower, _ = imitated
+    worst = follower.evaluations[-1]
+    follower.evaluations[-1] = attrs.evolve(worst, record=attrs.evolve(worst.record, loss=math.nan))
+    summary = summarise(job, follower, Ending(outcome="finished"), {}, wall_s=1.0)
+    assert summary["heldout_loss_after"] is None
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    assert "1.0000 before → not finite after" in print_(summary, job)
+
+
+def test_a_run_stopped_before_its_second_evaluation_measured_nothing_after(job, open_history):
+    plain = attrs.evolve(job.recipe, reward=(), warmup=None)
+    facts = (StageFacts(source="demonstrations"),)
+    alone = attrs.evolve(job, recipe=plain, stages=facts, uses_rollouts=False, num_measured_prompts=5)
+    history = open_history(alone)
+    history.join(roles=("policy",))
+    history.work(until=1)
+    history.stop()
+    history.work()
+    history.end()
+    follower = Follower()
+    follower.fold(history.entries)
+    summary = summarise(alone, follower, Ending(outcome="stopped"), {}, wall_s=1.0)
+    assert [each["step"] for each in summary["evaluations"]] == [0]
+    assert summary["heldout_loss_before"] == 1.0
+    assert summary["heldout_loss_after"] is summary["heldout_perplexity_after"] is None
+    assert "1.0000 before → not measured after" in print_(summary, alone)
+    alone.directory.mkdir()
+    page = write_report(alone, follower, summary, None).read_text()
+    assert "held-out loss before" in page
+    assert "held-out loss after" not in page
+
+
+def test_what_an_error_says_is_no_markup(summary, job):
+    summary = {**summary, "problems": {"generation": "[/gloo/pair.cc:537] Connection reset by peer"}}
+    assert "[/gloo/pair.cc:537] Connection reset" in print_(summary, job)

@@ -1,0 +1,95 @@
+"""What the end of a run says of videos, and of evaluations that scored nothing."""
+
+import io
+import re
+
+import attrs
+import pytest
+from rich.console import Console
+
+from cosmos_core.config.job import StageFacts
+from cosmos_core.run.follower import Follower, evaluation_metrics
+from cosmos_core.run.report.page import write_report
+from cosmos_core.run.report.summary import print_summary, summarise
+from cosmos_core.run.supervisor import Ending
+from cosmos_core.types import Prompt
+
+GAUGES = {"rollout-0": {"busy_s": 2.0, "scoring_s": 320.0}}
+OF_TEXT = re.compile(r"accuracy|tokens?\b|tok/s|perplexity|[Cc]ompletion")
+
+
+class Rows:
+    def row(self, split, index):
+        return Prompt(text=f"a red square {index}")
+
+
+@pytest.fixture
+def told(open_history):
+    """Follows a whole run; its summary, what is printed, and its report."""
+
+    def tell(job, unscored=False):
+        history = open_history(job)
+        history.join(roles=("policy", "rollout") if job.uses_rollouts else ("policy",))
+        history.work()
+        history.end()
+        follower = Follower()
+        follower.fold(history.entries)
+        if unscored:
+            follower.evaluations[:] = [
+                attrs.evolve(timed, record=attrs.evolve(timed.record, accuracy=None, reward=None))
+                for timed in follower.evaluations
+            ]
+        summary = summarise(job, follower, Ending(outcome="finished"), GAUGES, wall_s=79.0)
+        console = Console(file=io.StringIO(), width=200)
+        print_summary(summary, job, console)
+        job.directory.mkdir()
+        page = write_report(job, follower, summary, Rows()).read_text().partition("recipe.resolved.toml")[0]
+        return follower, summary, " ".join(console.file.getvalue().split()), page
+
+    return tell
+
+
+@pytest.mark.parametrize(("unit", "score"), [("token", "accuracy"), ("denoising step", "reward")])
+def test_an_evaluation_that_scored_nothing_is_told_as_not_measured(job, told, unit, score):
+    _, summary, shown, page = told(attrs.evolve(job, unit=unit), unscored=True)
+    assert summary[f"heldout_{score}_before"] is summary[f"heldout_{score}_after"] is None
+    assert [each[score] for each in summary["evaluations"]] == [None] * len(summary["evaluations"])
+    assert f"held-out {score} not measured before → not measured after" in shown
+    assert re.findall(r"<b>not measured</b><span>held-out (\w+ \w+)<", page) == [f"{score} before", f"{score} after"]
+
+
+def test_what_is_said_of_videos_is_not_said_of_text(job, told):
+    follower, summary, shown, page = told(attrs.evolve(job, unit="denoising step"))
+    rewards = [timed.record.reward for timed in follower.evaluations]
+    assert (summary["heldout_reward_before"], summary["heldout_reward_after"]) == (rewards[0], rewards[-1])
+    assert f"held-out reward {rewards[0]:.3f} before → {rewards[-1]:.3f} after" in shown
+    assert set(summary["denoising_steps_per_s"]) == {"policy", "rollout"}
+    assert not [key for key in summary if OF_TEXT.search(key)]
+    for text in (shown, page):
+        assert not OF_TEXT.search(text)
+    for words in ("held-out reward before", "Samples of held-out prompts", "denoising steps/s"):
+        assert words in page
+
+
+def test_a_squared_error_has_no_perplexity(job, told):
+    recipe = attrs.evolve(job.recipe, reward=(), warmup=None)
+    facts = (StageFacts(source="demonstrations"),)
+    alone = attrs.evolve(
+        job, recipe=recipe, stages=facts, uses_rollouts=False, num_measured_prompts=5, unit="denoising step"
+    )
+    follower, summary, shown, page = told(alone)
+    assert (summary["heldout_loss_before"], summary["heldout_reward_before"]) == (1.0, None)
+    assert "9 denoising steps" in shown
+    assert not [key for each in (summary, *summary["evaluations"]) for key in each if "perplexity" in key]
+    assert "perplexity" not in shown + page
+    record = follower.evaluations[0].record
+    assert "heldout/perplexity" in evaluation_metrics(record, "token")
+    assert "heldout/perplexity" not in evaluation_metrics(record, "denoising step")
+
+
+def test_seconds_of_requests_at_the_same_time_are_no_share_of_the_pool(job, told):
+    *_, page = told(job)
+    (row,) = re.findall(r"<tr><td>scoring.*?</tr>", page)
+    assert "scoring (summed over concurrent requests)" in row
+    assert "320.0" in row
+    assert "%" not in row

@@ -1,0 +1,210 @@
+"""The audit of a run's journal: what is sound passes, and what is planted in it is found."""
+
+import io
+import json
+import re
+from types import SimpleNamespace
+
+import attrs
+import pytest
+from rich.console import Console
+
+from cosmos_core.control.audit import Books, audit
+from cosmos_core.control.machine import batch_assembly, progress
+from cosmos_core.control.machine.directives import directive_for
+from cosmos_core.control.machine.events import Commanded, ControllerStarted, Reported
+from cosmos_core.control.machine.ledger import Finished, Ledger
+from cosmos_core.control.machine.records import OTHER_REASONS
+from cosmos_core.errors import ConfigError, JournalError
+from cosmos_core.run import audit as auditing
+from cosmos_core.transport.reports import GroupFinished, StepDone
+from cosmos_core.transport.requests import Set
+from cosmos_core.transport.wire import REPORT, REQUEST
+
+
+def shown(show, found):
+    console = Console(file=io.StringIO(), width=120)
+    show(found, console)
+    return console.file.getvalue()
+
+
+def test_a_sound_run_has_no_problems_and_every_batch(finished):
+    found = audit(finished.entries)
+    assert found.problems == ()
+    assert [batch.step for batch in found.batches] == list(range(1, 10))
+    for index, stage in enumerate(found.stages):
+        ledger = finished.state.ledgers[index]
+        assert stage.consumed == ledger.consumed > 0
+        assert stage.dropped == ledger.dropped
+        assert stage.given_out == stage.consumed + sum(stage.dropped.values()) + stage.live
+    assert sum(found.stages[1].dropped.values()) > 0
+    assert all(batch.members == ("policy-0",) for batch in found.batches)
+    text = shown(auditing.show, found)
+    assert "9 step(s) on record" in text
+    assert "Each prompt was consumed exactly once" in text
+    for step in (1, 9):
+        assert f"Step {step} of stage" in shown(auditing.show_batch, auditing.batch_of(found, step))
+    with pytest.raises(ConfigError, match="--step 10: is not on record; on record: 1 to 9"):
+        auditing.batch_of(found, 10)
+    data = json.loads(auditing.as_json(found))
+    assert [len(step["prompts"]) for step in data["steps"]] == [2] * 9
+    assert data["steps"][8]["prompts"][0]["samples"][0]["versions"]
+
+
+def test_drops_whose_reasons_are_counted_together_are_on_record_like_that():
+    ledger = Ledger(next_position=50, dropped={f"reason {number}": 1 for number in range(50)})
+    books = Books(0, ledger)
+    for row, reason in enumerate(("reason 7", "reason 50", "reason 51")):
+        position = ledger.next()
+        ledger.finished[position] = Finished(position=position, row=row)
+        ledger.batch([position])
+        ledger.drop(position, reason)
+        read = SimpleNamespace(step=1, groups=(), dropped={position: reason})
+        assert [*books.move(ledger, read, sequence=row)] == []
+    assert [*books.differences(ledger)] == []
+    assert books.found().dropped == ledger.dropped
+    assert (ledger.dropped["reason 7"], ledger.dropped[OTHER_REASONS]) == (2, 2)
+
+
+def test_steps_that_were_given_up_are_told_apart(history):
+    history.join()
+    history.work(until=7)
+    undone = history.state.step - 4
+    history.resume(4)
+    history.join(step=4)
+    history.work()
+    found = audit(history.entries)
+    assert found.problems == ()
+    assert found.undone == undone > 0
+    assert [batch.step for batch in found.batches] == list(range(1, 10))
+    assert "more were applied and then given up" in " ".join(shown(auditing.show, found).split())
+
+
+def test_a_replica_that_is_lost_and_a_run_that_goes_on_are_sound(history):
+    history.join()
+    history.work(until=5)
+    history.lose("rollout-0", "silent")
+    found = audit(history.entries)
+    assert found.problems == ()
+    assert found.lost == 1
+    assert found.stages[1].live > 0
+
+
+def test_a_bound_that_is_lowered_while_a_step_is_trained_does_not_accuse_it(history):
+    history.join()
+    while not (history.state.running and any(stale(history.state))):
+        assert not history.state.outcome, "no step had a sample that lagged"
+        follow_once(history, "policy-0")
+        follow_once(history, "rollout-0")
+    asked = Set(overrides=("sync.max_staleness=0",))
+    history.append(Commanded(ident="lower", request=REQUEST.encode(asked)))
+    history.work()
+    assert history.state.settings.max_staleness == 0
+    assert audit(history.entries).problems == ()
+
+
+def stale(state):
+    """Whether each group of the running step lags."""
+    return [
+        min(sample.oldest_version for sample in group.samples) < state.step
+        for group in state.running.order.groups
+        if group.samples
+    ]
+
+
+def follow_once(history, name):
+    """Let a replica do what it can; samples are of weights one step older than they could be."""
+    for said in history.fakes[name].follow(directive_for(history.state, name)):
+        replica, report = history.state.replicas[name], said
+        if isinstance(said, GroupFinished):
+            old = [attrs.evolve(each, oldest_version=max(0, each.oldest_version - 1)) for each in said.samples]
+            report = attrs.evolve(said, samples=tuple(old))
+        history.append(
+            Reported(
+                name=name,
+                incarnation=replica.incarnation,
+                sequence=replica.received + 1,
+                report=REPORT.encode(report),
+            )
+        )
+
+
+def consume_twice(ledger, position):
+    group = Ledger.consume_once(ledger, position)
+    ledger.finished[position] = group
+    return group
+
+
+def consume_without_counting(ledger, position):
+    ledger.consumed -= 1
+    return Ledger.consume_once(ledger, position)
+
+
+def drop_without_counting(ledger, position, reason):
+    group = Ledger.drop_once(ledger, position, reason)
+    ledger.dropped[reason] -= 1
+    return group
+
+
+@pytest.mark.parametrize(
+    ("move", "fault", "problem"),
+    [
+        ("consume", consume_twice, "accounted for|claims|came back|consumed|two places|given out"),
+        ("consume", consume_without_counting, "prompts given out"),
+        ("drop", drop_without_counting, "prompts given out"),
+    ],
+)
+def test_accounting_that_is_broken_is_found(history, monkeypatch, move, fault, problem):
+    monkeypatch.setattr(Ledger, f"{move}_once", getattr(Ledger, move), raising=False)
+    monkeypatch.setattr(Ledger, move, fault)
+    history.join()
+    history.work(until=8)
+    found = audit(history.entries)
+    assert found.problems
+    assert any(re.search(problem, each) for each in found.problems)
+    assert "the accounting of this run is broken" in shown(auditing.show, found)
+
+
+def changed(entries, kind, change):
+    """The entries with the first report of a kind changed."""
+    is_done = False
+    for sequence, when, event in entries:
+        if isinstance(event, Reported) and not is_done:
+            report = REPORT.decode(event.report)
+            if isinstance(report, kind) and (new := change(report)) is not None:
+                is_done = True
+                yield sequence, when, attrs.evolve(event, report=REPORT.encode(new))
+                continue
+        yield sequence, when, event
+
+
+def test_a_step_that_a_member_never_applied_is_found(finished, monkeypatch):
+    # The state machine takes any word for a step's end.
+    monkeypatch.setattr(
+        progress,
+        "on_step_done",
+        lambda state, replica, report: state.running is not None,
+    )
+    entries = changed(finished.entries, StepDone, lambda report: attrs.evolve(report, step=report.step + 5))
+    assert any("has not said that it applied it" in problem for problem in audit(entries).problems)
+
+
+def test_stale_samples_that_were_trained_on_are_found(finished, monkeypatch):
+    monkeypatch.setattr(batch_assembly, "is_stale", lambda state, group: False)
+
+    def aged(report):
+        if not report.samples or min(sample.oldest_version for sample in report.samples) < 6:
+            return None
+        return attrs.evolve(
+            report, samples=tuple(attrs.evolve(sample, oldest_version=0) for sample in report.samples), drop=""
+        )
+
+    problems = audit(changed(finished.entries, GroupFinished, aged)).problems
+    assert any("lags by" in problem for problem in problems)
+
+
+def test_what_is_no_journal_is_refused():
+    with pytest.raises(JournalError, match="begins with ControllerStarted"):
+        audit([(1, 0.0, ControllerStarted(term=1))])
+    with pytest.raises(JournalError, match="is empty"):
+        audit([])

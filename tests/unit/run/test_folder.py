@@ -1,0 +1,94 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from cosmos_core.config.loading import load_job, load_recipe, save_job
+from cosmos_core.errors import ConfigError
+from cosmos_core.run import folder
+
+
+def test_a_run_folder_holds_what_every_process_needs(job, tmp_path):
+    assets = tmp_path / "staging"
+    assets.mkdir()
+    (assets / "tokenizer.json").write_text("{}")
+    folder.create(job, assets, {"plugins": [{"name": "grpo"}]}, overwrite=False)
+    assert load_job(job.directory) == job
+    assert load_recipe(job.directory / "recipe.resolved.toml") == job.recipe
+    assert (job.assets / "tokenizer.json").read_text() == "{}"
+    manifest = json.loads((job.directory / "manifest.json").read_text())
+    assert manifest["plugins"] == [{"name": "grpo"}]
+
+
+def test_a_run_is_replaced_only_when_asked(job, tmp_path):
+    folder.create(job, tmp_path / "none", {}, overwrite=False)
+    (job.directory / "summary.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"exists; go on with it: cosmos run --resume .*demo.*--overwrite"):
+        folder.create(job, tmp_path / "none", {}, overwrite=False)
+    assert (job.directory / "summary.json").exists()
+    folder.create(job, tmp_path / "none", {}, overwrite=True)
+    assert not (job.directory / "summary.json").exists()
+
+
+def test_what_is_no_run_is_never_replaced(job, tmp_path):
+    job.directory.mkdir()
+    (job.directory / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match="is not the folder of a run"):
+        folder.create(job, tmp_path / "none", {}, overwrite=True)
+    assert (job.directory / "thesis.tex").exists()
+
+
+def test_an_empty_folder_is_free(job):
+    job.directory.mkdir()
+    folder.check_free(job.directory, overwrite=False)
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that takes no others")
+def test_a_folder_that_takes_no_others_is_refused():
+    with pytest.raises(ConfigError, match=r"run\.output_dir: /proc cannot be written to: .*; choose another"):
+        folder.check_free(Path("/proc/runs/demo"), overwrite=False)
+
+
+def test_a_session_that_has_a_run_is_seen(job):
+    save_job(job)
+    assert not folder.is_held(job.directory)
+    with folder.held(job.directory):
+        assert folder.is_held(job.directory)
+    assert not folder.is_held(job.directory)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_write_permission_is_refused(job, tmp_path):
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(ConfigError, match=r"run\.output_dir: .* cannot be written to"):
+            folder.check_free(job.directory, overwrite=False)
+    finally:
+        tmp_path.chmod(0o700)
+
+
+SAID = {"outcome": "stopped", "steps": 3, "wall_s": 2, "samples": 12}
+
+
+def test_a_summary_is_read_back_and_a_damaged_one_named(tmp_path):
+    assert folder.read_summary(tmp_path) is None
+    folder.write_json(tmp_path / folder.SUMMARY, SAID)
+    assert folder.read_summary(tmp_path) == folder.Ended(outcome="stopped", steps=3, wall_s=2.0)
+    (tmp_path / folder.SUMMARY).write_text("{")
+    with pytest.raises(ConfigError, match=r"summary\.json: damaged"):
+        folder.read_summary(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (SAID | {"wall_s": "long"}, r'summary\.json\.wall_s: expected a number, got "long"'),
+        ({"outcome": "stopped", "wall_s": 1.0}, r"summary\.json\.steps: required"),
+        ([], r"summary\.json: expected a table, got \[\]"),
+    ],
+)
+def test_a_summary_that_was_changed_by_hand_is_refused(tmp_path, content, message):
+    folder.write_json(tmp_path / folder.SUMMARY, content)
+    with pytest.raises(ConfigError, match=message):
+        folder.read_summary(tmp_path)

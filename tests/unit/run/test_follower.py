@@ -1,0 +1,128 @@
+import pytest
+
+from cosmos_core.errors import JournalError
+from cosmos_core.run.follower import Follower, step_metrics
+
+
+class Hooks:
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, hook, **arguments):
+        self.calls.append((hook.removeprefix("cosmos_"), arguments))
+
+    def of(self, hook, *names):
+        return [tuple(arguments[name] for name in names) for called, arguments in self.calls if called == hook]
+
+
+def test_the_state_is_the_fold_of_the_journal(finished):
+    follower = Follower()
+    follower.fold(finished.entries)
+    assert follower.state == finished.state
+    assert follower.has_ended
+    assert follower.last_sequence == len(finished.entries)
+    assert [timed.record for timed in follower.steps] == finished.state.steps
+    assert [timed.record.step for timed in follower.steps] == list(range(1, 10))
+    assert [timed.record.version for timed in follower.evaluations] == [3, 6, 9]
+
+
+def test_steps_carry_the_time_at_which_they_were_applied(finished):
+    follower = Follower()
+    follower.fold(finished.entries)
+    times = [timed.time for timed in follower.steps]
+    assert times == sorted(times)
+    assert 1000.0 < times[0] < times[-1] < 1000.0 + len(finished.entries)
+    assert follower.sessions == [(1002.0, 1000.0 + len(finished.entries))]
+
+
+def test_every_hook_is_told_once_of_each_thing(finished):
+    hooks = Hooks()
+    Follower().fold(finished.entries, hooks)
+    assert hooks.of("step_finished", "step") == [(step,) for step in range(1, 10)]
+    assert hooks.of("evaluation_finished", "step") == [(3,), (6,), (9,)]
+    assert hooks.of("checkpoint_saved", "step", "path") == [
+        (4, "checkpoints/step-4"),
+        (8, "checkpoints/step-8"),
+        (9, "checkpoints/step-9"),
+    ]
+    assert hooks.of("replica_joined", "replica", "role") == [("policy-0", "policy"), ("rollout-0", "rollout")]
+    published = [version for (version,) in hooks.of("weights_published", "version")]
+    assert published == sorted(set(published)) == list(range(3, 10))
+
+
+def test_a_lost_replica_is_told_with_its_role_and_reason(history):
+    hooks = Hooks()
+    history.join()
+    history.lose("rollout-0", "silent for 15 s")
+    Follower().fold(history.entries, hooks)
+    assert hooks.of("replica_left", "replica", "role", "reason") == [("rollout-0", "rollout", "silent for 15 s")]
+
+
+def test_a_resumed_run_forgets_what_came_after_its_checkpoint(history):
+    history.join()
+    history.work(until=6)
+    ended_at = 1000.0 + len(history.entries)
+    history.resume(4)
+    follower = Follower()
+    follower.fold(history.entries)
+    assert follower.sessions[0][1] == ended_at, "the time until the resume is of no session"
+    assert [timed.record.step for timed in follower.steps] == [1, 2, 3, 4]
+    assert [timed.record.version for timed in follower.evaluations] == [3]
+    assert follower.num_resumed == 1
+    assert len(follower.sessions) == 2
+    history.join(step=4)
+    history.work()
+    history.end()
+    follower.fold(entry for entry in history.entries if entry[0] > follower.last_sequence)
+    assert [timed.record for timed in follower.steps] == history.state.steps
+    assert follower.state == history.state
+
+
+def test_generated_and_trained_units_are_counted(finished):
+    follower = Follower()
+    follower.fold(finished.entries)
+    trained = sum(step.num_units for step in finished.state.steps)
+    assert follower.marks[-1].trained == trained
+    # Evaluations and dropped groups were generated as well.
+    assert follower.marks[-1].generated > trained
+
+
+def test_trained_units_per_second_are_of_the_time_between_steps_within_sessions(history):
+    history.join()
+    history.work(until=6)
+    history.resume(4)
+    history.join(step=4)
+    history.work()
+    follower = Follower()
+    follower.fold(history.entries)
+    times, units = zip(*((timed.time, timed.record.num_units) for timed in follower.steps), strict=True)
+    passed = times[3] - times[0] + times[8] - times[4]
+    assert follower.timeline.trained_per_s(follower.steps) == (sum(units[1:4]) + sum(units[5:])) / passed
+    assert follower.timeline.trained_per_s(follower.steps[:1]) is None
+
+
+def test_rates_of_a_session_are_its_own(history):
+    history.join()
+    history.work(until=6)
+    history.resume(4)
+    follower = Follower()
+    follower.fold(history.entries)
+    assert follower.timeline.newest_steps(1) == []
+    history.join(step=4)
+    history.work(until=6)
+    follower.fold(entry for entry in history.entries if entry[0] > follower.last_sequence)
+    assert [timed.record.step for timed in follower.timeline.newest_steps(1)] == [5, 6]
+
+
+def test_metrics_of_a_step_are_numbers_with_stable_names(finished):
+    first, last = step_metrics(finished.state.steps[0]), step_metrics(finished.state.steps[-1])
+    assert first["train/loss"] == 1.0
+    assert "reward/mean" not in first
+    assert last["reward/mean"] == last["reward/right"]
+    assert last["staleness/max"] <= 2
+    assert all(isinstance(value, int | float) for value in last.values())
+
+
+def test_a_journal_without_its_opening_is_refused(finished):
+    with pytest.raises(JournalError, match="no run was opened"):
+        Follower().fold(finished.entries[1:])

@@ -1,0 +1,31 @@
+"""Signals that ask a run to stop."""
+
+import signal
+
+import pytest
+
+from cosmos_core.run.interrupts import Interrupts
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_they_are_counted_and_are_as_before_afterwards(number):
+    earlier, interrupts = signal.signal(number, signal.default_int_handler), Interrupts()
+    try:
+        with interrupts.counted():
+            signal.raise_signal(number)
+            signal.raise_signal(number)
+        assert interrupts.number == 2
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, earlier)
+
+
+def test_a_run_that_was_started_to_outlive_its_terminal_does():
+    """As by `nohup`."""
+    before, interrupts = signal.signal(signal.SIGHUP, signal.SIG_IGN), Interrupts()
+    try:
+        with interrupts.counted():
+            signal.raise_signal(signal.SIGHUP)
+        assert interrupts.number == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)

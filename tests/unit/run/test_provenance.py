@@ -1,0 +1,67 @@
+import json
+
+import pytest
+
+from cosmos_core.errors import ConfigError
+from cosmos_core.plugins.choice import choose
+from cosmos_core.plugins.discovery import discover
+from cosmos_core.run import provenance
+
+MODULE = "from cosmos_core.protocols import Provider, hookimpl\n"
+
+
+@pytest.fixture
+def plugin(make_distribution):
+    site = make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": MODULE})
+    return site / "acme_a.py"
+
+
+def records():
+    return [choose("reward", "short", discover())]
+
+
+@pytest.fixture
+def run(plugin, tmp_path):
+    directory = tmp_path / "run"
+    directory.mkdir()
+    (directory / "manifest.json").write_text(json.dumps(provenance.made_with(records())))
+    return directory
+
+
+def test_the_manifest_names_plugins_and_machine(plugin):
+    made = provenance.made_with(records())
+    assert [each["distribution"] for each in made["plugins"]] == ["acme-a"]
+    assert {"cosmos_core", "python", "host", "git_commit", "created"} <= made.keys()
+
+
+def test_the_same_code_is_no_difference_and_each_session_is_recorded(run):
+    assert provenance.resumed_with(run, records()) == []
+    assert provenance.resumed_with(run, records()) == []
+    recorded = json.loads((run / "manifest.json").read_text())
+    assert len(recorded["resumed"]) == 2
+    assert recorded["resumed"][0]["plugins"] == recorded["plugins"]
+
+
+def test_other_code_is_told_once(run, plugin):
+    plugin.write_text(MODULE + "# changed\n")
+    assert provenance.resumed_with(run, records()) == ["acme-a 1.0 has other code than before"]
+    assert provenance.resumed_with(run, records()) == []
+
+
+def test_versions_comings_and_goings_are_told(run):
+    path = run / "manifest.json"
+    recorded = json.loads(path.read_text())
+    gone = {**recorded["plugins"][0], "distribution": "acme-gone"}
+    recorded["plugins"][0]["version"] = "0.9"
+    path.write_text(json.dumps({**recorded, "plugins": [*recorded["plugins"], gone], "cosmos_core": "0.0"}))
+    differences = provenance.resumed_with(run, records())
+    assert differences[0].startswith("cosmos-core was 0.0, is ")
+    assert differences[1:] == ["acme-a was 0.9, is 1.0", "acme-gone went"]
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"plugins": [{}]}'])
+def test_a_missing_or_damaged_manifest_is_refused(run, content):
+    path = run / "manifest.json"
+    path.unlink() if content is None else path.write_text(content)
+    with pytest.raises(ConfigError, match=r"manifest\.json: missing or damaged"):
+        provenance.resumed_with(run, records())
