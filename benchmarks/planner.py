@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 from cosmos_core.protocols import TensorSlice
-from cosmos_core.weights.planning.planner import Member, Plan
-from cosmos_core.weights.planning.topology import Place
+from cosmos_core.weights.planner import Member, Plan
 from cosmos_core.weights.shards import ShardMap, TensorFacts, torch_dtype
+from cosmos_core.weights.topology import Place
 
 DTYPE = "bfloat16"
 GPUS_A_HOST = 8

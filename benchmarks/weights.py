@@ -39,10 +39,10 @@ from cosmos_core.testing.worlds import run_world
 from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import add_digests, combine, tensor_digest
+from cosmos_core.weights.disk_writer import VersionWriter
 from cosmos_core.weights.held import Placement
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import Transport, WeightReceiver
-from cosmos_core.weights.stored.writing import VersionWriter
 
 HIDDEN: Final = 1024
 POLICY: Final = (0, 1)

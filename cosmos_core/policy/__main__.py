@@ -31,8 +31,8 @@ from cosmos_core.replica.host import host_id, rack_id
 from cosmos_core.replica.process import RoleArgs, run_role
 from cosmos_core.transport.payloads import PayloadClient
 from cosmos_core.transport.places import Place, joined, parted
+from cosmos_core.weights.disk_writer import VersionWriter
 from cosmos_core.weights.publisher import WeightPublisher
-from cosmos_core.weights.stored.writing import VersionWriter
 
 FLUSH_S: Final = 10.0
 

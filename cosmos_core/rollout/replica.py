@@ -39,8 +39,8 @@ from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.transport.directives import RolloutDirective
 from cosmos_core.transport.payloads import PayloadServer
 from cosmos_core.transport.reports import Left, Report
-from cosmos_core.weights.base import Base
 from cosmos_core.weights.receiver import WeightReceiver
+from cosmos_core.weights.snapshot import Base
 
 _LOG: Final = logging.getLogger(__name__)
 

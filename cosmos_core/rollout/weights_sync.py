@@ -18,11 +18,11 @@ from cosmos_core.rollout.relay import Copy, Relay
 from cosmos_core.rollout.workers.supervised import SupervisedThread
 from cosmos_core.transport.directives import Relaying, WeightTarget
 from cosmos_core.transport.reports import Report, WeightsLoaded, WeightsRejected
-from cosmos_core.weights.arrivals import Arrivals
-from cosmos_core.weights.base import Base
+from cosmos_core.weights.digest import Arrivals
 from cosmos_core.weights.fetch import Fetch
 from cosmos_core.weights.receiver import WeightReceiver
 from cosmos_core.weights.shards import EngineLayout
+from cosmos_core.weights.snapshot import Base
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ import torch
 from cosmos_core.transport.door.ring import Ring
 from cosmos_core.transport.reports import WeightsPublished
 from cosmos_core.weights import digest, wire
+from cosmos_core.weights.disk_writer import VersionWriter
 from cosmos_core.weights.held import Placement
 from cosmos_core.weights.quantization.shares import MatrixShare
 from cosmos_core.weights.server import Published, SliceServer
 from cosmos_core.weights.shards import EngineLayout
 from cosmos_core.weights.shared_memory import SharedFile, directories_for_files, sweep
 from cosmos_core.weights.snapshot import Snapshot, blank_snapshot, take_snapshot
-from cosmos_core.weights.stored.writing import VersionWriter
 
 
 class WeightPublisher:

@@ -18,15 +18,14 @@ from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.transport.door import shown
 from cosmos_core.transport.door.ring import Ring
 from cosmos_core.weights import digest, wire
-from cosmos_core.weights.base import Base
-from cosmos_core.weights.fetch import Fetch, Ready, plan_of, problems, wait
-from cosmos_core.weights.planning.planner import Plan, check_agreement
-from cosmos_core.weights.planning.topology import Place
+from cosmos_core.weights.disk_reader import stored_parts
+from cosmos_core.weights.fetch import Fetch, MappedShelf, Ready, plan_of, problems, wait
+from cosmos_core.weights.planner import Plan, check_agreement
 from cosmos_core.weights.shards import EngineLayout, ShardMap
 from cosmos_core.weights.shared_memory import map_shared
-from cosmos_core.weights.shelf import MappedShelf
+from cosmos_core.weights.snapshot import Base
 from cosmos_core.weights.source import Source
-from cosmos_core.weights.stored.reading import stored_parts
+from cosmos_core.weights.topology import Place
 
 _LOGGER: Final = logging.getLogger(__name__)
 _NAMED: Final = 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from cosmos_core.protocols import TensorSlice
 
@@ -43,6 +44,18 @@ def without(piece: TensorSlice, other: TensorSlice) -> list[TensorSlice]:
     """Disjoint slices that make up what `piece` has, and another slice of its tensor has not."""
     common = overlap(piece, other)
     return [piece] if common is None else subtract(piece, common)
+
+
+def disjoint(held: Sequence[TensorSlice]) -> list[TensorSlice]:
+    """The slices that a rank holds, each element once."""
+    by_name: dict[str, list[TensorSlice]] = {}
+    for piece in held:
+        known = by_name.setdefault(piece.name, [])
+        rest = [piece]
+        for other in known:
+            rest = [part for each in rest for part in without(each, other)]
+        known.extend(rest)
+    return [piece for pieces in by_name.values() for piece in pieces]
 
 
 def chunks(piece: TensorSlice, limit: int) -> list[TensorSlice]:

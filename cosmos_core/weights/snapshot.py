@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import mmap
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 import attrs
 import torch
 
+from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import add_digests, tensor_digest
 from cosmos_core.weights.held import Placement
-from cosmos_core.weights.planning.tables import disjoint
 from cosmos_core.weights.quantization.codec import copy_exactly
 from cosmos_core.weights.quantization.shares import MatrixShare, Part
-from cosmos_core.weights.shards import EngineLayout, ShardMap, cast, dtype_name, torch_dtype
+from cosmos_core.weights.shards import EngineLayout, ShardMap, TensorFacts, cast, dtype_name, torch_dtype
 from cosmos_core.weights.shared_memory import HEADER_BYTES, SharedFile
-from cosmos_core.weights.wire import Entry
+from cosmos_core.weights.wire import Entry, Origin
 
 _ALIGNMENT: Final = 64
 
@@ -161,7 +163,7 @@ def blank_snapshot(
         WeightSyncError: There is no room for the snapshot, or the ranks disagree on a tensor.
     """
     facts = ShardMap.of_layout(layout).tensors
-    held = disjoint([piece for pieces in layout.values() for piece, _ in pieces])
+    held = slices.disjoint([piece for pieces in layout.values() for piece, _ in pieces])
     token = secrets.token_hex(16)
     entries = tuple(
         _lay_out(
@@ -219,3 +221,89 @@ def _lay_out(parts: Iterable[Part]) -> Iterable[Entry]:
         )
         end = entry.offset + entry.nbytes
         yield entry
+
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class Base:
+    """One copy of the weights in host memory, written over by each version as it arrives; used by one thread at a time.
+
+    Changes are values, not differences: written over a copy that has some of them already they make the same. So a
+    version may be made of a copy that it is being written into. Until all of it is loaded and attested, no other is:
+    after an attempt that failed, for whatever reason, all of the next comes.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        """Hold nothing.
+
+        Args:
+            directory: Where the copy lies; shared memory if absent.
+        """
+        self._directory: Final = directory
+        self._snapshot: Snapshot | None = None
+        self._facts: dict[str, TensorFacts] = {}
+        self._layout: EngineLayout = {}
+        self._origin: Origin | None = None
+
+    @property
+    def origin(self) -> Origin | None:
+        """The version that it holds, all of it and attested; None if there is none."""
+        return self._origin
+
+    def holds(self, piece: TensorSlice, facts: TensorFacts) -> bool:
+        """Whether it has a slice of a tensor with this dtype and shape."""
+        if self._snapshot is None or self._facts.get(piece.name) != facts:
+            return False
+        return self._snapshot.finds(piece) is not None
+
+    def read(self, piece: TensorSlice) -> memoryview:
+        """Bytes of a slice that it holds, which the next write may change."""
+        found = None if self._snapshot is None else self._snapshot.read(piece)
+        assert found is not None, piece
+        return found
+
+    def begin(self, version: int, layout: EngineLayout) -> None:
+        """A version begins to arrive; from here on the copy is of no version until `confirm`.
+
+        Args:
+            version: Weight version.
+            layout: What each rank of the engine holds. Where there is no room for it, the log says so, nothing is kept,
+                and the next version comes whole.
+        """
+        self._origin = None
+        if self._snapshot is not None and layout == self._layout:
+            return
+        self.close()
+        try:
+            self._snapshot = blank_snapshot(version, layout, directory=self._directory)
+        except WeightSyncError as error:
+            _LOG.warning("of weights version %d no copy is kept, the next one comes whole: %s", version, error)
+            return
+        self._layout = layout
+        self._facts = {entry.name: entry.facts for entry in self._snapshot.entries}
+
+    def write(self, piece: TensorSlice, data: torch.Tensor) -> None:
+        """Keep a slice that arrived."""
+        if self._snapshot is not None:
+            self._snapshot.write(piece, data)
+
+    def confirm(self, version: int, digest: str) -> None:
+        """All of a version has been written, and what was loaded of it has this digest."""
+        if self._snapshot is not None:
+            self._origin = Origin(version=version, digest=digest)
+
+    def close(self) -> None:
+        """Hold nothing any more. Idempotent."""
+        self._origin = None
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is not None:
+            snapshot.file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

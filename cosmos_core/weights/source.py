@@ -23,10 +23,10 @@ from cosmos_core.transport.door.handshakes import EVENTS as HANDSHAKES
 from cosmos_core.transport.door.handshakes import Handshakes
 from cosmos_core.transport.door.ring import Ring, reach
 from cosmos_core.weights import slices, wire
-from cosmos_core.weights.base import Base
 from cosmos_core.weights.changes import Encoding, decode
-from cosmos_core.weights.lanes.receiving import FrameLane, Lane, PairLane
+from cosmos_core.weights.process_group_transport import FrameLane, Lane, PairLane
 from cosmos_core.weights.shards import TensorFacts, torch_dtype
+from cosmos_core.weights.snapshot import Base
 
 Wanted: TypeAlias = tuple[int, TensorSlice]
 """A target rank and a slice for it."""

@@ -8,7 +8,7 @@ from typing import Final
 from cosmos_core.control.machine import publication, relays
 from cosmos_core.control.machine.state import Replica, State
 from cosmos_core.transport.directives import PolicyDirective, Relaying, RolloutDirective, WeightTarget
-from cosmos_core.weights.planning.topology import Place, distances
+from cosmos_core.weights.topology import Place, distances
 
 
 class Offers:

@@ -16,8 +16,8 @@ from typing import Final
 
 from cosmos_core.control.machine.state import Replica, State
 from cosmos_core.transport.places import parted
-from cosmos_core.weights.planning import tree
-from cosmos_core.weights.planning.topology import Place
+from cosmos_core.weights import topology
+from cosmos_core.weights.topology import Place
 
 _SHARE: Final = 4
 """The tree is laid out anew once one in so many replicas has come or gone."""
@@ -33,11 +33,11 @@ def arrange(state: State) -> None:
     state.mapped = _mapped(state, policies)
     replicas = afar(state)
     places = [Place(host=each.host, rack=each.rack) for each in replicas]
-    found = tree.parents(places, _shared([place for _, place in policies]), state.settings.fan_out)
+    found = topology.parents(places, _shared([place for _, place in policies]), state.settings.fan_out)
     parents = {
         replica.name: replicas[parent].name
         for replica, parent in zip(replicas, found, strict=True)
-        if parent != tree.ORIGIN
+        if parent != topology.ORIGIN
     }
     state.parents, state.readers, state.num_moves = parents, {}, 0
     for replica in replicas:

@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from cosmos_core.weights.splitmix import WEYL, mix, mix_all, signed
+from cosmos_core.weights.digest import WEYL, mix, mix_all, signed
 
 _SIGNED_WEYL: Final = signed(WEYL)
 

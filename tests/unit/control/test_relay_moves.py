@@ -7,7 +7,7 @@ import random
 import pytest
 
 from cosmos_core.control.machine import relays
-from cosmos_core.weights.planning import tree
+from cosmos_core.weights import topology
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_who_comes_is_put_where_there_is_room_and_nobody_else_is_moved(crowd):
     crowd.join("r99", host="h9", rack="1")
     assert {name: above for name, above in crowd.state.parents.items() if name != "r99"} == before
     assert crowd.state.parents["r99"] in before.values() or crowd.state.parents["r99"] in before
-    assert depth_of(crowd, "r99") <= tree.least_depth(25, 3)
+    assert depth_of(crowd, "r99") <= topology.least_depth(25, 3)
 
 
 def test_when_one_is_lost_only_those_that_read_from_it_are_moved(crowd):
@@ -82,13 +82,13 @@ def test_whatever_happens_readers_are_few_and_the_tree_stays_shallow(crowd):
         state = crowd.state
         assert max(map(len, state.readers.values())) <= 3
         deepest = max(depth_of(crowd, name) for name in state.members["rollout"])
-        assert deepest <= tree.least_depth(len(state.members["rollout"]), 3) + 2
+        assert deepest <= topology.least_depth(len(state.members["rollout"]), 3) + 2
 
 
 def test_a_crowd_joins_without_looking_at_everybody_each_time(run, monkeypatch):
     looks = []
-    parents = tree.parents
-    monkeypatch.setattr(tree, "parents", lambda *given: looks.append(len(given[0])) or parents(*given))
+    parents = topology.parents
+    monkeypatch.setattr(topology, "parents", lambda *given: looks.append(len(given[0])) or parents(*given))
     it = run(num_rollouts=300, fan_out=8, shares_memory=False)
     it.join("p0", host="p")
     for index in range(300):

@@ -17,12 +17,11 @@ from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.transport.directives import Relaying, WeightTarget
 from cosmos_core.transport.reports import WeightsLoaded, WeightsPublished, WeightsRejected
 from cosmos_core.weights import server
-from cosmos_core.weights.base import Base
 from cosmos_core.weights.changes import Encoded
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import WeightReceiver
 from cosmos_core.weights.shards import canonical_tensors
-from cosmos_core.weights.snapshot import view
+from cosmos_core.weights.snapshot import Base, view
 
 NAME = "model.layers.1.mlp.down_proj.weight"
 

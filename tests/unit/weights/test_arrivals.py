@@ -3,8 +3,7 @@ import torch
 
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.weights import slices
-from cosmos_core.weights.arrivals import Arrivals
-from cosmos_core.weights.digest import tensor_digests
+from cosmos_core.weights.digest import Arrivals, tensor_digests
 
 TENSORS = {"a": torch.arange(24.0).view(6, 4), "b": torch.ones(3)}
 HALVES = (

@@ -14,9 +14,8 @@ from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
 from cosmos_core.transport.directives import WeightTarget
-from cosmos_core.weights import base as module
 from cosmos_core.weights import server, wire
-from cosmos_core.weights.base import Base
+from cosmos_core.weights import snapshot as module
 from cosmos_core.weights.changes import Encoded
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.held import Placement
@@ -24,6 +23,7 @@ from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import WeightReceiver
 from cosmos_core.weights.shards import TensorFacts
 from cosmos_core.weights.shared_memory import directories_for_files
+from cosmos_core.weights.snapshot import Base
 
 torch.set_num_threads(1)
 

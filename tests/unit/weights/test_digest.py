@@ -1,4 +1,5 @@
 import math
+import random
 
 import pytest
 import torch
@@ -6,7 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cosmos_core.weights import digest
-from cosmos_core.weights.digest import add_digests, combine, digest_of, first_difference, tensor_digest, tensor_digests
+from cosmos_core.weights.digest import (
+    WEYL,
+    add_digests,
+    combine,
+    digest_of,
+    first_difference,
+    mix,
+    mix_all,
+    signed,
+    tensor_digest,
+    tensor_digests,
+)
 
 torch.set_num_threads(1)
 
@@ -179,3 +191,17 @@ def test_scalars_and_empty_tensors():
 def test_a_slice_outside_the_tensor_is_refused():
     with pytest.raises(ValueError, match=r"w: a slice of shape \(2, 4\) at \(3, 0\)"):
         tensor_digest("w", torch.zeros(2, 4), start=(3, 0), shape=(4, 4))
+
+
+def test_the_first_outputs_of_seed_zero_are_the_published_ones():
+    states = [WEYL * number % (1 << 64) for number in (1, 2, 3)]
+    assert [mix(state) for state in states] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+
+
+def test_tensors_are_mixed_as_integers_are_and_left_as_they_were():
+    draw = random.Random(4)
+    states = [0, 1, (1 << 64) - 1, 1 << 63, *(draw.getrandbits(64) for _ in range(100))]
+    tensor = torch.tensor([signed(state) for state in states])
+    kept = tensor.clone()
+    assert mix_all(tensor).tolist() == [signed(mix(state)) for state in states]
+    assert torch.equal(tensor, kept)

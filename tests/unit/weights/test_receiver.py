@@ -11,12 +11,10 @@ from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
 from cosmos_core.transport.directives import WeightTarget
-from cosmos_core.weights import server, wire
+from cosmos_core.weights import planner, process_group_transport, server, wire
 from cosmos_core.weights import snapshot as snapshots
 from cosmos_core.weights.digest import add_digests, digest_of
 from cosmos_core.weights.held import Placement
-from cosmos_core.weights.lanes import sending
-from cosmos_core.weights.planning import planner
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import WeightReceiver
 from cosmos_core.weights.source import Source
@@ -299,7 +297,7 @@ def test_a_sender_that_has_ended_is_an_answer(publishers, receiver, monkeypatch)
     def ended(self, request, slices):
         raise TransportError("it was asked for nothing")
 
-    monkeypatch.setattr(sending.Sender, "send", ended)
+    monkeypatch.setattr(process_group_transport.Sender, "send", ended)
     published = publishers[0].publish(5, TENSORS, None)
     began = time.monotonic()
     with (

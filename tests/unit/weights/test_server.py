@@ -8,9 +8,8 @@ import pytest
 import zmq
 
 from cosmos_core.transport.sockets import dealer
+from cosmos_core.weights import process_group_transport, wire
 from cosmos_core.weights import server as module
-from cosmos_core.weights import wire
-from cosmos_core.weights.lanes import sending
 from cosmos_core.weights.server import SliceServer
 
 
@@ -24,15 +23,15 @@ def may_give_up():
 
 @pytest.fixture
 def server(monkeypatch, may_give_up):
-    pair = sending.Pair
+    pair = process_group_transport.Pair
 
     def paired(*given, **named):
         assert may_give_up.wait(20)
         return pair(*given, **named)
 
     monkeypatch.setattr(module, "MOST_LANES", 2)
-    monkeypatch.setattr(sending, "FORM_S", 0.2)
-    monkeypatch.setattr(sending, "Pair", paired)
+    monkeypatch.setattr(process_group_transport, "FORM_S", 0.2)
+    monkeypatch.setattr(process_group_transport, "Pair", paired)
     found = SliceServer("run", "127.0.0.1")
     yield found
     may_give_up.set()

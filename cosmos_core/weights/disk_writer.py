@@ -19,8 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.weights import wire
-from cosmos_core.weights.shared_memory import map_shared
-from cosmos_core.weights.stored.parts import (
+from cosmos_core.weights.disk_reader import (
     BLOCK_BYTES,
     FORMAT,
     StoredPart,
@@ -31,6 +30,7 @@ from cosmos_core.weights.stored.parts import (
     version_folder,
     version_of,
 )
+from cosmos_core.weights.shared_memory import map_shared
 
 _LOG: Final = logging.getLogger(__name__)
 

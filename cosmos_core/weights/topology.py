@@ -1,9 +1,4 @@
-"""Who reads from whom when many want a version: replicas that have it pass it on, each to a bounded number.
-
-The depth is the least that the bound allows, as each level costs the time of a transfer. Within it the first replica of
-each host reads at the shallowest level, from the nearest there that has a place left, and every other from the nearest
-of all: the first of its host, where that has a place left.
-"""
+"""Where a rank runs, and which source is nearer to it."""
 
 from __future__ import annotations
 
@@ -12,8 +7,45 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import attrs
+import numpy as np
+import numpy.typing as npt
+
 from cosmos_core.errors import WeightSyncError
-from cosmos_core.weights.planning.topology import Place
+
+DISTANCES: Final = ("process", "host", "rack", "anywhere")
+"""What two ranks have in common, nearest first; a distance is a place in this list."""
+
+
+@attrs.frozen(kw_only=True)
+class Place:
+    """Labels of where a rank runs. Equal labels mean the same place; an empty one is not known, and equals none.
+
+    Attributes:
+        process: Unique over all hosts.
+        host: Unique over all racks.
+        rack: Or the switch, or whatever has a faster network inside than outside.
+    """
+
+    process: str = ""
+    host: str = ""
+    rack: str = ""
+
+
+def distances(sources: Sequence[Place], targets: Sequence[Place]) -> npt.NDArray[np.int8]:
+    """How far each source is from each target: places in `DISTANCES`, of shape (sources, targets)."""
+    far = np.full((len(sources), len(targets)), DISTANCES.index("anywhere"), np.int8)
+    for distance, label in reversed(list(enumerate(DISTANCES[:-1]))):
+        codes: dict[str, int] = {}
+        ours = [_code(codes, getattr(place, label), -1) for place in sources]
+        theirs = [_code(codes, getattr(place, label), -2) for place in targets]
+        far[np.equal.outer(np.array(ours, np.int64), np.array(theirs, np.int64))] = distance
+    return far
+
+
+def _code(codes: dict[str, int], label: str, unknown: int) -> int:
+    return codes.setdefault(label, len(codes)) if label else unknown
+
 
 ORIGIN: Final = -1
 """Stands for those who have the version to begin with."""

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cosmos_core.weights.planning.cells import cells
+from cosmos_core.weights.partition import cells
 
 SHAPE = (5, 4, 3)
 

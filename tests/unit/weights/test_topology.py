@@ -4,10 +4,9 @@ from hypothesis import strategies as st
 
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
-from cosmos_core.weights.planning.planner import Member, Plan
-from cosmos_core.weights.planning.topology import Place
-from cosmos_core.weights.planning.tree import ORIGIN, least_depth, parents
+from cosmos_core.weights.planner import Member, Plan
 from cosmos_core.weights.shards import ShardMap, TensorFacts
+from cosmos_core.weights.topology import ORIGIN, Place, distances, least_depth, parents
 
 PLACES = st.builds(
     lambda rack, host: Place(rack=rack, host=host and rack + host),
@@ -76,3 +75,19 @@ def test_what_a_replica_got_is_enough_for_its_readers():
     for replica, parent in zip(replicas, found, strict=True):
         plan = Plan([policy if parent == ORIGIN else replicas[parent]], [replica])
         assert plan.loads().sum() == 12 * 5 * 4
+
+
+def test_the_nearest_thing_in_common_counts():
+    here = Place(process="p", host="h", rack="r")
+    sources = [
+        here,
+        Place(process="q", host="h", rack="r"),
+        Place(process="q", host="i", rack="r"),
+        Place(process="q", host="i", rack="s"),
+        Place(host="h"),
+    ]
+    assert distances(sources, [here]).tolist() == [[0], [1], [2], [3], [1]]
+
+
+def test_what_is_not_known_is_nowhere_near():
+    assert distances([Place()], [Place(), Place(rack="r")]).tolist() == [[3, 3]]

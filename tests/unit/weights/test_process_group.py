@@ -7,11 +7,9 @@ import torch.distributed as dist
 
 from cosmos_core.errors import TransportError
 from cosmos_core.testing.worlds import run_world
-from cosmos_core.weights.lanes import sending
-from cosmos_core.weights.lanes.pair import PUBLISHER, RECEIVER, Pair, Rendezvous, meet
-from cosmos_core.weights.lanes.receiving import PairLane
-from cosmos_core.weights.lanes.sending import Sender
-from cosmos_core.weights.lanes.tags import tag_of
+from cosmos_core.weights import process_group_transport
+from cosmos_core.weights.process_group import PUBLISHER, RECEIVER, Pair, Rendezvous, meet, tag_of
+from cosmos_core.weights.process_group_transport import PairLane, Sender
 
 torch.set_num_threads(1)
 
@@ -108,11 +106,11 @@ def test_a_sender_ends_when_its_receiver_leaves_or_never_comes_or_asks_for_nothi
     lane.close()
     assert ended(sender)
 
-    monkeypatch.setattr(sending, "FORM_S", 0.2)
+    monkeypatch.setattr(process_group_transport, "FORM_S", 0.2)
     assert ended(Sender("gloo", HOST))
 
-    monkeypatch.setattr(sending, "FORM_S", 5.0)
-    monkeypatch.setattr(sending, "IDLE_S", 0.2)
+    monkeypatch.setattr(process_group_transport, "FORM_S", 5.0)
+    monkeypatch.setattr(process_group_transport, "IDLE_S", 0.2)
     sender = Sender("gloo", HOST)
     lane = PairLane("gloo", HOST, sender.port, 5)
     assert ended(sender)
@@ -125,7 +123,7 @@ def test_a_sender_ends_when_its_receiver_leaves_or_never_comes_or_asks_for_nothi
 
 
 def test_a_receiver_that_takes_nothing_is_given_up(monkeypatch, caplog):
-    monkeypatch.setattr(sending, "SEND_S", 0.3)
+    monkeypatch.setattr(process_group_transport, "SEND_S", 0.3)
     sender = Sender("gloo", HOST)
     lane = PairLane("gloo", HOST, sender.port, 5)
     sender.send(1, [memoryview(bytearray(64 << 20))])

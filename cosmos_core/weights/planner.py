@@ -19,12 +19,10 @@ import numpy as np
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.weights import slices
-from cosmos_core.weights.planning.division import Transfers, divide
-from cosmos_core.weights.planning.patterns import Patterns
-from cosmos_core.weights.planning.senders import Senders
-from cosmos_core.weights.planning.tables import Integers, Table
-from cosmos_core.weights.planning.topology import Place, distances
+from cosmos_core.weights.partition import Integers, Patterns, Table
+from cosmos_core.weights.senders import Senders, Transfers, divide
 from cosmos_core.weights.shards import ShardMap, TensorFacts, torch_dtype
+from cosmos_core.weights.topology import Place, distances
 
 GRAIN_BYTES: Final = 32 << 10
 """What several could send is divided among them in parts of about this size."""

@@ -1,14 +1,115 @@
-"""Divides what a target gets among those who could send it. M: transfers; D: dims; B: borders between two senders."""
+"""Chooses the sources that send what a target lacks: the nearest that hold it, each a part, so that loads are even.
+
+A demand is what all targets want from the same senders. Demands are assigned greedily to whoever has the least to send,
+which is within 10 % of the mean load wherever the topology allows that. M: transfers; D: dims; B: borders between two
+senders.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final, TypeAlias
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
-from cosmos_core.weights.planning.balance import Amounts
-from cosmos_core.weights.planning.tables import Integers
+from cosmos_core.weights.partition import Integers, Patterns
+
+Amounts: TypeAlias = npt.NDArray[np.float64]
+_ROUNDS: Final = 8
+"""Demands are assigned one after another, so many times: each time they know better what the others load."""
+
+
+def shares(senders: Sequence[Integers], demands: Amounts) -> list[Amounts]:
+    """The part of each demand that each of its senders gives: greedily, to whoever has the least to send so far.
+
+    Args:
+        senders: Of each demand, the senders that can give it; at least one, none twice.
+        demands: The amounts, above zero.
+
+    Returns:
+        Of each demand, fractions that add up to 1, in the order of `senders`.
+    """
+    loads = np.zeros(1 + max((int(members.max()) for members in senders), default=-1))
+    given = [np.zeros(len(members)) for members in senders]
+    # Demands with little choice first: where the sets are nested, one round is then enough.
+    order = sorted(range(len(senders)), key=lambda number: len(senders[number]))
+    for _ in range(_ROUNDS):
+        for number in order:
+            base = loads[senders[number]] - given[number]
+            given[number] = _pour(base, float(demands[number]))
+            loads[senders[number]] = base + given[number]
+    return [amounts / demand for amounts, demand in zip(given, demands.tolist(), strict=True)]
+
+
+def _pour(base: Amounts, amount: float) -> Amounts:
+    """Parts of an amount that lift the lowest loads to one level."""
+    heights = np.sort(base)
+    levels = (amount + np.cumsum(heights)) / np.arange(1, len(base) + 1)
+    # The first level that does not reach the next height is the one.
+    reach = int(np.argmax(levels <= np.append(heights[1:], np.inf)))
+    poured: Amounts = np.maximum(levels[reach] - base, 0.0)
+    if not poured.any():  # so little that the level does not show it
+        poured = (base == heights[0]).astype(np.float64)
+    return poured * (amount / poured.sum())
+
+
+class Senders:
+    """The senders of each demand, and the demands of each target.
+
+    Attributes:
+        of_demand: The sources of each demand, by number, ascending.
+        reach: Of each demand, up to where each of its senders gives, in parts of the whole; the last is left out.
+    """
+
+    def __init__(self, patterns: Patterns, kind_of: Integers, far: npt.NDArray[np.int8]) -> None:
+        """Choose and balance.
+
+        Args:
+            patterns: What the kinds of targets lack, and who holds it.
+            kind_of: Kind of each target.
+            far: Distance of each source from each target, of shape (sources, targets).
+        """
+        self.of_demand: Final[list[Integers]] = []
+        self._numbers: Final[dict[bytes, int]] = {}
+        self._by_target: Final[list[Integers]] = []
+        nbytes: dict[int, float] = {}
+        known: dict[tuple[int, bytes], Integers] = {}
+        for target, kind in enumerate(kind_of.tolist()):
+            lacking, column = patterns.kinds[kind], np.ascontiguousarray(far[:, target])
+            key = (kind, column.tobytes())
+            if key not in known:
+                known[key] = self._nearest([patterns.holders[number] for number in lacking.sets_S], column)
+            self._by_target.append(known[key])
+            for demand, amount in zip(known[key].tolist(), lacking.nbytes_S.tolist(), strict=True):
+                nbytes[demand] = nbytes.get(demand, 0.0) + amount
+        # In an order that does not depend on that of the targets: even plans are many, and this chooses one.
+        demands = [demand for _, demand in sorted(self._numbers.items())]
+        amounts = np.array([nbytes[demand] for demand in demands], np.float64)
+        parts = dict(zip(demands, shares([self.of_demand[demand] for demand in demands], amounts), strict=True))
+        self.reach: Final = [parts[demand].cumsum()[:-1].clip(0, 1) for demand in range(len(demands))]
+
+    def demands(self, target: int) -> Integers:
+        """The demand of each holder set of the target's kind (`Lacking.sets_S`)."""
+        return self._by_target[target]
+
+    def _nearest(self, sets: list[Integers], far: npt.NDArray[np.int8]) -> Integers:
+        """Of each of some holder sets, the demand of its nearest members."""
+        if not sets:
+            return np.zeros(0, np.int64)
+        counts = np.array([len(members) for members in sets])
+        members, offsets = np.concatenate(sets), np.cumsum(counts) - counts
+        distance = far[members]
+        nearest = distance == np.repeat(np.minimum.reduceat(distance, offsets), counts)
+        ends = zip(offsets.tolist(), (offsets + counts).tolist(), strict=True)
+        return np.array([self._number(members[a:b][nearest[a:b]]) for a, b in ends], np.int64)
+
+    def _number(self, senders: Integers) -> int:
+        number = self._numbers.setdefault(senders.tobytes(), len(self.of_demand))
+        if number == len(self.of_demand):
+            self.of_demand.append(senders)
+        return number
 
 
 @attrs.frozen(kw_only=True, eq=False)

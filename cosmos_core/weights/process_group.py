@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import ProcessGroupGloo, TCPStore
 
 from cosmos_core.errors import TransportError
-from cosmos_core.weights.wire import PairKind
+from cosmos_core.weights.wire import REQUEST_SLICES, PairKind
 
 PUBLISHER: Final = 0
 RECEIVER: Final = 1
@@ -231,3 +231,11 @@ def _first_line(error: BaseException) -> str:
     line = str(error).strip().partition("\n")[0]
     # gloo says where in its sources first, and what users of its own should do last.
     return _PLACE.sub("", line).partition(". This is")[0] or type(error).__name__
+
+
+_TAGS: Final = 1 << 31
+
+
+def tag_of(request: int, index: int) -> int:
+    """The tag of slice `index` of an answer; both sides number them alike."""
+    return (request * REQUEST_SLICES + index) % _TAGS

@@ -10,9 +10,9 @@ from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.weights.digest import digest_of
+from cosmos_core.weights.disk_writer import VersionWriter
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import WeightReceiver
-from cosmos_core.weights.stored.writing import VersionWriter
 
 torch.set_num_threads(1)
 

@@ -11,11 +11,10 @@ import torch
 from cosmos_core.errors import TransportError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport.directives import WeightTarget
+from cosmos_core.weights import process_group, process_group_transport
 from cosmos_core.weights.digest import digest_of
-from cosmos_core.weights.lanes import pair, sending
-from cosmos_core.weights.lanes.pair import PUBLISHER, RECEIVER, Rendezvous
-from cosmos_core.weights.lanes.receiving import PairLane
-from cosmos_core.weights.lanes.sending import Sender
+from cosmos_core.weights.process_group import PUBLISHER, RECEIVER, Rendezvous
+from cosmos_core.weights.process_group_transport import PairLane, Sender
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import WeightReceiver
 
@@ -54,7 +53,7 @@ class Lazy:
     Options = staticmethod(lambda: None)
 
     def __init__(self, store, rank, size, options):
-        self.group = pair._gloo(store, rank, HOST, 20.0)
+        self.group = process_group._gloo(store, rank, HOST, 20.0)
         self.store, self.rank, self.number = store, rank, 0
 
     def begin(self, transfer, data, peer):
@@ -77,8 +76,8 @@ class Lazy:
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(pair.dist, "ProcessGroupNCCL", Lazy, raising=False)
-    monkeypatch.setattr(pair, "_gpu", lambda: torch.device("cpu"))
+    monkeypatch.setattr(process_group.dist, "ProcessGroupNCCL", Lazy, raising=False)
+    monkeypatch.setattr(process_group, "_gpu", lambda: torch.device("cpu"))
 
 
 def test_the_first_transfer_is_one_that_both_begin(tmp_path):
@@ -103,11 +102,11 @@ def test_nobody_builds_a_communicator_alone(monkeypatch):
     def never(*of):
         raise AssertionError("it would wait for the other one without a limit")
 
-    monkeypatch.setattr(pair.dist.ProcessGroupNCCL, "__init__", never)
+    monkeypatch.setattr(process_group.dist.ProcessGroupNCCL, "__init__", never)
     meeting, began = Rendezvous(HOST, 5.0), time.monotonic()
     with pytest.raises(TransportError, match="no nccl connection: "):
         PairLane("nccl", HOST, meeting.port, 0.3)
-    monkeypatch.setattr(sending, "FORM_S", 0.3)
+    monkeypatch.setattr(process_group_transport, "FORM_S", 0.3)
     sender = Sender("nccl", HOST)
     sender._thread.join(5)
     assert sender.is_over

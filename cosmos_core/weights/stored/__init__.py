@@ -1,1 +1,0 @@
-"""Versions of the weights in a directory or bucket: policy processes write their parts, receivers read ranges."""
