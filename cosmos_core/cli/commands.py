@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,11 +33,7 @@ class CommandGroup(TyperGroup):
         return [*own, *sorted(set(installed_commands()) - set(own))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of a name, imported if a distribution adds it; None if there is none.
-
-        Raises:
-            PluginError: Two distributions add it, or it cannot be imported.
-        """
+        """The command of a name, imported if a distribution adds it; None if there is none."""
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
@@ -69,20 +65,36 @@ def _entries() -> Iterator[tuple[str, str, str]]:
 
 
 def _load(name: str, entries: tuple[tuple[str, str], ...]) -> Any:
+    try:
+        command = _imported(name, entries)
+    except PluginError as error:
+        # The others are listed all the same; it fails when it is called.
+        command = _failing(error)
+    if isinstance(command, typer.Typer):
+        return typer.main.get_command(command)
+    application = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    application.command(name, context_settings={"help_option_names": ["-h", "--help"]})(command)
+    return typer.main.get_command(application)
+
+
+def _imported(name: str, entries: tuple[tuple[str, str], ...]) -> Any:
     if len(entries) > 1:
         rivals = " and by ".join(distribution for distribution, _ in entries)
         raise PluginError(f"cosmos {name}: provided by {rivals}; uninstall one of them")
     distribution, value = entries[0]
     module, _, attribute = value.partition(":")
     try:
-        command = getattr(import_module(module), attribute)
+        return getattr(import_module(module), attribute)
     except Exception as error:
         raise PluginError(
             f"cosmos {name}: {value} of the distribution {distribution} cannot be imported: "
             f"{type(error).__name__}: {error}"
         ) from error
-    if isinstance(command, typer.Typer):
-        return typer.main.get_command(command)
-    application = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
-    application.command(name, context_settings={"help_option_names": ["-h", "--help"]})(command)
-    return typer.main.get_command(application)
+
+
+def _failing(error: PluginError) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    fail.__doc__ = str(error).partition(": ")[2]
+    return fail

@@ -2,8 +2,12 @@
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -26,3 +30,14 @@ def test_no_torch(module: str) -> None:
     code = f"import sys, {module}; {check}"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def test_every_plugin_is_under_the_import_contracts() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    plugins = {folder.name: folder.parts[-3] for folder in ROOT.glob("plugins/*/*/cosmos_*")}
+    assert set(settings["root_packages"]) == {"cosmos_core", *plugins}
+    for name, kinds in plugins.items():
+        (contract,) = [each for each in settings["contracts"] if each["name"].startswith(f"Plugins in {kinds}:")]
+        assert name in contract["source_modules"], name
+    (alone,) = [each for each in settings["contracts"] if each["type"] == "independence"]
+    assert set(alone["modules"]) == set(plugins)

@@ -1,0 +1,59 @@
+"""Commands that distributions add to `cosmos`."""
+
+import pytest
+from typer.testing import CliRunner
+
+from cosmos_core.cli.main import app
+from cosmos_core.errors import PluginError
+
+GREETER = "[cosmos_core.commands]\ngreet = greets:greet\n"
+GREETS = "def greet(name: str) -> None:\n    '''Greet somebody.'''\n    print('hello', name)\n"
+
+
+@pytest.fixture
+def cosmos():
+    def run(*arguments):
+        return CliRunner().invoke(app, arguments, prog_name="cosmos")
+
+    return run
+
+
+def test_a_command_of_a_distribution_is_listed_and_runs(make_distribution, cosmos):
+    make_distribution(
+        "greeter", entries="[cosmos_core.commands]\ngreet = greets:greet\n", modules={"greets.py": GREETS}
+    )
+    assert "Greet somebody." in cosmos("--help").output
+    assert cosmos("greet", "Ann").output == "hello Ann\n"
+    assert "name <str>" in cosmos("greet", "--help").output
+
+
+def test_the_core_keeps_its_commands_and_two_rivals_are_refused(make_distribution, cosmos):
+    for name in ("one", "two"):
+        make_distribution(name, entries="[cosmos_core.commands]\nversion = nowhere:x\ngreet = nowhere:x\n")
+    assert cosmos("version").exit_code == 0
+    error = cosmos("greet").exception
+    assert isinstance(error, PluginError)
+    assert str(error) in (
+        "cosmos greet: provided by one and by two; uninstall one of them",
+        "cosmos greet: provided by two and by one; uninstall one of them",
+    )
+
+
+def test_a_broken_command_says_what_is_broken_and_hides_no_other(make_distribution, cosmos):
+    make_distribution("broken", entries="[cosmos_core.commands]\ngreet = nowhere_at_all:greet\n")
+    with pytest.raises(
+        PluginError, match=r"nowhere_at_all:greet of the distribution broken cannot be imported: ModuleN"
+    ):
+        raise cosmos("greet").exception
+    shown = cosmos("--help")
+    assert shown.exit_code == 0
+    assert "run " in shown.output
+    assert "the distribution broken" in shown.output
+
+
+def test_without_plugins_only_the_core_has_commands(make_distribution, cosmos, monkeypatch):
+    make_distribution(
+        "greeter", entries="[cosmos_core.commands]\ngreet = greets:greet\n", modules={"greets.py": GREETS}
+    )
+    monkeypatch.setenv("COSMOS_DISABLE_PLUGIN_AUTOLOAD", "1")
+    assert "greet" not in cosmos("--help").output
