@@ -11,7 +11,7 @@ from types import FrameType
 
 import attrs
 
-from cosmos_core.testing.simulation import Simulation, Violation
+from tests.simulation.simulator import Simulation, Violation
 
 _LONGEST_S = 20.0
 """Of CPU, of one run: most take a tenth of a second, and one that does not end is found, too."""

@@ -8,10 +8,10 @@ import pytest
 
 from cosmos_core.control.machine.events import EVENTS, ControllerStarted
 from cosmos_core.errors import ConfigError
-from cosmos_core.testing.simulation import Faults, Scenario, Simulation, Violation
-from cosmos_core.testing.simulation.__main__ import main
-from cosmos_core.testing.simulation.verdict import HOPELESS
 from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
+from tests.simulation.simulator import Faults, Scenario, Simulation, Violation
+from tests.simulation.simulator.__main__ import main
+from tests.simulation.simulator.outcome import HOPELESS
 
 from .plants import PLANTS
 from .plants.planting import planted
@@ -119,7 +119,7 @@ def test_a_violation_tells_how_it_is_seen_again(capsys):
     with planted(plant):
         assert main(["--seed", "0"]) == 1
         first = capsys.readouterr().err
-        (command,) = re.findall(r"again: python -m cosmos_core.testing.simulation (.*)", first)
+        (command,) = re.findall(r"again: python -m tests.simulation.simulator (.*)", first)
         assert main(command.split()) == 1
     second = capsys.readouterr().err
     assert first.startswith("durable: ")

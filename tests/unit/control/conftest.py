@@ -19,12 +19,12 @@ from cosmos_core.control.machine.events import (
 )
 from cosmos_core.control.machine.invariants import check
 from cosmos_core.control.machine.settings import Settings
-from cosmos_core.testing.replicas import FakePolicy, FakeRollout, World
 from cosmos_core.testing.settings import demonstrations, rollouts, small_settings
 from cosmos_core.transport.directives import Lease, PolicyDirective, RolloutDirective
 from cosmos_core.transport.reports import GroupFinished, Report, SampleReport
 from cosmos_core.transport.requests import Stop
 from cosmos_core.transport.wire import REPORT, REQUEST
+from tests.simulation.replicas import FakePolicy, FakeRollout, World
 
 
 def make_settings(*, warmup: int = 0, steps: int = 3, prompts: int = 2, **changes) -> Settings:

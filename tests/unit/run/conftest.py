@@ -22,9 +22,9 @@ from cosmos_core.control.machine.events import (
 )
 from cosmos_core.control.machine.settings import settings_of
 from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Place, marker, path_of
-from cosmos_core.testing.replicas import FakePolicy, FakeRollout, World
 from cosmos_core.transport.requests import Stop
 from cosmos_core.transport.wire import REPORT, REQUEST
+from tests.simulation.replicas import FakePolicy, FakeRollout, World
 
 RECIPE = {
     "run": {"name": "demo", "steps": 6},

@@ -7,10 +7,10 @@ from typing import Final
 
 from cosmos_core.control.machine.records import StepRecord
 from cosmos_core.control.machine.state import RunningStep, State
-from cosmos_core.testing.replicas import INITIAL_DIGEST, FakePolicy, trained
-from cosmos_core.testing.simulation.promises import Promises
 from cosmos_core.transport.directives import TrainOrder
 from cosmos_core.types import Scalar
+from tests.simulation.replicas import INITIAL_DIGEST, FakePolicy, trained
+from tests.simulation.simulator.promises import Promises
 
 
 class History:

@@ -79,7 +79,7 @@ class Faults:
     @classmethod
     def drawn(cls, seed: int) -> Self:
         """Some of all faults, others in each seed: some bugs show where two meet, others where one is alone."""
-        rng = random.Random(f"faults of {seed}")  # noqa: S311 - no secret
+        rng = random.Random(f"faults of {seed}")
         return cls(**{name: rng.choice(choices) for name, choices in _CHOICES.items()})
 
     @classmethod

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Final
 
 from cosmos_core.control.machine.state import State
-from cosmos_core.testing.replicas import FakePolicy, FakeRollout, World
-from cosmos_core.testing.simulation.agenda import Agenda
-from cosmos_core.testing.simulation.faults import Faults
-from cosmos_core.testing.simulation.replica import Replica
-from cosmos_core.testing.simulation.scenario import Scenario
-from cosmos_core.testing.simulation.trace import Trace
-from cosmos_core.testing.simulation.witness import Witness
 from cosmos_core.transport.messages import WIRE_VERSION, Hello
+from tests.simulation.replicas import FakePolicy, FakeRollout, World
+from tests.simulation.simulator.faults import Faults
+from tests.simulation.simulator.network import Agenda
+from tests.simulation.simulator.replica import Replica
+from tests.simulation.simulator.scenario import Scenario
+from tests.simulation.simulator.trace import Trace
+from tests.simulation.simulator.witness import Witness
 
 
 class Processes:

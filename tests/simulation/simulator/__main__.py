@@ -1,4 +1,4 @@
-"""`python -m cosmos_core.testing.simulation`: simulate runs by their seeds; a violation is told with its last events.
+"""`python -m tests.simulation.simulator`: simulate runs by their seeds; a violation is told with its last events.
 
 Exit codes: 0 when every oracle held in every seed; 1 at a violation; 2 when what is asked makes no sense.
 """
@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.testing.simulation import Faults, Simulation, Violation
+from tests.simulation.simulator import Faults, Simulation, Violation
 
 _SHORT = 60
 _WHOLE = 1_000_000
@@ -21,7 +21,7 @@ _WHOLE = 1_000_000
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulate; the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m cosmos_core.testing.simulation",
+        prog="python -m tests.simulation.simulator",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="example: --seeds 0:500, then --seed N --trace of the one that failed",
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         seeds = _seeds(options.seeds) if options.seeds else range(options.seed, options.seed + 1)
         faults = None if options.faults is None else Faults.parse(options.faults)
     except ConfigError as error:
-        print(error, file=sys.stderr)  # noqa: T201 - a command
+        print(error, file=sys.stderr)
         return 2
     # The server loop warns of whom it loses; here that is the point, and the trace tells it.
     log = logging.getLogger("cosmos_core")
@@ -62,15 +62,15 @@ def _simulate(seeds: range, faults: Faults | None, *, is_told: bool) -> int:
         try:
             state = simulation.run()
         except Violation as violation:
-            print(violation, file=sys.stderr)  # noqa: T201
+            print(violation, file=sys.stderr)
             return 1
         num_events += simulation.witness.num_events
         outcomes[state.outcome] = outcomes.get(state.outcome, 0) + 1
         if is_told:
-            print("\n".join(simulation.trace.lines()))  # noqa: T201
+            print("\n".join(simulation.trace.lines()))
     seconds = time.process_time() - began
     told = ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
-    print(f"{len(seeds)} runs: {told}; {num_events:,} events in {seconds:.1f} s of CPU")  # noqa: T201
+    print(f"{len(seeds)} runs: {told}; {num_events:,} events in {seconds:.1f} s of CPU")
     return 0
 
 

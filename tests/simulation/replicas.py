@@ -89,7 +89,7 @@ class World:
     def _loss(self, version: int) -> HeldOutLoss:
         unusable: list[int] = []
         if self.rng is not None:
-            draw = random.Random(f"held-out rows of {self.heldout_rows}")  # noqa: S311 - no secret
+            draw = random.Random(f"held-out rows of {self.heldout_rows}")
             unusable = sorted(draw.sample(range(self.heldout_rows), draw.randrange(self.heldout_rows)))
         num_rows = self.heldout_rows - len(unusable)
         return HeldOutLoss(
@@ -189,7 +189,7 @@ class FakePolicy:
         source = self._world.policies.get(order.members[order.source])
         if order.transfer and source is not self:
             # The source sends once it has formed the generation; a process that replaced it never does.
-            if source is None or source._generation != order.generation:  # noqa: SLF001 - its own class
+            if source is None or source._generation != order.generation:
                 return []
             self.step, self.digest = source.step, source.digest
         self._generation = order.generation
@@ -356,7 +356,7 @@ class FakeRollout:
         return GroupFinished(lease=lease.lease, samples=samples, drop=dropped)
 
     def _sample(self, lease: Lease, index: int, began: int) -> SampleReport:
-        draw = random.Random(f"{lease.purpose}/{lease.row}/{index}").random()  # noqa: S311 - no secret
+        draw = random.Random(f"{lease.purpose}/{lease.row}/{index}").random()
         failed = draw < 0.05
         reward = None if failed else float(draw > 0.4)
         return SampleReport(

@@ -10,11 +10,6 @@ from cosmos_core.config.schema import ControlConfig
 from cosmos_core.errors import ReplicaError, TransportError
 from cosmos_core.replica.activity import Pulse
 from cosmos_core.replica.session import Session
-from cosmos_core.testing.replicas import FakePolicy, FakeRollout
-from cosmos_core.testing.simulation.agenda import Agenda
-from cosmos_core.testing.simulation.faults import Faults
-from cosmos_core.testing.simulation.trace import Trace
-from cosmos_core.testing.simulation.witness import Violation, Witness
 from cosmos_core.transport.messages import Acknowledged, Directive, Down, Hello, Welcome
 from cosmos_core.transport.outbox import Outbox
 from cosmos_core.transport.reports import (
@@ -27,6 +22,11 @@ from cosmos_core.transport.reports import (
     StepFailed,
 )
 from cosmos_core.transport.wire import DOWN, REPORT, UP
+from tests.simulation.replicas import FakePolicy, FakeRollout
+from tests.simulation.simulator.faults import Faults
+from tests.simulation.simulator.network import Agenda
+from tests.simulation.simulator.trace import Trace
+from tests.simulation.simulator.witness import Violation, Witness
 
 _FENCED: Final = (GroupFinished, GroupFailed, StepFailed, GenerationFailed)
 """What can be said again without being wrong: it carries what it belongs to, and nothing that a replica holds now."""

@@ -1,4 +1,4 @@
-"""Whether a run ended as it should, and where one stands that did not."""
+"""The judgement of how a run ended, and of where one stands that did not end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from cosmos_core.control.machine.settings import Settings
 from cosmos_core.control.machine.state import State
-from cosmos_core.testing.simulation.witness import Violation
+from tests.simulation.simulator.witness import Violation
 
 HOPELESS: Final = re.compile(
     r"the policy replicas were lost \d+ times before a checkpoint after step \d+; see "

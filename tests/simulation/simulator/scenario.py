@@ -37,7 +37,7 @@ class Scenario:
             learns_from: `rollouts` or `demonstrations`; empty leaves it to the seed.
             changes: Settings that are not left to the seed.
         """
-        rng = random.Random(f"scenario of {seed}")  # noqa: S311 - no secret
+        rng = random.Random(f"scenario of {seed}")
         source = rng.choice(("rollouts", "rollouts", "rollouts", "demonstrations"))
         make = _imitating if (learns_from or source) == "demonstrations" else _rolling_out
         settings = attrs.evolve(make(rng), **changes)  # type: ignore[arg-type]

@@ -44,18 +44,17 @@ from cosmos_core.control.machine.events import (
 )
 from cosmos_core.control.machine.invariants import check
 from cosmos_core.control.machine.state import State
-from cosmos_core.testing.replicas import FakePolicy
-from cosmos_core.testing.simulation.disk import Disk, Opened
-from cosmos_core.testing.simulation.doubts import Doubts
-from cosmos_core.testing.simulation.fences import changes, fingerprint, stale_event, told
-from cosmos_core.testing.simulation.history import History
-from cosmos_core.testing.simulation.holdings import Holdings, withdrawn
-from cosmos_core.testing.simulation.promises import kept
 from cosmos_core.transport.directives import PolicyDirective, RolloutDirective
 from cosmos_core.transport.messages import Acknowledged, Answer, Directive, Down, Welcome
 from cosmos_core.transport.reports import Left, Report, StepFailed, WeightsLoaded, WeightsRejected
 from cosmos_core.transport.requests import Set
 from cosmos_core.transport.wire import REPORT, REQUEST
+from tests.simulation.replicas import FakePolicy
+from tests.simulation.simulator.disk import Disk, Opened
+from tests.simulation.simulator.fences import changes, fingerprint, stale_event, told
+from tests.simulation.simulator.history import History
+from tests.simulation.simulator.holdings import Doubts, Holdings, withdrawn
+from tests.simulation.simulator.promises import kept
 
 LAUNCHER: Final = "launcher"
 """Begins the names of its requests: what it says is a fact about a replica, and is kept as that."""

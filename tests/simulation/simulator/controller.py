@@ -12,15 +12,15 @@ from cosmos_core.control.machine.events import EVENTS, Event
 from cosmos_core.control.server_loop import ServerLoop
 from cosmos_core.control.write_ahead_log import begin_term
 from cosmos_core.errors import JournalError, TransportError
-from cosmos_core.testing.replicas import FakePolicy
-from cosmos_core.testing.simulation.agenda import Agenda
-from cosmos_core.testing.simulation.disk import Disk, Killed, Opened
-from cosmos_core.testing.simulation.faults import Faults
-from cosmos_core.testing.simulation.fences import changes, fingerprint, stale_message
-from cosmos_core.testing.simulation.trace import Trace
-from cosmos_core.testing.simulation.witness import Violation, Witness
 from cosmos_core.transport.messages import Down, Up
 from cosmos_core.transport.wire import DOWN, UP
+from tests.simulation.replicas import FakePolicy
+from tests.simulation.simulator.disk import Disk, Killed, Opened
+from tests.simulation.simulator.faults import Faults
+from tests.simulation.simulator.fences import changes, fingerprint, stale_message
+from tests.simulation.simulator.network import Agenda
+from tests.simulation.simulator.trace import Trace
+from tests.simulation.simulator.witness import Violation, Witness
 
 Say = Callable[[bytes, bytes, float], bool]
 """Carries a message to an identity, which leaves in so many seconds; whether that process lives."""

@@ -10,22 +10,20 @@ import attrs
 
 from cosmos_core.control.machine.events import EVENTS, Reported, RunOpened
 from cosmos_core.control.machine.state import State
-from cosmos_core.testing.replicas import World
-from cosmos_core.testing.simulation.agenda import Agenda
-from cosmos_core.testing.simulation.controller import Controller
-from cosmos_core.testing.simulation.disk import Disk
-from cosmos_core.testing.simulation.faults import Faults
-from cosmos_core.testing.simulation.network import Network
-from cosmos_core.testing.simulation.people import Person
-from cosmos_core.testing.simulation.processes import Processes
-from cosmos_core.testing.simulation.replica import Replica
-from cosmos_core.testing.simulation.scenario import Scenario
-from cosmos_core.testing.simulation.trace import Trace
-from cosmos_core.testing.simulation.verdict import check_outcome, standing
-from cosmos_core.testing.simulation.witness import LAUNCHER, Violation, Witness
 from cosmos_core.transport.reports import Report
 from cosmos_core.transport.requests import Drain, Lost, Request, Set, Stop
 from cosmos_core.transport.wire import REPORT
+from tests.simulation.replicas import World
+from tests.simulation.simulator.controller import Controller
+from tests.simulation.simulator.disk import Disk
+from tests.simulation.simulator.faults import Faults
+from tests.simulation.simulator.network import Agenda, Network, Person
+from tests.simulation.simulator.outcome import check_outcome, standing
+from tests.simulation.simulator.processes import Processes
+from tests.simulation.simulator.replica import Replica
+from tests.simulation.simulator.scenario import Scenario
+from tests.simulation.simulator.trace import Trace
+from tests.simulation.simulator.witness import LAUNCHER, Violation, Witness
 
 _STEP_S: Final = 0.1
 _WITHIN_S: Final = 120.0
@@ -131,7 +129,7 @@ class Simulation:
         """What was seen, the last of what happened, and how it is seen again."""
         told = "\n".join(self.trace.lines())
         drawn = "" if self._planned == Faults.drawn(self._seed) else f" --faults {self._planned}"
-        again = f"again: python -m cosmos_core.testing.simulation --seed {self._seed}{drawn} --trace"
+        again = f"again: python -m tests.simulation.simulator --seed {self._seed}{drawn} --trace"
         if self.scenario != Scenario.drawn(self._seed):
             again = "the run is one that this seed would not draw: see the test that made it"
         return (
@@ -361,7 +359,7 @@ class Simulation:
 
     def _stream(self, purpose: str) -> random.Random:
         """Randomness of its own for each purpose: one fault more leaves the others where they were."""
-        return random.Random(f"{purpose} of {self._seed}")  # noqa: S311 - no secret
+        return random.Random(f"{purpose} of {self._seed}")
 
 
 _CALMED: Final = tuple(

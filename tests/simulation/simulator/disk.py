@@ -15,7 +15,7 @@ from cosmos_core.control.machine.events import EVENTS, Event, Recovered, Resumed
 from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, is_known, snapshot_of
 from cosmos_core.control.machine.state import State
 from cosmos_core.errors import JournalError
-from cosmos_core.testing.simulation.faults import Faults
+from tests.simulation.simulator.faults import Faults
 
 
 class Killed(Exception):  # noqa: N818 - not an error of anybody
