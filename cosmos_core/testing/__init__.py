@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from cosmos_core.testing.commandline import CommandLine
     from cosmos_core.testing.conformance.algorithm.kit import AlgorithmConformance
-    from cosmos_core.testing.conformance.dataset.kit import DatasetConformance
+    from cosmos_core.testing.conformance.dataset import DatasetConformance
     from cosmos_core.testing.conformance.engine.denoising import DenoisingEngineConformance
     from cosmos_core.testing.conformance.engine.kit import EngineConformance
-    from cosmos_core.testing.conformance.environment.kit import EnvironmentConformance
-    from cosmos_core.testing.conformance.hook.kit import HookConformance
-    from cosmos_core.testing.conformance.launcher.kit import LauncherConformance
+    from cosmos_core.testing.conformance.environment import EnvironmentConformance
+    from cosmos_core.testing.conformance.hook import HookConformance
+    from cosmos_core.testing.conformance.launcher import LauncherConformance
     from cosmos_core.testing.conformance.model.family import DenoisingModelConformance
     from cosmos_core.testing.conformance.model.kit import ModelConformance
     from cosmos_core.testing.conformance.plugin import fault
-    from cosmos_core.testing.conformance.reward.kit import RewardConformance
+    from cosmos_core.testing.conformance.reward import RewardConformance
 
 __all__ = [
     "AlgorithmConformance",
@@ -42,15 +42,15 @@ __all__ = [
 _HOMES: Final[Mapping[str, str]] = {
     "AlgorithmConformance": "conformance.algorithm.kit",
     "CommandLine": "commandline",
-    "DatasetConformance": "conformance.dataset.kit",
+    "DatasetConformance": "conformance.dataset",
     "DenoisingEngineConformance": "conformance.engine.denoising",
     "DenoisingModelConformance": "conformance.model.family",
     "EngineConformance": "conformance.engine.kit",
-    "EnvironmentConformance": "conformance.environment.kit",
-    "HookConformance": "conformance.hook.kit",
-    "LauncherConformance": "conformance.launcher.kit",
+    "EnvironmentConformance": "conformance.environment",
+    "HookConformance": "conformance.hook",
+    "LauncherConformance": "conformance.launcher",
     "ModelConformance": "conformance.model.kit",
-    "RewardConformance": "conformance.reward.kit",
+    "RewardConformance": "conformance.reward",
     "fault": "conformance.plugin",
 }
 

@@ -25,7 +25,7 @@ from cosmos_core.plugins.compatibility import protocol_deprecation
 from cosmos_core.plugins.discovery import PluginRecord, discover
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Kind
-from cosmos_core.testing.conformance.options import option_faults
+from cosmos_core.testing.conformance.plugin import option_faults
 
 _HEAVY: Final = ("torch", "transformers", "vllm", "mlflow", "matplotlib", "tensorflow", "jax")
 

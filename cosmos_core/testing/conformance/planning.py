@@ -1,4 +1,4 @@
-"""What planning says of a recipe with the plugin under test, the rest of which gives whatever it is asked for."""
+"""Plans a recipe with the plugin under test; all other parts give whatever they are asked for."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""What every plugin of every kind must satisfy: it is found, loads, and has options that teach."""
+"""The tests that plugins of all kinds share: a plugin is found, loads, and has options that teach."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, Final, NoReturn
 
 import attrs
 import pytest
@@ -14,8 +15,62 @@ from cosmos_core.config.structure import structure
 from cosmos_core.errors import ConfigError, PluginError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Kind, Provider
-from cosmos_core.testing.conformance.options import not_frozen, shared_defaults, undocumented
 from cosmos_core.types import JSON
+
+_MUTABLE: Final = (list, dict, set, bytearray)
+
+
+def option_faults(cls: type) -> Iterator[str]:
+    """Everything that is wrong with an options class, each as a message for its author."""
+    yield from filter(None, (not_frozen(cls), undocumented(cls), shared_defaults(cls)))
+
+
+def not_frozen(cls: type) -> str:
+    """Which of the classes can be written to; empty if none can."""
+    loose = [each.__name__ for each in _classes(cls) if not _is_frozen(each)]
+    if not loose:
+        return ""
+    return f"{', '.join(loose)} is not frozen; declare it with @attrs.frozen(kw_only=True)"
+
+
+def undocumented(cls: type) -> str:
+    """Which options say nothing of themselves; empty if all do."""
+    silent = [name for name, field in fields(cls) if not field.metadata.get("help")]
+    if not silent:
+        return ""
+    return (
+        f"options without a help text: {', '.join(silent)}; declare them as "
+        "name: type = option(default, help='What it is for.')"
+    )
+
+
+def shared_defaults(cls: type) -> str:
+    """Which options share one mutable default between all instances; empty if none does."""
+    shared = [name for name, field in fields(cls) if isinstance(field.default, _MUTABLE)]
+    return f"options whose default is one object for all instances: {', '.join(shared)}; use factory=" if shared else ""
+
+
+def _classes(cls: type) -> Iterator[type]:
+    """An options class and those of the tables in it."""
+    yield cls
+    for field in attrs.fields(attrs.resolve_types(cls)):
+        if isinstance(field.type, type) and attrs.has(field.type):
+            yield from _classes(field.type)
+
+
+def _is_frozen(cls: type) -> bool:
+    own = attrs.fields(cls)
+    instance: Any = object.__new__(cls)
+    try:
+        for field in own:
+            setattr(instance, field.name, None)
+    except attrs.exceptions.FrozenInstanceError:
+        return True
+    except (TypeError, ValueError, AttributeError):
+        # A validator that refuses None was asked, so the attribute can be set.
+        return False
+    return not own
+
 
 _UNKNOWN_KEY = "no_plugin_has_this_option"
 
@@ -124,3 +179,65 @@ class PluginConformance:
 def _fault_if(problem: str) -> None:
     if problem:
         fault(problem)
+
+
+_INTEGERS: Final = range(-(2**63), 2**64)
+_ITERABLES: Final = (tuple, set, frozenset)
+
+
+def json_problems(value: Any, path: str) -> Iterator[str]:
+    """Where a value is no plain JSON, why, and what to write instead.
+
+    Args:
+        value: Anything.
+        path: Its name in the messages.
+    """
+    match value:
+        case list():
+            for index, item in enumerate(value):
+                yield from json_problems(item, f"{path}[{index}]")
+        case dict():
+            for key, item in value.items():
+                if not isinstance(key, str):
+                    yield f"{path} has the key {key!r}, a {type(key).__name__}; keys are text"
+                yield from json_problems(item, f"{path}[{key!r}]")
+        case _:
+            problem = _scalar_problem(value)
+            if problem:
+                yield f"{path} is {value!r:.100}, {problem}"
+
+
+def _scalar_problem(value: Any) -> str:
+    match value:
+        case bool() | None:
+            return ""
+        case str():
+            return "" if _is_encodable(value) else "text that UTF-8 cannot hold; replace half surrogate pairs"
+        case int():
+            return "" if value in _INTEGERS else "more than 64 bits; write it as text"
+        case float():
+            return "" if math.isfinite(value) else "which JSON cannot hold; leave it out, or use None"
+        case _:
+            wanted = "a list" if isinstance(value, _ITERABLES) else "text, numbers, lists and dicts"
+            return f"a {type(value).__name__}; use {wanted}"
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class OneThread(PluginConformance):
+    """Sums in one order, the same on every machine of a kind; and tiny tensors are slower on many threads."""
+
+    @pytest.fixture(autouse=True)
+    def _one_thread(self) -> Iterator[None]:
+        import torch  # noqa: PLC0415 - kits that compute nothing need none
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(before)

@@ -3,7 +3,7 @@
 import pytest
 
 from cosmos_core.protocols import DatasetContext
-from cosmos_core.testing.conformance.dataset import process
+from cosmos_core.testing.conformance import rows as process
 
 DATASET = """
 import itertools, random

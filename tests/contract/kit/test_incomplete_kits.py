@@ -132,7 +132,7 @@ def test_what_a_conftest_leaves_out_is_left(run):
 
 
 def test_a_part_of_the_kit_is_not_the_kit(run):
-    part = KIT.replace("cosmos_core.testing import", "cosmos_core.testing.conformance.reward.values import")
+    part = KIT.replace("cosmos_core.testing import", "cosmos_core.testing.conformance.reward import")
     outcomes = run({"tests/test_mine.py": part.replace("RewardConformance", "RewardValues")})
     assert "passed" in {each.result for each in outcomes}
     assert all("left out by the project's tests" in message for message in left(outcomes).values())

@@ -4,7 +4,7 @@ import pytest
 
 from cosmos_core.protocols import DatasetContext
 from cosmos_core.testing import CommandLine
-from cosmos_core.testing.conformance.dataset.process import read_elsewhere
+from cosmos_core.testing.conformance.rows import read_elsewhere
 
 
 @pytest.fixture

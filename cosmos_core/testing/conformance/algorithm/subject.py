@@ -14,7 +14,7 @@ from cosmos_core.testing.conformance.algorithm.batch import Batch, draw
 from cosmos_core.testing.conformance.algorithm.calls import admitted, expect_advantages, properties_of
 from cosmos_core.testing.conformance.algorithm.groups import sampled_groups
 from cosmos_core.testing.conformance.algorithm.stepping import price_all
-from cosmos_core.testing.conformance.threads import OneThread
+from cosmos_core.testing.conformance.plugin import OneThread
 from cosmos_core.types import Group
 
 

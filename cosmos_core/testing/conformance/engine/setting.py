@@ -29,8 +29,7 @@ from cosmos_core.protocols import (
 )
 from cosmos_core.testing.conformance.engine.driver import EngineDriver
 from cosmos_core.testing.conformance.engine.pricing import Pricer, stopping_at
-from cosmos_core.testing.conformance.plugin import fault
-from cosmos_core.testing.conformance.threads import OneThread
+from cosmos_core.testing.conformance.plugin import OneThread, fault
 from cosmos_core.types import JSON, Payload, Prompt
 
 Start: TypeAlias = Callable[..., EngineDriver]

@@ -14,8 +14,8 @@ import torch
 
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Model, ModelContext
-from cosmos_core.testing.conformance.elsewhere import ask
 from cosmos_core.testing.conformance.model.evaluation import ROOM, demonstrations
+from cosmos_core.testing.conformance.processes import ask
 from cosmos_core.types import Payload, Prompt
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.shards import canonical_tensors

@@ -15,8 +15,7 @@ from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Decided, Kind, Model, ModelContext
 from cosmos_core.testing.conformance.model import reference
 from cosmos_core.testing.conformance.model.evaluation import demonstrations
-from cosmos_core.testing.conformance.plugin import fault
-from cosmos_core.testing.conformance.threads import OneThread
+from cosmos_core.testing.conformance.plugin import OneThread, fault
 from cosmos_core.types import JSON, Payload, Prompt
 
 CPU: Final = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""`python -m cosmos_core.testing.conformance.launcher.probe FOLDER TASK`: a process for a launcher to start.
+"""`python -m cosmos_core.testing.conformance.launched FOLDER TASK`: a process for a launcher to start.
 
 It writes `<name>.started` (its command line and what the kit set in its environment, as JSON) and then, by its task:
 `exit:CODE` says something on its last line and ends; `stubborn` and `willing` go on, writing the time to

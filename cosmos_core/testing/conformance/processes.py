@@ -1,15 +1,21 @@
-"""Another process, whose hashes differ: it must make the same of a plugin as this one."""
+"""Other processes: one with another hash seed to ask, and those that a worker started and did not end."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
+import attrs
 import msgspec
+import psutil
+import pytest
 
 from cosmos_core.testing.conformance.plugin import fault
 
@@ -47,3 +53,49 @@ def ask(module: str, question: object, answer: type[T], *, timeout_s: float, lat
 
 def _another_hash_seed() -> str:
     return "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+
+
+_MARK: Final = "COSMOS_CONFORMANCE_RUN"
+_LEAVE_S: Final = 3.0
+
+
+@attrs.define(kw_only=True, eq=False)
+class Marked:
+    """Workers that carry a mark.
+
+    Attributes:
+        leftovers: Command lines of what outlived them, once they are gone.
+    """
+
+    leftovers: tuple[str, ...] = ()
+
+
+@contextlib.contextmanager
+def marked(hash_seed: str) -> Iterator[Marked]:
+    """Mark the workers that are started within, and end what they leave behind.
+
+    Args:
+        hash_seed: `PYTHONHASHSEED` of the workers.
+    """
+    mark, found = uuid.uuid4().hex, Marked()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(_MARK, mark)
+        patch.setenv("PYTHONHASHSEED", hash_seed)
+        yield found
+    found.leftovers = tuple(_ended(mark))
+
+
+def _ended(mark: str) -> Iterator[str]:
+    _, alive = psutil.wait_procs([each for each in psutil.process_iter() if _carries(each, mark)], timeout=_LEAVE_S)
+    for process in alive:
+        with contextlib.suppress(psutil.Error):
+            name = " ".join(process.cmdline()) or process.name()
+            process.kill()
+            yield name
+
+
+def _carries(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.environ().get(_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

@@ -23,12 +23,10 @@ import pytest
 from cosmos_core.errors import PluginBrokenError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import KINDS, Kind, Provider, RunInfo
-from cosmos_core.run.hooks import make_in_time
-from cosmos_core.testing.conformance.hook import process as hook_process
-from cosmos_core.testing.conformance.hook import story
-from cosmos_core.testing.conformance.hook.session import HookSession
-from cosmos_core.testing.conformance.hook.surroundings import Surroundings
+from cosmos_core.run.hooks.hookset import make_in_time
+from cosmos_core.testing.conformance import story
 from cosmos_core.testing.conformance.plugin import PluginConformance, fault
+from cosmos_core.testing.conformance.story import HookSession, Surroundings
 from cosmos_core.types import JSON
 
 Open: TypeAlias = Callable[[RunInfo], HookSession]
@@ -37,7 +35,7 @@ _START_S: Final = 60.0
 
 
 class HookConformance(PluginConformance):
-    """What every hook must satisfy: inherit it and set `plugin`.
+    """Tests that every hook must pass: inherit it and set `plugin`.
 
     The hook is told of runs exactly as `cosmos run` tells it: on a thread beside the run, in the order in which
     things happen. Override what does not fit:
@@ -185,7 +183,7 @@ class HookConformance(PluginConformance):
         self, options: Mapping[str, JSON], context: RunInfo, tmp_path: Path
     ) -> None:
         """`cosmos run` must be able to end, with no process left behind."""
-        order = hook_process.Order(
+        order = story.Order(
             plugin=self.plugin,
             options=options,
             run_id=context.run_id,
@@ -248,9 +246,9 @@ def _check_free_of(folder: Path, other: str, accuracy: float) -> None:
             )
 
 
-def _run_apart(order: hook_process.Order, output: Path, timeout_s: float) -> tuple[hook_process.Left, float]:
+def _run_apart(order: story.Order, output: Path, timeout_s: float) -> tuple[story.Left, float]:
     """Run in a process of its own: what was left when the run was over, and the seconds from there to its end."""
-    command = [sys.executable, "-P", "-m", hook_process.__name__, msgspec.json.encode(order).decode()]
+    command = [sys.executable, "-P", "-m", story.__name__, msgspec.json.encode(order).decode()]
     with output.open("w+b") as file:
         # Into a file: a process that is left behind would hold a pipe open.
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
@@ -265,13 +263,13 @@ def _run_apart(order: hook_process.Order, output: Path, timeout_s: float) -> tup
             process.wait()
 
 
-def _wait_left(process: subprocess.Popen[Any], output: Path, timeout_s: float) -> hook_process.Left:
+def _wait_left(process: subprocess.Popen[Any], output: Path, timeout_s: float) -> story.Left:
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         has_ended = process.poll() is not None
         for line in output.read_bytes().splitlines():
             if line.startswith(b'{"ended_at"'):
-                return msgspec.json.decode(line, type=hook_process.Left)
+                return msgspec.json.decode(line, type=story.Left)
         if has_ended:
             break
         time.sleep(0.02)

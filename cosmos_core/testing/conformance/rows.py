@@ -1,17 +1,26 @@
-"""Reading rows as a run does: by split and number, in the order of a seed."""
+"""Rows of a dataset as a run reads them, here or in another process.
+
+`python -m cosmos_core.testing.conformance.rows REQUEST ROWS` is that process.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Final, TypeAlias
 
 import attrs
+import msgspec
 
 from cosmos_core.config.order import row_of
-from cosmos_core.protocols import Dataset, Split
+from cosmos_core.plugins.nesting import dataset_context
+from cosmos_core.plugins.selection import PluginSet
+from cosmos_core.protocols import Dataset, DatasetContext, Split
 from cosmos_core.testing.conformance.plugin import fault
-from cosmos_core.types import Prompt
+from cosmos_core.testing.conformance.processes import ask
+from cosmos_core.types import JSON, Prompt
 
 Place: TypeAlias = tuple[Split, int]
 Rows: TypeAlias = dict[Place, Prompt]
@@ -79,3 +88,58 @@ def compare(first: Mapping[Place, Prompt], second: Mapping[Place, Prompt], when:
             name = next(name for name in names if getattr(row, name) != getattr(expected, name))
             values = f"{getattr(expected, name)!r:.100}, then {getattr(row, name)!r:.100}"
             fault(f"row {index} of {split} is another one {when}: its {name} is {values}; {advice}")
+
+
+_TIMEOUT_S: Final = 120.0
+
+
+@attrs.frozen(kw_only=True)
+class Request:
+    """What to read, with the dataset made as in the process that asks."""
+
+    plugin: str
+    options: dict[str, JSON]
+    seed: int
+    directory: str
+    places: list[Place]
+
+
+def read_elsewhere(plugin: str, options: Mapping[str, JSON], context: DatasetContext, places: Sequence[Place]) -> Rows:
+    """Some rows as another process with another hash seed reads them."""
+    request = Request(
+        plugin=plugin,
+        options=dict(options),
+        seed=context.seed,
+        directory=str(context.directory),
+        places=list(places),
+    )
+    rows = ask(
+        "cosmos_core.testing.conformance.rows",
+        request,
+        list[Prompt],
+        timeout_s=_TIMEOUT_S,
+        late=f"another process did not read {len(places)} rows in {_TIMEOUT_S:g} s, which this one reads; wait for "
+        "nothing in __init__ and row() that only one process can have (a lock, a port)",
+        failed="another process could not read the rows that this one reads",
+    )
+    return dict(zip(places, rows, strict=True))
+
+
+def as_sent(row: Prompt) -> Prompt:
+    """The row as it is once it went to another process."""
+    try:
+        return msgspec.json.decode(msgspec.json.encode(row), type=Prompt)
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+        fault(f"{row!r:.200} cannot be sent to another process: {error}; keep to text, numbers, lists and dicts")
+
+
+def _main(question: Path, answer: Path) -> None:
+    request = msgspec.json.decode(question.read_bytes(), type=Request)
+    plugins = PluginSet.load([("dataset", request.plugin)])
+    context = dataset_context(plugins, request.seed, Path(request.directory))
+    dataset: Dataset = plugins.create("dataset", request.plugin, request.options, context)
+    answer.write_bytes(msgspec.json.encode([dataset.row(split, index) for split, index in request.places]))
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]), Path(sys.argv[2]))
