@@ -185,7 +185,7 @@ nightly: $(VENV)/.developing browser cluster ## The tests that `make test` leave
 	$(call say,Nightly tests)
 	@$(BIN)/python -m pytest --durations=20 $(PARALLEL) -m "nightly and not gpu and not sweep and not vllm" plugins
 	@$(BIN)/python -m pytest --durations=20 --numprocesses 2 --dist loadscope $(addprefix --ignore=,$(WHOLE_MACHINE)) \
-		tests/nightly tests/contract tests/simulation
+		tests/nightly tests/simulation
 	@$(BIN)/python -m pytest --durations=20 $(WHOLE_MACHINE)
 
 .PHONY: test-vllm

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from cosmos_core.testing.commandline import CommandLine
     from cosmos_core.testing.conformance.algorithm.kit import AlgorithmConformance
     from cosmos_core.testing.conformance.dataset import DatasetConformance
-    from cosmos_core.testing.conformance.engine.denoising import DenoisingEngineConformance
     from cosmos_core.testing.conformance.engine.kit import EngineConformance
+    from cosmos_core.testing.conformance.engine.latents import DenoisingEngineConformance
     from cosmos_core.testing.conformance.environment import EnvironmentConformance
     from cosmos_core.testing.conformance.hook import HookConformance
     from cosmos_core.testing.conformance.launcher import LauncherConformance
@@ -43,7 +43,7 @@ _HOMES: Final[Mapping[str, str]] = {
     "AlgorithmConformance": "conformance.algorithm.kit",
     "CommandLine": "commandline",
     "DatasetConformance": "conformance.dataset",
-    "DenoisingEngineConformance": "conformance.engine.denoising",
+    "DenoisingEngineConformance": "conformance.engine.latents",
     "DenoisingModelConformance": "conformance.model.family",
     "EngineConformance": "conformance.engine.kit",
     "EnvironmentConformance": "conformance.environment",

@@ -3,19 +3,212 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+import platform
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from email.message import Message
+from importlib.metadata import Distribution, EntryPoint
+from typing import Final, cast
 
-from cosmos_core.errors import PluginError
-from cosmos_core.plugins.discovery import PluginRecord
-from cosmos_core.testing.check.asking import ask_load
-from cosmos_core.testing.check.files import check_files
-from cosmos_core.testing.check.importing import check_import
+from packaging.requirements import Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+
+from cosmos_core.errors import PluginBrokenError, PluginError
+from cosmos_core.plugins.compatibility import (
+    CORE,
+    core_bounds,
+    core_excess,
+    core_requirements,
+    malformed_requirement,
+    unmet_requirements,
+)
+from cosmos_core.plugins.discovery import PluginRecord, entries
+from cosmos_core.plugins.distributions import (
+    distributions,
+    editable_folder,
+    field,
+    find_root,
+    identity,
+    licence,
+    recorded_files,
+)
 from cosmos_core.testing.check.kit import Given, check_kit, gap, kit_of, run_generic, run_own
-from cosmos_core.testing.check.metadata import check_compatibility, check_entry_points, check_metadata
-from cosmos_core.testing.check.probe import Loaded
-from cosmos_core.testing.check.subject import Subject
-from cosmos_core.testing.check.verdict import Check, Finding, Verdict, faults, this_environment
+from cosmos_core.testing.check.probe import Import, Loaded
+from cosmos_core.testing.check.processes import ask_import, ask_load
+from cosmos_core.testing.check.subject import Subject, packages
+from cosmos_core.testing.check.verdict import Check, Finding, Level, Verdict, faults, this_environment
+from cosmos_core.testing.check.wheel import astray
+
+_LEVELS: Final[Mapping[str, Level]] = {"broken": "fault", "invalid": "fault", "conflict": "warning"}
+
+
+def check_metadata(subject: Subject) -> Check:
+    """Whether the description is complete."""
+    dist = subject.distribution
+    findings = [*_description(dist), *_pythons(dist), *_name(subject)]
+    return Check("metadata", licence(dist), tuple(findings))
+
+
+def check_compatibility(subject: Subject) -> Check:
+    """Whether it can be used with this release of the core and with what is installed."""
+    requires = subject.distribution.requires or []
+    is_core = canonicalize_name(subject.name) == CORE
+    bounds, excess = ("", "") if is_core else (core_bounds(requires), core_excess(requires))
+    # Each record of a distribution may tell the same.
+    told = dict.fromkeys(each.problem for each in subject.records if each.status == "incompatible")
+    missing = dict.fromkeys(each for record in subject.records for each in _missing(record))
+    findings = (
+        *faults([bounds, *told]),
+        *((Finding("warning", excess),) if excess and not bounds else ()),
+        *(Finding("not run", each) for each in missing),
+    )
+    return Check("requirements", ", ".join(map(str, core_requirements(requires))), findings)
+
+
+def check_entry_points(subject: Subject) -> Check:
+    """Whether a recipe can select each of its plugins."""
+    named = ", ".join(f"{record.kind} {record.name}" for record in subject.records)
+    unusable = [
+        Finding(_LEVELS[record.status], f"{record.kind} {record.name}: {record.problem}")
+        for record in subject.records
+        if record.status in _LEVELS and not _missing(record)
+    ]
+    return Check("entry points", named, (*faults([subject.stale]), *unusable))
+
+
+def _missing(record: PluginRecord) -> list[str]:
+    """What a plugin asks for that is not here, each with the line that installs it; it may be fine where that is."""
+    if (
+        record.status != "broken"
+        or not EntryPoint.pattern.match(record.module)
+        or malformed_requirement(record.requires)
+    ):
+        return []
+    versions: dict[str, str] = {canonicalize_name(each.name): each.version for each in map(identity, distributions())}
+    extras = record.entry_point.extras
+    unmet = ((line, unmet_requirements([line], versions, extras)) for line in record.requires)
+    return [f"{problem}; {_install(Requirement(line))}" for line, problem in unmet if problem]
+
+
+def _install(requirement: Requirement) -> str:
+    requirement.marker = None
+    return f"pip install {shlex.quote(str(requirement))}"
+
+
+def _description(dist: Distribution) -> Iterator[Finding]:
+    if not licence(dist):
+        yield Finding("fault", 'it has no licence, so nobody may use it; add license = "Apache-2.0" to [project]')
+    if not field(dist, "Summary"):
+        yield Finding("warning", 'it has no summary; add description = "…" to [project]')
+    message = cast("Message", dist.metadata)
+    if not (field(dist, "Description") or str(message.get_payload() or "").strip()):
+        yield Finding("warning", 'it has no description; add readme = "README.md" to [project]')
+
+
+def _pythons(dist: Distribution) -> Iterator[Finding]:
+    asked = field(dist, "Requires-Python")
+    if not asked:
+        yield Finding("fault", 'it does not say which Pythons it is for; add requires-python = ">=3.11" to [project]')
+        return
+    try:
+        fits = SpecifierSet(asked).contains(platform.python_version(), prereleases=True)
+    except InvalidSpecifier:
+        yield Finding("fault", f"Requires-Python is {asked!r}, which is no version specifier such as >=3.11")
+        return
+    if not fits:
+        yield Finding("fault", f"it requires Python {asked}, this is {platform.python_version()}")
+
+
+def _name(subject: Subject) -> Iterator[Finding]:
+    """Others guess the install line of an unknown plugin from its kind and name."""
+    name = canonicalize_name(subject.name)
+    provided = list(entries(subject.distribution.read_text("entry_points.txt") or ""))
+    if name != CORE and not any(name.startswith(f"cosmos-{entry.kind}-") for entry in provided):
+        kind, plugin = provided[0].kind, provided[0].name
+        yield Finding("note", f"it is named {name}; cosmos-{kind}-{plugin} would be found by whoever guesses its name")
+
+
+_INSTALLED_ONLY: Final = Finding(
+    "note", "an editable installation lists no files; check the wheel, too: cosmos plugins check dist/NAME.whl"
+)
+
+
+def check_files(subject: Subject) -> Check:
+    """What lies outside of its own packages, why installers refuse it, and packages without `py.typed`."""
+    own = ", ".join(packages(subject.records))
+    typing = dict.fromkeys(each for module in subject.modules for each in _untyped(module, subject))
+    if subject.wheel is not None:
+        return Check("files", f"{len(subject.wheel.files)}, in {own}", faults([*subject.wheel.faults, *typing]))
+    try:
+        if editable_folder(subject.distribution) is not None:
+            return Check("files", own, (*faults(typing), _INSTALLED_ONLY))
+        files = recorded_files(subject.distribution)
+    except PluginBrokenError as error:
+        return Check("files", own, faults([str(error), *typing]))
+    found = faults([*astray(subject.distribution, files).values(), *typing])
+    return Check("files", f"{len(files)}, in {own}", (*found, *_copy(subject.distribution, subject)))
+
+
+def _untyped(module: str, subject: Subject) -> Iterator[str]:
+    """Where type checkers look for `py.typed`: in the first package on the way that is no namespace (PEP 561)."""
+    root = find_root(module, [str(subject.wheel.folder)] if subject.wheel is not None else None)
+    if root is None:
+        return
+    if not root.path.is_dir():
+        yield (
+            f"{root.name} is a single module, for which type checkers ignore its annotations; make it a package: "
+            f"{root.name.with_suffix('')}/__init__.py, with an empty file py.typed beside it"
+        )
+    elif not (root.path / "py.typed").exists():
+        missing = f"{root.name}/py.typed is missing"
+        yield f"{missing}, so type checkers ignore its annotations; add an empty file of that name"
+
+
+def _copy(dist: Distribution, subject: Subject) -> Iterator[Finding]:
+    """A word on where the files are, if the project lies elsewhere."""
+    if subject.project is not None:
+        yield Finding("note", f"checked is the copy in {dist.locate_file('')}, not the project's")
+
+
+BOUND_S: Final = 1.0
+_TRIES: Final = 3
+
+
+def check_import(record: PluginRecord, environment: Mapping[str, str]) -> Check:
+    """Import a plugin in fresh processes: the fastest of three counts, and one that is within the bound will do.
+
+    The check has a summary if the plugin could be imported.
+    """
+    name = f"{record.kind} {record.name}, import"
+    try:
+        fastest = ask_import(record, environment)
+        for _ in range(_TRIES - 1):
+            if fastest.error or fastest.seconds <= BOUND_S:
+                break
+            fastest = min(fastest, ask_import(record, environment), key=lambda each: each.seconds)
+    except PluginError as error:
+        return Check(name, "", (Finding("fault", str(error)),))
+    if fastest.error:
+        return Check(name, "", (Finding("fault", f"{record.module} cannot be imported: {fastest.error}"),))
+    return Check(name, f"{fastest.seconds:.2f} s", faults(_problems(record, fastest)))
+
+
+def _problems(record: PluginRecord, done: Import) -> Iterator[str]:
+    if done.seconds > BOUND_S:
+        yield (
+            f"{record.module} takes {done.seconds:.1f} s to import, allowed is {BOUND_S:.0f} s; "
+            "import what is slow in the function that needs it"
+        )
+    if done.heavy and record.kind not in ("model", "engine"):
+        yield f"{record.module} imports {', '.join(done.heavy)}; import it in the function that needs it"
+    if done.threads:
+        yield f"importing {record.module} starts threads ({', '.join(done.threads)}); start them when it is used"
+    if done.processes:
+        yield f"importing {record.module} starts processes ({', '.join(done.processes)}); start them when it is used"
+    if done.printed:
+        yield f"importing {record.module} prints {done.printed.splitlines()[0]!r}; print nothing, or use logging"
+
 
 _ONCE_LOADED: Final = ("options", "kit")
 _ONCE_IMPORTED: Final = ("protocol", *_ONCE_LOADED)

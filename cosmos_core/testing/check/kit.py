@@ -13,8 +13,8 @@ import attrs
 
 from cosmos_core.plugins.discovery import PluginRecord
 from cosmos_core.testing.check.probe import Loaded
+from cosmos_core.testing.check.processes import run_pytest
 from cosmos_core.testing.check.recorder import Outcome
-from cosmos_core.testing.check.session import run_pytest
 from cosmos_core.testing.check.subject import Subject, packages
 from cosmos_core.testing.check.verdict import Check, Finding, Level
 from cosmos_core.types import JSON

@@ -16,7 +16,7 @@ import pytest
 
 from cosmos_core.config.order import window_problem
 from cosmos_core.errors import TransportError
-from cosmos_core.plugins.nesting import dataset_context
+from cosmos_core.plugins.recipe import dataset_context
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Dataset, DatasetCapabilities, DatasetContext, Kind, Omission, Omitting, Paced, Split
 from cosmos_core.rollout.rewards.wire import TO_WORKER, Task

@@ -23,7 +23,7 @@ import pytest
 from cosmos_core.errors import PluginBrokenError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import KINDS, Kind, Provider, RunInfo
-from cosmos_core.run.hooks.hookset import make_in_time
+from cosmos_core.run.hooks import make_in_time
 from cosmos_core.testing.conformance import story
 from cosmos_core.testing.conformance.plugin import PluginConformance, fault
 from cosmos_core.testing.conformance.story import HookSession, Surroundings

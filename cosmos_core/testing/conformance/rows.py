@@ -15,7 +15,7 @@ import attrs
 import msgspec
 
 from cosmos_core.config.order import row_of
-from cosmos_core.plugins.nesting import dataset_context
+from cosmos_core.plugins.recipe import dataset_context
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Dataset, DatasetContext, Split
 from cosmos_core.testing.conformance.plugin import fault

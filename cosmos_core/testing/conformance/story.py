@@ -27,8 +27,7 @@ from cosmos_core.config.schema import Recipe
 from cosmos_core.config.structure import structure, unstructure
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import RunInfo
-from cosmos_core.run.hooks.hookset import make_in_time
-from cosmos_core.run.hooks.runner import HookRunner
+from cosmos_core.run.hooks import HookRunner, make_in_time
 from cosmos_core.types import JSON
 
 _RECIPE: Final[Mapping[str, JSON]] = {

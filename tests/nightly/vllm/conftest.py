@@ -10,9 +10,8 @@ import torch
 
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import EngineContext, ModelContext
-from cosmos_core.testing.conformance.engine.driver import EngineDriver
 from cosmos_core.testing.conformance.engine.pricing import Pricer, stopping_at
-from cosmos_core.testing.conformance.engine.setting import TINY
+from cosmos_core.testing.conformance.engine.subject import TINY, EngineDriver
 
 TOKENIZER = {"build": "byte-bpe", "vocab_size": 270, "split_digits": True}
 TEXTS = ("Two and two", "Once upon a time there was", "x", "What is 6 times 7?", "A name")

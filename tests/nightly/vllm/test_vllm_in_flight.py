@@ -8,7 +8,7 @@ import torch
 
 from cosmos_core.errors import EngineError
 from cosmos_core.protocols import FinishReason, Request, Sampling
-from cosmos_core.testing.conformance.engine.setting import tokens_of
+from cosmos_core.testing.conformance.engine.subject import tokens_of
 from cosmos_core.types import Prompt
 from cosmos_core.weights.digest import digest_of
 

@@ -1,7 +1,8 @@
 """Whole runs in one process, on simulated time, by a seed: what the controller is proven by.
 
-The controller's desk and state machine and the replicas' sessions are the real ones. Sockets, disk, clock, processes,
-training and generation are made up, and go wrong as `faults` says; `witness` lists the oracles that must hold.
+The controller's server loop and state machine and the replicas' sessions are the real ones. Sockets, disk, clock,
+processes, training and generation are made up, and go wrong as `faults` says; `witness` lists the oracles that must
+hold.
 
     python -m tests.simulation.simulator --seed 17 --trace
     python -m tests.simulation.simulator --seeds 0:500

@@ -44,7 +44,7 @@ class Asked:
         self._ordered = step
 
     def recover(self, known: Iterable[SettingChange], step: int) -> None:
-        """Only the account of a step is left: it may have been written before the last changes at the next step."""
+        """Only the snapshot of a step is left: it may have been written before the last changes at the next step."""
         kept = [change for change in self._changes if change[0] <= step]
         self._changes = [*kept, *((each.step, each.key, each.after) for each in known if each.step > step)]
 

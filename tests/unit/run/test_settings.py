@@ -27,7 +27,7 @@ from cosmos_core.transport.messages import Settable
 from cosmos_core.transport.requests import Set
 from cosmos_core.transport.wire import REQUEST
 from cosmos_core.types import Prompt
-from tests.contract.kit.world_model import World
+from tests.world_model import World
 
 WORLD = World(NoOptions(), SimpleNamespace(path=None))
 LR = "policy.optimizer.lr"

@@ -7,9 +7,8 @@ import pytest
 
 from cosmos_core.errors import PluginError
 from cosmos_core.plugins.discovery import PluginRecord
-from cosmos_core.testing.check import asking
-from cosmos_core.testing.check.asking import ask_import, python_path
-from cosmos_core.testing.check.session import run_pytest
+from cosmos_core.testing.check import processes as asking
+from cosmos_core.testing.check.processes import ask_import, python_path, run_pytest
 
 LASTING = "import subprocess, sys\nprocess = subprocess.Popen(['sleep', '1234'])\nprint('started', process.pid)\n"
 

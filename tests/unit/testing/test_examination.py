@@ -5,7 +5,8 @@ import pytest
 
 from cosmos_core.plugins import compatibility
 from cosmos_core.plugins.discovery import discover
-from cosmos_core.testing.check import examination, importing, probe
+from cosmos_core.testing.check import examination, probe
+from cosmos_core.testing.check import examination as importing
 from cosmos_core.testing.check.kit import Given
 from cosmos_core.testing.check.probe import Import, Loaded
 from cosmos_core.testing.check.recorder import Outcome
@@ -34,7 +35,7 @@ def judge(subject, monkeypatch):
     """Examine the subject, with the answers of other processes made up; gives (status, findings) of each check."""
 
     def examine(loaded=LOADED, outcomes=(), given=NOTHING, done=QUICK):
-        monkeypatch.setattr("cosmos_core.testing.check.importing.ask_import", lambda *_: done)
+        monkeypatch.setattr("cosmos_core.testing.check.examination.ask_import", lambda *_: done)
         monkeypatch.setattr(examination, "ask_load", lambda *_: loaded)
         monkeypatch.setattr(examination, "run_generic", lambda *_: list(outcomes))
         verdict = examination.examine(subject, given, lambda _: None)

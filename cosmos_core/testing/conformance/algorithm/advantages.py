@@ -9,11 +9,19 @@ from typing import Any, Final
 
 import attrs
 import pytest
+import torch
 
-from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, AlgorithmContext
-from cosmos_core.testing.conformance.algorithm.calls import admitted, advantages_of, expect_advantages, rewards_text
-from cosmos_core.testing.conformance.algorithm.groups import sampled_group
-from cosmos_core.testing.conformance.algorithm.subject import AlgorithmSubject
+from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, AlgorithmContext, Estimate, Estimating, Taken
+from cosmos_core.testing.conformance.algorithm.batch import Batch
+from cosmos_core.testing.conformance.algorithm.calls import (
+    admitted,
+    advantages_of,
+    estimates_of,
+    expect_advantages,
+    rewards_text,
+    settled,
+)
+from cosmos_core.testing.conformance.algorithm.subject import AlgorithmSubject, sampled_group
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Group
 
@@ -182,3 +190,105 @@ def _close(seen: Sequence[float | None], expected: Sequence[float | None]) -> bo
 
 def _text(values: Sequence[float | None]) -> str:
     return ", ".join("None" if value is None else f"{value:g}" for value in values)
+
+
+class AlgorithmAdmission(AlgorithmSubject):
+    """Whether groups are refused for a reason, and something is left to train on."""
+
+    def test_a_group_is_admitted_or_refused_with_a_reason(
+        self, algorithm: Algorithm, groups: Sequence[Group], context: AlgorithmContext
+    ) -> None:
+        """The run counts refused groups by their reason. Groups without any reward are asked about, too."""
+        unscored = sampled_group(len(groups), [None] * context.group_size, longest=context.max_units)
+        for group in (*groups, unscored):
+            answer: object = admitted(algorithm, group)
+            if answer is not None and not (isinstance(answer, str) and answer):
+                fault(
+                    f"admit returned {answer!r} for a group with {rewards_text([group])}; return None to train on it, "
+                    "or a short reason to drop it, such as 'equal rewards'"
+                )
+
+    def test_admission_depends_on_the_group_alone(
+        self, make: Callable[..., Any], algorithm: Algorithm, groups: Sequence[Group]
+    ) -> None:
+        """Groups finish in any order, on any replica."""
+        forward = [admitted(algorithm, group) for group in groups]
+        backward = [admitted(algorithm, group) for group in reversed(groups)][::-1]
+        other = make()
+        elsewhere = [admitted(other, group) for group in reversed(groups)][::-1]
+        for group, *answers in zip(groups, forward, backward, elsewhere, strict=True):
+            if len(set(answers)) > 1:
+                fault(
+                    f"admit said {' and '.join(sorted(map(repr, set(answers))))} of one group with "
+                    f"{rewards_text([group])}; judge a group by itself, keep no state and draw no random numbers"
+                )
+
+    def test_something_is_left_to_train_on(self, algorithm: Algorithm, groups: Sequence[Group]) -> None:
+        """A run in which every group is refused, or moves nothing, never ends or never learns."""
+        answers = [admitted(algorithm, group) for group in groups]
+        kept = [group for group, answer in zip(groups, answers, strict=True) if answer is None]
+        if not kept:
+            fault(
+                f"admit refuses every group, for example one with {rewards_text(groups[:1])}: {answers[0]!r}; return "
+                "None for the groups to train on, or override the fixture `groups` with such as it admits"
+            )
+        if self.rewards_order_advantages and not any(any(values) for values in advantages_of(algorithm, kept)):
+            fault(
+                f"every advantage is 0, though rewards differ ({rewards_text(kept)}): nothing would be learnt; compute "
+                "advantages from sample.reward"
+            )
+
+
+class AlgorithmEstimating(AlgorithmSubject):
+    """Whether estimates are the same however the batch lies, and leave what they are made from as it is."""
+
+    @pytest.fixture
+    def taken(self, trainable: Algorithm, batch: Batch) -> Sequence[Taken]:
+        """All sequences of a batch."""
+        if not isinstance(trainable, Estimating):
+            pytest.skip("it has no summarise and settle")
+        return [batch.taken(index, trainable) for index in range(len(batch.lengths))]
+
+    def test_an_estimate_depends_on_what_was_summarised_alone(
+        self, make: Callable[..., Any], taken: Sequence[Taken]
+    ) -> None:
+        """Other sequences lie in other processes, of which nothing else is known."""
+        first = estimates_of(make(), taken)
+        said = {each.place: [*map(float, make().summarise(each))] for each in taken}
+        places = range(len(taken))
+        for when, order in (
+            ("by an instance that summarised nothing", places),
+            ("in another order", places[::-1]),
+            ("of the last sequence alone", places[-1:]),
+        ):
+            again = settled(make(), said, [taken[place] for place in order])
+            if not all(map(_same, [first[place] for place in order], again)):
+                fault(
+                    f"estimates made {when} differ; keep no state, and tell of other sequences what is needed by the "
+                    "numbers of summarise"
+                )
+
+    def test_what_was_taken_is_left_as_it_is(self, make: Callable[..., Any], taken: Sequence[Taken]) -> None:
+        """The trainer prices decisions from the same tensors."""
+        before = [_copies(each) for each in taken]
+        estimates_of(make(), taken)
+        if not all(all(map(torch.equal, was, _copies(each))) for was, each in zip(before, taken, strict=True)):
+            fault("summarise or settle changed log-probs or values in place; work on a copy (no method that ends in _)")
+
+
+def _same(first: Estimate, second: Estimate) -> bool:
+    alike = [_equal(*both) for both in zip(_given(first), _given(second), strict=True)]
+    return all(alike) and first.metrics == second.metrics
+
+
+def _given(estimate: Estimate) -> tuple[torch.Tensor | None, ...]:
+    return estimate.advantages_n, estimate.targets_n
+
+
+def _equal(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
+    return torch.equal(first, second) if first is not None and second is not None else first is second
+
+
+def _copies(taken: Taken) -> list[torch.Tensor]:
+    held = (taken.logprobs_n, *taken.frozen_n.values(), taken.values_n)
+    return [each_n.clone() for each_n in held if each_n is not None]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from cosmos_core.testing.conformance.algorithm.admission import AlgorithmAdmission
-from cosmos_core.testing.conformance.algorithm.advantages import AlgorithmAdvantages
-from cosmos_core.testing.conformance.algorithm.changing import AlgorithmChanging
-from cosmos_core.testing.conformance.algorithm.declarations import AlgorithmDeclarations
-from cosmos_core.testing.conformance.algorithm.estimating import AlgorithmEstimating
-from cosmos_core.testing.conformance.algorithm.gradients import AlgorithmGradients
-from cosmos_core.testing.conformance.algorithm.imitating import AlgorithmImitating
-from cosmos_core.testing.conformance.algorithm.pricing import AlgorithmPricing
-from cosmos_core.testing.conformance.algorithm.splits import AlgorithmSplits
+from cosmos_core.testing.conformance.algorithm.advantages import (
+    AlgorithmAdmission,
+    AlgorithmAdvantages,
+    AlgorithmEstimating,
+)
+from cosmos_core.testing.conformance.algorithm.declarations import (
+    AlgorithmChanging,
+    AlgorithmDeclarations,
+    AlgorithmImitating,
+)
+from cosmos_core.testing.conformance.algorithm.loss import AlgorithmGradients, AlgorithmPricing, AlgorithmSplits
 
 
 class AlgorithmConformance(

@@ -8,16 +8,35 @@ from typing import Any, Final
 
 import attrs
 import pytest
+import torch
 
+from cosmos_core.config.structure import structure
 from cosmos_core.errors import EngineError
-from cosmos_core.protocols import EngineCapabilities, FinishReason, Model
-from cosmos_core.testing.conformance.engine.driver import refuses
+from cosmos_core.protocols import (
+    EngineCapabilities,
+    EngineContext,
+    EngineOutlook,
+    FinishReason,
+    Foresight,
+    Generated,
+    Model,
+    Provider,
+    Request,
+    RolloutEngine,
+)
 from cosmos_core.testing.conformance.engine.pricing import Pricer, stopping_at
-from cosmos_core.testing.conformance.engine.setting import TEMPERATURE, EngineSetting, Start, needs_tokens, tokens_of
+from cosmos_core.testing.conformance.engine.subject import (
+    TEMPERATURE,
+    EngineSetting,
+    Start,
+    needs_tokens,
+    refuses,
+    tokens_of,
+)
 from cosmos_core.testing.conformance.plugin import fault
-from cosmos_core.types import Payload
+from cosmos_core.types import JSON, Payload
 from cosmos_core.weights import slices
-from cosmos_core.weights.shards import ShardMap
+from cosmos_core.weights.shards import ShardMap, dtype_name
 
 _IMPOSSIBLE: Final[Mapping[str, Mapping[str, Any]]] = {
     "longer than the context": {"max_units": 1_000_000},
@@ -271,3 +290,116 @@ def _kept(probs: list[float], *, top_k: int = 0, top_p: float = 1.0) -> set[int]
         kept.add(token)
         mass += probs[token]
     return kept
+
+
+_DRAWS: Final = 512
+_STANDARD_ERRORS: Final = 5.0
+
+
+class DrawTests(EngineSetting):
+    """How units are drawn."""
+
+    def test_draws_follow_the_distribution(
+        self, start: Start, pricer: Pricer, prompts: list[Payload], capabilities: EngineCapabilities
+    ) -> None:
+        """Right log-probs of units that were drawn from something else bias every gradient."""
+        needs_tokens(capabilities)
+        (results,) = start().generate([self.request("many", prompts[0], num_samples=_DRAWS, max_units=1)])
+        next_V = pricer.next_logprobs(prompts[0], [], temperature=TEMPERATURE)
+        mean = next_V[[tokens_of(generated)[0] for generated in results]].mean()
+        probs_V = next_V.exp()
+        expected = (probs_V * next_V).sum()
+        error = ((probs_V * (next_V - expected).square()).sum() / _DRAWS).sqrt()
+        if abs(mean - expected) > _STANDARD_ERRORS * error + self.tolerance:
+            fault(
+                f"the log-probs of {_DRAWS} units that were drawn after one prompt at temperature {TEMPERATURE} have "
+                f"the mean {mean:.3f}; of draws from that distribution it is {expected:.3f} +- {error:.3f}; draw from "
+                "the distribution whose log-probs are reported, after the temperature"
+            )
+
+    def test_each_request_of_a_batch_has_its_own_temperature(
+        self, start: Start, pricer: Pricer, prompts: list[Payload], capabilities: EngineCapabilities
+    ) -> None:
+        """Evaluations are generated among the samples that are trained on."""
+        temperatures = [each for each in (0.7, 1.3, 1.0) if self.draws_at(each)][:2]
+        drawn = [self.request(each, prompts[index], temperature=each) for index, each in enumerate(temperatures)]
+        greedy = self.request("greedy", prompts[2], temperature=0.0, max_units=4)
+        *results, (likeliest,) = start().generate([*drawn, greedy])
+        for request, (generated,) in zip(drawn, results, strict=True):
+            self.check_logprobs(pricer, generated, capabilities, temperature=request.sampling.temperature)
+        if "tokens" in capabilities.payload_kinds:
+            self._check_greedy(pricer, greedy, likeliest)
+
+    def test_greedy_takes_the_likeliest_unit(
+        self, start: Start, pricer: Pricer, prompts: list[Payload], capabilities: EngineCapabilities
+    ) -> None:
+        """Evaluations are greedy: their numbers must be the model's own."""
+        needs_tokens(capabilities)
+        requests = [self.request(index, prompts[index], temperature=0.0, max_units=4) for index in range(2)]
+        for (generated,), request in zip(start().generate(requests), requests, strict=True):
+            self._check_greedy(pricer, request, generated)
+
+    def test_a_single_sample_is_the_first_of_a_group(
+        self, start: Start, prompts: list[Payload], capabilities: EngineCapabilities
+    ) -> None:
+        """Sample *i* of a result is the one drawn as sample *i*, in whatever order they end."""
+        if not capabilities.seeded:
+            pytest.skip("not declared: seeded")
+        engine = start()
+        (group,) = engine.generate([self.request("group", prompts[0], seed=3, num_samples=6, max_units=16)])
+        ((single,),) = engine.generate([self.request("single", prompts[0], seed=3, max_units=16)])
+        if not self.same(group[0], single):
+            places = [place for place, each in enumerate(group) if self.same(each, single)]
+            fault(
+                "sample 0 of a group is not what a single sample of the same seed is"
+                f"{f': that one is at place {places[0]}' if places else ''}; give the samples in their order, and draw "
+                "sample i, unit j from (seed, i, j) only"
+            )
+
+    def _check_greedy(self, pricer: Pricer, request: Request, generated: Generated) -> None:
+        tokens = tokens_of(generated)
+        for unit, token in enumerate(tokens):
+            next_V: torch.Tensor = pricer.next_logprobs(request.prompt, tokens[:unit], temperature=1.0)
+            if next_V[token] < next_V.max() - self.tolerance:
+                fault(
+                    f"at temperature 0, unit {unit} is token {token}, but {int(next_V.argmax())} is likelier; take "
+                    "the argmax"
+                )
+
+
+class ForeseeingTests(EngineSetting):
+    """Planning asks it, with what the recipe says."""
+
+    @pytest.fixture
+    def outlook(self, context: EngineContext, prompts: list[Payload]) -> EngineOutlook:
+        """A run such as these tests generate for."""
+        has_gpu = context.device.type == "cuda"
+        return EngineOutlook(
+            model=context.model,
+            facts=context.model.facts(),
+            device="cuda" if has_gpu else "cpu",
+            has_gpu=has_gpu,
+            precision=dtype_name(context.dtype),
+            temperatures={"rollout.sampling.temperature": 1.0},
+            shows_media=False,
+            num_ranks=self.tensor_parallel,
+            samplings={"rollout.sampling": self.request("one", prompts[0]).sampling},
+        )
+
+    def test_it_foresees_nothing_against_what_it_does_here(
+        self, provider: Provider[RolloutEngine], options: dict[str, JSON], outlook: EngineOutlook
+    ) -> None:
+        """What generates in these tests is no run to refuse, at whatever temperature it is drawn."""
+        if provider.foresee is None:
+            pytest.skip("not declared: it foresees nothing (`Provider.foresee`)")
+        given: Any = structure(options, provider.options, "engine.options")
+        drawn = [each for each in (0.7, 1.0) if self.draws_at(each)]
+        for temperatures in ({"rollout.sampling.temperature": 1.0}, {"one": 0.0, "other": drawn[0]}):
+            asked = attrs.evolve(outlook, temperatures=temperatures)
+            told, again = (provider.foresee(given, asked) for _ in range(2))
+            if not isinstance(told, Foresight):
+                fault(f"foresee() returned {told!r}; return a Foresight")
+            if told != again:
+                fault(f"foresee() said {told}, and of the same run {again}; it must depend on what it is given alone")
+            if said := [*told.problems, *([told.absent] if told.absent else [])]:
+                fault(f"foresee() refuses a run such as these tests generate for: {said[0]}")

@@ -22,7 +22,7 @@ from cosmos_core.models.diffusion.noising import noise_of
 from cosmos_core.protocols import Decided, Kept, Model, Vetting
 from cosmos_core.testing.conformance.model import latents
 from cosmos_core.testing.conformance.model.kit import ModelConformance
-from cosmos_core.testing.conformance.model.spreading import ModelSpreading
+from cosmos_core.testing.conformance.model.layouts import ModelSpreading
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import JSON, Payload, Prompt
 

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from cosmos_core.testing.conformance.model.blending import ModelBlending
-from cosmos_core.testing.conformance.model.building import ModelBuilding
-from cosmos_core.testing.conformance.model.comparing import ModelComparing
-from cosmos_core.testing.conformance.model.conditioning import ModelConditioning
-from cosmos_core.testing.conformance.model.conversing import ModelConversing
-from cosmos_core.testing.conformance.model.counters import ModelCounters
-from cosmos_core.testing.conformance.model.decisions import ModelDecisions
-from cosmos_core.testing.conformance.model.declarations import ModelDeclarations
-from cosmos_core.testing.conformance.model.denoising import ModelDenoising
-from cosmos_core.testing.conformance.model.encoding import ModelEncoding
-from cosmos_core.testing.conformance.model.gradients import ModelGradients
+from cosmos_core.testing.conformance.model.decisions import ModelComparing, ModelDecisions
+from cosmos_core.testing.conformance.model.encoding import ModelConversing, ModelEncoding, ModelShowing
+from cosmos_core.testing.conformance.model.gradients import ModelGradients, ModelWeights
+from cosmos_core.testing.conformance.model.latents import ModelBlending, ModelConditioning
 from cosmos_core.testing.conformance.model.layouts import ModelLayouts
-from cosmos_core.testing.conformance.model.noising import ModelNoising
-from cosmos_core.testing.conformance.model.packing import ModelPacking
-from cosmos_core.testing.conformance.model.padding import ModelPadding
-from cosmos_core.testing.conformance.model.recording import ModelRecording
-from cosmos_core.testing.conformance.model.showing import ModelShowing
-from cosmos_core.testing.conformance.model.weights import ModelWeights
+from cosmos_core.testing.conformance.model.noise import ModelDenoising, ModelNoising
+from cosmos_core.testing.conformance.model.packing import ModelPacking, ModelPadding
+from cosmos_core.testing.conformance.model.recording import ModelCounters, ModelDeclarations, ModelRecording
+from cosmos_core.testing.conformance.model.subject import ModelBuilding
 
 
 class ModelConformance(

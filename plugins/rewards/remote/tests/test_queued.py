@@ -10,8 +10,6 @@ import pytest
 
 from cosmos_core.errors import ConfigError, DataError, PluginError
 from cosmos_core.protocols import Completion, Requiring, RewardContext
-from cosmos_core.rollout.service.bodies import read_body
-from cosmos_core.rollout.service.cosmos_rl import read_foreign
 from cosmos_core.testing.conformance.scoring import shown_as
 from cosmos_core.types import Array, Payload, Prompt
 from cosmos_reward_remote.exchange import Answer

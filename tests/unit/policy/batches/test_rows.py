@@ -14,7 +14,7 @@ from cosmos_core.protocols import NoOptions
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.transport.directives import GroupRef, TrainOrder
 from cosmos_core.types import Prompt
-from tests.contract.kit.world_model import World as WorldModel
+from tests.world_model import World as WorldModel
 
 BAD = 3
 

@@ -18,9 +18,9 @@ from cosmos_core.protocols import Aggregation, Loss, NoOptions
 from cosmos_core.transport.directives import GroupRef, TrainOrder
 from cosmos_core.transport.reports import SampleReport, StepDone
 from cosmos_core.types import Prompt
-from tests.contract.kit.world_model import World, view, walked
 from tests.unit.policy.training.test_frozen import plain
 from tests.unit.policy.training.test_step import Payloads, pair
+from tests.world_model import World, view, walked
 
 WORLD = World(NoOptions(), SimpleNamespace(path=None))
 COEFFICIENT = 0.3

@@ -14,8 +14,8 @@ from cosmos_core.policy.training.metrics import Stopwatch
 from cosmos_core.policy.training.microbatch import know
 from cosmos_core.protocols import Aggregation, Blend, Divergence, Estimate, Loss, Noising, NoOptions
 from cosmos_core.types import Prompt
-from tests.contract.kit.world_model import World, walked
 from tests.unit.policy.training.test_frozen import frozen_model
+from tests.world_model import World, walked
 
 WORLD = World(NoOptions(), SimpleNamespace(path=None))
 LENGTHS = (5, 1, 3, 4)

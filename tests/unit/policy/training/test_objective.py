@@ -9,7 +9,7 @@ from cosmos_core.policy.batches.batch import Counts, TrainSequence
 from cosmos_core.policy.training.microbatch import decision_weights, know
 from cosmos_core.protocols import Aggregation, NoOptions
 from cosmos_core.types import Array, Prompt
-from tests.contract.kit.world_model import World, walked
+from tests.world_model import World, walked
 
 TOTALS = Counts(sequences=5, decisions=40, trained=4)
 

@@ -1,0 +1,259 @@
+"""What an engine that denoises promises besides: decisions that hold together, given frames, what samples look like.
+
+Shape legend: N decisions, M states, C channels, T latent frames, H and W latent height and width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import pytest
+import torch
+
+from cosmos_core.config.structure import structure
+from cosmos_core.errors import EngineError
+from cosmos_core.protocols import (
+    Denoising,
+    EngineCapabilities,
+    EngineContext,
+    EngineOutlook,
+    FinishReason,
+    Foresight,
+    Generated,
+    Model,
+    Provider,
+    RolloutEngine,
+)
+from cosmos_core.testing.conformance.engine.denoiser import TinyDenoiser
+from cosmos_core.testing.conformance.engine.kit import EngineConformance
+from cosmos_core.testing.conformance.engine.pricing import Pricer
+from cosmos_core.testing.conformance.engine.subject import Start, refuses
+from cosmos_core.testing.conformance.plugin import fault
+from cosmos_core.types import JSON, Payload, Prompt
+
+_TEXTS: Final = ("A red ball", "Once upon a time", "x", "What falls?", "A name")
+_STANDARD_ERRORS: Final = 5.0
+_IMPOSSIBLE: Final[Mapping[str, Mapping[str, Any]]] = {
+    "at a temperature between": {"temperature": 0.5},
+    "of the likeliest outcomes": {"top_k": 2},
+    "of the likeliest mass": {"top_p": 0.5},
+}
+
+
+class DenoisingEngineConformance(EngineConformance):
+    """What every engine of payloads of kind `latents` must satisfy: inherit it and set `plugin`.
+
+    It is `EngineConformance` with a tiny world model from random weights, and what only such engines promise. A unit of
+    a request is a denoising step there, and a unit of what was generated a decision. Override `decisions` where options
+    make other steps decisions than all but the last.
+    """
+
+    temperature: ClassVar[float] = 1.0
+    long_units: ClassVar[int] = 200
+    whole: ClassVar[FinishReason] = FinishReason.STOP
+    has_cache: ClassVar[bool] = False
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls) -> Model:
+        """The model to generate with: a tiny one that denoises."""
+        return TinyDenoiser()
+
+    @pytest.fixture
+    def prompts(self, model: Model) -> list[Payload]:
+        """Prompts; the third gives its first frame."""
+        return [
+            model.encode(Prompt(text=text, metadata={"num_given_frames": int(index == 2)}))
+            for index, text in enumerate(_TEXTS)
+        ]
+
+    def decisions(self, max_units: int) -> int:
+        """All steps but the last."""
+        return max_units - 1
+
+    def draws_at(self, temperature: float) -> bool:
+        """Noise as the sampler has it, or none."""
+        return temperature in (0.0, 1.0)
+
+    def content(self, generated: Generated) -> bytes:
+        """The sample, or the last state that it came to."""
+        return self._latents(generated).numpy().tobytes()
+
+    def same(self, generated: Generated, other: Generated) -> bool:
+        """Up to rounding, which depends on what else is in a batch."""
+        found, wanted = self._latents(generated), self._latents(other)
+        return found.shape == wanted.shape and torch.allclose(found, wanted, atol=self.tolerance, rtol=self.tolerance)
+
+    # -- what was decided ---------------------------------------------------------------------------------------------
+
+    def test_a_payload_of_latents_holds_what_its_kind_says(
+        self, start: Start, prompts: list[Payload], context: EngineContext
+    ) -> None:
+        """The trainer reads arrays by name, dtype and shape."""
+        model = _denoising(context)
+        for prompt in prompts[1:3]:
+            ((generated,),) = start().generate([self.request("one", prompt, max_units=6)])
+            arrays, number = generated.payload.arrays, generated.num_units
+            if generated.payload.kind != "latents":
+                fault(f"the payload is of kind {generated.payload.kind!r}; it must be 'latents'")
+            shape = model.canvas(prompt).shape
+            for name, (dtype, wanted) in _arrays(number, shape, is_regression="noise_seed" in arrays).items():
+                found = (arrays[name].dtype, arrays[name].shape) if name in arrays else None
+                if found is None or found[0] != dtype or not _fits(found[1], wanted):
+                    fault(f"array {name!r} of {number} decisions is {found}; it must be {dtype} {list(wanted)}")
+            for name, given in prompt.arrays.items():
+                if name not in arrays or bytes(arrays[name].data) != bytes(given.data):
+                    fault(
+                        f"the payload's {name!r} is not the request's; hand back all arrays of the prompt as they came"
+                    )
+            times_N = _tensor(generated.payload, "times")
+            if not bool(((times_N > 0) & (times_N <= 1)).all()):
+                fault(f"times are {times_N.tolist()}; 1 is noise, and at 0 nothing is left to decide")
+
+    def test_the_noise_of_transitions_is_standard_normal(
+        self, start: Start, prompts: list[Payload], pricer: Pricer
+    ) -> None:
+        """Right log-probs of states that were drawn from something else bias every gradient."""
+        (results,) = start().generate([self.request("many", prompts[0], num_samples=32, max_units=8)])
+        payloads = [each.payload for each in results]
+        if "states" not in payloads[0].arrays:
+            pytest.skip("these options record no transitions")
+        # Of a standard normal z the log-density but for the constant and the scale is -z²/2: its mean is known.
+        priced = torch.cat(pricer.logprobs(payloads, temperature=1.0))
+        stds = torch.cat([_tensor(payload, "steps")[:, 2] for payload in payloads])
+        squares = -2.0 * (priced + stds.log() + 0.5 * float(np.log(2.0 * np.pi)))
+        dims = _tensor(payloads[0], "states")[0].numel()
+        error = (2.0 / (dims * len(squares))) ** 0.5
+        if abs(float(squares.mean()) - 1.0) > _STANDARD_ERRORS * error:
+            fault(
+                f"x' of {len(squares)} steps lies {float(squares.mean()):.3f} variances from its mean on average: "
+                f"of what is drawn with the standard deviation in `steps` it is 1 +- {error:.3f}"
+            )
+
+    def test_given_frames_stay_as_they_are(self, start: Start, prompts: list[Payload], context: EngineContext) -> None:
+        """A video goes on from the frames that its prompt gives."""
+        canvas = _denoising(context).canvas(prompts[2])
+        if canvas.given is None or canvas.is_given_T is None:
+            pytest.skip("the third prompt gives no frames")
+        ((generated,),) = start().generate([self.request("given", prompts[2])])
+        wanted = canvas.given[:, canvas.is_given_T]
+        states = [_tensor(generated.payload, "sample")]
+        if "states" in generated.payload.arrays:
+            states += list(_tensor(generated.payload, "states"))
+        for state in states:
+            if not torch.equal(state[:, canvas.is_given_T], wanted):
+                fault("frames that the prompt gives are others in a state or the sample; put them back after each step")
+
+    def test_decisions_are_those_that_it_foresees(
+        self,
+        start: Start,
+        prompts: list[Payload],
+        provider: Provider[RolloutEngine],
+        options: dict[str, JSON],
+        outlook: EngineOutlook,
+    ) -> None:
+        """By them planning refuses algorithms that would take a squared error for a log-probability."""
+        if provider.foresee is None:
+            pytest.skip("not declared: it foresees nothing (`Provider.foresee`)")
+        given: Any = structure(options, provider.options, "engine.options")
+        told: Foresight = provider.foresee(given, outlook)
+        ((generated,),) = start().generate([self.request("one", prompts[0], max_units=6)])
+        made = "regressions" if "noise_seed" in generated.payload.arrays else "transitions"
+        if told.decisions != made:
+            fault(f"foresee() says decisions = {told.decisions!r}, and a sample has {made}")
+        if told.most_decisions and generated.num_units > told.most_decisions:
+            fault(f"foresee() says most_decisions = {told.most_decisions}, and a sample has {generated.num_units}")
+
+    # -- evaluations, media, refusals ---------------------------------------------------------------------------------
+
+    def test_without_noise_a_sample_depends_on_the_first_noise_alone(
+        self, start: Start, prompts: list[Payload]
+    ) -> None:
+        """Evaluations compare versions of the weights, not draws."""
+        engine = start()
+        for name, seed in (("one", 3), ("again", 3), ("other", 4)):
+            ((generated,),) = engine.generate([self.request(name, prompts[0], seed=seed, temperature=0.0)])
+            if generated.reason is not self.whole:
+                fault(f"a sample at temperature 0 ended with {generated.reason}, not {self.whole}")
+            if not self._latents(generated).isfinite().all():
+                fault("a sample at temperature 0 is not finite")
+            if name == "one":
+                first = generated
+            elif self.same(first, generated) != (seed == 3):
+                fault(
+                    f"at temperature 0, a sample of seed {seed} {'is not' if seed == 3 else 'is'} that of seed 3; it "
+                    "depends on the first noise, and on nothing else"
+                )
+
+    def test_samples_are_rendered(
+        self, start: Start, prompts: list[Payload], capabilities: EngineCapabilities, context: EngineContext
+    ) -> None:
+        """Rewards and people look at frames."""
+        model = _denoising(context)
+        (results,) = start().generate([self.request("seen", prompts[1], num_samples=2)])
+        for generated in results:
+            if not capabilities.renders:
+                if generated.media is not None:
+                    fault("a sample has media, and `renders` is not declared: declare it")
+                continue
+            if generated.media is None:
+                fault("a sample has no media, and `renders` is declared")
+            wanted = model.render(_tensor(generated.payload, "sample"), prompts[1]).arrays["frames"]
+            frames = generated.media.arrays.get("frames")
+            if frames is None or frames.dtype != "uint8" or frames.shape[::3] != wanted.shape[::3]:
+                fault(
+                    f"frames are {frames and (frames.dtype, frames.shape)}; they must be uint8, such as {wanted.shape}"
+                )
+            if frames.shape == wanted.shape and bytes(frames.data) != bytes(wanted.data):
+                fault("the media of a sample are not what the model renders of it; is it another sample's?")
+
+    @pytest.mark.parametrize("what", _IMPOSSIBLE)
+    def test_what_cannot_be_drawn_is_refused(self, start: Start, prompts: list[Payload], what: str) -> None:
+        """What the recipe asks for is done or refused, never ignored."""
+        request = self.request("bad", prompts[0], **_IMPOSSIBLE[what])
+        refuses(EngineError, lambda: start().submit([request]), f"a request for samples {what}")
+
+    @staticmethod
+    def _latents(generated: Generated) -> torch.Tensor:
+        if "sample" in generated.payload.arrays:
+            return _tensor(generated.payload, "sample")
+        return _tensor(generated.payload, "states")[-1]
+
+
+def _denoising(context: EngineContext) -> Denoising:
+    assert isinstance(context.model, Denoising)
+    return context.model
+
+
+def _arrays(
+    number: int, shape: tuple[int, ...], *, is_regression: bool
+) -> dict[str, tuple[str, tuple[int | None, ...]]]:
+    """dtype and shape of each array that decisions of a kind have; None for dims of any size."""
+    common: dict[str, tuple[str, tuple[int | None, ...]]] = {
+        "times": ("float32", (number,)),
+        "logprobs": ("float32", (number,)),
+        "versions": ("int32", (number,)),
+        "guidance": ("float32", ()),
+        "sample": ("float32", shape),
+    }
+    if is_regression:
+        return {**common, "noise_seed": ("int64", ())}
+    return {
+        **common,
+        "states": ("float32", (None, *shape)),
+        "places": ("int32", (number, 2)),
+        "steps": ("float32", (number, 3)),
+    }
+
+
+def _fits(found: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+    return len(found) == len(wanted) and all(each in (None, size) for size, each in zip(found, wanted, strict=True))
+
+
+def _tensor(payload: Payload, name: str) -> torch.Tensor:
+    held = payload.arrays.get(name)
+    if held is None:
+        fault(f"a finished sample has no array {name!r}; it has {', '.join(payload.arrays)}")
+    return torch.from_numpy(np.frombuffer(held.data, np.dtype(held.dtype)).reshape(held.shape).copy())

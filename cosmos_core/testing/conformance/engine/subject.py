@@ -1,0 +1,367 @@
+"""What the tests of an engine stand on: a tiny model, prompts, requests, started engines, and how to read results."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
+from pathlib import Path
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar, final
+
+import attrs
+import numpy as np
+import pytest
+import torch
+
+from cosmos_core.errors import CosmosError, EngineError
+from cosmos_core.plugins.selection import PluginSet
+from cosmos_core.protocols import (
+    CachePolicy,
+    EngineCapabilities,
+    EngineContext,
+    FinishReason,
+    Generated,
+    Handle,
+    Kind,
+    Model,
+    ModelContext,
+    PauseMode,
+    Provider,
+    Record,
+    Request,
+    RolloutEngine,
+    Sampling,
+)
+from cosmos_core.testing.conformance.engine.pricing import Pricer, stopping_at
+from cosmos_core.testing.conformance.plugin import OneThread, fault
+from cosmos_core.types import JSON, Payload, Prompt
+from cosmos_core.weights import slices
+from cosmos_core.weights.shards import torch_dtype
+
+T = TypeVar("T")
+
+_POLL_S: Final = 0.001
+
+
+@final
+class EngineDriver:
+    """An engine whose calls must return in time.
+
+    Attributes:
+        engine: The engine itself, for callbacks on its own thread.
+    """
+
+    def __init__(self, engine: RolloutEngine, *, timeout_s: float, start_timeout_s: float) -> None:
+        self.engine: Final = engine
+        self._timeout_s: Final = timeout_s
+        self._start_timeout_s: Final = start_timeout_s
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """A method of the engine, in time."""
+        method = getattr(self.engine, name)
+        return lambda *args, **kwargs: self._within(self._timeout_s, f"{name}()", lambda: method(*args, **kwargs))
+
+    def start(self) -> None:
+        """Start the engine."""
+        self._within(self._start_timeout_s, "start()", self.engine.start)
+
+    def pause(self, mode: PauseMode = "keep") -> None:
+        """Pause the engine."""
+        self._within(self._timeout_s, f"pause({mode!r})", lambda: self.engine.pause(mode))
+
+    def results(self, handle: Handle) -> list[Generated]:
+        """What came of a request.
+
+        Raises:
+            EngineError: The engine failed it.
+        """
+        name = handle.request.request_id
+        try:
+            return self._within(
+                self._timeout_s + 1.0, f"result() of request {name!r}", lambda: handle.result(self._timeout_s)
+            )
+        except TimeoutError:
+            fault(
+                f"request {name!r} is not finished after {self._timeout_s:g} s; every request that enters must end, "
+                "whatever happens to it. (A slow engine: raise timeout_s of the test class.)"
+            )
+
+    def generate(self, requests: Sequence[Request]) -> list[list[Generated]]:
+        """What comes of requests that enter together."""
+        return [self.results(handle) for handle in self.submit(requests)]
+
+    def wait_for_units(self, units: int) -> None:
+        """Wait until the engine has generated so many units since its start."""
+        end = time.monotonic() + self._timeout_s
+        while (made := self.stats().generated_units) < units:
+            if time.monotonic() > end:
+                fault(f"stats().generated_units stays at {made}; {units} units were asked for and more are in flight")
+            time.sleep(_POLL_S)
+
+    def pause_in_flight(self, handles: Sequence[Handle], units: int) -> int:
+        """Pause once so many units were generated, while all requests are still unfinished; the units made by then."""
+        self.wait_for_units(units)
+        self.pause("keep")
+        for handle in handles:
+            if self.is_done(handle):
+                fault("a request was finished before it could be paused; raise long_units of the test class")
+        return int(self.stats().generated_units)
+
+    def is_done(self, handle: Handle) -> bool:
+        """Whether a request has ended."""
+        what = f"result(0.0) of request {handle.request.request_id!r}"
+        try:
+            self._within(self._timeout_s, what, lambda: handle.result(0.0))
+        except TimeoutError:
+            return False
+        except EngineError:
+            return True
+        return True
+
+    def load(self, version: int, tensors: Mapping[str, torch.Tensor], cache: CachePolicy = "keep") -> str:
+        """Load whole weights; returns the digest that the engine tells."""
+        self.begin_update(version)
+        self.write_all(tensors)
+        return str(self.commit_update(cache))
+
+    def write_all(self, tensors: Mapping[str, torch.Tensor], *, skip: int = 0) -> None:
+        """Write every slice of the layout but the first `skip`."""
+        for rank, held in self.layout().items():
+            for piece, dtype in held[skip:]:
+                box = slices.within(piece, slices.whole(piece.name, tuple(tensors[piece.name].shape)))
+                self.write(rank, piece, tensors[piece.name][box].to(torch_dtype(dtype)).contiguous())
+
+    def _within(self, timeout_s: float, what: str, call: Callable[[], T]) -> T:
+        answer: futures.Future[T] = futures.Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - it is raised again in the test
+                answer.set_exception(error)
+
+        threading.Thread(target=run, name=f"kit:{what}", daemon=True).start()
+        done, _ = futures.wait([answer], timeout_s)
+        if done:
+            return answer.result()
+        return fault(f"{what} did not return in {timeout_s:g} s; it must never wait for what cannot happen")
+
+
+def refuses(error: type[CosmosError], call: Callable[[], object], what: str) -> str:
+    """Check that the engine refuses a call with this error; returns its message.
+
+    Args:
+        error: What must be raised.
+        call: The call.
+        what: What is wrong with it, for the fault: "a request that ...".
+    """
+    try:
+        call()
+    except error as refusal:
+        return str(refusal)
+    except Exception as other:  # noqa: BLE001 - whatever it is, it is the fault
+        fault(f"{what} raised {type(other).__name__} ({other}); raise {error.__name__} with what is wrong")
+    return fault(f"{what} was accepted; raise {error.__name__}")
+
+
+Start: TypeAlias = Callable[..., EngineDriver]
+
+TEMPERATURE: Final = 0.7
+"""Of every request, unless a test says otherwise: at 1, wrong semantics would not show."""
+
+TINY: Final[Mapping[str, JSON]] = {
+    "model_type": "qwen3",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+    # Large, so that the distributions of random weights are far from flat.
+    "initializer_range": 0.3,
+}
+_TOKENIZER: Final[Mapping[str, JSON]] = {"build": "byte-bpe", "vocab_size": 270, "split_digits": True}
+_TEXTS: Final = ("Two and two", "Once upon a time there was", "x", "What is 6 times 7?", "A name")
+
+
+class EngineSetting(OneThread):
+    """Fixtures and readings of the engine kit; see `EngineConformance` for what may be overridden."""
+
+    kind: ClassVar[Kind] = "engine"
+    timeout_s: ClassVar[float] = 20.0
+    start_timeout_s: ClassVar[float] = 120.0
+    tolerance: ClassVar[float] = 1e-4
+    long_units: ClassVar[int] = 160
+    tensor_parallel: ClassVar[int] = 1
+    temperature: ClassVar[float] = TEMPERATURE
+    whole: ClassVar[FinishReason] = FinishReason.LENGTH
+    has_cache: ClassVar[bool] = True
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls, tmp_path_factory: pytest.TempPathFactory) -> Model:
+        """The model to generate with; a tiny `hf` model from random weights."""
+        context = ModelContext(path=None, config=TINY, assets=tmp_path_factory.mktemp("model"))
+        made: Model = PluginSet.load([("model", "hf")]).create("model", "hf", {}, context)
+        made.prepare(_TEXTS, _TOKENIZER)
+        return made
+
+    @pytest.fixture
+    def capabilities(self, provider: Provider[RolloutEngine]) -> EngineCapabilities:
+        """What the plugin declares of as many processes as these tests use."""
+        declared: EngineCapabilities = provider.capabilities
+        return declared.over(self.tensor_parallel)
+
+    @pytest.fixture
+    def context(
+        self,
+        tmp_path: Path,  # noqa: ARG002 - a folder is not needed here
+        model: Model,
+    ) -> EngineContext:
+        """An engine's context; the model has no stop tokens, so that lengths are known."""
+        return EngineContext(
+            model=stopping_at(model, frozenset()),
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            max_in_flight=4,
+            context_length=min(model.facts().context_length, 256),
+            seed=1,
+            tensor_parallel=self.tensor_parallel,
+        )
+
+    @pytest.fixture
+    def prompts(self, model: Model) -> list[Payload]:
+        """Prompts of different lengths, five at least."""
+        return [model.encode(Prompt(text=text)) for text in _TEXTS]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def pricer(cls, model: Model) -> Pricer:
+        """The same weights, as the trainer evaluates them."""
+        return Pricer(model, seed=1)
+
+    @pytest.fixture
+    def start(self, plugins: PluginSet, options: Mapping[str, JSON], context: EngineContext) -> Iterator[Start]:
+        """Start an engine, with changes of the context if given; it is shut down after the test."""
+        started: list[EngineDriver] = []
+
+        def begin(**changes: Any) -> EngineDriver:
+            made = plugins.create("engine", self.plugin, options, attrs.evolve(context, **changes))
+            engine = EngineDriver(made, timeout_s=self.timeout_s, start_timeout_s=self.start_timeout_s)
+            started.append(engine)
+            engine.start()
+            return engine
+
+        yield begin
+        for engine in started:
+            # What is wrong with a shutdown is told by the tests of it, not by all tests.
+            with contextlib.suppress(Exception, pytest.fail.Exception):
+                engine.shutdown()
+
+    # -- requests and what comes of them ------------------------------------------------------------------------------
+
+    def request(self, name: object, prompt: Payload, *, seed: int = 0, priority: int = 0, **sampling: Any) -> Request:
+        """A request; 8 units at `temperature` unless said otherwise."""
+        drawn = Sampling(**{"temperature": self.temperature, "max_units": 8, **sampling})
+        return Request(request_id=str(name), prompt=prompt, sampling=drawn, seed=seed, priority=priority)
+
+    def decisions(self, max_units: int) -> int:
+        """How many decisions a request with so many units comes to."""
+        return max_units
+
+    def draws_at(self, temperature: float) -> bool:  # noqa: ARG002 - for those that do not at all of them
+        """Whether there are samples of a temperature."""
+        return True
+
+    def logprobs(self, generated: Generated) -> torch.Tensor:
+        """The engine's log-prob of each unit, float32 [N]."""
+        return torch.from_numpy(np.frombuffer(generated.payload.arrays["logprobs"].data, np.float32).copy())
+
+    def versions(self, generated: Generated) -> list[int]:
+        """The weight version of each unit."""
+        return [int(each) for each in np.frombuffer(generated.payload.arrays["versions"].data, np.int32)]
+
+    def content(self, generated: Generated) -> bytes:
+        """What was generated, to compare one completion with another."""
+        return bytes(generated.payload.arrays["completion"].data)
+
+    def same(self, generated: Generated, other: Generated) -> bool:
+        """Whether two completions are one."""
+        return self.content(generated) == self.content(other)
+
+    # -- comparisons --------------------------------------------------------------------------------------------------
+
+    def check_logprobs(
+        self,
+        pricer: Pricer,
+        generated: Generated,
+        capabilities: EngineCapabilities,
+        *,
+        weights: int = 0,
+        temperature: float | None = None,
+        places: Sequence[int] | None = None,
+    ) -> None:
+        """Check a completion's log-probs (those of the units at `places`, or all) against the trainer's."""
+        semantics = capabilities.logprob_semantics
+        temperature = self.temperature if temperature is None else temperature
+        processed, raw = (
+            pricer.logprobs([generated.payload], temperature=each, weights=weights)[0] for each in (temperature, 1.0)
+        )
+        expected, other = (processed, raw) if semantics == "processed" else (raw, processed)
+        found = self.logprobs(generated)
+        if found.shape != expected.shape:
+            fault(f"a completion of {len(expected)} decisions has {len(found)} log-probs; give one for each")
+        apart = (found - expected).abs()
+        if places is not None:
+            apart = apart[list(places)]
+        if apart.numel() and not apart.max() <= self.tolerance:
+            worst = int(apart.argmax()) if places is None else places[int(apart.argmax())]
+            fault(
+                f"log-probs are not the trainer's: unit {worst}, of version {self.versions(generated)[worst]}, has "
+                f"{found[worst]:.4f}, the trainer says {expected[worst]:.4f} for the declared logprob_semantics "
+                f"{semantics!r} at temperature {temperature}{_hint(found, other, semantics, self.tolerance)}"
+            )
+
+    def check_scores(
+        self, pricer: Pricer, engine: EngineDriver, payloads: Sequence[Payload], *, temperature: float, weights: int = 0
+    ) -> None:
+        """Check what `score` gives for completions against the trainer's log-probs."""
+        scores = engine.score(payloads, temperature=temperature)
+        for index, expected in enumerate(pricer.logprobs(payloads, temperature=temperature, weights=weights)):
+            found = scores[index].cpu()
+            if found.shape != expected.shape or not (found - expected).abs().max() <= self.tolerance:
+                fault(
+                    f"score() of payload {index} at temperature {temperature} gives {found.tolist()}; the trainer "
+                    f"says {expected.tolist()}; price it under the loaded weights, after the temperature"
+                )
+
+
+def needs_tokens(capabilities: EngineCapabilities) -> None:
+    """Skip what only tokens have."""
+    if "tokens" not in capabilities.payload_kinds:
+        pytest.skip("not declared: payload kind tokens")
+
+
+def tokens_of(generated: Generated) -> list[int]:
+    """The tokens of a completion."""
+    return list(memoryview(generated.payload.arrays["completion"].data).cast("B").cast("i"))
+
+
+def recorded_of(generated: Generated, record: Record) -> torch.Tensor:
+    """A completion's records, float32, in their shape."""
+    array = generated.payload.arrays.get(record.name)
+    if array is None or array.dtype != record.dtype:
+        found = None if array is None else array.dtype
+        fault(f"the model records {record.name!r} as {record.dtype}, the payload has {found}; add it to completions")
+    return torch.from_numpy(np.frombuffer(array.data, np.float32).copy()).reshape(array.shape)
+
+
+def _hint(found: torch.Tensor, other: torch.Tensor, semantics: str, tolerance: float) -> str:
+    if found.shape != other.shape or not (found - other).abs().max() <= tolerance:
+        return "; check positions, caches, the temperature and which weights are loaded"
+    actual = "raw" if semantics == "processed" else "processed"
+    return f"; they are {actual} ones: declare logprob_semantics={actual!r}"

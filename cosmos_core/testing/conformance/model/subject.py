@@ -1,0 +1,252 @@
+"""What the tests of the model kit stand on: a tiny model, some rows, and their payloads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final, TypeAlias
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from transformers import AutoModelForCausalLM
+
+from cosmos_core.models.tokens import KIND, values
+from cosmos_core.plugins.selection import PluginSet
+from cosmos_core.protocols import Decided, Kind, Model, ModelContext, ModelFacts
+from cosmos_core.testing.conformance.model import reference
+from cosmos_core.testing.conformance.model.reference import copied, demonstrations, first_difference
+from cosmos_core.testing.conformance.plugin import OneThread, fault
+from cosmos_core.types import JSON, Payload, Prompt
+from cosmos_core.weights.shards import canonical_tensors
+
+CPU: Final = torch.device("cpu")
+SEED: Final = 0
+
+Reload: TypeAlias = Callable[[Path], Model]
+
+
+class ModelSetting(OneThread):
+    """The class variables, fixtures and methods that `ModelConformance` documents."""
+
+    kind: ClassVar[Kind] = "model"
+    config: ClassVar[Mapping[str, JSON] | None] = None
+    path: ClassVar[str | None] = None
+    tokenizer: ClassVar[Mapping[str, JSON] | None] = {
+        "build": "byte-bpe",
+        "vocab_size": 300,
+        "split_digits": True,
+        "corpus_rows": 100,
+    }
+    temperatures: ClassVar[Sequence[float]] = (1.0, 0.6, 1.7)
+    tolerance: ClassVar[float] = 1e-4
+
+    @pytest.fixture
+    def prompts(self) -> Sequence[Prompt]:
+        """Rows of different lengths, each with a demonstration."""
+        rows = [
+            ("Ann has 3 apples and buys 4 more. How many?", "3+4=7\n#### 7"),
+            ("2+2=", "4"),
+            ("Zoë zählt: 12, 13,", "14 😀"),
+            ("How many?", "Twenty-one"),
+            ("a", ""),
+            ("One, two, three, four, five, six,", "seven, eight, nine, ten, eleven"),
+        ]
+        return tuple(Prompt(text=text, demonstration=answer) for text, answer in rows)
+
+    @pytest.fixture
+    def corpus(self, prompts: Sequence[Prompt]) -> Sequence[str]:
+        """What a tokenizer is trained on."""
+        return tuple(f"{prompt.text}{prompt.demonstration or ''}" for prompt in prompts)
+
+    @pytest.fixture
+    def context(self, tmp_path: Path) -> ModelContext:
+        """A model's context: `path` or `config`, and an empty folder for what is made locally."""
+        if (self.config is None) == (self.path is None):
+            fault(
+                f"{type(self).__name__} names no model, or two: set config, a Hugging Face config of a few layers such "
+                "as {'model_type': 'qwen3', 'hidden_size': 32, ...}, or path, the folder of a small checkpoint"
+            )
+        return ModelContext(path=self.path, config=self.config, assets=tmp_path / "assets")
+
+    @pytest.fixture
+    def model(self, make: Callable[..., Any], context: ModelContext, corpus: Sequence[str]) -> Model:
+        """The plugin's model, as a replica makes it once planning has made the tokenizer."""
+        planned: Model = make()
+        if context.config is not None and self.tokenizer is not None:
+            planned.prepare(corpus, self.tokenizer)
+        replica: Model = make()
+        return replica
+
+    @pytest.fixture
+    def module(self, model: Model) -> torch.nn.Module:
+        """Its weights, as a trainer has them."""
+        return model.build(seed=SEED, dtype=torch.float32, device=CPU)
+
+    @pytest.fixture
+    def payloads(self, model: Model, prompts: Sequence[Prompt]) -> Sequence[Payload]:
+        """What is evaluated: the demonstrations, encoded, and noised where the model learns them at drawn points."""
+        shown = demonstrations(model, prompts)
+        if len(shown) < 2:
+            fault("the kit needs two payloads at least: give `prompts` demonstrations, or override `payloads`")
+        return shown
+
+    @pytest.fixture
+    def reload(self, plugins: PluginSet, options: Mapping[str, JSON], tmp_path: Path) -> Reload:
+        """Make the plugin's model from a folder that was exported."""
+
+        def load(directory: Path) -> Model:
+            context = ModelContext(path=str(directory), config=None, assets=tmp_path / "nothing-made-locally")
+            model: Model = plugins.create(self.kind, self.plugin, options, context)
+            return model
+
+        return load
+
+    def reference(
+        self, model: Model, module: torch.nn.Module, payloads: Sequence[Payload], *, temperature: float
+    ) -> list[Decided]:
+        """What each payload's decisions are, by other means than `decide` of a packed row."""
+        if foreign := {payload.kind for payload in payloads} - {KIND}:
+            fault(
+                f"the kit has no reference for payloads of kind {', '.join(sorted(foreign))}; "
+                "override ModelConformance.reference"
+            )
+        return reference.decisions(model, module, payloads, temperature)
+
+    def load_exported(self, directory: Path) -> Mapping[str, torch.Tensor]:
+        """The tensors of an exported folder by canonical name, as the family's public library reads them."""
+        loaded, report = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
+        # What the files lack, transformers draws.
+        return {name: tensor for name, tensor in loaded.state_dict().items() if name not in report["missing_keys"]}
+
+
+class ModelBuilding(ModelSetting):
+    """What `build` and `facts` promise."""
+
+    def test_one_seed_gives_the_same_weights_bit_for_bit(self, model: Model, make: Callable[..., Any]) -> None:
+        """Every replica starts from the seed, and each must start from the same weights."""
+        states = []
+        for disturbance, builder in ((1, model), (2, model), (3, make())):
+            torch.manual_seed(disturbance)
+            states.append(copied(builder.build(seed=SEED, dtype=torch.float32, device=CPU)))
+        for other in states[1:]:
+            if name := first_difference(states[0], other):
+                fault(f"build(seed={SEED}) gives other weights the second time: {name}; draw from `seed` alone")
+
+    def test_another_seed_gives_other_weights(
+        self, model: Model, module: torch.nn.Module, context: ModelContext
+    ) -> None:
+        """A run from random weights is repeated with another seed to tell luck from progress."""
+        if context.path is not None:
+            pytest.skip("not random: the weights are those of a checkpoint")
+        other = model.build(seed=SEED + 1, dtype=torch.float32, device=CPU)
+        if first_difference(copied(module), copied(other)) is None:
+            fault(f"build(seed={SEED}) and build(seed={SEED + 1}) give the same weights; draw them from `seed`")
+
+    def test_building_leaves_the_random_state_alone(self, model: Model) -> None:
+        """Whoever draws after it would draw something else."""
+        torch.manual_seed(5)
+        before = torch.get_rng_state()
+        model.build(seed=SEED, dtype=torch.float32, device=CPU)
+        if not torch.equal(torch.get_rng_state(), before):
+            fault("build() changes torch's global random state; draw under torch.random.fork_rng()")
+
+    def test_two_modules_share_no_memory(self, model: Model, module: torch.nn.Module) -> None:
+        """A trainer and an engine of one process each have their own."""
+        other = model.build(seed=SEED, dtype=torch.float32, device=CPU)
+        held = {tensor.data_ptr(): name for name, tensor in canonical_tensors(module).items()}
+        shared = [held[t.data_ptr()] for t in canonical_tensors(other).values() if t.numel() and t.data_ptr() in held]
+        if other is module or shared:
+            fault(f"build() gave weights that an earlier module holds: {', '.join(shared[:3])}; make new ones")
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+    def test_the_dtype_is_honoured(self, model: Model, dtype: torch.dtype) -> None:
+        """Trainers ask for float32, rollout replicas for what they serve in."""
+        module = model.build(seed=SEED, dtype=dtype, device=CPU)
+        for name, parameter in module.named_parameters():
+            if parameter.is_floating_point() and parameter.dtype != dtype:
+                fault(f"build(dtype={dtype}) made {name} as {parameter.dtype}; cast the whole module")
+            if parameter.device != CPU:
+                fault(f"build(device=cpu) left {name} on {parameter.device}")
+
+    def test_facts_are_found_without_building(self, model: Model) -> None:
+        """Planning must be quick, on a machine that could not hold the weights."""
+        allocated: list[str] = []
+
+        def note(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
+            # A FakeTensor names a device, and has no storage there.
+            if parameter is not None and parameter.device.type != "meta" and not isinstance(parameter, FakeTensor):
+                allocated.append(f"{type(module).__name__}.{name}")
+
+        handle = register_module_parameter_registration_hook(note)
+        try:
+            model.facts()
+        finally:
+            handle.remove()
+        if allocated:
+            fault(f"facts() allocates weights ({allocated[0]} first); count them on the meta device, or by arithmetic")
+
+    def test_facts_agree_with_the_module(self, model: Model, module: torch.nn.Module) -> None:
+        """Planning reports sizes and memory from them."""
+        counted = sum(parameter.numel() for parameter in module.parameters())
+        stated = model.facts().num_parameters
+        if stated != counted:
+            fault(
+                f"facts().num_parameters is {stated:,}, the module has {counted:,} (tied parameters counted once); "
+                "count what build() makes"
+            )
+
+    def test_matrices_are_weights_of_the_module(self, model: Model, module: torch.nn.Module) -> None:
+        """Both sides of a publication go by them: what is quantised here must be what is expected there."""
+        tensors = canonical_tensors(module)
+        for name, shape in model.facts().matrices.items():
+            tensor = tensors.get(name)
+            if tensor is None or tuple(tensor.shape) != tuple(shape) or tensor.ndim < 2:
+                found = "no such tensor" if tensor is None else f"a tensor of shape {tuple(tensor.shape)}"
+                fault(
+                    f"facts().matrices gives {name!r} as {tuple(shape)}, and the module has {found}; name weights of "
+                    "[..., rows, columns] by their canonical names"
+                )
+
+    def test_every_token_id_has_a_row_in_the_embedding(
+        self, model: Model, module: torch.nn.Module, payloads: Sequence[Payload]
+    ) -> None:
+        """Engines and planning take the sizes from the facts; an id beyond them reads past the end of a table."""
+        tokens = [payload for payload in payloads if payload.kind == KIND]
+        if not tokens:
+            pytest.skip(f"not given: none of the kit's payloads is of kind {KIND!r}")
+        facts = model.facts()
+        arrays = [values(payload, name) for payload in tokens for name in ("prompt", "completion")]
+        largest = max(int(ids.max(initial=-1)) for ids in arrays)
+        if largest >= facts.tokenizer_size:
+            fault(
+                f"a demonstration is encoded to token id {largest}, and facts().tokenizer_size is "
+                f"{facts.tokenizer_size}; give the largest id of the tokenizer plus one"
+            )
+        find = getattr(module, "get_input_embeddings", None)
+        if find is None:
+            pytest.skip("unknown: the module has no get_input_embeddings(), so the kit cannot count the rows")
+        rows = find().weight.shape[0]
+        if facts.vocab_size != rows:
+            fault(f"facts().vocab_size is {facts.vocab_size}, and the embedding has {rows} rows; give those of build()")
+
+    def test_facts_hold_together(self, model: Model, make: Callable[..., Any]) -> None:
+        """Planning refuses recipes by them, in a process of its own."""
+        facts: ModelFacts = model.facts()
+        if facts != make().facts() or facts != model.facts():
+            fault(f"facts() differ between two instances or two calls: {facts}")
+        if not facts.architecture or facts.context_length < 1:
+            fault(f"facts() name no architecture or no context: {facts}; context_length counts the prompt too")
+        if facts.tokenizer_size > facts.vocab_size:
+            fault(
+                f"facts().tokenizer_size is {facts.tokenizer_size}, facts().vocab_size {facts.vocab_size}: "
+                "token ids would have no row in the embedding"
+            )
+        if not facts.tokenizer_size:
+            return
+        if not facts.stop_ids:
+            fault("facts().stop_ids is empty: no completion would ever end before the longest length")
+        foreign = sorted(i for i in {*facts.stop_ids, facts.pad_id} if not 0 <= i < facts.tokenizer_size)
+        if foreign:
+            fault(f"facts() name stop or pad ids {foreign} outside the tokenizer's {facts.tokenizer_size} ids")

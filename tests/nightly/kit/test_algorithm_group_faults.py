@@ -1,0 +1,124 @@
+"""Faults of algorithms in what they make of groups of samples: which they admit, and what advantages they give."""
+
+from tests.nightly.kit.faulty_algorithm import AlgorithmFaults, algorithm
+
+UNSCORED_AS_ZERO = """
+mean = sum(reward or 0.0 for reward in rewards) / len(rewards)
+return [None if reward is None else reward - mean for reward in rewards]
+"""
+SOUND = {
+    "five-of-a-prompt": (algorithm(capabilities="min_group_size=5"), ""),
+    "contrast-only": (
+        algorithm(
+            admit="return 'equal' if len({s.reward for s in group.samples if s.is_scored}) == 1 else None",
+            advantages="known = [r for r in rewards if r is not None]; assert min(known) < max(known)",
+        ),
+        "",
+    ),
+    "solvable-only": (
+        algorithm(
+            admit="return None if any(s.reward == 1.0 for s in group.samples if s.is_scored) else 'none right'",
+            advantages="return [None if r is None else r / [r for r in rewards if r].count(1.0) for r in rewards]",
+        ),
+        "",
+    ),
+}
+PLANTED = {
+    "advantages-flipped": (
+        algorithm(advantages="return [None if r is None else -r for r in rewards]"),
+        "test_a_higher_reward_never_lowers_the_advantage_of_its_sample",
+        "has an advantage of -0, and of -0.75 once its own reward is 0.75; is the sign wrong?",
+    ),
+    "advantages-constant": (
+        algorithm(advantages="return [None if r is None else 1.0 for r in rewards]"),
+        "test_a_higher_reward_never_lowers_the_advantage_of_its_sample",
+        "no sample's advantage rises with its own reward, in any group",
+    ),
+    "advantages-of-neighbours": (
+        algorithm(advantages="return [None if r is None else rewards[i - 1] or 0.5 for i, r in enumerate(rewards)]"),
+        "test_a_higher_reward_never_lowers_the_advantage_of_its_sample",
+        "no sample's advantage rises with its own reward, in any group",
+    ),
+    "advantages-zero": (
+        algorithm(advantages="return [None if r is None else 0.0 for r in rewards]"),
+        "test_something_is_left_to_train_on",
+        "every advantage is 0, though rewards differ (rewards 0, 0.25, 0.5, 0.75; ",
+    ),
+    "admits-nothing": (
+        algorithm(admit="return 'no'"),
+        "test_something_is_left_to_train_on",
+        "admit refuses every group, for example one with rewards 0, 0.25, 0.5, 0.75: 'no'",
+    ),
+    "admits-by-a-failed-reward": (
+        algorithm(admit="return 'lucky' if any(s.reward == 5.0 for s in group.samples) else None"),
+        "test_a_failed_sample_is_unscored_even_with_a_number",
+        "admit refuses a group for the reward of a sample whose status is reward_failed",
+    ),
+    "unscored-as-zero": (
+        algorithm(advantages=UNSCORED_AS_ZERO),
+        "test_unscored_samples_take_no_part_in_their_group",
+        "leave samples whose is_scored is False out of every mean",
+    ),
+    "unscored-as-zero-by-constant": (
+        algorithm(advantages="return [None if r is None else r - sum(x or 0 for x in rewards) / 4 for r in rewards]"),
+        "test_an_unscored_sample_is_no_zero",
+        "changes the advantages of its group as a reward of 0 does",
+    ),
+    "unscored-trained-on": (
+        algorithm(advantages="return [(reward or 0.0) - 0.5 for reward in rewards]"),
+        "test_scored_samples_have_a_finite_advantage_and_others_none",
+        "advantages gave -0.5 to an unscored sample in a group with rewards 0, None, 0.5, 0.75; give None",
+    ),
+    "reward-of-a-failed-sample": (
+        algorithm(advantages="rewards = [sample.reward for sample in samples]"),
+        "test_a_failed_sample_is_unscored_even_with_a_number",
+        "look at sample.is_scored",
+    ),
+    "not-a-number": (
+        algorithm(
+            advantages="return [None if r is None else r - max(rewards, key=bool) * float('inf') for r in rewards]"
+        ),
+        "test_scored_samples_have_a_finite_advantage_and_others_none",
+        "to a scored sample in a group with rewards",
+    ),
+    "divides-by-nothing": (
+        algorithm(capabilities="min_group_size=1"),
+        "test_scored_samples_have_a_finite_advantage_and_others_none",
+        "raised ZeroDivisionError",
+    ),
+    "random-advantages": (
+        algorithm(advantages="return [None if reward is None else random.random() for reward in rewards]"),
+        "test_every_replica_computes_the_same_advantages",
+        "differ at a second call",
+    ),
+    "advantages-of-its-own": (
+        algorithm(advantages="self.seen = self.seen or random.random()\nreturn [r and r * self.seen for r in rewards]"),
+        "test_every_replica_computes_the_same_advantages",
+        "two instances give different advantages to the same groups",
+    ),
+    "writes-groups": (
+        algorithm(advantages="samples[0].rewards.clear()"),
+        "test_groups_are_read_never_written",
+        "advantages or admit changed the groups",
+    ),
+    "admits-with-a-boolean": (
+        algorithm(admit="return False"),
+        "test_a_group_is_admitted_or_refused_with_a_reason",
+        "admit returned False for a group with rewards 0, 0.25, 0.5, 0.75",
+    ),
+    "admit-without-rewards": (
+        algorithm(admit="return None if max(s.reward for s in group.samples if s.is_scored) > 0 else 'no success'"),
+        "test_a_group_is_admitted_or_refused_with_a_reason",
+        "admit, on a group with rewards None, None, None, None, raised ValueError",
+    ),
+    "admits-in-turn": (
+        algorithm(admit="self.seen += 1\nreturn None if self.seen > 3 else 'too early'"),
+        "test_admission_depends_on_the_group_alone",
+        "admit said 'too early' and None of one group",
+    ),
+}
+
+
+class TestGroups(AlgorithmFaults):
+    sound = SOUND
+    planted = PLANTED

@@ -1,0 +1,278 @@
+"""Faults of algorithms in the prices of decisions: their gradients, what they read, how they split."""
+
+from tests.nightly.kit.faulty_algorithm import (
+    CONSULTING,
+    LOSS,
+    NEAR,
+    REINFORCE,
+    SEQUENCE_RATIO,
+    AlgorithmFaults,
+    algorithm,
+)
+
+OF_TOKENS = "min_group_size=2, payload_kinds=frozenset({'tokens'})"
+WEIGHTED_BY_ENTROPY = "return Loss(loss_N=-d.advantages_N * d.logprobs_N * (1 + d.entropy_N.clamp(max=5)))"
+STRENGTH = "return Loss(loss_N=-d.advantages_N * d.advantages_N.abs() * d.logprobs_N)"
+FREE = {"declared": 'old_logprobs = "none"'}
+WEIGHTED = """
+weight_N = (d.logprobs_N.detach() - d.old_logprobs_N).clamp(-20, 20).exp().clamp(max=1.05)
+return Loss(loss_N=-weight_N * d.advantages_N * d.logprobs_N)
+"""
+WEIGHTED_FORMULA = """
+def reference(self, d):
+    weight_N = (d.logprobs_N.detach() - d.old_logprobs_N).exp().clamp(max=1.05)
+    return -weight_N * d.advantages_N * d.logprobs_N
+"""
+
+
+def altered(old, new):
+    """The sound loss with something else in a place of it."""
+    assert old in LOSS
+    return LOSS.replace(old, new)
+
+
+SOUND = {
+    "clipped": (algorithm(), ""),
+    "reinforce": (algorithm(loss=REINFORCE, **FREE), "def reference(self, d): return -d.advantages_N * d.logprobs_N"),
+    "recomputed": (algorithm(declared='old_logprobs = "recompute"'), ""),
+    "latents": (algorithm(capabilities="min_group_size=2, payload_kinds=frozenset({'latents'})"), ""),
+    "sequence-ratio": (algorithm(loss=SEQUENCE_RATIO, capabilities=OF_TOKENS), "couples_decisions = True"),
+    "half": (algorithm(loss=altered("-d", "-0.5 * d")), "on_policy_scale = 0.5"),
+    "strength": (algorithm(loss=STRENGTH, **FREE), "on_policy_scale = None"),
+    "entropy": (
+        algorithm(loss=WEIGHTED_BY_ENTROPY, declared='old_logprobs = "none"; needs_entropy = True'),
+        "on_policy_scale = None",
+    ),
+    "entropy-reported": (
+        algorithm(loss=REINFORCE, declared='old_logprobs = "none"; needs_entropy = True'),
+        "ignores = frozenset({'entropy'})",
+    ),
+    "bonus": (
+        algorithm(loss=altered("ratio_N,", "ratio_N + 0.01 * ratio_N,"), declared="skips_zero_advantage = False"),
+        "has_other_terms = True",
+    ),
+    "weighted": (algorithm(loss=WEIGHTED), WEIGHTED_FORMULA),
+    "near-a-reference": (algorithm(loss=NEAR, declared=CONSULTING), "has_other_terms = True"),
+    "divergence-of-distributions": (
+        algorithm(
+            loss=altered("* ratio_N,", '* ratio_N + 0.1 * d.frozen["teacher"].divergence_N,'),
+            declared='consults = {"teacher": Divergence(kind="jsd")}; skips_zero_advantage = False',
+        ).replace("Loss,", "Divergence, Loss,", 1),
+        "has_other_terms = True",
+    ),
+    "preferences": (
+        algorithm(
+            loss="return Loss(loss_N=-d.advantages_N * d.logprobs_N)",
+            declared='old_logprobs = "none"; skips_zero_advantage = False',
+            capabilities="source='preferences'",
+        ),
+        "",
+    ),
+    "demonstrations": (
+        algorithm(
+            loss="return Loss(loss_N=-d.logprobs_N)",
+            declared='old_logprobs = "none"; skips_zero_advantage = False',
+            capabilities="source='demonstrations'",
+        ),
+        "",
+    ),
+}
+PLANTED = {
+    "wrong-sign": (
+        algorithm(loss=altered("-d", "d")),
+        "test_minimising_the_loss_makes_good_decisions_likelier",
+        "a decision with advantage 1 has a policy gradient of 1, where -1 is expected; the sign is wrong",
+    ),
+    "detached": (
+        algorithm(loss=altered("ratio_N, metrics", "ratio_N.detach(), metrics")),
+        "test_every_decision_gets_a_price",
+        "loss_N carries no gradient, so nothing would be learnt",
+    ),
+    "detached-in-part": (
+        algorithm(loss=altered("ratio_N, metrics", "ratio_N.detach() + 0 * d.logprobs_N, metrics")),
+        "test_minimising_the_loss_makes_good_decisions_likelier",
+        "nothing would be learnt: decisions.logprobs_N was detached",
+    ),
+    "wrong-scale": (
+        algorithm(loss=altered("-d", "-2 * d")),
+        "test_minimising_the_loss_makes_good_decisions_likelier",
+        "is 2 times minus its advantage, expected 1 times",
+    ),
+    "wrong-scale-by-length": (
+        algorithm(loss=altered("-d", "-1 / torch.bincount(d.sequence_N)[d.sequence_N] * d")),
+        "test_minimising_the_loss_makes_good_decisions_likelier",
+        "is 0.142857 times minus the advantage for one decision and 1 times for another, expected 1 times for each",
+    ),
+    "biased-advantage": (
+        algorithm(loss=altered("-d.advantages_N", "-(d.advantages_N + 0.1)"), declared="skips_zero_advantage = False"),
+        "test_zero_advantage_gives_zero_policy_gradient",
+        "a decision with advantage 0 has a gradient of -0.1 at advantage 0",
+    ),
+    "demonstrations-unlikelier": (
+        algorithm(
+            loss="return Loss(loss_N=d.logprobs_N)",
+            declared='old_logprobs = "none"; skips_zero_advantage = False',
+            capabilities="source='demonstrations'",
+        ),
+        "test_minimising_the_loss_makes_good_decisions_likelier",
+        "the sign is wrong",
+    ),
+    "not-the-formula": (
+        algorithm(loss=altered("ratio_N, metrics", "ratio_N.clamp(0.99, 1.01), metrics")),
+        "test_the_loss_equals_its_reference[0.05]",
+        "and its reference",
+    ),
+    "mean-inside": (
+        algorithm(loss=altered("-d.advantages_N * ratio_N", "-d.advantages_N * ratio_N / len(ratio_N)")),
+        "test_a_step_does_not_depend_on_its_micro_batches[two micro-batches]",
+        "with two micro-batches; price each decision from its own sequence alone",
+    ),
+    "whitened-in-the-micro-batch": (
+        algorithm(loss=altered("-d.advantages_N", "-(d.advantages_N / (d.advantages_N.abs().mean() + 1e-6))")),
+        "test_a_step_does_not_depend_on_its_ranks[two ranks]",
+        "with two ranks; price each decision from its own sequence alone",
+    ),
+    "on-the-first-micro-batch": (
+        algorithm(
+            loss="""
+is_whole = isinstance(self.seen, torch.Tensor) and len(self.seen) >= len(d.advantages_N)
+first = self.seen = self.seen if is_whole else d.advantages_N
+return Loss(loss_N=-first[:len(d.logprobs_N)] * (d.logprobs_N - d.old_logprobs_N).clamp(-20, 20).exp())
+"""
+        ),
+        "test_a_step_does_not_depend_on_its_micro_batches[two micro-batches]",
+        "with two micro-batches; price each decision from its own sequence alone",
+    ),
+    "gradient-through-a-clamped-weight": (
+        algorithm(loss=WEIGHTED.replace(".detach()", "").replace(" * d.logprobs_N)", ")")),
+        "test_the_loss_equals_its_reference[0.05]",
+        "the price of a decision is",
+    ),
+    "by-place": (
+        algorithm(loss=altered("ratio_N, metrics", "ratio_N * (1 + d.sequence_N), metrics")),
+        "test_a_step_does_not_depend_on_the_order_of_sequences[the sequences reversed]",
+        "with the sequences reversed; price each decision",
+    ),
+    "scalar": (
+        algorithm(loss=altered("ratio_N, metrics", "ratio_N).sum(), metrics").replace("loss_N=-", "loss_N=(-")),
+        "test_every_decision_gets_a_price",
+        "loss gave a float32 tensor of shape [] for 22 decisions",
+    ),
+    "coupled-sequences": (
+        algorithm(loss=altered("ratio_N, metrics", "ratio_N * ratio_N.mean() / ratio_N.mean().detach(), metrics")),
+        "test_the_price_of_a_decision_depends_on_its_own_log_prob_only",
+        "sequences are priced one by one",
+    ),
+    "coupled": (
+        algorithm(loss=SEQUENCE_RATIO),
+        "test_the_price_of_a_decision_depends_on_its_own_log_prob_only",
+        "the price of decision 0 (sequence 0) has a gradient with respect to the log-prob of decision",
+    ),
+    "unbounded-ratio": (
+        algorithm(loss=altered(".clamp(-20, 20)", "")),
+        "test_gradients_are_finite_however_far_off_policy",
+        "bound log ratios (clamp(-20, 20)) before their exponential",
+    ),
+    "zero-advantage-not-skipped": (
+        algorithm(loss=altered("ratio_N, metrics", "ratio_N + 0.1 * (d.logprobs_N - d.old_logprobs_N) ** 2, metrics")),
+        "test_zero_advantage_gives_zero_policy_gradient",
+        "skips_zero_advantage is declared, but a decision with advantage 0 has a gradient of",
+    ),
+    "advantage-against-nothing": (
+        algorithm(
+            loss=altered("-d.advantages_N * ratio_N", "-(d.advantages_N + (d.advantages_N == 0)) * ratio_N"),
+            declared="skips_zero_advantage = False",
+        ),
+        "test_zero_advantage_gives_zero_policy_gradient",
+        "a policy term must vanish with its advantage",
+    ),
+    "ratio-against-itself": (
+        algorithm(loss=altered("d.old_logprobs_N", "d.logprobs_N.detach()")),
+        "test_the_old_log_probs_that_it_asks_for_are_used",
+        "old_logprobs = 'behaviour', but prices and gradients are the same whatever",
+    ),
+    "old-without-asking": (
+        algorithm(**FREE),
+        "test_every_decision_gets_a_price",
+        "old_logprobs_N is None, as old_logprobs is 'none'), raised TypeError",
+    ),
+    "entropy-without-asking": (
+        algorithm(loss=altered("ratio_N, metrics", "ratio_N * (1 + d.entropy_N), metrics")),
+        "test_every_decision_gets_a_price",
+        "entropy_N is None, as needs_entropy is False), raised TypeError",
+    ),
+    "entropy-for-nothing": (
+        algorithm(declared="needs_entropy = True"),
+        "test_the_entropy_that_it_asks_for_is_used",
+        "needs_entropy is True, but prices and gradients are the same whatever",
+    ),
+    "entropy-bonus-without-gradient": (
+        algorithm(
+            loss=altered("* ratio_N,", "* ratio_N - 0.01 * d.entropy_N.detach(),"), declared="needs_entropy = True"
+        ),
+        "test_the_entropy_that_it_asks_for_is_used",
+        "decisions.entropy_N changes prices and no gradient: it is detached, so a bonus of it moves nothing",
+    ),
+    "reference-for-nothing": (
+        algorithm(declared='consults = {"reference": None}'),
+        "test_the_frozen_models_that_it_consults_are_used",
+        "consults names the reference, but gradients are the same whatever it says",
+    ),
+    "reference-without-asking": (
+        algorithm(loss=NEAR, declared="skips_zero_advantage = False"),
+        "test_every_decision_gets_a_price",
+        "raised KeyError: 'reference'",
+    ),
+    "reference-as-a-constant": (
+        algorithm(loss=NEAR.replace("- d.logprobs_N).clamp", "- d.logprobs_N.detach()).clamp"), declared=CONSULTING),
+        "test_the_frozen_models_that_it_consults_are_used",
+        "gradients are the same whatever it says",
+    ),
+    "learns-its-scale": (
+        algorithm(loss="self.seen = self.seen or d.logprobs_N.min().item()\n" + altered("-d", "self.seen * d")),
+        "test_the_same_decisions_cost_the_same_each_time",
+        "priced after others cost something else",
+    ),
+    "remembers": (
+        algorithm(loss="self.seen += 1\n" + altered("-d.advantages_N", "-(1 + self.seen) / 2 * d.advantages_N")),
+        "test_the_same_decisions_cost_the_same_each_time",
+        "priced again cost something else",
+    ),
+    "writes-its-inputs": (
+        algorithm(loss=altered("-d.advantages_N", "-d.advantages_N.clamp_(-1, 1)")),
+        "test_the_loss_leaves_its_inputs_as_they_are",
+        "loss changed decisions.advantages_N in place",
+    ),
+    "metric-with-gradient": (
+        algorithm(loss=altered("ratio_N.detach()", "ratio_N")),
+        "test_metrics_are_one_detached_number_for_each_decision",
+        "the metric 'ratio' carries a gradient",
+    ),
+    "metric-averaged": (
+        algorithm(loss=altered("ratio_N.detach()", "ratio_N.detach().mean()")),
+        "test_metrics_are_one_detached_number_for_each_decision",
+        "the metric 'ratio' is a float32 tensor of shape [] for 22 decisions",
+    ),
+    "metric-infinite": (
+        algorithm(loss=altered("ratio_N.detach()", "(d.old_logprobs_N - d.logprobs_N.detach()).exp()")),
+        "test_metrics_are_one_detached_number_for_each_decision",
+        "the metric 'ratio' of a decision is inf at advantage 1, log-prob -100, old log-prob 0",
+    ),
+    "metric-of-the-core": (
+        algorithm(loss=altered('"ratio"', '"loss"')),
+        "test_metrics_are_one_detached_number_for_each_decision",
+        "the metric 'loss' has a name of the core's own",
+    ),
+}
+BODIES = {
+    "advantage-against-nothing": "has_other_terms = True",
+    "coupled-sequences": "couples_decisions = True",
+    "gradient-through-a-clamped-weight": WEIGHTED_FORMULA,
+    "not-the-formula": "def reference(self, d): return -d.advantages_N * (d.logprobs_N - d.old_logprobs_N).exp()",
+}
+
+
+class TestPrices(AlgorithmFaults):
+    sound = SOUND
+    planted = PLANTED
+    bodies = BODIES

@@ -1,0 +1,111 @@
+"""Faults of what models say besides log-probs: divergences from a frozen model, and features."""
+
+import pytest
+
+from tests.nightly.kit.faulty_family import COMPARING_TESTS, TINY, family, only
+
+pytestmark = pytest.mark.slow
+
+DECLARED = 'CAPABILITIES = ModelCapabilities(divergences=frozenset({"forward-kl", "jsd"}), features=True)'
+
+
+def asked(line):
+    """A `decide` that is asked for all there is, and spoils what the family's own says."""
+    return family(
+        f"""
+        def decide(self, module, batch, *, temperature, prediction_for=None, kl_target=None, with_features=False, **kw):
+            asked = kw | {{"prediction_for": prediction_for, "kl_target": kl_target, "with_features": with_features}}
+            decided = super().decide(module, batch, temperature=temperature, **asked)
+            {line}
+            return decided
+        """,
+        DECLARED,
+    )
+
+
+def apart(expression):
+    return asked(
+        "own = decided.divergence_N; "
+        f"decided = decided if own is None else attrs.evolve(decided, divergence_N={expression})"
+    )
+
+
+FAULTS = {
+    "offset": (apart("own + 0.1"), "test_divergences_are_distances", "away from the very same distribution"),
+    "negative": (
+        apart("own - 2.0 * (own > 1e-3) * own"),
+        "test_divergences_are_distances",
+        "away from another distribution",
+    ),
+    "nothing": (apart("own * 0.0"), "test_divergences_are_distances", "from those of other weights"),
+    "summed": (apart("own.sum()"), "test_divergences_are_distances", "give one finite float32 for each"),
+    "top-ignored": (
+        asked(
+            "scale = 1.0 if kl_target is None or kl_target.comparison.top is None else 9.0; "
+            "own = decided.divergence_N; "
+            "decided = decided if own is None else attrs.evolve(decided, divergence_N=own * scale)"
+        ),
+        "test_fewer_outcomes_told_apart_are_not_further_apart",
+        "with top = 3 is larger",
+    ),
+    "detached": (
+        apart("own.detach()"),
+        "test_the_gradient_of_a_divergence_brings_distributions_together",
+        "carries no gradient",
+    ),
+    "away": (
+        apart("2.0 * own.detach() - own"),
+        "test_the_gradient_of_a_divergence_brings_distributions_together",
+        "a small step against its gradient takes it from",
+    ),
+    "unasked": (
+        asked("decided = attrs.evolve(decided, divergence_N=decided.logprobs_N)"),
+        "test_what_is_asked_besides_changes_no_log_prob",
+        "gave a prediction or a divergence that was not asked for",
+    ),
+    "mixed-up": (
+        apart("own.flip(0)"),
+        "test_divergences_do_not_depend_on_what_else_is_packed",
+        "changes with what else is packed",
+    ),
+    "no-features": (
+        asked("decided = attrs.evolve(decided, features_ND=None)"),
+        "test_features_are_there_where_declared",
+        "gave features None; expected",
+    ),
+    "frozen-features": (
+        asked(
+            "own = decided.features_ND; "
+            "decided = decided if own is None else attrs.evolve(decided, features_ND=own.detach())"
+        ),
+        "test_features_are_there_where_declared",
+        "features carry no gradient",
+    ),
+}
+
+
+GOOD = {"good-comparing": asked("pass")}
+
+
+@pytest.fixture(scope="module")
+def outcomes(run_kit):
+    modules = {**GOOD, **{name: source for name, (source, *_) in FAULTS.items()}}
+    bodies = {name: only(test) for name, (_, test, _) in FAULTS.items()}
+    bodies |= dict.fromkeys(GOOD, only(*COMPARING_TESTS))
+    return run_kit("model", modules, header=TINY, body="config = TINY\n", bodies=bodies)
+
+
+def test_a_good_model_passes(outcomes):
+    results = {each.test: each.result for each in outcomes["good-comparing"] if each.test in COMPARING_TESTS}
+    assert results == dict.fromkeys(COMPARING_TESTS, "passed")
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_fault_is_named(outcomes, name):
+    _, test, message = FAULTS[name]
+    failed = {each.test: each.message for each in outcomes[name] if each.result == "failed"}
+    assert message in failed[test]
+
+
+def test_every_test_of_what_is_compared_can_fail():
+    assert {test for _, test, _ in FAULTS.values()} == COMPARING_TESTS

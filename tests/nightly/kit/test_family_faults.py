@@ -1,0 +1,196 @@
+"""Faults of families of world models that their kit must name, and what it compares layouts by."""
+
+import math
+from types import SimpleNamespace
+
+import attrs
+import pytest
+import torch
+
+from cosmos_core.errors import DataError
+from cosmos_core.protocols import ModelCapabilities, ModelContext
+from cosmos_core.testing import DenoisingModelConformance
+from cosmos_core.testing.conformance.model import layouts as spreading
+from cosmos_core.testing.layouts import PluginModel, Stepped
+from cosmos_core.testing.worlds import WorldFailedError
+from cosmos_core.types import Prompt
+from tests.families import CONFIGS, text_payloads
+
+ALONE = Stepped(weights={}, loss=2.0, norm=1.0, gradients={"w": torch.tensor([3.0, 4.0]).double()}, metrics={})
+LOGPROBS = torch.tensor([-1.0, -2.0, -3.0])
+NEARLY = torch.tensor([3.0, 4.0 + 15e-6], dtype=torch.float64)
+"""Off by 3e-6 of the norm: what rounding of float32 may do, and that of float64 may not."""
+
+
+def step_of(policy):
+    """What a step comes to: with adapters, these alone have gradients."""
+    return ALONE if policy.lora is None else attrs.evolve(ALONE, gradients={"w.lora_A": torch.ones(1)})
+
+
+class Kit(DenoisingModelConformance):
+    plugin = "any"
+
+
+@pytest.fixture
+def compare(monkeypatch):
+    """Run a test of layouts on what steps came to; `axes` are those that are declared."""
+    model = SimpleNamespace(facts=lambda: SimpleNamespace(impossible={}))
+    monkeypatch.setattr(spreading, "pack_alone", lambda model, payload: SimpleNamespace(num_units=3))
+    monkeypatch.setattr(spreading, "step_alone", lambda make, batch, policy, dtype: step_of(policy))
+
+    def run(test, axes):
+        test(Kit(), ModelCapabilities(mesh_axes=frozenset(axes)), None, model, [None])
+
+    return run
+
+
+def steps(monkeypatch, make):
+    """Let a step come to `make(dtype, layout)`, and remember the layouts."""
+    seen = []
+
+    def steps_in_layouts(maker, batch, policies, *, processes, dtypes, timeout_s):
+        seen.extend(policies)
+        return [make(dtype, policy) for dtype in dtypes for policy in policies]
+
+    monkeypatch.setattr(spreading, "steps_in_layouts", steps_in_layouts)
+    return seen
+
+
+def ratios(monkeypatch, found):
+    """Let slices come to `found(log-probs and gradients of one process)`, in float64."""
+    one = LOGPROBS, ALONE.gradients
+    monkeypatch.setattr(spreading, "_clipped", lambda *_: [(each.clone(), grads) for each, grads in [one, one]])
+    monkeypatch.setattr(spreading, "run_world", lambda *_, timeout_s: [[one, one], [found(*one), one]])
+
+
+TOGETHER = Kit.test_axes_together_equal_one_process
+RATIO = Kit.test_a_ratio_over_slices_is_that_of_one_process
+
+
+def test_what_is_declared_is_spread_together(compare, monkeypatch):
+    seen = steps(monkeypatch, lambda dtype, policy: step_of(policy))
+    compare(TOGETHER, {"dp_replicate", "dp_shard", "cp"})
+    assert len(seen) == 5 + 1  # float32 in one of them
+    assert {policy.lora is None for policy in seen} == {True, False}
+    seen.clear()
+    compare(TOGETHER, {"dp_shard"})
+    assert [policy.mesh.dp_shard for policy in seen] == [4, 4]
+    with pytest.raises(pytest.skip.Exception, match="not declared"):
+        compare(TOGETHER, {"cp"})
+    with pytest.raises(pytest.skip.Exception, match="not declared"):
+        compare(RATIO, {"dp_shard"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss": 2.0 + 4e-6}, r"with dp_shard = 4 in torch.float64 the loss is 2.000004, in one process 2"),
+        ({"loss": math.nan}, "the loss is nan"),
+        ({"gradients": {"w": NEARLY}}, "in torch.float64 the gradient of w differs from one process's by 3e-06"),
+        ({"gradients": {}}, "the gradient of w differs from one process's by inf"),
+    ],
+)
+def test_a_step_that_comes_to_something_else_is_named(compare, monkeypatch, changes, message):
+    steps(monkeypatch, lambda dtype, policy: attrs.evolve(ALONE, **changes))
+    with pytest.raises(pytest.fail.Exception, match=message):
+        compare(TOGETHER, {"dp_shard"})
+
+
+def test_rounding_of_float32_is_no_fault(compare, monkeypatch):
+    rounded = attrs.evolve(ALONE, gradients={"w": NEARLY})
+    steps(monkeypatch, lambda dtype, policy: rounded if dtype == torch.float32 else ALONE)
+    compare(TOGETHER, {"dp_shard"})
+
+
+def test_weights_that_learn_beside_adapters_are_named(compare, monkeypatch):
+    learning = attrs.evolve(ALONE, gradients={"w.lora_A": torch.ones(1), "w": torch.ones(1)})
+    monkeypatch.setattr(spreading, "step_alone", lambda *_, **__: learning)
+    steps(monkeypatch, lambda dtype, policy: learning)
+    with pytest.raises(pytest.fail.Exception, match=r"adapters in torch\.float64 w has a gradient, and is no adapter"):
+        compare(TOGETHER, {"dp_shard", "cp"})
+
+
+def test_a_model_that_knows_no_float64_is_named(compare, monkeypatch):
+    def failing(*_, dtype):
+        raise TypeError("no double")
+
+    monkeypatch.setattr(spreading, "step_alone", failing)
+    with pytest.raises(pytest.fail.Exception, match=r"does not compute in torch.float64 \(TypeError: no double\)"):
+        compare(TOGETHER, {"dp_shard"})
+
+
+def test_slices_that_fail_are_named(compare, monkeypatch):
+    ratios(monkeypatch, lambda *one: one)
+
+    def failing(*_, timeout_s):
+        raise WorldFailedError("rank 1 of 2 failed: no such head")
+
+    monkeypatch.setattr(spreading, "run_world", failing)
+    with pytest.raises(pytest.fail.Exception, match="ratios on 2 processes failed:\nrank 1 of 2 failed: no such head"):
+        compare(RATIO, {"cp"})
+
+
+def test_a_step_that_fails_is_named(compare, monkeypatch):
+    def failing(*_, **__):
+        raise WorldFailedError("rank 1 of 4 failed: no such head")
+
+    monkeypatch.setattr(spreading, "steps_in_layouts", failing)
+    with pytest.raises(pytest.fail.Exception, match="a step on 4 processes failed:\nrank 1 of 4 failed: no such head"):
+        compare(TOGETHER, {"dp_shard"})
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (lambda logprobs, grads: (logprobs[:2], grads), "rank 1 has 2 log-probs of 3; give all"),
+        (lambda logprobs, grads: (logprobs + 1e-4, grads), "rank 1's log-probs, and so ratios, differ"),
+        (lambda logprobs, grads: (logprobs, {"w": NEARLY}), "gradient of a clipped ratio by w differs by 3e-06"),
+    ],
+)
+def test_slices_that_come_to_something_else_are_named(compare, monkeypatch, found, message):
+    ratios(monkeypatch, lambda *one: one)
+    compare(RATIO, {"cp"})
+    ratios(monkeypatch, found)
+    with pytest.raises(pytest.fail.Exception, match=message):
+        compare(RATIO, {"cp"})
+
+
+def refusing(prompt):
+    raise DataError("too short")
+
+
+def reading(prompt):
+    if prompt.demonstration != "film.npy":
+        raise DataError("no film")
+
+
+@pytest.mark.parametrize(
+    ("vet", "encode", "message"),
+    [
+        (lambda prompt: None, reading, r"vet\(\) passes a row whose demonstration is no file"),
+        (reading, lambda prompt: None, r"encode_demonstration\(\) passes a row whose demonstration is no file"),
+        (refusing, reading, "refuses row 0, which can be encoded: too short"),
+    ],
+)
+def test_a_model_that_vets_wrongly_is_named(vet, encode, message):
+    model = SimpleNamespace(vet=vet, encode_demonstration=encode)
+    rows, unusable = ([Prompt(text="red", demonstration=film)] for film in ("film.npy", "none.npy"))
+    with pytest.raises(pytest.fail.Exception, match=message):
+        Kit().test_a_demonstration_can_be_vetted(model, rows, unusable)
+    with pytest.raises(pytest.skip.Exception, match="not declared"):
+        Kit().test_a_demonstration_can_be_vetted(SimpleNamespace(), rows, unusable)
+
+
+def test_a_family_says_what_its_library_computes():
+    with pytest.raises(pytest.fail.Exception, match="override forward"):
+        Kit().forward(None, None, None, None)
+    with pytest.raises(pytest.fail.Exception, match="override guided"):
+        Kit().guided(None, None, 2.0)
+
+
+def test_a_language_model_may_inherit_it(tmp_path):
+    config = {**CONFIGS["llama"], "num_hidden_layers": 1}
+    del config["vocab_size"]
+    make = PluginModel(plugin="hf", context=ModelContext(path=None, config=config, assets=tmp_path))
+    make().prepare(["one two three"], {"build": "byte-bpe", "vocab_size": 300, "split_digits": True})
+    RATIO(Kit(), ModelCapabilities(mesh_axes=frozenset({"cp"})), make, make(), text_payloads(number=3))

@@ -1,0 +1,269 @@
+"""Faults of what engines run of a model themselves: how prompts enter a forward, and what forwards record."""
+
+import textwrap
+
+import pytest
+
+from tests.nightly.kit.faulty_family import FORWARD_TESTS, TINY, family, only
+
+pytestmark = pytest.mark.slow
+
+RECORDS = """
+def records(self):
+    return (Record(name="state", dtype="float32", shape=(2,), option="model.options.any"),)
+
+def record(self, module):
+    newest = {}
+
+    def note(layer, inputs, output):
+        hidden_UD = (output[0] if isinstance(output, tuple) else output)[0]
+        newest["state"] = hidden_UD[:, :2].float()
+
+    module.model.layers[-1].register_forward_hook(note)
+    return lambda: newest
+
+def pack(self, payloads, *, budget, **padding):
+    self.replays = any("state" in payload.arrays for payload in payloads)
+    return super().pack(payloads, budget=budget, **padding)
+"""
+
+ENTERS = """
+def encode(self, prompt):
+    payload = super().encode(prompt)
+    if not prompt.media:
+        return payload
+    units = payload.arrays["prompt"].shape[0]
+    shades = Array(dtype="float32", shape=(units,), data=np.linspace(0, 1, units, dtype=np.float32).tobytes())
+    sizes = Array(dtype="int32", shape=(1,), data=np.int32(units).tobytes())
+    return attrs.evolve(payload, arrays={**payload.arrays, "shades": shades, "sizes": sizes})
+
+def condition(self, prompt):
+    shown = prompt.arrays.keys() - {"prompt"}
+    if not shown:
+        return None
+    if shown != {"shades", "sizes"}:
+        raise DataError(f"a prompt that shows something has shades and sizes, not {sorted(shown)}")
+    tokens = torch.from_numpy(values(prompt, "prompt").astype(np.int64))
+    units = len(tokens)
+    inputs = {"tokens": tokens, "shades": torch.from_numpy(values(prompt, "shades").copy())}
+    batch = MicroBatch(sequences=(0,), num_decisions=(0,), num_units=units, inputs=inputs)
+    return Conditioning(positions=torch.arange(units), next_position=units, batch=batch)
+
+def enter(self, module, conditioning):
+    inputs = conditioning.batch.inputs
+    return {"embeddings": module.get_input_embeddings()(inputs["tokens"]) * (1 + inputs["shades"][:, None])}
+
+def evaluate(self, module, entering):
+    raise NotImplementedError("engines are tested by their own kit")
+"""
+SHOWS = (
+    ENTERS
+    + """
+def shown(self, prompt):
+    if prompt.arrays.keys() == {"prompt"}:
+        return []
+    if prompt.arrays.keys() != {"prompt", "shades", "sizes"}:
+        raise DataError("it has shades and sizes")
+    units = prompt.arrays["prompt"].shape[0]
+    shades = torch.from_numpy(values(prompt, "shades").copy())
+    seen = torch.ones(units - 1, dtype=torch.bool)
+    return [Shown(modality="image", start=1, is_seen_U=seen, inputs={"pixel_values": shades[None]})]
+"""
+)
+OWN_ENTER = "super().enter(module, conditioning)"
+
+
+def spoiled(base, method):
+    """A model whose methods work, and one of them once more, spoiled."""
+    source = family(base).replace("class Family(", "class Working(")
+    imports = """
+import numpy as np
+from cosmos_core.errors import DataError
+from cosmos_core.protocols import Conditioning, MicroBatch, Record, Shown
+from cosmos_core.types import Array
+"""
+    wrong = f"class Family(Working):\n{textwrap.indent(textwrap.dedent(method), '    ')}\n\n@hookimpl"
+    return imports + source.replace("@hookimpl", wrong)
+
+
+def shows(expression):
+    """A `shown` that gives something else; `own` is what it should give."""
+    method = f"def shown(self, prompt):\n    own = super().shown(prompt)\n    return {expression} if own else own"
+    return spoiled(SHOWS, method)
+
+
+def enters(expression):
+    """An `enter` that gives something else."""
+    return spoiled(ENTERS, f"def enter(self, module, conditioning): return {expression}")
+
+
+PLANTED = {
+    "record-of-the-last-unit": (
+        spoiled(
+            RECORDS,
+            """
+            def record(self, module):
+                newest = super().record(module)
+                return lambda: {"state": newest()["state"][-1:]}
+            """,
+        ),
+        "test_each_unit_has_a_record_of_what_is_declared",
+        "recorded {'state': ('float32', (1, 2))}; records() declares",
+    ),
+    "replay-shifts": (
+        spoiled(
+            RECORDS,
+            """
+            def decide(self, module, batch, *, temperature, with_entropy=False):
+                decided = super().decide(module, batch, temperature=temperature, with_entropy=with_entropy)
+                return attrs.evolve(decided, logprobs_N=decided.logprobs_N - 0.01 * self.replays)
+            """,
+        ),
+        "test_training_on_its_own_records_changes_nothing",
+        "with its own records, under the same weights, log-probs differ by 0.01",
+    ),
+    "text-conditioned": (
+        spoiled(
+            ENTERS,
+            """
+            def condition(self, prompt):
+                given = {"shades": Array(dtype="float32", shape=(0,), data=b""), "sizes": prompt.arrays["prompt"]}
+                return super().condition(attrs.evolve(prompt, arrays={**given, **prompt.arrays}))
+            """,
+        ),
+        "test_text_needs_no_conditioning",
+        "condition() of a prompt without media gave something",
+    ),
+    "no-row-for-the-last-unit": (
+        enters("{'embeddings': " + OWN_ENTER + "['embeddings'][:-1]}"),
+        "test_every_unit_of_a_prompt_has_a_position_and_features",
+        "give a row for each unit",
+    ),
+    "position-lost": (
+        spoiled(
+            ENTERS,
+            """
+            def condition(self, prompt):
+                own = super().condition(prompt)
+                return own and attrs.evolve(own, positions=own.positions[1:])
+            """,
+        ),
+        "test_every_unit_of_a_prompt_has_a_position_and_features",
+        "positions of ",
+    ),
+    "never-enters": (
+        spoiled(ENTERS, "def condition(self, prompt): return None"),
+        "test_every_unit_of_a_prompt_has_a_position_and_features",
+        "it would be computed as text",
+    ),
+    "remembers-what-entered": (
+        spoiled(
+            ENTERS,
+            """
+            def enter(self, module, conditioning):
+                self.kept = getattr(self, "kept", None) or super().enter(module, conditioning)
+                return self.kept
+            """,
+        ),
+        "test_what_enters_follows_the_weights",
+        "enter() gave the same for other weights",
+    ),
+    "noise-enters": (
+        enters("{name: rows + torch.rand_like(rows) for name, rows in " + OWN_ENTER + ".items()}"),
+        "test_what_enters_follows_the_weights",
+        "enter() gave something else for the same weights and prompt",
+    ),
+    "array-not-missed": (
+        spoiled(
+            ENTERS,
+            """
+            def condition(self, prompt):
+                own = {"sizes": prompt.arrays["prompt"], **prompt.arrays}
+                return super().condition(attrs.evolve(prompt, arrays=own) if "shades" in prompt.arrays else prompt)
+            """,
+        ),
+        "test_a_prompt_that_lacks_an_array_is_refused",
+        "without its array 'sizes'",
+    ),
+    "array-passed-over": (
+        spoiled(
+            ENTERS,
+            """
+            def condition(self, prompt):
+                own = {name: prompt.arrays[name] for name in ("prompt", "shades", "sizes") if name in prompt.arrays}
+                return super().condition(attrs.evolve(prompt, arrays=own))
+            """,
+        ),
+        "test_an_array_that_it_does_not_know_is_refused",
+        "condition() took a prompt with an array that no model knows",
+    ),
+    "shown-twice": (
+        shows("own * 2"),
+        "test_each_image_or_video_is_shown_once_and_where_it_stands",
+        "shown() of a prompt with 1 media gave 2; give one for each",
+    ),
+    "shown-behind-the-prompt": (
+        shows("[attrs.evolve(own[0], start=2)]"),
+        "test_each_image_or_video_is_shown_once_and_where_it_stands",
+        "they lie in it",
+    ),
+    "shown-words": (
+        shows("[attrs.evolve(own[0], is_seen_U=~own[0].is_seen_U)]"),
+        "test_each_image_or_video_is_shown_once_and_where_it_stands",
+        "none, or not the last, is seen",
+    ),
+    "shown-without-an-array": (
+        spoiled(
+            SHOWS,
+            """
+            def shown(self, prompt):
+                return super().shown(attrs.evolve(prompt, arrays={"sizes": prompt.arrays["prompt"], **prompt.arrays}))
+            """,
+        ),
+        "test_what_is_shown_lacks_no_array",
+        "without its array 'sizes'",
+    ),
+}
+BODY = """
+config = TINY
+
+@pytest.fixture
+def prompts(self):
+    rows = [("2+2=", "4"), ("How many?", "Twenty-one")]
+    return [*(Prompt(text=text, demonstration=answer) for text, answer in rows), *SHOWN]
+"""
+HEADER = f"""
+{TINY}
+from cosmos_core.types import Prompt
+"""
+SHOWN = "SHOWN = [Prompt(text='Which shade is it?', media=('shade.png',))]"
+GOOD = {
+    "recording": spoiled(RECORDS, "pass"),
+    "conditioned": spoiled(ENTERS, "pass"),
+    "showing": spoiled(SHOWS, "pass"),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(run_kit):
+    modules = {**GOOD, **{name: source for name, (source, *_) in PLANTED.items()}}
+    bodies = {name: only(test) for name, (_, test, _) in PLANTED.items()}
+    bodies |= dict.fromkeys(GOOD, only(*FORWARD_TESTS))
+    return run_kit("model", modules, header=f"{HEADER}\n{SHOWN}\n", body=BODY, bodies=bodies)
+
+
+def test_good_models_pass(outcomes):
+    passed = {each.test for name in GOOD for each in outcomes[name] if each.result == "passed"}
+    assert passed >= FORWARD_TESTS
+    assert {each.message for name in GOOD for each in outcomes[name] if each.result == "failed"} == set()
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_fault_is_named(outcomes, name):
+    _, test, message = PLANTED[name]
+    failed = {each.test: each.message for each in outcomes[name] if each.result == "failed"}
+    assert message in failed[test]
+
+
+def test_every_test_of_forwards_can_fail():
+    assert {test for _, test, _ in PLANTED.values()} == FORWARD_TESTS

@@ -1,0 +1,221 @@
+"""Faults of models on many processes that the kit must name: of padding, of counts, of each axis."""
+
+import pytest
+
+from cosmos_core.protocols import ModelCapabilities
+from cosmos_core.testing import ModelConformance
+from cosmos_core.testing.conformance.model import recording as declarations
+from tests.nightly.kit.faulty_family import (
+    LAYOUT_TESTS,
+    OWN_BUILD,
+    TESTS,
+    TINY,
+    axes,
+    build,
+    family,
+    logprobs,
+    only,
+    pack,
+)
+
+pytestmark = pytest.mark.slow
+
+
+PADDING = {
+    "multiple-ignored": (
+        family(
+            "def pack(self, payloads, *, budget, **padding): return super().pack(payloads, budget=budget)", axes("cp")
+        ),
+        "test_padded_micro_batches_have_the_sizes_asked_for",
+        "pad each to a multiple",
+    ),
+    "not-uniform": (
+        family(
+            """
+            def pack(self, payloads, *, budget, multiple=1, **padding):
+                return super().pack(payloads, budget=budget, multiple=multiple)
+            """,
+            axes("pp"),
+        ),
+        "test_padded_micro_batches_have_the_sizes_asked_for",
+        "pad all to one size",
+    ),
+    "padding-decides": (
+        pack(
+            "[attrs.evolve(b, num_decisions=(*b.num_decisions[:-1], b.num_decisions[-1] + 1)) for b in batches] "
+            "if multiple > 1 else batches",
+            axes("tp"),
+        ),
+        "test_padding_decides_nothing",
+        "where the micro-batch is padded",
+    ),
+    "padding-is-seen": (
+        pack(
+            "[attrs.evolve(b, inputs={**b.inputs, 'lengths': b.inputs['lengths'].sum()[None]}) for b in batches] "
+            "if multiple > 1 else batches",
+            axes("tp"),
+        ),
+        "test_padding_decides_nothing",
+        "let no sequence see padding",
+    ),
+}
+COUNTING = """
+    def build(self, *, seed, dtype, device, layout=None):
+        module = super().build(seed=seed, dtype=dtype, device=device, layout=layout)
+        self.counter = torch.zeros(1)
+        return module
+
+    def decide(self, module, batch, *, temperature, with_entropy=False):
+        if {condition}:
+            self.counter += batch.num_units
+        return super().decide(module, batch, temperature=temperature, with_entropy=with_entropy)
+
+    def counters(self, module):
+        return [{counter}]
+
+    def after_step(self, module):
+        {act}
+        return {{"units_seen": {metric}}}
+"""
+
+
+def counting(condition="batch.weights_N is not None", counter="self.counter", act="pass", metric="float(self.counter)"):
+    """A model that counts, somehow."""
+    return family(COUNTING.format(condition=condition, counter=counter, act=act, metric=metric), axes("dp_shard"))
+
+
+COUNTERS = {
+    "counts-copied": (
+        counting(counter="self.counter.clone()"),
+        "test_only_forwards_of_a_step_are_counted_from_zero",
+        "after counters() were zeroed; give the tensors, never copies",
+    ),
+    "always-counting": (
+        counting(condition="True"),
+        "test_only_forwards_of_a_step_are_counted_from_zero",
+        "a forward without weights_N is counted",
+    ),
+    "counted-in-integers": (
+        counting(counter="self.counter.long()"),
+        "test_only_forwards_of_a_step_are_counted_from_zero",
+        "counters() gave torch.int64",
+    ),
+    "acting-on-weights": (
+        counting(act="module.model.norm.weight.data.mul_(1.01)"),
+        "test_acting_on_counts_leaves_trained_parameters_alone",
+        "after_step() changed model.norm.weight, which has a gradient",
+    ),
+    "reporting-nothing": (
+        counting(metric="float('nan')"),
+        "test_acting_on_counts_leaves_trained_parameters_alone",
+        "after_step() reports units_seen = nan",
+    ),
+}
+LAYOUTS = {
+    "unknown-axis": (
+        family(after=axes("zp")),
+        "test_declared_mesh_axes_equal_one_process",
+        'ModelCapabilities.mesh_axes.0: expected one of "pp", "dp_replicate"',
+    ),
+    "gradient-not-summed": (
+        build(
+            "if layout is not None and layout.mesh.size('tp') > 1:",
+            "    from cosmos_core.policy.mesh import tensor",
+            "    tensor.copy_to_group = lambda weight, group: weight",
+            OWN_BUILD,
+            after=axes("tp"),
+        ),
+        "test_declared_mesh_axes_equal_one_process",
+        "with tp = 2 the gradient of model",
+    ),
+    "gradient-summed-twice": (
+        logprobs("2 * own - own.detach() if torch.distributed.is_initialized() else own", after=axes("dp_shard")),
+        "test_declared_mesh_axes_equal_one_process",
+        "with dp_shard = 2 the gradient of",
+    ),
+    "loss-scaled": (
+        logprobs("own / 2 if torch.distributed.is_initialized() else own", after=axes("dp_replicate")),
+        "test_declared_mesh_axes_equal_one_process",
+        "with dp_replicate = 2 the loss is",
+    ),
+    "other-counts": (
+        counting(metric="float(self.counter) + torch.distributed.is_initialized()"),
+        "test_declared_mesh_axes_equal_one_process",
+        "with dp_shard = 2 the units_seen of after_step() is",
+    ),
+    "own-decisions-only": (
+        logprobs("own[: len(own) // 2] if torch.distributed.is_initialized() else own", after=axes("cp")),
+        "test_declared_mesh_axes_equal_one_process",
+        "every process that shares the sequences returns all of their decisions",
+    ),
+    "other-things-said": (
+        logprobs("own + torch.distributed.get_rank() if torch.distributed.is_initialized() else own", after=axes("tp")),
+        "test_declared_mesh_axes_equal_one_process",
+        "decide() gives other log-probs on rank",
+    ),
+    "other-weights": (
+        build(
+            OWN_BUILD,
+            "if layout is not None and layout.mesh.size('tp') > 1: module.model.norm.weight.data.mul_(2)",
+            after=axes("tp"),
+        ),
+        "test_declared_mesh_axes_equal_one_process",
+        "with tp = 2 build() makes other weights: model.norm.weight",
+    ),
+    "no-stages": (
+        family("stages = conclude = None", axes("pp")),
+        "test_declared_mesh_axes_equal_one_process",
+        "declares pp, and the model has no method stages, conclude",
+    ),
+    "passing-views-on": (
+        family(
+            """
+            def advance(self, stage, batch, received):
+                return super().advance(stage, batch, received)[:]
+            """,
+            axes("pp"),
+        ),
+        "test_declared_mesh_axes_equal_one_process",
+        "advance() gave a view",
+    ),
+}
+PLANTED = {**PADDING, **COUNTERS, **LAYOUTS}
+GOOD = {"every-axis": family(after=axes("tp", "cp", "pp", "dp_shard", "dp_replicate")), "counting": counting()}
+TWO_LAYERS = "config = {**TINY, 'num_hidden_layers': 2}\n"
+
+
+@pytest.fixture(scope="module")
+def outcomes(run_kit):
+    modules = {**GOOD, **{name: source for name, (source, *_) in PLANTED.items()}}
+    others = "".join(f"{name} = None\n" for name in TESTS if name not in LAYOUT_TESTS)
+    bodies = {name: only(test) for name, (_, test, _) in PLANTED.items()} | dict.fromkeys(GOOD, others)
+    return run_kit("model", modules, header=TINY, body=TWO_LAYERS, bodies=bodies)
+
+
+def test_a_good_model_passes_on_every_axis(outcomes):
+    assert {each.test for each in outcomes["every-axis"] if each.result == "failed"} == set()
+    passed = {each.test for name in GOOD for each in outcomes[name] if each.result == "passed"}
+    assert passed == LAYOUT_TESTS
+
+
+def test_a_good_model_that_counts_passes(outcomes):
+    assert {each.test: each.message for each in outcomes["counting"] if each.result == "failed"} == {}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_fault_is_named(outcomes, name):
+    _, test, message = PLANTED[name]
+    failed = {each.test: each.message for each in outcomes[name] if each.result == "failed"}
+    assert message in failed[test]
+
+
+def test_an_axis_that_planning_takes_is_named(monkeypatch):
+    # No plugin can make planning take an axis that it does not declare.
+    monkeypatch.setattr(declarations, "undeclared", lambda sizes, axes: [])
+    with pytest.raises(pytest.fail.Exception, match=r"policy\.mesh\.dp_replicate = 2 is taken"):
+        type("Kit", (ModelConformance,), {"plugin": "any"})().test_undeclared_mesh_axes_are_refused(ModelCapabilities())
+
+
+def test_every_test_of_many_processes_can_fail():
+    planted = {test for _, test, _ in PLANTED.values()}
+    assert planted | {"test_undeclared_mesh_axes_are_refused"} == LAYOUT_TESTS

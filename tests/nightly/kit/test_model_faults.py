@@ -1,0 +1,546 @@
+"""Faults of models that the kit must name: one good language model, one good latent model, and many wrong ones."""
+
+from pathlib import Path
+
+import pytest
+
+from cosmos_core.testing.conformance.plugin import PluginConformance
+from tests.nightly.kit.faulty_family import (
+    COMPARING_TESTS,
+    FORWARD_TESTS,
+    LAYOUT_TESTS,
+    OWN_BUILD,
+    OWN_DECIDE,
+    TESTS,
+    TINY,
+    WORLD_TESTS,
+    build,
+    decide,
+    demonstration,
+    facts,
+    family,
+    logprobs,
+    only,
+    pack,
+)
+
+pytestmark = pytest.mark.slow
+
+DECISIONS = {
+    "wrong-scale": (
+        decide(OWN_DECIDE.replace("temperature=temperature", "temperature=temperature * 1.02")),
+        "test_log_probs_equal_the_reference",
+        "log-probs at temperature 1 are not those of the reference; payload",
+    ),
+    "temperature-ignored": (
+        decide(OWN_DECIDE.replace("temperature=temperature", "temperature=1.0")),
+        "test_log_probs_equal_the_reference",
+        "log-probs at temperature 0.6 are not those of the reference",
+    ),
+    "tame": (
+        family(),
+        "test_a_mistake_would_show_in_this_model",
+        "such as initializer_range = 0.2 in its config",
+    ),
+    "packing-leak": (
+        decide(
+            "batch = attrs.evolve(batch, inputs={**batch.inputs, 'lengths': batch.inputs['lengths'].sum()[None]}); "
+            + OWN_DECIDE
+        ),
+        "test_log_probs_do_not_depend_on_what_else_is_packed",
+        "log-probs change with what else is packed: sequences see one another",
+    ),
+    "order-forgotten": (
+        pack("[attrs.evolve(batch, sequences=tuple(sorted(batch.sequences))) for batch in batches]"),
+        "test_log_probs_do_not_depend_on_order_or_budget",
+        "log-probs change with the order of the payloads",
+    ),
+    "dropout": (
+        logprobs("own + 1e-3 * torch.rand_like(own)"),
+        "test_the_same_micro_batch_gives_the_same_bits",
+        "decide() gives other log-probs the second time",
+    ),
+    "rounded": (
+        logprobs("own.bfloat16()"),
+        "test_log_probs_are_float32_whatever_the_precision",
+        "decide() gave log-probs of torch.bfloat16",
+    ),
+    "rounded-in-disguise": (
+        logprobs("own.bfloat16().float() if torch.is_autocast_enabled('cpu') else own"),
+        "test_log_probs_are_float32_whatever_the_precision",
+        "with bfloat16 autocast every log-prob is a bfloat16 number",
+    ),
+    "entropy-unasked": (
+        decide(OWN_DECIDE.replace("with_entropy=with_entropy", "with_entropy=True")),
+        "test_the_entropy_is_given_where_asked_for",
+        "decide(with_entropy=False) gave an entropy",
+    ),
+    "entropy-in-bits": (
+        decide(f"{OWN_DECIDE}; decided = attrs.evolve(decided, entropy_N=with_entropy and decided.entropy_N / 0.693)"),
+        "test_the_entropy_equals_the_reference",
+        "entropies at temperature 1 are not those of the reference",
+    ),
+}
+GRADIENTS = {
+    "wrong-gradient": (
+        logprobs("1.1 * own - 0.1 * own.detach()"),
+        "test_gradients_are_those_of_the_log_probs",
+        "the gradient of model.embed_tokens.weight is wrong: at temperature 0.6 it promises",
+    ),
+    "no-gradient": (
+        logprobs("own.detach()"),
+        "test_every_parameter_gets_a_gradient",
+        "log-probs carry no gradient",
+    ),
+    "uncovered-parameter": (
+        build(OWN_BUILD, "module.model.forgotten = torch.nn.Parameter(torch.ones(3, dtype=dtype))"),
+        "test_every_parameter_gets_a_gradient",
+        "1 parameters have no gradient, so no decision depends on them: model.forgotten",
+    ),
+    "gradient-times-temperature": (
+        logprobs("temperature * own + (own - temperature * own).detach()"),
+        "test_gradients_are_those_of_the_log_probs",
+        "is wrong: at temperature 0.6 it promises",
+    ),
+    "detached-with-entropy": (
+        logprobs("own.detach() if with_entropy else own"),
+        "test_every_parameter_gets_a_gradient",
+        "log-probs carry no gradient (decided with_entropy=True)",
+    ),
+    "rows-without-gradient": (
+        build(
+            OWN_BUILD,
+            "mask = torch.ones_like(module.lm_head.weight)",
+            "mask[::2] = 0",
+            "module.lm_head.weight.register_hook(lambda gradient: gradient * mask)",
+        ),
+        "test_what_has_no_gradient_changes_nothing",
+        "the gradient of lm_head.weight is cut: it is 0 for",
+    ),
+    "columns-without-gradient": (
+        build(
+            OWN_BUILD,
+            "weight = module.model.layers[0].mlp.down_proj.weight",
+            "mask = torch.ones_like(weight)",
+            "mask[:, ::3] = 0",
+            "weight.register_hook(lambda gradient: gradient * mask)",
+        ),
+        "test_what_has_no_gradient_changes_nothing",
+        "the gradient of model.layers.0.mlp.down_proj.weight is cut: it is 0 for",
+    ),
+    "detached-under-autocast": (
+        logprobs("own.detach() if torch.is_autocast_enabled('cpu') else own"),
+        "test_gradients_under_autocast_are_nearly_the_same",
+        "log-probs carry no gradient (decided with_entropy=True, under bfloat16 autocast)",
+    ),
+    "opposite-under-autocast": (
+        logprobs("2 * own.detach() - own if torch.is_autocast_enabled('cpu') else own"),
+        "test_gradients_under_autocast_are_nearly_the_same",
+        "under bfloat16 autocast the gradient is off by",
+    ),
+    "averaged-gradient": (
+        logprobs("own / len(batch.sequences) + (own - own / len(batch.sequences)).detach()"),
+        "test_gradients_equal_those_of_each_sequence_alone",
+        "changes with how sequences are packed",
+    ),
+}
+WEIGHTS = {
+    "two-names": (
+        build(OWN_BUILD, "module.model.first = torch.nn.Parameter(module.model.norm.weight.detach()[:4])"),
+        "test_the_shard_map_covers_each_parameter_exactly_once",
+        "share memory, so the shard map covers it twice",
+    ),
+    "hidden-weight": (
+        build(
+            OWN_BUILD,
+            "scale = 1 + seed / 10",
+            "module.model.norm.register_forward_hook(lambda layer, inputs, output: output * scale)",
+        ),
+        "test_the_published_tensors_are_the_whole_model",
+        "weights lie outside its parameters and persistent buffers",
+    ),
+    "wrong-sign": (
+        logprobs("2 * own.detach() - own"),
+        "test_a_training_step_changes_every_published_parameter",
+        "imitating the payloads did not make them likelier",
+    ),
+    "export-forgets": (
+        family(
+            """
+            def export(self, module, directory):
+                from safetensors.torch import load_file, save_file
+                super().export(module, directory)
+                tensors = load_file(directory / "model.safetensors")
+                del tensors["model.norm.weight"]
+                save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+            """
+        ),
+        "test_the_export_holds_every_tensor",
+        "the exported folder has no tensor model.norm.weight",
+    ),
+    "export-untrained": (
+        family(
+            """
+            def export(self, module, directory):
+                super().export(self.build(seed=0, dtype=torch.float32, device=torch.device("cpu")), directory)
+            """
+        ),
+        "test_the_export_holds_every_tensor",
+        "is not that of the module that export() was given",
+    ),
+    "export-pickles": (
+        family(
+            """
+            def export(self, module, directory):
+                super().export(module, directory)
+                torch.save({}, directory / "extra.pt")
+            """
+        ),
+        "test_the_export_holds_no_pickle",
+        "export() wrote extra.pt",
+    ),
+    "path-rewritten": (
+        build(OWN_BUILD, "if self.context.path: module.model.norm.weight.data.mul_(2)"),
+        "test_the_exported_model_is_the_same_model",
+        "a model from the exported folder has other weights: model.norm.weight",
+    ),
+    "path-has-other-facts": (
+        facts("context_length=32 if self.context.path else 64"),
+        "test_the_exported_model_encodes_the_same",
+        "a model from the exported folder has other facts",
+    ),
+}
+BUILDING = {
+    "seed-ignored": (
+        build(OWN_BUILD.replace("seed=seed", "seed=7")),
+        "test_another_seed_gives_other_weights",
+        "build(seed=0) and build(seed=1) give the same weights",
+    ),
+    "seed-not-alone": (
+        build(OWN_BUILD.replace("seed=seed", "seed=seed + int(torch.randint(1000, ()))")),
+        "test_one_seed_gives_the_same_weights_bit_for_bit",
+        "build(seed=0) gives other weights the second time",
+    ),
+    "random-state": (
+        build(OWN_BUILD, "torch.manual_seed(seed)"),
+        "test_building_leaves_the_random_state_alone",
+        "build() changes torch's global random state",
+    ),
+    "kept-module": (
+        build("if not hasattr(self, 'kept'):", f"    {OWN_BUILD}", "    self.kept = module", "module = self.kept"),
+        "test_two_modules_share_no_memory",
+        "build() gave weights that an earlier module holds",
+    ),
+    "dtype-ignored": (
+        build(OWN_BUILD.replace("dtype=dtype", "dtype=torch.float32")),
+        "test_the_dtype_is_honoured[bfloat16]",
+        "build(dtype=torch.bfloat16) made model.embed_tokens.weight as torch.float32",
+    ),
+    "facts-by-building": (
+        facts("num_layers=len(self.build(seed=0, dtype=torch.float32, device=torch.device('cpu')).model.layers)"),
+        "test_facts_are_found_without_building",
+        "facts() allocates weights",
+    ),
+    "miscounted": (
+        facts("num_parameters=facts.num_parameters + 1"),
+        "test_facts_agree_with_the_module",
+        "(tied parameters counted once)",
+    ),
+    "matrix-of-another-name": (
+        facts("matrices={'layers.0.mlp.up_proj.weight': (4, 4)}"),
+        "test_matrices_are_weights_of_the_module",
+        "and the module has no such tensor; name weights of [..., rows, columns]",
+    ),
+    "small-tokenizer": (
+        facts("tokenizer_size=20"),
+        "test_every_token_id_has_a_row_in_the_embedding",
+        "and facts().tokenizer_size is 20; give the largest id of the tokenizer plus one",
+    ),
+    "large-vocabulary": (
+        facts("vocab_size=10**6, tokenizer_size=10**6 - 1"),
+        "test_every_token_id_has_a_row_in_the_embedding",
+        "facts().vocab_size is 1000000, and the embedding has",
+    ),
+    "foreign-stop": (
+        facts("stop_ids=frozenset({9999})"),
+        "test_facts_hold_together",
+        "facts() name stop or pad ids [9999] outside the tokenizer's",
+    ),
+}
+PACKING = {
+    "payload-lost": (
+        pack("super().pack(payloads[:5], budget=budget)"),
+        "test_each_payload_is_packed_exactly_once",
+        "packed number 5 0 times, not once",
+    ),
+    "payload-repeated": (
+        pack("batches + batches[:1] if len(payloads) > 1 else batches"),
+        "test_each_payload_is_packed_exactly_once",
+        "2 times, not once",
+    ),
+    "budget-ignored": (
+        family("def pack(self, payloads, *, budget, **padding): return super().pack(payloads, budget=1 << 16)"),
+        "test_a_payload_over_the_budget_is_refused",
+        "raise DataError that names the payload and policy.micro_batch_units",
+    ),
+    "budget-doubled": (
+        family("def pack(self, payloads, *, budget, **padding): return super().pack(payloads, budget=2 * budget)"),
+        "test_no_micro_batch_exceeds_the_budget",
+        "pack() made a micro-batch of",
+    ),
+    "units-not-counted": (
+        pack("[attrs.evolve(batch, num_units=batch.num_units // len(batch.sequences)) for batch in batches]"),
+        "test_decisions_and_units_are_counted_truly",
+        "count every unit that the forward processes",
+    ),
+    "packing-with-a-memory": (
+        family(
+            """
+            turn = 1
+
+            def pack(self, payloads, *, budget, **padding):
+                self.turn = -self.turn
+                return super().pack(payloads, budget=budget)[:: self.turn]
+            """
+        ),
+        "test_packing_is_deterministic",
+        "pack() gives other micro-batches a second time",
+    ),
+    "something-from-nothing": (
+        pack("batches or [None]"),
+        "test_nothing_is_packed_into_nothing",
+        "pack([]) gave 1 micro-batches",
+    ),
+    "own-memory-only": (
+        pack("super().pack([p for p in payloads if isinstance(p.arrays['prompt'].data, bytes)], budget=budget)"),
+        "test_payloads_in_received_memory_are_packed",
+        "pack() gives other micro-batches for payloads that lie in read-only memory",
+    ),
+    "lists": (
+        pack("[attrs.evolve(batch, inputs={**batch.inputs, 'sizes': [1, 2]}) for batch in batches]"),
+        "test_inputs_are_tensors_on_the_cpu",
+        "MicroBatch.inputs['sizes'] is list",
+    ),
+    "any-kind": (
+        family(
+            """
+            def pack(self, payloads, *, budget, **padding):
+                return super().pack([p for p in payloads if p.kind == "tokens"], budget=budget)
+            """
+        ),
+        "test_a_kind_that_is_not_declared_is_refused",
+        "pack() took a payload of kind 'no-model-takes-this'",
+    ),
+}
+ENCODING = {
+    "kind-never-made": (
+        family(after="CAPABILITIES = ModelCapabilities(payload_kinds=frozenset({'tokens', 'media'}))"),
+        "test_payloads_are_of_the_declared_kinds",
+        "payload kinds media are declared, and no payload of the kit is of them",
+    ),
+    "other-conditioning": (
+        demonstration("tokens_payload([7, *prompt], completion)"),
+        "test_a_demonstration_begins_with_the_encoded_prompt",
+        "has another array 'prompt' than encode() of the same row",
+    ),
+    "never-stops": (
+        demonstration("tokens_payload(prompt, completion[:-1])"),
+        "test_a_demonstration_ends_with_a_stop_id",
+        "none of the stop ids [2] of facts()",
+    ),
+    "unfaithful-text": (
+        family("def decode(self, payload): return super().decode(payload).upper()"),
+        "test_a_demonstration_decodes_to_itself",
+        "decode() gives 'TWENTY-ONE' for the demonstration 'Twenty-one'",
+    ),
+    "demonstration-made-up": (
+        family(
+            """
+            def encode_demonstration(self, prompt):
+                return super().encode_demonstration(attrs.evolve(prompt, demonstration=prompt.demonstration or ""))
+            """
+        ),
+        "test_a_row_without_demonstration_is_a_data_error",
+        "encode_demonstration() took a row without a demonstration",
+    ),
+    "empty-chat": (
+        family(
+            """
+            def encode(self, prompt):
+                return super().encode(prompt) if isinstance(prompt.text, str) else tokens_payload([])
+            """
+        ),
+        "test_a_chat_is_encoded_or_refused",
+        "encode() encodes a chat to no tokens",
+    ),
+    "hash-of-the-process": (
+        family(
+            """
+            def encode(self, prompt):
+                return tokens_payload([5 + hash("salt") % 200, *values(super().encode(prompt), "prompt")])
+            """
+        ),
+        "test_another_process_encodes_packs_and_builds_the_same",
+        "another process makes other encodings",
+    ),
+}
+OWN_OBSERVATION = "super().encode_observation(prompt, written, observation, role=role)"
+
+
+def observation(expression):
+    """An `encode_observation` that gives something else than the family's own."""
+    return family(
+        f"def encode_observation(self, prompt, written, observation, *, role='user'):\n    return {expression}"
+    )
+
+
+CONVERSING = {
+    "prices-observations": (
+        family(
+            """
+            def pack(self, payloads, **how):
+                bare = [
+                    attrs.evolve(each, arrays={name: each.arrays[name] for name in each.arrays if name != "decided"})
+                    for each in payloads
+                ]
+                return super().pack(bare, **how)
+            """
+        ),
+        "test_only_what_was_decided_is_priced",
+        "leave out those that the array `decided` says are not the model's",
+    ),
+    "forgets-observations": (
+        observation("[]"),
+        "test_an_observation_is_encoded_to_what_it_says",
+        "encode_observation() of 'How many apples now? 7+5=12' after 'How many?' decodes to ''",
+    ),
+    "lets-observations-steer": (
+        observation('self.tokenizer(observation, add_special_tokens=False)["input_ids"]'),
+        "test_an_observation_never_becomes_tokens_that_steer",
+        "what an environment answers steers the model; encode its words as text",
+    ),
+    "drops-what-would-steer": (
+        observation('super().encode_observation(prompt, written, observation.replace("<eos>", ""))'),
+        "test_an_observation_never_becomes_tokens_that_steer",
+        "encode_observation() of '7 and <eos>7 and ' after 'How many?' decodes to '7 and 7 and '",
+    ),
+    "lets-users-steer": (
+        family(
+            """
+            turn_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<eos>{% endfor %}"
+
+            def prompt_ids(self, prompt):
+                if isinstance(prompt.text, str):
+                    return super().prompt_ids(prompt)
+                return self.tokenizer(self.chat_text(prompt), add_special_tokens=False)["input_ids"]
+            """
+        ),
+        "test_what_a_user_says_never_becomes_tokens_that_steer",
+        "encode() of a chat whose user says '<pad>' has the token 0 of that name",
+    ),
+    "ends-its-turn-twice": (
+        observation(f"[written[-1], *{OWN_OBSERVATION}]"),
+        "test_an_observation_is_encoded_to_what_it_says",
+        "with which the model has just ended its turn",
+    ),
+}
+PLANTED = {**CONVERSING, **DECISIONS, **GRADIENTS, **WEIGHTS, **BUILDING, **PACKING, **ENCODING}
+
+
+HEADER = """
+import numpy as np
+from faulty_model_latent import SIGMA, Decided, Payload, array, load_file, torch, view
+from cosmos_core.types import Prompt
+
+"""
+LATENT = (Path(__file__).parent / "latent_model.py").read_text()
+# What the author of a model without tokens adds: rows without demonstrations, paths, and what their steps should be.
+LATENT_BODY = """
+config = {"width": 4}
+tokenizer = None
+
+@pytest.fixture
+def prompts(self):
+    return [Prompt(text="a red ball"), Prompt(text="rain")]
+
+@pytest.fixture
+def payloads(self, model, prompts):
+    generator = np.random.default_rng(0)
+    paths = [array(generator.normal(size=(steps + 1, 4))) for steps in (3, 7)]
+    encoded = [model.encode(prompt) for prompt in prompts]
+    return [Payload(kind="latents", arrays={**e.arrays, "path": path}) for e, path in zip(encoded, paths)]
+
+def reference(self, model, module, payloads, *, temperature):
+    return [self.one(module, view(p, "path"), view(p, "condition"), temperature) for p in payloads]
+
+def one(self, module, path, condition, temperature):
+    mean = torch.tanh(path[:-1] @ module.state.weight.T + module.state.bias + module.condition.weight @ condition)
+    steps = torch.distributions.Normal(mean, SIGMA * temperature**0.5)
+    return Decided(logprobs_N=steps.log_prob(path[1:]).sum(-1).detach(), entropy_N=steps.entropy().sum(-1).detach())
+
+def load_exported(self, directory):
+    return load_file(directory / "model.safetensors")
+"""
+NOT_PADDED = "not declared: none of cp, tp and pp, for which micro-batches are padded"
+NOT_COUNTED = "not declared: with these options the model counts nothing (`AfterStep`)"
+NOT_RECORDED = "not declared: with these options the model records nothing (`Recording`)"
+NOT_CONDITIONED = "not declared: prompts are token ids alone (`Conditioned`)"
+NOT_SHOWN = "not declared: no other implementation takes what its prompts show (`Showing`)"
+NOT_DECLARED = {
+    "test_padded_micro_batches_have_the_sizes_asked_for": NOT_PADDED,
+    "test_padding_decides_nothing": NOT_PADDED,
+    "test_only_forwards_of_a_step_are_counted_from_zero": NOT_COUNTED,
+    "test_acting_on_counts_leaves_trained_parameters_alone": NOT_COUNTED,
+    "test_declared_mesh_axes_equal_one_process": "not declared: no axis that this model can be spread over",
+    **{test: NOT_RECORDED if "record" in test else NOT_CONDITIONED for test in FORWARD_TESTS},
+    **{test: NOT_SHOWN for test in FORWARD_TESTS if "shown" in test},
+    **WORLD_TESTS,
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(run_kit):
+    modules = {"good": family(), "latent": LATENT, **{name: source for name, (source, *_) in PLANTED.items()}}
+    bodies = {name: only(test) for name, (_, test, _) in PLANTED.items()}
+    bodies["tame"] += "config = {**TINY, 'initializer_range': 0.01}\n"
+    return run_kit(
+        "model", modules, header=HEADER + TINY, body="config = TINY\n", bodies={**bodies, "latent": LATENT_BODY}
+    )
+
+
+def test_a_good_language_model_passes(outcomes):
+    assert {each.test: each.message for each in outcomes["good"] if each.result != "passed"} == {
+        **NOT_DECLARED,
+        **{test: "it declares no divergences" for test in COMPARING_TESTS if "features" not in test},
+        "test_features_are_there_where_declared": "it declares no features",
+        "test_what_a_user_says_never_becomes_tokens_that_steer": "not declared: the model takes no chats",
+    }
+
+
+def test_a_good_model_without_tokens_passes(outcomes):
+    rest = {each.test: each.message for each in outcomes["latent"] if each.result != "passed"}
+    assert rest.pop("test_every_token_id_has_a_row_in_the_embedding").startswith(
+        "not given: none of the kit's payloads"
+    )
+    assert {name: rest.pop(name) for name in NOT_DECLARED} == NOT_DECLARED
+    talks = {test for _, test, _ in CONVERSING.values()}
+    assert {rest.pop(name) for name in talks} == {"not declared: the model has no `encode_observation` (`Conversing`)"}
+    assert rest.keys() == {each.test for each in outcomes["latent"] if each.test.startswith("test_a_demonstration_")}
+    assert set(rest.values()) == {"not given: no row of `prompts` has a demonstration"}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_fault_is_named(outcomes, name):
+    _, test, message = PLANTED[name]
+    failed = {each.test: each.message for each in outcomes[name] if each.result == "failed"}
+    assert message in failed[test]
+
+
+def test_every_test_of_the_kit_can_fail():
+    planted = {test.partition("[")[0] for _, test, _ in PLANTED.values()}
+    # Those of every kind are proven with rewards (test_options_faults), those of many processes in test_layout_faults,
+    # those of what engines run themselves in test_forward_faults, those of divergences in test_comparing_faults, those
+    # of world models in test_world_faults.
+    elsewhere = {name for name in TESTS if name in vars(PluginConformance)} | LAYOUT_TESTS | FORWARD_TESTS
+    elsewhere |= COMPARING_TESTS | WORLD_TESTS.keys()
+    assert set(TESTS) - elsewhere == planted
