@@ -157,15 +157,9 @@ unit: $(VENV)/.developing ## The unit tests, and the plugins' own.
 
 # Runs of many processes, which keep the machine busy and have time limits: one after another.
 WHOLE_MACHINE := tests/nightly/integration tests/nightly/ecosystem
-# One proof of the main job and of each promise of the README.
-SCENARIOS := tests/scenarios $(addprefix tests/nightly/, \
-	integration/test_main_job.py integration/test_run_sync.py integration/test_run_layouts.py integration/test_run_quantised.py \
-	integration/test_run_restarts.py::test_what_is_killed_is_replaced_and_training_goes_on \
-	integration/test_run_world.py::test_videos_are_learnt \
-	ecosystem/test_template.py::test_a_package_from_the_template_is_published_and_used[reward])
 scenarios: $(VENV)/.developing ## Whole runs: the main job, and each promise of the README once.
 	$(call say,Scenarios)
-	@$(BIN)/python -m pytest --durations=20 $(SCENARIOS)
+	@$(BIN)/python -m pytest --durations=20 tests/scenarios
 
 # The live page is tested in a real browser, and `cosmos launch slurm` on a cluster of its own; where these cannot be
 # had, their tests are skipped, and say so.

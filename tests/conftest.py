@@ -1,4 +1,4 @@
-"""Throw-away distributions: metadata and a module, put on `sys.path` for one test. The profile of Hypothesis.
+"""Throw-away distributions, put on `sys.path` for one test. The profile of Hypothesis.
 
 Properties are tested alike in each run; neither a busy machine nor a draw is a fault of what is tested.
 """
@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.distributions import write_distribution
 
 with contextlib.suppress(ModuleNotFoundError):  # vLLM's environment has none
     from hypothesis import settings
@@ -26,27 +29,8 @@ def make_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     """Make `NAME-VERSION.dist-info` and modules in a folder of their own, and put it on `sys.path`."""
     known_modules = set(sys.modules)
 
-    def make(
-        name: str,
-        *,
-        entries: Mapping[str, str] | str,
-        modules: Mapping[str, str] | None = None,
-        version: str = "1.0",
-        requires: tuple[str, ...] = ("cosmos-core>=0.1",),
-    ) -> Path:
-        folder = tmp_path / f"site-{name}"
-        info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
-        info.mkdir(parents=True)
-        lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
-        (info / "METADATA").write_text("\n".join([*lines, *(f"Requires-Dist: {line}" for line in requires)]) + "\n")
-        text = entries if isinstance(entries, str) else _entry_points(entries)
-        (info / "entry_points.txt").write_text(text)
-        for file, source in (modules or {}).items():
-            path = folder / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(source)
-        files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-        (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+    def make(name: str, **contents: Any) -> Path:
+        folder = write_distribution(tmp_path / f"site-{name}", name, **contents)
         monkeypatch.syspath_prepend(str(folder))
         return folder
 
@@ -54,12 +38,3 @@ def make_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     for module in set(sys.modules) - known_modules:
         if str(tmp_path) in str(getattr(sys.modules[module], "__file__", "")):
             del sys.modules[module]
-
-
-def _entry_points(entries: Mapping[str, str]) -> str:
-    """`{"reward/short": "module"}` as entry_points.txt."""
-    lines = []
-    for key, value in entries.items():
-        kind, _, name = key.partition("/")
-        lines += [f"[cosmos_core.{kind}s]", f"{name} = {value}"]
-    return "\n".join(lines) + "\n"

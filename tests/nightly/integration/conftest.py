@@ -19,16 +19,7 @@ from cosmos_core.plugins.recipe import load_dataset, load_model, selections
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.testing import CommandLine
 from tests.processes import ForkedCommandLine
-
-RECIPE = Path(__file__).parents[3] / "recipes" / "arithmetic.toml"
-SHORT = (
-    "warmup.steps=12",
-    "run.steps=8",
-    "evaluation.prompts=16",
-    "evaluation.interval=4",
-    "tracking.hooks=[]",
-    "rollout.max_in_flight=64",
-)
+from tests.runs import arithmetic
 
 
 @pytest.fixture
@@ -44,15 +35,10 @@ def cosmos(tmp_path: Path) -> Iterator[CommandLine]:
     assert not left, f"processes left behind: {left}"
 
 
-@pytest.fixture
-def arithmetic() -> Callable[..., list[str]]:
+@pytest.fixture(name="arithmetic")
+def arithmetic_() -> Callable[..., list[str]]:
     """Arguments that run the demo's recipe, cut down, as `runs/<name>`."""
-
-    def arguments(name: str, *overrides: str) -> list[str]:
-        pairs = [argument for override in (*SHORT, *overrides) for argument in ("--set", override)]
-        return [str(RECIPE), "--name", name, *pairs]
-
-    return arguments
+    return arithmetic
 
 
 IMITATION = """

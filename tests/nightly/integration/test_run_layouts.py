@@ -13,7 +13,7 @@ import pytest
 
 from cosmos_core.control.journal import replay
 from cosmos_core.testing import CommandLine
-from tests.nightly.integration.whim import SOURCE
+from tests.runs import WHIM
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -32,7 +32,7 @@ SETTINGS = (
     "policy.optimizer.lr=1e-4",
     "policy.checkpoint.interval=0",
 )
-LAYOUTS = {"fsdp": "dp_shard=2", "tp": "tp=2", "cp": "cp=2", "pp": "pp=2", "pp-tp": "pp=2 tp=2"}
+LAYOUTS = {"fsdp": "dp_shard=2", "tp": "tp=2", "cp": "cp=2", "pp": "pp=2"}
 
 
 def curve(run: Path) -> list[tuple[float, float]]:
@@ -47,7 +47,7 @@ def test_the_loss_curve_does_not_depend_on_the_layout(
     make_distribution: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder = make_distribution("whim-reward", entries={"reward/whim": "whim"}, modules={"whim.py": SOURCE})
+    folder = make_distribution("whim-reward", entries={"reward/whim": "whim"}, modules={"whim.py": WHIM})
     monkeypatch.setenv("PYTHONPATH", str(folder))
     runs = cosmos.folder / "runs"
     cosmos("run", *arithmetic("alone", *SETTINGS))

@@ -10,7 +10,7 @@ import pytest
 
 from cosmos_core.control.machine.events import ReplicaJoined, ReplicaLost
 from cosmos_core.testing import CommandLine
-from tests.nightly.integration.following import Following, history
+from tests.following import Following, history
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -13,7 +13,7 @@ import pytest
 
 from cosmos_core.control.journal import replay
 from cosmos_core.testing import CommandLine
-from tests.nightly.integration.whim import SOURCE
+from tests.runs import WHIM
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -55,7 +55,7 @@ def test_a_run_trains_on_the_experts_of_its_rollouts(
     monkeypatch: pytest.MonkeyPatch,
     family: str,
 ) -> None:
-    folder = make_distribution("whim-reward", entries={"reward/whim": "whim"}, modules={"whim.py": SOURCE})
+    folder = make_distribution("whim-reward", entries={"reward/whim": "whim"}, modules={"whim.py": WHIM})
     monkeypatch.setenv("PYTHONPATH", str(folder))
     curves = []
     for name, is_replayed in (("free", "false"), ("replayed", "true")):

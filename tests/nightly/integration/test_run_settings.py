@@ -20,7 +20,7 @@ from cosmos_core.testing import CommandLine
 from cosmos_core.transport.keys import person_key
 from cosmos_core.transport.reports import WeightsPublished
 from cosmos_core.transport.wire import REPORT
-from tests.nightly.integration.whim import SOURCE
+from tests.runs import WHIM
 
 Arguments = Callable[..., list[str]]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -44,7 +44,7 @@ SETTINGS = (
 @pytest.fixture
 def whim(make_distribution: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every process of a run finds the reward."""
-    folder = make_distribution("whim-reward", entries={"reward/whim": "whim"}, modules={"whim.py": SOURCE})
+    folder = make_distribution("whim-reward", entries={"reward/whim": "whim"}, modules={"whim.py": WHIM})
     monkeypatch.setenv("PYTHONPATH", str(folder))
 
 

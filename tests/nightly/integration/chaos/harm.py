@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeAlias
 import attrs
 import psutil
 
-from tests.nightly.integration.following import Following
+from tests.following import Following
 
 Kind: TypeAlias = Literal["kill", "pause", "hang"]
 

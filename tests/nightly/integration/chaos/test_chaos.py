@@ -16,8 +16,8 @@ import pytest
 from cosmos_core.control.audit import audit
 from cosmos_core.control.journal import entries
 from cosmos_core.testing import CommandLine
+from tests.following import Following, describe
 from tests.nightly.integration.chaos.harm import Harmer, harms, is_enough
-from tests.nightly.integration.following import Following, describe
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

@@ -1,0 +1,38 @@
+"""Whole runs through the command line, each made once for all tests that look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cosmos_core.testing import CommandLine
+from tests.distributions import write_distribution
+from tests.processes import ForkedCommandLine
+from tests.runs import WHIM
+
+
+@pytest.fixture(scope="session")
+def cosmos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    """`cosmos` in a folder with modules that no process of a run may import, and a reward `whim`."""
+    folder = tmp_path_factory.mktemp("scenarios")
+    for name in ("queue.py", "cosmos_algorithm_grpo.py"):
+        (folder / name).write_text("raise SystemExit('imported from the current folder')\n")
+    site = write_distribution(
+        folder / "site-whim", "whim-reward", entries={"reward/whim": "whim"}, modules={"whim.py": WHIM}
+    )
+    command = ForkedCommandLine(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(site))
+        yield command
+    left = command.left_behind()
+    for process in left:
+        process.kill()
+    assert not left, f"processes left behind: {left}"
+
+
+@pytest.fixture(scope="session")
+def runs(cosmos: CommandLine) -> Path:
+    """The folder of all runs."""
+    return cosmos.folder / "runs"

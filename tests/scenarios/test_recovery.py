@@ -1,0 +1,111 @@
+"""What dies in a run is replaced, and the run goes on: nothing is lost, and nothing is trained twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from cosmos_core.control.machine.events import ReplicaLost
+from cosmos_core.testing import CommandLine
+from tests.following import Following, history, step_times
+from tests.runs import arithmetic
+
+pytestmark = pytest.mark.timeout(400)
+
+# Steps of the algorithm from the beginning, of little work, so that what is measured is not the work.
+QUICK = (
+    "warmup.steps=1",
+    "run.steps=100000",
+    "evaluation.prompts=0",
+    "policy.prompts_per_step=2",
+    "policy.replicas=2",
+    "rollout.group_size=2",
+    "rollout.max_in_flight=16",
+    "rollout.replicas=2",
+    "control.lost_after_s=4",
+    "launch.restarts=20",
+)
+KILLED = ("rollout-0", "policy-1", "controller")
+RESUMES_S = 5.0
+"""How soon after a process was killed two more steps are done, on a machine that has nothing else to do."""
+GAP_S = 1.0
+"""Longest time between two steps there, while a rollout replica is replaced."""
+TOLERANCE = 3.0
+"""Times these bounds are what fails the test: the machine that tests run on has other things to do as well."""
+
+
+@attrs.frozen
+class Recovered:
+    """A run of which one process after the other was killed or stopped, and which was then interrupted."""
+
+    folder: Path
+    code: int
+    output: str
+    took_s: dict[str, float]
+    summary: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def recovered(cosmos: CommandLine, runs: Path) -> Recovered:
+    run = runs / "killed"
+    process = cosmos.start("run", *arithmetic("killed", *QUICK))
+    with Following(run, process) as following:
+        following.steps(5)
+        took_s = {}
+        for name in KILLED:
+            following.look()
+            before = following.incarnation(name) if name != "controller" else ""
+            following.signal(name, signal.SIGKILL)
+            if name == "controller":
+                took_s[name] = following.until(lambda state: state.term == 2)
+            elif name == "policy-1":
+                following.until(lambda state: "policy-1" not in state.replicas)
+            took_s[name] = took_s.get(name, 0.0) + following.steps(2)
+            if before:
+                following.until(following.is_back(name, before))
+        stopped = following.incarnation("rollout-1")
+        following.signal("rollout-1", signal.SIGSTOP)
+        following.until(following.is_back("rollout-1", stopped))
+        following.steps(5)
+        process.send_signal(signal.SIGINT)
+        output = process.communicate(timeout=60)[0]
+    summary = json.loads((run / "summary.json").read_text())
+    return Recovered(run, process.returncode, output, took_s, summary)
+
+
+def test_it_goes_on_until_it_is_interrupted(recovered: Recovered) -> None:
+    assert recovered.code == 130, recovered.output
+    assert recovered.summary["outcome"] == "stopped", recovered.summary["reason"]
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_what_was_killed_is_told_and_training_goes_on_within_seconds(recovered: Recovered, name: str) -> None:
+    assert f"{name} ended: killed by signal 9; " in recovered.output
+    print(f"{recovered.took_s[name]:.2f} s to two more steps (idle: {RESUMES_S} s)")
+    assert recovered.took_s[name] < RESUMES_S * TOLERANCE, recovered.took_s
+
+
+def test_what_was_killed_or_stopped_is_started_again(recovered: Recovered) -> None:
+    assert {"controller", "policy-1", "rollout-0", "rollout-1"} <= recovered.summary["restarts"].keys()
+
+
+def test_each_step_is_trained_once_and_each_prompt_in_one_at_most(cosmos: CommandLine, recovered: Recovered) -> None:
+    assert len(step_times(recovered.folder)) == recovered.summary["steps"]
+    assert json.loads(cosmos("audit", str(recovered.folder), "--json"))["problems"] == []
+
+
+def test_training_does_not_wait_for_a_rollout_replica_that_another_stands_in_for(recovered: Recovered) -> None:
+    killed_at = next(
+        when
+        for when, event in history(recovered.folder)
+        if isinstance(event, ReplicaLost) and event.name == "rollout-0"
+    )
+    around = [b - a for a, b in pairwise(step_times(recovered.folder)) if b > killed_at - 1 and a < killed_at + 1]
+    print(f"longest gap between steps: {max(around):.2f} s (idle: {GAP_S} s; fails: {GAP_S * TOLERANCE} s)")
+    assert max(around) < GAP_S * TOLERANCE
