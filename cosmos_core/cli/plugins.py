@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cosmos_core.plugins.card import Card
     from cosmos_core.plugins.discovery import PluginRecord
     from cosmos_core.protocols import Kind
-    from cosmos_core.testing.check.kit import Given
+    from cosmos_core.testing.check.examination import Given
 
 
 def _kind(typed: str) -> Kind:
@@ -217,7 +217,7 @@ def _given(overrides: list[str]) -> Given:
     """
     from cosmos_core.config.overrides import apply_override  # noqa: PLC0415
     from cosmos_core.config.structure import structure  # noqa: PLC0415
-    from cosmos_core.testing.check.kit import Given  # noqa: PLC0415
+    from cosmos_core.testing.check.examination import Given  # noqa: PLC0415
 
     data: dict[str, Any] = {}
     for override in overrides:

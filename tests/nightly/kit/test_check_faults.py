@@ -5,8 +5,7 @@ import os
 
 import pytest
 
-from cosmos_core.testing.check.examination import examine
-from cosmos_core.testing.check.kit import Given
+from cosmos_core.testing.check.examination import Given, examine
 from cosmos_core.testing.check.subject import subject
 from cosmos_core.testing.check.verdict import text
 from tests.unit.testing.wheels import METADATA, build, without

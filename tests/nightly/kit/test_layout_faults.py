@@ -4,7 +4,7 @@ import pytest
 
 from cosmos_core.protocols import ModelCapabilities
 from cosmos_core.testing import ModelConformance
-from cosmos_core.testing.conformance.model import recording as declarations
+from cosmos_core.testing.conformance.model import kit as declarations
 from tests.nightly.kit.faulty_family import (
     LAYOUT_TESTS,
     OWN_BUILD,

@@ -10,8 +10,7 @@ import torch
 
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import EngineContext, ModelContext
-from cosmos_core.testing.conformance.engine.pricing import Pricer, stopping_at
-from cosmos_core.testing.conformance.engine.subject import TINY, EngineDriver
+from cosmos_core.testing.conformance.engine.subject import TINY, EngineDriver, Pricer, stopping_at
 
 TOKENIZER = {"build": "byte-bpe", "vocab_size": 270, "split_digits": True}
 TEXTS = ("Two and two", "Once upon a time there was", "x", "What is 6 times 7?", "A name")

@@ -179,7 +179,7 @@ def test_a_model_that_vllm_does_not_serve_is_refused_with_its_reason(start, tmp_
 def test_untied_embeddings_biases_and_other_families(start, tmp_path):
     family = {"model_type": "qwen2", "tie_word_embeddings": False, "head_dim": 32, "hidden_size": 128}
     other = make_model(tmp_path, **family)
-    from cosmos_core.testing.conformance.engine.pricing import Pricer, stopping_at
+    from cosmos_core.testing.conformance.engine.subject import Pricer, stopping_at
 
     pricer = Pricer(other, seed=1)
     engine = start(model=stopping_at(other, frozenset()))

@@ -10,8 +10,7 @@ import torch
 from cosmos_core.errors import EngineError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import ModelContext, Request, Sampling
-from cosmos_core.testing.conformance.engine.pricing import Pricer, stopping_at, twin
-from cosmos_core.testing.conformance.engine.subject import tokens_of
+from cosmos_core.testing.conformance.engine.subject import Pricer, stopping_at, tokens_of, twin
 from cosmos_core.types import Array, Prompt
 from cosmos_core.weights.digest import digest_of
 from cosmos_model_qwen_vl.tiny import CONFIGS, OPTIONS, data_url, film, picture

@@ -7,7 +7,7 @@ from cosmos_core.plugins import compatibility
 from cosmos_core.plugins.discovery import discover
 from cosmos_core.testing.check import examination, probe
 from cosmos_core.testing.check import examination as importing
-from cosmos_core.testing.check.kit import Given
+from cosmos_core.testing.check.examination import Given
 from cosmos_core.testing.check.probe import Import, Loaded
 from cosmos_core.testing.check.recorder import Outcome
 from cosmos_core.testing.check.subject import Subject

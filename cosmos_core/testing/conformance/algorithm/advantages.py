@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, AlgorithmContext, Estimate, Estimating, Taken
-from cosmos_core.testing.conformance.algorithm.batch import Batch
 from cosmos_core.testing.conformance.algorithm.calls import (
+    Batch,
     admitted,
     advantages_of,
     estimates_of,

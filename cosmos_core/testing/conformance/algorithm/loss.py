@@ -21,8 +21,7 @@ from cosmos_core.protocols import (
     Estimating,
     is_core_metric,
 )
-from cosmos_core.testing.conformance.algorithm.batch import Batch, draw, extreme
-from cosmos_core.testing.conformance.algorithm.calls import consulted, described, properties_of
+from cosmos_core.testing.conformance.algorithm.calls import Batch, consulted, described, draw, extreme, properties_of
 from cosmos_core.testing.conformance.algorithm.subject import AlgorithmSubject
 from cosmos_core.testing.conformance.algorithm.world import (
     Part,

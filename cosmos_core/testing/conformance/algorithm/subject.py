@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, AlgorithmContext, Decisions, Kind
-from cosmos_core.testing.conformance.algorithm.batch import Batch, draw
-from cosmos_core.testing.conformance.algorithm.calls import admitted, expect_advantages, properties_of
+from cosmos_core.testing.conformance.algorithm.calls import Batch, admitted, draw, expect_advantages, properties_of
 from cosmos_core.testing.conformance.algorithm.world import price_all
 from cosmos_core.testing.conformance.plugin import OneThread
 from cosmos_core.types import Group, Sample, SampleStatus

@@ -29,8 +29,7 @@ from cosmos_core.protocols import (
     MicroBatch,
     Span,
 )
-from cosmos_core.testing.conformance.algorithm.batch import Batch, is_judged
-from cosmos_core.testing.conformance.algorithm.calls import estimates_of, priced
+from cosmos_core.testing.conformance.algorithm.calls import Batch, estimates_of, is_judged, priced
 
 Ranks: TypeAlias = Sequence[Sequence[Sequence[int]]]
 """How a batch is split: of each rank, its micro-batches, each with the indices of its sequences."""

@@ -24,13 +24,14 @@ from cosmos_core.protocols import (
     Request,
     RolloutEngine,
 )
-from cosmos_core.testing.conformance.engine.pricing import Pricer, stopping_at
 from cosmos_core.testing.conformance.engine.subject import (
     TEMPERATURE,
     EngineSetting,
+    Pricer,
     Start,
     needs_tokens,
     refuses,
+    stopping_at,
     tokens_of,
 )
 from cosmos_core.testing.conformance.plugin import fault

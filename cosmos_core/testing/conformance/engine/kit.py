@@ -10,9 +10,8 @@ import torch
 
 from cosmos_core.protocols import CachePolicy, EngineCapabilities, EngineContext, FinishReason, Generated, Model, Record
 from cosmos_core.testing.conformance.engine.generation import DrawTests, ForeseeingTests, GenerationTests
-from cosmos_core.testing.conformance.engine.pricing import Pricer, twin
 from cosmos_core.testing.conformance.engine.requests import CrowdTests, FlightTests
-from cosmos_core.testing.conformance.engine.subject import EngineSetting, Start, needs_tokens, recorded_of
+from cosmos_core.testing.conformance.engine.subject import EngineSetting, Pricer, Start, needs_tokens, recorded_of, twin
 from cosmos_core.testing.conformance.engine.updates import QuantisingTests, UpdateTests
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload

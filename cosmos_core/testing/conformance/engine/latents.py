@@ -28,8 +28,7 @@ from cosmos_core.protocols import (
 )
 from cosmos_core.testing.conformance.engine.denoiser import TinyDenoiser
 from cosmos_core.testing.conformance.engine.kit import EngineConformance
-from cosmos_core.testing.conformance.engine.pricing import Pricer
-from cosmos_core.testing.conformance.engine.subject import Start, refuses
+from cosmos_core.testing.conformance.engine.subject import Pricer, Start, refuses
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import JSON, Payload, Prompt
 

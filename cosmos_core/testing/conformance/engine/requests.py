@@ -13,8 +13,7 @@ import torch
 
 from cosmos_core.errors import EngineError
 from cosmos_core.protocols import CachePolicy, EngineCapabilities, FinishReason, Generated, Handle, PauseMode, Request
-from cosmos_core.testing.conformance.engine.pricing import Pricer
-from cosmos_core.testing.conformance.engine.subject import EngineDriver, EngineSetting, Start, refuses
+from cosmos_core.testing.conformance.engine.subject import EngineDriver, EngineSetting, Pricer, Start, refuses
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload
 from cosmos_core.weights.digest import digest_of

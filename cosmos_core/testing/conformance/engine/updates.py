@@ -10,8 +10,7 @@ import torch
 
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import FORMATS, CachePolicy, EngineCapabilities, Format, Generated, Model, TensorSlice
-from cosmos_core.testing.conformance.engine.pricing import Pricer
-from cosmos_core.testing.conformance.engine.subject import EngineDriver, EngineSetting, Start, refuses
+from cosmos_core.testing.conformance.engine.subject import EngineDriver, EngineSetting, Pricer, Start, refuses
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload
 from cosmos_core.weights import slices

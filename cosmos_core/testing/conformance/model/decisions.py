@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from cosmos_core.protocols import Decided, Divergence, KLTarget, MicroBatch, Model, ModelCapabilities
-from cosmos_core.testing.conformance.model.reference import ROOM, decide_each, pack_alone, splits
-from cosmos_core.testing.conformance.model.subject import CPU, SEED, ModelSetting
+from cosmos_core.testing.conformance.model.subject import CPU, ROOM, SEED, ModelSetting, decide_each, pack_alone, splits
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload
 

@@ -20,8 +20,12 @@ from cosmos_core.policy.processes.world import single_world
 from cosmos_core.policy.training.metrics import Stopwatch
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import MicroBatch, Model
-from cosmos_core.testing.conformance.model.reference import (
+from cosmos_core.testing.conformance.model.subject import (
+    CPU,
     ROOM,
+    SEED,
+    ModelSetting,
+    Reload,
     copied,
     decide_each,
     disturb,
@@ -29,7 +33,6 @@ from cosmos_core.testing.conformance.model.reference import (
     pack_alone,
     total_logprob,
 )
-from cosmos_core.testing.conformance.model.subject import CPU, SEED, ModelSetting, Reload
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.testing.layouts import Imitation
 from cosmos_core.types import Payload, Prompt

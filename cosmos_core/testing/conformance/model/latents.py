@@ -26,8 +26,7 @@ from cosmos_core.protocols import (
     Model,
     ModelCapabilities,
 )
-from cosmos_core.testing.conformance.model.reference import ROOM, pack_alone
-from cosmos_core.testing.conformance.model.subject import CPU, SEED, ModelSetting
+from cosmos_core.testing.conformance.model.subject import CPU, ROOM, SEED, ModelSetting, pack_alone
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Array, Payload, Prompt
 

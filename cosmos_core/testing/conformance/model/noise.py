@@ -17,8 +17,7 @@ import torch
 
 from cosmos_core.protocols import Canvas, Denoising, Model, Noising
 from cosmos_core.testing.conformance.model import latents
-from cosmos_core.testing.conformance.model.reference import ROOM, decide_each
-from cosmos_core.testing.conformance.model.subject import ModelSetting
+from cosmos_core.testing.conformance.model.subject import ROOM, ModelSetting, decide_each
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload, Prompt
 

@@ -14,8 +14,7 @@ from cosmos_core.errors import DataError
 from cosmos_core.models.tokens import KIND, values
 from cosmos_core.policy.training.microbatch import Piece, pieces
 from cosmos_core.protocols import MicroBatch, Model, ModelCapabilities
-from cosmos_core.testing.conformance.model.reference import ROOM, pack_alone, split, splits
-from cosmos_core.testing.conformance.model.subject import ModelSetting
+from cosmos_core.testing.conformance.model.subject import ROOM, ModelSetting, pack_alone, split, splits
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload
 
