@@ -1,11 +1,11 @@
-"""From rows to token ids and back: the tokenizer, the chat template, what ends a completion."""
+"""Token ids of prompts, demonstrations and observations: the tokenizer, the chat template, what ends a completion."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import attrs
 from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -14,11 +14,10 @@ from cosmos_core.config import option
 from cosmos_core.errors import DataError
 from cosmos_core.models.tokenizer import FILE as TOKENIZER_FILE
 from cosmos_core.models.tokenizer import Words, default_template, load_tokenizer
-from cosmos_core.models.tokens import tokens_payload, values
 from cosmos_core.models.vision.prompts import MARK
 from cosmos_core.models.weights import loading
 from cosmos_core.protocols import ModelContext
-from cosmos_core.types import JSON, Message, Payload, Prompt
+from cosmos_core.types import JSON, Message, Prompt
 
 _LOG: Final = logging.getLogger(__name__)
 GENERATION_FILE = "generation_config.json"
@@ -40,8 +39,9 @@ class HuggingFaceOptions:
     )
 
 
-class TextEncoding:
-    """How a family writes prompts and completions.
+@attrs.frozen(kw_only=True)
+class Chat:
+    """How a family writes chats.
 
     Attributes:
         turn_end: The token that ends a turn of a chat; None, or not in the vocabulary: the end-of-text token does.
@@ -49,13 +49,32 @@ class TextEncoding:
         turn_template: The Jinja chat template of a tokenizer that has none: one made locally, or that knows `turn_end`.
     """
 
-    turn_end: ClassVar[str | None] = None
-    stop_tokens: ClassVar[tuple[str, ...]] = ()
-    turn_template: ClassVar[str | None] = None
+    turn_end: str | None
+    stop_tokens: tuple[str, ...]
+    turn_template: str | None
 
-    def __init__(self, options: HuggingFaceOptions, context: ModelContext) -> None:
-        self.options = options
-        self.context = context
+
+class TextEncoder:
+    """Encodes what rows and environments say, and decodes completions.
+
+    Args:
+        options: Of the recipe.
+        context: Where the tokenizer is.
+        chat: How the family writes chats.
+        load: Gives the tokenizer (see `HuggingFaceModel.load_tokenizer`).
+    """
+
+    def __init__(
+        self,
+        options: HuggingFaceOptions,
+        context: ModelContext,
+        chat: Chat,
+        load: Callable[[], PreTrainedTokenizerBase],
+    ) -> None:
+        self.options: Final = options
+        self.context: Final = context
+        self.chat: Final = chat
+        self._load: Final = load
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._words: Words | None = None
         self._takes: dict[tuple[str | None, str], bool] = {}
@@ -68,38 +87,28 @@ class TextEncoding:
             DataError: There is none, or it cannot be read.
         """
         if self._tokenizer is None:
-            tokenizer = load_tokenizer(
-                self.context.assets, self.context.path, trust_remote_code=self.context.trust_remote_code
-            )
-            if self.options.chat_template is not None:
-                tokenizer.chat_template = self.options.chat_template
-            elif tokenizer.chat_template is None and (
-                (self.context.assets / TOKENIZER_FILE).is_file() or self.turn_end in tokenizer.get_vocab()
-            ):
-                tokenizer.chat_template = self.turn_template
-            self._tokenizer = tokenizer
+            self._tokenizer = self._load()
         return self._tokenizer
 
-    def encode(self, prompt: Prompt) -> Payload:
-        """Text as it is, turns of a chat through the template, up to where the model answers.
+    def forget(self) -> None:
+        """Load the tokenizer anew when it is needed next."""
+        self._tokenizer = None
+
+    def read_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer from its files, with the chat template of the recipe, else its own, else the family's.
 
         Raises:
-            DataError: The prompt cannot be encoded.
+            DataError: There is none, or it cannot be read.
         """
-        return tokens_payload(self.prompt_ids(prompt))
-
-    def encode_demonstration(self, prompt: Prompt) -> Payload:
-        """The prompt, its demonstration and the token that ends it (a chat's: the turn's end).
-
-        Raises:
-            DataError: The prompt has no demonstration, or cannot be encoded.
-        """
-        completion = self.demonstration_ids(prompt)
-        return tokens_payload(self.prompt_ids(prompt), completion)
-
-    def decode(self, payload: Payload) -> str:
-        """The completion as text, special tokens left out."""
-        return str(self.tokenizer.decode(values(payload, "completion").tolist(), skip_special_tokens=True))
+        context, chat = self.context, self.chat
+        tokenizer = load_tokenizer(context.assets, context.path, trust_remote_code=context.trust_remote_code)
+        if self.options.chat_template is not None:
+            tokenizer.chat_template = self.options.chat_template
+        elif tokenizer.chat_template is None and (
+            (context.assets / TOKENIZER_FILE).is_file() or chat.turn_end in tokenizer.get_vocab()
+        ):
+            tokenizer.chat_template = chat.turn_template
+        return tokenizer
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt.
@@ -127,12 +136,10 @@ class TextEncoding:
         if prompt.demonstration is None:
             raise DataError("the row has no demonstration, and the algorithm learns from demonstrations")
         ids = self.tokenizer(prompt.demonstration, add_special_tokens=False)["input_ids"]
-        end_id = None if isinstance(prompt.text, str) else self.tokenizer.get_vocab().get(self.turn_end or "")
+        end_id = None if isinstance(prompt.text, str) else self.tokenizer.get_vocab().get(self.chat.turn_end or "")
         return [*ids, self.stop_id() if end_id is None else end_id]
 
-    def encode_observation(
-        self, prompt: Prompt, written: Sequence[int], observation: str, *, role: str = "user"
-    ) -> list[int]:
+    def observation_ids(self, prompt: Prompt, written: Sequence[int], observation: str, role: str) -> list[int]:
         """Plain text as it is; in a chat, the rest of the model's turn and a turn of `role`, by the template.
 
         Whatever the observation spells, it is words. A role that the template does not take is the user's.
@@ -260,7 +267,7 @@ class TextEncoding:
     def stop_ids(self) -> frozenset[int]:
         """The tokenizer's end token, the family's, and those of a checkpoint's generation config."""
         vocabulary = self.tokenizer.get_vocab()
-        stops = {self.stop_id(), *(vocabulary[token] for token in self.stop_tokens if token in vocabulary)}
+        stops = {self.stop_id(), *(vocabulary[token] for token in self.chat.stop_tokens if token in vocabulary)}
         path = self.context.path
         if path is not None and (Path(path) / GENERATION_FILE).is_file():
             listed = GenerationConfig.from_pretrained(path).eos_token_id

@@ -1,4 +1,4 @@
-"""What planning is told of a Hugging Face model: from its config, on tensors without storage."""
+"""Facts of a Hugging Face model for planning: from its config, on tensors without storage."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 from cosmos_core.errors import ConfigError
 from cosmos_core.models.activations import AFTER_LAYERS, BEFORE_LAYERS, UNTRACEABLE, kept_by
 from cosmos_core.models.attention.packed import PACKED
-from cosmos_core.models.parallel.anatomy import Anatomy, parts_of
+from cosmos_core.models.encoding import TextEncoder
+from cosmos_core.models.head import CHUNK_ELEMENTS
+from cosmos_core.models.parallel.anatomy import Anatomy, num_tied, parts_of
 from cosmos_core.models.parallel.expert import is_experts
+from cosmos_core.models.parallel.float8 import candidates
 from cosmos_core.models.parallel.forwards import own_parameters
 from cosmos_core.models.parallel.parallelize import shared_heads
 from cosmos_core.models.parallel.plan import (
@@ -27,7 +30,7 @@ from cosmos_core.models.parallel.plan import (
 )
 from cosmos_core.models.parallel.stages import obstacle
 from cosmos_core.models.weights.loading import LIBRARY_ERRORS, first_line
-from cosmos_core.protocols import Axis, Compute, Extent, Kept, ModelPart
+from cosmos_core.protocols import Axis, Compute, Extent, Kept, ModelFacts, ModelPart
 
 _NO_NUMBERS: Final = (RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError)
 """What a forward raises when the config's numbers do not fit together."""
@@ -52,6 +55,48 @@ def make_shell(config: PretrainedConfig, auto_class: Any, *, trust_remote_code: 
     except LIBRARY_ERRORS as error:
         raise ConfigError(f"model: the config makes no model: {first_line(error)}") from error
     return module.eval()
+
+
+def describe(
+    shell: PreTrainedModel,
+    overrides: Mapping[str, str],
+    text: TextEncoder,
+    absent: str,
+    prepare: Callable[[PreTrainedModel, int], Callable[[], object]],
+) -> ModelFacts:
+    """The facts of a model.
+
+    Args:
+        shell: On the meta device; it is of no use afterwards.
+        overrides: The plugin's tensor parallel styles (see `plan_for`).
+        text: Knows the tokenizer.
+        absent: What is missing of a checkpoint; empty if nothing is.
+        prepare: Makes a forward of the shell over so many units.
+    """
+    config, tokenizer = shell.config.get_text_config(), text.tokenizer
+    return ModelFacts(
+        architecture=type(shell).__name__,
+        num_parameters=sum(parameter.numel() for parameter in shell.parameters()),
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        tokenizer_size=max(tokenizer.get_vocab().values(), default=-1) + 1,
+        context_length=getattr(config, "max_position_embeddings", None) or 1 << 20,
+        stop_ids=text.stop_ids(),
+        pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else text.stop_id(),
+        cache_size=cache_values(config),
+        head_size=head_size(config),
+        num_tied_parameters=num_tied(shell),
+        extents=extents_of(shell, overrides),
+        impossible=impossible_axes(shell),
+        most_outputs=CHUNK_ELEMENTS,
+        absent_weights=absent,
+        linear_layers=frozenset(candidates(shell)),
+        matrices=matrices_of(shell),
+        column_split=column_split(shell, overrides),
+        # Last: the shell is of no use afterwards.
+        parts=parts_and_kept(shell, prepare, overrides),
+    )
 
 
 def parts_and_kept(

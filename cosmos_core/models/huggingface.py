@@ -8,35 +8,194 @@ Shape legend: U units of this process's slice of a packed row, N decisions, D hi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Final
 
 import attrs
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from cosmos_core.errors import ConfigError
 from cosmos_core.models import facts, head
 from cosmos_core.models.adapters import published_state
-from cosmos_core.models.architecture import Architecture
 from cosmos_core.models.building import Blueprint, build_part, build_whole, lay_out
-from cosmos_core.models.encoding import GENERATION_FILE
+from cosmos_core.models.encoding import GENERATION_FILE, Chat, HuggingFaceOptions, TextEncoder
 from cosmos_core.models.head import Asked, decided_of, divergence_of, sliced, tensors_of
 from cosmos_core.models.packing import Row, device_of, pack
 from cosmos_core.models.parallel.channel import Channel, open_channel
 from cosmos_core.models.parallel.forwards import layout_of, within
 from cosmos_core.models.parallel.stages import Stages
 from cosmos_core.models.tiny_model import check_tiny_model
+from cosmos_core.models.tokenizer import build_tokenizer, tokenizer_defaults
+from cosmos_core.models.tokens import tokens_payload, values
 from cosmos_core.models.verification import verify_packing
+from cosmos_core.models.weights import loading
 from cosmos_core.models.weights.exporting import ADAPTER, export_adapters, export_parts, led, share_files
-from cosmos_core.protocols import Comparison, Decided, KLTarget, Layout, MicroBatch
-from cosmos_core.types import Payload
+from cosmos_core.models.weights.streaming import absent_weights
+from cosmos_core.protocols import Comparison, Decided, KLTarget, Layout, MicroBatch, ModelContext, ModelFacts
+from cosmos_core.types import Payload, Prompt
 
-_DOCUMENT_UNITS = 32
+CONFIG_FILE: Final = "config.json"
+_DOCUMENT_UNITS: Final = 32
 
 
-class HuggingFaceModel(Architecture):
-    """A causal language model of transformers (see `cosmos_core.protocols.Model`)."""
+class HuggingFaceModel:
+    """A causal language model of transformers (see `cosmos_core.protocols.Model`).
+
+    Attributes:
+        auto_class: The class of transformers that makes modules of configs and checkpoints.
+        model_types: Values of the config's `model_type` that this class is for; None takes any.
+        special_tokens: What a tokenizer made locally has to know besides the usual, for each the name under which the
+            config keeps its id, or None.
+        tensor_plan: Overrides of how `tp` splits modules (see `parallel.plan.plan_for`).
+        turn_end: The token that ends a turn of a chat; None, or not in the vocabulary: the end-of-text token does.
+        stop_tokens: Tokens that end a completion besides the tokenizer's and the checkpoint's own.
+        turn_template: The Jinja chat template of a tokenizer that has none: one made locally, or that knows `turn_end`.
+        text: Encodes prompts, demonstrations and observations.
+    """
+
+    auto_class: ClassVar[Any] = AutoModelForCausalLM
+    model_types: ClassVar[frozenset[str] | None] = None
+    special_tokens: ClassVar[Mapping[str, str | None]] = {}
+    tensor_plan: ClassVar[Mapping[str, str]] = {}
+    turn_end: ClassVar[str | None] = None
+    stop_tokens: ClassVar[tuple[str, ...]] = ()
+    turn_template: ClassVar[str | None] = None
+
+    def __init__(self, options: HuggingFaceOptions, context: ModelContext) -> None:
+        self.options = options
+        self.context = context
+        self.text = self.make_text_encoder()
+        self._config: PretrainedConfig | None = None
+        self._facts: ModelFacts | None = None
+
+    def make_text_encoder(self) -> TextEncoder:
+        """What encodes texts; a family whose processor writes chats has one of its own."""
+        chat = Chat(turn_end=self.turn_end, stop_tokens=self.stop_tokens, turn_template=self.turn_template)
+        return TextEncoder(self.options, self.context, chat, self.load_tokenizer)
+
+    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer; a family may refuse one that is not its own.
+
+        Raises:
+            DataError: There is none, or it cannot be read.
+        """
+        return self.text.read_tokenizer()
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer (see `load_tokenizer`)."""
+        return self.text.tokenizer
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """The Hugging Face config: of the checkpoint, else the recipe's, as resolved by `prepare`.
+
+        Raises:
+            ConfigError: There is none, it is unusable, or of another family.
+        """
+        if self._config is None:
+            config = self.find_config()
+            if self.model_types is not None and config.model_type not in self.model_types:
+                allowed = ", ".join(sorted(self.model_types))
+                raise ConfigError(
+                    f"model: model_type {config.model_type!r} is not one of this plugin's: {allowed}; "
+                    "model.plugin = 'hf' takes any family"
+                )
+            self._config = config
+        return self._config
+
+    def find_config(self) -> PretrainedConfig:
+        """Read the config, whatever its family; a family may complete it.
+
+        Raises:
+            ConfigError: There is none, or it is unusable.
+        """
+        trust = self._trusts_model_code
+        if self.context.path is not None:
+            return loading.config_from_checkpoint(self.context.path, trust_remote_code=trust)
+        if (self.context.assets / CONFIG_FILE).is_file():
+            return loading.config_from_checkpoint(str(self.context.assets), trust_remote_code=trust)
+        if self.context.config is None:
+            raise ConfigError("model: give path (a checkpoint) or config (a Hugging Face config)")
+        return loading.config_from_mapping(self.context.config)
+
+    @property
+    def _trusts_model_code(self) -> bool:
+        """Whether a model in the checkpoint's own code may be taken: not where the family is one of transformers'."""
+        is_known = self.model_types is not None and self.model_types <= CONFIG_MAPPING_NAMES.keys()
+        return self.context.trust_remote_code and not is_known
+
+    def facts(self) -> ModelFacts:
+        """Describe the model without building weights; those of a checkpoint on this machine are looked through.
+
+        Raises:
+            CosmosError: The config makes no model, or the checkpoint is missing files, truncated or of another model.
+        """
+        if self._facts is None:
+            shell = self._shell()
+            absent = absent_weights(self.context.path, shell)
+            self._facts = facts.describe(shell, self.tensor_plan, self.text, absent, self._forward_of_text)
+        return self._facts
+
+    def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:
+        """Train the tokenizer into `context.assets`, and write the resolved config beside it.
+
+        A recipe's config without `vocab_size` or special token ids takes those of the tokenizer.
+
+        Raises:
+            ConfigError: `tokenizer` asks for what cannot be made, or the config has an unknown key.
+        """
+        assets = self.context.assets
+        assets.mkdir(parents=True, exist_ok=True)
+        made = build_tokenizer(corpus, tokenizer)
+        if self.special_tokens:
+            made.add_special_tokens({"additional_special_tokens": list(self.special_tokens)})
+        made.save_pretrained(assets)
+        if self.context.config is not None:
+            self.resolved_config(self.context.config, made).save_pretrained(assets)
+        self.text.forget()
+        self._config = self._facts = None
+
+    def resolved_config(self, config: Mapping[str, Any], made: PreTrainedTokenizerBase) -> PretrainedConfig:
+        """A recipe's config, with what it leaves to a tokenizer that was made for it."""
+        resolved: PretrainedConfig = loading.config_from_mapping({**tokenizer_defaults(made), **config})
+        return resolved
+
+    def encode(self, prompt: Prompt) -> Payload:
+        """Text as it is, turns of a chat through the template, up to where the model answers.
+
+        Raises:
+            DataError: The prompt cannot be encoded.
+        """
+        return tokens_payload(self.text.prompt_ids(prompt))
+
+    def encode_demonstration(self, prompt: Prompt) -> Payload:
+        """The prompt, its demonstration and the token that ends it (a chat's: the turn's end).
+
+        Raises:
+            DataError: The prompt has no demonstration, or cannot be encoded.
+        """
+        completion = self.text.demonstration_ids(prompt)
+        return tokens_payload(self.text.prompt_ids(prompt), completion)
+
+    def decode(self, payload: Payload) -> str:
+        """The completion as text, special tokens left out."""
+        return str(self.tokenizer.decode(values(payload, "completion").tolist(), skip_special_tokens=True))
+
+    def encode_observation(
+        self, prompt: Prompt, written: Sequence[int], observation: str, *, role: str = "user"
+    ) -> list[int]:
+        """What an environment answers (see `TextEncoder.observation_ids`)."""
+        return self.text.observation_ids(prompt, written, observation, role)
 
     def build(
         self, *, seed: int, dtype: torch.dtype, device: torch.device, layout: Layout | None = None
@@ -188,18 +347,17 @@ class HuggingFaceModel(Architecture):
             alone, save = Channel(), module.save_pretrained
             led(alone, directory, lambda: save(directory, state_dict=published_state(module)))
             export_adapters(module, directory / ADAPTER, alone, below=self.context.path)
-            led(alone, directory, lambda: self._accompany(directory))
+            led(alone, directory, lambda: self.write_companions(directory))
             return
-        shell = facts.make_shell(self.config, self.auto_class, trust_remote_code=self._trusts_model_code)
-        path = self.context.path
+        shell, path = self._shell(), self.context.path
         if path is not None and (Path(path) / GENERATION_FILE).is_file():
             shell.generation_config = GenerationConfig.from_pretrained(path)
         channel = open_channel()
         export_parts(module, shell, directory, channel)
         export_adapters(module, directory / ADAPTER, channel, below=path)
-        led(channel, directory, lambda: self._accompany(directory))
+        led(channel, directory, lambda: self.write_companions(directory))
 
-    def _accompany(self, directory: Path) -> None:
+    def write_companions(self, directory: Path) -> None:
         """Write what goes with weights."""
         self.tokenizer.save_pretrained(directory)
         share_files(directory)
@@ -246,8 +404,11 @@ class HuggingFaceModel(Architecture):
             device=device,
             trust_remote_code=self._trusts_model_code,
             auto_class=self.auto_class,
-            tensor_plan=getattr(self, "tensor_plan", {}),
+            tensor_plan=self.tensor_plan,
         )
+
+    def _shell(self) -> PreTrainedModel:
+        return facts.make_shell(self.config, self.auto_class, trust_remote_code=self._trusts_model_code)
 
     def _row(self, module: torch.nn.Module, batch: MicroBatch) -> Row:
         return Row.of(batch, device_of(module), layout_of(module))

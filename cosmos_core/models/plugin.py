@@ -9,7 +9,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, A
 from cosmos_core.errors import ConfigError
 from cosmos_core.models.head import DIVERGENCES
 from cosmos_core.models.huggingface import HuggingFaceModel
-from cosmos_core.models.vision.generic import GenericOptions, SeeingModel
+from cosmos_core.models.vision.generic import GenericOptions, GenericVisionModel
 from cosmos_core.models.weights.loading import LIBRARY_ERRORS
 from cosmos_core.protocols import Axis, Model, ModelCapabilities, ModelContext, Provider, hookimpl
 
@@ -37,7 +37,7 @@ def create(options: GenericOptions, context: ModelContext) -> HuggingFaceModel:
         ConfigError: There are options of images for a model that sees none.
     """
     if _sees(context):
-        return SeeingModel(options, context)
+        return GenericVisionModel(options, context)
     if options.image_options:
         raise ConfigError(
             f"model.options.image_options: {', '.join(options.image_options)} would be of no use: the model's config "

@@ -66,6 +66,16 @@ def build_tokenizer(corpus: Iterable[str], settings: Mapping[str, Any]) -> PreTr
     return train_byte_bpe(corpus, vocab_size=settings["vocab_size"], split_digits=settings["split_digits"])
 
 
+def tokenizer_defaults(made: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Values of a config that depend on the tokenizer."""
+    return {
+        "vocab_size": len(made),
+        "pad_token_id": made.pad_token_id,
+        "bos_token_id": made.bos_token_id,
+        "eos_token_id": made.eos_token_id,
+    }
+
+
 def load_tokenizer(assets: Path, path: str | None, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     """The tokenizer that was made for the run if there is one, else the checkpoint's.
 

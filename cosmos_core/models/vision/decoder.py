@@ -38,7 +38,7 @@ _OURS: Final = frozenset(
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Entrance:
+class DecoderInputs:
     """What a text decoder is called with, of a whole row.
 
     Attributes:
@@ -75,13 +75,13 @@ class Entrance:
         return {EMBEDDINGS: entered_UD[None], _MASK: is_seen_U[None], _DEEPER: deeper_kD}
 
 
-def entrance(
+def decoder_inputs(
     module: Any,
     tokens_R: torch.Tensor,
     told_R: torch.Tensor,
     positions_R: torch.Tensor,
     media: Mapping[str, torch.Tensor],
-) -> Entrance:
+) -> DecoderInputs:
     """Run a model up to its text decoder.
 
     Args:
@@ -111,8 +111,21 @@ def entrance(
     return _taken(type(module).__name__, reached)
 
 
-def per_unit(entry: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """What `Entrance.part` gave for a row of U units, as [U, D] each: text adds nothing to deeper layers."""
+def per_unit(entry: Mapping[str, Any], name: str) -> dict[str, torch.Tensor]:
+    """What `DecoderInputs.part` gave for a row of U units, as [U, D] each: text adds nothing to deeper layers.
+
+    Args:
+        entry: Keyword arguments of the decoder.
+        name: Of the model, for errors.
+
+    Raises:
+        PluginIncompatibleError: The decoder is given something else, too.
+    """
+    if foreign := entry.keys() - {EMBEDDINGS, _MASK, _DEEPER}:
+        raise PluginIncompatibleError(
+            f"{name} gives its backbone {', '.join(sorted(foreign))} besides embeddings: it must override per_unit and "
+            "keywords for engines to generate from media"
+        )
     embeddings_UD: torch.Tensor = entry[EMBEDDINGS][0]
     units = {EMBEDDINGS: embeddings_UD}
     for number, deeper_kD in enumerate(entry.get(_DEEPER, ())):
@@ -158,7 +171,7 @@ def _stopped(decoder: torch.nn.Module) -> Iterator[dict[str, Any]]:
             decoder.forward = own
 
 
-def _taken(name: str, reached: Mapping[str, Any]) -> Entrance:
+def _taken(name: str, reached: Mapping[str, Any]) -> DecoderInputs:
     given = {key: value for key, value in reached.items() if value is not None and value is not False}
     if beyond := sorted(given.keys() - _OURS - {_MASK, _DEEPER}):
         raise PluginIncompatibleError(
@@ -167,4 +180,4 @@ def _taken(name: str, reached: Mapping[str, Any]) -> Entrance:
         )
     embeddings_RD, mask_1R = given[EMBEDDINGS][0], given.get(_MASK)
     places_K = torch.zeros(0, dtype=torch.int64) if mask_1R is None else mask_1R[0].nonzero()[:, 0]
-    return Entrance(embeddings_RD=embeddings_RD, places_K=places_K, deeper_KD=tuple(given.get(_DEEPER) or ()))
+    return DecoderInputs(embeddings_RD=embeddings_RD, places_K=places_K, deeper_KD=tuple(given.get(_DEEPER) or ()))

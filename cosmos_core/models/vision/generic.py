@@ -1,7 +1,7 @@
 """Any vision-language model of transformers that puts what it sees in the places of placeholder tokens.
 
 Its checkpoint's processor makes tokens and arrays of a prompt and its images; its own forward makes embeddings of them
-(`sight.entering`). Whether packing them gives what the model gives is tried, before the first prompt with images, on a
+(`decoder`). Whether packing them gives what the model gives is tried, before the first prompt with images, on a
 small model of the same make.
 
 Shape legend: U units of a packed row.
@@ -9,31 +9,31 @@ Shape legend: U units of a packed row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cosmos_core.config import option
 from cosmos_core.errors import ConfigError
-from cosmos_core.models.encoding import HuggingFaceOptions
+from cosmos_core.models.encoding import Chat, HuggingFaceOptions, TextEncoder
 from cosmos_core.models.packing import Row
 from cosmos_core.models.parallel.forwards import layout_of
 from cosmos_core.models.tiny_model import verify_tiny
 from cosmos_core.models.tokenizer import FILE as TOKENIZER_FILE
 from cosmos_core.models.tokens import tokens_payload
 from cosmos_core.models.verification import compare, own_logits
-from cosmos_core.models.vision.decoder import entrance
+from cosmos_core.models.vision.decoder import decoder_inputs
 from cosmos_core.models.vision.images import load_image
 from cosmos_core.models.vision.model import VisionLanguageModel
 from cosmos_core.models.vision.processor import REQUIRED, Processor, copy_files, example_images, is_there
 from cosmos_core.models.vision.prompts import IMAGE_MARK, filled, marked_parts, takes_parts, text_parts, with_marks
 from cosmos_core.models.vision.rows import MEDIA, TOLD, OwnPositions, is_media, lay_out, shows, with_seen
-from cosmos_core.protocols import MicroBatch
+from cosmos_core.protocols import MicroBatch, ModelContext
 from cosmos_core.types import JSON, Payload, Prompt
 
 
@@ -46,15 +46,77 @@ class GenericOptions(HuggingFaceOptions):
     )
 
 
-class SeeingModel(VisionLanguageModel):
+class ProcessorTextEncoder(TextEncoder):
+    """Encodes texts with the chat template of a processor, which takes turns as lists of parts.
+
+    Args:
+        options: Of the recipe.
+        context: Where the tokenizer is.
+        chat: How the family writes chats.
+        load: Gives the tokenizer.
+        processor: Gives the checkpoint's processor; None where there is none.
+    """
+
+    def __init__(
+        self,
+        options: GenericOptions,
+        context: ModelContext,
+        chat: Chat,
+        load: Callable[[], PreTrainedTokenizerBase],
+        processor: Callable[[], Processor | None],
+    ) -> None:
+        super().__init__(options, context, chat, load)
+        self._processor: Final = processor
+
+    def forget(self) -> None:
+        """Load the tokenizer, and look at the template, anew."""
+        super().forget()
+        self.__dict__.pop("takes_parts", None)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja template of chats: the recipe's, else the processor's, else the tokenizer's."""
+        processor = None if self.options.chat_template is not None else self._processor()
+        own = None if processor is None else processor.chat_template
+        return super().chat_template if own is None else own
+
+    @cached_property
+    def takes_parts(self) -> bool:
+        """Whether the template wants turns as lists of parts."""
+        return takes_parts(self.render)
+
+    def chat_turns(self, prompt: Prompt) -> list[dict[str, Any]]:
+        """The turns of a chat, as lists of parts if the template takes those."""
+        turns = super().chat_turns(prompt)
+        if not self.takes_parts:
+            return turns
+        cut = marked_parts if prompt.media else text_parts
+        return [{**turn, "content": cut(turn["content"])} for turn in turns]
+
+    def with_images(self, prompt: Prompt, image_token: str) -> str:
+        """The text of a prompt with images, a placeholder in the place of each."""
+        marked = with_marks(prompt, [IMAGE_MARK] * len(prompt.media))
+        is_chat = not isinstance(prompt.text, str)
+        # A template that takes parts writes the placeholders itself.
+        written = marked if is_chat and self.takes_parts else filled(marked, [image_token] * len(prompt.media))
+        return self.chat_text(written) if is_chat else str(written.text)
+
+
+class GenericVisionModel(VisionLanguageModel):
     """A vision-language model of transformers, images through its checkpoint's processor."""
 
     options: GenericOptions
+    text: ProcessorTextEncoder
+
+    def make_text_encoder(self) -> ProcessorTextEncoder:
+        """Chats are written as the processor wants them."""
+        chat = Chat(turn_end=self.turn_end, stop_tokens=self.stop_tokens, turn_template=self.turn_template)
+        return ProcessorTextEncoder(self.options, self.context, chat, self.load_tokenizer, lambda: self._processor)
 
     def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:
         """See `VisionLanguageModel.prepare`; beside a tokenizer made locally there are no images."""
         super().prepare(corpus, tokenizer)
-        for name in ("_processor", "_sight", "_own_positions", "_takes_parts"):
+        for name in ("_processor", "_checked_processor", "_own_positions"):
             self.__dict__.pop(name, None)
 
     def encode(self, prompt: Prompt) -> Payload:
@@ -72,28 +134,12 @@ class SeeingModel(VisionLanguageModel):
         Raises:
             CosmosError: See `encode`; and the prompt has no demonstration.
         """
-        return self._encoded(prompt, self.demonstration_ids(prompt))
-
-    @property
-    def chat_template(self) -> str | None:
-        """The Jinja template of chats: the recipe's, else the processor's, else the tokenizer's."""
-        own = (
-            None if self.options.chat_template is not None or self._processor is None else self._processor.chat_template
-        )
-        return super().chat_template if own is None else own
-
-    def chat_turns(self, prompt: Prompt) -> list[dict[str, Any]]:
-        """The turns of a chat, as lists of parts if the template takes those."""
-        turns = super().chat_turns(prompt)
-        if not self._takes_parts:
-            return turns
-        cut = marked_parts if prompt.media else text_parts
-        return [{**turn, "content": cut(turn["content"])} for turn in turns]
+        return self._encoded(prompt, self.text.demonstration_ids(prompt))
 
     def pack(
         self, payloads: Sequence[Payload], *, budget: int, multiple: int = 1, is_uniform: bool = False
     ) -> list[MicroBatch]:
-        """Pack payloads (see `HuggingFaceModel.pack`), each row with what its documents see (see `sight.rows`)."""
+        """Pack payloads (see `HuggingFaceModel.pack`), each row with what its documents see (see `rows`)."""
         batches = super().pack(payloads, budget=budget, multiple=multiple, is_uniform=is_uniform)
         return [self._with_seen(batch, payloads) for batch in batches]
 
@@ -103,7 +149,7 @@ class SeeingModel(VisionLanguageModel):
         return positions if self._own_positions is None else positions.expand(self._own_positions.num_axes, -1)
 
     def is_media(self, name: str) -> bool:
-        """Whether an array of a payload is of its images (see `sight.rows`)."""
+        """Whether an array of a payload is of its images (see `rows`)."""
         return is_media(name)
 
     def embed(self, module: torch.nn.Module, row: Row) -> dict[str, Any]:
@@ -112,7 +158,7 @@ class SeeingModel(VisionLanguageModel):
         if not media:
             return super().embed(module, row)
         inputs, layout = row.inputs, layout_of(module)
-        entered = entrance(module, inputs["tokens"], inputs[TOLD], inputs["positions"], media)
+        entered = decoder_inputs(module, inputs["tokens"], inputs[TOLD], inputs["positions"], media)
         is_split = layout is not None and layout.sequence_parallel and layout.mesh.size("tp") > 1
         group = layout.mesh.group("tp") if layout is not None and is_split else None
         return entered.part(row.packing.bounds, group)
@@ -140,11 +186,7 @@ class SeeingModel(VisionLanguageModel):
         return Processor.load(path, self.config, self.options.image_options, trust_remote_code=trust)
 
     @cached_property
-    def _takes_parts(self) -> bool:
-        return takes_parts(self.render)
-
-    @cached_property
-    def _sight(self) -> Processor:
+    def _checked_processor(self) -> Processor:
         """The processor, once a small model has shown that what it makes can be packed.
 
         Raises:
@@ -160,24 +202,20 @@ class SeeingModel(VisionLanguageModel):
             )
         verify_tiny(
             self._blueprint(seed=0, dtype=torch.float32, device=torch.device("cpu")),
-            lambda small: self._verify_sight(small, processor),
+            lambda small: self._verify_packed_images(small, processor),
             keeps_ids=True,
         )
         return processor
 
     def _encoded(self, prompt: Prompt, completion: Sequence[int] | None) -> Payload:
         if not prompt.media:
-            return tokens_payload(self.prompt_ids(prompt), completion)
-        self.refuse_spelt(prompt)
-        sight = self._sight
+            return tokens_payload(self.text.prompt_ids(prompt), completion)
+        self.text.refuse_spelt(prompt)
+        processor = self._checked_processor
         images = [load_image(location) for location in prompt.media]
-        marked = with_marks(prompt, [IMAGE_MARK] * len(images))
-        is_chat = not isinstance(prompt.text, str)
-        # A template that takes parts writes the placeholders itself.
-        written = marked if is_chat and self._takes_parts else filled(marked, [sight.image_token] * len(images))
-        text = self.chat_text(written) if is_chat else str(written.text)
-        adds = self.options.add_special_tokens and not is_chat
-        return with_seen(sight(text, images, add_special_tokens=adds), completion)
+        text = self.text.with_images(prompt, processor.image_token)
+        adds = self.options.add_special_tokens and isinstance(prompt.text, str)
+        return with_seen(processor(text, images, add_special_tokens=adds), completion)
 
     def _with_seen(self, batch: MicroBatch, payloads: Sequence[Payload]) -> MicroBatch:
         members = [payloads[index] for index in batch.sequences]
@@ -188,10 +226,10 @@ class SeeingModel(VisionLanguageModel):
         return lay_out(batch, members, self._processor.joins, self._own_positions)
 
     @torch.no_grad()
-    def _verify_sight(self, small: PreTrainedModel, processor: Processor) -> None:
+    def _verify_packed_images(self, small: PreTrainedModel, processor: Processor) -> None:
         """Compare packed documents with images with transformers' own forward of each."""
         first, second = example_images()
-        image, end = processor.image_token, [self.stop_id()]
+        image, end = processor.image_token, [self.text.stop_id()]
         seen = [processor(f"1 {image} 2 {image}", [second, first]), processor(f"{image} 3", [first])]
         (batch,) = self.pack([with_seen(each, end) for each in seen], budget=sum(len(each.ids) for each in seen))
         given = [{k: v for k, v in seen[index].given.items() if k != "labels"} for index in batch.sequences]
@@ -203,7 +241,8 @@ class SeeingModel(VisionLanguageModel):
             "on text, or give it a model plugin of its own",
         )
 
-    def _accompany(self, directory: Path) -> None:
-        super()._accompany(directory)
+    def write_companions(self, directory: Path) -> None:
+        """Write what goes with weights, the processor included."""
+        super().write_companions(directory)
         if self._processor_path is not None:
             copy_files(self._processor_path, directory)

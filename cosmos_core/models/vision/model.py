@@ -3,14 +3,15 @@
 Text, packing, attention over documents and the output layer are those of `HuggingFaceModel`, on the text backbone. The
 vision tower keeps its own attention; what it sees takes the places of placeholder tokens.
 
-Shape legend: U units of a packed row, D hidden size.
+Shape legend: U units of a row, N units of a forward, K of them of conditioned prompts, P units of a prompt, D hidden
+size, V vocabulary.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 import attrs
 import torch
@@ -21,26 +22,31 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from cosmos_core.errors import ConfigError
-from cosmos_core.models.conditioning import ConditionedModel
+from cosmos_core.errors import ConfigError, DataError
+from cosmos_core.models.huggingface import HuggingFaceModel
+from cosmos_core.models.packing import EMBEDDINGS
 from cosmos_core.models.parallel.layout import leading_problems
 from cosmos_core.models.tokenizer import FILE as TOKENIZER_FILE
-from cosmos_core.models.tokenizer import build_tokenizer
+from cosmos_core.models.tokenizer import tokenizer_defaults
+from cosmos_core.models.tokens import token_array
 from cosmos_core.models.vision.decoder import deeper_keywords, per_unit
 from cosmos_core.models.weights import loading
-from cosmos_core.protocols import Entering, Layout, ModelFacts
+from cosmos_core.protocols import Conditioning, Entering, Layout, ModelFacts
+from cosmos_core.types import Payload
+
+_NEXT: Final = (0, 0)
+"""Of two generated units the first goes through the forward: its position is where generation starts."""
 
 
-class VisionLanguageModel(ConditionedModel):
+class VisionLanguageModel(HuggingFaceModel):
     """A vision-language model of transformers, with a `text_config` and a text backbone of its own.
 
-    Attributes:
-        special_tokens: What a tokenizer made locally has to know besides the usual, for each the name under which the
-            config keeps its id, or None.
+    Engines that run a module themselves are handed what training computes (`cosmos_core.protocols.Conditioned`): `pack`
+    lays a prompt out, `embed` runs the towers. A family says which arrays of a prompt it reads (`is_media`); one whose
+    `embed` gives its backbone other things than transformers' decoders take overrides `per_unit` and `keywords`.
     """
 
     auto_class: ClassVar[Any] = AutoModelForImageTextToText
-    special_tokens: ClassVar[Mapping[str, str | None]] = {}
 
     def facts(self) -> ModelFacts:
         """Describe the model without building weights (see `HuggingFaceModel.facts`)."""
@@ -63,29 +69,76 @@ class VisionLanguageModel(ConditionedModel):
         text: torch.nn.Module = module.get_decoder()  # type: ignore[operator]
         return text
 
-    def per_unit(self, entry: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
-        """Embeddings, and what deeper layers add, of each unit of a row (see `ConditionedModel.per_unit`)."""
-        return per_unit(entry)
-
-    def keywords(self, entering: Entering) -> Mapping[str, Any]:
-        """What deeper layers add (see `ConditionedModel.keywords`)."""
-        return deeper_keywords(entering)
-
-    def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:
-        """Train the tokenizer into `context.assets`, and write the resolved config beside it.
-
-        A recipe's config without a vocabulary size or ids of special tokens takes those of the tokenizer.
+    def condition(self, prompt: Payload) -> Conditioning | None:
+        """How a prompt enters (see `cosmos_core.protocols.Conditioned`).
 
         Raises:
-            ConfigError: `tokenizer` asks for what cannot be made, or the config has an unknown key.
+            DataError: The arrays of the payload do not fit its prompt, or are not of the family.
         """
-        made = build_tokenizer(corpus, tokenizer)
-        made.add_special_tokens({"additional_special_tokens": list(self.special_tokens)})
-        self.context.assets.mkdir(parents=True, exist_ok=True)
-        made.save_pretrained(self.context.assets)
-        if self.context.config is not None:
-            self._resolved(self.context.config, made).save_pretrained(self.context.assets)
-        self._config = self._tokenizer = self._facts = None
+        more = prompt.arrays.keys() - {"prompt"}
+        if foreign := sorted(name for name in more if not self.is_media(name)):
+            raise DataError(f"{type(self).__name__} has no use for the prompt's {', '.join(foreign)}")
+        if not more:
+            return None
+        payload = attrs.evolve(prompt, arrays={**prompt.arrays, "completion": token_array(_NEXT)})
+        (batch,) = self.pack([payload], budget=prompt.arrays["prompt"].shape[0] + 1)
+        positions = batch.inputs["positions"]
+        return Conditioning(positions=positions[..., :-1], next_position=int(positions[..., -1].max()), batch=batch)
+
+    def is_media(self, name: str) -> bool:  # noqa: ARG002 - what an override reads
+        """Whether an array of this name is of what a prompt shows; none is by default."""
+        return False
+
+    def enter(self, module: torch.nn.Module, conditioning: Conditioning) -> Mapping[str, torch.Tensor]:
+        """What each unit of a prompt enters with: [P, ...] each."""
+        entry = self.embed(module, self._row(module, conditioning.batch))
+        num_units = conditioning.positions.shape[-1]
+        return {name: tensor[:num_units] for name, tensor in self.per_unit(entry).items()}
+
+    def evaluate(self, module: torch.nn.Module, entering: Entering) -> torch.Tensor:
+        """Logits [R, V], before the temperature."""
+        embeddings_ND: torch.Tensor = module.get_input_embeddings()(entering.tokens_N)  # type: ignore[operator]
+        entered_ND = embeddings_ND.index_copy(0, entering.places_K, entering.features[EMBEDDINGS])
+        output = self.backbone(module)(
+            inputs_embeds=entered_ND[None],
+            position_ids=entering.positions.unsqueeze(-2),
+            use_cache=False,
+            **self.keywords(entering),
+        )
+        return self.logits(module, output.last_hidden_state[0, entering.kept_R])
+
+    def per_unit(self, entry: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
+        """What `embed` gave for a row of U units, as [U, ...] each: embeddings, and what deeper layers add.
+
+        Raises:
+            PluginIncompatibleError: The family gives its backbone something else, too.
+        """
+        return per_unit(entry, type(self).__name__)
+
+    def keywords(self, entering: Entering) -> Mapping[str, Any]:
+        """What the backbone is called with besides embeddings and positions: what deeper layers add."""
+        return deeper_keywords(entering)
+
+    def find_config(self) -> PretrainedConfig:
+        """The config; beside a tokenizer made locally, special tokens have the ids that it gave them."""
+        config = super().find_config()
+        if self.context.path is not None and (self.context.assets / TOKENIZER_FILE).is_file():
+            for token, name in self.special_tokens.items():
+                if name is not None:
+                    setattr(config, name, self.tokenizer.convert_tokens_to_ids(token))
+        return config
+
+    def resolved_config(self, config: Mapping[str, Any], made: PreTrainedTokenizerBase) -> PretrainedConfig:
+        """A recipe's config; what it leaves to the tokenizer stands in its `text_config`.
+
+        Raises:
+            ConfigError: It has an unknown key.
+        """
+        _check_parts(config)
+        ids = {name: made.convert_tokens_to_ids(token) for token, name in self.special_tokens.items() if name}
+        text = {**tokenizer_defaults(made), **dict(config.get("text_config") or {})}
+        resolved: PretrainedConfig = loading.config_from_mapping({**ids, **config, "text_config": text})
+        return resolved
 
     @property
     def _num_deep(self) -> int:
@@ -102,27 +155,6 @@ class VisionLanguageModel(ConditionedModel):
         )
         for problem in problems:
             raise ConfigError(problem)
-
-    def _find_config(self) -> PretrainedConfig:
-        """The config; beside a tokenizer made locally, special tokens have the ids that it gave them."""
-        config = super()._find_config()
-        if self.context.path is not None and (self.context.assets / TOKENIZER_FILE).is_file():
-            for token, name in self.special_tokens.items():
-                if name is not None:
-                    setattr(config, name, self.tokenizer.convert_tokens_to_ids(token))
-        return config
-
-    def _resolved(self, config: Mapping[str, Any], made: PreTrainedTokenizerBase) -> Any:
-        _check_parts(config)
-        ids = {name: made.convert_tokens_to_ids(token) for token, name in self.special_tokens.items() if name}
-        text = {
-            "vocab_size": len(made),
-            "pad_token_id": made.pad_token_id,
-            "bos_token_id": made.bos_token_id,
-            "eos_token_id": made.eos_token_id,
-            **dict(config.get("text_config") or {}),
-        }
-        return loading.config_from_mapping({**ids, **config, "text_config": text})
 
 
 def _check_parts(config: Mapping[str, Any]) -> None:

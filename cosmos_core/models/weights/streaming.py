@@ -25,7 +25,7 @@ from transformers.core_model_loading import (
 )
 
 from cosmos_core.errors import CheckpointError
-from cosmos_core.models.weights.loading import LIBRARY_ERRORS, first_line, stored_tensors
+from cosmos_core.models.weights.loading import LIBRARY_ERRORS, absence, first_line, holds_weights, stored_tensors
 from cosmos_core.weights.held import Held
 
 CONVERSION_ERRORS: Final = (*LIBRARY_ERRORS, SkipParameters)
@@ -276,6 +276,25 @@ class Streamed:
 def _num_values(shape: tuple[int, ...], index: tuple[slice, ...]) -> int:
     sizes = [len(range(size)[part]) for size, part in zip(shape, index, strict=True)] if index else shape
     return math.prod(sizes)
+
+
+def absent_weights(path: str | None, module: PreTrainedModel) -> str:
+    """Look through a checkpoint on this machine; of a folder with a config alone, what is missing; else empty.
+
+    Args:
+        path: Folder, name on the hub, or None.
+        module: The whole model, on meta.
+
+    Raises:
+        CheckpointError: Files are missing or truncated, or the checkpoint is not one of this model.
+    """
+    folder = None if path is None else Path(path)
+    if folder is None or not folder.is_dir():
+        return ""
+    if not holds_weights(folder):
+        return absence(folder)
+    Streamed(str(folder), module)
+    return ""
 
 
 def folder_of(path: str) -> Path:

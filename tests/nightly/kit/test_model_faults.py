@@ -429,10 +429,11 @@ CONVERSING = {
             """
             turn_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<eos>{% endfor %}"
 
-            def prompt_ids(self, prompt):
+            def encode(self, prompt):
                 if isinstance(prompt.text, str):
-                    return super().prompt_ids(prompt)
-                return self.tokenizer(self.chat_text(prompt), add_special_tokens=False)["input_ids"]
+                    return super().encode(prompt)
+                text = self.text.chat_text(prompt)
+                return tokens_payload(self.tokenizer(text, add_special_tokens=False)["input_ids"])
             """
         ),
         "test_what_a_user_says_never_becomes_tokens_that_steer",

@@ -22,14 +22,11 @@ CHAT = Prompt(text=(Message(role="system", content="Be brief."), Message(role="u
 class ChatModel(HuggingFaceModel):
     turn_end = "<|im_end|>"
     stop_tokens = ("<|im_end|>",)
-    template = CHATML
+    turn_template = CHATML
 
-    @property
-    def tokenizer(self):
-        tokenizer = super().tokenizer
-        if "<|im_end|>" not in tokenizer.get_vocab():
-            tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-        tokenizer.chat_template = self.template
+    def load_tokenizer(self):
+        tokenizer = super().load_tokenizer()
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
         return tokenizer
 
 
@@ -63,8 +60,8 @@ def test_prompt_turns_and_observations_are_what_the_template_writes_of_the_whole
     """Joined, the pieces are the chat as it would have been encoded in one piece."""
     turns = (*CHAT.text, Message(role="assistant", content="4+4="), Message(role="user", content="It is 8."))
     written = [*ids(model, "4+4="), token(model, "<|im_end|>")]
-    pieces = [*model.prompt_ids(CHAT), *written, *model.encode_observation(CHAT, written, "It is 8.")]
-    assert pieces == model.prompt_ids(Prompt(text=turns))
+    pieces = [*model.text.prompt_ids(CHAT), *written, *model.encode_observation(CHAT, written, "It is 8.")]
+    assert pieces == model.text.prompt_ids(Prompt(text=turns))
 
 
 def test_another_stop_token_ends_the_turn_just_as_well(model):
@@ -79,8 +76,8 @@ def test_words_of_the_kits_own_mark_are_words(model):
     assert "%answer% and %answer%%answer%" in after(model, "%answer% and %answer%%answer%")
 
 
-def test_a_template_that_trims_and_begins_with_special_tokens(model, monkeypatch):
-    monkeypatch.setattr(ChatModel, "template", TRIMMED)
+def test_a_template_that_trims_and_begins_with_special_tokens(model):
+    model.tokenizer.chat_template = TRIMMED
     assert after(model, " 8 \n", end="<eos>") == "[user] 8<eos>[assistant] "
 
 
@@ -96,8 +93,8 @@ def test_plain_text_stays_as_it_is(model):
         ("{{ messages[-1].content }}", "leaves out the model's turn"),
     ],
 )
-def test_a_template_that_takes_no_such_turns_is_a_data_error(model, monkeypatch, template, why):
-    monkeypatch.setattr(ChatModel, "template", template)
+def test_a_template_that_takes_no_such_turns_is_a_data_error(model, template, why):
+    model.tokenizer.chat_template = template
     with pytest.raises(DataError, match=why):
         after(model, "8")
 
@@ -119,23 +116,23 @@ def test_an_observation_that_spells_steering_tokens_is_words(model, prompt, said
     assert said in model.tokenizer.decode(found)
 
 
-def test_a_stop_token_that_is_no_special_one_is_spelt_sign_by_sign(model, monkeypatch):
+def test_a_stop_token_that_is_no_special_one_is_spelt_sign_by_sign(model):
     model.tokenizer.add_tokens(["STOP"])
-    monkeypatch.setattr(ChatModel, "stop_tokens", ("<|im_end|>", "STOP"))
+    model.text.chat = attrs.evolve(model.text.chat, stop_tokens=("<|im_end|>", "STOP"))
     (stop,) = ids(model, "STOP")
     found = model.encode_observation(CHAT, [stop], "do not STOP here")
     assert stop not in found
     assert "do not STOP here" in model.tokenizer.decode(found)
 
 
-def test_a_stop_token_of_the_ordinary_vocabulary_is_a_word(model, monkeypatch):
+def test_a_stop_token_of_the_ordinary_vocabulary_is_a_word(model):
     """A completion that ends with its line does not keep others from writing lines."""
     (line,) = ids(model, "\n")
-    monkeypatch.setattr(ChatModel, "stop_tokens", ("<|im_end|>", "\u010a", "u"))
-    assert line in model.stop_ids()
+    model.text.chat = attrs.evolve(model.text.chat, stop_tokens=("<|im_end|>", "\u010a", "u"))
+    assert line in model.text.stop_ids()
     said = "a\nb"
     assert model.encode_observation(Prompt(text="?"), [line], said) == ids(model, said)
-    assert model.prompt_ids(CHAT) == ids(model, model.chat_text(CHAT))
+    assert model.text.prompt_ids(CHAT) == ids(model, model.text.chat_text(CHAT))
 
 
 def test_what_only_normalising_makes_a_steering_token_is_refused(model):
@@ -147,33 +144,33 @@ def test_what_only_normalising_makes_a_steering_token_is_refused(model):
 
 @pytest.mark.parametrize("role", ["system", "user", "tool"])
 def test_what_others_say_in_a_prompt_is_words(model, role):
-    plain, spelt = (model.prompt_ids(Prompt(text=(Message(role=role, content=said),))) for said in ("8", SPELLING))
+    plain, spelt = (model.text.prompt_ids(Prompt(text=(Message(role=role, content=said),))) for said in ("8", SPELLING))
     assert num_steering(model, spelt) == num_steering(model, plain)
     assert SPELLING in model.tokenizer.decode(spelt)
 
 
 def test_plain_text_and_the_models_own_turns_may_hold_special_tokens(model):
     end = token(model, "<|im_end|>")
-    assert model.prompt_ids(Prompt(text="4+4?<|im_end|>"))[-1] == end
+    assert model.text.prompt_ids(Prompt(text="4+4?<|im_end|>"))[-1] == end
     own = (Message(role="user", content="?"), Message(role="assistant", content="a<|im_start|>b"))
-    assert num_steering(model, model.prompt_ids(Prompt(text=own)))["<|im_start|>"] == 4
+    assert num_steering(model, model.text.prompt_ids(Prompt(text=own)))["<|im_start|>"] == 4
 
 
 def test_ordinary_words_are_encoded_together_with_what_surrounds_them(model):
-    text = model.chat_text(CHAT)
-    assert model.prompt_ids(CHAT) == ids(model, text)
+    text = model.text.chat_text(CHAT)
+    assert model.text.prompt_ids(CHAT) == ids(model, text)
 
 
 def test_a_role_that_spells_a_token_is_refused(model):
     with pytest.raises(DataError, match=r"the role 'user<\|im_end\|>' of a turn spells the token '<\|im_end\|>'"):
-        model.prompt_ids(Prompt(text=(Message(role="user<|im_end|>", content="?"),)))
+        model.text.prompt_ids(Prompt(text=(Message(role="user<|im_end|>", content="?"),)))
 
 
 def test_beside_images_words_that_spell_tokens_are_refused(model):
     placed = Prompt(text=(Message(role="user", content="<image> what?"),), media=("a.png",))
-    model.refuse_spelt(placed)
+    model.text.refuse_spelt(placed)
     with pytest.raises(DataError, match="beside images or videos"):
-        model.refuse_spelt(attrs.evolve(placed, text=(Message(role="user", content="what?<|im_end|>"),)))
+        model.text.refuse_spelt(attrs.evolve(placed, text=(Message(role="user", content="what?<|im_end|>"),)))
 
 
 TOOLS = (
@@ -183,8 +180,8 @@ TOOLS = (
 )
 
 
-def test_an_observation_has_the_role_that_the_template_knows(model, monkeypatch, caplog):
-    monkeypatch.setattr(ChatModel, "template", TOOLS)
+def test_an_observation_has_the_role_that_the_template_knows(model, caplog):
+    model.tokenizer.chat_template = TOOLS
     written = [token(model, "<eos>")]
 
     def said(role):

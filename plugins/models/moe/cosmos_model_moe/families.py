@@ -177,14 +177,13 @@ class DeepseekModel(MixtureModel):
     turn_template: ClassVar[str | None] = DEEPSEEK_CHAT
     gating: ClassVar[Gating] = SIGMOID
 
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer (see `HuggingFaceModel.tokenizer`).
+    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer (see `HuggingFaceModel.load_tokenizer`).
 
         Raises:
             ConfigError: It is Moonlight's, whose config looks the same and whose chats do not.
         """
-        tokenizer = super().tokenizer
+        tokenizer = super().load_tokenizer()
         if "<|im_middle|>" in tokenizer.get_vocab():
             raise ConfigError("model.plugin: this checkpoint's chats are Moonlight's; use model.plugin = 'moonlight'")
         return tokenizer

@@ -86,7 +86,7 @@ class QwenVLModel(VisionLanguageModel):
 
     def _see(self, prompt: Prompt) -> list[Seen]:
         if prompt.media:
-            self.refuse_spelt(prompt)
+            self.text.refuse_spelt(prompt)
         return self.sight.see(prompt.media)
 
     def pack(
@@ -128,9 +128,9 @@ class QwenVLModel(VisionLanguageModel):
         super().export(module, directory)
         self.sight.save(directory)
 
-    def _find_config(self) -> PretrainedConfig:
+    def find_config(self) -> PretrainedConfig:
         """The config, which says to others what transformers does unsaid."""
-        config = super()._find_config()
+        config = super().find_config()
         family = FAMILIES.get(config.model_type)
         if family is not None and family.interleaves:
             config.text_config.rope_parameters["mrope_interleaved"] = True

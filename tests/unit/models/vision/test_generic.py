@@ -15,7 +15,7 @@ from cosmos_core.models.plugin import create
 from cosmos_core.models.tokens import array_of
 from cosmos_core.models.verification import own_logits
 from cosmos_core.models.vision import decoder
-from cosmos_core.models.vision.generic import GenericOptions, SeeingModel
+from cosmos_core.models.vision.generic import GenericOptions, GenericVisionModel
 from cosmos_core.models.vision.images import load_image
 from cosmos_core.protocols import ModelContext
 from cosmos_core.types import Message, Prompt
@@ -51,7 +51,7 @@ def folder(request, tmp_path):
 def test_packed_rows_are_what_transformers_gives_of_each_document_alone(folder):
     model = generic(folder)
     module, alone = build(model), AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
-    assert type(model) is SeeingModel
+    assert type(model) is GenericVisionModel
     inputs = [own_inputs(own_processor(folder), prompt) for prompt in prompts()]
     payloads = [model.encode_demonstration(prompt) for prompt in prompts()]
     for payload, (given, end) in zip(payloads, inputs, strict=True):
@@ -204,7 +204,7 @@ def test_images_of_a_chat_without_marks_stand_before_the_first_turn_of_the_user(
 def test_a_template_that_takes_strings_is_given_strings(llava, template):
     model = generic(llava, chat_template=template)
     chat = (Message(role="user", content="a"), Message(role="assistant", content="b <image>"))
-    assert model.chat_text(Prompt(text=chat[:1])) == "a;"
+    assert model.text.chat_text(Prompt(text=chat[:1])) == "a;"
     shown = model.encode(Prompt(text=chat, media=(picture(20, 20),)))
     plain = generic(llava, add_special_tokens=False).encode(Prompt(text="a;b <image>;", media=(picture(20, 20),)))
     assert values(shown, "prompt").tolist() == values(plain, "prompt").tolist()
@@ -267,7 +267,7 @@ def test_a_config_alone_makes_a_model_of_text_and_says_what_images_need(tmp_path
     context = ModelContext(path=None, config={**keys, "text_config": small}, assets=tmp_path / "assets")
     model = create(GenericOptions(), context)
     model.prepare(["red or blue"], {"build": "byte-bpe", "vocab_size": 290, "split_digits": True})
-    assert type(model) is SeeingModel
+    assert type(model) is GenericVisionModel
     (batch,) = model.pack([model.encode_demonstration(Prompt(text="red", demonstration="blue"))], budget=99)
     assert model.decide(build(model), batch, temperature=1.0).logprobs_N.isfinite().all()
     with pytest.raises(ConfigError, match=r"only the processor of a checkpoint makes tokens of them: give model\.path"):
@@ -283,7 +283,7 @@ def test_a_checkpoint_without_a_processor_is_one_of_text(tmp_path):
     chat = model.encode(Prompt(text=(Message(role="user", content="red"),)))
     assert model.tokenizer.decode(values(chat, "prompt").tolist()) == "red"
     model.export(build(model), tmp_path / "export")
-    assert type(generic(tmp_path / "export")) is SeeingModel
+    assert type(generic(tmp_path / "export")) is GenericVisionModel
 
 
 def test_a_processor_that_cannot_be_used_is_told_where_it_is_needed(tmp_path):
