@@ -6,11 +6,12 @@ E their width.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -26,9 +27,9 @@ from cosmos_core.protocols import ModelContext
 
 
 class _Here(threading.local):
-    """What holds for one thread: whether it encodes on the CPU now, whatever the recipe says."""
+    """Says of one thread whether it encodes on the CPU now, whatever the recipe says."""
 
-    is_aside = False
+    is_on_cpu = False
 
 
 class Family(ABC):
@@ -200,9 +201,22 @@ class Family(ABC):
         """
         return Part(
             lambda: checkpoint.load_frozen(made, self.component(name), **self._precision),
-            lambda: torch.device("cpu") if self._here.is_aside or self.options.encoders == "cpu" else self.device,
+            lambda: torch.device("cpu") if self._here.is_on_cpu or self.options.encoders == "cpu" else self.device,
             "; set model.options.encoders = 'cpu', or encoder_precision = 'bf16'",
         )
+
+    @contextlib.contextmanager
+    def on_cpu(self) -> Iterator[None]:
+        """Let encoders work on the CPU, for this thread.
+
+        A policy that learns from rollouts encodes a negative prompt and nothing else, and needs no encoder on its
+        device.
+        """
+        self._here.is_on_cpu = True
+        try:
+            yield
+        finally:
+            self._here.is_on_cpu = False
 
     @property
     def _precision(self) -> Mapping[str, torch.dtype]:

@@ -10,38 +10,122 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 
-from cosmos_core.errors import ConfigError, TrainingError
+from cosmos_core.errors import ConfigError, DataError, TrainingError
 from cosmos_core.models.diffusion import building, checkpoint, packing
-from cosmos_core.models.diffusion.arrays import array_of, tensor_of, with_tensors
+from cosmos_core.models.diffusion.arrays import array_of, has, payload_of, tensor_of, with_tensors
 from cosmos_core.models.diffusion.checkpoint import export_transformer
 from cosmos_core.models.diffusion.conditions import Resident, placed
+from cosmos_core.models.diffusion.family import Family
 from cosmos_core.models.diffusion.media import frames_of
 from cosmos_core.models.diffusion.noising import Times, generator_of
 from cosmos_core.models.diffusion.options import DiffusionOptions
-from cosmos_core.models.diffusion.rows import GIVEN, IS_GIVEN, TEXT, RowEncoding
+from cosmos_core.models.diffusion.rows import GIVEN, IS_GIVEN, TEXT, RowReader
 from cosmos_core.models.diffusion.scoring import Decisions, decided_of
 from cosmos_core.models.packing import device_of
 from cosmos_core.models.parallel.forwards import layout_of, within
 from cosmos_core.models.weights.loading import absence, holds_weights
-from cosmos_core.protocols import Comparison, Decided, KLTarget, Layout, MicroBatch, ModelContext, ModelFacts
-from cosmos_core.types import Payload
+from cosmos_core.protocols import Canvas, Comparison, Decided, KLTarget, Layout, MicroBatch, ModelContext, ModelFacts
+from cosmos_core.types import Payload, Prompt
 
 
-class DiffusionModel(RowEncoding):
+class DiffusionModel(Family):
     """A transformer that denoises latents (`protocols.Model`, `Denoising` and `Noising`).
 
-    A family says what `Family` asks for, and where it conditions on more than the text, `condition` and `conditioning`.
+    A family says what `Family` asks for, and where it conditions on more than the text, `condition`, `conditioning` and
+    `blank`.
+
+    Attributes:
+        rows: Reads captions, images and videos of rows.
     """
 
     def __init__(self, options: DiffusionOptions, context: ModelContext) -> None:
         super().__init__(options, context)
+        self.rows: Final = RowReader(self)
         self._resident = Resident(self.conditioning)
         self._negative_placed: torch.Tensor | None = None
+
+    def encode(self, prompt: Prompt) -> Payload:
+        """The embedding of the caption, and what the family adds.
+
+        Raises:
+            DataError: The prompt cannot be encoded.
+        """
+        return payload_of({TEXT: self.rows.embedding(prompt), **self.condition(prompt)})
+
+    def encode_demonstration(self, prompt: Prompt) -> Payload:
+        """The conditioning, and the demonstrated video as latents in `sample`; frames that are given are as given.
+
+        Raises:
+            DataError: The prompt has no demonstration, or it cannot be read, is too short, or is larger than a limit.
+        """
+        if prompt.demonstration is None:
+            raise DataError("the row has no demonstration: the location of a video to imitate")
+        payload = self.encode(prompt)
+        sample = self.codec.encode(self.rows.read_pixels(prompt.demonstration, self.options.num_frames))
+        if has(payload, GIVEN):
+            canvas = self.canvas(payload)
+            assert canvas.given is not None
+            assert canvas.is_given_T is not None
+            sample = torch.where(canvas.is_given_T[None, :, None, None], canvas.given, sample)
+        return with_tensors(payload, {"sample": sample})
+
+    def vet(self, prompt: Prompt) -> None:
+        """Read a row's demonstration as training does, but do not encode it (see `protocols.Vetting`).
+
+        Raises:
+            DataError: It cannot be read, is too short, or is larger than a limit.
+        """
+        if prompt.demonstration is not None:
+            self.rows.read_pixels(prompt.demonstration, self.options.num_frames)
+
+    def decode(self, payload: Payload) -> str:  # noqa: ARG002 - of the protocol
+        """Empty: a world model writes nothing."""
+        return ""
+
+    def condition(self, prompt: Prompt) -> Mapping[str, torch.Tensor]:
+        """Arrays of the payload that condition besides the text, such as `given` and `is_given`.
+
+        Raises:
+            DataError: The row names media that the family has no use for, or that cannot be used.
+        """
+        if prompt.media or self.rows.num_given(prompt):
+            raise DataError("the model takes no images or videos, and the row gives some; take one that does")
+        return {}
+
+    def conditioning(self, payload: Payload) -> Mapping[str, torch.Tensor]:
+        """What conditions a forward, as tensors of one shape for all payloads: `text`, filled up, and the family's.
+
+        Raises:
+            DataError: The arrays of the payload do not fit the model.
+        """
+        return {TEXT: self.rows.filled(tensor_of(payload, TEXT, torch.float32, (None, self.text_width)))}
+
+    def blank(self) -> Payload:
+        """A payload that `conditioning` takes, of zeros; families that condition on more than the text add to it."""
+        return payload_of({TEXT: torch.zeros(1, self.text_width)})
+
+    def canvas(self, prompt: Payload) -> Canvas:
+        """What to denoise.
+
+        Raises:
+            DataError: The arrays of the payload do not fit the model.
+        """
+        shape = self.shape
+        if not has(prompt, GIVEN):
+            return Canvas(shape=shape)
+        is_given_T = tensor_of(prompt, IS_GIVEN, torch.bool, (shape[1],))
+        if bool(is_given_T.all()):
+            raise DataError(f"all {shape[1]} latent frames are given, so that nothing is left to generate")
+        return Canvas(shape=shape, given=tensor_of(prompt, GIVEN, torch.float32, shape), is_given_T=is_given_T)
+
+    def negative_text(self) -> torch.Tensor:
+        """float32 [L, E], what guidance leads away from (see `RowReader.negative_text`)."""
+        return self.rows.negative_text()
 
     def facts(self) -> ModelFacts:
         """Describe the model without building weights; those of a checkpoint on this machine are looked through.

@@ -7,7 +7,6 @@ F frames of a video.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,14 +16,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from cosmos_core.errors import DataError
-from cosmos_core.models.diffusion.arrays import has, payload_of, tensor_of, with_tensors
 from cosmos_core.models.diffusion.family import Family
 from cosmos_core.models.diffusion.media import Limits, pixels_of, read_film
 from cosmos_core.models.diffusion.noising import generator_of
-from cosmos_core.models.diffusion.options import DiffusionOptions
 from cosmos_core.models.vision.images import shown
-from cosmos_core.protocols import Canvas, ModelContext
-from cosmos_core.types import Payload, Prompt
+from cosmos_core.types import Prompt
 
 METADATA: str = "text_embedding"
 """The key of a row's metadata that names a file with its embedding."""
@@ -84,86 +80,16 @@ _NUM_GIVEN: Final = "num_given_frames"
 _GIVEN_FROM: Final = "given_from"
 
 
-class RowEncoding(Family):
-    """How a family writes prompts and demonstrations."""
+class RowReader:
+    """Reads what rows give to a world model: pixels of images and videos, embeddings of captions.
 
-    def __init__(self, options: DiffusionOptions, context: ModelContext) -> None:
-        super().__init__(options, context)
+    Args:
+        family: Says what is generated, and encodes words and pixels.
+    """
+
+    def __init__(self, family: Family) -> None:
+        self._family: Final = family
         self._negative: torch.Tensor | None = None
-
-    def encode(self, prompt: Prompt) -> Payload:
-        """The embedding of the caption, and what the family adds.
-
-        Raises:
-            DataError: The prompt cannot be encoded.
-        """
-        return payload_of({TEXT: self._embedding(prompt), **self.condition(prompt)})
-
-    def encode_demonstration(self, prompt: Prompt) -> Payload:
-        """The conditioning, and the demonstrated video as latents in `sample`; frames that are given are as given.
-
-        Raises:
-            DataError: The prompt has no demonstration, or it cannot be read, is too short, or is larger than a limit.
-        """
-        if prompt.demonstration is None:
-            raise DataError("the row has no demonstration: the location of a video to imitate")
-        payload = self.encode(prompt)
-        sample = self.codec.encode(self.read_pixels(prompt.demonstration, self.options.num_frames))
-        if has(payload, GIVEN):
-            canvas = self.canvas(payload)
-            assert canvas.given is not None
-            assert canvas.is_given_T is not None
-            sample = torch.where(canvas.is_given_T[None, :, None, None], canvas.given, sample)
-        return with_tensors(payload, {"sample": sample})
-
-    def vet(self, prompt: Prompt) -> None:
-        """Read a row's demonstration as training does, but do not encode it (see `protocols.Vetting`).
-
-        Raises:
-            DataError: It cannot be read, is too short, or is larger than a limit.
-        """
-        if prompt.demonstration is not None:
-            self.read_pixels(prompt.demonstration, self.options.num_frames)
-
-    def decode(self, payload: Payload) -> str:  # noqa: ARG002 - of the protocol
-        """Empty: a world model writes nothing."""
-        return ""
-
-    def condition(self, prompt: Prompt) -> Mapping[str, torch.Tensor]:
-        """Arrays of the payload that condition besides the text, such as `given` and `is_given`.
-
-        Raises:
-            DataError: The row names media that the family has no use for, or that cannot be used.
-        """
-        if prompt.media or self._num_given(prompt):
-            raise DataError("the model takes no images or videos, and the row gives some; take one that does")
-        return {}
-
-    def conditioning(self, payload: Payload) -> Mapping[str, torch.Tensor]:
-        """What conditions a forward, as tensors of one shape for all payloads: `text`, filled up, and the family's.
-
-        Raises:
-            DataError: The arrays of the payload do not fit the model.
-        """
-        return {TEXT: self._filled(tensor_of(payload, TEXT, torch.float32, (None, self.text_width)))}
-
-    def blank(self) -> Payload:
-        """A payload that `conditioning` takes, of zeros; families that condition on more than the text add to it."""
-        return payload_of({TEXT: torch.zeros(1, self.text_width)})
-
-    def canvas(self, prompt: Payload) -> Canvas:
-        """What to denoise.
-
-        Raises:
-            DataError: The arrays of the payload do not fit the model.
-        """
-        shape = self.shape
-        if not has(prompt, GIVEN):
-            return Canvas(shape=shape)
-        is_given_T = tensor_of(prompt, IS_GIVEN, torch.bool, (shape[1],))
-        if bool(is_given_T.all()):
-            raise DataError(f"all {shape[1]} latent frames are given, so that nothing is left to generate")
-        return Canvas(shape=shape, given=tensor_of(prompt, GIVEN, torch.float32, shape), is_given_T=is_given_T)
 
     def read_pixels(self, location: str, num_frames: int, *, from_end: bool = False) -> torch.Tensor:
         """float32 [3, F, h, w] in [-1, 1]: the first or last frames of a video, of the size that is generated.
@@ -176,7 +102,7 @@ class RowEncoding(Family):
         Raises:
             DataError: It cannot be read, is too short, or is larger than a limit.
         """
-        options = self.options
+        options = self._family.options
         limits = Limits(num_bytes=options.max_media_bytes, num_pixels=options.max_media_pixels)
         size = options.height, options.width
         film = read_film(location, limits, most=num_frames, fps=options.fps, size=size, from_end=from_end)
@@ -201,7 +127,7 @@ class RowEncoding(Family):
         Raises:
             DataError: There are several, or they cannot be used.
         """
-        number = self._num_given(prompt)
+        number = self.num_given(prompt)
         if len(prompt.media) > 1:
             raise DataError(f"{len(prompt.media)} media in a row; a world model is given one image or video")
         if prompt.media:
@@ -220,41 +146,47 @@ class RowEncoding(Family):
             raise DataError(f"metadata.{_GIVEN_FROM} is {end!r}; frames are given from the 'start' or the 'end'")
         return end == "end"
 
-    def _num_given(self, prompt: Prompt) -> int:
-        number = prompt.metadata.get(_NUM_GIVEN, 0)
-        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < self.options.num_frames:
+    def num_given(self, prompt: Prompt) -> int:
+        """How many frames a row gives by its metadata; 0 if it does not say.
+
+        Raises:
+            DataError: It is no number of frames that the autoencoder takes.
+        """
+        number, most = prompt.metadata.get(_NUM_GIVEN, 0), self._family.options.num_frames
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < most:
             raise DataError(
-                f"metadata.{_NUM_GIVEN} is {number!r}; it is a number of frames below the {self.options.num_frames} "
-                "of a video"
+                f"metadata.{_NUM_GIVEN} is {number!r}; it is a number of frames below the {most} of a video"
             )
-        temporal = self.codec.temporal
+        temporal = self._family.codec.temporal
         if number and (number - 1) % temporal:
             raise DataError(f"metadata.{_NUM_GIVEN} is {number}; the autoencoder takes 1 + a multiple of {temporal}")
         return number
 
-    def _embedding(self, prompt: Prompt) -> torch.Tensor:
+    def embedding(self, prompt: Prompt) -> torch.Tensor:
+        """float32 [L, E], of a row's caption.
+
+        Raises:
+            DataError: It cannot be encoded.
+        """
         if not isinstance(prompt.text, str):
             raise DataError("the row's text is a chat, and a world model takes a caption: plain text")
         location = prompt.metadata.get(METADATA)
         if location is not None:
-            return file_embedding(str(location), self.options.text_length, self.text_width)
+            return file_embedding(str(location), self._family.options.text_length, self._family.text_width)
         return self._words(prompt.text)
 
     def _words(self, words: str) -> torch.Tensor:
-        if self.options.text == "table":
-            return table_embedding(words, self.options.text_length, self.text_width)
-        return self.encode_words(words)
+        if self._family.options.text == "table":
+            return table_embedding(words, self._family.options.text_length, self._family.text_width)
+        return self._family.encode_words(words)
 
-    def _encoded_aside(self, words: str) -> torch.Tensor:
-        """On the CPU: a policy that learns from rollouts encodes nothing else, and needs no encoder on its device."""
-        self._here.is_aside = True
-        try:
-            return self._words(words)
-        finally:
-            self._here.is_aside = False
+    def filled(self, text_LE: torch.Tensor) -> torch.Tensor:
+        """An embedding with rows of zeros up to `text_length`.
 
-    def _filled(self, text_LE: torch.Tensor) -> torch.Tensor:
-        length = self.options.text_length
+        Raises:
+            DataError: It is longer.
+        """
+        length = self._family.options.text_length
         if len(text_LE) > length:
             raise DataError(f"a text of {len(text_LE)} tokens, and model.options.text_length is {length}")
         return nn.functional.pad(text_LE, (0, 0, 0, length - len(text_LE)))
@@ -266,14 +198,15 @@ class RowEncoding(Family):
             DataError: It cannot be encoded.
         """
         if self._negative is None:
-            location = self.options.negative_embedding
+            location = self._family.options.negative_embedding
             if location is not None:
-                found = file_embedding(location, self.options.text_length, self.text_width)
+                found = file_embedding(location, self._family.options.text_length, self._family.text_width)
             else:
-                words = self.options.negative_prompt
+                words = self._family.options.negative_prompt
                 if words is None:
                     # A table knows nothing of what encoders were told.
-                    words = "" if self.options.text == "table" else self.default_negative_prompt
-                found = self._encoded_aside(words)
-            self._negative = self._filled(found)
+                    words = "" if self._family.options.text == "table" else self._family.default_negative_prompt
+                with self._family.on_cpu():
+                    found = self._words(words)
+            self._negative = self.filled(found)
         return self._negative

@@ -130,7 +130,7 @@ class CosmosPredictModel(DiffusionModel):
         Raises:
             DataError: They cannot be used.
         """
-        pixels = self.given_pixels(prompt)
+        pixels = self.rows.given_pixels(prompt)
         if pixels is None:
             return {}
         latents = self.codec.encode(pixels)

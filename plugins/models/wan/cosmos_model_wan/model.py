@@ -114,7 +114,7 @@ class WanModel(DiffusionModel):
         """
         if not self.takes_image:
             return super().condition(prompt)
-        pixels = self.given_pixels(prompt)
+        pixels = self.rows.given_pixels(prompt)
         if pixels is None:
             raise DataError("an image to video model needs an image: the row has neither media nor num_given_frames")
         found = {CONDITION: self._condition(pixels)}

@@ -5,13 +5,13 @@ import pytest
 
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.models.diffusion.family import _class_named
+from cosmos_core.models.diffusion.model import DiffusionModel
 from cosmos_core.models.diffusion.options import DiffusionOptions
-from cosmos_core.models.diffusion.rows import RowEncoding
 from cosmos_core.protocols import ModelContext
 from cosmos_core.types import Prompt
 
 
-class Rows(RowEncoding):
+class Rows(DiffusionModel):
     """A family of which only rows are read."""
 
 
@@ -39,7 +39,7 @@ def test_vetting_refuses_what_cannot_be_learned(model, tmp_path, shape, reason):
     with pytest.raises(DataError, match=reason) as vetted:
         model.vet(Prompt(text="red", demonstration=str(film)))
     with pytest.raises(DataError) as read:
-        model.read_pixels(str(film), 4)
+        model.rows.read_pixels(str(film), 4)
     assert str(vetted.value) == str(read.value)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.models.diffusion.rows import RowEncoding
+from cosmos_core.models.diffusion.model import DiffusionModel
 from cosmos_core.run.planning.plan import check_present, make_plan
 from cosmos_core.run.planning.rows import look_at_rows
 from cosmos_core.run.planning.tables import _pace
@@ -70,7 +70,7 @@ def test_videos_that_are_too_short_for_the_model_are_told(tmp_path):
 
 
 def test_some_videos_are_read(tmp_path, monkeypatch):
-    read, own = [], RowEncoding.vet
+    read, own = [], DiffusionModel.vet
 
     def vet(self, prompt):
         read.append(prompt)
@@ -78,7 +78,7 @@ def test_some_videos_are_read(tmp_path, monkeypatch):
             raise DataError("the first is too short")
         own(self, prompt)
 
-    monkeypatch.setattr(RowEncoding, "vet", vet)
+    monkeypatch.setattr(DiffusionModel, "vet", vet)
     measured = world_plan(tmp_path).parts.measured
     assert (measured.num_unusable, measured.fault) == (1, "the first is too short")
     assert len(read) == 4
