@@ -1,4 +1,4 @@
-"""What a forward keeps for its backward pass, counted on tensors without storage.
+"""Counts what a forward keeps for its backward pass, on tensors without storage.
 
 A representative of each kind of layer runs on two lengths, and the difference counts: what does not grow with the
 units (weights, their casts) falls away. Autograd tells what it keeps (`saved_tensors_hooks`); what lies in the same
@@ -47,7 +47,7 @@ Forward = Callable[[], object]
 def kept_by(
     module: nn.Module, layers: Sequence[nn.Module], prepare: Callable[[int], Forward], whole: Collection[nn.Module] = ()
 ) -> Mapping[int, Mapping[Compute, Kept]]:
-    """What each layer keeps per unit, by its number; `BEFORE_LAYERS` and `AFTER_LAYERS` for what is round them.
+    """Count what each layer keeps per unit, by its number; `BEFORE_LAYERS` and `AFTER_LAYERS` for what is round them.
 
     Args:
         module: On the meta device; of its layers only `layers` are left. It is of no use afterwards.
@@ -88,7 +88,7 @@ def _slope(short: _Count, long: _Count, place: int) -> Kept:
 
 
 class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What one forward keeps, by layer and by class; also a watch over the operators that it calls."""
+    """Counts what one forward keeps, by layer and by class, and watches the operators that it calls."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -144,7 +144,7 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _follow(self, taken: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
-        """What is made of keys and values alone is keys and values."""
+        """Count as keys and values what is made of these alone."""
         own = self._keys(taken) - self._common
         if own and own <= self._heads:
             self._heads |= self._keys(given)

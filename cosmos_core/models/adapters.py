@@ -60,7 +60,7 @@ def scale_of(linear: nn.Module) -> float | None:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a tensor of this name belongs to an adapter."""
+    """Tell whether a tensor of this name belongs to an adapter."""
     return bool({DOWN, UP} & set(name.split(".")))
 
 

@@ -26,7 +26,7 @@ from cosmos_core.protocols import Layout
 
 @attrs.frozen(kw_only=True, eq=False)
 class Blueprint:
-    """What is built.
+    """A model that is to be built.
 
     Attributes:
         config: Of the model.

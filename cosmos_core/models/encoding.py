@@ -28,7 +28,7 @@ _PROBE: Final = "a-turn"
 
 @attrs.frozen(kw_only=True)
 class HuggingFaceOptions:
-    """How prompts become tokens."""
+    """Options of the tokenizer and of chats."""
 
     add_special_tokens: bool = option(
         True, help="Whether the tokenizer adds its special tokens (a beginning-of-text token) to plain text prompts."
@@ -41,7 +41,7 @@ class HuggingFaceOptions:
 
 @attrs.frozen(kw_only=True)
 class Chat:
-    """How a family writes chats.
+    """The chats of a family.
 
     Attributes:
         turn_end: The token that ends a turn of a chat; None, or not in the vocabulary: the end-of-text token does.
@@ -165,7 +165,7 @@ class TextEncoder:
 
     @property
     def words(self) -> Words:
-        """How what others say is encoded."""
+        """Encodes the words of users and environments."""
         tokenizer = self.tokenizer
         if self._words is None or self._words.tokenizer is not tokenizer:
             self._words = Words(tokenizer, self.stop_ids())
@@ -247,7 +247,7 @@ class TextEncoder:
             raise DataError(f"the chat template fails on this prompt: {loading.first_line(error)}") from error
 
     def render(self, turns: Sequence[Mapping[str, Any]]) -> str:
-        """What the template writes of turns; it may raise any of `loading.TEMPLATE_ERRORS`."""
+        """Turns as the template writes them; it may raise any of `loading.TEMPLATE_ERRORS`."""
         text: str = self.tokenizer.apply_chat_template(
             list(turns),
             chat_template=self.chat_template,

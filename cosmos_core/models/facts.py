@@ -161,7 +161,7 @@ def _numbers(config: PretrainedConfig) -> str:
 
 
 def extents_of(module: PreTrainedModel, overrides: Mapping[str, str]) -> tuple[Extent, ...]:
-    """What the axes must divide.
+    """The numbers of a model that axes must divide.
 
     Args:
         module: On the meta device.

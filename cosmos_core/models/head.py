@@ -144,12 +144,12 @@ class Likeliest:
 
     @staticmethod
     def of(prediction: Mapping[str, torch.Tensor]) -> Likeliest:
-        """From a prediction that another language model gave."""
+        """Read the prediction that another language model gave."""
         return Likeliest(logprobs_NK=prediction["logprobs"], ids_NK=prediction.get("ids"))
 
 
 def divergence_of(comparison: Comparison) -> Divergence:
-    """What a model is asked that computes divergences alone: planning refuses whatever else an algorithm asks."""
+    """The comparison, of a model that computes divergences alone: planning refuses whatever else an algorithm asks."""
     assert isinstance(comparison, Divergence), f"{comparison} of a model that declares no blends"
     return comparison
 
@@ -193,7 +193,7 @@ _PREDICTION: Final = "prediction."
 
 @attrs.frozen(kw_only=True, eq=False)
 class Asked:
-    """What is asked of a forward (see `cosmos_core.protocols.Model.decide`)."""
+    """Arguments of a forward (see `cosmos_core.protocols.Model.decide`)."""
 
     temperature: float
     with_entropy: bool = False
@@ -234,7 +234,7 @@ def decided_of(tensors: Mapping[str, torch.Tensor]) -> Decided:
 
 
 def sliced(kl_target: KLTarget | None, own: Callable[[torch.Tensor], torch.Tensor]) -> KLTarget | None:
-    """What some of the decisions are compared with; `own` takes these out of [N, ...]."""
+    """The target of some of the decisions; `own` takes these out of [N, ...]."""
     if kl_target is None:
         return None
     arrays = {name: own(tensor) for name, tensor in kl_target.prediction.items()}

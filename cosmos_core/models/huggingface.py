@@ -78,7 +78,7 @@ class HuggingFaceModel:
         self._facts: ModelFacts | None = None
 
     def make_text_encoder(self) -> TextEncoder:
-        """What encodes texts; a family whose processor writes chats has one of its own."""
+        """Make the encoder of texts; a family whose processor writes chats has one of its own."""
         chat = Chat(turn_end=self.turn_end, stop_tokens=self.stop_tokens, turn_template=self.turn_template)
         return TextEncoder(self.options, self.context, chat, self.load_tokenizer)
 
@@ -130,7 +130,7 @@ class HuggingFaceModel:
 
     @property
     def _trusts_model_code(self) -> bool:
-        """Whether a model in the checkpoint's own code may be taken: not where the family is one of transformers'."""
+        """Tell whether a checkpoint's own code may make the model: not where the family is one of transformers'."""
         is_known = self.model_types is not None and self.model_types <= CONFIG_MAPPING_NAMES.keys()
         return self.context.trust_remote_code and not is_known
 
@@ -194,7 +194,7 @@ class HuggingFaceModel:
     def encode_observation(
         self, prompt: Prompt, written: Sequence[int], observation: str, *, role: str = "user"
     ) -> list[int]:
-        """What an environment answers (see `TextEncoder.observation_ids`)."""
+        """Encode what an environment answers (see `TextEncoder.observation_ids`)."""
         return self.text.observation_ids(prompt, written, observation, role)
 
     def build(
@@ -307,7 +307,7 @@ class HuggingFaceModel:
         return hidden_UD
 
     def embed(self, module: torch.nn.Module, row: Row) -> dict[str, Any]:  # noqa: ARG002 - overrides need it
-        """What a first stage's backbone is called with: `input_ids`, or `inputs_embeds` where more than text comes in.
+        """Arguments of a first stage's backbone: `input_ids`, or `inputs_embeds` where more than text comes in.
 
         Args:
             module: The model, or its first stage.
@@ -319,7 +319,7 @@ class HuggingFaceModel:
         return {"input_ids": row.tokens_U[None]}
 
     def layer_keywords(self, row: Row) -> Mapping[str, Any]:  # noqa: ARG002 - what an override reads
-        """What every layer is called with besides the row's packing, for hooks of a family; nothing by default."""
+        """Arguments of every layer besides the row's packing, for hooks of a family; none by default."""
         return {}
 
     def backbone(self, module: torch.nn.Module) -> torch.nn.Module:

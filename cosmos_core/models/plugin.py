@@ -47,7 +47,7 @@ def create(options: GenericOptions, context: ModelContext) -> HuggingFaceModel:
 
 
 def _sees(context: ModelContext) -> bool:
-    """Whether the config is of a vision-language model; where it cannot be read, the model says why when asked."""
+    """Tell whether the config is of a vision-language model; where it cannot be read, the model says why when asked."""
     if context.path is not None:
         try:
             config_class = type(AutoConfig.from_pretrained(context.path, trust_remote_code=context.trust_remote_code))

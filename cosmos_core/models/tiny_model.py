@@ -66,7 +66,7 @@ def _depth(shell: PreTrainedModel) -> int:
 
 
 def _per_layer(config: Any) -> dict[str, list[Any]]:
-    """What a config lists for each layer."""
+    """Lists of a config with an entry for each layer."""
     number = config.num_hidden_layers
     return {name: value for name, value in vars(config).items() if isinstance(value, list) and len(value) == number}
 
@@ -116,7 +116,7 @@ def _cut_vocabulary(config: PretrainedConfig) -> None:
 
 
 def _is_inner(name: str) -> bool:
-    """Whether a number of a config is the width inside a feed-forward block or an expert."""
+    """Tell whether a number of a config is the width inside a feed-forward block or an expert."""
     return name.endswith("intermediate_size")
 
 

@@ -211,7 +211,7 @@ class Words:
         return ids
 
     def _is_apart(self, special: int) -> bool:
-        """Whether its text, as words, is encoded otherwise; a special token may be of the ordinary vocabulary, too."""
+        """Tell whether its text, as words, is encoded otherwise; a special token may be an ordinary one, too."""
         text = self.tokenizer.convert_ids_to_tokens(special)
         return isinstance(text, str) and special not in self._encoded(text, split_special_tokens=True)
 

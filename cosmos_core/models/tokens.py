@@ -47,7 +47,7 @@ def values(payload: Payload, name: str) -> npt.NDArray[np.generic]:
 
 
 def decided(payload: Payload) -> npt.NDArray[np.bool_]:
-    """Which units of the completion the model decided, bool [C]: all, unless the payload says otherwise.
+    """The units of the completion that the model decided, bool [C]: all, unless the payload says otherwise.
 
     Raises:
         DataError: It does not say so of each unit.

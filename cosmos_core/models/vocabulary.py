@@ -10,8 +10,6 @@ Shape legend: N decisions, V vocabulary (of this process, where it is split), K 
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import attrs
 import torch
 import torch.distributed as dist
@@ -36,31 +34,11 @@ class Vocabulary:
     group: dist.ProcessGroup | None = None
 
 
-class Rows(Protocol):
-    """A distribution a row; the same on each process of the group."""
-
-    def pick(self, ids_NK: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities [N, K] of tokens; they carry the gradient."""
-        ...
-
-    def entropy(self) -> torch.Tensor:
-        """Entropy [N], detached."""
-        ...
-
-    def whole(self, num_tokens: int) -> torch.Tensor:
-        """Log-probabilities [N, K] of all tokens, of which there are so many, in order; they carry the gradient."""
-        ...
-
-    def likeliest(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities [N, K] of so many tokens, the likeliest first, and their ids, detached."""
-        ...
-
-
-def rows_of(logits_NV: torch.Tensor, vocabulary: Vocabulary) -> Rows:
-    """The distributions of rows of logits."""
+def rows_of(logits_NV: torch.Tensor, vocabulary: Vocabulary) -> WholeRows | SplitRows:
+    """The distributions of rows of logits; the same on each process of the group."""
     if vocabulary.group is None:
-        return _Whole(torch.log_softmax(logits_NV, dim=-1))
-    return _Split(logits_NV, vocabulary, vocabulary.group)
+        return WholeRows(torch.log_softmax(logits_NV, dim=-1))
+    return SplitRows(logits_NV, vocabulary, vocabulary.group)
 
 
 def total(vocabulary: Vocabulary) -> int:
@@ -72,7 +50,7 @@ def total(vocabulary: Vocabulary) -> int:
     return int(sizes.item())
 
 
-class _Whole:
+class WholeRows:
     """Rows that this process has whole.
 
     Args:
@@ -83,25 +61,25 @@ class _Whole:
         self._logprobs_NV = logprobs_NV
 
     def pick(self, ids_NK: torch.Tensor) -> torch.Tensor:
-        """See `Rows.pick`."""
+        """Log-probabilities [N, K] of tokens; they carry the gradient."""
         return self._logprobs_NV.gather(-1, ids_NK)
 
     def whole(self, num_tokens: int) -> torch.Tensor:
-        """See `Rows.whole`."""
+        """Log-probabilities [N, K] of all tokens, of which there are so many, in order; they carry the gradient."""
         assert num_tokens == self._logprobs_NV.shape[-1], "models of other vocabularies are compared by no whole one"
         return self._logprobs_NV
 
     def entropy(self) -> torch.Tensor:
-        """See `Rows.entropy`."""
+        """Entropy [N], detached."""
         return _entropy(self._logprobs_NV.detach())
 
     def likeliest(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Rows.likeliest`."""
+        """Log-probabilities [N, K] of so many tokens, the likeliest first, and their ids, detached."""
         logprobs_NK, ids_NK = self._logprobs_NV.detach().topk(number, dim=-1)
         return logprobs_NK, ids_NK
 
 
-class _Split:
+class SplitRows:
     """Rows of which this process has a part.
 
     Args:
@@ -119,26 +97,26 @@ class _Split:
         self._normalizer_N = sum_over_group(self._shifted_NV.exp().sum(-1), group).log()
 
     def pick(self, ids_NK: torch.Tensor) -> torch.Tensor:
-        """See `Rows.pick`."""
+        """See `WholeRows.pick`."""
         places_NK = ids_NK - self._vocabulary.start
         is_absent_NK = (places_NK < 0) | (places_NK >= self._vocabulary.size)
         own_NK = self._shifted_NV.gather(-1, places_NK.masked_fill(is_absent_NK, 0)).masked_fill(is_absent_NK, 0.0)
         return sum_over_group(own_NK, self._group) - self._normalizer_N[:, None]
 
     def whole(self, num_tokens: int) -> torch.Tensor:
-        """See `Rows.whole`."""
+        """See `WholeRows.whole`."""
         start, size = self._vocabulary.start, self._vocabulary.size
         padded_NK = torch.nn.functional.pad(self._shifted_NV, (start, num_tokens - start - size))
         return sum_over_group(padded_NK, self._group) - self._normalizer_N[:, None]
 
     def entropy(self) -> torch.Tensor:
-        """See `Rows.entropy`."""
+        """See `WholeRows.entropy`."""
         entropy_N = _entropy(self._own())
         dist.all_reduce(entropy_N, group=self._group)
         return entropy_N
 
     def likeliest(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Rows.likeliest`."""
+        """See `WholeRows.likeliest`."""
         vocabulary, size = self._vocabulary, dist.get_world_size(self._group)
         most = min(number, vocabulary.most)
         logprobs, places = self._own().topk(min(most, vocabulary.size), dim=-1)

@@ -75,14 +75,14 @@ class Block:
 
     @property
     def is_causal(self) -> bool:
-        """Whether keys and queries are the same units, and each sees all before it."""
+        """Tell whether keys and queries are the same units, and each sees all before it."""
         num_queries = self.query_BQHD.shape[1]
         is_cut = self.window is not None and self.window < num_queries
         return self.num_behind == 0 and num_queries == self.both_BFKE.shape[1] and not is_cut
 
     @property
     def is_open(self) -> bool:
-        """Whether every query sees every key."""
+        """Tell whether every query sees every key."""
         is_cut = self.window is not None and self.window < self.num_behind + self.query_BQHD.shape[1]
         return self.num_behind >= self.both_BFKE.shape[1] - 1 and not is_cut
 

@@ -42,7 +42,7 @@ WORTH: Final = 1.1
 
 @attrs.frozen(kw_only=True, eq=False)
 class Swap:
-    """Which halves each process computes.
+    """The halves of slices that each process computes.
 
     Attributes:
         context: This process's slice.
@@ -97,7 +97,7 @@ class Swap:
         return held, self._counts({half: self._computes(half) for half in held})
 
     def _received(self) -> list[int]:
-        """How many units of this process's halves each process holds: the nearer half comes from an earlier one."""
+        """The units of this process's halves that each process holds: the nearer half comes from an earlier one."""
         return self._counts({half: half // 2 for half in self.computed(self.context.place)})
 
     def _counts(self, places: dict[int, int]) -> list[int]:
@@ -200,7 +200,7 @@ def _ulysses(rows: Rows, packing: Packing, context: ContextSlice, scoring: Scori
 
 
 def _copies(heads: int, kv_heads: int, size: int) -> int:
-    """How often each key-value head is repeated, so that each process gets equally many, and those its heads use."""
+    """The copies of each key-value head, so that each process gets equally many, and those its heads use."""
     group = heads // kv_heads
     return next(n for n in range(1, group + 1) if group % n == 0 and kv_heads * n % size == 0)
 

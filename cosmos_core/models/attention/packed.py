@@ -82,7 +82,7 @@ def packed_attention(  # noqa: PLR0917 - transformers calls it by position
 
 
 def _beyond(module: torch.nn.Module, attention_mask: torch.Tensor | None, others: dict[str, Any]) -> str | None:
-    """What the call asks for that is not computed."""
+    """Options of the call that are not computed."""
     if attention_mask is not None:
         return "a mask"
     is_causal = others.get("is_causal")

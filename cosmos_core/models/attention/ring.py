@@ -33,7 +33,7 @@ from cosmos_core.models.attention.scores import Merged, Rows, Scoring, attend, s
 
 @attrs.frozen(kw_only=True, eq=False)
 class Reach:
-    """How far each slice's head reaches back, and with how many units.
+    """The slices that each slice's head reaches back to, and with how many units.
 
     Attributes:
         context: This process's slice.

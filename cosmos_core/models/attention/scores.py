@@ -80,7 +80,7 @@ Rows: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Scoring:
-    """How scores come from queries and keys.
+    """Settings of the scores of queries and keys.
 
     Attributes:
         scale: Their factor; None: one over the root of the head dim.
@@ -96,7 +96,7 @@ class Scoring:
 
     @property
     def is_plain(self) -> bool:
-        """Whether SDPA computes it."""
+        """Tell whether SDPA computes it."""
         return self.cap is None and self.sinks_H is None
 
     def block(self, query_BQHD: torch.Tensor, both_BFKE: torch.Tensor, num_behind: int) -> Block:

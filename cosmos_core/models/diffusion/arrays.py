@@ -36,7 +36,7 @@ def with_tensors(payload: Payload, tensors: Mapping[str, torch.Tensor]) -> Paylo
 
 
 def has(payload: Payload, name: str) -> bool:
-    """Whether there is such an array."""
+    """Tell whether there is such an array."""
     return name in payload.arrays
 
 

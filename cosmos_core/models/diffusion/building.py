@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import torch
@@ -18,6 +18,8 @@ from cosmos_core.errors import ConfigError, PluginIncompatibleError
 from cosmos_core.models.activations import AFTER_LAYERS, BEFORE_LAYERS, UNTRACEABLE, kept_by
 from cosmos_core.models.diffusion.checkpoint import StreamedTransformer
 from cosmos_core.models.diffusion.context import TokenSlices
+from cosmos_core.models.diffusion.family import Family
+from cosmos_core.models.parallel.anatomy import widths
 from cosmos_core.models.parallel.forwards import root
 from cosmos_core.models.parallel.lora import (
     AdaptedWeights,
@@ -35,33 +37,12 @@ from cosmos_core.models.weights.streaming import Drawn, Weights
 from cosmos_core.protocols import Compute, Extent, Kept, Layout, ModelFacts, ModelPart
 
 
-class Architecture(Protocol):
-    """What a family says of its transformer."""
-
-    def make(self, config: Mapping[str, Any]) -> nn.Module:
-        """The transformer, on the device of the context."""
-        ...
-
-    @property
-    def layers(self) -> str:
-        """The name of the list of its blocks."""
-        ...
-
-    def computed(self, config: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
-        """Buffers that no checkpoint has, by name, on the CPU."""
-        ...
-
-    def spread(self, module: nn.Module, slices: TokenSlices) -> None:
-        """Change forwards, so that tokens are spread over `cp`."""
-        ...
-
-
 @attrs.frozen(kw_only=True, eq=False)
 class Blueprint:
-    """What is built.
+    """A model that is to be built.
 
     Attributes:
-        architecture: The family's.
+        family: Makes its transformer.
         config: Arguments of its class.
         folder: Of the transformer's weights; None to draw them.
         seed: Of weights that are drawn.
@@ -69,7 +50,7 @@ class Blueprint:
         device: Where they are.
     """
 
-    architecture: Architecture
+    family: Family
     config: Mapping[str, Any]
     folder: Path | None
     seed: int
@@ -77,14 +58,14 @@ class Blueprint:
     device: torch.device
 
 
-def make_shell(architecture: Architecture, config: Mapping[str, Any]) -> nn.Module:
+def make_shell(family: Family, config: Mapping[str, Any]) -> nn.Module:
     """The transformer on the meta device, in evaluation mode: nothing is allocated.
 
     Raises:
         ConfigError: The config's values do not make a model.
     """
     with torch.device("meta"):
-        return _made(architecture, config)
+        return _made(family, config)
 
 
 def draw(blueprint: Blueprint) -> nn.Module:
@@ -95,7 +76,7 @@ def draw(blueprint: Blueprint) -> nn.Module:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(blueprint.seed)
-        return _made(blueprint.architecture, blueprint.config)
+        return _made(blueprint.family, blueprint.config)
 
 
 def build(blueprint: Blueprint, layout: Layout | None) -> nn.Module:
@@ -113,7 +94,7 @@ def build(blueprint: Blueprint, layout: Layout | None) -> nn.Module:
             lay_out(module, blueprint, layout)
             draw_adapters(module, blueprint.seed)
         return module
-    shell = _cast(make_shell(blueprint.architecture, blueprint.config), blueprint.dtype)
+    shell = _cast(make_shell(blueprint.family, blueprint.config), blueprint.dtype)
     # Before anything is split, so that every process finds the same fault in a checkpoint.
     folder = blueprint.folder
     weights: Weights = Drawn(draw(blueprint)) if folder is None else StreamedTransformer(folder, shell)
@@ -134,7 +115,7 @@ def lay_out(module: nn.Module, blueprint: Blueprint, layout: Layout) -> None:
         raise ConfigError("policy.float8.scaling: world models are not computed in 8 bits; set it to 'none'")
     if layout.cpu_offload and layout.mesh.world_size == 1:
         raise ConfigError("policy.parallel.cpu_offload: it is FSDP's, which a replica of one process does without")
-    name = blueprint.architecture.layers
+    name = blueprint.family.layers
     blocks: Sequence[nn.Module] = list(module.get_submodule(name).children())
     layers = {f"{name}.{number}": block for number, block in enumerate(blocks)}
     if layout.lora is not None:
@@ -147,15 +128,15 @@ def lay_out(module: nn.Module, blueprint: Blueprint, layout: Layout) -> None:
             block.forward = torch.compile(block.forward)
         recompute_layer(block, layout.recompute)
     if slices is not None:
-        blueprint.architecture.spread(module, slices)
+        blueprint.family.spread(module, slices)
     root(module, layout)
     if layout.mesh.world_size > 1:
         shard(module, blocks, [], None, layout)
 
 
-def _made(architecture: Architecture, config: Mapping[str, Any]) -> nn.Module:
+def _made(family: Family, config: Mapping[str, Any]) -> nn.Module:
     try:
-        module = architecture.make(config)
+        module = family.make(config)
     except LIBRARY_ERRORS as error:
         raise ConfigError(f"model.config: {first_line(error)}") from error
     return module.eval()
@@ -170,7 +151,7 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 def _materialise(shell: nn.Module, blueprint: Blueprint, *, offload: bool) -> None:
     place = torch.device("cpu") if offload else blueprint.device
-    computed = blueprint.architecture.computed(blueprint.config)
+    computed = blueprint.family.computed(blueprint.config)
     saved = shell.state_dict().keys()
 
     def allocate(tensor: torch.Tensor) -> torch.Tensor:
@@ -249,7 +230,7 @@ def facts_of(
 
 
 def _parts(shell: nn.Module, layers: str) -> tuple[ModelPart, ModelPart, ModelPart]:
-    """What comes before the blocks, the blocks, and what comes after them."""
+    """The modules before the blocks, the blocks, and the modules after them."""
     blocks = list(shell.get_submodule(layers).children())
     names = [name for name, _ in shell.named_children()]
     before = _count(*(shell.get_submodule(name) for name in names[: names.index(layers)]))
@@ -261,14 +242,14 @@ def _parts(shell: nn.Module, layers: str) -> tuple[ModelPart, ModelPart, ModelPa
             count=len(blocks),
             is_layer=True,
             num_parameters=inside // len(blocks),
-            widths=_widths(blocks[0]),
+            widths=widths(blocks[0]),
         ),
         ModelPart(name="head", num_parameters=_count(shell) - inside - before),
     )
 
 
 def _kept(shell: nn.Module, layers: str, forward: Callable[[int], None]) -> Mapping[int, Mapping[Compute, Kept]]:
-    """What each decision keeps before, in and after the blocks, which are alike; nothing where it cannot be traced."""
+    """Bytes that a decision keeps before, in and after the blocks, which are alike; none if they cannot be traced."""
     block = next(shell.get_submodule(layers).children())
     shell.set_submodule(layers, nn.ModuleList([block]))
     try:
@@ -282,12 +263,3 @@ def _kept(shell: nn.Module, layers: str, forward: Callable[[int], None]) -> Mapp
 
 def _count(*modules: nn.Module) -> int:
     return sum(parameter.numel() for module in modules for parameter in module.parameters())
-
-
-def _widths(block: nn.Module) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for name, child in block.named_modules():
-        if isinstance(child, nn.Linear):
-            last = name.rpartition(".")[2]
-            found[last] = found.get(last, 0) + child.in_features + child.out_features
-    return found

@@ -1,4 +1,4 @@
-"""What conditions forwards: side by side for a batch, and on the device for as long as a prompt is denoised.
+"""Conditions of forwards: side by side for a batch, and on the device for as long as a prompt is denoised.
 
 Shape legend: S sequences, N decisions, L tokens of the text, E their width.
 """

@@ -32,7 +32,7 @@ from cosmos_core.protocols import Layout
 
 @attrs.frozen(kw_only=True, eq=False)
 class TokenSlices:
-    """How tokens are cut.
+    """The slice of the tokens that each process of `cp` has.
 
     Attributes:
         group: The processes that share them.

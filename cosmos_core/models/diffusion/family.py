@@ -1,4 +1,4 @@
-"""What a family of world models is made of, and how large what it generates is.
+"""Families of world models: the classes that one is made of, and the size of what it generates.
 
 Shape legend: B latents of a batch, C channels, T latent frames, H and W latent height and width, L tokens of the text,
 E their width.
@@ -80,7 +80,7 @@ class Family(ABC):
 
     @property
     def default_negative_prompt(self) -> str:
-        """What guidance leads away from where the recipe says nothing, as in the family's own pipeline."""
+        """The text that guidance leads away from where the recipe names none, as in the family's own pipeline."""
         return ""
 
     @property
@@ -180,7 +180,7 @@ class Family(ABC):
         return self._folder
 
     def has(self, name: str) -> bool:
-        """Whether the recipe names a checkpoint that has this part."""
+        """Tell whether the recipe names a checkpoint that has this part."""
         return self.context.path is not None and (self.folder / name).is_dir()
 
     def component(self, name: str | None) -> Path:

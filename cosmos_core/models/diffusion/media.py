@@ -71,7 +71,7 @@ _HEAD: Final = 16
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """What is too much to read.
+    """Limits of what is read.
 
     Attributes:
         num_bytes: Of a file.
@@ -127,7 +127,7 @@ def read_film(
 
 @attrs.frozen(kw_only=True)
 class _Reading:
-    """What is read and what is wanted of it (see `read_film`)."""
+    """A film that is being read (see `read_film`)."""
 
     location: str
     limits: Limits
@@ -137,7 +137,7 @@ class _Reading:
 
     @property
     def part(self) -> slice:
-        """Which frames are wanted."""
+        """The frames that are wanted."""
         return slice(None) if self.most is None else slice(-self.most, None) if self.from_end else slice(self.most)
 
     def check(self, height: int, width: int) -> None:

@@ -98,7 +98,7 @@ class DiffusionModel(Family):
         return {}
 
     def conditioning(self, payload: Payload) -> Mapping[str, torch.Tensor]:
-        """What conditions a forward, as tensors of one shape for all payloads: `text`, filled up, and the family's.
+        """Conditions of a forward, as tensors of one shape for all payloads: `text`, filled up, and the family's.
 
         Raises:
             DataError: The arrays of the payload do not fit the model.
@@ -110,7 +110,7 @@ class DiffusionModel(Family):
         return payload_of({TEXT: torch.zeros(1, self.text_width)})
 
     def canvas(self, prompt: Payload) -> Canvas:
-        """What to denoise.
+        """The latents to denoise.
 
         Raises:
             DataError: The arrays of the payload do not fit the model.
@@ -188,7 +188,7 @@ class DiffusionModel(Family):
             CosmosError: A checkpoint is missing, truncated or of another architecture, or the layout does not fit.
         """
         blueprint = building.Blueprint(
-            architecture=self,
+            family=self,
             config=self.config,
             folder=None if self.context.path is None else self.component(checkpoint.TRANSFORMER),
             seed=seed,

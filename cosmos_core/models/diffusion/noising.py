@@ -22,7 +22,7 @@ LEAST: Final = 1e-4
 
 @attrs.frozen(kw_only=True)
 class Times:
-    """How times are drawn.
+    """The distribution of times.
 
     Attributes:
         law: `logit-normal`, t is the logistic function of a normal; `uniform`, in [0, 1]; `edm`, t = σ / (1 + σ) with

@@ -15,7 +15,7 @@ TextSource: TypeAlias = Literal["encoder", "table"]
 
 @attrs.frozen(kw_only=True)
 class DiffusionOptions:
-    """How rows become conditionings, and how demonstrations are learned."""
+    """Options of rows, which become conditionings, and of demonstrations."""
 
     revision: str | None = option(None, help="Branch, tag or folder of the hub's repository, if model.path is one.")
     height: int = option(480, help="Pixels from top to bottom of what is generated.", validator=check.ge(1))

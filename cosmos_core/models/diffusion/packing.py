@@ -213,7 +213,7 @@ def _pieces(trajectories: Sequence[Trajectory], budget: int) -> Iterator[list[_P
 
 
 class _Packed:
-    """What micro-batches are laid out of, each when it is asked for: those of a whole step together would repeat it.
+    """Lays micro-batches out when they are asked for: those of a whole step together would repeat conditions.
 
     The one that was asked for last is kept, as its names are asked for one by one.
     """
@@ -237,7 +237,7 @@ class _Packed:
         )
 
     def inputs(self, pieces: Sequence[_Piece]) -> Mapping[str, torch.Tensor]:
-        """What `pack` says."""
+        """Inputs of a micro-batch (see `pack`)."""
         last = self._last
         if last is None or last[0] is not pieces:
             # Asked for first by who only looks, it is trained on next.

@@ -127,7 +127,7 @@ class Autoencoder:
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """What the latents stand for."""
+        """The pixels that latents stand for."""
         raw = latents * self._std.to(latents.device) + self._mean.to(latents.device)
         with self._part.used() as (module, device):
             pixels: torch.Tensor = module.decode(raw[None].to(device), return_dict=False)[0][0].float()

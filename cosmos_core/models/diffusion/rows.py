@@ -139,7 +139,7 @@ class RowReader:
         return self.read_pixels(prompt.demonstration, number)
 
     def _goes_on(self, prompt: Prompt) -> bool:
-        """Whether what is generated goes on where the row's video ends, and is not its own continuation."""
+        """Tell whether what is generated goes on where the row's video ends, and is not its own continuation."""
         default = "start" if prompt.media[0] == prompt.demonstration else "end"
         end = prompt.metadata.get(_GIVEN_FROM, default)
         if end not in ("start", "end"):
@@ -147,7 +147,7 @@ class RowReader:
         return end == "end"
 
     def num_given(self, prompt: Prompt) -> int:
-        """How many frames a row gives by its metadata; 0 if it does not say.
+        """The number of frames that a row gives by its metadata; 0 if it does not say.
 
         Raises:
             DataError: It is no number of frames that the autoencoder takes.

@@ -1,4 +1,4 @@
-"""From velocities to what is said of decisions: log-probabilities, entropies, divergences, blends.
+"""Scores of decisions from velocities: log-probabilities, entropies, divergences, blends.
 
 Everything is a mean over the dims that are decided, all but those of given frames, so that numbers do not grow with the
 size of a video. A regression counts as normal around its velocity with variance 1/2: then its log-probability is, up
@@ -28,7 +28,7 @@ _REGRESSION_STD: Final = math.sqrt(0.5)
 
 @attrs.frozen(kw_only=True, eq=False)
 class Decisions:
-    """What is known of decisions before the velocity is (see `packing.pack`).
+    """Decisions before their velocity is computed (see `packing.pack`).
 
     Attributes:
         latents_N: float32 [N, C, T, H, W], x_t.
@@ -81,7 +81,7 @@ class Decisions:
         return 0.5 * scale_N**2 * self.mean((velocity_N - other_N) ** 2)
 
     def blended(self, blend: Blend, velocity_N: torch.Tensor, other_N: torch.Tensor) -> Blended:
-        """How far the samples that blends stand for are from the true ones.
+        """Distances of the samples that blends stand for from the true ones.
 
         Raises:
             TrainingError: A decision is no regression, so there is no true one.
@@ -109,7 +109,7 @@ def decided_of(
     comparison: Comparison | None,
     other: Mapping[str, torch.Tensor] | None,
 ) -> Decided:
-    """What is said of decisions, from their velocities.
+    """Score decisions by their velocities.
 
     Args:
         decisions: The decisions.

@@ -67,11 +67,11 @@ class Channel:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process speaks for the replica."""
+        """Tell whether this process speaks for the replica."""
         return self.rank == 0
 
     def exchange(self, said: bytes) -> Sequence[bytes]:
-        """What each process said, in the order of ranks; all of them call it.
+        """The messages of all processes, in the order of ranks; all of them call it.
 
         Raises:
             TransportError: A process is gone.

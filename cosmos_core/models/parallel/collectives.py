@@ -103,7 +103,7 @@ def _reduce_scatter(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) ->
 
 
 def _is_outermost(tensor: torch.Tensor, dim: int) -> bool:
-    """Whether parts along `dim` lie one after another, so that they are joined where they arrive."""
+    """Tell whether parts along `dim` lie one after another, so that they are joined where they arrive."""
     return math.prod(tensor.shape[:dim]) == 1
 
 

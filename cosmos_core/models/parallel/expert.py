@@ -29,7 +29,7 @@ from cosmos_core.models.parallel.tensor import local, split_parameter
 
 @attrs.frozen(kw_only=True, eq=False)
 class Route:
-    """How the pairs of one call travel.
+    """The way of the pairs of one call to their experts.
 
     Attributes:
         order_P: int64, the pairs in the order of their experts.
@@ -45,7 +45,7 @@ class Route:
 
 
 def is_experts(module: nn.Module) -> bool:
-    """Whether a module holds experts in tensors whose first dimension counts them."""
+    """Tell whether a module holds experts in tensors whose first dimension counts them."""
     count = getattr(module, "num_experts", None)
     parameters = own_parameters(module).values()
     return (

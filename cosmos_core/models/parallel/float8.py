@@ -40,7 +40,7 @@ SMALLEST: Final = 1e-12
 
 
 class Split(NamedTuple):
-    """Which side of a linear layer is split, and over which processes; of a kind that torch's compiler makes."""
+    """The side of a linear layer that is split, and the processes; of a kind that torch's compiler makes."""
 
     side: Side
     group: dist.ProcessGroup

@@ -92,7 +92,7 @@ def root(module: nn.Module, layout: Layout, beside: Sequence[nn.Module] = ()) ->
 
 
 def layout_of(module: nn.Module) -> Layout | None:
-    """What a module was parallelized with; None for a plain one."""
+    """The layout that a module was parallelized with; None for a plain one."""
     layout: Layout | None = module.__dict__.get(_LAYOUT)
     return layout
 

@@ -21,7 +21,7 @@ DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def layout_of(policy: PolicyConfig, mesh: Mesh, device_type: str) -> Layout:
-    """How the replica that this process belongs to spreads its module."""
+    """The layout of the replica that this process belongs to."""
     parallel, lora = policy.parallel, policy.lora
     is_pipeline = mesh.size("pp") > 1
     return Layout(
@@ -118,7 +118,7 @@ def cut_bytes(tp: int, facts: ModelFacts, form: Format) -> Iterator[str]:
 
 
 def _cuts(columns: int, tp: int, form: Format) -> bool:
-    """Whether a process begins in the middle of a byte of codes; all have as many columns, but the last."""
+    """Tell whether a process begins in the middle of a byte of codes; all have as many columns, but the last."""
     each = math.ceil(columns / tp)
     return each < columns and each % form.per_byte != 0
 
@@ -134,7 +134,7 @@ def _unusable(mesh: MeshConfig, capabilities: ModelCapabilities, facts: ModelFac
 
 
 def skip_problems(skip: Sequence[str], names: Collection[str], architecture: str) -> Iterator[str]:
-    """What is wrong with `policy.float8.skip`: a part of no name, or of so many that no layer is left.
+    """Faults of `policy.float8.skip`: a part of no name, or of so many that no layer is left.
 
     Args:
         skip: Parts of names of layers that shall not compute in 8 bits.
@@ -156,7 +156,7 @@ def skip_problems(skip: Sequence[str], names: Collection[str], architecture: str
 
 
 def is_computed(name: str, skip: Sequence[str]) -> bool:
-    """Whether the linear layer of this name computes in 8 bits, where some do."""
+    """Tell whether the linear layer of this name computes in 8 bits, where some do."""
     return not any(part in name for part in skip)
 
 

@@ -190,7 +190,7 @@ def _localize_heads(layer: nn.Module, name: str, styles: Styles, config: Pretrai
 
 
 def _is_split(block: nn.Module, styles: Styles) -> bool:
-    """Whether all parameters of a block are split in a way that lets its input be gathered for all of them."""
+    """Tell whether all parameters of a block are split in a way that lets its input be gathered for all of them."""
     holders = [child for child in block.modules() if own_parameters(child)]
     found = {styles[child] for child in holders}
     return bool(found & {"colwise", "rowwise"}) and found <= SPLIT_STYLES

@@ -1,4 +1,4 @@
-"""Which modules of a model tensor and expert parallelism split, and how.
+"""The plan of tensor and expert parallelism: the modules of a model that are split, and their styles.
 
 The model's own plan says so where transformers has one; blocks it leaves out are planned by the names of their linear
 layers, if all of them are known; the plugin's overrides come last. What is left out is whole on each process, which is
@@ -68,7 +68,7 @@ Of a block with any other foreign style, nothing is taken from the model's plan.
 
 @attrs.frozen(kw_only=True)
 class ParallelPlan:
-    """What to split; names have `*` for the number of a layer.
+    """The modules to split; names have `*` for the number of a layer.
 
     Attributes:
         tensor: The style of a module, or of a parameter that a module holds itself, over `tp`.
@@ -79,7 +79,7 @@ class ParallelPlan:
     expert: Mapping[str, str]
 
     def style_of(self, name: str) -> Style:
-        """What `tp` does with the module or parameter of this name."""
+        """The style of the module or parameter of this name."""
         return self.tensor.get(pattern_of(name), "replicate")
 
 
@@ -228,7 +228,7 @@ def _between(named: Mapping[str, nn.Module], tensor: Mapping[str, Style]) -> dic
 
 
 def _is_wide(block: nn.Module, name: str, module: PreTrainedModel) -> bool:
-    """Whether a norm in a block spans several heads at once, so that no process could compute it alone."""
+    """Tell whether a norm in a block spans several heads at once, so that no process could compute it alone."""
     config = module.config.get_text_config()
     head_dim = getattr(block, "head_dim", None) or config.hidden_size // config.num_attention_heads
     own = own_parameters(getattr(block, name)).values()

@@ -63,7 +63,7 @@ def recompute_layer(layer: nn.Module, what: Recompute) -> None:
 
 @attrs.frozen(kw_only=True, eq=False)
 class _Result:
-    """What an operator gave, and how often that had been changed by then."""
+    """The result of an operator, and how often it had been changed by then."""
 
     values: list[Any]
     spec: TreeSpec

@@ -31,7 +31,7 @@ _FAILURES: Final = (RuntimeError, ValueError, TypeError, AttributeError, LookupE
 
 @attrs.frozen(kw_only=True)
 class Part:
-    """What a stage is of its model.
+    """The part of a model that a stage is.
 
     Attributes:
         index: Its place in the order of stages.
@@ -47,12 +47,12 @@ class Part:
 
     @property
     def is_first(self) -> bool:
-        """Whether it takes tokens."""
+        """Tell whether it takes tokens."""
         return self.index == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether it has the output layer."""
+        """Tell whether it has the output layer."""
         return self.index == self.num_stages - 1
 
 
@@ -70,12 +70,12 @@ class Skip(nn.Module):
                 setattr(self, name, value)
 
     def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        """What is given."""
+        """Pass on what is given."""
         return hidden_states
 
 
 def part_of(module: nn.Module) -> Part | None:
-    """What a stage is of its model; None for a module that is no stage."""
+    """The part of a model that a stage is; None for a module that is no stage."""
     part: Part | None = getattr(module, _MARK, None)
     return part
 
@@ -142,7 +142,7 @@ def obstacle(module: PreTrainedModel) -> str | None:
 
 
 def _passes_on(module: PreTrainedModel) -> bool:
-    """Whether a stage without layers gives what it is given."""
+    """Tell whether a stage without layers gives what it is given."""
     hollow = _stage(module, Part(index=1, num_stages=3, layers=range(0), canonical={})).eval()
     device = next(module.parameters()).device
     given = torch.zeros(1, 2, module.config.get_text_config().hidden_size, dtype=module.dtype, device=device)
@@ -193,7 +193,7 @@ def _drop_inputs(stage: PreTrainedModel, decoder: nn.Module) -> None:
 
 
 def _no_embedding() -> None:
-    """What a stage that takes hidden states embeds tokens with."""
+    """The embedding of a stage that takes hidden states: none."""
 
 
 def _layers(decoder: nn.Module) -> nn.ModuleList | None:

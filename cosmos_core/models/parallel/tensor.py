@@ -81,7 +81,7 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """How many they are."""
+        """Their number."""
         return self.mesh.size()
 
     def enter(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -97,7 +97,7 @@ class Tensor:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Applied:
-    """What was done to a module, and where."""
+    """The style of a module, and its axis."""
 
     style: Style
     axis: Tensor
@@ -131,7 +131,7 @@ def apply_style(module: nn.Module, name: str, style: Style, axis: Tensor) -> Non
 
 
 def own_part(total: int, mesh: DeviceMesh) -> range:
-    """Which of the rows of a tensor this process has: all have as many but the last, which may have fewer."""
+    """The rows of a tensor that this process has: all have as many but the last, which may have fewer."""
     most = math.ceil(total / mesh.size())
     start = min(mesh.get_local_rank() * most, total)
     return range(start, min(start + most, total))

@@ -39,7 +39,7 @@ _OURS: Final = frozenset(
 
 @attrs.frozen(kw_only=True, eq=False)
 class DecoderInputs:
-    """What a text decoder is called with, of a whole row.
+    """Arguments of a text decoder for a whole row.
 
     Attributes:
         embeddings_RD: Of tokens and of what is seen.
@@ -112,7 +112,7 @@ def decoder_inputs(
 
 
 def per_unit(entry: Mapping[str, Any], name: str) -> dict[str, torch.Tensor]:
-    """What `DecoderInputs.part` gave for a row of U units, as [U, D] each: text adds nothing to deeper layers.
+    """The result of `DecoderInputs.part` for a row of U units, as [U, D] each: text adds nothing to deeper layers.
 
     Args:
         entry: Keyword arguments of the decoder.

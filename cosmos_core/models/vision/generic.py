@@ -39,7 +39,7 @@ from cosmos_core.types import JSON, Payload, Prompt
 
 @attrs.frozen(kw_only=True)
 class GenericOptions(HuggingFaceOptions):
-    """How prompts become tokens, and images what a model sees."""
+    """Options of the tokenizer, of chats and of images."""
 
     image_options: Mapping[str, JSON] = option(
         factory=dict, help="Settings of the checkpoint's image processor to change, such as `size` or `max_pixels`."
@@ -82,7 +82,7 @@ class ProcessorTextEncoder(TextEncoder):
 
     @cached_property
     def takes_parts(self) -> bool:
-        """Whether the template wants turns as lists of parts."""
+        """Tell whether the template wants turns as lists of parts."""
         return takes_parts(self.render)
 
     def chat_turns(self, prompt: Prompt) -> list[dict[str, Any]]:
@@ -149,7 +149,7 @@ class GenericVisionModel(VisionLanguageModel):
         return positions if self._own_positions is None else positions.expand(self._own_positions.num_axes, -1)
 
     def is_media(self, name: str) -> bool:
-        """Whether an array of a payload is of its images (see `rows`)."""
+        """Tell whether an array of a payload is of its images (see `rows`)."""
         return is_media(name)
 
     def embed(self, module: torch.nn.Module, row: Row) -> dict[str, Any]:

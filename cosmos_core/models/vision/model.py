@@ -70,7 +70,7 @@ class VisionLanguageModel(HuggingFaceModel):
         return text
 
     def condition(self, prompt: Payload) -> Conditioning | None:
-        """How a prompt enters (see `cosmos_core.protocols.Conditioned`).
+        """Lay out a prompt that shows something (see `cosmos_core.protocols.Conditioned`).
 
         Raises:
             DataError: The arrays of the payload do not fit its prompt, or are not of the family.
@@ -86,11 +86,11 @@ class VisionLanguageModel(HuggingFaceModel):
         return Conditioning(positions=positions[..., :-1], next_position=int(positions[..., -1].max()), batch=batch)
 
     def is_media(self, name: str) -> bool:  # noqa: ARG002 - what an override reads
-        """Whether an array of this name is of what a prompt shows; none is by default."""
+        """Tell whether an array of this name is of what a prompt shows; none is by default."""
         return False
 
     def enter(self, module: torch.nn.Module, conditioning: Conditioning) -> Mapping[str, torch.Tensor]:
-        """What each unit of a prompt enters with: [P, ...] each."""
+        """Embeddings of each unit of a prompt, and what deeper layers add: [P, ...] each."""
         entry = self.embed(module, self._row(module, conditioning.batch))
         num_units = conditioning.positions.shape[-1]
         return {name: tensor[:num_units] for name, tensor in self.per_unit(entry).items()}
@@ -108,7 +108,7 @@ class VisionLanguageModel(HuggingFaceModel):
         return self.logits(module, output.last_hidden_state[0, entering.kept_R])
 
     def per_unit(self, entry: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
-        """What `embed` gave for a row of U units, as [U, ...] each: embeddings, and what deeper layers add.
+        """The result of `embed` for a row of U units, as [U, ...] each: embeddings, and what deeper layers add.
 
         Raises:
             PluginIncompatibleError: The family gives its backbone something else, too.
@@ -116,7 +116,7 @@ class VisionLanguageModel(HuggingFaceModel):
         return per_unit(entry, type(self).__name__)
 
     def keywords(self, entering: Entering) -> Mapping[str, Any]:
-        """What the backbone is called with besides embeddings and positions: what deeper layers add."""
+        """Arguments of the backbone besides embeddings and positions: what deeper layers add."""
         return deeper_keywords(entering)
 
     def find_config(self) -> PretrainedConfig:

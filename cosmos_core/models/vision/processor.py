@@ -108,7 +108,7 @@ class Processed:
 
 
 class Processor:
-    """What a checkpoint makes of texts and images.
+    """The processor of a checkpoint: makes tokens and arrays of texts and images.
 
     Args:
         own: transformers' processor.
@@ -144,7 +144,7 @@ class Processor:
 
     @property
     def image_token(self) -> str:
-        """What stands in a text for an image."""
+        """The token that stands in a text for an image."""
         token: str | None = getattr(self.own, "image_token", None)
         if token is None:
             raise PluginIncompatibleError(f"{type(self.own).__name__} has no token for images, so none can be placed")
@@ -203,7 +203,7 @@ class Processor:
 
 
 def is_there(path: str) -> bool:
-    """Whether a checkpoint has a processor of images, usable or not."""
+    """Tell whether a checkpoint has a processor of images, usable or not."""
     return any(_found(path, name) is not None for name in REQUIRED)
 
 

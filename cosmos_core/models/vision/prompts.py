@@ -74,7 +74,7 @@ _RAW: Final = "'type'"
 
 
 def takes_parts(render: Callable[[Turns], str]) -> bool:
-    """Whether a template wants contents as lists of parts; one that fails on either is taken to.
+    """Tell whether a template wants contents as lists of parts; one that fails on either is taken to.
 
     Args:
         render: The template.

@@ -92,12 +92,12 @@ def with_seen(seen: Processed, completion: Sequence[int] | None) -> Payload:
 
 
 def shows(payload: Payload) -> bool:
-    """Whether a payload has images."""
+    """Tell whether a payload has images."""
     return any(map(is_media, payload.arrays))
 
 
 def is_media(name: str) -> bool:
-    """Whether an array of a payload is of its images."""
+    """Tell whether an array of a payload is of its images."""
     return name == KINDS or name.startswith(MEDIA)
 
 

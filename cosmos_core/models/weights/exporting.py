@@ -175,7 +175,7 @@ def _write_adapters(module: nn.Module, whole: Mapping[str, torch.Tensor], direct
 
 
 def _words(error: Exception) -> str:
-    """What a file system says, as it says it; of anything else, what it was, too."""
+    """The words of an error: of a file system's as they are, of any other with its class."""
     said = str(error).strip().partition("\n")[0]
     return said if said and isinstance(error, (OSError, SafetensorError)) else f"{type(error).__name__}: {said}"
 

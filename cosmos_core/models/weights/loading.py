@@ -49,12 +49,12 @@ class _Index:
 
 
 def holds_weights(folder: Path, stem: str = "model") -> bool:
-    """Whether a folder has safetensors files, or an index (called after `stem`) that promises some."""
+    """Tell whether a folder has safetensors files, or an index (called after `stem`) that promises some."""
     return any(folder.glob("*.safetensors")) or (folder / f"{stem}.safetensors.index.json").is_file()
 
 
 def absence(folder: Path, stem: str = "model") -> str:
-    """What is said of a folder without weights, of which a run can be planned.
+    """The message about a folder without weights, of which a run can be planned.
 
     Raises:
         CheckpointError: It has weights, in another format.
@@ -173,7 +173,7 @@ EXTRA_KEYS: Final = frozenset(
 
 
 def first_line(error: BaseException) -> str:
-    """What went wrong, without what the library prints around it."""
+    """The first line of an error, without what the library prints around it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return ": ".join(lines[:2]) if lines else type(error).__name__
 

@@ -1,4 +1,4 @@
-"""From modules without memory to modules with weights: each process allocates and fills what it holds, nothing else."""
+"""Memory and weights for modules on meta: each process allocates and fills what it holds, nothing else."""
 
 from __future__ import annotations
 

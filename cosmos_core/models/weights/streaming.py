@@ -33,7 +33,7 @@ CONVERSION_ERRORS: Final = (*LIBRARY_ERRORS, SkipParameters)
 
 @attrs.frozen(kw_only=True, eq=False)
 class Recipe:
-    """How some tensors of the model are made.
+    """A way to make some tensors of the model.
 
     Attributes:
         name: The first of them.
@@ -47,7 +47,7 @@ class Recipe:
 
     @property
     def num_merged(self) -> int:
-        """How many modules (experts) are stacked first, hence can be made one by one; 0 if none are."""
+        """The number of modules (experts) that are stacked first, hence can be made one by one; 0 if none are."""
         operation = self.converter.operations[0] if self.converter is not None else None
         if not isinstance(operation, MergeModulelist) or operation.dim != 0:
             return 0
@@ -89,7 +89,7 @@ class Recipe:
 
 
 def recipes(module: PreTrainedModel, names: Sequence[str]) -> list[Recipe]:
-    """How the tensors of a model are made of those of a checkpoint; what the model has no use for is left out.
+    """The ways to make a model's tensors of a checkpoint's; what the model has no use for is left out.
 
     Args:
         module: The whole model; where its tensors are does not matter.
