@@ -37,8 +37,8 @@ from cosmos_core.control.journal import Journal
 from cosmos_core.control.server_loop import ServerLoop
 from cosmos_core.run.report.plots import Series, plot
 from cosmos_core.transport import sockets
+from cosmos_core.transport.messages import DOWN, UP
 from cosmos_core.transport.reports import GroupFinished
-from cosmos_core.transport.wire import DOWN, UP
 
 GROUP = 8
 PLACES = 8

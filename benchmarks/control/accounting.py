@@ -13,7 +13,7 @@ from control.replica import BATCH, POLICY, Replica
 from cosmos_core.config.schema import ControlConfig
 from cosmos_core.control.journal import Journal
 from cosmos_core.control.server_loop import ServerLoop
-from cosmos_core.transport.wire import DOWN, UP
+from cosmos_core.transport.messages import DOWN, UP
 
 
 @attrs.frozen

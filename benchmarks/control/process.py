@@ -24,7 +24,7 @@ from cosmos_core.control.machine.state import State
 from cosmos_core.control.recovery_snapshots import RecoverySnapshots
 from cosmos_core.control.server import Server
 from cosmos_core.transport import sockets
-from cosmos_core.transport.door import listen
+from cosmos_core.transport.authentication import listen
 
 RATE = 400.0
 """Messages with results that all replicas together send a second, if they can."""
@@ -89,20 +89,20 @@ def serve(num_replicas: int, folder: str, line: Connection) -> None:
     with zmq.Context() as context, Journal(Path(folder) / "journal.sqlite") as journal:
         context.set(zmq.MAX_SOCKETS, 20_000)
         state = opened(journal, settings(num_replicas, 1))
-        guarded = listen(context, "127.0.0.1", 0, sockets.CONTROL)
-        server = Server(state, journal, guarded, control, RecoverySnapshots(Path(folder) / "recovery", keep=1))
+        listener = listen(context, "127.0.0.1", 0, sockets.CONTROL)
+        server = Server(state, journal, listener, control, RecoverySnapshots(Path(folder) / "recovery", keep=1))
         try:
-            line.send(sockets.address_of(guarded.socket))
+            line.send(sockets.address_of(listener.socket))
             line.send(_taken(state))
             word = ""
             while word != "end":
-                guarded.socket.poll(100)
+                listener.socket.poll(100)
                 server.turn()
                 word = line.recv() if line.poll() else ""
                 if word:
                     line.send(_taken(state))
         finally:
-            guarded.close(linger_ms=0)
+            listener.close(linger_ms=0)
 
 
 def _taken(state: State) -> Taken:

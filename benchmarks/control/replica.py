@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from cosmos_core.transport.directives import Lease, PolicyDirective, RolloutDirective
-from cosmos_core.transport.messages import WIRE_VERSION, Beat, Directive, Hello, Reports, Welcome
+from cosmos_core.transport.messages import DOWN, UP, WIRE_VERSION, Beat, Directive, Hello, Reports, Welcome
 from cosmos_core.transport.reports import (
+    REPORT,
     GenerationFormed,
     GroupFinished,
     Report,
@@ -13,7 +14,6 @@ from cosmos_core.transport.reports import (
     WeightsLoaded,
     WeightsPublished,
 )
-from cosmos_core.transport.wire import DOWN, REPORT, UP
 
 POLICY = "policy-0"
 BATCH = 8

@@ -56,7 +56,7 @@ def new(
       cosmos keys new runs/arithmetic --observer wall-display
     """  # noqa: D301 - the escape keeps the lines after it apart
     set_debugging(debug)
-    from cosmos_core.transport.keys.folder import USUAL, Wanted, make  # noqa: PLC0415
+    from cosmos_core.transport.key_folder import USUAL, Wanted, make  # noqa: PLC0415
 
     named = [
         *(Wanted(role="policy", name=name) for name in policy or ()),
@@ -80,8 +80,8 @@ def show(folder: Folder, *, debug: Debug = False) -> None:
       cosmos keys list keys
     """  # noqa: D301 - the escape keeps the lines after it apart
     set_debugging(debug)
+    from cosmos_core.transport.key_folder import read_peers  # noqa: PLC0415
     from cosmos_core.transport.keys import ALLOWED  # noqa: PLC0415
-    from cosmos_core.transport.keys.allowed import read_peers  # noqa: PLC0415
 
     for label, peer in sorted(read_peers(_folder(folder) / ALLOWED).items()):
         typer.echo(f"{label:<20} {peer.role:<9} {','.join(peer.names) or '-':<20} {peer.public}")
@@ -111,7 +111,7 @@ def allow(
       cosmos keys allow keys bob --role person --public 'rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7'
     """  # noqa: D301 - the escape keeps the lines after it apart
     set_debugging(debug)
-    from cosmos_core.transport.keys.folder import allow, allow_again, role_of  # noqa: PLC0415
+    from cosmos_core.transport.key_folder import allow, allow_again, role_of  # noqa: PLC0415
 
     keys = _folder(folder)
     if public is None:
@@ -133,7 +133,7 @@ def revoke(folder: Folder, name: Label, *, debug: Debug = False) -> None:
       cosmos keys revoke runs/arithmetic rollout
     """  # noqa: D301 - the escape keeps the lines after it apart
     set_debugging(debug)
-    from cosmos_core.transport.keys.folder import revoke  # noqa: PLC0415
+    from cosmos_core.transport.key_folder import revoke  # noqa: PLC0415
 
     revoke(_folder(folder), name)
     typer.echo(

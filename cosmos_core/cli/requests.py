@@ -10,7 +10,7 @@ import typer
 from cosmos_core.cli.options import Debug, set_debugging
 
 if TYPE_CHECKING:
-    from cosmos_core.transport.requests import Request
+    from cosmos_core.transport.messages import Request
 
 RunFolder = Annotated[
     Path | None, typer.Option("--run", metavar="RUN", help="The run's folder; the one in runs/ that goes on if absent.")
@@ -30,7 +30,7 @@ def drain(
       cosmos drain rollout-1 --run runs/arithmetic
     """  # noqa: D301 - the escape keeps the lines after it apart
     set_debugging(debug)
-    from cosmos_core.transport.requests import Drain  # noqa: PLC0415
+    from cosmos_core.transport.messages import Drain  # noqa: PLC0415
 
     _ask(run, Drain(name=name))
     typer.echo(f"{name} leaves as soon as it has finished what it has begun.")

@@ -40,12 +40,11 @@ from cosmos_core.plugins.recipe import plugin_versions
 from cosmos_core.protocols.versions import KINDS
 from cosmos_core.replica.host import host_id
 from cosmos_core.replica.lifetime import bounded_life
-from cosmos_core.transport import sockets
+from cosmos_core.transport import key_folder, sockets
+from cosmos_core.transport.authentication import Listener, listen
 from cosmos_core.transport.bounds import REPORT_BYTES
-from cosmos_core.transport.door import Guarded, listen
+from cosmos_core.transport.key_folder import AllowList
 from cosmos_core.transport.keys import ALLOWED, controller_key
-from cosmos_core.transport.keys import folder as key_folder
-from cosmos_core.transport.keys.allowed import AllowList
 
 _LOG: Final = logging.getLogger(__name__)
 _LINGER_MS: Final = 2000
@@ -86,20 +85,20 @@ def _serve(job: Job, resume_step: int | None, port: int | None, stop: threading.
         snapshots = RecoverySnapshots(job.recovery_snapshots, keep=job.recipe.policy.checkpoint.keep)
         facts = facts_of(job.recipe, plugin_versions(job.recipe, KINDS))
         # Not before: whoever connects is a stranger until it is heard, and a long journal takes a while to fold.
-        guarded = _listen(job, context, control.port if port is None else port)
+        listener = _listen(job, context, control.port if port is None else port)
         try:
-            _announce(job, sockets.address_of(guarded.socket), state.term, page.announcement)
-            server = Server(state, journal, guarded, control, snapshots, window=page.window, facts=facts)
+            _announce(job, sockets.address_of(listener.socket), state.term, page.announcement)
+            server = Server(state, journal, listener, control, snapshots, window=page.window, facts=facts)
             has_ended = server.run(stop)
         finally:
-            guarded.close(linger_ms=_LINGER_MS)
+            listener.close(linger_ms=_LINGER_MS)
     if not has_ended:
         return _TERMINATED
     _LOG.log(logging.ERROR if state.outcome == "failed" else logging.INFO, "run %s %s", state.outcome, state.reason)
     return 0 if state.outcome in ("finished", "stopped") else 1
 
 
-def _listen(job: Job, context: sockets.Context, port: int) -> Guarded:
+def _listen(job: Job, context: sockets.Context, port: int) -> Listener:
     """Listen for those who have keys; a run that brings none makes its own."""
     if job.recipe.control.keys is None:
         key_folder.ensure(job.keys)

@@ -20,8 +20,7 @@ from cosmos_core.control.machine.settings import Settings
 from cosmos_core.control.machine.state import Generation, RunningStep, State
 from cosmos_core.errors import JournalError
 from cosmos_core.transport.directives import GroupRef
-from cosmos_core.transport.reports import GenerationFormed, GroupFinished, Report, StepDone
-from cosmos_core.transport.wire import REPORT
+from cosmos_core.transport.reports import REPORT, GenerationFormed, GroupFinished, Report, StepDone
 
 
 @attrs.frozen(kw_only=True)

@@ -25,11 +25,9 @@ from cosmos_core.control.server_loop import ServerLoop
 from cosmos_core.control.write_ahead_log import Noted
 from cosmos_core.errors import TransportError
 from cosmos_core.transport import sockets
-from cosmos_core.transport.door import Guarded
-from cosmos_core.transport.door.binding import refusal
-from cosmos_core.transport.messages import Answer, Command, Down, Refused, Up
+from cosmos_core.transport.authentication import Listener, refusal
+from cosmos_core.transport.messages import DOWN, UP, Answer, Command, Down, Refused, Up
 from cosmos_core.transport.sockets import receive_marked
-from cosmos_core.transport.wire import DOWN, UP
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -53,15 +51,15 @@ class Inbox:
     """Takes messages in at a socket. Used by the server's thread.
 
     Args:
-        guarded: The socket; without a door, anyone may say anything.
+        listener: The socket; without authentication, anyone may say anything.
 
     Attributes:
         num_malformed: Messages that could not be read.
         num_refused: Messages of those who may not say them.
     """
 
-    def __init__(self, guarded: Guarded) -> None:
-        self._guarded: Final = guarded
+    def __init__(self, listener: Listener) -> None:
+        self._listener: Final = listener
         self._keys: Final[dict[bytes, str]] = {}
         self._num_changes = 0
         self._most_keys = _SPARE_IDENTITIES
@@ -76,12 +74,12 @@ class Inbox:
         """
         identity = b""
         try:
-            first, body = receive_marked(self._guarded.socket, parts=2)
+            first, body = receive_marked(self._listener.socket, parts=2)
             identity = first.bytes
-            door = self._guarded.door
-            if door is None:
+            authenticator = self._listener.authenticator
+            if authenticator is None:
                 return identity, UP.decode(b"".join(body))
-            peer = self._guarded.who(first)
+            peer = self._listener.who(first)
             if peer is None:
                 return self._refuse(identity, "its key may not speak here (any more)", None)
             message = UP.decode(b"".join(body))
@@ -101,25 +99,25 @@ class Inbox:
         Args:
             known: Identities of replicas and observers; others are forgotten. Asked seldom, as there may be thousands.
         """
-        door = self._guarded.door
-        if door is None:
+        authenticator = self._listener.authenticator
+        if authenticator is None:
             return []
         if len(self._keys) > self._most_keys:
             kept = set(known())
             for identity in self._keys.keys() - kept:
                 del self._keys[identity]
             self._most_keys = 2 * len(kept) + _SPARE_IDENTITIES
-        if door.allowed.num_changes == self._num_changes:
+        if authenticator.allowed.num_changes == self._num_changes:
             return []
-        self._num_changes = door.allowed.num_changes
-        return [identity for identity, public in self._keys.items() if door.find(public) is None]
+        self._num_changes = authenticator.allowed.num_changes
+        return [identity for identity, public in self._keys.items() if authenticator.find(public) is None]
 
     def gauges(self) -> dict[str, float]:
         """What was not taken, for observers."""
         return {
             "messages_malformed": self.num_malformed,
             "messages_refused": self.num_refused,
-            "connections_refused": self._guarded.num_refused,
+            "connections_refused": self._listener.num_refused,
         }
 
     def _refuse(self, identity: bytes, reason: str, message: Up | None) -> Turned:
@@ -141,7 +139,7 @@ class Server:
     Args:
         state: The fold of `journal`.
         journal: Open; this server is its only writer.
-        guarded: Where it listens, and who may speak there (`transport.door.listen`).
+        listener: Where it listens, and who may speak there (`transport.authentication.listen`).
         control: Intervals and time limits.
         snapshots: Where to keep what a new journal could go on from.
         window: The controller's side of the web page; None without one.
@@ -152,15 +150,15 @@ class Server:
         self,
         state: State,
         journal: Journal,
-        guarded: Guarded,
+        listener: Listener,
         control: ControlConfig,
         snapshots: RecoverySnapshots,
         *,
         window: Window | None = None,
         facts: Mapping[str, str] | None = None,
     ) -> None:
-        self._socket: Final = guarded.socket
-        self._inbox: Final = Inbox(guarded)
+        self._socket: Final = listener.socket
+        self._inbox: Final = Inbox(listener)
         self._window: Final = window
         kept = SnapshottedJournal(journal, snapshots, state)
         noted = kept if window is None else Noted(kept, functools.partial(window.note, state))

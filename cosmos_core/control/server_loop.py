@@ -20,6 +20,7 @@ from cosmos_core.control.machine.state import State
 from cosmos_core.control.write_ahead_log import Durable, WriteAheadLog
 from cosmos_core.errors import TransportError
 from cosmos_core.transport.messages import (
+    REQUEST,
     WIRE_VERSION,
     Acknowledged,
     Answer,
@@ -28,14 +29,13 @@ from cosmos_core.transport.messages import (
     Down,
     Hello,
     Inquire,
+    Lost,
     Refused,
     Reports,
     Up,
     Watch,
     Welcome,
 )
-from cosmos_core.transport.requests import Lost
-from cosmos_core.transport.wire import REQUEST
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import FORMATS, Axis, Imitating
 from cosmos_core.replica.host import host_id, rack_id
 from cosmos_core.replica.process import RoleArgs, run_role
+from cosmos_core.transport.addresses import Place, join_places, split_places
 from cosmos_core.transport.payloads import PayloadClient
-from cosmos_core.transport.places import Place, joined, parted
 from cosmos_core.weights.disk_writer import VersionWriter
 from cosmos_core.weights.publisher import WeightPublisher
 
@@ -67,8 +67,8 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
         go_on_from(args.checkpoint)
     writer = make_writer(job, world)
     with (
-        WeightPublisher(job.run_id, args.address, ring=args.ring, writer=writer) as publisher,
-        PayloadClient(args.ring) as payloads,
+        WeightPublisher(job.run_id, args.address, keyring=args.keyring, writer=writer) as publisher,
+        PayloadClient(args.keyring) as payloads,
     ):
         weights = _weights_endpoint(publisher, world)
         orders: Orders
@@ -133,8 +133,8 @@ def _weights_endpoint(publisher: WeightPublisher, world: World) -> str:
     """Where all processes of the replica serve what they hold."""
     if world.size == 1:
         return publisher.endpoint
-    said = world.exchange(joined([Place(endpoint=publisher.endpoint, host=host_id(), rack=rack_id())]).encode())
-    return joined(place for words in said for place in parted(words.decode(), ""))
+    said = world.exchange(join_places([Place(endpoint=publisher.endpoint, host=host_id(), rack=rack_id())]).encode())
+    return join_places(place for words in said for place in split_places(words.decode(), ""))
 
 
 def make_writer(job: Job, world: World) -> VersionWriter | None:

@@ -20,13 +20,11 @@ from cosmos_core.errors import CosmosError, RefusedError, ReplicaError, Transpor
 from cosmos_core.replica.activity import TakePulse, idle
 from cosmos_core.replica.session import Session
 from cosmos_core.transport.bounds import REPORT_BYTES, TEXT, fitted
-from cosmos_core.transport.door.handshakes import EVENTS, Handshakes
 from cosmos_core.transport.keys import Key
-from cosmos_core.transport.messages import Directive, Hello, Refused
+from cosmos_core.transport.messages import DOWN, UP, Directive, Hello, Refused
 from cosmos_core.transport.outbox import Outbox
-from cosmos_core.transport.reports import Report
-from cosmos_core.transport.sockets import Curve, Socket, dealer, offer, receive
-from cosmos_core.transport.wire import DOWN, REPORT, UP
+from cosmos_core.transport.reports import REPORT, Report
+from cosmos_core.transport.sockets import HANDSHAKE_EVENTS, Curve, Handshakes, Socket, dealer, offer, receive
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -85,7 +83,7 @@ class ControlClient:
         """
         # A socket gives a connection to the newest that claims its identity, so nobody may know or guess it.
         identity = secrets.token_hex(16).encode()
-        self._socket = dealer(self._context, self._address, identity, curve=self._curve, events=EVENTS)
+        self._socket = dealer(self._context, self._address, identity, curve=self._curve, events=HANDSHAKE_EVENTS)
         self._handshakes = Handshakes(self._socket, self._address)
         self._thread.start()
 

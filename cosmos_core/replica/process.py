@@ -29,9 +29,8 @@ from cosmos_core.replica.exits import LOST, REFUSED
 from cosmos_core.replica.host import host_id, rack_id
 from cosmos_core.replica.lifeline import words_of
 from cosmos_core.replica.lifetime import bounded_life
-from cosmos_core.transport.addresses import own_address
-from cosmos_core.transport.door.endpoints import host_of
-from cosmos_core.transport.door.ring import Ring
+from cosmos_core.transport.addresses import host_of, own_address
+from cosmos_core.transport.authentication import Keyring
 from cosmos_core.transport.keys import replica_key
 from cosmos_core.transport.messages import WIRE_VERSION, Hello, Refused, Role
 from cosmos_core.transport.reports import Failed
@@ -86,13 +85,13 @@ class RoleArgs:
         return self.name.removesuffix(f".{self.rank}") if self.rank else self.name
 
     @cached_property
-    def ring(self) -> Ring:
+    def keyring(self) -> Keyring:
         """The keys with which this process speaks to others.
 
         Raises:
             ConfigError: There are none for a replica of this name.
         """
-        return Ring(self.job.keys, replica_key(self.job.keys, self.role, self.replica))
+        return Keyring(self.job.keys, replica_key(self.job.keys, self.role, self.replica))
 
     @cached_property
     def address(self) -> str:
@@ -140,7 +139,7 @@ class RoleArgs:
             hello,
             heartbeat_s,
             gauges,
-            key=self.ring.own,
+            key=self.keyring.own,
             take_pulse=take_pulse,
             on_refused=_end_if_stuck,
         )

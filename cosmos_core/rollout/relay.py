@@ -18,7 +18,7 @@ import torch
 
 from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
-from cosmos_core.transport.door.ring import Ring
+from cosmos_core.transport.authentication import Keyring
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.shards import EngineLayout
 from cosmos_core.weights.snapshot import Snapshot
@@ -67,7 +67,7 @@ class Relay:
         run_id: str,
         bind_host: str = "127.0.0.1",
         *,
-        ring: Ring | None = None,
+        keyring: Keyring | None = None,
         directory: Path | None = None,
     ) -> None:
         """Nothing is kept or served before the first copy.
@@ -75,10 +75,10 @@ class Relay:
         Args:
             run_id: Receivers of another run are refused.
             bind_host: IP address of this machine to listen on; 0.0.0.0 for all.
-            ring: Keys of this process; None only in tests: anyone is served.
+            keyring: Keys of this process; None only in tests: anyone is served.
             directory: Where copies lie; shared memory if absent.
         """
-        self._ring: Final = ring
+        self._keyring: Final = keyring
         self._run_id: Final = run_id
         self._bind_host: Final = bind_host
         self._directory: Final = directory
@@ -141,7 +141,7 @@ class Relay:
                     return Copy()
                 if self._publisher is None:
                     self._publisher = WeightPublisher(
-                        self._run_id, self._bind_host, ring=self._ring, directory=self._directory
+                        self._run_id, self._bind_host, keyring=self._keyring, directory=self._directory
                     )
                 publisher = self._publisher
             return Copy(publisher, publisher.reserve(version, layout))

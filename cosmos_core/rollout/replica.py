@@ -115,7 +115,7 @@ class Replica:
         self._engine = make_engine(job, plugins, model)
         self._engine.start()
         stack.callback(self._engine.shutdown)
-        payloads = stack.enter_context(PayloadServer(args.address, args.ring))
+        payloads = stack.enter_context(PayloadServer(args.address, args.keyring))
         gate = VersionGate()
         engine: EngineCapabilities = plugins.provider("engine", recipe.rollout.engine.plugin).capabilities
         self._sync = self._weight_sync(args, engine, gate, stack)
@@ -168,7 +168,7 @@ class Replica:
             host=host_id(),
             rack=rack_id(),
             directory=sync.directory,
-            ring=args.ring,
+            keyring=args.keyring,
         )
         return WeightSync(
             self._engine,
@@ -177,7 +177,7 @@ class Replica:
             cache=sync.cache,
             in_flight_update=engine.in_flight_update,
             report=self._report,
-            relay=stack.enter_context(Relay(job.run_id, args.address, ring=args.ring)),
+            relay=stack.enter_context(Relay(job.run_id, args.address, keyring=args.keyring)),
             relay_timeout_s=sync.relay_timeout_s,
             base=stack.enter_context(Base()) if sync.delta else None,
         )

@@ -31,8 +31,7 @@ from cosmos_core.control.machine.records import EvaluationRecord, StepRecord
 from cosmos_core.control.machine.state import State
 from cosmos_core.errors import JournalError
 from cosmos_core.observe.live import Progress
-from cosmos_core.transport.reports import CheckpointSaved, GroupFinished, WeightsLoaded, WeightsPublished
-from cosmos_core.transport.wire import REPORT
+from cosmos_core.transport.reports import REPORT, CheckpointSaved, GroupFinished, WeightsLoaded, WeightsPublished
 
 Notify = Callable[..., None]
 """Called as `notify(hook, **arguments)` for each thing that happened."""

@@ -16,12 +16,9 @@ import zmq
 from cosmos_core.control.machine.events import EVENTS, Event
 from cosmos_core.errors import TransportError
 from cosmos_core.transport import sockets
-from cosmos_core.transport.door.handshakes import EVENTS as HANDSHAKES
-from cosmos_core.transport.door.handshakes import Handshakes
 from cosmos_core.transport.keys import Key
-from cosmos_core.transport.messages import Answer, Command, Notices, Refused, Watch
-from cosmos_core.transport.requests import Request
-from cosmos_core.transport.wire import DOWN, REQUEST, UP
+from cosmos_core.transport.messages import DOWN, REQUEST, UP, Answer, Command, Notices, Refused, Request, Watch
+from cosmos_core.transport.sockets import HANDSHAKE_EVENTS, Handshakes
 
 _SILENCE_S: Final = 1.0
 _ANSWER_S: Final = 5.0
@@ -53,7 +50,7 @@ class Observer:
         self._context: Final = zmq.Context()
         identity = f"observer-{secrets.token_hex(8)}".encode()
         curve = None if key is None else sockets.Curve(own=key.pair, server=key.server)
-        self._socket: Final = sockets.dealer(self._context, address, identity, curve=curve, events=HANDSHAKES)
+        self._socket: Final = sockets.dealer(self._context, address, identity, curve=curve, events=HANDSHAKE_EVENTS)
         self._handshakes: Final = Handshakes(self._socket, address)
         self._run_id: Final = run_id
         self._watched_at = float("-inf")

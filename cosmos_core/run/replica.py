@@ -31,8 +31,7 @@ from cosmos_core.run.provenance import joined_with
 from cosmos_core.run.requests import RUNS, PendingRequests
 from cosmos_core.run.restart_policy import RestartPolicy
 from cosmos_core.transport.keys import person_key
-from cosmos_core.transport.messages import Role
-from cosmos_core.transport.requests import Drain
+from cosmos_core.transport.messages import Drain, Role
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 _STRANGE: Final = re.compile(r"[^A-Za-z0-9]+")

@@ -18,12 +18,21 @@ from cosmos_core.run import folder as run_folder
 from cosmos_core.run.address import absence, find_address
 from cosmos_core.run.observer import Observer
 from cosmos_core.transport import sockets
-from cosmos_core.transport.door.handshakes import EVENTS as HANDSHAKES
-from cosmos_core.transport.door.handshakes import Handshakes
 from cosmos_core.transport.keys import Key, person_key
-from cosmos_core.transport.messages import Answer, Command, Down, Inquire, Refused, Settable, Up
-from cosmos_core.transport.requests import Request
-from cosmos_core.transport.wire import DOWN, REQUEST, UP
+from cosmos_core.transport.messages import (
+    DOWN,
+    REQUEST,
+    UP,
+    Answer,
+    Command,
+    Down,
+    Inquire,
+    Refused,
+    Request,
+    Settable,
+    Up,
+)
+from cosmos_core.transport.sockets import HANDSHAKE_EVENTS, Handshakes
 
 _AGAIN_S: Final = 1.0
 
@@ -68,7 +77,7 @@ class ControllerClient:
         self._context: Final = zmq.Context()
         identity = f"asker-{secrets.token_hex(8)}".encode()
         curve = sockets.Curve(own=key.pair, server=key.server)
-        self._socket: Final = sockets.dealer(self._context, address, identity, curve=curve, events=HANDSHAKES)
+        self._socket: Final = sockets.dealer(self._context, address, identity, curve=curve, events=HANDSHAKE_EVENTS)
         self._handshakes: Final = Handshakes(self._socket, address)
 
     def settable(self) -> Settable:

@@ -19,10 +19,9 @@ from cosmos_core.replica.exits import LOST, REFUSED
 from cosmos_core.run.fleet import Fleet, Member, role_of
 from cosmos_core.run.launch import Exit
 from cosmos_core.run.requests import PendingRequests
+from cosmos_core.transport.key_folder import read_peers
 from cosmos_core.transport.keys import ALLOWED, replica_key
-from cosmos_core.transport.keys.allowed import read_peers
-from cosmos_core.transport.messages import Role
-from cosmos_core.transport.requests import Lost
+from cosmos_core.transport.messages import Lost, Role
 
 WINDOW_S: Final = 600.0
 """How long a start counts among those that `launch.restarts` allows."""

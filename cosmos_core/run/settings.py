@@ -19,8 +19,7 @@ from cosmos_core.plugins.recipe import load_algorithm, load_model, selections, u
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.run.planning.preflight import foresee
 from cosmos_core.run.requests import controller_client
-from cosmos_core.transport.messages import Settable
-from cosmos_core.transport.requests import Set
+from cosmos_core.transport.messages import Set, Settable
 from cosmos_core.types import Scalar
 
 _SAMPLING: Final = "rollout.sampling."

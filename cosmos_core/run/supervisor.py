@@ -30,7 +30,7 @@ from cosmos_core.run.requests import PendingRequests
 from cosmos_core.run.restart_policy import Decision, RestartPolicy, Restarts, cause_of, last_words
 from cosmos_core.run.terminal import TerminalLog
 from cosmos_core.transport.keys import person_key
-from cosmos_core.transport.requests import Stop
+from cosmos_core.transport.messages import Stop
 
 
 @attrs.frozen(kw_only=True)

@@ -1,18 +1,24 @@
-"""Which address of this machine others reach it at: one answer for all sockets, stores and process groups of a process.
+"""Addresses: the one at which others reach this machine, endpoints, and lists of them.
 
-A machine may have several networks, and its name may mean none of them to others, or loopback to itself. So the answer
-is the address from which this machine reaches whom it has to speak with, as the kernel's routes say, unless COSMOS_HOST
-says another.
+All sockets, stores and process groups of a process have one answer. A machine may have several networks, and its name
+may mean none of them to others, or loopback to itself. So the answer is the address from which this machine reaches
+whom it has to speak with, as the kernel's routes say, unless COSMOS_HOST says another.
+
+An endpoint as others are told of it is `tcp://HOST:PORT`, then `#` and a public key (hexadecimal), if it has one. Those
+of all processes of a replica are one text, `ENDPOINT@HOST@RACK ENDPOINT@HOST@RACK …`; without a host, an endpoint is on
+the replica's own, and without a rack it is not known in which one.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
+import attrs
 import psutil
+from zmq.utils import z85
 
 from cosmos_core.config.checks import is_loopback
 from cosmos_core.errors import TransportError
@@ -140,3 +146,61 @@ def _own_addresses() -> Iterator[tuple[str, str]]:
             for each in addresses:
                 if each.family == family and "%" not in each.address:
                     yield interface, each.address
+
+
+@attrs.frozen(kw_only=True)
+class Place:
+    """An address, the machine that it is on, and the label of the rack that this stands in."""
+
+    endpoint: str
+    host: str
+    rack: str = ""
+
+
+def join_places(places: Iterable[Place]) -> str:
+    """One text for some places."""
+    return " ".join(f"{place.endpoint}@{place.host}@{place.rack}" for place in places)
+
+
+def split_places(text: str, host: str) -> list[Place]:
+    """The places of a text, in order.
+
+    Args:
+        text: What `joined` made, or a single address.
+        host: Of addresses without one.
+    """
+    triples = ([*word.split("@"), "", ""][:3] for word in text.split())
+    return [Place(endpoint=endpoint, host=named or host, rack=rack) for endpoint, named, rack in triples]
+
+
+def host_of(endpoint: str) -> str:
+    """The host of an endpoint."""
+    return without_key(endpoint).removeprefix("tcp://").rpartition(":")[0].strip("[]")
+
+
+def without_key(endpoint: str) -> str:
+    """An endpoint for people: without its key."""
+    return endpoint.partition("#")[0]
+
+
+def hexadecimal(public: str) -> str:
+    """A public key as it is written into endpoints, where the characters of Z85 would have other meanings."""
+    return z85.decode(public.encode("ascii")).hex()
+
+
+def split_key(endpoint: str) -> tuple[str, str]:
+    """Address and public key (Z85; empty if it has none) of an endpoint.
+
+    Raises:
+        TransportError: What follows its `#` is no key.
+    """
+    address, mark, text = endpoint.partition("#")
+    if not mark:
+        return address, ""
+    try:
+        raw = bytes.fromhex(text)
+    except ValueError:
+        raw = b""
+    if len(raw) != 32:
+        raise TransportError(f"{endpoint!r}: what follows the # is no public key (64 hexadecimal digits)")
+    return address, z85.encode(raw).decode("ascii")

@@ -10,12 +10,13 @@ counts the memberships of the gradient group, a `lease` names one attempt at one
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 import attrs
 
 from cosmos_core.config.dynamic import DynamicKey
-from cosmos_core.transport.bounds import Address, Count, Finite, Step, Word
+from cosmos_core.transport.bounds import Address, Count, Finite, Step, Text, Word
+from cosmos_core.transport.codec import Codec
 from cosmos_core.transport.directives import PolicyDirective, RolloutDirective
 from cosmos_core.types import Scalar
 
@@ -31,7 +32,7 @@ Role: TypeAlias = Literal["policy", "rollout"]
 class Hello:
     """Ask to join. `endpoints` are where this replica serves others, by purpose: `payloads`, `weights`, `store`.
 
-    Of a replica of several processes, each serves the weights that it holds (see `transport.places`).
+    Of a replica of several processes, each serves the weights that it holds (see `transport.addresses`).
     """
 
     wire: Count
@@ -189,3 +190,44 @@ class Settable:
 
 
 Down: TypeAlias = Welcome | Refused | Directive | Acknowledged | Notices | Answer | Settable
+
+UP: Final = Codec(get_args(Up))
+"""What replicas and observers send to the controller."""
+
+DOWN: Final = Codec(get_args(Down))
+"""What the controller sends."""
+
+
+@attrs.frozen(kw_only=True)
+class Stop:
+    """End the run with a checkpoint at the next step boundary."""
+
+
+@attrs.frozen(kw_only=True)
+class Drain:
+    """Let a replica finish what it has begun, and leave; nothing else is lost with it."""
+
+    name: Word
+
+
+@attrs.frozen(kw_only=True)
+class Set:
+    """Change dynamic keys of the recipe, all at one step boundary: the next step that has not been ordered."""
+
+    overrides: tuple[Word, ...]
+    """Each `KEY=VALUE`, as of `--set`."""
+
+
+@attrs.frozen(kw_only=True)
+class Lost:
+    """Take a replica for lost at once: whoever started its process saw it end, and silence would tell it later."""
+
+    name: Word
+    incarnation: Word
+    reason: Text
+
+
+Request: TypeAlias = Stop | Drain | Set | Lost
+
+REQUEST: Final = Codec(get_args(Request))
+"""A person's request, as it lies in `Command.request` and in the journal."""

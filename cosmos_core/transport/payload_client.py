@@ -16,17 +16,15 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from cosmos_core.errors import TransportError
-from cosmos_core.transport.door import shown
-from cosmos_core.transport.door.handshakes import EVENTS as HANDSHAKES
-from cosmos_core.transport.door.handshakes import refusal
-from cosmos_core.transport.door.ring import Ring, reach
+from cosmos_core.transport.addresses import without_key
+from cosmos_core.transport.authentication import Keyring, reach
 from cosmos_core.transport.frames import MAX_FRAMES, REPLIES, REQUESTS, Absent, Fetch, Found, unpack
-from cosmos_core.transport.sockets import BULK, Context, Socket, drop_rest, offer
+from cosmos_core.transport.sockets import BULK, HANDSHAKE_EVENTS, Context, Socket, drop_rest, offer, refusal
 from cosmos_core.types import Payload
 
 _LOG: Final = logging.getLogger(__name__)
 
-_EVENTS: Final = HANDSHAKES | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+_EVENTS: Final = HANDSHAKE_EVENTS | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
 _MOST_REFUSALS: Final = 5
 """Failed connections in a row after which an endpoint is given up; about a second and a half."""
 _ABSENT_S: Final = 10.0
@@ -43,11 +41,11 @@ class PayloadClient:
     One fetch at a time: a second thread waits for the first one's fetch.
 
     Args:
-        ring: Keys of this process; None only in tests and measurements.
+        keyring: Keys of this process; None only in tests and measurements.
     """
 
-    def __init__(self, ring: Ring | None = None) -> None:
-        self._ring: Final = ring
+    def __init__(self, keyring: Keyring | None = None) -> None:
+        self._keyring: Final = keyring
         self._context: Final[zmq.Context[Socket]] = zmq.Context()
         self._peers: Final[dict[str, _Peer]] = {}
         self._lock: Final = threading.Lock()
@@ -117,13 +115,13 @@ class PayloadClient:
 
     def _peer(self, endpoint: str) -> _Peer:
         if endpoint not in self._peers:
-            self._peers[endpoint] = _Peer(self._context, endpoint, self._ring)
+            self._peers[endpoint] = _Peer(self._context, endpoint, self._keyring)
         return self._peers[endpoint]
 
     def _forget(self, peers: Sequence[_Peer]) -> None:
         for peer in peers:
             if peer.waiting:
-                _LOG.warning("%s: %d leases are missing", shown(peer.endpoint), len(peer.waiting))
+                _LOG.warning("%s: %d leases are missing", without_key(peer.endpoint), len(peer.waiting))
             peer.close()
             del self._peers[peer.endpoint]
 
@@ -140,13 +138,13 @@ class _Peer:
 
     __slots__ = ("_absent_since", "_refusals", "_request", "_token", "endpoint", "monitor", "socket", "waiting")
 
-    def __init__(self, context: Context, endpoint: str, ring: Ring | None) -> None:
+    def __init__(self, context: Context, endpoint: str, keyring: Keyring | None) -> None:
         address, slash, token = endpoint.rpartition("/")
         if not slash or not token or "://" not in address:
             raise TransportError(f"{endpoint!r} is no payload endpoint; one looks like tcp://HOST:PORT#KEY/TOKEN")
         self.endpoint: Final = endpoint
         identity = secrets.token_bytes(8).hex().encode()
-        self.socket: Final = reach(ring, context, address, identity, _LIMITS, queued=True, events=_EVENTS)
+        self.socket: Final = reach(keyring, context, address, identity, _LIMITS, queued=True, events=_EVENTS)
         self.monitor: Final = self.socket.get_monitor_socket()
         self.waiting: Final[set[int]] = set()
         self._token: Final = token
@@ -181,7 +179,7 @@ class _Peer:
             event = news["event"]
             if problem := refusal(event, news["value"]):
                 # libzmq tries no more.
-                _LOG.warning("%s: %s", shown(self.endpoint), problem)
+                _LOG.warning("%s: %s", without_key(self.endpoint), problem)
                 self._refusals = _MOST_REFUSALS
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._refusals = 0
@@ -208,7 +206,7 @@ class _Peer:
             except zmq.Again:
                 break
             except TransportError as error:
-                raise TransportError(f"{shown(self.endpoint)} sent a malformed reply: {error}") from error
+                raise TransportError(f"{without_key(self.endpoint)} sent a malformed reply: {error}") from error
         return found
 
     def _send(self) -> None:

@@ -19,7 +19,7 @@ import attrs
 import zmq
 
 from cosmos_core.errors import TransportError
-from cosmos_core.transport.door.ring import Ring, serve
+from cosmos_core.transport.authentication import Keyring, serve
 from cosmos_core.transport.frames import REPLIES, REQUESTS, Absent, Fetch, Found, Packed, pack
 from cosmos_core.transport.keys import PeerRole
 from cosmos_core.transport.payload_client import PayloadClient
@@ -40,11 +40,11 @@ class PayloadServer:
 
     Args:
         bind_host: IP address of this machine to listen on; 0.0.0.0 listens on all.
-        ring: Keys of this process; None only in tests and measurements: whoever has the token is served.
+        keyring: Keys of this process; None only in tests and measurements: whoever has the token is served.
     """
 
-    def __init__(self, bind_host: str, ring: Ring | None = None) -> None:
-        self._ring: Final = ring
+    def __init__(self, bind_host: str, keyring: Keyring | None = None) -> None:
+        self._keyring: Final = keyring
         self._bind_host: Final = bind_host
         self._token: Final = secrets.token_hex(8)
         self._context: Final[zmq.Context[Socket]] = zmq.Context()
@@ -61,9 +61,9 @@ class PayloadServer:
         Raises:
             TransportError: The address cannot be listened on.
         """
-        self._guarded = serve(self._ring, self._context, self._bind_host, _LIMITS, _SERVED)
-        self._socket = self._guarded.socket
-        self._endpoint = f"{self._guarded.endpoint}/{self._token}"
+        self._listener = serve(self._keyring, self._context, self._bind_host, _LIMITS, _SERVED)
+        self._socket = self._listener.socket
+        self._endpoint = f"{self._listener.endpoint}/{self._token}"
         self._thread.start()
         return self
 
@@ -75,7 +75,7 @@ class PayloadServer:
         if self._thread.ident is not None:
             os.eventfd_write(self._wake, 1)
             self._thread.join()
-            self._guarded.close()
+            self._listener.close()
         self._context.term()
         os.close(self._wake)
         self._store.clear()
@@ -146,7 +146,7 @@ class PayloadServer:
 
     def _answer_next(self) -> None:
         first, body = receive_marked(self._socket, 2)
-        if self._guarded.door is not None and self._guarded.who(first) is None:
+        if self._listener.authenticator is not None and self._listener.who(first) is None:
             raise TransportError("its key may not speak here any more")
         self._answer(first.bytes, REQUESTS.decode(b"".join(body)))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Final, TypeAlias, get_args
 
 import attrs
 
 from cosmos_core.transport.bounds import Address, Count, Finite, Step, Text, Word
+from cosmos_core.transport.codec import Codec
 
 
 @attrs.frozen(kw_only=True)
@@ -197,3 +198,6 @@ Report: TypeAlias = (
     | Left
     | Failed
 )
+
+REPORT: Final = Codec(get_args(Report))
+"""A single report, as it lies in `Reports.reports` and in the journal."""

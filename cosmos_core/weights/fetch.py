@@ -13,7 +13,7 @@ import zmq
 
 from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
-from cosmos_core.transport.door import shown
+from cosmos_core.transport.addresses import without_key
 from cosmos_core.weights import digest, slices, wire
 from cosmos_core.weights.planner import Member, Plan
 from cosmos_core.weights.shards import ShardMap
@@ -209,4 +209,4 @@ def problems(version: int, sources: Sequence[Source]) -> str:
     failed = [source for source in sources if source.failure]
     is_gone = bool(failed) and all(source.held is not None for source in failed)
     what = "is gone" if is_gone else "cannot be fetched"
-    return f"weights version {version} {what}: " + "; ".join(f"{shown(s.endpoint)}: {s.failure}" for s in failed)
+    return f"weights version {version} {what}: " + "; ".join(f"{without_key(s.endpoint)}: {s.failure}" for s in failed)

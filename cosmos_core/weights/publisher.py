@@ -10,7 +10,7 @@ from typing import Final, Self
 
 import torch
 
-from cosmos_core.transport.door.ring import Ring
+from cosmos_core.transport.authentication import Keyring
 from cosmos_core.transport.reports import WeightsPublished
 from cosmos_core.weights import digest, wire
 from cosmos_core.weights.disk_writer import VersionWriter
@@ -30,7 +30,7 @@ class WeightPublisher:
         run_id: str,
         bind_host: str = "127.0.0.1",
         *,
-        ring: Ring | None = None,
+        keyring: Keyring | None = None,
         directory: Path | None = None,
         writer: VersionWriter | None = None,
     ) -> None:
@@ -39,7 +39,7 @@ class WeightPublisher:
         Args:
             run_id: Receivers of another run are refused.
             bind_host: IP address of this machine to listen on; 0.0.0.0 for all.
-            ring: Keys of this process; None only in tests and measurements: anyone is served.
+            keyring: Keys of this process; None only in tests and measurements: anyone is served.
             directory: Where snapshots lie; shared memory if absent.
             writer: Stores versions besides, if they are stored; closed with this.
 
@@ -53,7 +53,7 @@ class WeightPublisher:
         self._staged: Final[dict[str, Snapshot]] = {}
         self._spare: SharedFile | None = None
         self._lock: Final = threading.Lock()
-        self._server: Final = SliceServer(run_id, bind_host, ring)
+        self._server: Final = SliceServer(run_id, bind_host, keyring)
 
     @property
     def endpoint(self) -> str:

@@ -14,9 +14,9 @@ import zmq
 
 from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.transport import sockets
+from cosmos_core.transport.addresses import without_key
+from cosmos_core.transport.authentication import Keyring
 from cosmos_core.transport.directives import WeightTarget
-from cosmos_core.transport.door import shown
-from cosmos_core.transport.door.ring import Ring
 from cosmos_core.weights import digest, wire
 from cosmos_core.weights.disk_reader import stored_parts
 from cosmos_core.weights.fetch import Fetch, MappedShelf, Ready, plan_of, problems, wait
@@ -54,7 +54,7 @@ class WeightReceiver:
         rack: str = "",
         stall_s: float = 5.0,
         directory: str | None = None,
-        ring: Ring | None = None,
+        keyring: Keyring | None = None,
     ) -> None:
         """Prepare; connections are made per fetch.
 
@@ -66,9 +66,9 @@ class WeightReceiver:
             rack: The label of its rack, as in `Hello.rack`; those in the same one are asked before others.
             stall_s: Silence after which a publisher counts as stalled, and others are asked instead.
             directory: Where versions are stored, if they are.
-            ring: Keys of this process; None only in tests and measurements.
+            keyring: Keys of this process; None only in tests and measurements.
         """
-        self._ring: Final = ring
+        self._keyring: Final = keyring
         self._transport: Final = transport
         self._lane: Final[wire.LaneKind] = transport if transport in {"gloo", "nccl"} else "zmq"
         self._run_id: Final = run_id
@@ -205,7 +205,7 @@ class WeightReceiver:
                 stall_s=stall_s,
                 rack=rack,
                 base=base,
-                ring=self._ring,
+                keyring=self._keyring,
             )
             found.append(source)
             source.describe(target.version)
@@ -294,5 +294,5 @@ class WeightReceiver:
 
 def _endpoints(ready: Sequence[Ready]) -> str:
     """Where some sources are, the first few of them."""
-    named = [shown(each.source.endpoint) for each in ready if each.source is not None]
+    named = [without_key(each.source.endpoint) for each in ready if each.source is not None]
     return ", ".join(named[:_NAMED]) + (", …" if len(named) > _NAMED else "")

@@ -17,8 +17,8 @@ import zmq
 from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
-from cosmos_core.transport.door import host_of
-from cosmos_core.transport.door.ring import Ring, serve
+from cosmos_core.transport.addresses import host_of
+from cosmos_core.transport.authentication import Keyring, serve
 from cosmos_core.transport.keys import PeerRole
 from cosmos_core.weights import slices, wire
 from cosmos_core.weights.changes import Encoded, encode
@@ -57,8 +57,8 @@ class Published:
 class SliceServer:
     """Serves what is published, until closed. Methods may be called from any thread."""
 
-    def __init__(self, run_id: str, bind_host: str, ring: Ring | None = None) -> None:
-        """Listen on a free port of `bind_host` and start to serve rollout replicas, or anyone without a `ring`.
+    def __init__(self, run_id: str, bind_host: str, keyring: Keyring | None = None) -> None:
+        """Listen on a free port of `bind_host` and start to serve rollout replicas, or anyone without a `keyring`.
 
         Raises:
             TransportError: The address cannot be listened on.
@@ -73,12 +73,12 @@ class SliceServer:
         self._ignored = 0
         self._context: Final[sockets.Context] = zmq.Context()
         try:
-            self._guarded: Final = serve(ring, self._context, bind_host, _LIMITS, _SERVED)
+            self._listener: Final = serve(keyring, self._context, bind_host, _LIMITS, _SERVED)
         except TransportError:
             self._context.term()
             raise
-        self._socket: Final = self._guarded.socket
-        self.endpoint: Final = self._guarded.endpoint
+        self._socket: Final = self._listener.socket
+        self.endpoint: Final = self._listener.endpoint
         self._thread: Final = threading.Thread(target=self._serve, name="weight-server", daemon=True)
         self._thread.start()
 
@@ -117,7 +117,7 @@ class SliceServer:
         """Stop serving. Idempotent."""
         self._stop.set()
         self._thread.join()
-        self._guarded.close()
+        self._listener.close()
         self._context.term()
         for sender in self._senders.values():
             sender.close()
@@ -133,7 +133,7 @@ class SliceServer:
     def _answer_next(self) -> None:
         try:
             first, body = sockets.receive_marked(self._socket, 2)
-            if self._guarded.door is not None and self._guarded.who(first) is None:
+            if self._listener.authenticator is not None and self._listener.who(first) is None:
                 raise TransportError("its key may not speak here any more")  # noqa: TRY301 - told as others are
             peer, request = first.bytes, wire.CODEC.decode(b"".join(body))
         except (zmq.Again, TransportError) as error:

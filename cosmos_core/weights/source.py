@@ -18,10 +18,9 @@ import zmq
 from cosmos_core.errors import TransportError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
-from cosmos_core.transport.door import host_of, shown
-from cosmos_core.transport.door.handshakes import EVENTS as HANDSHAKES
-from cosmos_core.transport.door.handshakes import Handshakes
-from cosmos_core.transport.door.ring import Ring, reach
+from cosmos_core.transport.addresses import host_of, without_key
+from cosmos_core.transport.authentication import Keyring, reach
+from cosmos_core.transport.sockets import HANDSHAKE_EVENTS, Handshakes
 from cosmos_core.weights import slices, wire
 from cosmos_core.weights.changes import Encoding, decode
 from cosmos_core.weights.process_group_transport import FrameLane, Lane, PairLane
@@ -61,7 +60,7 @@ class Source:
         stall_s: float,
         rack: str = "",
         base: Base | None = None,
-        ring: Ring | None = None,
+        keyring: Keyring | None = None,
     ) -> None:
         """Connect.
 
@@ -74,7 +73,7 @@ class Source:
             lane: How slices come.
             stall_s: Silence after which the publisher counts as stalled.
             base: What the receiver has already, if changes of it are enough.
-            ring: Keys of the receiver.
+            keyring: Keys of the receiver.
 
         Raises:
             TransportError: `endpoint` is not an address.
@@ -86,9 +85,9 @@ class Source:
         self.held: tuple[int, ...] | None = None
         self.failure = ""
         self.socket: Final = reach(
-            ring, context, endpoint, uuid.uuid4().bytes, sockets.BULK, queued=True, events=HANDSHAKES
+            keyring, context, endpoint, uuid.uuid4().bytes, sockets.BULK, queued=True, events=HANDSHAKE_EVENTS
         )
-        self._handshakes: Final = Handshakes(self.socket, shown(endpoint))
+        self._handshakes: Final = Handshakes(self.socket, without_key(endpoint))
         self._queue: Final[collections.deque[list[Wanted]]] = collections.deque()
         self._asked: Final[dict[int, list[Wanted]]] = {}
         self._facts: dict[str, TensorFacts] = {}

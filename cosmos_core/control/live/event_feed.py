@@ -23,9 +23,8 @@ from cosmos_core.control.machine.records import EvaluationRecord, StepRecord
 from cosmos_core.control.machine.recovery import since_recovery
 from cosmos_core.control.machine.state import State
 from cosmos_core.errors import TransportError
-from cosmos_core.transport.reports import GroupFinished
-from cosmos_core.transport.requests import Request, Stop
-from cosmos_core.transport.wire import REPORT, REQUEST
+from cosmos_core.transport.messages import REQUEST, Request, Stop
+from cosmos_core.transport.reports import REPORT, GroupFinished
 
 MOST_POINTS: Final = 512
 """Of one curve; even, because neighbours are merged in pairs."""

@@ -18,8 +18,7 @@ from cosmos_core.control.machine.records import SettingChange
 from cosmos_core.control.machine.settings import Settings
 from cosmos_core.control.machine.state import State
 from cosmos_core.errors import ConfigError
-from cosmos_core.transport.messages import Settable
-from cosmos_core.transport.requests import Set
+from cosmos_core.transport.messages import Set, Settable
 from cosmos_core.types import Scalar
 
 _CONSTANTS: Final[Mapping[str, str]] = {

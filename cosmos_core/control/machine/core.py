@@ -37,7 +37,9 @@ from cosmos_core.control.machine.events import (
 from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, restored
 from cosmos_core.control.machine.state import Replica, State, opened
 from cosmos_core.errors import ConfigError, JournalError
+from cosmos_core.transport.messages import REQUEST, Drain, Lost, Request, Set, Stop
 from cosmos_core.transport.reports import (
+    REPORT,
     CheckpointFailed,
     CheckpointSaved,
     Failed,
@@ -53,8 +55,6 @@ from cosmos_core.transport.reports import (
     WeightsPublished,
     WeightsRejected,
 )
-from cosmos_core.transport.requests import Drain, Lost, Request, Set, Stop
-from cosmos_core.transport.wire import REPORT, REQUEST
 
 
 def fold(events: Iterable[Event], state: State | None = None) -> State:

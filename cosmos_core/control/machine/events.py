@@ -77,7 +77,7 @@ class ReplicaLost:
 
 @attrs.frozen(kw_only=True)
 class Reported:
-    """A replica reported something; `report` is the message as it came (`transport.wire.REPORT`)."""
+    """A replica reported something; `report` is the message as it came (`transport.reports.REPORT`)."""
 
     name: str
     incarnation: str
@@ -87,7 +87,7 @@ class Reported:
 
 @attrs.frozen(kw_only=True)
 class Commanded:
-    """A person asked for something; `request` is the message as it came (`transport.wire.REQUEST`)."""
+    """A person asked for something; `request` is the message as it came (`transport.messages.REQUEST`)."""
 
     ident: str
     request: bytes

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from cosmos_core.control.machine.state import Replica, State
-from cosmos_core.transport.places import parted
+from cosmos_core.transport.addresses import split_places
 from cosmos_core.weights import topology
 from cosmos_core.weights.topology import Place
 
@@ -107,7 +107,7 @@ def policy_places(state: State) -> list[tuple[str, Place]]:
     return [
         (replica.name, Place(process=place.endpoint, host=place.host, rack=place.rack or replica.rack))
         for replica in state.named("policy")
-        for place in parted(replica.endpoints.get("weights", ""), replica.host)
+        for place in split_places(replica.endpoints.get("weights", ""), replica.host)
     ]
 
 

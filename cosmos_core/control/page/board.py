@@ -17,8 +17,7 @@ import msgspec
 
 from cosmos_core.control.live.snapshot import Snapshot
 from cosmos_core.errors import TransportError
-from cosmos_core.transport.requests import Request
-from cosmos_core.transport.wire import REQUEST
+from cosmos_core.transport.messages import REQUEST, Request
 
 _ENCODER: Final = msgspec.json.Encoder()
 _OWN_PARTS: Final = ("curves", "samples", "news")
@@ -63,7 +62,7 @@ _ANSWER_S: Final = 10.0
 
 @attrs.frozen(kw_only=True)
 class Asked:
-    """Something that a person asked for at the page; `request` is encoded (`transport.wire.REQUEST`)."""
+    """Something that a person asked for at the page; `request` is encoded (`transport.messages.REQUEST`)."""
 
     ident: str
     request: bytes

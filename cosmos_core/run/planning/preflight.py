@@ -18,7 +18,7 @@ from cosmos_core.rollout.rewards.absence import absent_here
 from cosmos_core.run.launch.launcher import capabilities_of
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.planning.parts import Parts
-from cosmos_core.transport.keys.folder import check_folder
+from cosmos_core.transport.key_folder import check_folder
 
 _DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16"}
 
@@ -86,7 +86,7 @@ def absent_of_rewards(recipe: Recipe, plugins: PluginSet, rewards: Sequence[Rewa
 
 
 def check_keys(job: Job) -> None:
-    """Refuse a run whose door would not open: its recipe names keys that are not there, damaged, or not secret.
+    """Refuse a run that nobody could connect to: its recipe names keys that are not there, damaged, or not secret.
 
     Raises:
         ConfigError: What is wrong with them.

@@ -18,17 +18,28 @@ from cosmos_core.config.job import Job
 from cosmos_core.control.machine import core
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.run.observer import so_far
+from cosmos_core.transport import key_folder
+from cosmos_core.transport.authentication import Keyring, reach
 from cosmos_core.transport.directives import WeightTarget
-from cosmos_core.transport.door.ring import Ring, reach
 from cosmos_core.transport.frames import REQUESTS, Fetch
+from cosmos_core.transport.key_folder import USUAL
 from cosmos_core.transport.keys import Key, person_key, read_key
-from cosmos_core.transport.keys import folder as key_folder
-from cosmos_core.transport.keys.folder import USUAL
-from cosmos_core.transport.messages import WIRE_VERSION, Beat, Command, Hello, Inquire, Refused, Reports, Up, Watch
+from cosmos_core.transport.messages import (
+    DOWN,
+    UP,
+    WIRE_VERSION,
+    Beat,
+    Command,
+    Hello,
+    Inquire,
+    Refused,
+    Reports,
+    Up,
+    Watch,
+)
 from cosmos_core.transport.payloads import PayloadClient, PayloadServer
 from cosmos_core.transport.reports import CheckpointFailed
 from cosmos_core.transport.sockets import BULK, CONTROL, Curve, Socket, dealer, offer
-from cosmos_core.transport.wire import DOWN, UP
 from cosmos_core.types import Array, Payload
 from cosmos_core.weights import wire
 from cosmos_core.weights.publisher import WeightPublisher
@@ -218,22 +229,22 @@ def test_a_controller_among_a_million_malformed_frames(fuzzed):
     print(fuzz_controller(fuzzed, 1_000_000, seed=2))
 
 
-def rings(tmp_path) -> dict[str, Ring]:
+def keyrings(tmp_path) -> dict[str, Keyring]:
     key_folder.make(tmp_path / "keys", USUAL)
     keys = {label: read_key(tmp_path / "keys" / f"{label}.key") for label in ("policy", "rollout")}
-    return {label: Ring(tmp_path / "keys", key) for label, key in keys.items()}
+    return {label: Keyring(tmp_path / "keys", key) for label, key in keys.items()}
 
 
-def say_to(endpoint: str, ring: Ring, messages: Malformed, count: int) -> None:
+def say_to(endpoint: str, keyring: Keyring, messages: Malformed, count: int) -> None:
     with zmq.Context() as context:
-        attacker = reach(ring, context, endpoint, b"attacker", BULK, queued=True)
+        attacker = reach(keyring, context, endpoint, b"attacker", BULK, queued=True)
         for parts in itertools.islice(messages, count):
             send(attacker, parts)
         attacker.close(linger=10_000)
 
 
 def test_a_payload_server_among_malformed_frames(tmp_path):
-    both = rings(tmp_path)
+    both = keyrings(tmp_path)
     valid = [
         Fetch(token="of others", request=1, leases=(1, 2)),
         Fetch(token="", request=-1, leases=tuple(range(-5, 300))),
@@ -249,11 +260,11 @@ def test_a_payload_server_among_malformed_frames(tmp_path):
 
 
 def test_a_weight_server_among_malformed_frames(tmp_path):
-    both = rings(tmp_path)
+    both = keyrings(tmp_path)
     tensors = {"w": torch.arange(6.0).reshape(2, 3)}
     with (
-        WeightPublisher("run", ring=both["policy"], directory=tmp_path) as publisher,
-        WeightReceiver("zmq", run_id="run", host="elsewhere", ring=both["rollout"]) as receiver,
+        WeightPublisher("run", keyring=both["policy"], directory=tmp_path) as publisher,
+        WeightReceiver("zmq", run_id="run", host="elsewhere", keyring=both["rollout"]) as receiver,
     ):
         published = publisher.publish(1, tensors, None)
         token = publisher._server._published[1].snapshot.token

@@ -1,4 +1,4 @@
-"""A controller of its own process with keys, for tests that knock at its door."""
+"""A controller of its own process with keys, for tests of who may connect."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from cosmos_core.config.schema import (
     RunConfig,
 )
 from cosmos_core.run.address import read_address
-from cosmos_core.transport.keys import folder as key_folder
-from cosmos_core.transport.keys.folder import USUAL, Wanted
+from cosmos_core.transport import key_folder
+from cosmos_core.transport.key_folder import USUAL, Wanted
 
 
 def make_job(directory: Path) -> Job:

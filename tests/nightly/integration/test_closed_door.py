@@ -18,10 +18,9 @@ from cosmos_core.errors import ReplicaError, TransportError
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.run.observer import Observer, so_far
 from cosmos_core.run.requests import ask
+from cosmos_core.transport import key_folder
 from cosmos_core.transport.keys import KeyPair, person_key, read_key
-from cosmos_core.transport.keys import folder as key_folder
-from cosmos_core.transport.messages import WIRE_VERSION, Hello
-from cosmos_core.transport.requests import Drain, Stop
+from cosmos_core.transport.messages import WIRE_VERSION, Drain, Hello, Stop
 from tests.nightly.integration.keyed import controller, make_job
 
 pytestmark = pytest.mark.timeout(120)

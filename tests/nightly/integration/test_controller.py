@@ -37,13 +37,21 @@ from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import EVENTS, RunEnded
 from cosmos_core.errors import JournalError, ReplicaError
 from cosmos_core.replica.client import ControlClient
-from cosmos_core.transport import sockets
-from cosmos_core.transport.keys import folder as key_folder
+from cosmos_core.transport import key_folder, sockets
+from cosmos_core.transport.key_folder import Wanted
 from cosmos_core.transport.keys import person_key, replica_key
-from cosmos_core.transport.keys.folder import Wanted
-from cosmos_core.transport.messages import WIRE_VERSION, Command, Hello, Notices, Refused, Watch
-from cosmos_core.transport.requests import Stop
-from cosmos_core.transport.wire import DOWN, REQUEST, UP
+from cosmos_core.transport.messages import (
+    DOWN,
+    REQUEST,
+    UP,
+    WIRE_VERSION,
+    Command,
+    Hello,
+    Notices,
+    Refused,
+    Stop,
+    Watch,
+)
 from tests.simulation.replicas import FakePolicy, FakeRollout, World
 
 pytestmark = pytest.mark.timeout(120)

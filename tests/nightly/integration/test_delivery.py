@@ -13,11 +13,10 @@ import zmq
 
 from cosmos_core.errors import ReplicaError, TransportError
 from cosmos_core.replica.client import ControlClient
-from cosmos_core.transport.messages import Acknowledged, Beat, Directive, Hello, Refused, Reports, Welcome
+from cosmos_core.transport.messages import DOWN, UP, Acknowledged, Beat, Directive, Hello, Refused, Reports, Welcome
 from cosmos_core.transport.outbox import Outbox
-from cosmos_core.transport.reports import CheckpointSaved
+from cosmos_core.transport.reports import REPORT, CheckpointSaved
 from cosmos_core.transport.sockets import Socket, address_of, dealer, offer, receive, router
-from cosmos_core.transport.wire import DOWN, REPORT, UP
 
 HELLO = Hello(
     wire=1, run_id="run", name="rollout-0", role="rollout", incarnation="a", host="here", pid=1, step=0, endpoints={}

@@ -28,12 +28,11 @@ from cosmos_core.run.address import announced
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.observer import Observer
 from cosmos_core.run.planning.plan import make_plan
+from cosmos_core.transport import key_folder as keys
 from cosmos_core.transport import payload_client, sockets
-from cosmos_core.transport.keys import folder as keys
 from cosmos_core.transport.keys import person_key
 from cosmos_core.transport.payloads import PayloadClient
-from cosmos_core.transport.reports import GenerationFormed, StepDone
-from cosmos_core.transport.wire import REPORT
+from cosmos_core.transport.reports import REPORT, GenerationFormed, StepDone
 from tests.nightly.integration.hosts import Network, lacking, network
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "arithmetic.toml"

@@ -21,8 +21,7 @@ from cosmos_core.control.live.snapshot import ReplicaView, Snapshot
 from cosmos_core.control.machine.events import Commanded
 from cosmos_core.control.page.service import Page
 from cosmos_core.run.status import look
-from cosmos_core.transport.requests import Drain
-from cosmos_core.transport.wire import REQUEST
+from cosmos_core.transport.messages import REQUEST, Drain
 from tests import snapshots
 
 from .browser import Browser, find

@@ -14,11 +14,10 @@ from cosmos_core.errors import ReplicaError
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.observer import Observer
 from cosmos_core.run.requests import address_of, ask
-from cosmos_core.transport.keys import folder as key_folder
+from cosmos_core.transport import key_folder
 from cosmos_core.transport.keys import person_key
-from cosmos_core.transport.reports import GenerationFormed, StepDone
-from cosmos_core.transport.requests import Drain
-from cosmos_core.transport.wire import REPORT
+from cosmos_core.transport.messages import Drain
+from cosmos_core.transport.reports import REPORT, GenerationFormed, StepDone
 
 STEPS = 300
 SHORT = (f"run.steps={STEPS}", "policy.checkpoint.interval=0", "control.lost_after_s=60")

@@ -17,8 +17,7 @@ import pytest
 from cosmos_core.control.journal import entries
 from cosmos_core.control.machine.events import Reported
 from cosmos_core.testing import CommandLine
-from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
-from cosmos_core.transport.wire import REPORT
+from cosmos_core.transport.reports import REPORT, WeightsLoaded, WeightsRejected
 
 SETTINGS = (
     "warmup.steps=2",

@@ -14,8 +14,7 @@ import pytest
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Reported
 from cosmos_core.testing import CommandLine
-from cosmos_core.transport.reports import GroupFinished
-from cosmos_core.transport.wire import REPORT
+from cosmos_core.transport.reports import REPORT, GroupFinished
 from tests.following import Following, history, step_times
 
 Arguments = Callable[..., list[str]]

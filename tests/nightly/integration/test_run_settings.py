@@ -18,8 +18,7 @@ from cosmos_core.run.follower import Follower
 from cosmos_core.run.observer import Observer
 from cosmos_core.testing import CommandLine
 from cosmos_core.transport.keys import person_key
-from cosmos_core.transport.reports import WeightsPublished
-from cosmos_core.transport.wire import REPORT
+from cosmos_core.transport.reports import REPORT, WeightsPublished
 from tests.runs import WHIM
 
 Arguments = Callable[..., list[str]]

@@ -12,8 +12,7 @@ from cosmos_core.control.machine.events import EVENTS, Event
 from cosmos_core.control.server_loop import ServerLoop
 from cosmos_core.control.write_ahead_log import begin_term
 from cosmos_core.errors import JournalError, TransportError
-from cosmos_core.transport.messages import Down, Up
-from cosmos_core.transport.wire import DOWN, UP
+from cosmos_core.transport.messages import DOWN, UP, Down, Up
 from tests.simulation.replicas import FakePolicy
 from tests.simulation.simulator.disk import Disk, Killed, Opened
 from tests.simulation.simulator.faults import Faults

@@ -13,7 +13,7 @@ import msgspec
 
 from cosmos_core.control.machine.events import ReplicaJoined, Reported
 from cosmos_core.control.machine.state import Replica, State
-from cosmos_core.transport.messages import WIRE_VERSION, Beat, Command, Hello, Reports, Up
+from cosmos_core.transport.messages import REQUEST, WIRE_VERSION, Beat, Command, Hello, Lost, Reports, Up
 from cosmos_core.transport.reports import (
     GenerationFailed,
     GenerationFormed,
@@ -23,8 +23,6 @@ from cosmos_core.transport.reports import (
     StepDone,
     StepFailed,
 )
-from cosmos_core.transport.requests import Lost
-from cosmos_core.transport.wire import REQUEST
 
 Print = dict[str, bytes]
 

@@ -7,9 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from cosmos_core.transport.messages import Answer, Command
-from cosmos_core.transport.requests import Request
-from cosmos_core.transport.wire import DOWN, REQUEST, UP
+from cosmos_core.transport.messages import DOWN, REQUEST, UP, Answer, Command, Request
 from tests.simulation.simulator.faults import Faults
 from tests.simulation.simulator.trace import Trace
 

@@ -13,7 +13,7 @@ from cosmos_core.control.machine.records import EvaluationRecord, SettingChange
 from cosmos_core.control.machine.settings import Settings
 from cosmos_core.control.machine.state import Generation, Replica, State
 from cosmos_core.transport.directives import GroupRef, Lease
-from cosmos_core.transport.requests import Drain, Request, Set, Stop
+from cosmos_core.transport.messages import Drain, Request, Set, Stop
 from cosmos_core.types import Scalar
 
 _PACE: Final = ("sync.interval", "sync.max_staleness")

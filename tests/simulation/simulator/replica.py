@@ -10,9 +10,10 @@ from cosmos_core.config.schema import ControlConfig
 from cosmos_core.errors import ReplicaError, TransportError
 from cosmos_core.replica.activity import Pulse
 from cosmos_core.replica.session import Session
-from cosmos_core.transport.messages import Acknowledged, Directive, Down, Hello, Welcome
+from cosmos_core.transport.messages import DOWN, UP, Acknowledged, Directive, Down, Hello, Welcome
 from cosmos_core.transport.outbox import Outbox
 from cosmos_core.transport.reports import (
+    REPORT,
     GenerationFailed,
     GenerationFormed,
     GroupFailed,
@@ -21,7 +22,6 @@ from cosmos_core.transport.reports import (
     StepDone,
     StepFailed,
 )
-from cosmos_core.transport.wire import DOWN, REPORT, UP
 from tests.simulation.replicas import FakePolicy, FakeRollout
 from tests.simulation.simulator.faults import Faults
 from tests.simulation.simulator.network import Agenda

@@ -10,9 +10,8 @@ import attrs
 
 from cosmos_core.control.machine.events import EVENTS, Reported, RunOpened
 from cosmos_core.control.machine.state import State
-from cosmos_core.transport.reports import Report
-from cosmos_core.transport.requests import Drain, Lost, Request, Set, Stop
-from cosmos_core.transport.wire import REPORT
+from cosmos_core.transport.messages import Drain, Lost, Request, Set, Stop
+from cosmos_core.transport.reports import REPORT, Report
 from tests.simulation.replicas import World
 from tests.simulation.simulator.controller import Controller
 from tests.simulation.simulator.disk import Disk

@@ -10,6 +10,7 @@ import attrs
 from cosmos_core.control.machine.events import Event, Reported
 from cosmos_core.errors import TransportError
 from cosmos_core.transport.messages import (
+    REQUEST,
     Acknowledged,
     Answer,
     Beat,
@@ -22,8 +23,7 @@ from cosmos_core.transport.messages import (
     Up,
     Welcome,
 )
-from cosmos_core.transport.reports import Report
-from cosmos_core.transport.wire import REPORT, REQUEST
+from cosmos_core.transport.reports import REPORT, Report
 
 _SHOWN: Final = ("lease", "version", "digest", "step", "attempt", "generation", "missing", "reason", "drop")
 

@@ -45,10 +45,8 @@ from cosmos_core.control.machine.events import (
 from cosmos_core.control.machine.invariants import check
 from cosmos_core.control.machine.state import State
 from cosmos_core.transport.directives import PolicyDirective, RolloutDirective
-from cosmos_core.transport.messages import Acknowledged, Answer, Directive, Down, Welcome
-from cosmos_core.transport.reports import Left, Report, StepFailed, WeightsLoaded, WeightsRejected
-from cosmos_core.transport.requests import Set
-from cosmos_core.transport.wire import REPORT, REQUEST
+from cosmos_core.transport.messages import REQUEST, Acknowledged, Answer, Directive, Down, Set, Welcome
+from cosmos_core.transport.reports import REPORT, Left, Report, StepFailed, WeightsLoaded, WeightsRejected
 from tests.simulation.replicas import FakePolicy
 from tests.simulation.simulator.disk import Disk, Opened
 from tests.simulation.simulator.fences import changes, fingerprint, stale_event, told

@@ -8,9 +8,8 @@ from cosmos_core.control.machine import changes, core
 from cosmos_core.control.machine.core import refusal
 from cosmos_core.control.machine.events import Commanded
 from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, restored, snapshot_of
+from cosmos_core.transport.messages import REQUEST, Set
 from cosmos_core.transport.reports import StepFailed
-from cosmos_core.transport.requests import Set
-from cosmos_core.transport.wire import REQUEST
 
 LR, TEMPERATURE = "policy.optimizer.lr", "rollout.sampling.temperature"
 DYNAMIC = (

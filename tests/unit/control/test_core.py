@@ -7,8 +7,7 @@ import pytest
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import ControllerStarted, JoinTimedOut, ReplicaLost, Reported, RunOpened
 from cosmos_core.errors import JournalError, TransportError
-from cosmos_core.transport.reports import CheckpointSaved, Failed, GroupFinished, StepDone
-from cosmos_core.transport.wire import REPORT
+from cosmos_core.transport.reports import REPORT, CheckpointSaved, Failed, GroupFinished, StepDone
 
 
 def test_a_run_goes_from_its_first_weights_to_its_last_checkpoint(run):

@@ -19,6 +19,7 @@ from cosmos_core.control.machine.events import (
 from cosmos_core.control.server_loop import ServerLoop
 from cosmos_core.errors import JournalError
 from cosmos_core.transport.messages import (
+    REQUEST,
     WIRE_VERSION,
     Acknowledged,
     Answer,
@@ -27,14 +28,14 @@ from cosmos_core.transport.messages import (
     Directive,
     Hello,
     Inquire,
+    Lost,
     Refused,
     Reports,
+    Stop,
     Watch,
     Welcome,
 )
-from cosmos_core.transport.reports import GenerationFailed, GenerationFormed, StepDone
-from cosmos_core.transport.requests import Lost, Stop
-from cosmos_core.transport.wire import REPORT, REQUEST
+from cosmos_core.transport.reports import REPORT, GenerationFailed, GenerationFormed, StepDone
 
 CONTROL = ControlConfig(heartbeat_s=1.0, lost_after_s=10.0, join_timeout_s=100.0)
 HELLO = Hello(

@@ -4,9 +4,8 @@ import pytest
 
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Commanded
+from cosmos_core.transport.messages import REQUEST, Drain
 from cosmos_core.transport.reports import Left
-from cosmos_core.transport.requests import Drain
-from cosmos_core.transport.wire import REQUEST
 
 
 def drain(it, name):

@@ -9,8 +9,7 @@ from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import GroupStalled, ReplicaLost, RunOpened
 from cosmos_core.control.server_loop import ServerLoop
 from cosmos_core.transport.messages import WIRE_VERSION, Beat, Directive, Hello, Reports
-from cosmos_core.transport.reports import GenerationFormed
-from cosmos_core.transport.wire import REPORT
+from cosmos_core.transport.reports import REPORT, GenerationFormed
 
 CONTROL = ControlConfig(heartbeat_s=1.0, lost_after_s=10.0, join_timeout_s=1000.0, progress_timeout_s=20.0)
 

@@ -15,7 +15,7 @@ class Allowed:
 
 
 @attrs.define
-class Door:
+class Authenticator:
     """Lets everybody in but `out`."""
 
     allowed: Allowed = attrs.field(factory=Allowed)
@@ -26,8 +26,8 @@ class Door:
 
 
 @attrs.define
-class Guarded:
-    door: Door = attrs.field(factory=Door)
+class Listener:
+    authenticator: Authenticator = attrs.field(factory=Authenticator)
     num_refused: int = 0
 
 
@@ -43,23 +43,23 @@ class Known:
 
 
 @pytest.fixture
-def guarded():
-    return Guarded()
+def listener():
+    return Listener()
 
 
-def test_nobody_is_asked_for_while_the_list_of_keys_stays_as_it_is(guarded):
-    known, inbox = Known(b"a", b"b"), Inbox(guarded)
+def test_nobody_is_asked_for_while_the_list_of_keys_stays_as_it_is(listener):
+    known, inbox = Known(b"a", b"b"), Inbox(listener)
     inbox._keys.update({b"a": "A", b"b": "B"})
     assert [inbox.revoked(known) for _ in range(100)] == [[]] * 100
     assert known.num_asked == 0
-    guarded.door.out, guarded.door.allowed.num_changes = "B", 1
+    listener.authenticator.out, listener.authenticator.allowed.num_changes = "B", 1
     assert inbox.revoked(known) == [b"b"]
     assert inbox.revoked(known) == []
 
 
-def test_those_who_spoke_once_are_forgotten_in_time(guarded, monkeypatch):
+def test_those_who_spoke_once_are_forgotten_in_time(listener, monkeypatch):
     monkeypatch.setattr(server, "_SPARE_IDENTITIES", 5)
-    known, inbox = Known(b"0", b"1"), Inbox(guarded)
+    known, inbox = Known(b"0", b"1"), Inbox(listener)
     for number in range(100):
         inbox._keys[b"%d" % number] = "A"
         inbox.revoked(known)

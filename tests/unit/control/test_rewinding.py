@@ -7,6 +7,7 @@ from cosmos_core.control.machine import core, membership, recovery
 from cosmos_core.control.machine.changes import values_at
 from cosmos_core.control.machine.events import Commanded, JoinTimedOut, RegroupDue, RolledBack
 from cosmos_core.errors import JournalError
+from cosmos_core.transport.messages import REQUEST, Set
 from cosmos_core.transport.reports import (
     CheckpointFailed,
     CheckpointSaved,
@@ -15,8 +16,6 @@ from cosmos_core.transport.reports import (
     StepDone,
     WeightsLoaded,
 )
-from cosmos_core.transport.requests import Set
-from cosmos_core.transport.wire import REQUEST
 
 
 def roll_back(it):

@@ -11,7 +11,7 @@ from cosmos_core.control import __main__
 
 def test_it_listens_only_once_it_can_hear(tmp_path, monkeypatch):
     done = []
-    guarded = SimpleNamespace(socket=None, close=lambda linger_ms: done.append("closed"))
+    listener = SimpleNamespace(socket=None, close=lambda linger_ms: done.append("closed"))
     state = SimpleNamespace(term=1, outcome="finished", reason="")
     server = SimpleNamespace(run=lambda stop: done.append("hears") is None)
 
@@ -27,7 +27,7 @@ def test_it_listens_only_once_it_can_hear(tmp_path, monkeypatch):
     job = SimpleNamespace(recipe=recipe, journal=tmp_path / "journal.sqlite", recovery_snapshots=tmp_path / "recovery")
     monkeypatch.setattr(__main__, "opened", opened)
     monkeypatch.setattr(__main__, "restore", doing("folded", (state, None)))
-    monkeypatch.setattr(__main__, "_listen", doing("listens", guarded))
+    monkeypatch.setattr(__main__, "_listen", doing("listens", listener))
     monkeypatch.setattr(__main__.sockets, "address_of", lambda socket: "tcp://127.0.0.1:1")
     monkeypatch.setattr(__main__, "_announce", doing("told", None))
     for name in ("RecoverySnapshots", "facts_of", "plugin_versions"):

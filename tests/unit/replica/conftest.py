@@ -8,12 +8,11 @@ import pytest
 import zmq
 
 from cosmos_core.errors import TransportError
-from cosmos_core.transport.door import listen
+from cosmos_core.transport.authentication import listen
+from cosmos_core.transport.key_folder import AllowList
 from cosmos_core.transport.keys import ALLOWED, controller_key
-from cosmos_core.transport.keys.allowed import AllowList
-from cosmos_core.transport.messages import Down, Hello
+from cosmos_core.transport.messages import DOWN, UP, Down, Hello
 from cosmos_core.transport.sockets import CONTROL, address_of, offer, receive, router
-from cosmos_core.transport.wire import DOWN, UP
 
 
 class Peer:
@@ -24,8 +23,8 @@ class Peer:
         self.context = zmq.Context()
         own = None if keys is None else controller_key(keys).pair
         allowed = None if keys is None else AllowList(keys / ALLOWED)
-        self.guarded = listen(self.context, "127.0.0.1", 0, CONTROL, own=own, allowed=allowed)
-        self.socket = self.guarded.socket
+        self.listener = listen(self.context, "127.0.0.1", 0, CONTROL, own=own, allowed=allowed)
+        self.socket = self.listener.socket
         self.address = address_of(self.socket)
         self.identity = b""
 
@@ -69,7 +68,7 @@ class Peer:
                 return
 
     def close(self) -> None:
-        self.guarded.close()
+        self.listener.close()
         self.socket.close()
         self.context.term()
 

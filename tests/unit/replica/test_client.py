@@ -8,10 +8,9 @@ import pytest
 
 from cosmos_core.errors import ReplicaError, TransportError
 from cosmos_core.replica.client import ControlClient
-from cosmos_core.transport.messages import Acknowledged, Beat, Directive, Hello, Refused, Reports, Welcome
+from cosmos_core.transport.messages import DOWN, Acknowledged, Beat, Directive, Hello, Refused, Reports, Welcome
 from cosmos_core.transport.outbox import Outbox
-from cosmos_core.transport.reports import CheckpointSaved, Failed
-from cosmos_core.transport.wire import DOWN, REPORT
+from cosmos_core.transport.reports import REPORT, CheckpointSaved, Failed
 
 
 def spent_s():

@@ -14,10 +14,9 @@ import pytest
 from cosmos_core.config.job import Job, StageFacts
 from cosmos_core.config.loading import save_job
 from cosmos_core.config.schema import AlgorithmConfig, DatasetConfig, ModelConfig, Recipe, RunConfig
-from cosmos_core.transport.keys import folder as key_folder
+from cosmos_core.transport import key_folder
 from cosmos_core.transport.messages import Acknowledged, Hello, Refused, Reports, Welcome
-from cosmos_core.transport.reports import Failed
-from cosmos_core.transport.wire import REPORT
+from cosmos_core.transport.reports import REPORT, Failed
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from cosmos_core.control.machine.events import (
 )
 from cosmos_core.control.machine.settings import settings_of
 from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Place, marker, path_of
-from cosmos_core.transport.requests import Stop
-from cosmos_core.transport.wire import REPORT, REQUEST
+from cosmos_core.transport.messages import REQUEST, Stop
+from cosmos_core.transport.reports import REPORT
 from tests.simulation.replicas import FakePolicy, FakeRollout, World
 
 RECIPE = {

@@ -17,9 +17,8 @@ from cosmos_core.control.machine.ledger import Finished, Ledger
 from cosmos_core.control.machine.records import OTHER_REASONS
 from cosmos_core.errors import ConfigError, JournalError
 from cosmos_core.run import audit as auditing
-from cosmos_core.transport.reports import GroupFinished, StepDone
-from cosmos_core.transport.requests import Set
-from cosmos_core.transport.wire import REPORT, REQUEST
+from cosmos_core.transport.messages import REQUEST, Set
+from cosmos_core.transport.reports import REPORT, GroupFinished, StepDone
 
 
 def shown(show, found):

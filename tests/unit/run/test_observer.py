@@ -8,9 +8,18 @@ from cosmos_core.control.machine.events import EVENTS
 from cosmos_core.errors import TransportError
 from cosmos_core.run.observer import Observer, so_far
 from cosmos_core.transport import sockets
-from cosmos_core.transport.messages import Acknowledged, Answer, Command, Notices, Refused, Watch
-from cosmos_core.transport.requests import Stop
-from cosmos_core.transport.wire import DOWN, REQUEST, UP
+from cosmos_core.transport.messages import (
+    DOWN,
+    REQUEST,
+    UP,
+    Acknowledged,
+    Answer,
+    Command,
+    Notices,
+    Refused,
+    Stop,
+    Watch,
+)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from cosmos_core.run import replica as new
 from cosmos_core.run.address import address_file
 from cosmos_core.run.launch import Exit
 from cosmos_core.run.replica import NewReplica, join
-from cosmos_core.transport.keys import folder as key_folder
+from cosmos_core.transport import key_folder
 
 ADDRESS = "tcp://127.0.0.1:1"
 

@@ -10,14 +10,11 @@ import zmq
 from cosmos_core.errors import ConfigError, ReplicaError
 from cosmos_core.run import requests as asking
 from cosmos_core.run import requests as controller_client
-from cosmos_core.transport import sockets
-from cosmos_core.transport.door import listen
+from cosmos_core.transport import key_folder, sockets
+from cosmos_core.transport.authentication import listen
+from cosmos_core.transport.key_folder import AllowList
 from cosmos_core.transport.keys import ALLOWED, controller_key
-from cosmos_core.transport.keys import folder as key_folder
-from cosmos_core.transport.keys.allowed import AllowList
-from cosmos_core.transport.messages import Answer, Command
-from cosmos_core.transport.requests import Drain
-from cosmos_core.transport.wire import DOWN, REQUEST, UP
+from cosmos_core.transport.messages import DOWN, REQUEST, UP, Answer, Command, Drain
 
 DRAIN = Drain(name="rollout-1")
 
@@ -31,8 +28,11 @@ def answering(monkeypatch, tmp_path):
     key_folder.ensure(keys)
     monkeypatch.setattr(asking, "load_job", lambda directory: type("Job", (), {"run_id": "demo-1", "keys": keys}))
     own, allowed = controller_key(keys).pair, AllowList(keys / ALLOWED)
-    with zmq.Context() as context, listen(context, "127.0.0.1", 0, sockets.CONTROL, own=own, allowed=allowed) as door:
-        socket = door.socket
+    with (
+        zmq.Context() as context,
+        listen(context, "127.0.0.1", 0, sockets.CONTROL, own=own, allowed=allowed) as listener,
+    ):
+        socket = listener.socket
         monkeypatch.setattr(asking, "find_address", lambda job: sockets.address_of(socket))
 
         def serve(refusal):

@@ -23,9 +23,7 @@ from cosmos_core.run.report.page import write_report
 from cosmos_core.run.report.summary import print_summary, summarise
 from cosmos_core.run.status import settings_lines
 from cosmos_core.run.supervisor import Ending
-from cosmos_core.transport.messages import Settable
-from cosmos_core.transport.requests import Set
-from cosmos_core.transport.wire import REQUEST
+from cosmos_core.transport.messages import REQUEST, Set, Settable
 from cosmos_core.types import Prompt
 from tests.world_model import World
 

@@ -16,8 +16,7 @@ from cosmos_core.run import status as unattended
 from cosmos_core.run.audit import audit_run
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.status import look, settings_lines
-from cosmos_core.transport.requests import Set
-from cosmos_core.transport.wire import REQUEST
+from cosmos_core.transport.messages import REQUEST, Set
 
 
 @pytest.fixture

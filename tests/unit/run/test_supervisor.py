@@ -13,8 +13,8 @@ from cosmos_core.run.follower import Follower
 from cosmos_core.run.launch import Exit
 from cosmos_core.run.restart_policy import RestartPolicy
 from cosmos_core.run.supervisor import Supervisor
-from cosmos_core.transport.keys import folder as key_folder
-from cosmos_core.transport.requests import Lost
+from cosmos_core.transport import key_folder
+from cosmos_core.transport.messages import Lost
 
 
 class Launcher:

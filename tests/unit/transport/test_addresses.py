@@ -9,7 +9,17 @@ import pytest
 
 from cosmos_core.errors import TransportError
 from cosmos_core.transport import addresses
-from cosmos_core.transport.addresses import address_towards, in_url, interface_of, interfaces, is_own, own_address
+from cosmos_core.transport.addresses import (
+    Place,
+    address_towards,
+    in_url,
+    interface_of,
+    interfaces,
+    is_own,
+    join_places,
+    own_address,
+    split_places,
+)
 
 NOBODY = "203.0.113.7"
 
@@ -102,3 +112,21 @@ def test_interfaces_of_this_machine():
 
 def test_an_address_before_a_port():
     assert (in_url("10.0.0.7"), in_url("fd00::7")) == ("10.0.0.7", "[fd00::7]")
+
+
+def test_places_come_back_in_order():
+    places = [Place(endpoint="tcp://10.0.0.1:5", host="a"), Place(endpoint="tcp://10.0.0.2:5", host="b.example")]
+    assert split_places(join_places(places), "elsewhere") == places
+    racks = [
+        Place(endpoint="tcp://10.0.0.1:5", host="a", rack="r1"),
+        Place(endpoint="tcp://[::1]:5", host="", rack="r2"),
+    ]
+    assert split_places(join_places(racks), "mine") == [
+        racks[0],
+        Place(endpoint="tcp://[::1]:5", host="mine", rack="r2"),
+    ]
+
+
+def test_an_address_without_a_host_is_on_the_replicas_own():
+    assert split_places("tcp://10.0.0.1:5", "a") == [Place(endpoint="tcp://10.0.0.1:5", host="a")]
+    assert split_places("", "a") == []

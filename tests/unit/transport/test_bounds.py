@@ -8,9 +8,8 @@ import pytest
 
 from cosmos_core.errors import TransportError
 from cosmos_core.transport.bounds import TEXT, fitted
-from cosmos_core.transport.messages import Beat, Hello
-from cosmos_core.transport.reports import Failed, GroupFinished, SampleReport, StepDone
-from cosmos_core.transport.wire import REPORT, UP
+from cosmos_core.transport.messages import UP, Beat, Hello
+from cosmos_core.transport.reports import REPORT, Failed, GroupFinished, SampleReport, StepDone
 
 HELLO = Hello(wire=2, run_id="r", name="n", role="policy", incarnation="i", host="h", pid=1, step=-1, endpoints={})
 BEAT = Beat(name="n", incarnation="i", term=1, revision=0, gauges={})

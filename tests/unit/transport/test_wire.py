@@ -10,7 +10,8 @@ import pytest
 from cosmos_core.errors import TransportError
 from cosmos_core.transport import directives, messages, reports
 from cosmos_core.transport.codec import Codec
-from cosmos_core.transport.wire import DOWN, REPORT, UP
+from cosmos_core.transport.messages import DOWN, UP
+from cosmos_core.transport.reports import REPORT
 
 SAMPLE = reports.SampleReport(
     index=0,

@@ -11,8 +11,7 @@ from cosmos_core.control.live.snapshot import MOST_REPLICAS, status_of, take
 from cosmos_core.control.live.timeline import Timeline
 from cosmos_core.control.machine.events import Commanded, ReplicaLost
 from cosmos_core.run.screen import facts
-from cosmos_core.transport.requests import Drain
-from cosmos_core.transport.wire import REQUEST
+from cosmos_core.transport.messages import REQUEST, Drain
 
 
 class Watched:

@@ -4,8 +4,7 @@ import pytest
 
 from cosmos_core.control.page.application import request_from
 from cosmos_core.errors import TransportError
-from cosmos_core.transport.requests import Drain, Set, Stop
-from cosmos_core.transport.wire import REQUEST
+from cosmos_core.transport.messages import REQUEST, Drain, Set, Stop
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from cosmos_core.control.page.board import Board
 from cosmos_core.errors import TransportError
-from cosmos_core.transport.requests import Stop
+from cosmos_core.transport.messages import Stop
 
 
 @pytest.fixture

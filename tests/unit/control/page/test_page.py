@@ -12,8 +12,7 @@ import pytest
 from cosmos_core.control.page import application
 from cosmos_core.control.page.service import Page
 from cosmos_core.errors import TransportError
-from cosmos_core.transport.requests import Drain, Set
-from cosmos_core.transport.wire import REQUEST
+from cosmos_core.transport.messages import REQUEST, Drain, Set
 
 
 class Stream:

@@ -13,9 +13,7 @@ from cosmos_core.control.page.board import Asked
 from cosmos_core.control.page.window import PAGE, Window
 from cosmos_core.control.server_loop import ServerLoop
 from cosmos_core.control.write_ahead_log import Noted
-from cosmos_core.transport.messages import Answer
-from cosmos_core.transport.requests import Drain, Stop
-from cosmos_core.transport.wire import REQUEST
+from cosmos_core.transport.messages import REQUEST, Answer, Drain, Stop
 
 STAGE = Stage(
     index=0, key="algorithm", plugin="grpo", options={}, first_step=0, steps=3, prompts_per_step=2,

@@ -17,8 +17,7 @@ from cosmos_core.policy.replica import transfer_state
 from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.protocols import Aggregation
 from cosmos_core.transport.directives import GroupRef, TrainOrder
-from cosmos_core.transport.reports import SampleReport, StepDone, StepFailed
-from cosmos_core.transport.wire import REPORT
+from cosmos_core.transport.reports import REPORT, SampleReport, StepDone, StepFailed
 
 CPU = torch.device("cpu")
 

@@ -10,8 +10,7 @@ from cosmos_core.protocols import FinishReason, Generated
 from cosmos_core.rollout.episodes.dialogue import Played
 from cosmos_core.rollout.rewards import scoring
 from cosmos_core.rollout.rewards.pool import Outcome
-from cosmos_core.transport.reports import GroupFinished
-from cosmos_core.transport.wire import REPORT
+from cosmos_core.transport.reports import REPORT, GroupFinished
 from cosmos_core.types import Array, Payload, Prompt, SampleStatus
 
 OK, FAILED, LATE = SampleStatus.OK, SampleStatus.REWARD_FAILED, SampleStatus.REWARD_TIMEOUT

@@ -19,7 +19,7 @@ from cosmos_core.config.schema import (
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import LauncherCapabilities
 from cosmos_core.run.planning.preflight import check_exposed, check_keys, exposure
-from cosmos_core.transport.keys import folder as key_folder
+from cosmos_core.transport import key_folder
 
 HERE = LauncherCapabilities()
 

@@ -14,8 +14,7 @@ from cosmos_core.run.report.figures import planes_of
 from cosmos_core.run.report.page import write_report
 from cosmos_core.run.report.summary import UNUSED, print_summary, summarise
 from cosmos_core.run.supervisor import Ending
-from cosmos_core.transport.requests import Set
-from cosmos_core.transport.wire import REQUEST
+from cosmos_core.transport.messages import REQUEST, Set
 
 GAUGES = {
     "controller": {"queue": 1.0},

@@ -1,9 +1,8 @@
 """Bounds the connections of strangers: of whoever was accepted and has said nothing yet that could be read.
 
-libzmq accepts connections until the process has no files left, and reads what a handshake says up to the largest
-message. A crowd of replicas are strangers, too, until they were heard, so only what would use up the process's files
-is too many: whoever comes then is cut off, and connects again, and those who are silent are ended by libzmq
-(`HANDSHAKE_IVL`). If strangers send too much, whoever sent most is cut off.
+libzmq accepts connections until the process has no files left. A crowd of replicas are strangers, too, until they were
+heard, so only what would use up the process's files is too many: whoever comes then is cut off, and connects again, and
+those who are silent are ended by libzmq (`HANDSHAKE_IVL`).
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ import logging
 import os
 import resource
 import socket as network
-import struct
 import threading
-import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -32,17 +29,10 @@ EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | zmq.EVENT_DISCONN
 _FEWEST: Final = 256
 _FILES: Final = 65_536
 """That are asked for: each connection takes some 15 KB of memory besides."""
-MOST_BYTES: Final = 64 << 20
-"""That all strangers together may have sent."""
 _POLL_MS: Final = 100
-_WEIGH_S: Final = 0.1
-_REST: Final = 9
-"""Times as long as weighing took; then it takes a tenth of the thread's time at most."""
+_PAUSE_S: Final = 0.1
 _KEPT: Final = 1024
 """Connections that were heard, which are remembered in case the monitor is late: as many as it queues."""
-_RECEIVED: Final = struct.Struct("=Q")
-_RECEIVED_AT: Final = 128
-"""Of `tcpi_bytes_received` in Linux's `struct tcp_info`."""
 
 
 @attrs.frozen(eq=False)
@@ -51,19 +41,17 @@ class _Stranger:
     address: tuple[object, ...]
 
 
-class Usher:
+class ConnectionLimiter:
     """Follows who comes to a socket that listens, on a thread of its own, and cuts strangers off.
 
     Args:
         socket: Made with `EVENTS` (`sockets.router`); closed after this.
         most: Strangers at once; None: half of the files that this process may have open (`raised_limit`).
-        most_bytes: That they may have sent, all together.
     """
 
-    def __init__(self, socket: Socket, most: int | None = None, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, socket: Socket, most: int | None = None) -> None:
         self._socket: Final = socket
         self._most: Final = max(_FEWEST, raised_limit() // 2) if most is None else most
-        self._most_bytes: Final = most_bytes
         self._monitor: Final[Socket] = socket.get_monitor_socket()
         # Both by the number of the connection's file, the oldest first; they change together.
         self._strangers: Final[dict[int, _Stranger]] = {}
@@ -72,7 +60,7 @@ class Usher:
         self._stop: Final = threading.Event()
         self._num_refused = 0
         self._num_failed = 0
-        self._thread: Final = threading.Thread(target=self._serve, name="usher", daemon=True)
+        self._thread: Final = threading.Thread(target=self._serve, name="connection-limiter", daemon=True)
         self._thread.start()
 
     @property
@@ -114,18 +102,14 @@ class Usher:
         self._monitor.close()
 
     def _serve(self) -> None:
-        weigh_at = 0.0
         while not self._stop.is_set():
             try:
                 if self._monitor.poll(_POLL_MS):
                     news = recv_monitor_message(self._monitor)
                     self._take(news["event"], news["value"])
-                if (now := time.monotonic()) >= weigh_at:
-                    self._weigh()
-                    weigh_at = time.monotonic() + max(_WEIGH_S, _REST * (time.monotonic() - now))
             except Exception:  # noqa: BLE001 - whatever it is, the others are still bounded
                 _LOG.exception("strangers are not bounded as they should be; going on")
-                self._stop.wait(_WEIGH_S)
+                self._stop.wait(_PAUSE_S)
 
     def _take(self, event: int, descriptor: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
@@ -150,33 +134,26 @@ class Usher:
             stranger = self._strangers[descriptor] = _Stranger(descriptor, address)
             are_too_many = len(self._strangers) > self._most
         if are_too_many:
-            self._cut_off(stranger, f"more than {self._most} at once")
+            self._cut_off(stranger)
 
     def _forget(self, descriptor: int) -> None:
         with self._lock:
             self._strangers.pop(descriptor, None)
             self._heard.pop(descriptor, None)
 
-    def _weigh(self) -> None:
-        """Cut off those who sent most, until what is left is not too much."""
-        with self._lock:
-            strangers = list(self._strangers.values())
-        sizes = [(_received(stranger), stranger) for stranger in strangers]
-        total = sum(size for size, _ in sizes)
-        for size, stranger in sorted(sizes, key=lambda each: -each[0]):
-            if total <= self._most_bytes:
-                return
-            total -= size
-            self._cut_off(stranger, f"{total + size:,} bytes before a word that could be read")
-
-    def _cut_off(self, stranger: _Stranger, reason: str) -> None:
+    def _cut_off(self, stranger: _Stranger) -> None:
         with self._lock:
             if self._strangers.get(stranger.descriptor) is not stranger:  # it has been heard meanwhile
                 return
             del self._strangers[stranger.descriptor]
         self._num_refused += 1
         if self._num_refused.bit_count() == 1:  # ever less often: whoever knocks must not fill the log
-            _LOG.warning("cut off a stranger at %s (%d so far): %s", stranger.address, self._num_refused, reason)
+            _LOG.warning(
+                "cut off a stranger at %s (%d so far): more than %d at once",
+                stranger.address,
+                self._num_refused,
+                self._most,
+            )
         with _opened(stranger.descriptor) as connection, contextlib.suppress(OSError):
             # libzmq may have closed it, and its number be another's by now.
             if connection is not None and connection.getpeername() == stranger.address:
@@ -224,12 +201,3 @@ def _address_of(descriptor: int) -> tuple[object, ...] | None:
 
 def _host_of(address: tuple[object, ...]) -> str:
     return str(address[0])
-
-
-def _received(stranger: _Stranger) -> int:
-    """Bytes that came from a stranger; 0 where the system does not tell."""
-    with _opened(stranger.descriptor) as connection, contextlib.suppress(OSError, AttributeError, struct.error):
-        if connection is not None and connection.getpeername() == stranger.address:
-            told = connection.getsockopt(network.IPPROTO_TCP, network.TCP_INFO, _RECEIVED_AT + _RECEIVED.size)
-            return int(_RECEIVED.unpack_from(told, _RECEIVED_AT)[0])
-    return 0

@@ -1,7 +1,7 @@
-"""Key files: a pair of CURVE keys, and as whom its holder may speak.
+"""Keys: a CURVE key pair, who its holder is, as whom it may speak, and the files that keys lie in.
 
 A folder of keys holds `controller.key`, one `LABEL.key` for each pool, replica or person, and the allow-list
-`allowed.toml` (see `transport.keys.allowed`). A process needs its own file alone; whoever serves others needs the list
+`allowed.toml` (see `transport.key_folder`). A process needs its own file alone; whoever serves others needs the list
 too. Secret keys are read from files only: never from a command line, an environment variable or a message, and never
 shown.
 """
@@ -10,24 +10,111 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias, get_args
 
 import attrs
+import zmq
+from zmq.utils import z85
 
 from cosmos_core.config.structure import structure
-from cosmos_core.errors import ConfigError
-from cosmos_core.transport.keys.key import CONTROLLER, Key, KeyPair, PeerRole, check_names, is_named, is_public
+from cosmos_core.errors import ConfigError, TransportError
 
+PeerRole: TypeAlias = Literal["policy", "rollout", "person", "observer"]
+"""A replica of a pool, who may ask the run for something, or who may only watch it."""
+
+ROLES: Final[tuple[PeerRole, ...]] = get_args(PeerRole)
+CONTROLLER: Final = "controller"
+ALLOWED: Final = "allowed.toml"
+
+_PATTERN: Final = re.compile(r"\*|[A-Za-z0-9][A-Za-z0-9._-]{0,127}\*?")
+_LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_KEY_CHARACTERS: Final = 40
 _SUFFIX: Final = ".key"
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 _HEADER: Final = """\
 # A secret key of cosmos-core. Whoever has this file can speak as it says: keep its mode at 0600, and send it over
 # nothing that others can read. `cosmos keys revoke` makes it worthless.
 """
+
+
+@attrs.frozen(kw_only=True)
+class KeyPair:
+    """A CURVE key pair, each key in Z85 (40 characters)."""
+
+    public: str
+    secret: str = attrs.field(repr=False)
+
+    @classmethod
+    def new(cls) -> KeyPair:
+        """Make one.
+
+        Raises:
+            TransportError: This libzmq was built without CURVE.
+        """
+        if not zmq.has("curve"):
+            raise TransportError("this libzmq has no CURVE; install pyzmq from its wheel, or libzmq with libsodium")
+        public, secret = zmq.curve_keypair()
+        return cls(public=public.decode("ascii"), secret=secret.decode("ascii"))
+
+
+@attrs.frozen(kw_only=True)
+class Key:
+    """A key file's content.
+
+    Attributes:
+        label: The file's name without its suffix.
+        role: What its holder is; `controller` for the controller itself.
+        names: Names of replicas as which it may speak; one may end in `*`. Empty for people and the controller.
+        server: Public key of the controller.
+        pair: The keys.
+    """
+
+    label: str
+    role: PeerRole | Literal["controller"]
+    names: tuple[str, ...]
+    server: str
+    pair: KeyPair
+
+
+def is_named(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a replica's name is one of some, each of which may end in `*`."""
+    return any(name.startswith(each[:-1]) if each.endswith("*") else name == each for each in patterns)
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse what no replica can be called.
+
+    Raises:
+        ConfigError: One of them is no name, nor the beginning of one with `*` after it.
+    """
+    for name in names:
+        if not _PATTERN.fullmatch(name):
+            raise ConfigError(
+                f"{name!r} is no name of replicas: letters, digits, '.', '_' and '-', and perhaps a '*' at the end"
+            )
+
+
+def check_label(label: str) -> None:
+    """Refuse what no key file can be called.
+
+    Raises:
+        ConfigError: It is no such name.
+    """
+    if not _LABEL.fullmatch(label):
+        raise ConfigError(f"{label!r} is no name of a key: letters, digits, '.', '_' and '-', at most 128")
+
+
+def is_public(text: str) -> bool:
+    """Whether a text is a key in Z85."""
+    try:
+        return len(text) == _KEY_CHARACTERS and len(z85.decode(text.encode("ascii"))) == _KEY_CHARACTERS * 4 // 5
+    except (ValueError, KeyError, UnicodeEncodeError, OverflowError):
+        return False
 
 
 @attrs.frozen(kw_only=True)

@@ -1,4 +1,4 @@
-"""Sockets with a door: who gets in, who is told why not, and what becomes of a key that is revoked."""
+"""Sockets with authentication: who gets in, who is told why not, and what becomes of a key that is revoked."""
 
 import time
 
@@ -6,26 +6,36 @@ import pytest
 import zmq
 
 from cosmos_core.errors import TransportError
-from cosmos_core.transport.door import Door, hexadecimal, host_of, listen, parted
-from cosmos_core.transport.door.handshakes import EVENTS, Handshakes
-from cosmos_core.transport.door.ring import Ring, reach, serve
+from cosmos_core.transport import key_folder
+from cosmos_core.transport.addresses import hexadecimal, host_of, split_key
+from cosmos_core.transport.authentication import Authenticator, Keyring, listen, reach, serve
+from cosmos_core.transport.key_folder import AllowList
 from cosmos_core.transport.keys import ALLOWED, KeyPair, controller_key, read_key
-from cosmos_core.transport.keys import folder as key_folder
-from cosmos_core.transport.keys.allowed import AllowList
 from cosmos_core.transport.payloads import PayloadClient, PayloadServer
-from cosmos_core.transport.sockets import BULK, CONTROL, Curve, address_of, dealer, offer, receive_marked, router
+from cosmos_core.transport.sockets import (
+    BULK,
+    CONTROL,
+    HANDSHAKE_EVENTS,
+    Curve,
+    Handshakes,
+    address_of,
+    dealer,
+    offer,
+    receive_marked,
+    router,
+)
 from cosmos_core.types import Array, Payload
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("cosmos_core.transport.keys.allowed._LOOK_S", 0.0)
+    monkeypatch.setattr("cosmos_core.transport.key_folder._LOOK_S", 0.0)
     key_folder.make(tmp_path / "keys", key_folder.USUAL)
     return tmp_path / "keys"
 
 
 @pytest.fixture
-def guarded(context, folder):
+def listener(context, folder):
     own = controller_key(folder).pair
     with listen(context, "127.0.0.1", 0, CONTROL, own=own, allowed=AllowList(folder / ALLOWED)) as found:
         yield found
@@ -36,7 +46,7 @@ class Client:
 
     def __init__(self, address, curve):
         self.context = zmq.Context()
-        self.socket = dealer(self.context, address, b"c", curve=curve, events=EVENTS)
+        self.socket = dealer(self.context, address, b"c", curve=curve, events=HANDSHAKE_EVENTS)
         self.handshakes = Handshakes(self.socket, address)
 
     def is_in(self, timeout_s=3.0):
@@ -67,54 +77,54 @@ def curve(folder, label, *, server=None):
     return Curve(own=key.pair, server=server or key.server)
 
 
-def test_a_key_of_the_list_is_let_in_and_known(folder, guarded):
-    with Client(address_of(guarded.socket), curve(folder, "rollout")) as client:
+def test_a_key_of_the_list_is_let_in_and_known(folder, listener):
+    with Client(address_of(listener.socket), curve(folder, "rollout")) as client:
         assert client.is_in()
         assert offer(client.socket, [b"hello"])
-        assert guarded.socket.poll(2000)
-        frame, body = receive_marked(guarded.socket, 2)
+        assert listener.socket.poll(2000)
+        frame, body = receive_marked(listener.socket, 2)
         assert body == [b"hello"]
-        peer = guarded.door.who(frame)
+        peer = listener.authenticator.who(frame)
         assert (peer.label, peer.role, peer.names) == ("rollout", "rollout", ("rollout-*",))
         client.handshakes.check()
 
 
-def test_a_revoked_key_is_nobody_from_the_next_message_on_and_cannot_come_again(folder, guarded):
-    address = address_of(guarded.socket)
+def test_a_revoked_key_is_nobody_from_the_next_message_on_and_cannot_come_again(folder, listener):
+    address = address_of(listener.socket)
     with Client(address, curve(folder, "rollout")) as client:
         assert client.is_in()
         key_folder.revoke(folder, "rollout")
         assert offer(client.socket, [b"still here"])
-        assert guarded.socket.poll(2000)
-        frame, _ = receive_marked(guarded.socket, 2)
-        assert guarded.door.who(frame) is None
+        assert listener.socket.poll(2000)
+        frame, _ = receive_marked(listener.socket, 2)
+        assert listener.authenticator.who(frame) is None
     with Client(address, curve(folder, "rollout")) as client:
         assert "not in its allow-list, or was revoked" in client.problem()
-    assert guarded.door.num_refused == 1
+    assert listener.authenticator.num_refused == 1
 
 
-def test_a_stranger_is_refused_and_told(folder, guarded):
+def test_a_stranger_is_refused_and_told(folder, listener):
     stranger = Curve(own=KeyPair.new(), server=controller_key(folder).server)
     began = time.monotonic()
-    with Client(address_of(guarded.socket), stranger) as client:
+    with Client(address_of(listener.socket), stranger) as client:
         assert "it refuses this process's key" in client.problem()
     assert time.monotonic() - began < 3
-    assert not guarded.socket.poll(50)
+    assert not listener.socket.poll(50)
 
 
-def test_a_process_with_the_keys_of_another_run_says_so(folder, guarded):
+def test_a_process_with_the_keys_of_another_run_says_so(folder, listener):
     wrong = curve(folder, "rollout", server=KeyPair.new().public)
-    with Client(address_of(guarded.socket), wrong) as client:
+    with Client(address_of(listener.socket), wrong) as client:
         assert not client.is_in(0.2)
         assert "another key than `server`" in client.problem(10.0)
 
 
-def test_without_keys_nobody_gets_in_and_it_is_told(guarded):
-    with Client(address_of(guarded.socket), None) as client:
+def test_without_keys_nobody_gets_in_and_it_is_told(listener):
+    with Client(address_of(listener.socket), None) as client:
         assert not client.is_in(0.2)
         problem = client.problem(10.0)
         assert "one side has keys and the other has none" in problem or "hung up" in problem
-    assert not guarded.socket.poll(50)
+    assert not listener.socket.poll(50)
 
 
 def test_keys_are_not_wasted_on_a_socket_that_has_none(context, folder):
@@ -142,29 +152,29 @@ def test_with_keys_and_no_door_nobody_gets_in(context, folder):
 
 def test_a_door_lets_in_only_some_roles(folder):
     with zmq.Context() as context:
-        door = Door(context, AllowList(folder / ALLOWED), ("policy",))
-        assert door.find(read_key(folder / "policy.key").pair.public).label == "policy"
-        assert door.find(read_key(folder / "rollout.key").pair.public) is None
-        door.close()
-        door.close()
+        authenticator = Authenticator(context, AllowList(folder / ALLOWED), ("policy",))
+        assert authenticator.find(read_key(folder / "policy.key").pair.public).label == "policy"
+        assert authenticator.find(read_key(folder / "rollout.key").pair.public) is None
+        authenticator.close()
+        authenticator.close()
 
 
 def test_endpoints_carry_the_key_of_who_serves(context, folder):
-    ring = Ring(folder, read_key(folder / "rollout.key"))
-    with serve(ring, context, "127.0.0.1", BULK, ("policy",)) as one, zmq.Context() as other:
-        address, public = parted(one.endpoint)
+    keyring = Keyring(folder, read_key(folder / "rollout.key"))
+    with serve(keyring, context, "127.0.0.1", BULK, ("policy",)) as one, zmq.Context() as other:
+        address, public = split_key(one.endpoint)
         assert address == address_of(one.socket)
         assert one.endpoint == f"{address}#{hexadecimal(public)}"
         assert public not in {read_key(path).pair.public for path in folder.glob("*.key")}
-        with serve(ring, other, "127.0.0.1", BULK, ("policy",)) as two:
-            assert parted(two.endpoint)[1] != public
+        with serve(keyring, other, "127.0.0.1", BULK, ("policy",)) as two:
+            assert split_key(two.endpoint)[1] != public
         with pytest.raises(TransportError, match="this process has none"):
             reach(None, context, one.endpoint, b"x", BULK)
     with pytest.raises(TransportError, match="it has no key"):
-        reach(ring, context, "tcp://127.0.0.1:1", b"x", BULK)
+        reach(keyring, context, "tcp://127.0.0.1:1", b"x", BULK)
     for text in ("tcp://a:1#", "tcp://a:1#zz", f"tcp://a:1#{'0' * 63}"):
         with pytest.raises(TransportError, match="no public key"):
-            parted(text)
+            split_key(text)
     assert host_of("tcp://[::1]:5#ab") == "::1"
 
 
@@ -174,7 +184,7 @@ def payload(*values):
 
 
 def test_samples_are_given_to_policy_replicas_only(folder):
-    rollout, policy = (Ring(folder, read_key(folder / f"{label}.key")) for label in ("rollout", "policy"))
+    rollout, policy = (Keyring(folder, read_key(folder / f"{label}.key")) for label in ("rollout", "policy"))
     with PayloadServer("127.0.0.1", rollout) as server:
         server.put(1, [payload(7)])
         with PayloadClient(policy) as client:
@@ -182,14 +192,14 @@ def test_samples_are_given_to_policy_replicas_only(folder):
             key_folder.revoke(folder, "policy")
             assert client.fetch({server.endpoint: [1]}, 0.5) == {}
         began = time.monotonic()
-        for ring in (rollout, policy):
-            with PayloadClient(ring) as client:
+        for keyring in (rollout, policy):
+            with PayloadClient(keyring) as client:
                 assert client.fetch({server.endpoint: [1]}, 20.0) == {}
         assert time.monotonic() - began < 5
 
 
 def test_a_server_that_took_the_port_of_another_is_not_believed(folder):
-    rollout, policy = (Ring(folder, read_key(folder / f"{label}.key")) for label in ("rollout", "policy"))
+    rollout, policy = (Keyring(folder, read_key(folder / f"{label}.key")) for label in ("rollout", "policy"))
     with PayloadServer("127.0.0.1", rollout) as server, PayloadServer("127.0.0.1", rollout) as other:
         other.put(1, [payload(9)])
         address, _, rest = other.endpoint.partition("#")
@@ -198,13 +208,13 @@ def test_a_server_that_took_the_port_of_another_is_not_believed(folder):
             assert client.fetch({forged: [1]}, 5.0) == {}
 
 
-def test_a_key_that_could_not_be_looked_up_keeps_no_other_out(guarded, folder, monkeypatch, caplog):
-    monkeypatch.setattr(guarded.door, "find", lambda public: 1 // 0)
+def test_a_key_that_could_not_be_looked_up_keeps_no_other_out(listener, folder, monkeypatch, caplog):
+    monkeypatch.setattr(listener.authenticator, "find", lambda public: 1 // 0)
     key = read_key(folder / "rollout.key")
     curve = Curve(own=key.pair, server=key.server)
-    with Client(address_of(guarded.socket), curve) as client:
+    with Client(address_of(listener.socket), curve) as client:
         assert not client.is_in(0.5)
     assert "ZeroDivisionError" in caplog.text
     monkeypatch.undo()
-    with Client(address_of(guarded.socket), curve) as client:
+    with Client(address_of(listener.socket), curve) as client:
         assert client.is_in()

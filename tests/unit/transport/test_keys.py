@@ -7,7 +7,9 @@ import time
 import pytest
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.transport.door.binding import refusal
+from cosmos_core.transport import key_folder
+from cosmos_core.transport.authentication import refusal
+from cosmos_core.transport.key_folder import USUAL, AllowList, Peer, Wanted, read_peers
 from cosmos_core.transport.keys import (
     ALLOWED,
     Key,
@@ -18,9 +20,6 @@ from cosmos_core.transport.keys import (
     read_key,
     replica_key,
 )
-from cosmos_core.transport.keys import folder as key_folder
-from cosmos_core.transport.keys.allowed import AllowList, Peer, read_peers
-from cosmos_core.transport.keys.folder import USUAL, Wanted
 from cosmos_core.transport.messages import Beat, Command, Hello, Reports, Watch
 
 
@@ -120,7 +119,7 @@ def test_a_run_makes_its_keys_once_and_whole(tmp_path):
 
 
 def test_a_list_follows_its_file_and_survives_a_damaged_one(folder, caplog, monkeypatch):
-    monkeypatch.setattr("cosmos_core.transport.keys.allowed._LOOK_S", 0.0)
+    monkeypatch.setattr("cosmos_core.transport.key_folder._LOOK_S", 0.0)
     allowed = AllowList(folder / ALLOWED)
     public = read_key(folder / "rollout.key").pair.public
     assert allowed.find(public).label == "rollout"

@@ -1,4 +1,4 @@
-"""Floods of connections at a socket with a door: what strangers can make a process keep is bounded, and counted."""
+"""Floods of connections at a socket with keys: what strangers can make a process keep is bounded, and counted."""
 
 import resource
 import socket as network
@@ -9,13 +9,11 @@ import psutil
 import pytest
 import zmq
 
-from cosmos_core.transport import sockets
-from cosmos_core.transport.door import listen
-from cosmos_core.transport.door import usher as usher_module
-from cosmos_core.transport.door.usher import EVENTS, Usher, raised_limit
+from cosmos_core.transport import connection_limiter, key_folder, sockets
+from cosmos_core.transport.authentication import listen
+from cosmos_core.transport.connection_limiter import EVENTS, ConnectionLimiter, raised_limit
+from cosmos_core.transport.key_folder import AllowList
 from cosmos_core.transport.keys import ALLOWED, KeyPair, controller_key, read_key
-from cosmos_core.transport.keys import folder as key_folder
-from cosmos_core.transport.keys.allowed import AllowList
 from cosmos_core.transport.sockets import CONTROL, Curve, address_of, dealer, offer, receive_marked, router
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
@@ -29,9 +27,10 @@ def keys(tmp_path):
 
 
 @pytest.fixture
-def guarded(context, keys, monkeypatch):
+def listener(context, keys, monkeypatch):
     monkeypatch.setattr(
-        "cosmos_core.transport.door.guard.Usher", lambda socket: Usher(socket, most=MOST, most_bytes=1 << 20)
+        "cosmos_core.transport.authentication.ConnectionLimiter",
+        lambda socket: ConnectionLimiter(socket, most=MOST),
     )
     own = controller_key(keys).pair
     with listen(context, "127.0.0.1", 0, CONTROL, own=own, allowed=AllowList(keys / ALLOWED)) as found:
@@ -41,12 +40,12 @@ def guarded(context, keys, monkeypatch):
 class Friend:
     """Somebody who may speak."""
 
-    def __init__(self, keys, guarded):
+    def __init__(self, keys, listener):
         self._context = zmq.Context()
         key = read_key(keys / "rollout.key")
         curve = Curve(own=key.pair, server=key.server)
-        self._socket = dealer(self._context, address_of(guarded.socket), b"friend", curve=curve)
-        self._guarded = guarded
+        self._socket = dealer(self._context, address_of(listener.socket), b"friend", curve=curve)
+        self._listener = listener
 
     def speak(self, timeout_s=5.0):
         """Say something until it is heard; the connection's file."""
@@ -54,9 +53,9 @@ class Friend:
         while time.monotonic() < end:
             self._socket.poll(50, zmq.POLLOUT)
             offer(self._socket, [b"hello"])
-            if self._guarded.socket.poll(50):
-                first, _ = receive_marked(self._guarded.socket, 2)
-                assert self._guarded.who(first) is not None
+            if self._listener.socket.poll(50):
+                first, _ = receive_marked(self._listener.socket, 2)
+                assert self._listener.who(first) is not None
                 return int(first.get(zmq.SRCFD))
         raise AssertionError("was not heard")
 
@@ -66,16 +65,16 @@ class Friend:
 
 
 @pytest.fixture
-def friend(keys, guarded):
-    found = Friend(keys, guarded)
+def friend(keys, listener):
+    found = Friend(keys, listener)
     yield found
     found.close()
 
 
 @pytest.fixture
-def knock(guarded):
+def knock(listener):
     """Opens connections that send something, and stay."""
-    place = guarded.endpoint.removeprefix("tcp://").partition("#")[0].split(":")
+    place = listener.endpoint.removeprefix("tcp://").partition("#")[0].split(":")
     opened = []
 
     def knock(count, said=b""):
@@ -110,12 +109,12 @@ def wait_for(holds, timeout_s=5.0):
 
 
 @pytest.mark.parametrize("said", [b"", GREETING[:11], GREETING], ids=["silent", "half a greeting", "a greeting"])
-def test_strangers_beyond_the_bound_are_cut_off_newest_first(guarded, friend, knock, said):
+def test_strangers_beyond_the_bound_are_cut_off_newest_first(listener, friend, knock, said):
     connection = friend.speak()
     before = psutil.Process().num_fds()
     strangers = knock(10 * MOST, said)
-    wait_for(lambda: guarded.num_refused >= 9 * MOST)
-    assert guarded.usher.num_strangers <= MOST
+    wait_for(lambda: listener.num_refused >= 9 * MOST)
+    assert listener.limiter.num_strangers <= MOST
     assert all(is_cut_off(stranger) for stranger in strangers[MOST:])
     for stranger in strangers[:MOST]:
         stranger.settimeout(0.01)
@@ -130,31 +129,33 @@ def test_who_says_nothing_is_ended_and_leaves_room(keys, monkeypatch, context):
     monkeypatch.setattr(sockets, "_HANDSHAKE_MS", 300)
     numbers = []
 
-    class Telling(Usher):
+    class Telling(ConnectionLimiter):
         def _welcome(self, descriptor):
             super()._welcome(descriptor)
             numbers.append(self.num_strangers)
 
-    monkeypatch.setattr("cosmos_core.transport.door.guard.Usher", lambda socket: Telling(socket, most=2))
+    monkeypatch.setattr(
+        "cosmos_core.transport.authentication.ConnectionLimiter", lambda socket: Telling(socket, most=2)
+    )
     own = controller_key(keys).pair
-    with listen(context, "127.0.0.1", 0, CONTROL, own=own, allowed=AllowList(keys / ALLOWED)) as guarded:
-        place = ("127.0.0.1", int(address_of(guarded.socket).rpartition(":")[2]))
+    with listen(context, "127.0.0.1", 0, CONTROL, own=own, allowed=AllowList(keys / ALLOWED)) as listener:
+        place = ("127.0.0.1", int(address_of(listener.socket).rpartition(":")[2]))
         with network.create_connection(place, 20) as one, network.create_connection(place, 20) as other:
             assert is_cut_off(one)
             assert is_cut_off(other)
-            wait_for(lambda: len(numbers) == 2 and not guarded.usher.num_strangers)
+            wait_for(lambda: len(numbers) == 2 and not listener.limiter.num_strangers)
             assert 0 not in numbers, "each was a stranger"
-            newcomer = Friend(keys, guarded)
+            newcomer = Friend(keys, listener)
             newcomer.speak(30.0)
             newcomer.close()
 
 
 def test_the_bound_is_half_of_the_files_that_may_be_open(context):
-    usher = Usher(router(context, "127.0.0.1", 0, own=KeyPair.new(), events=EVENTS))
+    limiter = ConnectionLimiter(router(context, "127.0.0.1", 0, own=KeyPair.new(), events=EVENTS))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert hard == resource.RLIM_INFINITY or soft >= min(hard, 65_536)
-    assert usher._most == max(256, soft // 2)
-    usher.close()
+    assert limiter._most == max(256, soft // 2)
+    limiter.close()
 
 
 def test_more_files_are_asked_for(monkeypatch):
@@ -165,7 +166,7 @@ def test_more_files_are_asked_for(monkeypatch):
     assert asked == [(20_000, 20_000)]
 
 
-def test_who_may_speak_gets_in_while_others_flood(keys, guarded, knock):
+def test_who_may_speak_gets_in_while_others_flood(keys, listener, knock):
     over, held = threading.Event(), []
 
     def flood():
@@ -178,7 +179,7 @@ def test_who_may_speak_gets_in_while_others_flood(keys, guarded, knock):
     flooding.start()
     try:
         for _ in range(3):
-            newcomer = Friend(keys, guarded)
+            newcomer = Friend(keys, listener)
             newcomer.speak(10.0)
             newcomer.close()
     finally:
@@ -204,91 +205,79 @@ def test_a_crowd_of_those_who_may_speak_is_heard(keys, context):
 
     with (
         zmq.Context() as clients,
-        listen(context, "127.0.0.1", 0, CONTROL, own=own, allowed=AllowList(keys / ALLOWED)) as guarded,
+        listen(context, "127.0.0.1", 0, CONTROL, own=own, allowed=AllowList(keys / ALLOWED)) as listener,
     ):
         clients.set(zmq.MAX_SOCKETS, 4 * CROWD)
-        speaking = threading.Thread(target=speak, args=(address_of(guarded.socket), clients))
+        speaking = threading.Thread(target=speak, args=(address_of(listener.socket), clients))
         speaking.start()
         end = time.monotonic() + 120
         while len(heard) < CROWD and time.monotonic() < end:
-            if guarded.socket.poll(100):
-                first, _ = receive_marked(guarded.socket, 2)
-                assert guarded.who(first) is not None
+            if listener.socket.poll(100):
+                first, _ = receive_marked(listener.socket, 2)
+                assert listener.who(first) is not None
                 heard.add(first.bytes)
         over.set()
         speaking.join()
-        assert (len(heard), guarded.num_refused) == (CROWD, 0)
+        assert (len(heard), listener.num_refused) == (CROWD, 0)
 
 
-def test_strangers_who_send_too_much_are_cut_off_and_small_ones_stay(guarded, knock):
-    (small,) = knock(1, GREETING)
-    # A handshake's message may be as large as any other: it says so, and is kept until it is whole.
-    large = knock(3, GREETING + b"\x06" + (8 << 20).to_bytes(8, "big") + bytes(600_000))
-    wait_for(lambda: guarded.num_refused >= 2)
-    for stranger in (*large, small):
-        stranger.settimeout(0.3)
-    assert sum(map(is_cut_off, large)) == 2
-    assert guarded.usher.num_strangers == 2
-    assert not is_cut_off(small)
-
-
-def test_whoever_leaves_is_no_stranger_any_more(guarded, knock):
+def test_whoever_leaves_is_no_stranger_any_more(listener, knock):
     for stranger in knock(5):
         stranger.close()
-    wait_for(lambda: guarded.usher.num_strangers == 0)
-    assert guarded.num_refused == 0
+    wait_for(lambda: listener.limiter.num_strangers == 0)
+    assert listener.num_refused == 0
 
 
 def test_closing_while_somebody_knocks(context):
     socket = router(context, "127.0.0.1", 0, own=KeyPair.new(), events=EVENTS)
-    usher = Usher(socket)
+    limiter = ConnectionLimiter(socket)
     network.create_connection(("127.0.0.1", int(address_of(socket).rpartition(":")[2]))).close()
-    usher.close()
-    usher.close()
-    assert not usher._thread.is_alive()
+    limiter.close()
+    limiter.close()
+    assert not limiter._thread.is_alive()
 
 
 def test_a_socket_that_is_closed_already_is_passed_over(context):
     socket = router(context, "127.0.0.1", 0, own=KeyPair.new(), events=EVENTS)
-    usher = Usher(socket)
+    limiter = ConnectionLimiter(socket)
     socket.close()
-    usher.close()
-    assert not usher._thread.is_alive()
+    limiter.close()
+    assert not limiter._thread.is_alive()
 
 
-def test_it_goes_on_after_a_failure(guarded, knock, monkeypatch, caplog):
-    monkeypatch.setattr(usher_module, "_address_of", lambda descriptor: 1 // 0)
+def test_it_goes_on_after_a_failure(listener, knock, monkeypatch, caplog):
+    monkeypatch.setattr(connection_limiter, "_address_of", lambda descriptor: 1 // 0)
     knock(1)
     wait_for(lambda: "ZeroDivisionError" in caplog.text)
     monkeypatch.undo()
     knock(1)
-    wait_for(lambda: guarded.usher.num_strangers == 1)
+    wait_for(lambda: listener.limiter.num_strangers == 1)
 
 
 class Told:
     """A connection's file that may be of another by now."""
 
     def __init__(self, monkeypatch, socket):
-        self.usher, self.host = Usher(socket), "10.0.0.1"
-        monkeypatch.setattr(usher_module, "_address_of", lambda descriptor: (self.host, 1234))
+        self.limiter, self.host = ConnectionLimiter(socket), "10.0.0.1"
+        monkeypatch.setattr(connection_limiter, "_address_of", lambda descriptor: (self.host, 1234))
 
 
 def test_a_number_that_is_anothers_by_now_is_not_taken_for_heard(context, monkeypatch):
     told = Told(monkeypatch, router(context, "127.0.0.1", 0, own=KeyPair.new(), events=EVENTS))
-    told.usher._take(zmq.EVENT_ACCEPTED, 900)
-    told.usher.heard(900, "10.0.0.2")
-    assert told.usher.num_strangers == 1
-    told.usher.heard(900, "10.0.0.1")
-    assert told.usher.num_strangers == 0
-    told.usher.close()
+    told.limiter._take(zmq.EVENT_ACCEPTED, 900)
+    told.limiter.heard(900, "10.0.0.2")
+    assert told.limiter.num_strangers == 1
+    told.limiter.heard(900, "10.0.0.1")
+    assert told.limiter.num_strangers == 0
+    told.limiter.close()
 
 
 def test_who_is_heard_before_it_is_told_of_is_no_stranger(context, monkeypatch):
     told = Told(monkeypatch, router(context, "127.0.0.1", 0, own=KeyPair.new(), events=EVENTS))
-    told.usher.heard(900, "10.0.0.1")
-    told.usher._take(zmq.EVENT_ACCEPTED, 900)
-    assert told.usher.num_strangers == 0
-    told.usher._take(zmq.EVENT_DISCONNECTED, 900)
-    told.usher._take(zmq.EVENT_ACCEPTED, 900)
-    assert told.usher.num_strangers == 1
-    told.usher.close()
+    told.limiter.heard(900, "10.0.0.1")
+    told.limiter._take(zmq.EVENT_ACCEPTED, 900)
+    assert told.limiter.num_strangers == 0
+    told.limiter._take(zmq.EVENT_DISCONNECTED, 900)
+    told.limiter._take(zmq.EVENT_ACCEPTED, 900)
+    assert told.limiter.num_strangers == 1
+    told.limiter.close()

@@ -1,7 +1,11 @@
-"""The door of a process: who may connect to its sockets, and who is speaking.
+"""Authentication of connections: who may connect to the sockets of a process, who is speaking, and what they may say.
 
 libzmq asks a handler at `inproc://zeromq.zap.01` of its context (ZeroMQ RFC 27) about each key that wants in; this one
-answers from the allow-list. A connection outlives its key, so whoever receives a message asks `Door.who` again.
+answers from the allow-list. A connection outlives its key, so whoever receives a message asks `Authenticator.who`
+again.
+
+Whatever listens besides the controller makes a key of its own for as long as it lives, and says it in its endpoint,
+which reaches others through the controller. So nobody can pretend to be a replica that serves samples or weights.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
@@ -17,11 +22,12 @@ import zmq
 from zmq.utils import z85
 
 from cosmos_core.errors import TransportError
-from cosmos_core.transport.door.endpoints import hexadecimal
-from cosmos_core.transport.door.usher import EVENTS, Usher
-from cosmos_core.transport.keys.allowed import AllowList, Peer
-from cosmos_core.transport.keys.key import ROLES, KeyPair, PeerRole
-from cosmos_core.transport.sockets import Context, Limits, Socket, address_of, router
+from cosmos_core.transport.addresses import hexadecimal, split_key
+from cosmos_core.transport.connection_limiter import EVENTS, ConnectionLimiter
+from cosmos_core.transport.key_folder import AllowList, Peer
+from cosmos_core.transport.keys import ALLOWED, ROLES, Key, KeyPair, PeerRole, is_named
+from cosmos_core.transport.messages import Beat, Command, Hello, Reports, Up
+from cosmos_core.transport.sockets import Context, Curve, Limits, Socket, address_of, dealer, router
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -33,7 +39,7 @@ _USER: Final = "User-Id"
 _HOST: Final = "Peer-Address"
 
 
-class Door:
+class Authenticator:
     """Lets those of an allow-list in. Its methods may be called from any thread.
 
     Close it after the sockets of its context.
@@ -52,7 +58,7 @@ class Door:
         self._socket: Final = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(_ZAP)
-        self._thread: Final = threading.Thread(target=self._serve, name="door", daemon=True)
+        self._thread: Final = threading.Thread(target=self._serve, name="authenticator", daemon=True)
         self._thread.start()
 
     @property
@@ -118,41 +124,41 @@ class Door:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Guarded:
-    """A socket that listens, and its door.
+class Listener:
+    """A socket that listens, and the authentication of who speaks there.
 
     Attributes:
         socket: A ROUTER.
-        door: Who may speak there; None: whoever finds it.
-        usher: Bounds those who have not spoken yet; None without a door.
+        authenticator: Who may speak there; None: whoever finds it.
+        limiter: Bounds those who have not spoken yet; None without authentication.
         endpoint: Where others reach it: `tcp://HOST:PORT`, and `#` with its public key in hexadecimal if it has one.
     """
 
     socket: Socket
-    door: Door | None
-    usher: Usher | None
+    authenticator: Authenticator | None
+    limiter: ConnectionLimiter | None
     endpoint: str
 
     def who(self, frame: zmq.Frame) -> Peer | None:
-        """Who sent a message, of which this is a frame; None if they may not speak (any more), or there is no door."""
-        peer = None if self.door is None else self.door.who(frame)
-        if peer is not None and self.usher is not None:
+        """Who sent a message, of which this is a frame; None if they may not speak (any more), or anyone may."""
+        peer = None if self.authenticator is None else self.authenticator.who(frame)
+        if peer is not None and self.limiter is not None:
             host = str(frame.get(_HOST)).partition("%")[0]
-            self.usher.heard(int(frame.get(zmq.SRCFD)), host)
+            self.limiter.heard(int(frame.get(zmq.SRCFD)), host)
         return peer
 
     @property
     def num_refused(self) -> int:
         """Connections that were refused for their key, or cut off because there were too many."""
-        return sum(each.num_refused for each in (self.door, self.usher) if each is not None)
+        return sum(each.num_refused for each in (self.authenticator, self.limiter) if each is not None)
 
     def close(self, *, linger_ms: int = 0) -> None:
         """Listen no more; what was said has so long to leave."""
-        if self.usher is not None:
-            self.usher.close()
+        if self.limiter is not None:
+            self.limiter.close()
         self.socket.close(linger=linger_ms)
-        if self.door is not None:
-            self.door.close()
+        if self.authenticator is not None:
+            self.authenticator.close()
 
     def __enter__(self) -> Self:
         return self
@@ -172,7 +178,7 @@ def listen(
     own: KeyPair | None = None,
     allowed: AllowList | None = None,
     roles: Collection[PeerRole] = ROLES,
-) -> Guarded:
+) -> Listener:
     """Listen for those who may speak.
 
     Args:
@@ -180,7 +186,8 @@ def listen(
         bind: IP address of this machine.
         port: 0 takes a free one.
         limits: Bounds and timers.
-        own: The key that the peers must know; None: without keys and without a door, as tests and measurements do.
+        own: The key that the peers must know; None: without keys, and whoever connects may speak, as in tests and
+            measurements.
         allowed: Who may speak; given with `own`.
         roles: What they must be.
 
@@ -189,13 +196,88 @@ def listen(
     """
     if own is None:
         socket = router(context, bind, port, limits)
-        return Guarded(socket=socket, door=None, usher=None, endpoint=address_of(socket))
+        return Listener(socket=socket, authenticator=None, limiter=None, endpoint=address_of(socket))
     assert allowed is not None, "whoever has a key has a list"
-    door = Door(context, allowed, roles)
+    authenticator = Authenticator(context, allowed, roles)
     try:
         socket = router(context, bind, port, limits, own=own, events=EVENTS)
     except TransportError:
-        door.close()
+        authenticator.close()
         raise
     endpoint = f"{address_of(socket)}#{hexadecimal(own.public)}"
-    return Guarded(socket=socket, door=door, usher=Usher(socket), endpoint=endpoint)
+    return Listener(socket=socket, authenticator=authenticator, limiter=ConnectionLimiter(socket), endpoint=endpoint)
+
+
+def refusal(peer: Peer, message: Up) -> str:
+    """Why this peer may not say this; empty if it may."""
+    is_replica = peer.role in {"policy", "rollout"}
+    if isinstance(message, Hello | Beat | Reports):
+        if is_replica:
+            return _as_replica(peer, message)
+        return f"key {peer.label} is of role {peer.role}, which cannot speak as a replica"
+    if isinstance(message, Command) and peer.role != "person":
+        return f"key {peer.label} is of role {peer.role}, which may ask the run for nothing; a person's key may"
+    return f"key {peer.label} is of role {peer.role}, which may not watch the run" if is_replica else ""
+
+
+def _as_replica(peer: Peer, message: Hello | Beat | Reports) -> str:
+    if not is_named(message.name, peer.names):
+        return f"key {peer.label} may speak as {', '.join(peer.names) or 'nobody'}, not as {message.name!r}"
+    if isinstance(message, Hello) and message.role != peer.role:
+        return f"key {peer.label} is for {peer.role} replicas, and {message.name!r} says it is a {message.role} one"
+    return ""
+
+
+class Keyring:
+    """What a process needs to speak with others.
+
+    Attributes:
+        own: Its key.
+        allowed: Who may speak to it.
+    """
+
+    def __init__(self, folder: Path, own: Key) -> None:
+        """Read the allow-list of a folder of keys.
+
+        Raises:
+            ConfigError: It cannot be read.
+        """
+        self.own: Final = own
+        self.allowed: Final = AllowList(folder / ALLOWED)
+
+
+def serve(
+    keyring: Keyring | None, context: Context, bind: str, limits: Limits, roles: Collection[PeerRole]
+) -> Listener:
+    """Listen at a free port of `bind` for those who have one of the roles; for anyone, without a keyring.
+
+    Raises:
+        TransportError: The address cannot be listened on.
+    """
+    if keyring is None:
+        return listen(context, bind, 0, limits)
+    return listen(context, bind, 0, limits, own=KeyPair.new(), allowed=keyring.allowed, roles=roles)
+
+
+def reach(
+    keyring: Keyring | None,
+    context: Context,
+    endpoint: str,
+    identity: bytes,
+    limits: Limits,
+    *,
+    queued: bool = False,
+    events: int = 0,
+) -> Socket:
+    """Connect to an endpoint of `serve`; the arguments are those of `sockets.dealer`.
+
+    Raises:
+        TransportError: It is no endpoint, or it has a key and this process has none, or the other way round.
+    """
+    address, server = split_key(endpoint)
+    if keyring is None and server:
+        raise TransportError(f"{endpoint}: it has a key, and this process has none; where is its folder of keys?")
+    if keyring is not None and not server:
+        raise TransportError(f"{endpoint}: it has no key, and this process speaks with none that has none")
+    curve = None if keyring is None else Curve(own=keyring.own.pair, server=server)
+    return dealer(context, address, identity, limits, queued=queued, curve=curve, events=events)
