@@ -64,7 +64,6 @@ class PendingRequests:
 T = TypeVar("T")
 
 _ANSWER_S: Final = 10.0
-_AGAIN_S: Final = 1.0
 _POLL_MS: Final = 50
 
 

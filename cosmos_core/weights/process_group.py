@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroupGloo, TCPStore
+from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from cosmos_core.errors import TransportError
 from cosmos_core.weights.wire import REQUEST_SLICES, PairKind

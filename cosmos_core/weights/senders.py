@@ -52,7 +52,8 @@ def _pour(base: Amounts, amount: float) -> Amounts:
     poured: Amounts = np.maximum(levels[reach] - base, 0.0)
     if not poured.any():  # so little that the level does not show it
         poured = (base == heights[0]).astype(np.float64)
-    return poured * (amount / poured.sum())
+    scaled: Amounts = poured * (amount / poured.sum())
+    return scaled
 
 
 class Senders:

@@ -84,9 +84,6 @@ def _keep(found: dict[int, Played], index: int, played: list[Played]) -> None:
     (found[index],) = played
 
 
-_TICK_S: Final = 0.2
-
-
 def evaluate_model(
     source: Path,
     *,

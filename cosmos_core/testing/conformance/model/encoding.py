@@ -146,7 +146,6 @@ class ModelEncoding(ModelSetting):
 
 _OBSERVATION: Final = "How many apples now? 7+5=12"
 _APART: Final = "7 and "
-_CHAT: Final = (Message(role="user", content="How many?"),)
 
 
 class ModelConversing(ModelSetting):
