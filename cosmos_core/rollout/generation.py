@@ -1,19 +1,21 @@
-"""Leased prompts on their way through the engine: row, request, completion, reward, report."""
+"""Takes leased prompts through the engine: row, request, completion, reward, report."""
 
 from __future__ import annotations
 
 import functools
 import queue
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import attrs
 
+from cosmos_core.config.loading import recipe_with
 from cosmos_core.config.order import evaluation_seed, group_seed
 from cosmos_core.config.schema import Recipe
 from cosmos_core.errors import DataError, EngineError
 from cosmos_core.protocols import (
+    Algorithm,
     Dataset,
     EnvironmentCapabilities,
     Generated,
@@ -23,19 +25,63 @@ from cosmos_core.protocols import (
     RolloutEngine,
     Sampling,
 )
-from cosmos_core.rollout.episodes.dialogue import Played
+from cosmos_core.rollout.episodes.dialogue import EpisodeResult
 from cosmos_core.rollout.episodes.episode import EpisodeParts, Episodes
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
-from cosmos_core.rollout.gate import VersionGate
-from cosmos_core.rollout.keeping import MediaKeeper
+from cosmos_core.rollout.media import MediaWriter
 from cosmos_core.rollout.rewards import scoring
-from cosmos_core.rollout.rewards.pool import Outcomes, RewardPool
-from cosmos_core.rollout.terms import LeaseTerms
+from cosmos_core.rollout.rewards.messages import Outcomes
+from cosmos_core.rollout.rewards.pool import RewardPool
+from cosmos_core.rollout.version_lock import VersionLock
 from cosmos_core.rollout.workers.supervised import SupervisedThread
 from cosmos_core.transport.directives import Lease
 from cosmos_core.transport.payloads import PayloadServer
 from cosmos_core.transport.reports import GroupFailed, GroupFinished, Report
-from cosmos_core.types import Group, Payload, Prompt
+from cosmos_core.types import Group, Payload, Prompt, Scalar
+
+_KEPT: Final = 16
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class LeaseRecipe:
+    """Recipe and algorithm of one lease, from its beginning to its end."""
+
+    recipe: Recipe
+    algorithm: Algorithm
+
+
+class LeaseRecipes:
+    """Recipes and algorithms by the values that leases carry; those of the newest values are kept.
+
+    Called by several threads; whoever comes second makes the same once more.
+
+    Args:
+        recipe: As it was at first.
+        make: Makes the main stage's algorithm as a recipe has it.
+    """
+
+    def __init__(self, recipe: Recipe, make: Callable[[Recipe], Algorithm]) -> None:
+        self._recipe: Final = recipe
+        self._make: Final = make
+        self._first: Final = LeaseRecipe(recipe=recipe, algorithm=make(recipe))
+        self._known: dict[tuple[tuple[str, Scalar], ...], LeaseRecipe] = {}
+
+    def of(self, settings: Mapping[str, Scalar]) -> LeaseRecipe:
+        """Recipe and algorithm of a lease with these values.
+
+        Raises:
+            ConfigError: The algorithm refuses its options, or the recipe its values.
+            PluginError: The algorithm failed.
+        """
+        if not settings:
+            return self._first
+        key = tuple(sorted(settings.items()))
+        known = self._known.get(key)
+        if known is None:
+            recipe = recipe_with(self._recipe, settings)
+            known = LeaseRecipe(recipe=recipe, algorithm=self._make(recipe))
+            self._known = dict([*list(self._known.items())[1 - _KEPT :], (key, known)])
+        return known
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -47,8 +93,8 @@ class Work:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Parts:
-    """What leased prompts pass through.
+class GenerationParts:
+    """The parts of a replica that leased prompts pass through.
 
     Attributes:
         recipe: The run's recipe.
@@ -56,13 +102,13 @@ class Parts:
         context_length: Units of the longest prompt and completion together.
         model: Encodes and decodes.
         dataset: Where rows come from.
-        terms: What each lease goes by.
+        recipes: Recipe and algorithm of each lease.
         engine: Generates.
         pool: Scores.
         payloads: Holds what was generated.
-        gate: Keeps evaluations and updates apart.
+        version_lock: Keeps evaluations and updates apart.
         report: Tells the controller.
-        keeper: Keeps the media of held-out samples; None where they are not kept.
+        media_writer: Keeps the media of held-out samples; None where they are not kept.
         takes_media: Whether the engine takes prompts that show images or videos.
         environments: Answer the model's turns; None where a completion is one turn.
         environment: What the environment plugin declares.
@@ -73,13 +119,13 @@ class Parts:
     context_length: int
     model: Model
     dataset: Dataset
-    terms: LeaseTerms
+    recipes: LeaseRecipes
     engine: RolloutEngine
     pool: RewardPool
     payloads: PayloadServer
-    gate: VersionGate
+    version_lock: VersionLock
     report: Callable[[Report], None]
-    keeper: MediaKeeper | None = None
+    media_writer: MediaWriter | None = None
     takes_media: bool = False
     environments: EnvironmentPool | None = None
     environment: EnvironmentCapabilities = attrs.field(factory=EnvironmentCapabilities)
@@ -95,7 +141,7 @@ class Generation:
         num_ended: Prompts that were finished.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: GenerationParts) -> None:
         self._parts: Final = parts
         self._lock: Final = threading.Lock()
         self._active: Final[dict[int, Work]] = {}
@@ -116,7 +162,7 @@ class Generation:
                 model=parts.model,
                 engine=parts.engine,
                 pool=parts.environments,
-                version=lambda: parts.gate.loaded,
+                version=lambda: parts.version_lock.loaded,
                 post=self._events.put,
             )
         )
@@ -187,7 +233,7 @@ class Generation:
         return longest if is_evaluation else min(budget, longest)
 
     def _too_long(self, units: int, *, is_evaluation: bool) -> str:
-        """What so many units exceed; empty if they fit. What is trained on has to fit a micro-batch, too."""
+        """The limit that so many units exceed; empty if they fit. What is trained on has to fit a micro-batch, too."""
         if units > self._parts.context_length:
             return f"units exceed the model's context length of {self._parts.context_length}"
         budget = self._parts.recipe.policy.micro_batch_units
@@ -212,7 +258,7 @@ class Generation:
     def _prepare(self, lease: Lease) -> Request | None:
         """The request of a lease; None if it is to wait, or failed."""
         is_evaluation = lease.purpose == "evaluation"
-        if is_evaluation and lease.version != self._parts.gate.loaded:
+        if is_evaluation and lease.version != self._parts.version_lock.loaded:
             return None
         try:
             prompt = self._parts.dataset.row("heldout" if is_evaluation else "train", lease.row)
@@ -225,7 +271,7 @@ class Generation:
         if reason:
             self._fail(lease, reason, f"row {lease.row}: {why}")
             return None
-        if is_evaluation and not self._parts.gate.enter(lease.version):
+        if is_evaluation and not self._parts.version_lock.enter(lease.version):
             return None
         with self._lock:
             self._active[lease.lease] = Work(lease=lease, prompt=prompt)
@@ -252,7 +298,7 @@ class Generation:
         return encoded
 
     def _sampling(self, lease: Lease) -> Sampling:
-        config = self._parts.terms.of(lease.settings).recipe.rollout.sampling
+        config = self._parts.recipes.of(lease.settings).recipe.rollout.sampling
         if lease.purpose == "evaluation":
             return Sampling(temperature=0.0, max_units=self._parts.recipe.evaluation.max_units or config.max_units)
         return Sampling(
@@ -280,24 +326,24 @@ class Generation:
     def _take(self, handle: Handle) -> None:
         lease = int(handle.request.request_id)
         if handle.request.sampling.temperature == 0:
-            self._parts.gate.leave()
+            self._parts.version_lock.leave()
         try:
             generated = handle.result(0)
         except EngineError:
             return  # the engine as a whole failed: its health() says so
-        self._score_active(lease, [Played.single(each) for each in generated])
+        self._score_active(lease, [EpisodeResult.single(each) for each in generated])
 
-    def _score(self, lease: Lease, played: list[Played]) -> None:
+    def _score(self, lease: Lease, played: list[EpisodeResult]) -> None:
         """The dialogues of a lease are over."""
         if lease.purpose == "evaluation":
-            self._parts.gate.leave()
+            self._parts.version_lock.leave()
         self._score_active(lease.lease, played)
 
     def _abandon(self, episodes: Episodes, lease: Lease) -> None:
         if episodes.abandon(str(lease.lease)) and lease.purpose == "evaluation":
-            self._parts.gate.leave()
+            self._parts.version_lock.leave()
 
-    def _score_active(self, lease: int, played: list[Played]) -> None:
+    def _score_active(self, lease: int, played: list[EpisodeResult]) -> None:
         with self._lock:
             work = self._active.get(lease)
         if work is None:
@@ -308,10 +354,10 @@ class Generation:
         completions = [scoring.to_score(work.prompt, *pair) for pair in whole]
         self._parts.pool.submit(completions, functools.partial(self._on_scored, work, played, texts))
 
-    def _on_scored(self, work: Work, played: list[Played], texts: list[str], outcomes: Outcomes) -> None:
+    def _on_scored(self, work: Work, played: list[EpisodeResult], texts: list[str], outcomes: Outcomes) -> None:
         self._events.put(functools.partial(self._finish, work, played, texts, outcomes))
 
-    def _finish(self, work: Work, played: list[Played], texts: list[str], outcomes: Outcomes) -> None:
+    def _finish(self, work: Work, played: list[EpisodeResult], texts: list[str], outcomes: Outcomes) -> None:
         lease, recipe, is_train = work.lease, self._parts.recipe, work.lease.purpose == "train"
         scores = iter(outcomes)
         samples = tuple(
@@ -321,7 +367,7 @@ class Generation:
             for index, each in enumerate(played)
         )
         group = Group(position=lease.position, samples=samples)
-        drop = (self._parts.terms.of(lease.settings).algorithm.admit(group) or "") if is_train else ""
+        drop = (self._parts.recipes.of(lease.settings).algorithm.admit(group) or "") if is_train else ""
         reports = tuple(
             scoring.report(sample, None if is_train and sample.index else text, self._kept(lease, each.generated))
             for sample, text, each in zip(samples, texts, played, strict=True)
@@ -337,7 +383,7 @@ class Generation:
 
     def _kept(self, lease: Lease, generated: Generated) -> str:
         """Where the media of a held-out sample were put; empty where there are none, or they are not kept."""
-        keeper = self._parts.keeper
-        if keeper is None or generated.media is None or lease.purpose != "evaluation":
+        media_writer = self._parts.media_writer
+        if media_writer is None or generated.media is None or lease.purpose != "evaluation":
             return ""
-        return keeper.keep(generated.newest_version, lease.row, generated.media)
+        return media_writer.keep(generated.newest_version, lease.row, generated.media)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -24,17 +26,16 @@ from cosmos_core.protocols import (
     Model,
     RolloutEngine,
 )
+from cosmos_core.replica.activity import Pulse
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.replica.host import host_id, rack_id
 from cosmos_core.replica.process import RoleArgs
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
-from cosmos_core.rollout.gate import VersionGate
-from cosmos_core.rollout.gauges import Gauges, Vitals
-from cosmos_core.rollout.generation import Generation, Parts
-from cosmos_core.rollout.keeping import MediaKeeper
+from cosmos_core.rollout.generation import Generation, GenerationParts, LeaseRecipes
+from cosmos_core.rollout.media import MediaWriter
 from cosmos_core.rollout.relay import Relay
 from cosmos_core.rollout.rewards.pool import RewardPool
-from cosmos_core.rollout.terms import LeaseTerms
+from cosmos_core.rollout.version_lock import VersionLock
 from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.transport.directives import RolloutDirective
 from cosmos_core.transport.payloads import PayloadServer
@@ -45,6 +46,7 @@ from cosmos_core.weights.snapshot import Base
 _LOG: Final = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.2
+_RATE_WINDOW_S: Final = 5.0
 _FLUSH_S: Final = 10.0
 _DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -116,31 +118,30 @@ class Replica:
         self._engine.start()
         stack.callback(self._engine.shutdown)
         payloads = stack.enter_context(PayloadServer(args.address, args.keyring))
-        gate = VersionGate()
+        version_lock = VersionLock()
         engine: EngineCapabilities = plugins.provider("engine", recipe.rollout.engine.plugin).capabilities
-        self._sync = self._weight_sync(args, engine, gate, stack)
+        self._sync = self._weight_sync(args, engine, version_lock, stack)
         environment = EnvironmentCapabilities()
         if recipe.environment is not None:
             environment = plugins.provider("environment", recipe.environment.plugin).capabilities
-        self._generation = Generation(
-            Parts(
-                recipe=recipe,
-                stage=stage.index,
-                context_length=model.facts().context_length,
-                model=model,
-                dataset=load_dataset(job, plugins),
-                terms=LeaseTerms(recipe, functools.partial(_algorithm, job, plugins, stage.index)),
-                engine=self._engine,
-                pool=pool,
-                payloads=payloads,
-                gate=gate,
-                report=self._report,
-                keeper=MediaKeeper(job.directory) if engine.renders else None,
-                takes_media=engine.media,
-                environments=environments,
-                environment=environment,
-            )
+        parts = GenerationParts(
+            recipe=recipe,
+            stage=stage.index,
+            context_length=model.facts().context_length,
+            model=model,
+            dataset=load_dataset(job, plugins),
+            recipes=LeaseRecipes(recipe, functools.partial(_algorithm, job, plugins, stage.index)),
+            engine=self._engine,
+            pool=pool,
+            payloads=payloads,
+            version_lock=version_lock,
+            report=self._report,
+            media_writer=MediaWriter(job.directory) if engine.renders else None,
+            takes_media=engine.media,
+            environments=environments,
+            environment=environment,
         )
+        self._generation = Generation(parts)
         self._checks: tuple[Callable[[], None], ...] = (
             self._engine.health,
             pool.check,
@@ -148,17 +149,18 @@ class Replica:
             self._generation.check,
             *(() if environments is None else (environments.check,)),
         )
+        metrics = ReplicaMetrics(parts, self._sync, self._generation)
         self._client: ControlClient = args.connect(
             endpoints={"payloads": payloads.endpoint},
-            gauges=Gauges(self._engine, pool, payloads, self._sync, gate),
-            take_pulse=Vitals(self._engine, pool, self._sync, self._generation),
+            gauges=metrics.gauges,
+            take_pulse=metrics.pulse,
         )
         for part in (self._sync, self._generation):
             part.start()
             stack.callback(part.close)
 
     def _weight_sync(
-        self, args: RoleArgs, engine: EngineCapabilities, gate: VersionGate, stack: contextlib.ExitStack
+        self, args: RoleArgs, engine: EngineCapabilities, version_lock: VersionLock, stack: contextlib.ExitStack
     ) -> WeightSync:
         job = args.job
         sync = job.recipe.sync
@@ -173,7 +175,7 @@ class Replica:
         return WeightSync(
             self._engine,
             stack.enter_context(receiver),
-            gate,
+            version_lock,
             cache=sync.cache,
             in_flight_update=engine.in_flight_update,
             report=self._report,
@@ -210,3 +212,49 @@ class Replica:
             self._report(Left())
         if not self._client.flush(_FLUSH_S):
             _LOG.warning("the controller did not confirm the last reports within %g s", _FLUSH_S)
+
+
+class ReplicaMetrics:
+    """Reads gauges and progress of all parts; called on the control line's thread."""
+
+    def __init__(self, parts: GenerationParts, sync: WeightSync, generation: Generation) -> None:
+        self._parts = parts
+        self._sync = sync
+        self._generation = generation
+        self._recent: deque[tuple[float, int]] = deque()
+
+    def gauges(self) -> dict[str, float]:
+        """Name to value."""
+        stats = self._parts.engine.stats()
+        return {
+            "running": stats.num_running,
+            "waiting": stats.num_waiting,
+            "generated_units": stats.generated_units,
+            "prompt_units": stats.prompt_units,
+            "units_per_s": self._rate(stats.generated_units),
+            "busy_s": stats.busy_s,
+            "paused_s": stats.paused_s,
+            "scoring_s": self._parts.pool.scoring_s,
+            "weight_version": self._parts.version_lock.loaded,
+            "transfer_s": self._sync.transfer_s,
+            "held": len(self._parts.payloads.held),
+        }
+
+    def pulse(self) -> Pulse:
+        """Progress, and what the replica is doing."""
+        stats, loading, active = self._parts.engine.stats(), self._sync.loading, self._generation.num_active
+        doing = f"working on {active} prompts" if active else ""
+        if loading >= 0:
+            doing = f"loading weights version {loading}"
+        units = stats.generated_units + stats.prompt_units
+        scoring_ms = round(1000 * self._parts.pool.scoring_s)
+        return Pulse(progress=units + self._sync.num_pieces + self._generation.num_ended + scoring_ms, doing=doing)
+
+    def _rate(self, generated: int) -> float:
+        """Units a second over the last seconds."""
+        now = time.monotonic()
+        self._recent.append((now, generated))
+        while len(self._recent) > 2 and now - self._recent[1][0] >= _RATE_WINDOW_S:
+            self._recent.popleft()
+        since, before = self._recent[0]
+        return (generated - before) / (now - since) if now > since else 0.0

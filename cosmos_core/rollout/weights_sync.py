@@ -13,8 +13,8 @@ import attrs
 
 from cosmos_core.errors import AttestationError, TransportError, WeightSyncError
 from cosmos_core.protocols import CachePolicy, PauseMode, RolloutEngine
-from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.relay import Copy, Relay
+from cosmos_core.rollout.version_lock import VersionLock
 from cosmos_core.rollout.workers.supervised import SupervisedThread
 from cosmos_core.transport.directives import Relaying, WeightTarget
 from cosmos_core.transport.reports import Report, WeightsLoaded, WeightsRejected
@@ -83,7 +83,7 @@ class WeightSync:
         self,
         engine: RolloutEngine,
         receiver: WeightReceiver,
-        gate: VersionGate,
+        version_lock: VersionLock,
         *,
         cache: CachePolicy,
         in_flight_update: bool,
@@ -95,7 +95,7 @@ class WeightSync:
     ) -> None:
         self._engine: Final = engine
         self._receiver: Final = receiver
-        self._gate: Final = gate
+        self._version_lock: Final = version_lock
         self._cache: Final[CachePolicy] = cache
         self._pause: Final[PauseMode] = "keep" if in_flight_update else "wait"
         self._report: Final = report
@@ -128,7 +128,7 @@ class WeightSync:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._gate.close()
+        self._version_lock.close()
         self._thread.join(5.0)
 
     def check(self) -> None:
@@ -180,7 +180,7 @@ class WeightSync:
             self._has_failed = failures > 0
 
     def _next(self, delay_s: float) -> tuple[WeightTarget, bool, int] | None:
-        """What to load, whether other rollout replicas give it, and how often the run has been taken back before.
+        """The next load: target, whether rollout replicas give it, and how often the run was rolled back before.
 
         After a delay; None at the end.
         """
@@ -195,7 +195,7 @@ class WeightSync:
             return None
 
     def _due(self, now: float) -> tuple[tuple[WeightTarget, bool] | None, float | None]:
-        """What to load now, and whether others pass it on; if nothing, in how many seconds that may change."""
+        """The target to load now, and whether others pass it on; if none, in how many seconds that may change."""
         relaying, reserve = self._relaying, self._newer(self._relaying.reserve)
         target = self._newer(self._target)
         if target is not None:
@@ -219,7 +219,7 @@ class WeightSync:
 
     def _newer(self, target: WeightTarget | None) -> WeightTarget | None:
         """The target, if it is newer than what is loaded."""
-        return target if target is not None and target.version > self._gate.loaded else None
+        return target if target is not None and target.version > self._version_lock.loaded else None
 
     def _load(self, target: WeightTarget, *, is_relayed: bool, num_rollbacks: int) -> None:
         begin = time.monotonic()
@@ -259,7 +259,7 @@ class WeightSync:
             if arrivals is not None:
                 self._check_arrivals(target, arrivals)
             self.transfer_s = time.monotonic() - begin
-            with self._gate.changing() as may_change, self._swapping:
+            with self._version_lock.changing() as may_change, self._swapping:
                 if may_change:
                     self._commit(load)
 
@@ -276,11 +276,13 @@ class WeightSync:
     def _give_up_after(self, step: int) -> None:
         """The run was taken back to a step: what is loaded, and kept, of a later one was never part of it."""
         self._relay.drop_after(step)
-        if self._gate.loaded > step:
-            _LOG.warning("giving up weights version %d: the run was taken back to step %d", self._gate.loaded, step)
+        if self._version_lock.loaded > step:
+            _LOG.warning(
+                "giving up weights version %d: the run was taken back to step %d", self._version_lock.loaded, step
+            )
             # What is in flight is not leased any more, and is ended before anything is generated again.
             self._engine.pause("keep")
-            self._gate.revoke()
+            self._version_lock.revoke()
 
     def _check_arrivals(self, target: WeightTarget, arrivals: Arrivals) -> None:
         if wrong := arrivals.first_wrong():
@@ -293,7 +295,7 @@ class WeightSync:
         if arrivals is not None:
             reason = f"{reason}; {_arrived(arrivals)}"
         self._doubted = target.version
-        self._gate.revoke()
+        self._version_lock.revoke()
         self._report(WeightsRejected(version=target.version, digest=digest, expected=target.digest, reason=reason))
 
     def _commit(self, load: _Load) -> None:
@@ -308,14 +310,14 @@ class WeightSync:
             self._refuse(target, "", str(error), arrivals)
             raise
         except WeightSyncError:
-            if self._gate.loaded >= 0:  # nothing was copied: what was attested before still is
+            if self._version_lock.loaded >= 0:  # nothing was copied: what was attested before still is
                 self._engine.resume()
             raise
         if digest != target.digest:
             reason = f"what was loaded has the digest {digest}, what was published {target.digest}"
             self._refuse(target, digest, reason, arrivals)
             raise WeightSyncError(reason)
-        self._gate.confirm(target.version)
+        self._version_lock.confirm(target.version)
         if load.base is not None:
             load.base.confirm(target.version, digest)
         self._engine.resume()
@@ -341,7 +343,7 @@ class WeightSync:
 
 
 def _arrived(arrivals: Arrivals) -> str:
-    """What is known of slices none of which is known to be wrong."""
+    """Say what is known of slices none of which is known to be wrong."""
     unchecked = arrivals.unchecked()
     if not unchecked:
         return "all that arrived was right, so that it went wrong in the engine"

@@ -1,4 +1,4 @@
-"""One denoising step of many samples at once, each at its own time and by its own row of numbers.
+"""Takes one denoising step of many samples at once, each at its own time and with its own coefficients.
 
 Shape legend: B samples of one shape, C channels, T latent frames, H and W latent height and width.
 """
@@ -15,7 +15,7 @@ import torch
 
 from cosmos_core.errors import EngineError
 from cosmos_core.protocols import Denoising
-from cosmos_core.rollout.diffusion.samplers.step import Row
+from cosmos_core.rollout.diffusion.samplers import Row
 from cosmos_core.rollout.diffusion.trajectory import Decision, Trajectory, with_given
 
 _HALF_LOG_TAU: Final = 0.5 * math.log(2.0 * math.pi)
@@ -28,7 +28,7 @@ class _Taken:
     Attributes:
         before_B: x_t.
         drift_B: a x_t + b v.
-        offset_B: What samplers remembered adds to that; None for nothing.
+        offset_B: What the samplers' history adds to that; None for nothing.
         after_B: x'.
     """
 
@@ -58,15 +58,15 @@ def denoise(model: Denoising, module: torch.nn.Module, samples: Sequence[Traject
         batch = list(alike)
         before_B = torch.stack([_state(sample) for sample in batch])
         times_B = torch.tensor([sample.step.time for sample in batch], dtype=torch.float32, device=before_B.device)
-        prompts = [sample.flight.request.prompt for sample in batch]
+        prompts = [sample.parent.request.prompt for sample in batch]
         velocity_B = model.velocity(module, before_B, times_B, prompts, guidance=guidance).float()
         taken = _taken(batch, before_B, velocity_B)
         if not bool(taken.after_B.isfinite().all()):
             raise EngineError(_overflow("states", version))
         made += _record(batch, taken, version)
         for index, sample in enumerate(batch):
-            basis = [before_B[index], velocity_B[index], *sample.remembered]
-            sample.remembered = [_combined(weights, basis) for weights in sample.step.kept]
+            basis = [before_B[index], velocity_B[index], *sample.history]
+            sample.history = [_combined(weights, basis) for weights in sample.step.kept]
             sample.state = taken.after_B[index]
             sample.versions.add(version)
             sample.at += 1
@@ -74,7 +74,7 @@ def denoise(model: Denoising, module: torch.nn.Module, samples: Sequence[Traject
 
 
 def _alike(sample: Trajectory) -> tuple[tuple[int, int, int, int], float]:
-    return sample.flight.canvas.shape, sample.flight.guidance
+    return sample.parent.canvas.shape, sample.parent.guidance
 
 
 def _state(sample: Trajectory) -> torch.Tensor:
@@ -94,20 +94,20 @@ def _taken(batch: Sequence[Trajectory], before_B: torch.Tensor, velocity_B: torc
     if any(sample.step.std for sample in batch):
         noises = [sample.fresh() if sample.step.std else torch.zeros(before_B.shape[1:]) for sample in batch]
         after_B = after_B + std_B * torch.stack(noises).to(before_B.device)
-    if any(sample.flight.canvas.given is not None for sample in batch):
+    if any(sample.parent.canvas.given is not None for sample in batch):
         after_B = torch.stack(
-            [with_given(after, sample.flight.canvas) for after, sample in zip(after_B, batch, strict=True)]
+            [with_given(after, sample.parent.canvas) for after, sample in zip(after_B, batch, strict=True)]
         )
     return _Taken(before_B=before_B, drift_B=drift_B, offset_B=offset_B, after_B=after_B)
 
 
 def _offsets(batch: Sequence[Trajectory], like_B: torch.Tensor) -> torch.Tensor | None:
-    """What is remembered adds to each mean; None where nothing is."""
-    if not any(sample.remembered for sample in batch):
+    """Terms that samplers' history adds to each mean; None where no sample has any."""
+    if not any(sample.history for sample in batch):
         return None
     none = torch.zeros_like(like_B[0])
     return torch.stack(
-        [_combined(sample.step.mean[2:], sample.remembered) if sample.remembered else none for sample in batch]
+        [_combined(sample.step.mean[2:], sample.history) if sample.history else none for sample in batch]
     )
 
 
@@ -123,7 +123,7 @@ def _record(batch: Sequence[Trajectory], taken: _Taken, version: int) -> int:
         sample = batch[index]
         if not math.isfinite(logprobs[index]):
             raise EngineError(_overflow("log-probs", version))
-        has_offset = offset_B is not None and bool(sample.remembered)
+        has_offset = offset_B is not None and bool(sample.history)
         sample.decisions.append(
             Decision(
                 step=sample.step,
@@ -144,8 +144,8 @@ def _logprobs(batch: Sequence[Trajectory], taken: _Taken) -> list[float]:
     squares_BT = (target_B - taken.drift_B).square().mean((1, 3, 4)).cpu()
     decided_BT = torch.ones_like(squares_BT)
     for index, sample in enumerate(batch):
-        if sample.flight.canvas.is_given_T is not None:
-            decided_BT[index] = (~sample.flight.canvas.is_given_T).float()
+        if sample.parent.canvas.is_given_T is not None:
+            decided_BT[index] = (~sample.parent.canvas.is_given_T).float()
     errors = ((squares_BT * decided_BT).sum(1) / decided_BT.sum(1)).tolist()
     return [
         -error / (2.0 * sample.step.std**2) - math.log(sample.step.std) - _HALF_LOG_TAU if sample.step.std else 0.0

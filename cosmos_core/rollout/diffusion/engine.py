@@ -5,24 +5,135 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import attrs
 import torch
 
-from cosmos_core.errors import DataError, EngineError
-from cosmos_core.protocols import CachePolicy, Denoising, EngineContext, Request, TensorSlice
-from cosmos_core.rollout.diffusion.concluding import conclude, priced, rendered
+from cosmos_core.errors import CosmosError, DataError, EngineError
+from cosmos_core.protocols import CachePolicy, Canvas, Denoising, EngineContext, Model, Noising, Request, TensorSlice
 from cosmos_core.rollout.diffusion.denoising import denoise
-from cosmos_core.rollout.diffusion.foresight import problems
-from cosmos_core.rollout.diffusion.itinerary import itinerary
-from cosmos_core.rollout.diffusion.options import DiffusionOptions
-from cosmos_core.rollout.diffusion.queue import DenoisingQueue
-from cosmos_core.rollout.diffusion.requests import check_request
-from cosmos_core.rollout.diffusion.trajectory import DenoisingFlight, Prefix, Trajectory
+from cosmos_core.rollout.diffusion.plugin import DiffusionOptions, problems, sampling_problems
+from cosmos_core.rollout.diffusion.schedule import make_schedule, sample_seed
+from cosmos_core.rollout.diffusion.trajectory import DenoisingQueue, DenoisingRequestState, Prefix, Trajectory, array
 from cosmos_core.rollout.serving.engine import ServedEngine
-from cosmos_core.rollout.serving.flight import ServedHandle
+from cosmos_core.rollout.serving.requests import ServedHandle
 from cosmos_core.rollout.serving.updates import Update, whole_layout
-from cosmos_core.types import Payload
+from cosmos_core.types import Array, Payload
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.shards import canonical_tensors
+
+
+def finish_payload(
+    model: Model, module: torch.nn.Module, sample: Trajectory, *, version: int, regressions: int
+) -> None:
+    """Give a trajectory that is at t = 0 its payload.
+
+    Args:
+        model: The model.
+        module: Its weights.
+        sample: At its end.
+        version: Of the weights.
+        regressions: At how many points it is to be learned; 0 to learn its transitions.
+
+    Raises:
+        EngineError: The model refuses what it made itself.
+    """
+    assert sample.state is not None
+    made = {**sample.arrays(), "sample": array(sample.state)}
+    payload = attrs.evolve(sample.parent.request.prompt, arrays=made)
+    if regressions and sample.parent.request.sampling.temperature:
+        assert isinstance(model, Noising)
+        of_transitions = ("states", "places", "steps", "logprobs", "versions", "times")
+        plain = attrs.evolve(payload, arrays={name: made[name] for name in made if name not in of_transitions})
+        seed = sample_seed(sample.parent.request.seed, sample.index)
+        try:
+            learned = model.noised(plain, seed, num_decisions=regressions)
+            (logprobs_N,) = logprobs_of(model, module, [learned], budget=regressions)
+        except CosmosError as error:
+            raise EngineError(f"the model does not learn what it made: {error}") from error
+        if not bool(logprobs_N.isfinite().all()):
+            raise EngineError(f"the model gives errors that are not finite at weight version {version}")
+        versions = array(torch.full((regressions,), version, dtype=torch.int32))
+        told = {"logprobs": array(logprobs_N), "versions": versions}
+        payload = attrs.evolve(learned, arrays={**learned.arrays, **told})
+    sample.finished = payload
+
+
+def logprobs_of(
+    model: Model, module: torch.nn.Module, payloads: Sequence[Payload], *, budget: int
+) -> list[torch.Tensor]:
+    """float32 log-probs [N] of the decisions of each payload, on the CPU.
+
+    Args:
+        model: The model.
+        module: Its weights.
+        payloads: With decisions of any kind.
+        budget: Most decisions of one forward.
+
+    Raises:
+        DataError: A payload does not fit the model.
+    """
+    found: list[list[torch.Tensor]] = [[] for _ in payloads]
+    for batch in model.pack(payloads, budget=budget):
+        logprobs_N = model.decide(module, batch, temperature=1.0).logprobs_N.float().cpu()
+        for index, part in zip(batch.sequences, torch.split(logprobs_N, list(batch.num_decisions)), strict=True):
+            found[index].append(part)
+    return [torch.cat(parts) if parts else torch.zeros(0) for parts in found]
+
+
+def rendered(model: Denoising, sample: Trajectory, *, size: int) -> Payload:
+    """Render a trajectory that is at t = 0.
+
+    Args:
+        model: The model.
+        sample: At its end.
+        size: Most pixels of the longer side; 0 for as many as there are.
+
+    Raises:
+        EngineError: The model gives no frames.
+    """
+    assert sample.state is not None
+    media = model.render(sample.state, sample.parent.request.prompt)
+    frames = media.arrays.get("frames")
+    if media.kind != "media" or frames is None or frames.dtype != "uint8" or len(frames.shape) != 4:
+        found = "none" if frames is None else f"{frames.dtype} {list(frames.shape)}"
+        raise EngineError(
+            f"the model renders a payload of kind {media.kind!r} with the frames {found}; give kind 'media', "
+            "uint8 [F, height, width, 3]"
+        )
+    longest = max(frames.shape[1:3])
+    if not size or longest <= size:
+        return media
+    return attrs.evolve(media, arrays={**media.arrays, "frames": _scaled(frames, size / longest)})
+
+
+def _scaled(frames: Array, scale: float) -> Array:
+    """Frames made smaller."""
+    pixels = torch.frombuffer(bytearray(frames.data), dtype=torch.uint8).view(frames.shape).permute(0, 3, 1, 2)
+    height, width = (max(1, round(each * scale)) for each in frames.shape[1:3])
+    smaller = torch.nn.functional.interpolate(pixels.float(), size=(height, width), mode="area")
+    return array(smaller.round().to(torch.uint8).permute(0, 2, 3, 1))
+
+
+def check_request(request: Request, options: DiffusionOptions, model: Denoising) -> Canvas:
+    """The latents that a request asks for.
+
+    Raises:
+        EngineError: It cannot be; names the request, the value seen and what is allowed.
+    """
+    where, sampling = f"request {request.request_id!r}", request.sampling
+    if request.prompt.kind != "latents":
+        raise EngineError(f"{where}: its prompt is of kind {request.prompt.kind!r}; this engine takes 'latents'")
+    if sampling.num_samples < 1 or (sampling.temperature == 0 and sampling.num_samples != 1):
+        raise EngineError(f"{where}: {sampling.num_samples} samples at temperature {sampling.temperature}")
+    for problem in sampling_problems(options, sampling):
+        raise EngineError(f"{where}{problem}")
+    try:
+        canvas = model.canvas(request.prompt)
+    except DataError as error:
+        raise EngineError(f"{where}: {error}") from error
+    if canvas.is_given_T is not None and bool(canvas.is_given_T.all()):
+        raise EngineError(f"{where}: all of its {canvas.shape[1]} latent frames are given, none is left to denoise")
+    return canvas
 
 
 class DiffusionEngine(ServedEngine[Trajectory]):
@@ -58,15 +169,15 @@ class DiffusionEngine(ServedEngine[Trajectory]):
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def _admit(self, request: Request) -> DenoisingFlight:
+    def _admit(self, request: Request) -> DenoisingRequestState:
         canvas = check_request(request, self._options, self._model)
         asked = self._options.guidance
-        return DenoisingFlight(
+        return DenoisingRequestState(
             request,
             ServedHandle(request),
             0,
             canvas,
-            itinerary(self._options, request.sampling, request.seed),
+            make_schedule(self._options, request.sampling, request.seed),
             self._model.neutral_guidance if asked is None else asked,
         )
 
@@ -79,24 +190,24 @@ class DiffusionEngine(ServedEngine[Trajectory]):
         self._prompted += len(samples) - made
         for sample in samples:
             self._part(sample)
-        ended = [sample for sample in samples if sample.at == sample.flight.itinerary.num_steps]
+        ended = [sample for sample in samples if sample.at == sample.parent.schedule.num_steps]
         for sample in ended:
-            self._conclude(sample)
+            self._end(sample)
         if ended:
             self._finish(ended)
 
     def _part(self, sample: Trajectory) -> None:
         """Let the others of a group go on from where its first sample is, if they part there."""
-        flight = sample.flight
-        if flight.prefix is None and 0 < flight.itinerary.branch == sample.at:
+        parent = sample.parent
+        if parent.prefix is None and 0 < parent.schedule.branch == sample.at:
             assert sample.state is not None
-            flight.prefix = Prefix(sample.state.clone(), sample.remembered)
-            self._denoisers.part(flight)
+            parent.prefix = Prefix(sample.state.clone(), sample.history)
+            self._denoisers.part(parent)
 
-    def _conclude(self, sample: Trajectory) -> None:
+    def _end(self, sample: Trajectory) -> None:
         options, version = self._options, self._denoisers.version
-        conclude(self._context.model, self._module, sample, version=version, regressions=options.regressions)
-        if options.regressions and sample.flight.request.sampling.temperature:
+        finish_payload(self._context.model, self._module, sample, version=version, regressions=options.regressions)
+        if options.regressions and sample.parent.request.sampling.temperature:
             self._generated += options.regressions
         sample.end(rendered(self._model, sample, size=options.render_size))
 
@@ -128,7 +239,7 @@ class DiffusionEngine(ServedEngine[Trajectory]):
 
         def score() -> list[torch.Tensor]:
             try:
-                return priced(self._context.model, self._module, payloads, budget=self._context.max_in_flight)
+                return logprobs_of(self._context.model, self._module, payloads, budget=self._context.max_in_flight)
             except DataError as error:
                 raise EngineError(f"a payload to score: {error}") from error
 

@@ -1,10 +1,218 @@
-"""The entry point `diffusion`."""
+"""The entry point `diffusion`: its options, its capabilities, and what it refuses of runs and requests."""
 
 from __future__ import annotations
 
-from cosmos_core.protocols import EngineCapabilities, EngineContext, Provider, RolloutEngine, hookimpl
-from cosmos_core.rollout.diffusion.foresight import foresee
-from cosmos_core.rollout.diffusion.options import DiffusionOptions
+from collections.abc import Iterator
+from typing import Final, Literal, TypeAlias
+
+import attrs
+from attrs import validators as check
+
+from cosmos_core.config.schema import ABOVE_ZERO, NOT_NEGATIVE, POSITIVE, option
+from cosmos_core.protocols import (
+    Denoising,
+    EngineCapabilities,
+    EngineContext,
+    EngineOutlook,
+    Foresight,
+    Model,
+    Noising,
+    Provider,
+    RolloutEngine,
+    Sampling,
+    hookimpl,
+)
+
+SamplerName: TypeAlias = Literal["flow-sde", "cps", "edm", "euler", "unipc"]
+EvaluationSamplerName: TypeAlias = Literal["euler", "unipc", "edm"]
+Trained: TypeAlias = Literal["all", "even", "window"]
+
+_LARGEST_CHURN: Final = 2.0**0.5 - 1.0
+
+
+@attrs.frozen(kw_only=True)
+class DiffusionOptions:
+    """Options of the diffusion engine."""
+
+    sampler: SamplerName = option(
+        "flow-sde",
+        help="How samples to train on are denoised: `flow-sde` (FlowGRPO), `cps`, `edm` (2ab with churn), or, where "
+        "regressions are learned, along the ODE: `euler`, `unipc`, `edm`.",
+        validator=check.in_(("flow-sde", "cps", "edm", "euler", "unipc")),
+    )
+    evaluation_sampler: EvaluationSamplerName = option(
+        "euler",
+        help="How held-out prompts are: without noise, by `euler`, `unipc` or `edm`.",
+        validator=check.in_(("euler", "unipc", "edm")),
+    )
+    shift: float = option(
+        3.0,
+        help="Moves times towards noise, but those of `edm`: t becomes s t / (1 + (s - 1) t).",
+        validator=ABOVE_ZERO,
+    )
+    noise_level: float = option(
+        0.7,
+        help="a of `flow-sde` and `cps`: how much noise a step adds.",
+        validator=check.and_(check.gt(0.0), check.le(1.0)),
+    )
+    churn: float = option(
+        0.2,
+        help="Of `edm`: share by which a noisy step raises σ; 0.41 at most.",
+        validator=check.and_(check.gt(0.0), check.le(_LARGEST_CHURN)),
+    )
+    sigma_max: float = option(200.0, help="σ of the first step of `edm`, and of Karras' times.", validator=ABOVE_ZERO)
+    sigma_min: float = option(0.01, help="σ of the last step, likewise.", validator=ABOVE_ZERO)
+    karras: bool = option(
+        False, help="Whether `unipc` takes Karras' times, in place of evenly spaced ones moved by `shift`."
+    )
+    guidance: float | None = option(
+        None,
+        help="Scale of classifier-free guidance in the model's own formula; absent, there is none. It counts at 1 and "
+        "below, too, where pipelines of diffusers turn it off.",
+    )
+    trained: Trained = option(
+        "all",
+        help="Which steps are decisions: `all` that are noisy, those of an `even` number, or a `window` of them, with "
+        "no noise elsewhere. The last step never is.",
+        validator=check.in_(("all", "even", "window")),
+    )
+    window: int = option(2, help="Steps of the window.", validator=POSITIVE)
+    window_start: int = option(0, help="First step at which a window may begin.", validator=NOT_NEGATIVE)
+    window_stop: int | None = option(
+        None,
+        help="Step before which it ends, at the latest; absent, half of the steps. Where it begins is drawn for each "
+        "group.",
+        validator=check.optional(POSITIVE),
+    )
+    shared_prefix: bool = option(
+        False, help="Whether the samples of a group branch from one state where their window begins (FlowGRPO-Fast)."
+    )
+    same_noise: bool = option(False, help="Whether the samples of a group begin with the same noise.")
+    regressions: int = option(
+        0,
+        help="Points at which each sample is learned as a regression (DiffusionNFT), in place of its transitions; 0 "
+        "for transitions.",
+        validator=NOT_NEGATIVE,
+    )
+    render_size: int = option(
+        0,
+        help="Most pixels of the longer side of rendered frames, which are scaled down to it; 0 leaves them.",
+        validator=NOT_NEGATIVE,
+    )
+
+
+MOST_STEPS: Final = 1000
+"""Times are told apart by thousandths in training."""
+
+_OPTIONS: Final = "rollout.engine.options"
+_ODES: Final = ("euler", "unipc", "edm")
+_NOISELESS: Final = ("euler", "unipc")
+
+
+def foresee(options: DiffusionOptions, outlook: EngineOutlook) -> Foresight:
+    """Say what the engine cannot do of a run."""
+    found = [*problems(options, outlook.model)]
+    for key, sampling in outlook.samplings.items():
+        found += [f"{key}{said}" for said in sampling_problems(options, sampling)]
+    found += [f"rollout.sampling{said}" for said in _undecided(options, outlook.samplings.get("rollout.sampling"))]
+    found += [
+        f"{key}: {temperature:g}; a denoised sample has no temperature: 1 is the sampler as it is, 0 its ODE"
+        for key, temperature in outlook.temperatures.items()
+        if temperature not in (0.0, 1.0) and key.rpartition(".")[0] not in outlook.samplings
+    ]
+    return Foresight(
+        problems=tuple(found),
+        decisions="regressions" if options.regressions else "transitions",
+        decisions_key=f"{_OPTIONS}.regressions",
+        most_decisions=_most_decisions(options, outlook.samplings.get("rollout.sampling")),
+    )
+
+
+def _most_decisions(options: DiffusionOptions, sampling: Sampling | None) -> int:
+    if options.regressions or options.trained == "window":
+        return options.regressions or options.window
+    if sampling is None:
+        return 0
+    # The last step never is one.
+    return sampling.max_units // 2 if options.trained == "even" else sampling.max_units - 1
+
+
+def problems(options: DiffusionOptions, model: Model) -> Iterator[str]:
+    """Yield what options ask for that a model cannot give."""
+    if not isinstance(model, Denoising):
+        yield (
+            f"rollout.engine.plugin: 'diffusion' denoises, and {type(model).__name__} is no world model "
+            "(cosmos_core.protocols.Denoising); use the engine 'embedded', or another model"
+        )
+    if options.sigma_min >= options.sigma_max:
+        yield f"{_OPTIONS}.sigma_min: {options.sigma_min:g} is not below sigma_max = {options.sigma_max:g}"
+    if options.regressions:
+        yield from _regressions(options, model)
+    elif options.sampler in _NOISELESS:
+        yield (
+            f"{_OPTIONS}.sampler: {options.sampler!r} adds no noise, so that nothing is decided; take 'flow-sde', "
+            "'cps' or 'edm', or learn regressions (regressions = 4)"
+        )
+    if options.shared_prefix and (options.trained != "window" or options.regressions):
+        yield f"{_OPTIONS}.shared_prefix: samples branch where a window begins; set trained = 'window'"
+
+
+def _regressions(options: DiffusionOptions, model: Model) -> Iterator[str]:
+    if options.sampler not in _ODES:
+        yield (
+            f"{_OPTIONS}.sampler: {options.sampler!r} adds noise, and regressions are learned of what an ODE leads to; "
+            f"take one of {', '.join(map(repr, _ODES))}"
+        )
+    if not isinstance(model, Noising):
+        yield (
+            f"{_OPTIONS}.regressions: {options.regressions}, and {type(model).__name__} does not learn any "
+            "(cosmos_core.protocols.Noising); set it to 0"
+        )
+
+
+def sampling_problems(options: DiffusionOptions, sampling: Sampling) -> Iterator[str]:
+    """Yield what cannot be drawn, each to be put behind the name of what asks for it."""
+    # Imported here so that listing plugins needs no torch.
+    from cosmos_core.rollout.diffusion.schedule import window_range  # noqa: PLC0415
+
+    steps = sampling.max_units
+    if sampling.temperature not in (0.0, 1.0):
+        yield (
+            f".temperature: {sampling.temperature:g}; a denoised sample has no temperature: 1 is the sampler as it is, "
+            "0 its ODE"
+        )
+    if sampling.top_p != 1.0 or sampling.top_k != 0:
+        yield f".top_p, top_k: {sampling.top_p:g} and {sampling.top_k}; noise is not cut: set top_p = 1, top_k = 0"
+    if not 1 <= steps <= MOST_STEPS:
+        yield f".max_units: {steps} denoising steps; give 1 to {MOST_STEPS}"
+    elif _has_window(options, sampling) and not window_range(options, steps):
+        yield (
+            f".max_units: of {steps} steps, no window of {options.window} fits from step {options.window_start} "
+            f"on{'' if options.window_stop is None else f' and before step {options.window_stop}'} among those "
+            "that may be noisy; see window, window_start and window_stop of [rollout.engine.options]"
+        )
+
+
+def _undecided(options: DiffusionOptions, sampling: Sampling | None) -> Iterator[str]:
+    """Refuse samples of which nothing can be learned; windows and ODEs are told of elsewhere."""
+    if sampling is None or sampling.temperature != 1.0 or options.regressions or options.trained == "window":
+        return
+    if options.sampler in _NOISELESS or not 1 <= sampling.max_units <= MOST_STEPS:
+        return
+    # Imported here so that listing plugins needs no torch.
+    from cosmos_core.rollout.diffusion.schedule import make_schedule  # noqa: PLC0415
+
+    if not make_schedule(options, sampling, 0).decided:
+        least = 3 if options.sampler == "edm" else 2
+        number = sampling.max_units
+        yield f".max_units: of {number} steps none is noisy, so that nothing is decided; give {least} or more"
+
+
+def _has_window(options: DiffusionOptions, sampling: Sampling) -> bool:
+    # Of a sampler without noise it is told that nothing is decided at all.
+    if not sampling.temperature or options.regressions or options.sampler in _NOISELESS:
+        return False
+    return options.trained == "window"
 
 
 def _create(options: DiffusionOptions, context: EngineContext) -> RolloutEngine:

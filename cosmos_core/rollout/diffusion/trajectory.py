@@ -5,17 +5,16 @@ Shape legend: N decisions, M states that are kept, C channels, T latent frames, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 import numpy as np
 import torch
 
 from cosmos_core.protocols import Canvas, FinishReason, Generated
-from cosmos_core.rollout.diffusion.itinerary import Itinerary
-from cosmos_core.rollout.diffusion.noise import noise
-from cosmos_core.rollout.diffusion.samplers.step import Step
-from cosmos_core.rollout.serving.flight import Flight
+from cosmos_core.rollout.diffusion.samplers import Step
+from cosmos_core.rollout.diffusion.schedule import Schedule, noise
+from cosmos_core.rollout.serving.requests import RequestState, WaitingQueue
 from cosmos_core.types import Array, Payload
 
 
@@ -27,7 +26,7 @@ class Decision:
         step: The sampler's.
         before: x_t, float32 [C, T, H, W] on the CPU.
         after: x', likewise.
-        offset: What the sampler remembered adds to the mean, likewise; None for nothing.
+        offset: What the sampler history adds to the mean, likewise; None for nothing.
         logprob: Of x'.
         version: Of the weights that gave the velocity.
     """
@@ -45,11 +44,11 @@ class Trajectory:
     """One sample of a request.
 
     Attributes:
-        flight: Its request.
+        parent: Its request.
         index: Its place among the request's samples.
         at: The step to be taken next.
         state: x_t, float32 [C, T, H, W]; None before it begins.
-        remembered: What the sampler remembers of the steps before, likewise.
+        history: What the sampler remembers of the steps before, likewise.
         decisions: What was decided so far.
         versions: Weight versions of the steps taken, each once; once it is at its end, those of what is learned of it.
         finished: The payload of all of it, once it is at its end.
@@ -57,11 +56,11 @@ class Trajectory:
         reason: Why it ended; None while it goes on.
     """
 
-    flight: DenoisingFlight
+    parent: DenoisingRequestState
     index: int
     at: int = 0
     state: torch.Tensor | None = None
-    remembered: Sequence[torch.Tensor] = ()
+    history: Sequence[torch.Tensor] = ()
     decisions: list[Decision] = attrs.field(factory=list)
     versions: set[int] = attrs.field(factory=set)
     finished: Payload | None = None
@@ -71,45 +70,45 @@ class Trajectory:
     @property
     def step(self) -> Step:
         """The step to be taken next."""
-        return self.flight.itinerary.course.steps[self.at]
+        return self.parent.schedule.discretization.steps[self.at]
 
     @property
     def is_decision(self) -> bool:
-        """Whether that step is one."""
-        return self.at in self.flight.itinerary.decided
+        """True if that step is a decision."""
+        return self.at in self.parent.schedule.decided
 
     @property
     def goes_on(self) -> bool:
-        """Whether the step before it was one, too."""
-        return bool(self.decisions) and self.at - 1 in self.flight.itinerary.decided
+        """True if the step before it was a decision, too."""
+        return bool(self.decisions) and self.at - 1 in self.parent.schedule.decided
 
     @property
     def follows(self) -> bool:
-        """Whether it waits for another sample to reach the state that it branches from."""
-        return self.index > 0 and self.flight.itinerary.branch > 0 and self.flight.prefix is None
+        """True while it waits for another sample to reach the state that it branches from."""
+        return self.index > 0 and self.parent.schedule.branch > 0 and self.parent.prefix is None
 
     def start(self, device: torch.device) -> None:
         """Be at the first state: noise, or where the samples of its group part."""
         if self.state is not None:
             return
-        flight, prefix = self.flight, self.flight.prefix
+        parent, prefix = self.parent, self.parent.prefix
         if self.index and prefix is not None:
-            self.at, self.state, self.remembered = flight.itinerary.branch, prefix.state, prefix.remembered
+            self.at, self.state, self.history = parent.schedule.branch, prefix.state, prefix.history
             return
-        canvas = flight.canvas
-        drawn_as = 0 if flight.itinerary.shares_noise else self.index
-        first = flight.itinerary.course.start * noise(flight.request.seed, drawn_as, -1, canvas.shape)
+        canvas = parent.canvas
+        drawn_as = 0 if parent.schedule.shares_noise else self.index
+        first = parent.schedule.discretization.start * noise(parent.request.seed, drawn_as, -1, canvas.shape)
         self.state = with_given(first, canvas).to(device)
 
     def fresh(self) -> torch.Tensor:
         """The noise of the step to be taken next, float32 [C, T, H, W] on the CPU."""
-        return noise(self.flight.request.seed, self.index, self.at, self.flight.canvas.shape)
+        return noise(self.parent.request.seed, self.index, self.at, self.parent.canvas.shape)
 
     def generated(self, version: int) -> Generated:
         """The result, partial if it was aborted; `version` stands in where no step was taken."""
         payload = self.finished
         if payload is None:
-            payload = attrs.evolve(self.flight.request.prompt, arrays=self.arrays())
+            payload = attrs.evolve(self.parent.request.prompt, arrays=self.arrays())
         number = payload.arrays["logprobs"].shape[0]
         versions = self._versions() or {version}
         return Generated(
@@ -124,7 +123,7 @@ class Trajectory:
     def end(self, media: Payload) -> None:
         """Be at the end: of the way there, only what `finished` has of it is kept."""
         self.media, self.reason, self.versions = media, FinishReason.STOP, self._versions()
-        self.state, self.remembered, self.decisions = None, (), []
+        self.state, self.history, self.decisions = None, (), []
 
     def _versions(self) -> set[int]:
         # A sample that is learned as a whole is of all weights that had a part in it.
@@ -133,15 +132,15 @@ class Trajectory:
     def arrays(self) -> dict[str, Array]:
         """The prompt's arrays, and those of the transitions (see `cosmos_core.types.Payload`)."""
         states, places = self._states()
-        shape, steps = self.flight.canvas.shape, [each.step for each in self.decisions]
+        shape, steps = self.parent.canvas.shape, [each.step for each in self.decisions]
         rows = np.array([(each.of_state, each.of_velocity, each.std) for each in steps], np.float32).reshape(-1, 3)
         found = {
-            **self.flight.request.prompt.arrays,
+            **self.parent.request.prompt.arrays,
             "states": array(torch.stack(states) if states else torch.zeros(0, *shape)),
             "places": _numpy_array(np.array(places, np.int32).reshape(-1, 2)),
             "steps": _numpy_array(rows),
             "times": _numpy_array(np.array([each.time for each in steps], np.float32)),
-            "guidance": _numpy_array(np.array(self.flight.guidance, np.float32)),
+            "guidance": _numpy_array(np.array(self.parent.guidance, np.float32)),
             "logprobs": _numpy_array(np.array([each.logprob for each in self.decisions], np.float32)),
             "versions": _numpy_array(np.array([each.version for each in self.decisions], np.int32)),
         }
@@ -165,18 +164,18 @@ class Trajectory:
 
 
 @attrs.define(eq=False)
-class DenoisingFlight(Flight[Trajectory]):
+class DenoisingRequestState(RequestState[Trajectory]):
     """A request for denoised samples in flight.
 
     Attributes:
         canvas: What is denoised.
-        itinerary: How.
+        schedule: How.
         guidance: Of the velocities.
         prefix: The sample at whose state the others begin, once it is there.
     """
 
     canvas: Canvas
-    itinerary: Itinerary
+    schedule: Schedule
     guidance: float
     prefix: Prefix | None = attrs.field(init=False, default=None)
 
@@ -191,11 +190,11 @@ class Prefix:
 
     Attributes:
         state: float32 [C, T, H, W].
-        remembered: By the sampler, likewise.
+        history: By the sampler, likewise.
     """
 
     state: torch.Tensor
-    remembered: Sequence[torch.Tensor]
+    history: Sequence[torch.Tensor]
 
 
 def with_given(state: torch.Tensor, canvas: Canvas) -> torch.Tensor:
@@ -213,3 +212,61 @@ def array(tensor: torch.Tensor) -> Array:
 
 def _numpy_array(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Array:
     return Array(dtype=str(values.dtype), shape=values.shape, data=np.ascontiguousarray(values).tobytes())
+
+
+class DenoisingQueue:
+    """Lets waiting samples in, in order of priority, then of arrival (`serving.SampleQueue`).
+
+    Attributes:
+        version: Of the weights.
+        running: Samples that denoise.
+    """
+
+    def __init__(self, *, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._waiting: WaitingQueue[Trajectory] = WaitingQueue()
+        self._following: list[Trajectory] = []
+        self.running: list[Trajectory] = []
+        self.version = 0
+
+    @property
+    def num_running(self) -> int:
+        """Samples that denoise."""
+        return len(self.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples not started."""
+        return len(self._waiting) + len(self._following)
+
+    @property
+    def has_work(self) -> bool:
+        """True if a step would do anything."""
+        return bool(self.running or self._waiting)
+
+    def add(self, samples: Iterable[Trajectory], /) -> None:
+        """Let samples wait."""
+        for sample in samples:
+            if sample.follows:
+                self._following.append(sample)
+            else:
+                self._waiting.add([sample])
+
+    def part(self, parent: DenoisingRequestState) -> None:
+        """The state that the samples of a request branch from is there."""
+        ready = [sample for sample in self._following if sample.parent is parent]
+        self._following = [sample for sample in self._following if sample.parent is not parent]
+        self._waiting.add(ready)
+
+    def admit(self) -> list[Trajectory]:
+        """Let in as many as there is room for; all that denoise now."""
+        while self._waiting and len(self.running) < self._num_slots:
+            self.running.append(self._waiting.take())
+        return list(self.running)
+
+    def remove(self, finished: Iterable[Trajectory], /) -> None:
+        """Take samples out, running or waiting."""
+        gone = set(finished)
+        self.running = [sample for sample in self.running if sample not in gone]
+        self._following = [sample for sample in self._following if sample not in gone]
+        self._waiting.remove(gone)

@@ -1,7 +1,8 @@
 """Attention over packed tokens and slots.
 
-Shape legend: N tokens of the step, n decoding sequences (the first n tokens, one each), H query heads, K key-value
-heads, G = H / K, D head dim, C cache capacity, P padded pieces, Q their longest.
+Shape legend: N tokens of the step, n decoding sequences (the first n tokens, one each), S slots, m of them
+that share a prefix, H query heads, K key-value heads, G = H / K, D head dim, C cache capacity, P padded chunks, Q their
+longest.
 """
 
 from __future__ import annotations
@@ -14,15 +15,84 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from cosmos_core.rollout.embedded.cache import SlotCache
-from cosmos_core.rollout.embedded.interface import Caller, Variant
-from cosmos_core.rollout.embedded.runs import Run, runs_of
+from cosmos_core.rollout.embedded.interface import AttentionModule, Variant
 
-_LONG_PIECE: Final = 512
+_KEYS_FIRST: Final = torch.cpu._is_amx_tile_supported()  # noqa: SLF001 - there is no public name in torch 2.11
+"""Whether a CPU's bfloat16 kernel brings its second matrix into another order first: it should be the small one."""
+_SHARING_UNITS: Final = 1024
+"""Units that slots must save to share: what the products of a run cost besides reading."""
+
+
+@attrs.frozen(kw_only=True)
+class PrefixGroup:
+    """Decoding slots `first` to `last - 1`, whose first `num_units` units are the same: read once, from the first slot.
+
+    A long prompt of many samples is most of what a step of them would read; its products with all their queries are
+    those of one matrix. Each slot has a copy still: what is in it may lose its neighbours, and then stands alone.
+    """
+
+    first: int
+    last: int
+    num_units: int = 0
+
+    def pays(self, capacity: int) -> bool:
+        """True if that is faster than to read all slots whole: what each has of its own is copied, to lie alone."""
+        num = self.last - self.first
+        return (num - 1) * self.num_units > 2 * num * (capacity - self.num_units) + _SHARING_UNITS
+
+    def scores(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Products float32 [m K, G, C] of queries [n, K, G, D] with cached keys [S, K, C, D]."""
+        queries, keys = queries[self.first : self.last], keys[self.first : self.last]
+        size = self.num_units
+        if not size:
+            return _products(queries.flatten(0, 1), keys.flatten(0, 1))
+        num, num_shared, group, _ = queries.shape
+        common = _products(queries.transpose(0, 1).flatten(1, 2), keys[0, :, :size])
+        common = common.view(num_shared, num, group, size).transpose(0, 1).flatten(0, 1)
+        own = _products(queries.flatten(0, 1), keys[:, :, size:].flatten(0, 1))
+        return torch.cat([common, own], -1)
+
+    def sums(self, weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Sums [m K, G, D] of cached values [S, K, C, D] with weights [m K, G, C]."""
+        values, size = values[self.first : self.last], self.num_units
+        if not size:
+            return torch.bmm(weights, values.flatten(0, 1))
+        (num, num_shared), (_, group, capacity) = values.shape[:2], weights.shape
+        by_head = weights.view(num, num_shared, group, capacity)[..., :size].transpose(0, 1).flatten(1, 2)
+        common = torch.bmm(by_head, values[0, :, :size])
+        common = common.view(num_shared, num, group, -1).transpose(0, 1).flatten(0, 1)
+        return torch.baddbmm(common, weights[..., size:], values[:, :, size:].flatten(0, 1))
+
+
+def prefix_groups(num: int, shared: tuple[PrefixGroup, ...], capacity: int) -> Iterator[PrefixGroup]:
+    """Slots 0 to `num - 1` in runs: those that share, where it pays, and what is between them."""
+    at = 0
+    for run in shared:
+        if not run.pays(capacity):
+            continue
+        if run.first > at:
+            yield PrefixGroup(first=at, last=run.first)
+        yield run
+        at = run.last
+    if at < num:
+        yield PrefixGroup(first=at, last=num)
+
+
+def _products(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """float32 [B, Q, T] of queries [B, Q, D], few, with keys [B, T, D], many."""
+    if _KEYS_FIRST and queries.device.type == "cpu" and queries.dtype is torch.bfloat16:
+        products = torch.bmm(keys, queries.transpose(1, 2)).transpose(1, 2)
+    else:
+        products = torch.bmm(queries, keys.transpose(1, 2))
+    return products.to(torch.float32, memory_format=torch.contiguous_format)
+
+
+_LONG_CHUNK: Final = 512
 """Pieces above this length are never padded together with others."""
 
 
 @attrs.frozen(kw_only=True)
-class Piece:
+class Chunk:
     """Consecutive units of one sequence: tokens [first, last) of the step, from unit `start` of slot `slot`."""
 
     first: int
@@ -41,7 +111,7 @@ class Fork:
 
 
 class SlotStep:
-    """A step over slots: tokens 0 to n - 1 decode in slots 0 to n - 1, the rest are pieces of prompts."""
+    """A step over slots: tokens 0 to n - 1 decode in slots 0 to n - 1, the rest are chunks of prompts."""
 
     def __init__(
         self,
@@ -50,17 +120,17 @@ class SlotStep:
         slots_N: torch.Tensor,
         places_N: torch.Tensor,
         num_decoding: int,
-        pieces: tuple[Piece, ...] = (),
+        chunks: tuple[Chunk, ...] = (),
         forks: tuple[Fork, ...] = (),
-        shared: tuple[Run, ...] = (),
+        shared: tuple[PrefixGroup, ...] = (),
     ) -> None:
         self._cache = cache
         self._slots_N = slots_N
         self._places_N = places_N
         self._num_decoding = num_decoding
         self._forks = forks
-        self._runs = () if cache is None else tuple(runs_of(num_decoding, shared, cache.capacity))
-        self._packs = tuple(_packs(pieces, slots_N.device))
+        self._prefix_groups = () if cache is None else tuple(prefix_groups(num_decoding, shared, cache.capacity))
+        self._packs = tuple(_packs(chunks, slots_N.device))
         self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
         self._rows_by_heads: dict[int, torch.Tensor] = {}
 
@@ -73,12 +143,12 @@ class SlotStep:
             slots_N=torch.zeros_like(places_N),
             places_N=places_N,
             num_decoding=0,
-            pieces=(Piece(first=0, last=size, start=0, slot=0),),
+            chunks=(Chunk(first=0, last=size, start=0, slot=0),),
         )
 
     def attend(
         self,
-        module: Caller,
+        module: AttentionModule,
         *,
         queries: torch.Tensor,
         keys: torch.Tensor,
@@ -128,14 +198,14 @@ class SlotStep:
         num_heads, num, dim = queries.shape
         num_shared, capacity = keys.shape[1:3]
         grouped = queries.transpose(0, 1).reshape(num, num_shared, -1, dim)
-        scores, scaling = _joined([run.scores(grouped, keys) for run in self._runs]), variant.scaling
+        scores, scaling = _joined([run.scores(grouped, keys) for run in self._prefix_groups]), variant.scaling
         if variant.softcap is not None:
             scores, scaling = scores.mul_(scaling / variant.softcap).tanh_(), variant.softcap
         scores = torch.add(self._mask(num_shared, capacity, variant.window), scores, alpha=scaling, out=scores)
         sinks = None if variant.sinks_H is None else variant.sinks_H.view(num_shared, -1).repeat(num, 1)
         weights = _softmax(scores, sinks).to(values.dtype)
-        parts = torch.split(weights, [(run.last - run.first) * num_shared for run in self._runs])
-        sums = [run.sums(part, values) for run, part in zip(self._runs, parts, strict=True)]
+        parts = torch.split(weights, [(run.last - run.first) * num_shared for run in self._prefix_groups])
+        sums = [run.sums(part, values) for run, part in zip(self._prefix_groups, parts, strict=True)]
         return _joined(sums).view(num, num_heads, -1)
 
     def _mask(self, num_shared: int, capacity: int, window: int | None) -> torch.Tensor:
@@ -158,12 +228,12 @@ class _Pack:
     """Pieces attended together: one as it lies, or several of like length, padded.
 
     Attributes:
-        piece: The piece, where there is one only.
+        chunk: The chunk, where there is one only.
         padded_PQ: Token of each padded place.
         real_PQ: Whether a padded place is a token.
     """
 
-    piece: Piece | None = None
+    chunk: Chunk | None = None
     padded_PQ: torch.Tensor | None = None
     real_PQ: torch.Tensor | None = None
 
@@ -177,15 +247,15 @@ class _Pack:
         cached: tuple[torch.Tensor, torch.Tensor] | None,
         variant: Variant,
     ) -> None:
-        """Fill the rows of `out` [N, H, D] that are the tokens of these pieces."""
-        if self.piece is not None:
-            first, last, start = self.piece.first, self.piece.last, self.piece.start
+        """Fill the rows of `out` [N, H, D] that are the tokens of these chunks."""
+        if self.chunk is not None:
+            first, last, start = self.chunk.first, self.chunk.last, self.chunk.start
             keys, values = keys[:, first:last], values[:, first:last]
             if start:
                 assert cached is not None
                 total = start + last - first
-                keys = cached[0][self.piece.slot, :, :total]
-                values = cached[1][self.piece.slot, :, :total]
+                keys = cached[0][self.chunk.slot, :, :total]
+                values = cached[1][self.chunk.slot, :, :total]
             attended = _causal(queries[None, :, first:last], keys[None], values[None], start, variant)
             out[first:last] = attended[0].transpose(0, 1)
             return
@@ -196,22 +266,22 @@ class _Pack:
         out[self.padded_PQ[self.real_PQ]] = attended.transpose(1, 2)[self.real_PQ]
 
 
-def _packs(pieces: tuple[Piece, ...], device: torch.device) -> Iterator[_Pack]:
-    """Group pieces that start their sequence by length (up to the next power of two), so that little is padding."""
-    alike: dict[int, list[Piece]] = {}
-    for piece in pieces:
-        size = piece.last - piece.first
-        if piece.start or size > _LONG_PIECE:
-            yield _Pack(piece=piece)
+def _packs(chunks: tuple[Chunk, ...], device: torch.device) -> Iterator[_Pack]:
+    """Group chunks that start their sequence by length (up to the next power of two), so that little is padding."""
+    alike: dict[int, list[Chunk]] = {}
+    for chunk in chunks:
+        size = chunk.last - chunk.first
+        if chunk.start or size > _LONG_CHUNK:
+            yield _Pack(chunk=chunk)
         else:
-            alike.setdefault(size.bit_length(), []).append(piece)
+            alike.setdefault(size.bit_length(), []).append(chunk)
     for group in alike.values():
         if len(group) == 1:
-            yield _Pack(piece=group[0])
+            yield _Pack(chunk=group[0])
             continue
-        first_P1 = torch.tensor([[piece.first] for piece in group], device=device)
-        last_P1 = torch.tensor([[piece.last] for piece in group], device=device)
-        places_PQ = first_P1 + torch.arange(max(piece.last - piece.first for piece in group), device=device)
+        first_P1 = torch.tensor([[chunk.first] for chunk in group], device=device)
+        last_P1 = torch.tensor([[chunk.last] for chunk in group], device=device)
+        places_PQ = first_P1 + torch.arange(max(chunk.last - chunk.first for chunk in group), device=device)
         yield _Pack(padded_PQ=places_PQ.minimum(last_P1 - 1), real_PQ=places_PQ < last_P1)
 
 

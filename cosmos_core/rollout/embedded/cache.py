@@ -14,7 +14,7 @@ import torch
 
 @attrs.frozen(kw_only=True)
 class LayerShape:
-    """What one layer caches of a unit."""
+    """Shape of what one layer caches of a unit."""
 
     num_heads: int
     key_dim: int

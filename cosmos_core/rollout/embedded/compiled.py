@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -55,7 +55,7 @@ class CompiledForward:
         )
 
     def compile(self, tokens_N: torch.Tensor, positions_N: torch.Tensor) -> None:
-        """Compile, for any number of tokens and of rows; inside `interface.meaning`.
+        """Compile, for any number of tokens and of rows; inside `interface.step_context`.
 
         Raises:
             EngineError: It cannot be compiled; says why, and what to do.
@@ -75,7 +75,7 @@ class CompiledForward:
         """Logits of the tokens at `kept_R` (of all if None).
 
         A single token is fed twice, so that a unit comes out alike whether others are beside it or not; the step's
-        meaning must say so (`interface.meaning`).
+        step_context must say so (`interface.step_context`).
         """
         if kept_R is None:
             kept_R = torch.arange(len(tokens_N), device=tokens_N.device)
@@ -88,7 +88,7 @@ class CompiledForward:
 
 
 def is_single(tokens_N: torch.Tensor) -> bool:
-    """Whether a compiled forward must be fed a step's unit twice."""
+    """True if a compiled forward must be fed a step's unit twice."""
     return len(tokens_N) < _LEAST
 
 
@@ -97,3 +97,27 @@ def _refusal(name: str, reason: str) -> str:
         f"rollout.engine.options.compile: the forward of {name} cannot be compiled: {reason}; set compile = false "
         "(on a CPU it needs a C++ compiler: g++, or what CXX names)"
     )
+
+
+_LIBRARY: Final = torch.library.Library("cosmos_embedded", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def operator(
+    schema: str, compute: Callable[..., torch.Tensor], like: Callable[..., torch.Tensor]
+) -> Callable[..., torch.Tensor]:
+    """Define an operator.
+
+    Args:
+        schema: Its name, arguments and result, as torch writes them.
+        compute: What it does, on any device.
+        like: Makes an empty tensor of the result's shape, dtype and strides: all that a compiler asks for.
+
+    Returns:
+        The operator.
+    """
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
+    _LIBRARY.impl(name, compute, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"cosmos_embedded::{name}", like, lib=_LIBRARY)
+    defined: Any = getattr(torch.ops.cosmos_embedded, name)
+    return defined.default  # type: ignore[no-any-return]

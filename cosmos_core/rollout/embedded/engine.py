@@ -14,25 +14,78 @@ from cosmos_core.protocols import (
     Conditioned,
     EngineContext,
     FinishReason,
+    Model,
+    Record,
+    Recording,
     TensorSlice,
 )
 from cosmos_core.rollout.embedded.cache import SlotCache
-from cosmos_core.rollout.embedded.foresight import problems
-from cosmos_core.rollout.embedded.loaded import LoadedWeights
-from cosmos_core.rollout.embedded.options import EmbeddedOptions
 from cosmos_core.rollout.embedded.packed import PackedMatrices
-from cosmos_core.rollout.embedded.prompts import Prompts
-from cosmos_core.rollout.embedded.records import Recorder
-from cosmos_core.rollout.embedded.runner import Runner
-from cosmos_core.rollout.embedded.sampler import draw
+from cosmos_core.rollout.embedded.plugin import EmbeddedOptions, problems
+from cosmos_core.rollout.embedded.runner import ConditionedPrompts, Runner
+from cosmos_core.rollout.embedded.sampler import SlotNumbers, draw
 from cosmos_core.rollout.embedded.scheduler import Plan, Scheduler
-from cosmos_core.rollout.embedded.slots import SlotNumbers
-from cosmos_core.rollout.embedded.support import adopt
-from cosmos_core.rollout.serving.given import to_score
-from cosmos_core.rollout.serving.tokens import TokenEngine
-from cosmos_core.rollout.serving.updates import Update, whole_layout
+from cosmos_core.rollout.embedded.verification import install_attention
+from cosmos_core.rollout.serving.scoring import scoring_inputs
+from cosmos_core.rollout.serving.tokens import TokenEngine, TokenSequence
+from cosmos_core.rollout.serving.updates import LoadedWeights, Update, whole_layout
 from cosmos_core.types import Payload
-from cosmos_core.weights.shards import canonical_tensors
+from cosmos_core.weights.shards import canonical_tensors, dtype_name
+
+
+class Recorder:
+    """Keeps the records of one module's forwards, with the sequences whose units they computed.
+
+    A unit's record stands beside its entry in the KV cache: written when that is written, copied when a sample starts
+    from what another holds, replaced when it is computed anew. It lies in the CPU's memory, so that it outlives its
+    slot: a sequence that ends between an update and its recompute still has all of it.
+    """
+
+    def __init__(self, model: Recording, module: torch.nn.Module) -> None:
+        self._records = tuple(model.records())
+        self._newest = model.record(module)
+
+    @staticmethod
+    def of(model: Model, module: torch.nn.Module) -> Recorder | None:
+        """A recorder; None where the model records nothing."""
+        return Recorder(model, module) if isinstance(model, Recording) and model.records() else None
+
+    def keep(self, plan: Plan) -> None:
+        """Keep what the newest forward recorded, which was that of `plan`.
+
+        Raises:
+            EngineError: The model recorded something else than it said it would.
+        """
+        newest = self._newest()
+        num_units = plan.num_decoding + len(plan.chunk_tokens)
+        for record in self._records:
+            rows = _checked(newest, record, num_units).cpu()
+            for row, sequence in enumerate(plan.sequences[: plan.num_decoding]):
+                _held(sequence, record.name, rows)[len(sequence.tokens) - 1] = rows[row]
+            for chunk in plan.chunks:
+                held = _held(plan.sequences[chunk.slot], record.name, rows)
+                held[chunk.start : chunk.start + chunk.last - chunk.first] = rows[chunk.first : chunk.last]
+            for fork in plan.forks:
+                shared = plan.sequences[fork.source].records[record.name][: fork.num_units]
+                for target in fork.targets:
+                    _held(plan.sequences[target], record.name, rows)[: fork.num_units] = shared
+
+
+def _held(sequence: TokenSequence, name: str, like: torch.Tensor) -> torch.Tensor:
+    """The record of a sequence, with room for every unit that it may feed."""
+    if name not in sequence.records:
+        most = sequence.parent.num_prompt + sequence.parent.request.sampling.max_units - 1
+        sequence.records[name] = like.new_empty(most, *like.shape[1:])
+    return sequence.records[name]
+
+
+def _checked(newest: Mapping[str, torch.Tensor], record: Record, num_units: int) -> torch.Tensor:
+    rows = newest.get(record.name)
+    found = None if rows is None else (dtype_name(rows.dtype), tuple(rows.shape))
+    expected = (record.dtype, (num_units, *record.shape))
+    if rows is None or found != expected:
+        raise EngineError(f"the model recorded {record.name!r} as {found} of a forward; it declared {expected}")
+    return rows
 
 
 class EmbeddedEngine(TokenEngine):
@@ -42,7 +95,7 @@ class EmbeddedEngine(TokenEngine):
         super().__init__(context)
         self._options = options
         self._stop_ids = context.model.facts().stop_ids
-        self._prompts: Prompts | None = None
+        self._prompts: ConditionedPrompts | None = None
         self._recorder: Recorder | None = None
         self._packed: PackedMatrices | None = None
 
@@ -54,14 +107,14 @@ class EmbeddedEngine(TokenEngine):
             raise EngineError(problem)
         module = context.model.build(seed=context.seed, dtype=context.dtype, device=context.device)
         module.eval().requires_grad_(False)
-        self._prompts = Prompts(context.model, module) if isinstance(context.model, Conditioned) else None
+        self._prompts = ConditionedPrompts(context.model, module) if isinstance(context.model, Conditioned) else None
         form = FORMATS.get(context.quantization)
         with torch.no_grad():
             self._loaded = LoadedWeights(canonical_tensors(module), form, context.model.facts().matrices)
         self._runner = Runner(module, context.device, self._prompts)
         self._packed = PackedMatrices.of(module) if options.pack_matrices else None
         with torch.inference_mode():
-            shapes = adopt(
+            shapes = install_attention(
                 module,
                 self._runner,
                 context_length=context.context_length,
@@ -101,9 +154,9 @@ class EmbeddedEngine(TokenEngine):
             self._recorder.keep(plan)
         if self._prompts is not None:
             self._prompts.retain(plan)
-        self._prompted += len(plan.piece_tokens)
+        self._prompted += len(plan.chunk_tokens)
         if plan.drawn:
-            tokens_R, logprobs_R = draw(logits_RV, self._numbers.drawing(len(plan.drawn), scheduler.traits))
+            tokens_R, logprobs_R = draw(logits_RV, self._numbers.row_sampling(len(plan.drawn), scheduler.features))
             self._numbers.advance(tokens_R)
             self._take(plan, tokens_R.tolist(), logprobs_R.tolist())
 
@@ -119,7 +172,7 @@ class EmbeddedEngine(TokenEngine):
             sample.logprobs.append(logprob)
             if token in self._stop_ids:
                 sample.reason = FinishReason.STOP
-            elif len(sample.logprobs) >= sample.flight.request.sampling.max_units:
+            elif len(sample.logprobs) >= sample.parent.request.sampling.max_units:
                 sample.reason = FinishReason.LENGTH
             else:
                 continue
@@ -139,7 +192,7 @@ class EmbeddedEngine(TokenEngine):
 
     def _apply(self, update: Update, cache: CachePolicy) -> str:
         update.apply()
-        self._loaded.settle()
+        self._loaded.dequantise()
         if self._packed is not None:
             self._packed.pack()
         self._scheduler.mark(update.version)
@@ -163,7 +216,7 @@ class EmbeddedEngine(TokenEngine):
         """
         if not temperature > 0:
             raise EngineError(f"cannot score at temperature {temperature}: it must be above 0")
-        sequences = to_score(
+        sequences = scoring_inputs(
             payloads,
             self._context.model,
             context_length=self._context.context_length,

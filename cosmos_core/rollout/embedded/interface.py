@@ -19,14 +19,14 @@ import attrs
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from cosmos_core.rollout.embedded.operators import operator
+from cosmos_core.rollout.embedded.compiled import operator
 
 NAME: Final = "cosmos_slots"
 
 
 @attrs.frozen(kw_only=True)
 class Variant:
-    """What a layer asks of attention beyond the plain."""
+    """The variant of attention that a layer asks for."""
 
     scaling: float
     window: int | None = None
@@ -41,15 +41,15 @@ class Layer:
     layer_idx: int
 
 
-Caller: TypeAlias = torch.nn.Module | Layer
+AttentionModule: TypeAlias = torch.nn.Module | Layer
 
 
 class Step(Protocol):
-    """What one forward means."""
+    """The attention of one forward."""
 
     def attend(
         self,
-        module: Caller,
+        module: AttentionModule,
         *,
         queries: torch.Tensor,
         keys: torch.Tensor,
@@ -70,7 +70,7 @@ _CURRENT: Final = _Current()
 
 
 @contextlib.contextmanager
-def meaning(step: Step, *, is_doubled: bool = False) -> Iterator[None]:
+def step_context(step: Step, *, is_doubled: bool = False) -> Iterator[None]:
     """Forwards of this thread mean `step` inside.
 
     Args:

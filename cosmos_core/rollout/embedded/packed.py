@@ -18,8 +18,8 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from cosmos_core.errors import AttestationError
-from cosmos_core.rollout.embedded.operators import operator
-from cosmos_core.rollout.serving.comparing import same_bits
+from cosmos_core.rollout.embedded.compiled import operator
+from cosmos_core.rollout.serving.updates import same_bits
 
 _KERNELS: Final = torch.ops.mkldnn
 _ROWS: Final = 64

@@ -1,10 +1,66 @@
-"""The entry point `embedded`."""
+"""The entry point `embedded`: its options, its capabilities, and what it refuses before a run starts."""
 
 from __future__ import annotations
 
-from cosmos_core.protocols import FORMATS, EngineCapabilities, EngineContext, Provider, RolloutEngine, hookimpl
-from cosmos_core.rollout.embedded.foresight import foresee
-from cosmos_core.rollout.embedded.options import EmbeddedOptions
+from collections.abc import Iterator
+
+import attrs
+
+from cosmos_core.config.schema import POSITIVE, option
+from cosmos_core.protocols import (
+    FORMATS,
+    EngineCapabilities,
+    EngineContext,
+    EngineOutlook,
+    Foresight,
+    Model,
+    Provider,
+    Recording,
+    RolloutEngine,
+    hookimpl,
+)
+
+
+@attrs.frozen(kw_only=True)
+class EmbeddedOptions:
+    """Options of the embedded engine."""
+
+    prefill_units: int = option(
+        1024,
+        help="Prompt units processed between two decoded units, at most; longer prompts go in parts.",
+        validator=POSITIVE,
+    )
+    cache_step: int = option(
+        32, help="The width of the KV cache changes by this many units per sequence.", validator=POSITIVE
+    )
+    pack_matrices: bool = option(
+        True,
+        help="On a CPU in bfloat16: keep matrices packed for its kernels too: faster, at twice the memory.",
+    )
+    compile: bool = option(
+        False,
+        help="Compile the forward at start: faster steps, a longer start. On a CPU it needs a C++ compiler.",
+    )
+    verify: bool = option(
+        True, help="Whether to check at start that the model decodes to the same log-probs as its own forward."
+    )
+
+
+def foresee(options: EmbeddedOptions, outlook: EngineOutlook) -> Foresight:
+    """Say what the engine cannot do of a run."""
+    return Foresight(problems=tuple(problems(options, outlook.model)))
+
+
+def problems(options: EmbeddedOptions, model: Model) -> Iterator[str]:
+    """Yield what options ask for that a model cannot give."""
+    if not options.compile:
+        return
+    if isinstance(model, Recording) and model.records():
+        names = ", ".join(record.name for record in model.records())
+        yield (
+            f"rollout.engine.options.compile: true, and the model records its forwards ({names}), which compiled ones "
+            "do not; leave out one"
+        )
 
 
 def _create(options: EmbeddedOptions, context: EngineContext) -> RolloutEngine:

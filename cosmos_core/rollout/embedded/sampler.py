@@ -5,20 +5,24 @@ Shape legend: R rows (sequences), V vocabulary, B a block of the vocabulary.
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Sequence
 from typing import Final
 
 import attrs
 import torch
 
+from cosmos_core.protocols import Sampling
 from cosmos_core.rollout.serving.randomness import uniforms
+from cosmos_core.rollout.serving.tokens import TokenSequence
 
 _BLOCK: Final = 128
 """Vocabularies above eight blocks are searched in two levels: a float64 prefix sum of all of V is the slow part."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Drawing:
-    """How to draw each row.
+class RowSampling:
+    """Sampling parameters of each row.
 
     Attributes:
         keys_R: int64 keys of `randomness.sample_key`.
@@ -37,26 +41,26 @@ class Drawing:
     top_p_R: torch.Tensor | None = None
 
 
-def draw(logits_RV: torch.Tensor, drawing: Drawing) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(logits_RV: torch.Tensor, row_sampling: RowSampling) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token a row.
 
     Args:
         logits_RV: float32.
-        drawing: How.
+        row_sampling: How.
 
     Returns:
         int64 tokens [R]; float32 log-probs [R] of the distribution sampled from. A greedy row's is the model's own
         log-prob at temperature 1, since that of a certain choice says nothing. A row without a proper distribution
         (not finite) has a log-prob that is not finite.
     """
-    if drawing.temperature_R is not None:
-        logits_RV = logits_RV / drawing.temperature_R[:, None]
-    if drawing.top_k_R is not None and drawing.top_p_R is not None:
-        logits_RV = _restrict(logits_RV, drawing.top_k_R, drawing.top_p_R)
+    if row_sampling.temperature_R is not None:
+        logits_RV = logits_RV / row_sampling.temperature_R[:, None]
+    if row_sampling.top_k_R is not None and row_sampling.top_p_R is not None:
+        logits_RV = _restrict(logits_RV, row_sampling.top_k_R, row_sampling.top_p_R)
     probs_RV = torch.softmax(logits_RV, dim=-1)
-    tokens_R = _invert(probs_RV, uniforms(drawing.keys_R, drawing.units_R))
-    if drawing.greedy_R is not None:
-        tokens_R = torch.where(drawing.greedy_R, logits_RV.argmax(-1), tokens_R)
+    tokens_R = _invert(probs_RV, uniforms(row_sampling.keys_R, row_sampling.units_R))
+    if row_sampling.greedy_R is not None:
+        tokens_R = torch.where(row_sampling.greedy_R, logits_RV.argmax(-1), tokens_R)
     return tokens_R, probs_RV.gather(1, tokens_R[:, None])[:, 0].log()
 
 
@@ -100,3 +104,81 @@ def _restrict(logits_RV: torch.Tensor, top_k_R: torch.Tensor, top_p_R: torch.Ten
     # The first is always kept: before it there is nothing.
     sorted_RV = sorted_RV.masked_fill((before_RV >= top_p_R[:, None]) & (rank_V > 0), -torch.inf)
     return torch.empty_like(logits_RV).scatter_(1, order_RV, sorted_RV)
+
+
+_TOKEN, _PLACE, _POSITION, _UNIT, _KEY, _TOP_K, _GREEDY = range(7)
+_TEMPERATURE, _TOP_P = range(2)
+
+
+class SamplingFeatures(enum.Flag):
+    """Features that some sequence in flight needs of the sampler beyond plain draws at temperature 1."""
+
+    NONE = 0
+    GREEDY = enum.auto()
+    SCALED = enum.auto()
+    RESTRICTED = enum.auto()
+
+    @classmethod
+    def of(cls, sampling: Sampling) -> SamplingFeatures:
+        """The features that one request needs."""
+        features = cls.GREEDY if sampling.temperature == 0 else cls.NONE
+        if sampling.temperature not in (0, 1):
+            features |= cls.SCALED
+        if sampling.top_k > 0 or sampling.top_p < 1:
+            features |= cls.RESTRICTED
+        return features
+
+
+class SlotNumbers:
+    """Newest token, its place in the sequence and its position, next unit and random key, sampling of each slot.
+
+    A position is what the model rotates by: behind a prompt that shows images it is not the place in the sequence.
+    """
+
+    def __init__(self, num_slots: int, vocabulary: int, device: torch.device) -> None:
+        self._vocabulary = vocabulary
+        self._ints = torch.zeros(num_slots, 7, dtype=torch.int64, device=device)
+        self._floats = torch.ones(num_slots, 2, dtype=torch.float32, device=device)
+        self.places = torch.arange(num_slots, device=device)
+
+    def place(self, first: int, sequences: Sequence[TokenSequence]) -> None:
+        """Fill slots `first`, …: each will feed its last unit, then draw the next."""
+        ints, floats = [], []
+        for sequence in sequences:
+            sampling = sequence.parent.request.sampling
+            top_k = sampling.top_k or self._vocabulary
+            is_greedy = int(sampling.temperature == 0)
+            place = len(sequence.tokens) - 1
+            position = place + sequence.parent.offset
+            ints.append((sequence.tokens[-1], place, position, sequence.num_generated, sequence.key, top_k, is_greedy))
+            floats.append((sampling.temperature or 1.0, sampling.top_p))
+        last = first + len(sequences)
+        self._ints[first:last] = torch.tensor(ints, dtype=torch.int64)
+        self._floats[first:last] = torch.tensor(floats, dtype=torch.float32)
+
+    def move(self, sources: list[int], targets: list[int]) -> None:
+        """Copy some slots to others."""
+        self._ints[targets] = self._ints[sources]
+        self._floats[targets] = self._floats[sources]
+
+    def feed(self, num: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Newest token, its place and its position, of the first `num` slots, int64 [num] each."""
+        return self._ints[:num, _TOKEN], self._ints[:num, _PLACE], self._ints[:num, _POSITION]
+
+    def row_sampling(self, num: int, features: SamplingFeatures) -> RowSampling:
+        """Sampling parameters of the next unit of the first `num` slots."""
+        ints, floats = self._ints[:num], self._floats[:num]
+        return RowSampling(
+            keys_R=ints[:, _KEY],
+            units_R=ints[:, _UNIT],
+            temperature_R=floats[:, _TEMPERATURE] if SamplingFeatures.SCALED in features else None,
+            greedy_R=ints[:, _GREEDY].bool() if SamplingFeatures.GREEDY in features else None,
+            top_k_R=ints[:, _TOP_K] if SamplingFeatures.RESTRICTED in features else None,
+            top_p_R=floats[:, _TOP_P] if SamplingFeatures.RESTRICTED in features else None,
+        )
+
+    def advance(self, tokens_R: torch.Tensor) -> None:
+        """Take in what the first R slots drew."""
+        rows = self._ints[: tokens_R.shape[0]]
+        rows[:, _TOKEN] = tokens_R
+        rows[:, _PLACE : _UNIT + 1] += 1

@@ -1,4 +1,4 @@
-"""Who is in which slot, who waits, and what the next step does.
+"""Assigns sequences to slots and plans each step.
 
 Slots 0 to n - 1 are always taken without a gap. All of them decode, except that the last one may hold a prompt that
 was too long for one step's budget; nothing else is admitted until it is done.
@@ -13,12 +13,11 @@ from collections.abc import Iterable, Iterator
 
 import attrs
 
-from cosmos_core.rollout.embedded.attention import Fork, Piece
+from cosmos_core.rollout.embedded.attention import Chunk, Fork, PrefixGroup
 from cosmos_core.rollout.embedded.cache import SlotCache
-from cosmos_core.rollout.embedded.runs import Run
-from cosmos_core.rollout.embedded.slots import SlotNumbers, Traits
-from cosmos_core.rollout.serving.sequence import Sequence, TokenFlight
-from cosmos_core.rollout.serving.waiting import Waiting
+from cosmos_core.rollout.embedded.sampler import SamplingFeatures, SlotNumbers
+from cosmos_core.rollout.serving.requests import WaitingQueue
+from cosmos_core.rollout.serving.tokens import TokenRequestState, TokenSequence
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -28,26 +27,26 @@ class Plan:
     Attributes:
         sequences: What is in each slot.
         num_decoding: Slots 0 to n - 1 feed their newest unit.
-        pieces: What follows them among the step's tokens.
-        piece_tokens: Tokens of the pieces, one after another.
-        offsets: What the positions of each piece's units have on their places.
+        chunks: What follows them among the step's tokens.
+        chunk_tokens: Tokens of the chunks, one after another.
+        offsets: What the positions of each chunk's units have on their places.
         forks: Slots that start from what another holds.
         shared: Decoding slots, next to each other, that hold one prompt.
         drawn: The sequences that draw a unit, in slots 0, 1, …
         logit_rows: For each of `drawn` its row among the logits kept; None where row i is that of `drawn[i]`.
-        kept: Token of the step whose logits are kept, for each piece that draws.
+        kept: Token of the step whose logits are kept, for each chunk that draws.
         num_units: Units in the longest slot.
         longest: Units that a slot may come to have, before what is in it ends.
     """
 
-    sequences: list[Sequence]
+    sequences: list[TokenSequence]
     num_decoding: int
-    pieces: tuple[Piece, ...]
-    piece_tokens: list[int]
+    chunks: tuple[Chunk, ...]
+    chunk_tokens: list[int]
     offsets: list[int]
     forks: tuple[Fork, ...]
-    shared: tuple[Run, ...]
-    drawn: list[Sequence]
+    shared: tuple[PrefixGroup, ...]
+    drawn: list[TokenSequence]
     logit_rows: list[int] | None
     kept: list[int]
     num_units: int
@@ -55,8 +54,8 @@ class Plan:
 
     @property
     def uses_cache(self) -> bool:
-        """Whether it needs anything that an earlier step left in the cache."""
-        return self.num_decoding > 0 or any(piece.start for piece in self.pieces)
+        """True if it needs anything that an earlier step left in the cache."""
+        return self.num_decoding > 0 or any(chunk.start for chunk in self.chunks)
 
 
 class Scheduler:
@@ -67,10 +66,10 @@ class Scheduler:
         self._numbers = numbers
         self._num_slots = num_slots
         self._prefill_units = prefill_units
-        self._waiting: Waiting[Sequence] = Waiting()
-        self._running: list[Sequence] = []
-        self._partial: Sequence | None = None
-        self._traits: Traits | None = None
+        self._waiting: WaitingQueue[TokenSequence] = WaitingQueue()
+        self._running: list[TokenSequence] = []
+        self._partial: TokenSequence | None = None
+        self._features: SamplingFeatures | None = None
         self.version = 0
 
     @property
@@ -85,23 +84,23 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """True if a step would do anything."""
         return bool(self._running or self._waiting)
 
     @property
-    def traits(self) -> Traits:
-        """What the sampler must be able to do now."""
-        if self._traits is None:
-            samplings = {sequence.flight.request.sampling for sequence in self._running}
-            self._traits = functools.reduce(operator.or_, map(Traits.of, samplings), Traits.NONE)
-        return self._traits
+    def features(self) -> SamplingFeatures:
+        """The features that the sampler needs now."""
+        if self._features is None:
+            samplings = {sequence.parent.request.sampling for sequence in self._running}
+            self._features = functools.reduce(operator.or_, map(SamplingFeatures.of, samplings), SamplingFeatures.NONE)
+        return self._features
 
-    def add(self, sequences: Iterable[Sequence]) -> None:
+    def add(self, sequences: Iterable[TokenSequence]) -> None:
         """Let sequences wait."""
         self._waiting.add(sequences)
 
     def mark(self, version: int) -> None:
-        """What is generated from now on comes of `version`."""
+        """Attribute what is generated from now on to `version`."""
         self.version = version
         for sequence in self._running:
             sequence.mark(version)
@@ -113,12 +112,12 @@ class Scheduler:
 
     def requeue(self) -> None:
         """Set every running sequence back to waiting: its cache is to be computed anew, its units stay."""
-        running, self._running, self._partial, self._traits = self._running, [], None, None
+        running, self._running, self._partial, self._features = self._running, [], None, None
         for sequence in running:
             sequence.slot, sequence.cached = -1, 0
         self.add(running)
 
-    def remove(self, finished: Iterable[Sequence]) -> None:
+    def remove(self, finished: Iterable[TokenSequence]) -> None:
         """Take sequences out, running or waiting, and close the gaps."""
         gone = set(finished)
         if any(sequence.slot < 0 for sequence in gone):
@@ -129,7 +128,7 @@ class Scheduler:
             sequence.slot = -1
 
     def _compact(self, gone: set[int]) -> None:
-        self._traits = None
+        self._features = None
         if self._partial is not None and self._partial.slot in gone:
             self._partial = None
         # The unfinished prompt must stay last, so it moves after the others have closed up.
@@ -161,28 +160,28 @@ class Scheduler:
         free = self._num_slots - len(self._running)
         while self._waiting and free and self._partial is None:
             sequence = self._waiting.first()
-            if not draft.has_room(sequence, self._holder(sequence.flight)):
+            if not draft.has_room(sequence, self._holder(sequence.parent)):
                 break
             self._waiting.take()
             free -= 1
-            self._partial = draft.admit(sequence, self._holder(sequence.flight))
+            self._partial = draft.admit(sequence, self._holder(sequence.parent))
         self._place([*draft.late, *draft.in_order()])
         return self._finish(draft, num_decoding + len(draft.late))
 
-    def _holder(self, flight: TokenFlight) -> Sequence | None:
+    def _holder(self, parent: TokenRequestState) -> TokenSequence | None:
         """A decoding sample of the request whose prompt was cached under the loaded weights."""
         return next(
-            (s for s in flight.samples if s.slot >= 0 and s.prefix_version == self.version and s is not self._partial),
+            (s for s in parent.samples if s.slot >= 0 and s.prefix_version == self.version and s is not self._partial),
             None,
         )
 
-    def _place(self, sequences: list[Sequence]) -> None:
+    def _place(self, sequences: list[TokenSequence]) -> None:
         new = [sequence for sequence in sequences if sequence.slot < 0]
         if not new:
             return
         first = len(self._running)
         self._running.extend(new)
-        self._traits = None
+        self._features = None
         for slot, sequence in enumerate(new, first):
             sequence.slot = slot
             sequence.mark(self.version)
@@ -190,13 +189,13 @@ class Scheduler:
         self._numbers.place(first, new)
 
     def _finish(self, draft: _Draft, num_decoding: int) -> Plan:
-        pieces: list[Piece] = []
+        chunks: list[Chunk] = []
         tokens: list[int] = []
         kept: list[int] = []
         rows = list(range(num_decoding))
         at = num_decoding
-        for sequence, start, stop in draft.pieces:
-            pieces.append(Piece(first=at, last=at + stop - start, start=start, slot=sequence.slot))
+        for sequence, start, stop in draft.chunks:
+            chunks.append(Chunk(first=at, last=at + stop - start, start=start, slot=sequence.slot))
             tokens.extend(sequence.tokens[start:stop])
             at += stop - start
             if sequence is not self._partial:
@@ -206,26 +205,26 @@ class Scheduler:
         return Plan(
             sequences=self._running.copy(),
             num_decoding=num_decoding,
-            pieces=tuple(pieces),
-            piece_tokens=tokens,
-            offsets=[sequence.flight.offset for sequence, _, _ in draft.pieces],
+            chunks=tuple(chunks),
+            chunk_tokens=tokens,
+            offsets=[sequence.parent.offset for sequence, _, _ in draft.chunks],
             forks=draft.forks(),
             shared=tuple(_shared(self._running[:num_decoding])),
             drawn=drawn.copy(),
             logit_rows=rows if draft.shares else None,
             kept=kept,
             num_units=max(len(sequence.tokens) for sequence in self._running),
-            longest=max(sequence.flight.longest for sequence in self._running),
+            longest=max(sequence.parent.longest for sequence in self._running),
         )
 
 
-def _shared(decoding: list[Sequence]) -> Iterator[Run]:
+def _shared(decoding: list[TokenSequence]) -> Iterator[PrefixGroup]:
     """Runs of neighbours whose prompts were computed once. The last unit of a prompt is not always copied."""
     first = 0
     for _, members in itertools.groupby(decoding, lambda sequence: id(sequence.origin)):
         run = list(members)
         if len(run) > 1:
-            yield Run(first=first, last=first + len(run), num_units=run[0].flight.num_prompt - 1)
+            yield PrefixGroup(first=first, last=first + len(run), num_units=run[0].parent.num_prompt - 1)
         first += len(run)
 
 
@@ -233,37 +232,37 @@ class _Draft:
     """A plan in the making.
 
     Attributes:
-        pieces: (sequence, first unit to feed, end), in the order of their slots.
+        chunks: (sequence, first unit to feed, end), in the order of their slots.
         shares: Samples that draw from the logits of another's prompt.
         late: Samples that only lack the last unit of their prompt, so they decode at once.
     """
 
     def __init__(self, budget: int, *, may_decode: bool) -> None:
-        self.pieces: list[tuple[Sequence, int, int]] = []
-        self.shares: dict[Sequence, list[Sequence]] = {}
-        self.late: list[Sequence] = []
+        self.chunks: list[tuple[TokenSequence, int, int]] = []
+        self.shares: dict[TokenSequence, list[TokenSequence]] = {}
+        self.late: list[TokenSequence] = []
         self._budget = budget
         self._may_decode = may_decode
-        self._leaders: dict[TokenFlight, Sequence] = {}
-        self._forks: dict[tuple[Sequence, int], list[Sequence]] = {}
+        self._leaders: dict[TokenRequestState, TokenSequence] = {}
+        self._forks: dict[tuple[TokenSequence, int], list[TokenSequence]] = {}
 
-    def has_room(self, sequence: Sequence, holder: Sequence | None) -> bool:
-        """Whether the budget allows to admit a sequence, in part at least."""
+    def has_room(self, sequence: TokenSequence, holder: TokenSequence | None) -> bool:
+        """True if the budget allows to admit a sequence, in part at least."""
         return self._budget > 0 or len(sequence.tokens) - self._shared_units(sequence, holder) <= 1
 
-    def go_on(self, sequence: Sequence) -> Sequence | None:
+    def go_on(self, sequence: TokenSequence) -> TokenSequence | None:
         """Continue a prompt; returns it if it is still not done."""
         return self._feed(sequence)
 
-    def admit(self, sequence: Sequence, holder: Sequence | None) -> Sequence | None:
+    def admit(self, sequence: TokenSequence, holder: TokenSequence | None) -> TokenSequence | None:
         """Take a sequence in; returns it if its prompt is not done in this step.
 
         Args:
-            sequence: Waiting.
+            sequence: WaitingQueue.
             holder: A sample of its request that has the prompt in the cache since an earlier step.
         """
         size = len(sequence.tokens)
-        leader = self._leaders.get(sequence.flight)
+        leader = self._leaders.get(sequence.parent)
         sequence.cached = self._shared_units(sequence, holder)
         source = leader or holder
         sequence.origin = sequence if source is None else source.origin
@@ -277,29 +276,29 @@ class _Draft:
             return self._feed(sequence)
         return None
 
-    def _shared_units(self, sequence: Sequence, holder: Sequence | None) -> int:
+    def _shared_units(self, sequence: TokenSequence, holder: TokenSequence | None) -> int:
         """Units that it takes over from another sample; all of a prompt only with that prompt's logits at hand."""
-        leader = self._leaders.get(sequence.flight)
+        leader = self._leaders.get(sequence.parent)
         if leader is None and holder is None:
             return 0
         has_logits = leader is not None and leader.num_generated == 0
-        return min(sequence.flight.num_prompt, len(sequence.tokens) - (not has_logits))
+        return min(sequence.parent.num_prompt, len(sequence.tokens) - (not has_logits))
 
-    def _feed(self, sequence: Sequence) -> Sequence | None:
+    def _feed(self, sequence: TokenSequence) -> TokenSequence | None:
         size = len(sequence.tokens)
         # A last unit is fed whatever the budget, so that a step with forks alone cannot starve.
         stop = min(size, sequence.cached + max(1, self._budget))
-        self.pieces.append((sequence, sequence.cached, stop))
+        self.chunks.append((sequence, sequence.cached, stop))
         self._budget -= stop - sequence.cached
         sequence.cached = stop
         if stop < size:
             return sequence
-        self._leaders.setdefault(sequence.flight, sequence)
+        self._leaders.setdefault(sequence.parent, sequence)
         return None
 
-    def in_order(self) -> Iterable[Sequence]:
-        """Sequences of the pieces, each followed by those that share its logits."""
-        for sequence, _, _ in self.pieces:
+    def in_order(self) -> Iterable[TokenSequence]:
+        """Sequences of the chunks, each followed by those that share its logits."""
+        for sequence, _, _ in self.chunks:
             yield sequence
             yield from self.shares.get(sequence, ())
 

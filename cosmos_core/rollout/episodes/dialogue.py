@@ -19,8 +19,8 @@ _RECORDED: Final = {"logprobs": np.float32, "versions": np.int32}
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Played:
-    """How a sample came out of generation.
+class EpisodeResult:
+    """A sample as it came out of generation.
 
     Attributes:
         generated: All of it; of a dialogue, `num_units` counts the model's own units.
@@ -37,15 +37,15 @@ class Played:
     said: tuple[Message, ...] = ()
 
     @staticmethod
-    def single(generated: Generated) -> Played:
+    def single(generated: Generated) -> EpisodeResult:
         """A completion of one turn."""
         is_cut = generated.reason is FinishReason.LENGTH
-        return Played(generated=generated, status=SampleStatus.TRUNCATED if is_cut else SampleStatus.OK)
+        return EpisodeResult(generated=generated, status=SampleStatus.TRUNCATED if is_cut else SampleStatus.OK)
 
 
 @attrs.define(kw_only=True, eq=False)
 class Dialogue:
-    """What has been said so far.
+    """A dialogue as it stands.
 
     Attributes:
         opening: What the dialogue begins with, as the model encodes it.
@@ -126,7 +126,7 @@ class Dialogue:
         )
 
     def _records(self) -> dict[str, Array]:
-        """What forwards recorded, by name: rows of all units but the last."""
+        """Records of forwards, by name: rows of all units but the last."""
         turns = [turn.payload.arrays for turn in self.turns]
         known = {*self.opening.arrays, "prompt", "completion", *_RECORDED}
         names = [name for name in turns[-1] if name not in known] if turns else []

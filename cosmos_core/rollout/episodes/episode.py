@@ -25,16 +25,16 @@ from cosmos_core.protocols import (
     Request,
     RolloutEngine,
 )
-from cosmos_core.rollout.episodes.dialogue import Dialogue, Played, extended
+from cosmos_core.rollout.episodes.dialogue import Dialogue, EpisodeResult, extended
+from cosmos_core.rollout.episodes.messages import Answered, Failed, Opened, Reply
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
-from cosmos_core.rollout.episodes.wire import Answered, Failed, Opened, Reply
 from cosmos_core.transport.bounds import DETAIL
 from cosmos_core.types import Message, Payload, Prompt, SampleStatus
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class EpisodeParts:
-    """What episodes need.
+    """The parts that episodes use.
 
     Attributes:
         environment: The recipe's.
@@ -79,7 +79,7 @@ class _Sample:
     request_id: str = ""
     reward: float = 0.0
     details: list[str] = attrs.field(factory=list)
-    played: Played | None = None
+    played: EpisodeResult | None = None
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -99,7 +99,7 @@ class _Group:
     request: Request
     prompt: Prompt
     longest: int
-    done: Callable[[list[Played]], None]
+    done: Callable[[list[EpisodeResult]], None]
     samples: list[_Sample]
     waits: int
     is_over: bool = False
@@ -114,7 +114,9 @@ class Episodes:
         self._conversing: Final[Conversing] = parts.model
         self._groups: Final[dict[str, _Group]] = {}
 
-    def begin(self, request: Request, prompt: Prompt, *, longest: int, done: Callable[[list[Played]], None]) -> None:
+    def begin(
+        self, request: Request, prompt: Prompt, *, longest: int, done: Callable[[list[EpisodeResult]], None]
+    ) -> None:
         """Play all samples of a request.
 
         Args:
@@ -179,7 +181,7 @@ class Episodes:
                 self._ask(group, sample)
 
     def _opening(self, group: _Group, sample: _Sample) -> Payload | str:
-        """What the dialogue begins with, or why it cannot."""
+        """The payload that the dialogue begins with, or why it cannot begin."""
         row = group.request.prompt
         if sample.words is None:
             return row
@@ -215,7 +217,7 @@ class Episodes:
         return min(group.request.sampling.max_units - dialogue.num_decided, group.longest - dialogue.num_units)
 
     def _met(self, group: _Group, dialogue: Dialogue) -> str:
-        """Which bound of `_room` leaves none, in words."""
+        """The bound of `_room` that leaves none, in words."""
         own, most = dialogue.num_decided, group.request.sampling.max_units
         if own >= most:
             return f"the model's own units, {own}, are all of the {most} that its turns together may have"
@@ -313,7 +315,7 @@ class Episodes:
         reason = FinishReason.STOP if status is SampleStatus.OK else FinishReason.LENGTH
         name = self._parts.environment.plugin
         told = [*sample.details, *([why] if why else [])]
-        sample.played = Played(
+        sample.played = EpisodeResult(
             generated=dialogue.generated(reason, self._parts.version()),
             status=status,
             reward=sample.reward if self._parts.capabilities.rewards else None,

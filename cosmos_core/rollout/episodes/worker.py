@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import math
 import numbers
 import os
 import socket
 import sys
-from typing import Any, Final
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final, ParamSpec, TypeVar
 
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Environment, EnvironmentContext, Turn
-from cosmos_core.rollout.episodes.calls import Calls, of_episode
-from cosmos_core.rollout.episodes.wire import (
+from cosmos_core.rollout.episodes.messages import (
     END_S,
     FROM_WORKER,
     STUCK_EXIT,
@@ -36,8 +39,61 @@ from cosmos_core.rollout.episodes.wire import (
     Ready,
     Setup,
 )
-from cosmos_core.rollout.workers.frames import Unframer, frame
-from cosmos_core.rollout.workers.life import described, live, shown
+from cosmos_core.rollout.workers.process import Unframer, described, frame, live, shown
+
+_MOST: Final = 4096
+"""Threads, more than a worker has dialogues: one is started only where all others are busy, so that no call waits."""
+
+_EPISODE: Final[contextvars.ContextVar[int | None]] = contextvars.ContextVar("episode", default=None)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def of_episode(episode: int) -> Iterator[None]:
+    """Within, calls and tasks that are begun are this episode's."""
+    token = _EPISODE.set(episode)
+    try:
+        yield
+    finally:
+        _EPISODE.reset(token)
+
+
+class Calls(ThreadPoolExecutor):
+    """Threads behind `asyncio.to_thread` in a worker, each call with the episode that it works for.
+
+    A call that has begun cannot be cancelled: who awaits it can only cease to wait. So what goes on is remembered.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(max_workers=_MOST, thread_name_prefix="environment")
+        self._guard: Final = threading.Lock()
+        self._going: Final[dict[Future[Any], int | None]] = {}
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call something in a thread, for the episode of this context."""
+        future: Future[T] = super().submit(fn, *args, **kwargs)
+        with self._guard:
+            self._going[future] = _EPISODE.get()
+        future.add_done_callback(self._ended)
+        return future
+
+    def _ended(self, future: Future[T]) -> None:
+        with self._guard:
+            self._going.pop(future, None)
+
+    def of(self, episode: int) -> list[Future[Any]]:
+        """The calls of an episode that go on."""
+        with self._guard:
+            return [future for future, whose in self._going.items() if whose == episode]
+
+    @property
+    def num_going(self) -> int:
+        """Calls that go on."""
+        with self._guard:
+            return len(self._going)
+
 
 _LOG: Final = logging.getLogger(__name__)
 _CHUNK: Final = 1 << 16
@@ -200,7 +256,7 @@ class Worker:
 
 
 def _is_cancelled() -> bool:
-    """Whether somebody asked for the end of this task; what a plugin awaits may be cancelled without that."""
+    """True if somebody asked for the end of this task; what a plugin awaits may be cancelled without that."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -230,7 +286,7 @@ def _unusable(text: Any) -> str:
 
 
 def _wrong(turn: Any) -> str:
-    """What is wrong with what `step` returned; empty if nothing is."""
+    """Say what is wrong with what `step` returned; empty if nothing is."""
     if not isinstance(turn, Turn):
         return f"it returned no Turn but {turn!r:.200}"
     if turn.observation is None and not turn.done:

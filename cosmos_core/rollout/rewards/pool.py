@@ -9,43 +9,160 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import attrs
 
 from cosmos_core.config.schema import RewardConfig
 from cosmos_core.errors import PluginError, TransportError
 from cosmos_core.protocols import Completion
-from cosmos_core.rollout.rewards.process import Assignment, RewardProcess
-from cosmos_core.rollout.rewards.wire import (
+from cosmos_core.rollout.rewards.messages import (
+    FROM_WORKER,
     TO_WORKER,
     Broken,
+    Deferred,
+    Outcome,
+    Outcomes,
+    Ready,
     RewardSetup,
     Scored,
     Setup,
     Task,
-    Unscored,
     WirePayload,
 )
-from cosmos_core.rollout.workers.frames import frame
 from cosmos_core.rollout.workers.pool import WorkerPool
+from cosmos_core.rollout.workers.process import WorkerLine, frame
 from cosmos_core.types import SampleStatus
 
+_START_S: Final = 120.0
+_GRACE_S: Final = 1.0
+"""How much later than the worker's own time limit of a coroutine the replica takes action."""
+
+_MAX_AHEAD: Final = 8
+_MAX_DEFERRED: Final = 64
+
+
+@attrs.define(kw_only=True, eq=False)
+class Assignment:
+    """A task, and how it is going.
+
+    Attributes:
+        task: What to score.
+        timeout_s: Seconds that the score may take.
+        encoded: The task's frame.
+        alone: Whether it must have a worker for itself, because it may be what broke the last one.
+        since: When it had its turn, or when it was deferred (monotonic seconds).
+        is_deferred: Whether it goes on as a coroutine.
+    """
+
+    task: Task
+    timeout_s: float
+    encoded: bytes
+    alone: bool = False
+    since: float = 0.0
+    is_deferred: bool = False
+
+
+class RewardProcess:
+    """One worker. All methods are called on the pool's thread."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._line = WorkerLine("cosmos_core.rollout.rewards.worker", TO_WORKER.encode(setup))
+        self.socket = self._line.socket
+        self.is_ready = False
+        self._started = time.monotonic()
+        self._assignments: dict[int, Assignment] = {}
+        self._num_deferred = 0
+
+    @property
+    def wants_write(self) -> bool:
+        """True if something waits to be sent."""
+        return self._line.wants_write
+
+    def send(self) -> None:
+        """Send what the socket takes now."""
+        self._line.send()
+
+    @property
+    def load(self) -> int:
+        """Tasks that it has."""
+        return len(self._assignments)
+
+    def has_room(self, assignment: Assignment) -> bool:
+        """True if it can be given this task now; some are sent ahead so that it never waits."""
+        alone = assignment.alone or any(each.alone for each in self._assignments.values())
+        if alone:
+            return self.is_ready and not self._assignments
+        ahead = len(self._assignments) - self._num_deferred
+        return self.is_ready and ahead < _MAX_AHEAD and self._num_deferred < _MAX_DEFERRED
+
+    def assign(self, assignment: Assignment) -> None:
+        """Give it a task."""
+        assignment.since, assignment.is_deferred = time.monotonic(), False
+        self._assignments[assignment.task.ticket] = assignment
+        self._line.put(assignment.encoded)
+
+    def receive(self) -> Iterator[tuple[Assignment | None, Any]]:
+        """Yield each message that came, with the assignment it settles.
+
+        Raises:
+            EOFError: The worker has ended.
+        """
+        for message in map(FROM_WORKER.decode, self._line.receive()):
+            if isinstance(message, Ready):
+                self.is_ready = True
+            elif isinstance(message, Deferred):
+                self._defer(self._assignments[message.ticket])
+            elif hasattr(message, "ticket"):
+                yield self._settle(message.ticket), message
+            else:
+                yield None, message
+
+    def _defer(self, assignment: Assignment) -> None:
+        assignment.is_deferred, assignment.since = True, time.monotonic()
+        self._num_deferred += 1
+        self._start_turn()
+
+    def _settle(self, ticket: int) -> Assignment:
+        assignment = self._assignments.pop(ticket)
+        self._num_deferred -= assignment.is_deferred
+        if not assignment.is_deferred:
+            self._start_turn()
+        return assignment
+
+    def _turn(self) -> Assignment | None:
+        return next((each for each in self._assignments.values() if not each.is_deferred), None)
+
+    def _start_turn(self) -> None:
+        turn = self._turn()
+        if turn is not None:
+            turn.since = time.monotonic()
+
+    def deadline(self) -> float:
+        """When it is overdue (monotonic seconds); infinity while it owes nothing."""
+        if not self.is_ready:
+            return self._started + _START_S
+        turn = self._turn()
+        deadlines = [each.since + each.timeout_s + _GRACE_S for each in self._assignments.values() if each.is_deferred]
+        if turn is not None:
+            deadlines.append(turn.since + turn.timeout_s)
+        return min(deadlines, default=float("inf"))
+
+    def end(self, grace_s: float = 0.0) -> tuple[list[Assignment], list[Assignment], str]:
+        """End it, by force unless it has ended or does so within `grace_s`.
+
+        Returns:
+            What it may have been working on; what it surely was not; how it ended, in words.
+        """
+        how = self._line.end(grace_s)
+        turn = self._turn()
+        suspects = [each for each in self._assignments.values() if each.is_deferred or each is turn]
+        others = [each for each in self._assignments.values() if each not in suspects]
+        return suspects, others, how
+
+
 _LOG: Final = logging.getLogger(__name__)
-
-
-@attrs.frozen(kw_only=True)
-class Outcome:
-    """What one reward made of one completion: `value` is None unless `status` is OK; `detail` is why, or how so."""
-
-    value: float | None
-    status: SampleStatus
-    detail: str = ""
-
-
-Outcomes = list[list[Outcome]]
-"""Of each completion, of each reward."""
 
 
 class _Job:
@@ -84,7 +201,7 @@ class RewardPool(WorkerPool[RewardProcess]):
 
     @property
     def is_ready(self) -> bool:
-        """Whether every worker has loaded the rewards."""
+        """True if every worker has loaded the rewards."""
         workers = tuple(self._workers)
         return len(workers) == self._num_workers and all(worker.is_ready for worker in workers)
 
@@ -127,14 +244,9 @@ class RewardPool(WorkerPool[RewardProcess]):
             assert assignment is not None
             self._settle(assignment, message)
 
-    def _settle(self, assignment: Assignment, message: Scored | Unscored) -> None:
+    def _settle(self, assignment: Assignment, message: Scored) -> None:
         self._scoring_s += time.monotonic() - assignment.since
-        if isinstance(message, Scored):
-            outcome = Outcome(value=message.value, status=SampleStatus.OK, detail=message.detail)
-        else:
-            status = SampleStatus.REWARD_TIMEOUT if message.timed_out else SampleStatus.REWARD_FAILED
-            outcome = Outcome(value=None, status=status, detail=message.detail)
-        self._close(assignment.task, outcome)
+        self._close(assignment.task, message.outcome)
 
     def _close(self, task: Task, outcome: Outcome) -> None:
         job, index = self._open.pop(task.ticket)

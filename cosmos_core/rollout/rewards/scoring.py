@@ -1,4 +1,4 @@
-"""From completions and what rewards made of them to the samples of a group and their report."""
+"""Turns completions and their rewards into the samples of a group and their report."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Final
 import attrs
 
 from cosmos_core.config.schema import EnvironmentConfig, RewardConfig
-from cosmos_core.protocols import Completion
-from cosmos_core.rollout.episodes.dialogue import Played
-from cosmos_core.rollout.rewards.pool import Outcome
+from cosmos_core.errors import CosmosError, PluginBrokenError
+from cosmos_core.protocols import Completion, Requiring, Reward
+from cosmos_core.rollout.episodes.dialogue import EpisodeResult
+from cosmos_core.rollout.rewards.messages import Outcome
 from cosmos_core.transport.reports import SampleReport
 from cosmos_core.types import Message, Payload, Prompt, Sample, SampleStatus
 
@@ -20,8 +21,8 @@ _SCORED: Final = frozenset({"sample", "times", "logprobs", "versions", "guidance
 """Arrays of a payload of latents that rewards see (see `cosmos_core.types.Payload`)."""
 
 
-def to_score(prompt: Prompt, played: Played, text: str) -> Completion:
-    """What a reward sees of a completion; tokens are seen as text only, a dialogue's with what stands between turns.
+def to_score(prompt: Prompt, played: EpisodeResult, text: str) -> Completion:
+    """A completion as rewards see it; tokens are seen as text only, a dialogue's with what stands between turns.
 
     Of what was denoised it sees the sample and numbers about it: neither the way there nor the model's conditioning,
     which are many times as large.
@@ -46,7 +47,7 @@ def _scored(payload: Payload) -> Payload:
 
 def sample(
     index: int,
-    played: Played,
+    played: EpisodeResult,
     outcomes: Sequence[Outcome],
     rewards: Sequence[RewardConfig],
     environment: EnvironmentConfig | None = None,
@@ -94,7 +95,13 @@ def sample(
 
 
 def _sample(
-    index: int, played: Played, *, status: SampleStatus, reward: float | None, rewards: Mapping[str, float], detail: str
+    index: int,
+    played: EpisodeResult,
+    *,
+    status: SampleStatus,
+    reward: float | None,
+    rewards: Mapping[str, float],
+    detail: str,
 ) -> Sample:
     generated = played.generated
     return Sample(
@@ -153,8 +160,10 @@ def _shut(values: Mapping[str, float], rewards: Sequence[RewardConfig]) -> list[
     ]
 
 
-def _details(played: Played, outcomes: Sequence[Outcome], rewards: Sequence[RewardConfig], shut: Sequence[str]) -> str:
-    """What the environment says of its turns and each reward of its score, as one line."""
+def _details(
+    played: EpisodeResult, outcomes: Sequence[Outcome], rewards: Sequence[RewardConfig], shut: Sequence[str]
+) -> str:
+    """Details of the environment's turns and of each reward's score, as one line."""
     told = [played.detail] if played.detail else []
     told += [
         f"{config.label}: {outcome.detail}" if len(rewards) > 1 else outcome.detail
@@ -165,8 +174,37 @@ def _details(played: Played, outcomes: Sequence[Outcome], rewards: Sequence[Rewa
     return "; ".join(told)
 
 
-def _num_prompt_units(played: Played) -> int:
+def _num_prompt_units(played: EpisodeResult) -> int:
     """Units that were given: the prompt's, and what stands between the model's turns."""
     arrays = played.generated.payload.arrays
     num_given = arrays["decided"].shape[0] - played.generated.num_units if "decided" in arrays else 0
     return (arrays["prompt"].shape[0] if "prompt" in arrays else 0) + num_given
+
+
+def absent_here(configs: Sequence[RewardConfig], rewards: Sequence[Reward]) -> tuple[str, ...]:
+    """Ask the rewards; of each that lacks something, its name and what, or the option that asks for it.
+
+    Args:
+        configs: Of a recipe.
+        rewards: What was made of them, in that order.
+
+    Raises:
+        CosmosError: What a reward raised of it, or one failed otherwise, or answered with something else.
+    """
+    found: list[str] = []
+    for index, (config, reward) in enumerate(zip(configs, rewards, strict=True)):
+        if not isinstance(reward, Requiring):
+            continue
+        where = f"reward plugin {config.plugin!r}"
+        try:
+            told: object = reward.absent()
+        except CosmosError:
+            raise
+        except Exception as error:
+            raise PluginBrokenError(f"{where}: absent() failed: {type(error).__name__}: {error}") from error
+        if not isinstance(told, str):
+            raise PluginBrokenError(f"{where}: absent() returned {told!r:.100}, which is no str")
+        if told:
+            is_of_option = told.partition(":")[0] in config.options
+            found.append(f"reward.{index}.options.{told}" if is_of_option else f"reward {config.label}: {told}")
+    return tuple(found)

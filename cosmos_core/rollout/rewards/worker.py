@@ -19,20 +19,19 @@ from typing import Any, Final, cast
 from cosmos_core.errors import CosmosError, PluginError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Completion, Loading, Reward, RewardContext, Score
-from cosmos_core.rollout.rewards.wire import (
+from cosmos_core.rollout.rewards.messages import (
     FROM_WORKER,
     TO_WORKER,
     Broken,
     Deferred,
+    Outcome,
     Ready,
     Scored,
     Setup,
     Task,
-    Unscored,
 )
-from cosmos_core.rollout.workers.frames import Unframer, frame
-from cosmos_core.rollout.workers.life import described, live, shown
-from cosmos_core.types import JSON
+from cosmos_core.rollout.workers.process import Unframer, described, frame, live, shown
+from cosmos_core.types import JSON, SampleStatus
 
 _CHUNK: Final = 1 << 16
 
@@ -106,60 +105,63 @@ class Worker:
             answer = _scored(reward, task)
         else:
             answer = await asyncio.get_running_loop().run_in_executor(self._thread, _scored, reward, task)
-        if isinstance(answer, Scored | Unscored):
-            self._send(answer)
+        if isinstance(answer, Outcome):
+            self._send(Scored(ticket=task.ticket, outcome=answer))
             return
         self._send(Deferred(ticket=task.ticket))
         waiter = asyncio.ensure_future(self._finish(task.ticket, answer, timeout_s))
         self._deferred.add(waiter)
         waiter.add_done_callback(self._deferred.discard)
 
-    async def _finish(self, ticket: int, outcome: Awaitable[Any], timeout_s: float) -> None:
+    async def _finish(self, ticket: int, score: Awaitable[Any], timeout_s: float) -> None:
         deadline = asyncio.timeout(timeout_s)
         try:
             async with deadline:
-                value = await outcome
-            answer = _judged(ticket, value)
-        except Exception as error:  # noqa: BLE001 - as above
-            late = deadline.expired()
-            detail = f"no score within {timeout_s:g} s" if late else described(error)
-            self._send(Unscored(ticket=ticket, timed_out=late, detail=detail))
-        else:
-            self._send(answer)
+                value = await score
+            outcome = _judged(value)
+        except Exception as error:  # noqa: BLE001 - as below
+            outcome = _failed(described(error))
+            if deadline.expired():
+                detail = f"no score within {timeout_s:g} s"
+                outcome = Outcome(value=None, status=SampleStatus.REWARD_TIMEOUT, detail=detail)
+        self._send(Scored(ticket=ticket, outcome=outcome))
 
 
-def _scored(reward: Reward, task: Task) -> Scored | Unscored | Awaitable[Any]:
-    """What the reward says of a completion, or will say."""
-    payload = None if task.payload is None else task.payload.payload()
+def _scored(reward: Reward, task: Task) -> Outcome | Awaitable[Any]:
+    """Score a completion; a coroutine's score is still to be awaited."""
     completion = Completion(
         prompt=task.prompt,
         text=task.text,
-        payload=payload,
+        payload=None if task.payload is None else task.payload.payload(),
         media=None if task.media is None else task.media.payload(),
         truncated=task.truncated,
         turns=task.turns,
         num_units=task.num_units,
     )
     try:
-        outcome = reward.score(completion)
-        return cast("Awaitable[Any]", outcome) if inspect.isawaitable(outcome) else _judged(task.ticket, outcome)
+        score = reward.score(completion)
+        return cast("Awaitable[Any]", score) if inspect.isawaitable(score) else _judged(score)
     except Exception as error:  # noqa: BLE001 - any plugin error is an answer: this completion has no score
-        return Unscored(ticket=task.ticket, timed_out=False, detail=described(error))
+        return _failed(described(error))
 
 
-def _judged(ticket: int, outcome: Any) -> Scored | Unscored:
+def _failed(detail: str) -> Outcome:
+    return Outcome(value=None, status=SampleStatus.REWARD_FAILED, detail=detail)
+
+
+def _judged(score: Any) -> Outcome:
     """A finite number, or why it is none.
 
     Raises:
         Exception: What was returned cannot be looked at: a number too great for a float, details that are no JSON.
     """
-    value = outcome.value if isinstance(outcome, Score) else outcome
+    value = score.value if isinstance(score, Score) else score
     if not isinstance(value, numbers.Real):
-        return Unscored(ticket=ticket, timed_out=False, detail=shown(f"the score is no number but {value!r:.200}"))
+        return _failed(shown(f"the score is no number but {value!r:.200}"))
     if not math.isfinite(value):
-        return Unscored(ticket=ticket, timed_out=False, detail=shown(f"the score is not finite: {value!r:.200}"))
-    details = outcome.details if isinstance(outcome, Score) else {}
-    return Scored(ticket=ticket, value=float(value), detail=_shown(details))
+        return _failed(shown(f"the score is not finite: {value!r:.200}"))
+    details = score.details if isinstance(score, Score) else {}
+    return Outcome(value=float(value), status=SampleStatus.OK, detail=_shown(details))
 
 
 def _shown(details: Mapping[str, JSON]) -> str:

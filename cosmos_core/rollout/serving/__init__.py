@@ -1,1 +1,1 @@
-"""What engines share: requests, sequences, commands between two steps, weights in place."""
+"""Building blocks of rollout engines: requests, sequences, commands between two steps, weights in place."""

@@ -87,7 +87,7 @@ class Commands:
 
 
 def broken(error: BaseException) -> EngineError:
-    """What others are told of an error that ended the engine's thread: `EngineLostError` if that was a lost process."""
+    """The error that others get of one that ended the engine's thread: `EngineLostError` if that was a lost process."""
     told = error.reason if isinstance(error, LostProcessError) else error
     kind = EngineLostError if isinstance(told, EngineLostError) else EngineError
     failure = kind(f"the engine's thread failed: {type(error).__name__}: {error}")

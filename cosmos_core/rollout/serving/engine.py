@@ -1,4 +1,4 @@
-"""What engines have in common that run on one thread: commands between steps, requests in flight, pauses, updates.
+"""A rollout engine that runs on one thread: commands between steps, requests in flight, pauses, updates.
 
 An engine of its own kind adds how a model is built, what a step does and how weights are copied.
 """
@@ -28,7 +28,7 @@ from cosmos_core.protocols import (
     TensorSlice,
 )
 from cosmos_core.rollout.serving.commands import Commands, LostProcessError, broken
-from cosmos_core.rollout.serving.flight import Flight, S
+from cosmos_core.rollout.serving.requests import RequestState, S
 from cosmos_core.rollout.serving.updates import Update
 
 _JOIN_S: Final = 20.0
@@ -55,7 +55,7 @@ class SampleQueue(Protocol[T_contra]):
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """True if a step would do anything."""
         ...
 
     def add(self, samples: Iterable[T_contra], /) -> None:
@@ -79,9 +79,9 @@ class ServedEngine(abc.ABC, Generic[S]):
         self._commands = Commands()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._flights: dict[str, Flight[S]] = {}
+        self._requests: dict[str, RequestState[S]] = {}
         self._number = 0
-        self._held: list[Flight[S]] = []
+        self._held: list[RequestState[S]] = []
         self._update: Update | None = None
         self._stopping = False
         self._loss: EngineError | None = None
@@ -97,10 +97,10 @@ class ServedEngine(abc.ABC, Generic[S]):
     @property
     @abc.abstractmethod
     def _queue(self) -> SampleQueue[S]:
-        """Who runs and who waits, once it is built."""
+        """Samples that run or wait, once it is built."""
 
     @abc.abstractmethod
-    def _admit(self, request: Request) -> Flight[S]:
+    def _admit(self, request: Request) -> RequestState[S]:
         """A request on its way, its number still to be given; EngineError if it cannot be generated."""
 
     @abc.abstractmethod
@@ -113,7 +113,7 @@ class ServedEngine(abc.ABC, Generic[S]):
 
     @abc.abstractmethod
     def _tensors_to_write(self) -> Mapping[str, torch.Tensor]:
-        """What an update writes, by canonical name: shapes and dtypes count."""
+        """Tensors that an update writes, by canonical name: shapes and dtypes count."""
 
     def _new_update(self, version: int) -> Update:
         """An update to a version, to be written."""
@@ -192,8 +192,8 @@ class ServedEngine(abc.ABC, Generic[S]):
         except Exception as error:  # noqa: BLE001 - the supervised boundary of this thread: every waiter hears of it
             failure = broken(error)
             self._close(failure)
-            for flight in self._in_flight():
-                flight.handle.finish(failure)
+            for parent in self._in_flight():
+                parent.handle.finish(failure)
         else:
             self._close(EngineError("the engine is shut down"))
 
@@ -230,7 +230,7 @@ class ServedEngine(abc.ABC, Generic[S]):
         since, queue = self._paused_since, self._queue
         return EngineStats(
             num_running=queue.num_running,
-            num_waiting=queue.num_waiting + sum(flight.num_unfinished for flight in self._held),
+            num_waiting=queue.num_waiting + sum(parent.num_unfinished for parent in self._held),
             generated_units=self._generated,
             prompt_units=self._prompted,
             busy_s=self._busy_s,
@@ -246,61 +246,61 @@ class ServedEngine(abc.ABC, Generic[S]):
         Raises:
             EngineError: A request does not fit or asks for what cannot be done; none of the call is queued then.
         """
-        flights = [self._admit(request) for request in requests]
+        parents = [self._admit(request) for request in requests]
         with self._lock:
             names = [request.request_id for request in requests]
-            taken = [name for name in names if name in self._flights or names.count(name) > 1]
+            taken = [name for name in names if name in self._requests or names.count(name) > 1]
             if taken:
                 raise EngineError(f"request id {taken[0]!r} is in flight already")
-            for flight in flights:
+            for parent in parents:
                 self._number += 1
-                flight.number = self._number
-            self._flights.update((flight.request.request_id, flight) for flight in flights)
+                parent.number = self._number
+            self._requests.update((parent.request.request_id, parent) for parent in parents)
         try:
-            self._commands.post(lambda: self._enter(flights))
+            self._commands.post(lambda: self._enter(parents))
         except EngineError:
             with self._lock:
                 for name in names:
-                    del self._flights[name]
+                    del self._requests[name]
             raise
-        return [flight.handle for flight in flights]
+        return [parent.handle for parent in parents]
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests at the next unit, partial results kept; unknown ids are ignored."""
         names = tuple(request_ids)
         self._commands.post(lambda: self._abort(names))
 
-    def _enter(self, flights: list[Flight[S]]) -> None:
-        for flight in flights:
+    def _enter(self, parents: list[RequestState[S]]) -> None:
+        for parent in parents:
             if self._draining is not None:
-                self._held.append(flight)
+                self._held.append(parent)
             else:
-                self._queue.add(flight.samples)
+                self._queue.add(parent.samples)
 
     def _abort(self, names: Sequence[str]) -> None:
-        flights = [self._flights[name] for name in names if name in self._flights]
-        self._held = [flight for flight in self._held if flight not in flights]
-        ended = [sample for flight in flights for sample in flight.samples if sample.reason is None]
+        parents = [self._requests[name] for name in names if name in self._requests]
+        self._held = [parent for parent in self._held if parent not in parents]
+        ended = [sample for parent in parents for sample in parent.samples if sample.reason is None]
         for sample in ended:
             sample.reason = FinishReason.ABORTED
         self._finish(ended)
 
     def _end_all(self) -> None:
-        self._abort([flight.request.request_id for flight in self._in_flight()])
+        self._abort([parent.request.request_id for parent in self._in_flight()])
 
-    def _in_flight(self) -> list[Flight[S]]:
+    def _in_flight(self) -> list[RequestState[S]]:
         with self._lock:
-            return list(self._flights.values())
+            return list(self._requests.values())
 
     def _finish(self, ended: Sequence[S]) -> None:
         self._queue.remove(ended)
         for sample in ended:
-            flight = sample.flight
-            flight.num_unfinished -= 1
-            if flight.num_unfinished == 0:
+            parent = sample.parent
+            parent.num_unfinished -= 1
+            if parent.num_unfinished == 0:
                 with self._lock:
-                    del self._flights[flight.request.request_id]
-                flight.handle.finish([one.generated(self._queue.version) for one in flight.samples])
+                    del self._requests[parent.request.request_id]
+                parent.handle.finish([one.generated(self._queue.version) for one in parent.samples])
 
     def _step(self) -> None:
         begin = time.monotonic()

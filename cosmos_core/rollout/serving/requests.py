@@ -1,81 +1,149 @@
-"""What a request must be to enter the engine, and how its prompt enters the model."""
+"""Requests in flight: the handle, the samples, and those that wait for a seat."""
 
 from __future__ import annotations
 
-import numpy as np
+import heapq
+import threading
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from cosmos_core.errors import DataError, EngineError
-from cosmos_core.protocols import Conditioned, Conditioning, Model, Request
-from cosmos_core.types import Payload
+import attrs
+
+from cosmos_core.errors import EngineError
+from cosmos_core.protocols import FinishReason, Generated, Request
+
+if TYPE_CHECKING:
+    from cosmos_core.protocols import Handle
 
 
-def check_request(request: Request, *, context_length: int, vocabulary: int) -> None:
-    """Refuse what cannot be generated.
+class ServedHandle:
+    """A request in flight (`protocols.Handle`)."""
 
-    Raises:
-        EngineError: Names the request, the value seen and what is allowed.
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._condition = threading.Condition()
+        self._results: list[Generated] | None = None
+        self._error: EngineError | None = None
+        self._callbacks: list[Callable[[Handle], None]] = []
+
+    @property
+    def request(self) -> Request:
+        """The request."""
+        return self._request
+
+    @property
+    def is_done(self) -> bool:
+        """True if it is finished or failed."""
+        return self._results is not None or self._error is not None
+
+    def result(self, timeout_s: float | None = None) -> list[Generated]:
+        """Wait for all samples, in the order of their index."""
+        with self._condition:
+            if not self._condition.wait_for(lambda: self.is_done, timeout_s):
+                raise TimeoutError(f"request {self._request.request_id!r} is not finished after {timeout_s} s")
+        if self._error is not None:
+            raise type(self._error)(str(self._error)) from self._error
+        assert self._results is not None
+        return self._results
+
+    def add_done_callback(self, callback: Callable[[Handle], None]) -> None:
+        """Call `callback(self)` once finished, on the engine's thread (at once if it is already)."""
+        with self._condition:
+            if not self.is_done:
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def finish(self, results: list[Generated] | EngineError) -> None:
+        """Give the outcome, on the engine's thread; the first one stands."""
+        with self._condition:
+            if self.is_done:
+                return
+            if isinstance(results, EngineError):
+                self._error = results
+            else:
+                self._results = results
+            self._condition.notify_all()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+
+class Sample(Protocol):
+    """One sample of a request.
+
+    Attributes:
+        index: Its place among the request's samples.
+        reason: Why it ended; None while it goes on.
     """
-    where = f"request {request.request_id!r}"
-    ids = check_ids(request.prompt, "prompt", where, vocabulary)
-    if len(ids) == 0:
-        raise EngineError(f"{where}: the prompt is empty; it needs one token at least")
-    sampling = request.sampling
-    if sampling.max_units < 1 or len(ids) + sampling.max_units > context_length:
-        raise EngineError(
-            f"{where}: a prompt of {len(ids)} and a completion of up to {sampling.max_units} units do not fit the "
-            f"context length of {context_length}"
-        )
-    if sampling.num_samples < 1 or (sampling.temperature == 0 and sampling.num_samples != 1):
-        raise EngineError(f"{where}: {sampling.num_samples} samples at temperature {sampling.temperature}")
-    proper = sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0
-    if not proper:
-        raise EngineError(
-            f"{where}: temperature {sampling.temperature}, top_p {sampling.top_p}, top_k {sampling.top_k} are not a "
-            "way to draw (temperature >= 0, 0 < top_p <= 1, top_k >= 0)"
-        )
+
+    index: int
+    reason: FinishReason | None
+
+    @property
+    def parent(self) -> RequestState[Any]:
+        """Its request."""
+        ...
+
+    def generated(self, version: int) -> Generated:
+        """The result, partial if it was aborted; `version` stands in where nothing was generated."""
+        ...
 
 
-def check_ids(payload: Payload, name: str, where: str, vocabulary: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    """Token ids of a payload, int32 [N].
+S = TypeVar("S", bound=Sample)
 
-    Args:
-        payload: Of kind `tokens`.
-        name: Of the array.
-        where: What the payload is of, for errors.
-        vocabulary: Ids are below it.
 
-    Raises:
-        EngineError: There is no such array of int32, or an id is outside the vocabulary.
+@attrs.define(eq=False)
+class RequestState(Generic[S]):
+    """A request in flight.
+
+    Attributes:
+        request: The request.
+        handle: Its handle.
+        number: Its place among all requests.
+        samples: Its samples, in the order of their index.
+        num_unfinished: Samples that go on.
     """
-    array = payload.arrays.get(name)
-    if payload.kind != "tokens" or array is None or array.dtype != "int32" or len(array.shape) != 1:
-        found = "none" if array is None else f"{array.dtype} {list(array.shape)}"
-        raise EngineError(
-            f"{where}: this engine takes payloads of kind 'tokens' with an int32 {name!r} of one dim; the kind is "
-            f"{payload.kind!r}, the array {found}"
-        )
-    ids = np.frombuffer(array.data, np.int32)
-    if len(ids) and (ids.min() < 0 or ids.max() >= vocabulary):
-        raise EngineError(
-            f"{where}: token ids {ids.min()} to {ids.max()} of its {name} do not fit a vocabulary of {vocabulary}"
-        )
-    return ids
+
+    request: Request
+    handle: ServedHandle
+    number: int
+    samples: list[S] = attrs.field(init=False, factory=list)
+    num_unfinished: int = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.num_unfinished = self.request.sampling.num_samples
+        self.samples = [self.begin(index) for index in range(self.num_unfinished)]
+
+    def begin(self, index: int) -> S:
+        """Sample `index`, of which nothing is generated."""
+        raise NotImplementedError
 
 
-def condition(prompt: Payload, model: Model, where: str) -> Conditioning | None:
-    """How a prompt enters; None where its token ids say it all.
+class WaitingQueue(Generic[S]):
+    """The samples that wait, in the order in which they enter."""
 
-    Raises:
-        EngineError: It holds what the model cannot enter.
-    """
-    if isinstance(model, Conditioned):
-        try:
-            return model.condition(prompt)
-        except DataError as error:
-            raise EngineError(f"{where}: {error}") from error
-    if more := sorted(prompt.arrays.keys() - {"prompt"}):
-        raise EngineError(
-            f"{where}: its prompt has the arrays {', '.join(more)}, and {type(model).__name__} does not say how they "
-            "enter a forward (cosmos_core.protocols.Conditioned)"
-        )
-    return None
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, int, S]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, samples: Iterable[S]) -> None:
+        """Let samples wait; one that was set back keeps its place among the others."""
+        for sample in samples:
+            parent = sample.parent
+            heapq.heappush(self._heap, (parent.request.priority, parent.number, sample.index, sample))
+
+    def first(self) -> S:
+        """Whose turn it is; there must be one."""
+        return self._heap[0][3]
+
+    def take(self) -> S:
+        """Take out whose turn it is; there must be one."""
+        return heapq.heappop(self._heap)[3]
+
+    def remove(self, gone: Collection[S]) -> None:
+        """Take out those of `gone` that wait."""
+        self._heap = [entry for entry in self._heap if entry[3] not in gone]
+        heapq.heapify(self._heap)

@@ -1,4 +1,4 @@
-"""What pools of worker processes share: one thread that serves all of them, and replaces those that hang or die."""
+"""A pool of worker processes: one thread serves all of them, and replaces those that hang or die."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Worker(Protocol):
 
     @property
     def socket(self) -> socket.socket:
-        """What it is served by."""
+        """The socket that it is served by."""
         ...
 
     @property
     def wants_write(self) -> bool:
-        """Whether something waits to be sent."""
+        """True if something waits to be sent."""
         ...
 
     def send(self) -> None:

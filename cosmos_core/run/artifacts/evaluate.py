@@ -21,12 +21,12 @@ from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.plugins.recipe import load_dataset, load_rewards
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Conversing, Dataset, Request, Sampling
-from cosmos_core.rollout.episodes.dialogue import Played
+from cosmos_core.rollout.episodes.dialogue import EpisodeResult
 from cosmos_core.rollout.episodes.episode import EpisodeParts, Episodes
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
-from cosmos_core.rollout.rewards.absence import absent_here
-from cosmos_core.rollout.rewards.pool import Outcomes, RewardPool
-from cosmos_core.rollout.rewards.scoring import sample, to_score
+from cosmos_core.rollout.rewards.messages import Outcomes
+from cosmos_core.rollout.rewards.pool import RewardPool
+from cosmos_core.rollout.rewards.scoring import absent_here, sample, to_score
 from cosmos_core.run.artifacts.export import export_run
 from cosmos_core.run.artifacts.generate import Served, check_folder, is_of_tokens, run_of, serve
 from cosmos_core.run.artifacts.scores import Evaluated, tallies, tally
@@ -42,7 +42,7 @@ def play(
     sampling: Sampling,
     *,
     seed: int,
-) -> list[Played]:
+) -> list[EpisodeResult]:
     """Play one dialogue of each held-out row, as an evaluation of a run does.
 
     Raises:
@@ -53,7 +53,7 @@ def play(
         raise ConfigError("environment: the model plugin has no encode_observation; remove [environment]")
     capabilities = PluginSet.load([("environment", environment.plugin)]).provider("environment", environment.plugin)
     events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    found: dict[int, Played] = {}
+    found: dict[int, EpisodeResult] = {}
     with contextlib.closing(EnvironmentPool(environment, seed=seed)) as pool:
         pool.start()
         episodes = Episodes(
@@ -80,7 +80,7 @@ def play(
     return [found[index] for index in range(len(asked))]
 
 
-def _keep(found: dict[int, Played], index: int, played: list[Played]) -> None:
+def _keep(found: dict[int, EpisodeResult], index: int, played: list[EpisodeResult]) -> None:
     (found[index],) = played
 
 
@@ -199,7 +199,7 @@ def _check_key(by: str, prompts: list[Prompt]) -> None:
         raise ConfigError(f"--by: no row's metadata has {by!r}; they have {', '.join(map(repr, keys)) or 'none'}")
 
 
-def _complete(served: Served, prompts: list[tuple[int, Prompt]], job: Job) -> list[tuple[Prompt, Played]]:
+def _complete(served: Served, prompts: list[tuple[int, Prompt]], job: Job) -> list[tuple[Prompt, EpisodeResult]]:
     """Greedy completions, or dialogues, of the prompts that can be encoded and fit the context."""
     fitting, environment = [], job.recipe.environment
     for row, prompt in prompts:
@@ -220,10 +220,12 @@ def _complete(served: Served, prompts: list[tuple[int, Prompt]], job: Job) -> li
     # Denoised samples depend on their noise: it is that of the run's own evaluations.
     seeds = [evaluation_seed(job.recipe.run.seed, row) for row, _, _ in fitting]
     completed = served.complete([payload for _, _, payload in fitting], sampling, seeds)
-    return [(prompt, Played.single(samples[0])) for (_, prompt, _), samples in zip(fitting, completed, strict=True)]
+    return [
+        (prompt, EpisodeResult.single(samples[0])) for (_, prompt, _), samples in zip(fitting, completed, strict=True)
+    ]
 
 
-def _score(served: Served, answered: list[tuple[Prompt, Played]], job: Job, pool: RewardPool) -> list[Sample]:
+def _score(served: Served, answered: list[tuple[Prompt, EpisodeResult]], job: Job, pool: RewardPool) -> list[Sample]:
     if not answered:
         return []
     done = threading.Event()
@@ -249,7 +251,7 @@ def _score(served: Served, answered: list[tuple[Prompt, Played]], job: Job, pool
 
 
 def _scores(
-    prompts: list[tuple[int, Prompt]], answered: list[tuple[Prompt, Played]], samples: list[Sample], unit: Unit
+    prompts: list[tuple[int, Prompt]], answered: list[tuple[Prompt, EpisodeResult]], samples: list[Sample], unit: Unit
 ) -> list[tuple[Prompt, float | None]]:
     """The score of each prompt; None of those that were not answered or could not be scored."""
     found = {

@@ -27,7 +27,7 @@ from cosmos_core.protocols import (
     RolloutEngine,
     Sampling,
 )
-from cosmos_core.rollout.keeping import write_media
+from cosmos_core.rollout.media import write_media
 from cosmos_core.run.artifacts.export import export_run
 from cosmos_core.storage import MARKS
 from cosmos_core.types import Message, Payload, Prompt

@@ -14,7 +14,7 @@ from cosmos_core.config.structure import structure
 from cosmos_core.errors import ConfigError, CosmosError, PluginBrokenError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import EngineOutlook, Foresight, LauncherCapabilities, Model, ModelFacts, Reward, Sampling
-from cosmos_core.rollout.rewards.absence import absent_here
+from cosmos_core.rollout.rewards.scoring import absent_here
 from cosmos_core.run.launch.launcher import capabilities_of
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.planning.parts import Parts

@@ -19,7 +19,7 @@ from cosmos_core.errors import TransportError
 from cosmos_core.plugins.recipe import dataset_context
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Dataset, DatasetCapabilities, DatasetContext, Kind, Omission, Omitting, Paced, Split
-from cosmos_core.rollout.rewards.wire import TO_WORKER, Task
+from cosmos_core.rollout.rewards.messages import TO_WORKER, Task
 from cosmos_core.testing.conformance.plugin import PluginConformance, fault, json_problems
 from cosmos_core.testing.conformance.rows import (
     PURE,

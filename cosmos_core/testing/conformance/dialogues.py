@@ -15,8 +15,8 @@ import attrs
 from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.errors import CosmosError
 from cosmos_core.protocols import Environment
+from cosmos_core.rollout.episodes.messages import Answered, Failed, Opened, Reply
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
-from cosmos_core.rollout.episodes.wire import Answered, Failed, Opened, Reply
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.testing.conformance.processes import marked
 from cosmos_core.types import JSON, Message, Prompt

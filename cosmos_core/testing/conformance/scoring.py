@@ -21,8 +21,8 @@ import numpy.typing as npt
 from cosmos_core.config.schema import RewardConfig
 from cosmos_core.errors import CosmosError
 from cosmos_core.protocols import Completion, Reward, Score
-from cosmos_core.rollout.rewards.pool import Outcome, Outcomes, RewardPool
-from cosmos_core.rollout.rewards.wire import WirePayload
+from cosmos_core.rollout.rewards.messages import Outcome, Outcomes, WirePayload
+from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.testing.conformance.processes import marked
 from cosmos_core.types import JSON, Array, Message, Payload, Prompt, SampleStatus

@@ -17,7 +17,7 @@ ENGINE = """
 import torch
 from cosmos_core.protocols import FORMATS, EngineCapabilities, Provider, hookimpl
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
-from cosmos_core.rollout.embedded.options import EmbeddedOptions
+from cosmos_core.rollout.embedded.plugin import EmbeddedOptions
 
 class Unlucky(EmbeddedEngine):
     commits = 0

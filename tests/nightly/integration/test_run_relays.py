@@ -35,7 +35,7 @@ from pathlib import Path
 import attrs, torch
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.rollout import weights_sync
-from cosmos_core.rollout.gate import VersionGate
+from cosmos_core.rollout.version_lock import VersionLock
 from cosmos_core.rollout.relay import Relay
 from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.transport.directives import Relaying, WeightTarget
@@ -95,7 +95,7 @@ else:
     sync = WeightSync(
         engine,
         receiver,
-        VersionGate(),
+        VersionLock(),
         cache="keep",
         in_flight_update=True,
         report=report,

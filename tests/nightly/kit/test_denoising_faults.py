@@ -15,8 +15,8 @@ import torch
 from cosmos_core.protocols import EngineCapabilities, Provider, hookimpl
 from cosmos_core.protocols import Foresight
 from cosmos_core.rollout.diffusion.engine import DiffusionEngine
-from cosmos_core.rollout.diffusion.foresight import foresee
-from cosmos_core.rollout.diffusion.options import DiffusionOptions
+from cosmos_core.rollout.diffusion.plugin import foresee
+from cosmos_core.rollout.diffusion.plugin import DiffusionOptions
 
 class Engine(DiffusionEngine):
 {body}
@@ -57,36 +57,36 @@ PLANTED = {
         def _advance(self):
             for sample in self._denoisers.admit():
                 sample.start(self._context.device)
-                whole = sample.flight.itinerary.course
+                whole = sample.parent.schedule.discretization
                 if not hasattr(self, "_less"):
                     self._less = attrs.evolve(
                         whole, steps=tuple(attrs.evolve(step, std=0.5 * step.std) for step in whole.steps)
                     )
-                sample.flight.itinerary = attrs.evolve(sample.flight.itinerary, course=self._less)
+                sample.parent.schedule = attrs.evolve(sample.parent.schedule, discretization=self._less)
             super()._advance()
 
-        def _conclude(self, sample):
+        def _end(self, sample):
             sample.decisions = [
                 attrs.evolve(each, step=attrs.evolve(each.step, std=2 * each.step.std)) for each in sample.decisions
             ]
-            super()._conclude(sample)
+            super()._end(sample)
         """,
     ),
     "denoises-given-frames": Fault(
         "test_given_frames_stay_as_they_are",
         "frames that the prompt gives are others in a state or the sample",
         """
-        def _conclude(self, sample):
+        def _end(self, sample):
             sample.state = sample.state + 0.01
-            super()._conclude(sample)
+            super()._end(sample)
         """,
     ),
     "keeps-no-sample": Fault(
         "test_a_payload_of_latents_holds_what_its_kind_says",
         "array 'sample' of 5 decisions is None",
         """
-        def _conclude(self, sample):
-            super()._conclude(sample)
+        def _end(self, sample):
+            super()._end(sample)
             arrays = {name: each for name, each in sample.finished.arrays.items() if name != "sample"}
             sample.finished = attrs.evolve(sample.finished, arrays=arrays)
         """,
@@ -95,8 +95,8 @@ PLANTED = {
         "test_a_payload_of_latents_holds_what_its_kind_says",
         "the payload's 'text' is not the request's",
         """
-        def _conclude(self, sample):
-            super()._conclude(sample)
+        def _end(self, sample):
+            super()._end(sample)
             arrays = {name: each for name, each in sample.finished.arrays.items() if name != "text"}
             sample.finished = attrs.evolve(sample.finished, arrays=arrays)
         """,
@@ -105,17 +105,17 @@ PLANTED = {
         "test_without_noise_a_sample_depends_on_the_first_noise_alone",
         "at temperature 0, a sample of seed 3 is not that of seed 3",
         """
-        def _conclude(self, sample):
+        def _end(self, sample):
             sample.state = sample.state + torch.randn(sample.state.shape)
-            super()._conclude(sample)
+            super()._end(sample)
         """,
     ),
     "renders-another": Fault(
         "test_samples_are_rendered",
         "is it another sample's?",
         """
-        def _conclude(self, sample):
-            super()._conclude(sample)
+        def _end(self, sample):
+            super()._end(sample)
             frames = sample.media.arrays["frames"]
             other = attrs.evolve(frames, data=bytes(255 - each for each in frames.data))
             sample.media = attrs.evolve(sample.media, arrays={**sample.media.arrays, "frames": other})
@@ -159,9 +159,9 @@ PLANTED = {
         "a request drew other units among others than alone",
         """
         def _admit(self, request):
-            flight = super()._admit(request)
-            flight.request = attrs.evolve(request, seed=request.seed + self._number)
-            return flight
+            parent = super()._admit(request)
+            parent.request = attrs.evolve(request, seed=request.seed + self._number)
+            return parent
         """,
     ),
     "mistakes-versions": Fault(

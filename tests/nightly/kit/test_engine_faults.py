@@ -16,7 +16,7 @@ import torch
 import cosmos_core.rollout.embedded.engine as built_in
 from cosmos_core.protocols import EngineCapabilities, Foresight, Provider, hookimpl
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
-from cosmos_core.rollout.embedded.options import EmbeddedOptions
+from cosmos_core.rollout.embedded.plugin import EmbeddedOptions
 
 def drawn(requests, **changes):
     return [attrs.evolve(each, sampling=attrs.evolve(each.sampling, **changes)) for each in requests]
@@ -70,7 +70,7 @@ PLANTED = {
         """
         def _apply(self, update, cache):
             for sample in self._scheduler._running:
-                del sample.tokens[sample.flight.num_prompt :], sample.logprobs[:], sample.spans[:]
+                del sample.tokens[sample.parent.num_prompt :], sample.logprobs[:], sample.spans[:]
             return super()._apply(update, "recompute")
         """,
     ),
@@ -105,7 +105,7 @@ PLANTED = {
                 for sample in scheduler._running[8:]:
                     sample.slot, sample.cached = -1, 0
                 scheduler.add(scheduler._running[8:])
-                scheduler._running, scheduler._traits = kept, None
+                scheduler._running, scheduler._features = kept, None
             scheduler.requeue = some_back
             return super()._apply(update, cache)
         """,
@@ -117,7 +117,7 @@ PLANTED = {
         def _apply(self, update, cache):
             again = self._scheduler._running[32:]
             for sample in again:
-                del sample.tokens[sample.flight.num_prompt :], sample.logprobs[:], sample.spans[:]
+                del sample.tokens[sample.parent.num_prompt :], sample.logprobs[:], sample.spans[:]
             return super()._apply(update, "recompute" if again else cache)
         """,
     ),
@@ -150,7 +150,7 @@ PLANTED = {
             return bytes(request.prompt.arrays["prompt"].data)
 
         def _take(self, plan, tokens, logprobs):
-            stale = [self.key(sample.flight.request) in self.old for sample in plan.drawn]
+            stale = [self.key(sample.parent.request) in self.old for sample in plan.drawn]
             super()._take(plan, tokens, [each - 0.5 * old for each, old in zip(logprobs, stale)])
         """,
         "in_flight_update=False",
@@ -202,7 +202,7 @@ PLANTED = {
         "an update with one slice twice and another missing was accepted",
         """
         def commit_update(self, cache="keep"):
-            written = sum(data.numel() for pieces in self._update._pieces.values() for _, data in pieces)
+            written = sum(data.numel() for chunks in self._update._pieces.values() for _, data in chunks)
             if written == sum(tensor.numel() for tensor in self._loaded.tensors.values()):
                 self._update.check = lambda: None
             return super().commit_update(cache)
@@ -231,7 +231,7 @@ PLANTED = {
         "log-probs are not the trainer's: unit",
         """
         def _apply(self, update, cache):
-            self._loaded.settle = lambda: None
+            self._loaded.dequantise = lambda: None
             self._loaded._matrices = {}
             return super()._apply(update, cache)
         """,
@@ -261,9 +261,9 @@ PLANTED = {
         def _step(self):
             draw = built_in.draw
 
-            def uniform(logits, drawing):
-                tokens, _ = draw(torch.zeros_like(logits), drawing)
-                logprobs = torch.log_softmax(logits / drawing.temperature_R[:, None], -1)
+            def uniform(logits, row_sampling):
+                tokens, _ = draw(torch.zeros_like(logits), row_sampling)
+                logprobs = torch.log_softmax(logits / row_sampling.temperature_R[:, None], -1)
                 return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 
             built_in.draw = uniform
@@ -297,7 +297,7 @@ PLANTED = {
         """
         def _finish(self, ended):
             for sample in ended:
-                first = sample.flight.samples[0]
+                first = sample.parent.samples[0]
                 sample.tokens, sample.logprobs = first.tokens, first.logprobs
             super()._finish(ended)
         """,
@@ -349,7 +349,7 @@ PLANTED = {
         "is not finished when the call that ends it has returned",
         """
         def _end_all(self):
-            self._scheduler.remove([sample for flight in self._in_flight() for sample in flight.samples])
+            self._scheduler.remove([sample for parent in self._in_flight() for sample in flight.samples])
         """,
     ),
     "aborts-only-what-runs": Fault(
@@ -357,7 +357,7 @@ PLANTED = {
         "abort() ends what waits as well",
         """
         def _abort(self, names):
-            super()._abort([name for name in names if any(each.logprobs for each in self._flights[name].samples)])
+            super()._abort([name for name in names if any(each.logprobs for each in self._requests[name].samples)])
         """,
     ),
     "waits-for-its-requests": Fault(
@@ -374,7 +374,7 @@ PLANTED = {
         "a request that was in flight beside an aborted one ended with",
         """
         def abort(self, request_ids):
-            super().abort(list(self._flights))
+            super().abort(list(self._requests))
         """,
     ),
     "never-pauses": Fault(

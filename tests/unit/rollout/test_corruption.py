@@ -11,10 +11,9 @@ from cosmos_core.models.facts import matrices_of
 from cosmos_core.policy.publication import Publications
 from cosmos_core.protocols import FORMATS
 from cosmos_core.rollout import weights_sync
-from cosmos_core.rollout.embedded.loaded import LoadedWeights
-from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.relay import Relay
-from cosmos_core.rollout.serving.updates import Update
+from cosmos_core.rollout.serving.updates import LoadedWeights, Update
+from cosmos_core.rollout.version_lock import VersionLock
 from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
@@ -45,11 +44,11 @@ class Run:
         self.publications = Publications(
             self.publisher, torch.float32, self.published.append, form=self.form, matrices=matrices
         )
-        self.receiver, self.gate = WeightReceiver(transport, run_id="run", host="here"), VersionGate()
+        self.receiver, self.version_lock = WeightReceiver(transport, run_id="run", host="here"), VersionLock()
         self.sync = WeightSync(
             self.engine,
             self.receiver,
-            self.gate,
+            self.version_lock,
             cache="keep",
             in_flight_update=True,
             report=self.report,
@@ -143,9 +142,9 @@ def in_what_is_computed_with(run, patch):
         settle(self)
         flip(run.engine._loaded._parameters[NAME])
 
-    settle = LoadedWeights.settle
-    patch.setattr(LoadedWeights, "settle", settled)
-    run.repair = lambda: patch.setattr(LoadedWeights, "settle", settle)
+    settle = LoadedWeights.dequantise
+    patch.setattr(LoadedWeights, "dequantise", settled)
+    run.repair = lambda: patch.setattr(LoadedWeights, "dequantise", settle)
 
 
 ARRIVED_WRONG = f"{NAME}: what arrived is not what was published"
@@ -169,8 +168,8 @@ def test_a_corrupted_slice_is_caught_named_and_never_generated_with(begin, monke
     assert isinstance(second, WeightsRejected)
     assert first.version == second.version == 3
     assert reason in second.reason
-    assert run.gate.loaded == -1
-    assert not run.gate.enter(3)
+    assert run.version_lock.loaded == -1
+    assert not run.version_lock.enter(3)
     (held,) = run.engine.submit([run.kit.request("held", [4, 5], max_units=3)])
     with pytest.raises(TimeoutError):
         held.result(0.1)

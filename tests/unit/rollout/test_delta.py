@@ -11,8 +11,8 @@ from cosmos_core.models.facts import matrices_of
 from cosmos_core.policy.publication import Publications
 from cosmos_core.protocols import FORMATS
 from cosmos_core.rollout import weights_sync
-from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.relay import Relay
+from cosmos_core.rollout.version_lock import VersionLock
 from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.transport.directives import Relaying, WeightTarget
 from cosmos_core.transport.reports import WeightsLoaded, WeightsPublished, WeightsRejected
@@ -36,11 +36,11 @@ class Pair:
         self.reports, self.arrived, self.published = [], threading.Condition(), []
         self.publisher, self.relay, self.base = WeightPublisher("run"), Relay("run"), Base()
         self.publications = Publications(self.publisher, torch.float32, self.report, form=self.form, matrices=matrices)
-        self.receiver, self.gate = WeightReceiver(transport, run_id="run", host="here"), VersionGate()
+        self.receiver, self.version_lock = WeightReceiver(transport, run_id="run", host="here"), VersionLock()
         self.sync = WeightSync(
             self.engine,
             self.receiver,
-            self.gate,
+            self.version_lock,
             cache="keep",
             in_flight_update=True,
             report=self.report,
@@ -148,7 +148,7 @@ def test_changes_that_do_not_fit_are_fetched_whole(begin, monkeypatch, caplog):
     monkeypatch.setattr(server, "encode", lambda *_: torn)
     pair.train()
     loaded = pair.load(pair.publish(2))
-    assert (loaded.spared, pair.gate.loaded) == (0, 2)
+    assert (loaded.spared, pair.version_lock.loaded) == (0, 2)
     assert "3 bytes are no changes of" in caplog.text
     assert pair.generates_as_trained()
 

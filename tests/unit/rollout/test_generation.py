@@ -22,11 +22,10 @@ from cosmos_core.config.schema import (
 )
 from cosmos_core.errors import DataError, ReplicaError
 from cosmos_core.protocols import EnvironmentCapabilities, FinishReason, Generated
-from cosmos_core.rollout.episodes.wire import Answered, Failed, Opened
-from cosmos_core.rollout.gate import VersionGate
-from cosmos_core.rollout.generation import Generation, Parts
-from cosmos_core.rollout.rewards.pool import Outcome
-from cosmos_core.rollout.terms import LeaseTerms
+from cosmos_core.rollout.episodes.messages import Answered, Failed, Opened
+from cosmos_core.rollout.generation import Generation, GenerationParts, LeaseRecipes
+from cosmos_core.rollout.rewards.messages import Outcome
+from cosmos_core.rollout.version_lock import VersionLock
 from cosmos_core.transport.directives import Lease
 from cosmos_core.transport.reports import GroupFailed, GroupFinished
 from cosmos_core.types import Array, Payload, Prompt, SampleStatus
@@ -103,7 +102,7 @@ class Rows:
 
 class Fixture:
     def __init__(self):
-        self.engine, self.pool, self.payloads, self.gate = Engine(), Pool(), Payloads(), VersionGate()
+        self.engine, self.pool, self.payloads, self.version_lock = Engine(), Pool(), Payloads(), VersionLock()
         self.reports, self.arrived = [], threading.Condition()
         self.drop = None
         recipe = SimpleNamespace(
@@ -116,17 +115,17 @@ class Fixture:
             policy=PolicyConfig(micro_batch_units=45),
         )
         self.generation = Generation(
-            Parts(
+            GenerationParts(
                 recipe=recipe,
                 stage=1,
                 context_length=50,
                 model=SimpleNamespace(encode=self.encode, decode=lambda payload: "answer"),
                 dataset=Rows(),
-                terms=LeaseTerms(recipe, lambda _: SimpleNamespace(admit=lambda group: self.drop)),
+                recipes=LeaseRecipes(recipe, lambda _: SimpleNamespace(admit=lambda group: self.drop)),
                 engine=self.engine,
                 pool=self.pool,
                 payloads=self.payloads,
-                gate=self.gate,
+                version_lock=self.version_lock,
                 report=self.report,
             )
         )
@@ -181,14 +180,14 @@ def test_a_group_is_generated_scored_held_and_only_then_reported(rig):
 def test_a_lease_is_drawn_and_admitted_with_the_values_that_it_carries(rig):
     asked = []
 
-    def terms_of(settings):
+    def recipes_of(settings):
         temperature = settings.get("rollout.sampling.temperature", 0.9)
         sampling = SamplingConfig(max_units=10, temperature=temperature)
-        admit = lambda group: asked.append(temperature)  # noqa: E731 - one word of a lease's terms
+        admit = lambda group: asked.append(temperature)  # noqa: E731 - one word of a lease's recipes
         recipe = SimpleNamespace(rollout=RolloutConfig(group_size=3, sampling=sampling))
         return SimpleNamespace(recipe=recipe, algorithm=SimpleNamespace(admit=admit))
 
-    rig.generation._parts = attrs.evolve(rig.generation._parts, terms=SimpleNamespace(of=terms_of))
+    rig.generation._parts = attrs.evolve(rig.generation._parts, recipes=SimpleNamespace(of=recipes_of))
     cold = attrs.evolve(train(8), settings={"rollout.sampling.temperature": 0.5})
     rig.generation.reconcile([train(7), cold], ())
     drawn = {name: handle.request.sampling.temperature for name, handle in rig.engine.handles.items()}
@@ -265,7 +264,7 @@ def test_a_prompt_that_cannot_be_completed_is_told_once(rig, row, reason, detail
 
 
 def test_held_out_prompts_of_any_length_are_evaluated(rig):
-    rig.gate.confirm(3)
+    rig.version_lock.confirm(3)
     rig.generation.reconcile([evaluation(1, version=3, row=1)], ())
     assert rig.reports == []
     assert list(rig.engine.handles) == ["1"]
@@ -273,17 +272,17 @@ def test_held_out_prompts_of_any_length_are_evaluated(rig):
 
 def test_an_evaluation_waits_for_its_version_and_holds_it(rig):
     lease = evaluation(1, version=4)
-    rig.gate.confirm(3)
+    rig.version_lock.confirm(3)
     rig.generation.reconcile([lease], ())
     assert not rig.engine.handles
-    rig.gate.confirm(4)
+    rig.version_lock.confirm(4)
     rig.generation.reconcile([lease], ())
     request = rig.engine.handles["1"].request
     assert (request.sampling.temperature, request.sampling.num_samples, request.sampling.max_units) == (0.0, 1, 7)
     changed = threading.Event()
 
     def change():
-        with rig.gate.changing():
+        with rig.version_lock.changing():
             changed.set()
 
     thread = threading.Thread(target=change)
@@ -299,11 +298,11 @@ def test_an_evaluation_waits_for_its_version_and_holds_it(rig):
 
 
 def test_an_aborted_evaluation_lets_updates_go_on(rig):
-    rig.gate.confirm(4)
+    rig.version_lock.confirm(4)
     rig.generation.reconcile([evaluation(1, version=4)], ())
     rig.generation.reconcile([], ())
     rig.engine.handles["1"].finish(FinishReason.ABORTED)
-    with rig.gate.changing() as may:
+    with rig.version_lock.changing() as may:
         assert may
     assert not rig.reports
 
@@ -316,7 +315,8 @@ def test_an_algorithm_that_raises_is_told_by_check(rig, monkeypatch):
         raise ZeroDivisionError("no variance")
 
     rig.generation._parts = attrs.evolve(
-        rig.generation._parts, terms=LeaseTerms(rig.generation._parts.recipe, lambda _: SimpleNamespace(admit=broken))
+        rig.generation._parts,
+        recipes=LeaseRecipes(rig.generation._parts.recipe, lambda _: SimpleNamespace(admit=broken)),
     )
     rig.generation.reconcile([train(1)], ())
     rig.engine.handles["1"].finish()
@@ -427,34 +427,34 @@ def test_a_group_of_dialogues_is_scored_with_the_environments_own_reward(talk):
 
 
 def test_an_evaluation_holds_its_version_until_its_dialogue_is_over(talk):
-    talk.gate.confirm(4)
+    talk.version_lock.confirm(4)
     talk.generation.reconcile([evaluation(1, version=4)], ())
     until(lambda: "1" in talk.engine.handles)
     talk.engine.handles["1"].finish()
     until(lambda: talk.environments.turns[0] == 1)
     talk.environments.end(0, observation="go on", done=False)
     until(lambda: "1/0/1" in talk.engine.handles)
-    assert talk.gate._evaluating == 1
+    assert talk.version_lock._evaluating == 1
     talk.engine.handles["1/0/1"].finish()
     until(lambda: talk.environments.turns[0] == 2)
     talk.environments.end(0)
     talk.wait_reports(1)
-    assert talk.gate._evaluating == 0
+    assert talk.version_lock._evaluating == 0
 
 
 def test_a_lease_that_is_taken_away_ends_its_dialogues_and_leaves_once(talk):
-    talk.gate.confirm(4)
+    talk.version_lock.confirm(4)
     talk.generation.reconcile([evaluation(1, version=4), train(2)], ())
     until(lambda: {"1", "2"} <= talk.engine.handles.keys())
     talk.generation.reconcile([], ())
-    until(lambda: talk.gate._evaluating == 0)
+    until(lambda: talk.version_lock._evaluating == 0)
     until(lambda: sorted(talk.environments.closed) == [0, 1, 2, 3])
     assert sorted(talk.engine.aborted) == ["1", "2"]
     for name in ("1", "2"):
         talk.engine.handles[name].finish(FinishReason.ABORTED)
     time.sleep(0.05)
     assert not talk.reports
-    assert talk.gate._evaluating == 0
+    assert talk.version_lock._evaluating == 0
     assert talk.generation.num_active == 0
 
 
@@ -473,10 +473,10 @@ def test_what_is_denoised_has_no_length_and_its_media_are_kept(rig):
             return "media/step-1/row-4.png"
 
     media = Payload(kind="media", arrays={})
-    encode = lambda prompt: Payload(kind="latents", arrays={})  # noqa: E731 - one word of a model's terms
-    parts = attrs.evolve(rig.generation._parts, keeper=Keeper(), context_length=1)
+    encode = lambda prompt: Payload(kind="latents", arrays={})  # noqa: E731 - one word of a model's recipes
+    parts = attrs.evolve(rig.generation._parts, media_writer=Keeper(), context_length=1)
     rig.generation._parts = attrs.evolve(parts, model=SimpleNamespace(encode=encode, decode=lambda payload: ""))
-    rig.gate.confirm(1)
+    rig.version_lock.confirm(1)
     rig.generation.reconcile([train(7), evaluation(8, version=1)], ())
     for name in ("7", "8"):
         handle = rig.engine.handles[name]

@@ -13,8 +13,8 @@ import torch
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.rollout import weights_sync
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
-from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.relay import Relay
+from cosmos_core.rollout.version_lock import VersionLock
 from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.transport.directives import Relaying, WeightTarget
 from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
@@ -63,14 +63,14 @@ class Pieces:
 
 class Rig:
     def __init__(self, kit, engine, in_flight_update=True):
-        self.engine, self.gate, self.reports = engine, VersionGate(), []
+        self.engine, self.version_lock, self.reports = engine, VersionLock(), []
         self.modules = {version: kit.reference(seed=version + 1) for version in range(4)}
         self.receiver, self.arrived = Receiver(self.modules), threading.Condition()
         self.relay = Relay("run")
         self.sync = WeightSync(
             engine,
             self.receiver,
-            self.gate,
+            self.version_lock,
             cache="keep",
             in_flight_update=in_flight_update,
             report=self.report,
@@ -122,7 +122,7 @@ def test_each_new_target_is_loaded_attested_and_reported(kit, rig):
         assert loaded.nbytes == sum(p.nbytes for p in rig.modules[version].parameters())
         assert loaded.transfer_s > 0
         assert loaded.paused_s > 0
-        assert rig.gate.loaded == version
+        assert rig.version_lock.loaded == version
         assert generates(kit, rig, version)
     rig.sync.aim(rig.target(3))
     rig.sync.aim(rig.target(2))
@@ -147,7 +147,7 @@ def test_weights_with_another_digest_are_never_served(kit, rig):
     rejected = rig.wait(1)
     assert isinstance(rejected, WeightsRejected)
     assert rejected.expected == rig.target(1).digest != rejected.digest
-    assert rig.gate.loaded == -1
+    assert rig.version_lock.loaded == -1
     held = rig.engine.submit([kit.request("held", [4, 5], max_units=2)])[0]
     rig.receiver.may_go_on.set()
     assert isinstance(rig.wait(2), WeightsLoaded)
@@ -160,11 +160,11 @@ def test_weights_with_another_digest_are_never_served(kit, rig):
 def test_no_update_while_an_evaluation_runs(kit, rig):
     rig.sync.aim(rig.target(1))
     rig.wait(1)
-    assert rig.gate.enter(1)
+    assert rig.version_lock.enter(1)
     rig.sync.aim(rig.target(2))
     assert generates(kit, rig, 1)
     assert len(rig.reports) == 1
-    rig.gate.leave()
+    rig.version_lock.leave()
     assert rig.wait(2).version == 2
 
 
@@ -244,7 +244,7 @@ def test_an_update_that_was_not_copied_lets_the_old_weights_serve_on(kit, rig):
     wait_until(lambda: gave_up(rig))
     assert "not wholly written" in gave_up(rig)
     assert generates(kit, rig, 1)
-    assert rig.gate.enter(1)
+    assert rig.version_lock.enter(1)
 
 
 def test_no_evaluation_enters_after_a_wrong_digest(rig):
@@ -253,7 +253,7 @@ def test_no_evaluation_enters_after_a_wrong_digest(rig):
     rig.receiver.always = "corrupt"
     rig.sync.aim(rig.target(2))
     rig.wait(2)
-    assert not rig.gate.enter(1)
+    assert not rig.version_lock.enter(1)
 
 
 @pytest.mark.parametrize(("in_flight_update", "versions"), [(True, {0, 1}), (False, {0})])
@@ -318,7 +318,7 @@ def test_a_replica_whose_parent_fails_reads_from_the_policy(rig, fault):
     assert rig.reports[-1].relayed == 0
     # One failure is no reason to stay away from the next version.
     rig.sync.aim(rig.target(2, "parent"), Relaying(level=1, reserve=rig.target(2)))
-    wait_until(lambda: rig.gate.loaded == 2)
+    wait_until(lambda: rig.version_lock.loaded == 2)
     assert rig.receiver.asked[2:] == [("parent",)]
 
 
@@ -378,7 +378,7 @@ def test_weights_of_steps_that_were_undone_are_given_up(kit, rig):
     rig.sync.aim(rig.target(3))
     rig.wait(1)
     rig.sync.aim(None, rollbacks=(1,))
-    assert rig.gate.loaded == -1
+    assert rig.version_lock.loaded == -1
     held = rig.engine.submit([kit.request("held", [4, 5], max_units=2)])[0]
     with pytest.raises(TimeoutError):
         held.result(0.2)
@@ -395,10 +395,10 @@ def test_weights_of_the_step_itself_stay(kit, rig):
     rig.sync.aim(rig.target(1))
     rig.wait(1)
     rig.sync.aim(None, rollbacks=(1,))
-    assert rig.gate.loaded == 1
+    assert rig.version_lock.loaded == 1
     assert generates(kit, rig, 1)
     rig.sync.aim(None, rollbacks=(1, 0))
-    assert rig.gate.loaded == -1
+    assert rig.version_lock.loaded == -1
 
 
 def test_what_is_being_loaded_while_it_is_undone_is_not_served(kit, rig):
@@ -415,7 +415,7 @@ def test_what_is_being_loaded_while_it_is_undone_is_not_served(kit, rig):
     assert told.wait(10)
     rig.sync.aim(rig.target(1), rollbacks=(1,))
     assert rig.wait(1).version == 1
-    assert rig.gate.loaded == 1
+    assert rig.version_lock.loaded == 1
     rig.sync.check()
 
 
@@ -433,7 +433,7 @@ def test_what_was_taken_up_just_before_it_was_undone_is_not_served(rig, monkeypa
     wait_until(lambda: rig.sync._rollbacks)
     rig.sync.aim(rig.target(1), rollbacks=(1,))
     assert rig.wait(1).version == 1
-    assert rig.gate.loaded == 1
+    assert rig.version_lock.loaded == 1
 
 
 def test_copies_of_what_was_undone_are_not_passed_on(rig):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cosmos_core.rollout.serving.sequence import Sequence
-from cosmos_core.rollout.serving.waiting import Waiting
+from cosmos_core.rollout.serving.requests import WaitingQueue
+from cosmos_core.rollout.serving.tokens import TokenSequence
 from cosmos_engine_vllm.backend import Backend
 
 _SEEDS = (1 << 63) - 1
@@ -20,8 +20,8 @@ class Admission:
     def __init__(self, backend: Backend, *, num_slots: int) -> None:
         self._backend = backend
         self._num_slots = num_slots
-        self._waiting: Waiting[Sequence] = Waiting()
-        self._running: dict[str, Sequence] = {}
+        self._waiting: WaitingQueue[TokenSequence] = WaitingQueue()
+        self._running: dict[str, TokenSequence] = {}
         self._epoch = 0
         self.version = 0
 
@@ -40,7 +40,7 @@ class Admission:
         """Whether a step would do anything."""
         return bool(self._running or self._waiting)
 
-    def add(self, sequences: Iterable[Sequence]) -> None:
+    def add(self, sequences: Iterable[TokenSequence]) -> None:
         """Let samples wait."""
         self._waiting.add(sequences)
 
@@ -49,23 +49,23 @@ class Admission:
         while self._waiting and len(self._running) < self._num_slots:
             self._enter(self._waiting.take())
 
-    def _enter(self, sequence: Sequence) -> None:
-        flight = sequence.flight
+    def _enter(self, sequence: TokenSequence) -> None:
+        parent = sequence.parent
         sequence.mark(self.version)
         name = self._backend.add(
-            flight.prompt,
-            flight.request.sampling,
+            parent.prompt,
+            parent.request.sampling,
             seed=sequence.key & _SEEDS,
             epoch=self._epoch,
-            shows=flight.conditioning,
+            shows=parent.conditioning,
         )
         self._running[name] = sequence
 
-    def of(self, name: str) -> Sequence | None:
+    def of(self, name: str) -> TokenSequence | None:
         """The sample of a name in vLLM; None if it was taken out."""
         return self._running.get(name)
 
-    def remove(self, finished: Iterable[Sequence]) -> None:
+    def remove(self, finished: Iterable[TokenSequence]) -> None:
         """Take samples out, running or waiting."""
         gone = set(finished)
         names = [name for name, sequence in self._running.items() if sequence in gone]

@@ -14,7 +14,7 @@ from PIL import Image
 
 from cosmos_core.errors import DataError, EngineError
 from cosmos_core.protocols import EngineContext, Model, Showing
-from cosmos_core.rollout.serving.given import to_score
+from cosmos_core.rollout.serving.scoring import scoring_inputs
 from cosmos_core.types import Array, Payload, Prompt
 from cosmos_engine_vllm.backend import Backend
 from cosmos_engine_vllm.media import Media
@@ -47,7 +47,9 @@ def check(
     for what, payload in _samples(context.model, min(_UNITS, context.context_length), num_tokens):
         if payload.arrays["prompt"].shape[0] + payload.arrays["completion"].shape[0] > context.context_length:
             continue
-        (given,) = to_score([payload], context.model, context_length=context.context_length, vocabulary=num_tokens)
+        (given,) = scoring_inputs(
+            [payload], context.model, context_length=context.context_length, vocabulary=num_tokens
+        )
         shows = None if given.conditioning is None else media.enter(given.prompt, given.conditioning, f"{what}, tried")
         found = torch.tensor(backend.probe(given.tokens, shows)[given.num_given - 1 :])
         if not verify:

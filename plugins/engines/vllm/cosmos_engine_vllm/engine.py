@@ -11,11 +11,10 @@ from transformers import PreTrainedModel
 
 from cosmos_core.errors import EngineError
 from cosmos_core.protocols import FORMATS, CachePolicy, Conditioning, EngineContext, Request, TensorSlice
-from cosmos_core.rollout.embedded.loaded import LoadedWeights
-from cosmos_core.rollout.serving.given import to_score
-from cosmos_core.rollout.serving.sequence import Sequence as Sample
+from cosmos_core.rollout.serving.scoring import scoring_inputs
 from cosmos_core.rollout.serving.tokens import TokenEngine
-from cosmos_core.rollout.serving.updates import Update
+from cosmos_core.rollout.serving.tokens import TokenSequence as Sample
+from cosmos_core.rollout.serving.updates import LoadedWeights, Update
 from cosmos_core.types import Payload
 from cosmos_core.weights.shards import canonical_tensors
 from cosmos_engine_vllm.admission import Admission
@@ -100,7 +99,7 @@ class VllmEngine(TokenEngine):
                 "its weights or activations overflow"
             )
         if not sample.num_generated:
-            self._prompted += sample.flight.num_prompt - drawn.num_cached
+            self._prompted += sample.parent.num_prompt - drawn.num_cached
         sample.tokens.extend(drawn.tokens)
         sample.logprobs.extend(drawn.logprobs)
         self._generated += len(drawn.tokens)
@@ -140,7 +139,7 @@ class VllmEngine(TokenEngine):
         """
         if not temperature > 0:
             raise EngineError(f"cannot score at temperature {temperature}: it must be above 0")
-        given = to_score(
+        given = scoring_inputs(
             payloads,
             self._context.model,
             context_length=self._context.context_length,

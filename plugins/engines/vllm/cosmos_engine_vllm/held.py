@@ -15,7 +15,7 @@ import torch
 from cosmos_core.errors import AttestationError, EngineError
 from cosmos_core.protocols import Format, TensorSlice
 from cosmos_core.protocols.quantization import MATRIX_SCALE, SCALE
-from cosmos_core.rollout.serving.comparing import same_bits
+from cosmos_core.rollout.serving.updates import same_bits
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import add_digests, tensor_digest
 from cosmos_core.weights.quantization import copy_exactly, dequantised_rows
@@ -173,7 +173,7 @@ class HeldWeights:
         meta = self._facts[cell.name]
         found, missing = 0, [cell]
         for box, view in held:
-            # Boxes may hold the same values twice: each is counted once.
+            # Shards may hold the same values twice: each is counted once.
             parts = [part for each in missing if (part := slices.overlap(each, box)) is not None]
             for part in parts:
                 values = view[slices.within(part, box)].to(meta.dtype)

@@ -10,10 +10,10 @@ import torch
 
 from cosmos_core.errors import EngineError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
-from cosmos_core.rollout.serving.ranks import Boxes, RankCells
 from cosmos_core.rollout.serving.updates import Update, covers
 from cosmos_core.weights import slices
 from cosmos_core.weights.shards import dtype_name
+from cosmos_engine_vllm.ranks import RankShards, RankSlices
 from cosmos_engine_vllm.staging import Place, Staging
 
 Sent: TypeAlias = list[tuple[TensorSlice, torch.Tensor | Place]]
@@ -27,7 +27,7 @@ class Shares:
         boxes: The slices of each rank, disjoint, by name.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], found: Sequence[Boxes], owner: str) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], found: Sequence[RankSlices], owner: str) -> None:
         """Join what the ranks found.
 
         Args:
@@ -43,7 +43,7 @@ class Shares:
             rank: {name: _joined(held, tuple(tensors[name].shape)) for name, held in each.items() if held}
             for rank, each in enumerate(found)
         }
-        self._cells: Final = RankCells(tensors, self.boxes)
+        self._cells: Final = RankShards(tensors, self.boxes)
         for name, tensor in tensors.items():
             size = self._cells.num_held(name)
             if size != tensor.numel():
@@ -138,7 +138,7 @@ def _joined(held: Sequence[TensorSlice], shape: tuple[int, ...]) -> list[TensorS
     return [slices.whole(name, shape)] if sum(map(slices.size, held)) == math.prod(shape) else list(held)
 
 
-def _unwritten(held: Boxes, pieces: Sequence[TensorSlice]) -> Iterator[TensorSlice]:
+def _unwritten(held: RankSlices, pieces: Sequence[TensorSlice]) -> Iterator[TensorSlice]:
     """Slices that some pieces do not cover."""
     by_name: dict[str, list[TensorSlice]] = {}
     for piece in pieces:

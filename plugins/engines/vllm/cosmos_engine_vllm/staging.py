@@ -13,9 +13,9 @@ import attrs
 import torch
 
 from cosmos_core.errors import WeightSyncError
-from cosmos_core.rollout.serving.staging import StagedMemory, aligned, map_staged, region
 from cosmos_core.weights.quantization import copy_exactly
 from cosmos_core.weights.shards import dtype_name, torch_dtype
+from cosmos_engine_vllm.ranks import StagedMemory, aligned, map_staged, region
 
 _LEAST_BYTES: Final = 1 << 20
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cosmos_core.protocols import Request, Sampling
-from cosmos_core.rollout.serving.flight import ServedHandle
-from cosmos_core.rollout.serving.sequence import TokenFlight
+from cosmos_core.rollout.serving.requests import ServedHandle
+from cosmos_core.rollout.serving.tokens import TokenRequestState
 from cosmos_core.types import Array, Payload
 from cosmos_engine_vllm.admission import Admission
 
@@ -34,18 +34,18 @@ def backend():
     return Noting()
 
 
-def flight(number, *, priority=0, num_samples=1):
+def parent(number, *, priority=0, num_samples=1):
     prompt = Payload(
         kind="tokens", arrays={"prompt": Array(dtype="int32", shape=(1,), data=np.int32(number).tobytes())}
     )
     sampling = Sampling(num_samples=num_samples)
     request = Request(request_id=str(number), prompt=prompt, sampling=sampling, seed=number, priority=priority)
-    return TokenFlight(request, ServedHandle(request), number, [number])
+    return TokenRequestState(request, ServedHandle(request), number, [number])
 
 
 def test_no_more_enter_than_can_start_and_in_their_order(backend):
     admission = Admission(backend, num_slots=2)
-    for each in (flight(1, priority=5), flight(2), flight(3, priority=-1), flight(4)):
+    for each in (parent(1, priority=5), parent(2), parent(3, priority=-1), parent(4)):
         admission.add(each.samples)
     admission.admit()
     assert [prompt for _, prompt, _, _ in backend.entered] == [(3,), (2,)]
@@ -57,7 +57,7 @@ def test_no_more_enter_than_can_start_and_in_their_order(backend):
 
 def test_each_sample_of_a_group_has_a_seed_of_its_own_that_vllm_takes(backend):
     admission = Admission(backend, num_slots=8)
-    admission.add(flight(1, num_samples=8).samples)
+    admission.add(parent(1, num_samples=8).samples)
     admission.admit()
     seeds = {seed for _, _, seed, _ in backend.entered}
     assert len(seeds) == 8
@@ -66,7 +66,7 @@ def test_each_sample_of_a_group_has_a_seed_of_its_own_that_vllm_takes(backend):
 
 def test_an_update_lets_those_enter_anew_that_have_generated_nothing(backend):
     admission = Admission(backend, num_slots=2)
-    one, other = flight(1), flight(2)
+    one, other = parent(1), parent(2)
     admission.add([*one.samples, *other.samples])
     admission.admit()
     (going,) = one.samples
@@ -85,7 +85,7 @@ def test_the_same_version_loaded_twice_shares_nothing(backend):
     admission = Admission(backend, num_slots=1)
     for number in range(3):
         admission.mark(1)
-        admission.add(flight(number).samples)
+        admission.add(parent(number).samples)
         admission.admit()
         admission.remove([admission.of(str(number))])
     assert len({epoch for _, _, _, epoch in backend.entered}) == 3
@@ -93,7 +93,7 @@ def test_the_same_version_loaded_twice_shares_nothing(backend):
 
 def test_what_a_prompt_shows_goes_in_with_each_sample_and_again_after_an_update(backend):
     admission = Admission(backend, num_slots=3)
-    one, other = flight(1, num_samples=2), flight(2)
+    one, other = parent(1, num_samples=2), parent(2)
     shown = object()
     one.conditioning = shown
     admission.add([*one.samples, *other.samples])

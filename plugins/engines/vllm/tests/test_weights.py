@@ -12,8 +12,8 @@ from torch import nn
 from cosmos_core.errors import AttestationError, EngineLostError, WeightSyncError
 from cosmos_core.protocols import EngineContext
 from cosmos_core.rollout import weights_sync
-from cosmos_core.rollout.gate import VersionGate
 from cosmos_core.rollout.relay import Relay
+from cosmos_core.rollout.version_lock import VersionLock
 from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
@@ -210,14 +210,14 @@ class Rig:
     """A replica's weights, and what every rank held whenever generation went on."""
 
     def __init__(self, ranks):
-        self.ranks, self.engine, self.gate = ranks, Engine(ranks), VersionGate()
+        self.ranks, self.engine, self.version_lock = ranks, Engine(ranks), VersionLock()
         self.reports, self.resumed, self.arrived = [], [], threading.Condition()
         self.relay = Relay("run")
         resume = self.engine.resume
 
         def watched():
             with self.arrived:
-                self.resumed.append((self.gate.loaded, ranks.versions()))
+                self.resumed.append((self.version_lock.loaded, ranks.versions()))
                 self.arrived.notify_all()
             resume()
 
@@ -225,7 +225,7 @@ class Rig:
         self.sync = WeightSync(
             self.engine,
             Receiver(),
-            self.gate,
+            self.version_lock,
             cache="keep",
             in_flight_update=True,
             report=self.report,
@@ -281,7 +281,7 @@ def test_ranks_that_hold_two_versions_never_generate(rig, ranks):
     with uncopied(ranks):
         rig.aim(2)
         rig.wait(lambda: any(isinstance(each, WeightsRejected) for each in rig.reports))
-        assert rig.gate.loaded == -1
+        assert rig.version_lock.loaded == -1
     rig.load(2)
     assert all(versions == [float(loaded)] * 2 for loaded, versions in rig.resumed), rig.resumed
     assert [loaded for loaded, _ in rig.resumed] == [1, 2]

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from aiohttp import hdrs, web
 
-from cosmos_core.rollout.rewards.pool import Outcome
+from cosmos_core.rollout.rewards.messages import Outcome
 from cosmos_core.types import JSON
 from cosmos_service_reward_service.bodies import Submission, read_body
 from cosmos_service_reward_service.cosmos_rl import PATHS, pulled, read_foreign

@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias
 
 import attrs
 
-from cosmos_core.rollout.rewards.pool import Outcome
+from cosmos_core.rollout.rewards.messages import Outcome
 from cosmos_core.types import JSON
 
 Results: TypeAlias = Mapping[str, Sequence[Outcome]]

@@ -13,7 +13,8 @@ from typing import Final
 
 from cosmos_core.errors import CosmosError
 from cosmos_core.protocols import Completion
-from cosmos_core.rollout.rewards.pool import Outcome, Outcomes, RewardPool
+from cosmos_core.rollout.rewards.messages import Outcome, Outcomes
+from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.types import SampleStatus
 from cosmos_service_reward_service.settings import ScorerSettings
 

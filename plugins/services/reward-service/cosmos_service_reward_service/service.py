@@ -11,7 +11,7 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.rollout.rewards.pool import Outcome
+from cosmos_core.rollout.rewards.messages import Outcome
 from cosmos_service_reward_service.bodies import Submission
 from cosmos_service_reward_service.capacity import Capacity
 from cosmos_service_reward_service.ledger import Entry, Ledger

@@ -1,6 +1,6 @@
 """What is known of requests as time goes on."""
 
-from cosmos_core.rollout.rewards.pool import Outcome
+from cosmos_core.rollout.rewards.messages import Outcome
 from cosmos_core.types import SampleStatus
 from cosmos_service_reward_service.capacity import Capacity
 from cosmos_service_reward_service.ledger import Ledger

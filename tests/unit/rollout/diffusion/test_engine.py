@@ -8,7 +8,7 @@ import torch
 from cosmos_core.errors import EngineError
 from cosmos_core.protocols import FinishReason
 from cosmos_core.rollout.diffusion.engine import DiffusionEngine
-from cosmos_core.rollout.diffusion.noise import noise
+from cosmos_core.rollout.diffusion.schedule import noise
 from cosmos_core.testing.conformance.engine.denoiser import TinyDenoiser
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.shards import canonical_tensors
@@ -29,7 +29,7 @@ def load(engine, version, tensors):
     return engine.commit_update()
 
 
-def priced(model, payload, seed):
+def logprobs_of(model, payload, seed):
     module = model.build(seed=seed, dtype=torch.float32, device=torch.device("cpu"))
     with torch.no_grad():
         return torch.cat(
@@ -50,21 +50,21 @@ WAYS = {
 DECISIONS = {"all": 7, "guided": 7, "even": 4, "window": 3, "branching": 2, "cps": 7, "edm": 6, "edm-window": 2}
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_stored_logprobs_are_what_a_trainer_computes(started, way):
-    run = started(**WAYS[way])
-    requests = [
-        run.request(index, run.prompt("abc"[index], num_given_frames=index % 2), num_samples=3, seed=index)
-        for index in range(3)
-    ]
-    for results in run.generate(*requests):
-        for generated in results:
-            stored = latents(generated, "logprobs", run)
-            assert generated.num_units == len(stored) == DECISIONS[way]
-            assert generated.reason is FinishReason.STOP
-            found = priced(run.model, generated.payload, seed=1)
-            assert (found - stored).abs().max() < 1e-6
-            torch.testing.assert_close(run.engine.score([generated.payload], temperature=1.0)[0], found)
+def test_stored_logprobs_are_what_a_trainer_computes(started):
+    for way, options in WAYS.items():
+        run = started(**options)
+        requests = [
+            run.request(index, run.prompt("abc"[index], num_given_frames=index % 2), num_samples=3, seed=index)
+            for index in range(3)
+        ]
+        for results in run.generate(*requests):
+            for generated in results:
+                stored = latents(generated, "logprobs", run)
+                assert generated.num_units == len(stored) == DECISIONS[way]
+                assert generated.reason is FinishReason.STOP
+                found = logprobs_of(run.model, generated.payload, seed=1)
+                assert (found - stored).abs().max() < 1e-6
+                torch.testing.assert_close(run.engine.score([generated.payload], temperature=1.0)[0], found)
 
 
 def test_each_state_is_kept_once(started):
@@ -95,7 +95,7 @@ def test_sixteen_samples_in_flight_go_on_with_new_weights(started, kit, monkeypa
         assert versions.tolist() == sorted(versions.tolist())
         for version, seed in ((0, 1), (3, 5)):
             made = torch.from_numpy(versions == version)
-            apart = (priced(run.model, generated.payload, seed) - stored).abs()
+            apart = (logprobs_of(run.model, generated.payload, seed) - stored).abs()
             assert apart[made].max() < 1e-6
             assert apart[~made].max() > 1e-3
         old += int((versions == 0).sum())
@@ -115,13 +115,13 @@ def test_a_group_branches_from_one_prefix(started):
 
 def test_what_is_finished_is_held_once_and_not_on_the_device(started):
     run = started(sampler="edm", max_in_flight=1)
-    conclude, held = run.engine._conclude, []
+    finish_payload, held = run.engine._end, []
 
     def concluded(sample):
-        conclude(sample)
-        held.append((sample.state, sample.remembered, sample.decisions, sample.generated(9).newest_version))
+        finish_payload(sample)
+        held.append((sample.state, sample.history, sample.decisions, sample.generated(9).newest_version))
 
-    run.engine._conclude = concluded
+    run.engine._end = concluded
     ((first, second),) = run.generate(run.request("group", num_samples=2))
     assert held == [(None, (), [], 0)] * 2
     assert first.payload.arrays["states"].shape == second.payload.arrays["states"].shape
@@ -149,13 +149,13 @@ def test_where_a_window_begins_is_drawn_for_each_group(started):
     assert len(set.union(*begins)) == 4
 
 
-@pytest.mark.parametrize("same", [False, True])
-def test_samples_of_a_group_begin_with_the_same_noise_if_asked_to(started, same):
-    run = started(same_noise=same)
-    (results,) = run.generate(run.request("group", num_samples=3))
-    first = [latents(generated, "states", run)[0] for generated in results]
-    assert torch.equal(first[0], first[1]) == same
-    assert not torch.equal(latents(results[0], "states", run)[1], latents(results[1], "states", run)[1])
+def test_samples_of_a_group_begin_with_the_same_noise_if_asked_to(started):
+    for same in [False, True]:
+        run = started(same_noise=same)
+        (results,) = run.generate(run.request("group", num_samples=3))
+        first = [latents(generated, "states", run)[0] for generated in results]
+        assert torch.equal(first[0], first[1]) == same
+        assert not torch.equal(latents(results[0], "states", run)[1], latents(results[1], "states", run)[1])
 
 
 def test_regressions_are_points_of_the_sample(started):
@@ -166,7 +166,7 @@ def test_regressions_are_points_of_the_sample(started):
         assert not {"states", "places", "steps", "offsets"} & generated.payload.arrays.keys()
         stored = latents(generated, "logprobs", run)
         assert (stored < 0).all()
-        assert (priced(run.model, generated.payload, seed=1) - stored).abs().max() < 1e-6
+        assert (logprobs_of(run.model, generated.payload, seed=1) - stored).abs().max() < 1e-6
     assert run.array(results[0], "noise_seed") != run.array(results[1], "noise_seed")
     assert run.engine.stats().generated_units == 6
 
@@ -191,7 +191,7 @@ def test_what_is_aborted_keeps_its_decisions(started, kit, monkeypatch):
     assert generated.media is None
     assert "sample" not in generated.payload.arrays
     stored = latents(generated, "logprobs", run)
-    assert (priced(run.model, generated.payload, seed=1) - stored).abs().max() < 1e-6
+    assert (logprobs_of(run.model, generated.payload, seed=1) - stored).abs().max() < 1e-6
 
 
 def test_noise_is_that_of_its_place_alone():

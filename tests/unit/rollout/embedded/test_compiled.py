@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import functools
-import shutil
 
 import numpy as np
 import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch._inductor.exc import InvalidCxxCompiler
-from transformers import Qwen3Config
 
 from cosmos_core.errors import EngineError
 from cosmos_core.protocols import EngineOutlook, Record
 from cosmos_core.rollout.embedded import packed
 from cosmos_core.rollout.embedded.compiled import CompiledForward
-from cosmos_core.rollout.embedded.foresight import foresee
-from cosmos_core.rollout.embedded.options import EmbeddedOptions
+from cosmos_core.rollout.embedded.plugin import EmbeddedOptions, foresee
 
 needs_kernels = pytest.mark.skipif(
     not packed._has_kernels(), reason="this CPU has no kernels for packed bfloat16 matrices"
@@ -75,37 +72,6 @@ def test_it_generates_what_the_module_does_over_an_update_with_one_graph(kit, ma
             own = kit.plain_logprobs(module, prompt, kit.completion(one))
             np.testing.assert_allclose(kit.logprobs(one), own, atol=2e-5, rtol=0)
     assert num_graphs() == before + 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(shutil.which("g++") is None, reason="kernels are compiled with g++, which this machine lacks")
-def test_with_kernels_of_the_machine_it_generates_what_the_module_does(kit, make, monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    model = kit.FakeModel(stop_ids=frozenset())
-    engine, module = make(model, compile=True, max_in_flight=4), kit.reference()
-    prompts = kit.ragged(3)
-    handles = engine.submit([kit.request(f"{i}", p, seed=i, max_units=6) for i, p in enumerate(prompts)])
-    for prompt, handle in zip(prompts, handles, strict=True):
-        (generated,) = handle.result(120)
-        own = kit.plain_logprobs(module, prompt, kit.completion(generated))
-        np.testing.assert_allclose(kit.logprobs(generated), own, atol=2e-5, rtol=0)
-
-
-@needs_kernels
-def test_packed_matrices_are_those_of_its_own_module_and_version(kit, make, traced):
-    shapes = ({**kit.SHAPE, "num_hidden_layers": 1, "hidden_size": size} for size in (32, 64))
-    models = [kit.FakeModel(Qwen3Config(**shape, tie_word_embeddings=True)) for shape in shapes]
-    engines = [make(model, dtype=torch.bfloat16, compile=True, verify=False) for model in models]
-    (prompt,) = kit.ragged(1, low=9, high=10)
-    for version in (1, 2):
-        for seed, (model, engine) in enumerate(zip(models, engines, strict=True)):
-            weights = model.build(seed=10 * version + seed, dtype=torch.bfloat16, device=torch.device("cpu"))
-            kit.load(engine, weights, version=version)
-            (handle,) = engine.submit([kit.request(f"{version}", prompt, num_samples=2)])
-            for generated in handle.result(60):
-                own = kit.plain_logprobs(weights, prompt, kit.completion(generated))
-                assert abs(kit.logprobs(generated) - own).mean() < 0.05
 
 
 def test_without_a_compiler_it_is_refused_and_says_what_to_do(monkeypatch, tmp_path):

@@ -128,18 +128,15 @@ def test_a_paused_engine_sleeps(kit, make, monkeypatch):
 # -- errors -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("prompt", "sampling", "message"),
-    [
+def test_a_refusal_names_the_request_and_what_is_wrong(kit, engine):
+    for prompt, sampling, message in [
         ([], {}, "the prompt is empty"),
         ([4, 97], {}, "token ids 4 to 97 of its prompt do not fit a vocabulary of 97"),
         ([4] * 100, {"max_units": 29}, "a prompt of 100 and a completion of up to 29 units do not fit .* 128"),
         ([4], {"top_p": 0.0}, "top_p 0.0"),
-    ],
-)
-def test_a_refusal_names_the_request_and_what_is_wrong(kit, engine, prompt, sampling, message):
-    with pytest.raises(EngineError, match=f"request 'bad'.*{message}"):
-        engine.submit([kit.request("bad", prompt, **{"max_units": 4, **sampling})])
+    ]:
+        with pytest.raises(EngineError, match=f"request 'bad'.*{message}"):
+            engine.submit([kit.request("bad", prompt, **{"max_units": 4, **sampling})])
 
 
 def test_a_score_needs_a_temperature(kit, engine):
@@ -147,11 +144,11 @@ def test_a_score_needs_a_temperature(kit, engine):
         engine.score([kit.payload_of([4, 5], [6])], temperature=0)
 
 
-@pytest.mark.parametrize(("prompt", "completion"), [([4, 97], [6]), ([4], [6, -1])])
-def test_units_that_the_model_does_not_know_are_not_scored(kit, engine, prompt, completion):
-    with pytest.raises(EngineError, match=r"payload 1 to score: token ids .* do not fit a vocabulary of 97"):
-        engine.score([kit.payload_of([4], [5]), kit.payload_of(prompt, completion)], temperature=1.0)
-    engine.health()
+def test_units_that_the_model_does_not_know_are_not_scored(kit, engine):
+    for prompt, completion in [([4, 97], [6]), ([4], [6, -1])]:
+        with pytest.raises(EngineError, match=r"payload 1 to score: token ids .* do not fit a vocabulary of 97"):
+            engine.score([kit.payload_of([4], [5]), kit.payload_of(prompt, completion)], temperature=1.0)
+        engine.health()
 
 
 def dialogue_of(kit, prompt, completion, decided):
@@ -171,10 +168,10 @@ def test_a_dialogue_is_scored_where_the_model_decided(kit, engine):
     assert (before.shape, after.shape) == ((1,), (2,))
 
 
-@pytest.mark.parametrize("decided", [[True], [1, 1]])
-def test_a_dialogue_that_does_not_say_who_decided_each_unit_is_not_scored(kit, engine, decided):
-    with pytest.raises(EngineError, match="of a completion of 2 units; it is one bool a unit"):
-        engine.score([dialogue_of(kit, [4, 5], [6, 7], decided)], temperature=1.0)
+def test_a_dialogue_that_does_not_say_who_decided_each_unit_is_not_scored(kit, engine):
+    for decided in [[True], [1, 1]]:
+        with pytest.raises(EngineError, match="of a completion of 2 units; it is one bool a unit"):
+            engine.score([dialogue_of(kit, [4, 5], [6, 7], decided)], temperature=1.0)
 
 
 def test_a_request_id_in_flight_is_refused(kit, make):

@@ -7,7 +7,7 @@ import pytest
 from transformers import Qwen3Config
 
 from cosmos_core.rollout.embedded import engine as engine_module
-from cosmos_core.rollout.embedded.runs import Run
+from cosmos_core.rollout.embedded.attention import PrefixGroup
 
 SIZE, SAMPLES, NUM_UNITS = 400, 16, 24
 
@@ -84,7 +84,7 @@ def test_an_update_under_a_group_processes_its_prompt_once_again_or_not_at_all(k
 def test_samples_share_only_what_was_computed_once(kit, make, prompt, monkeypatch, cache):
     """Samples over the old prompt end one by one; others take their slots, over the prompt under new weights."""
     sharing, mixed = [], []
-    scores, step = Run.scores, engine_module.EmbeddedEngine._step
+    scores, step = PrefixGroup.scores, engine_module.EmbeddedEngine._step
 
     def noted(run, queries, keys):
         sharing.append(run.num_units)
@@ -94,7 +94,7 @@ def test_samples_share_only_what_was_computed_once(kit, make, prompt, monkeypatc
         step(engine)
         mixed.append(len({id(sequence.origin) for sequence in engine._scheduler._running}))
 
-    monkeypatch.setattr(Run, "scores", noted)
+    monkeypatch.setattr(PrefixGroup, "scores", noted)
     monkeypatch.setattr(engine_module.EmbeddedEngine, "_step", counted)
     paused = kit.pause_when(monkeypatch, lambda engine: engine.stats().generated_units >= 2 * SAMPLES)
     stops = frozenset(range(0, kit.VOCABULARY, 9))

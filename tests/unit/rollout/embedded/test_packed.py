@@ -27,17 +27,17 @@ def module(dtype=torch.bfloat16):
 
 
 @needs_kernels
-@pytest.mark.parametrize("rows", [1, 7, 64, 500])
-def test_products_are_the_same_to_the_last_bit(rows):
-    plain, changed = module(), module()
-    assert PackedMatrices.of(changed) is not None
-    inputs = torch.randn(1, rows, 48).bfloat16()
-    assert "forward" in vars(changed[0])
-    assert "forward" not in vars(changed[2])
-    assert torch.equal(changed(inputs), plain(inputs))
-    # Of inputs that do not lie in order, but for when a bias is rounded.
-    strided = torch.randn(1, 48, rows).bfloat16().transpose(1, 2)
-    torch.testing.assert_close(changed(strided), plain(strided), atol=0.03, rtol=0.02)
+def test_products_are_the_same_to_the_last_bit():
+    for rows in [1, 7, 64, 500]:
+        plain, changed = module(), module()
+        assert PackedMatrices.of(changed) is not None
+        inputs = torch.randn(1, rows, 48).bfloat16()
+        assert "forward" in vars(changed[0])
+        assert "forward" not in vars(changed[2])
+        assert torch.equal(changed(inputs), plain(inputs))
+        # Of inputs that do not lie in order, but for when a bias is rounded.
+        strided = torch.randn(1, 48, rows).bfloat16().transpose(1, 2)
+        torch.testing.assert_close(changed(strided), plain(strided), atol=0.03, rtol=0.02)
 
 
 @needs_kernels
@@ -71,25 +71,25 @@ def test_without_kernels_nothing_is_packed(monkeypatch):
 
 
 @needs_kernels
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_bfloat16_engine_generates_with_what_was_loaded_last(kit, make, tied):
-    model = kit.FakeModel(Qwen3Config(**kit.SHAPE, tie_word_embeddings=tied), stop_ids=frozenset())
-    engine = make(model, dtype=torch.bfloat16)
-    prompts = kit.ragged(3)
-    for version in (1, 2):
-        weights = model.build(seed=10 + version, dtype=torch.bfloat16, device=torch.device("cpu"))
-        kit.load(engine, weights, version=version)
-        for index, prompt in enumerate(prompts):
-            (generated,) = engine.submit([kit.request(f"{version}-{index}", prompt)])[0].result(20)
-            expected = kit.plain_logprobs(weights, prompt, kit.completion(generated))
-            assert abs(kit.logprobs(generated) - expected).mean() < 0.05
+def test_a_bfloat16_engine_generates_with_what_was_loaded_last(kit, make):
+    for tied in [True, False]:
+        model = kit.FakeModel(Qwen3Config(**kit.SHAPE, tie_word_embeddings=tied), stop_ids=frozenset())
+        engine = make(model, dtype=torch.bfloat16)
+        prompts = kit.ragged(3)
+        for version in (1, 2):
+            weights = model.build(seed=10 + version, dtype=torch.bfloat16, device=torch.device("cpu"))
+            kit.load(engine, weights, version=version)
+            for index, prompt in enumerate(prompts):
+                (generated,) = engine.submit([kit.request(f"{version}-{index}", prompt)])[0].result(20)
+                expected = kit.plain_logprobs(weights, prompt, kit.completion(generated))
+                assert abs(kit.logprobs(generated) - expected).mean() < 0.05
 
 
 @needs_kernels
-@pytest.mark.parametrize("packs", [True, False])
-def test_the_option_decides(kit, make, packs):
-    engine = make(kit.FakeModel(), dtype=torch.bfloat16, pack_matrices=packs)
-    assert (engine._packed is not None) == packs
+def test_the_option_decides(kit, make):
+    for packs in [True, False]:
+        engine = make(kit.FakeModel(), dtype=torch.bfloat16, pack_matrices=packs)
+        assert (engine._packed is not None) == packs
 
 
 @needs_kernels

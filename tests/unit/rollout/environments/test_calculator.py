@@ -1,7 +1,5 @@
 import asyncio
 
-import pytest
-
 from cosmos_core.protocols import EnvironmentContext, Turn
 from cosmos_core.rollout.environments.calculator import Calculator, CalculatorOptions
 from cosmos_core.types import Prompt
@@ -24,9 +22,9 @@ def test_the_last_line_asks_for_a_value():
     assert answer("calc: 1+1").observation == "2\n"
 
 
-@pytest.mark.parametrize("text", ["", " \n", "#### 84", "calc: 1+1=\n#### 2", "I say calc: 1+1="])
-def test_any_other_turn_is_the_last(text):
-    assert answer(text) == Turn(done=True)
+def test_any_other_turn_is_the_last():
+    for text in ["", " \n", "#### 84", "calc: 1+1=\n#### 2", "I say calc: 1+1="]:
+        assert answer(text) == Turn(done=True)
 
 
 def test_a_wrong_expression_is_answered_with_what_is_wrong_and_counts_for_nothing():

@@ -3,177 +3,16 @@
 from __future__ import annotations
 
 import os
-import queue
 import time
 
 import pytest
 
 from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.errors import PluginError
+from cosmos_core.rollout.episodes.messages import Answered, Failed, Opened
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
-from cosmos_core.rollout.episodes.wire import Answered, Failed, Opened
-from cosmos_core.rollout.workers.line import WorkerLine
+from cosmos_core.rollout.workers.process import WorkerLine
 from cosmos_core.types import Message, Prompt
-
-PLUGIN = """
-import asyncio, os, time
-
-import attrs
-
-from cosmos_core.protocols import EnvironmentCapabilities, Provider, Turn, hookimpl
-
-
-@attrs.frozen(kw_only=True)
-class Options:
-    folder: str = ""
-
-
-class Obedient:
-    def __init__(self, options, context):
-        self.folder, self.turns = options.folder, 0
-
-    async def reset(self, prompt, seed):
-        self.name = prompt.text if isinstance(prompt.text, str) else prompt.text[0].content
-        if self.name == "raise":
-            raise ValueError("no such task")
-        if self.name == "bytes":
-            return b"words"
-        return None if self.name == "silent" else f"{self.name} {seed}"
-
-    async def step(self, text):
-        self.turns += 1
-        kind, _, rest = text.partition(" ")
-        if kind == "pid":
-            return Turn(observation=str(os.getpid()))
-        if kind == "turns":
-            return Turn(observation=str(self.turns), reward=0.5, detail="counted")
-        if kind == "done":
-            return Turn(done=True, reward=int(rest))
-        if kind == "raise":
-            raise KeyError("lost")
-        if kind == "exit":
-            os._exit(3)
-        if kind == "hang":
-            while True:
-                time.sleep(0.01)
-        if kind == "wait":
-            await asyncio.sleep(1000)
-        if kind == "short":
-            await asyncio.sleep(0.2)
-            return Turn(observation="awake")
-        if kind == "thread":
-            await asyncio.to_thread(time.sleep, float(rest))
-            return Turn(observation="slept")
-        if kind == "none":
-            return None
-        if kind == "mute":
-            return Turn()
-        if kind == "reward":
-            return Turn(done=True, reward={"nan": float("nan"), "-inf": float("-inf"), "text": "1"}.get(rest, True))
-        if kind == "number":
-            return Turn(observation=7)
-        if kind == "role":
-            return Turn(observation="8", role=rest)
-        if kind == "cancelled":
-            waits = asyncio.ensure_future(asyncio.sleep(1000))
-            waits.cancel()
-            await waits
-        if kind == "leave":
-            raise SystemExit(5)
-        if kind == "closed":
-            os.closerange(3, 4096)
-        if kind == "long":
-            return Turn(observation="x" * (1 << 20) + "y")
-        if kind == "surrogate":
-            return Turn(observation="\\ud800")
-        if kind == "odd-detail":
-            return Turn(done=True, detail="\\ud800")
-        if kind == "echo":
-            return Turn(observation=rest)
-
-    async def close(self):
-        if self.name == "stay":
-            await asyncio.sleep(1000)
-        if self.name == "slow":
-            await asyncio.sleep(0.3)
-        if self.folder:
-            open(os.path.join(self.folder, f"{self.name}-{self.turns}"), "w").close()
-
-
-@hookimpl
-def cosmos_environment():
-    return Provider(create=Obedient, options=Options, capabilities=EnvironmentCapabilities(rewards=True))
-"""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def plugin(tmp_path_factory):
-    """An installed environment, for the workers only."""
-    folder = tmp_path_factory.mktemp("site")
-    info = folder / "obedient-1.0.dist-info"
-    info.mkdir()
-    (folder / "obedient_environment.py").write_text(PLUGIN)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: obedient\nVersion: 1.0\nRequires-Dist: cosmos-core\n")
-    (info / "entry_points.txt").write_text("[cosmos_core.environments]\nobedient = obedient_environment\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(folder))
-        yield
-
-
-class Player:
-    """Asks one thing after the other."""
-
-    def __init__(self, pool):
-        self.pool, self.replies = pool, queue.SimpleQueue()
-
-    def wait(self):
-        end = time.monotonic() + 30
-        while True:
-            try:
-                return self.replies.get(timeout=0.05)
-            except queue.Empty:
-                self.pool.check()
-                assert time.monotonic() < end
-
-    def open(self, text="task", seed=7):
-        episode = self.pool.open(Prompt(text=text), seed, self.replies.put)
-        return episode, self.wait()
-
-    def begin(self, text="task"):
-        episode, reply = self.open(text)
-        assert isinstance(reply, Opened)
-        return episode
-
-    def act(self, episode, text):
-        self.pool.act(episode, text, self.replies.put)
-        return self.wait()
-
-
-@pytest.fixture
-def player():
-    pools = []
-
-    def make(*, workers=1, timeout_s=5.0, **options):
-        config = EnvironmentConfig(plugin="obedient", timeout_s=timeout_s, workers=workers, options=options)
-        pool = EnvironmentPool(config, seed=0)
-        pool.start()
-        pools.append(pool)
-        return Player(pool)
-
-    yield make
-    children = [worker._line._process for pool in pools for worker in pool._workers]
-    for pool in pools:
-        pool.close()
-    assert all(child.poll() is not None for child in children)
-
-
-@pytest.fixture(scope="module")
-def shared():
-    """A pool that no failure of these tests breaks."""
-    pool = EnvironmentPool(EnvironmentConfig(plugin="obedient", timeout_s=5.0), seed=0)
-    pool.start()
-    yield Player(pool)
-    pool.close()
 
 
 def test_an_episode_begins_answers_and_ends(shared):
@@ -185,6 +24,9 @@ def test_an_episode_begins_answers_and_ends(shared):
     last = shared.act(episode, "done 3")
     assert (last.observation, last.done, last.reward) == (None, True, 3.0)
     shared.pool.forget(episode)
+    assert shared.act(shared.begin(), "role tool").role == "tool"
+    assert shared.act(shared.begin(), "turns").role == "user"
+    assert shared.act(shared.begin(), "echo a\ud800b").observation == "a?b"
 
 
 def test_a_prompt_may_say_it_all_and_may_be_a_chat(shared):
@@ -193,9 +35,8 @@ def test_a_prompt_may_say_it_all_and_may_be_a_chat(shared):
     assert shared.wait() == Opened(episode=episode, words="hi 0")
 
 
-@pytest.mark.parametrize(
-    ("text", "detail"),
-    [
+def test_what_cannot_be_used_fails_and_says_why(shared):
+    for text, detail in [
         ("raise", "KeyError: 'lost'"),
         ("none", "step: it returned no Turn but None"),
         ("mute", "step: it returned no observation, and the dialogue is not done"),
@@ -209,13 +50,11 @@ def test_a_prompt_may_say_it_all_and_may_be_a_chat(shared):
         ("cancelled", "CancelledError: "),
         ("long", "step: an observation of 1048577 characters; the longest is 1048576"),
         ("surrogate", "step: the observation cannot be encoded"),
-    ],
-)
-def test_what_cannot_be_used_fails_and_says_why(shared, text, detail):
-    reply = shared.act(shared.begin(), text)
-    assert isinstance(reply, Failed)
-    assert not reply.timed_out
-    assert reply.detail.startswith(detail)
+    ]:
+        reply = shared.act(shared.begin(), text)
+        assert isinstance(reply, Failed)
+        assert not reply.timed_out
+        assert reply.detail.startswith(detail)
 
 
 def test_a_task_that_cannot_begin_fails(shared):
@@ -233,8 +72,8 @@ def test_a_coroutine_that_takes_too_long_costs_its_own_episode_alone(player):
     assert pool.act(other, "pid").observation == process
 
 
-def test_many_episodes_wait_beside_each_other(player):
-    pool = player(timeout_s=5.0)
+def test_many_episodes_wait_beside_each_other(shared):
+    pool = shared
     episodes = [pool.begin() for _ in range(40)]
     began = time.monotonic()
     for episode in episodes:
@@ -243,32 +82,27 @@ def test_many_episodes_wait_beside_each_other(player):
     assert time.monotonic() - began < 40 * 0.2 / 2
 
 
-@pytest.mark.parametrize(
-    ("text", "timed_out", "detail"),
-    [
-        ("hang", True, "no answer within 1.5 s"),
-        ("exit", False, "the process of this episode ended while it had its turn (exit code 3)"),
-        ("leave", False, "the process of this episode ended while it had its turn (exit code 5)"),
-        ("closed", False, "the process of this episode ended while it had its turn"),
-    ],
-)
-def test_a_process_that_hangs_or_dies_is_replaced_and_its_episodes_fail(player, monkeypatch, text, timed_out, detail):
+def test_a_process_that_hangs_or_dies_is_replaced_and_its_episodes_fail(player, monkeypatch):
     end = WorkerLine.end
     # On a busy machine a process that ends takes longer for it than its exit code is waited for.
     monkeypatch.setattr(WorkerLine, "end", lambda line, grace_s: end(line, 20.0 if grace_s else 0.0))
-    pool = player(timeout_s=1.5)
-    other, bad = pool.begin(), pool.begin()
-    before = pool.act(other, "pid").observation
-    reply = pool.act(bad, text)
-    assert isinstance(reply, Failed)
-    assert reply.timed_out is timed_out
-    assert not reply.is_lost
-    assert detail in reply.detail
-    lost = pool.act(other, "turns")
-    assert isinstance(lost, Failed)
-    assert lost.is_lost
-    assert lost.detail == "lost with its process, which ended because of other episodes"
-    assert pool.act(pool.begin(), "pid").observation not in (before, str(os.getpid()))
+    for text, timed_out, detail in [
+        ("hang", True, "no answer within 1.5 s"),
+        ("exit", False, "the process of this episode ended while it had its turn (exit code 3)"),
+    ]:
+        pool = player(timeout_s=1.5)
+        other, bad = pool.begin(), pool.begin()
+        before = pool.act(other, "pid").observation
+        reply = pool.act(bad, text)
+        assert isinstance(reply, Failed)
+        assert reply.timed_out is timed_out
+        assert not reply.is_lost
+        assert detail in reply.detail
+        lost = pool.act(other, "turns")
+        assert isinstance(lost, Failed)
+        assert lost.is_lost
+        assert lost.detail == "lost with its process, which ended because of other episodes"
+        assert pool.act(pool.begin(), "pid").observation not in (before, str(os.getpid()))
 
 
 def test_who_waits_where_others_hang_is_lost_and_not_late(player):
@@ -284,21 +118,6 @@ def test_who_waits_where_others_hang_is_lost_and_not_late(player):
         time.sleep(0.02)
     assert (replies["first"].timed_out, replies["first"].is_lost) == (True, False)
     assert (replies["second"].timed_out, replies["second"].is_lost) == (False, True)
-
-
-def test_an_answer_that_waits_when_too_many_threads_hang_is_lost(player):
-    pool = player(timeout_s=1.5)
-    good = pool.begin()
-    hang(pool, 9)
-    end = time.monotonic() + 10
-    while isinstance(lost := pool.act(good, "short"), Answered):
-        assert time.monotonic() < end
-    assert lost.is_lost
-
-
-def test_an_observation_tells_whose_turn_it_is(shared):
-    assert shared.act(shared.begin(), "role tool").role == "tool"
-    assert shared.act(shared.begin(), "turns").role == "user"
 
 
 def test_another_worker_goes_on(player):
@@ -334,24 +153,6 @@ def hang(pool, number):
         pool.pool.forget(episode)
 
 
-def test_threads_that_hang_take_none_from_others(player):
-    pool = player(timeout_s=3.0)
-    good = pool.begin()
-    process = pool.act(good, "pid").observation
-    stuck = [pool.begin() for _ in range(8)]
-    for episode in stuck:
-        pool.pool.act(episode, "thread 1000", lambda reply: None)
-        pool.pool.forget(episode)
-    forgotten = time.monotonic()
-    # As many at once again as would find no thread left.
-    episodes = [pool.begin() for _ in range(40)]
-    for episode in episodes:
-        pool.pool.act(episode, "thread 0.02", pool.replies.put)
-    assert {pool.wait().observation for _ in episodes} == {"slept"}
-    time.sleep(max(0.0, forgotten + 3.2 - time.monotonic()))  # until those that hang are counted
-    assert pool.act(good, "pid").observation == process
-
-
 def test_a_worker_in_which_too_many_threads_hang_is_replaced(player, capfd):
     pool = player(timeout_s=1.5)
     good, _ = pool.begin(), pool.begin("slow")  # which leaves time to ask while the worker ends
@@ -366,21 +167,6 @@ def test_a_worker_in_which_too_many_threads_hang_is_replaced(player, capfd):
     assert "9 episodes go on 1.5 s after they were closed" in capfd.readouterr().err
 
 
-def test_what_ends_late_after_its_episode_counts_no_more(player):
-    pool = player(timeout_s=1.0)
-    good = pool.begin()
-    process = pool.act(good, "pid").observation
-    for _ in range(2):
-        episodes = [pool.begin() for _ in range(6)]
-        for episode in episodes:
-            pool.pool.act(episode, "thread 1.6", pool.replies.put)
-        assert all(pool.wait().timed_out for _ in episodes)
-        for episode in episodes:
-            pool.pool.forget(episode)
-        time.sleep(1.6)
-    assert pool.act(good, "pid").observation == process
-
-
 def test_all_episodes_are_closed_at_the_end_whatever_they_do(player, tmp_path):
     pool = player(workers=2, folder=str(tmp_path))
     names = ["idle", "slow", "waiting", "forgotten"]
@@ -391,23 +177,7 @@ def test_all_episodes_are_closed_at_the_end_whatever_they_do(player, tmp_path):
     assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} == set(names)
 
 
-def test_an_episode_that_cannot_be_closed_does_not_hold_up_the_end(player, tmp_path):
-    pool = player(folder=str(tmp_path))
-    pool.begin("stay")
-    pool.begin("quick")
-    process = pool.pool._workers[0]._line._process
-    began = time.monotonic()
-    pool.pool.close()
-    assert time.monotonic() - began < 6
-    assert process.returncode is not None
-    assert [path.name for path in tmp_path.iterdir()] == ["quick-0"]
-
-
-def test_a_text_that_no_message_takes_is_mended(shared):
-    assert shared.act(shared.begin(), "echo a\ud800b").observation == "a?b"
-
-
-def test_what_cannot_be_loaded_is_told_by_check(monkeypatch):
+def test_what_cannot_be_loaded_is_told_by_check():
     pool = EnvironmentPool(EnvironmentConfig(plugin="nobody-has-it"), seed=0)
     pool.start()
     try:

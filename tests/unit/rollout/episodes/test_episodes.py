@@ -6,14 +6,13 @@ import collections
 import functools
 
 import numpy as np
-import pytest
 
 from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.errors import DataError
 from cosmos_core.models.tokens import decided, token_array, tokens_payload, values
 from cosmos_core.protocols import EnvironmentCapabilities, FinishReason, Generated, Request, Sampling
 from cosmos_core.rollout.episodes.episode import EpisodeParts, Episodes
-from cosmos_core.rollout.episodes.wire import Answered, Failed, Opened
+from cosmos_core.rollout.episodes.messages import Answered, Failed, Opened
 from cosmos_core.types import Array, Message, Payload, Prompt, SampleStatus
 
 STOP = 9
@@ -243,9 +242,8 @@ def test_the_environment_reads_the_text_of_the_turn_alone():
     assert heard == ["1 2", "3"]
 
 
-@pytest.mark.parametrize(
-    ("setting", "script", "turns", "detail"),
-    [
+def test_what_ends_before_it_is_done_is_truncated():
+    for setting, script, turns, detail in [
         ({"max_turns": 2}, say("x", "x", "x"), [], "game: not done after 2 turns"),
         (
             {"max_units": 2},
@@ -271,16 +269,14 @@ def test_the_environment_reads_the_text_of_the_turn_alone():
             [],
             "game: no room for an observation of 20 units and a turn: prompt, turns and observations, 4 units, may",
         ),
-    ],
-)
-def test_what_ends_before_it_is_done_is_truncated(setting, script, turns, detail):
-    rig = Rig(Pool(script=script), max_turns=setting.pop("max_turns", 4))
-    rig.engine.turns += turns
-    (played,) = rig.begin(**setting).played
-    assert played.status is SampleStatus.TRUNCATED
-    assert played.detail.startswith(detail)
-    assert decided(played.generated.payload)[-1]
-    assert rig.pool.closed == [0]
+    ]:
+        rig = Rig(Pool(script=script), max_turns=setting.pop("max_turns", 4))
+        rig.engine.turns += turns
+        (played,) = rig.begin(**setting).played
+        assert played.status is SampleStatus.TRUNCATED
+        assert played.detail.startswith(detail)
+        assert decided(played.generated.payload)[-1]
+        assert rig.pool.closed == [0]
 
 
 def test_an_observation_that_just_fits_is_shown():
@@ -288,24 +284,21 @@ def test_an_observation_that_just_fits_is_shown():
     assert rig.engine.requests[-1].sampling.max_units == 1
 
 
-@pytest.mark.parametrize(
-    ("pool", "status", "detail", "num_units"),
-    [
+def test_what_fails_says_why_and_keeps_what_was_generated():
+    for pool, status, detail, num_units in [
         (Pool(opens=["bad"]), SampleStatus.ENVIRONMENT_FAILED, "game: no task", 0),
         (Pool(opens=["late"]), SampleStatus.ENVIRONMENT_TIMEOUT, "game: no task", 0),
         (Pool(opens=["?"]), SampleStatus.ENVIRONMENT_FAILED, "game: the environment's first words cannot be", 0),
         (Pool(opens=["x" * 48]), SampleStatus.ENVIRONMENT_FAILED, "game: the environment's first words make", 0),
         (Pool(script=lambda turn, text: None), SampleStatus.ENVIRONMENT_TIMEOUT, "game: slow", 2),
         (Pool(script=say("?")), SampleStatus.ENVIRONMENT_FAILED, "game: the observation cannot be encoded", 2),
-    ],
-)
-def test_what_fails_says_why_and_keeps_what_was_generated(pool, status, detail, num_units):
-    (played,) = Rig(pool).begin().played
-    assert played.status is status
-    assert played.detail.startswith(detail)
-    assert played.generated.num_units == num_units
-    assert played.generated.oldest_version == (3 if num_units else 8)
-    assert pool.closed == [0]
+    ]:
+        (played,) = Rig(pool).begin().played
+        assert played.status is status
+        assert played.detail.startswith(detail)
+        assert played.generated.num_units == num_units
+        assert played.generated.oldest_version == (3 if num_units else 8)
+        assert pool.closed == [0]
 
 
 def test_one_failure_leaves_the_others_of_the_group_alone():

@@ -7,9 +7,9 @@ import pytest
 
 from cosmos_core.config.schema import EnvironmentConfig, RewardConfig
 from cosmos_core.protocols import FinishReason, Generated
-from cosmos_core.rollout.episodes.dialogue import Played
+from cosmos_core.rollout.episodes.dialogue import EpisodeResult
 from cosmos_core.rollout.rewards import scoring
-from cosmos_core.rollout.rewards.pool import Outcome
+from cosmos_core.rollout.rewards.messages import Outcome
 from cosmos_core.transport.reports import REPORT, GroupFinished
 from cosmos_core.types import Array, Payload, Prompt, SampleStatus
 
@@ -17,11 +17,11 @@ OK, FAILED, LATE = SampleStatus.OK, SampleStatus.REWARD_FAILED, SampleStatus.REW
 REWARDS = [RewardConfig(plugin="math", weight=2.0), RewardConfig(plugin="style", weight=-0.5)]
 
 
-def played(reason=FinishReason.STOP, kind="tokens") -> Played:
+def played(reason=FinishReason.STOP, kind="tokens") -> EpisodeResult:
     arrays = {"prompt": Array(dtype="int32", shape=(3,), data=bytes(12))}
     payload = Payload(kind=kind, arrays=arrays)
     made = Generated(payload=payload, reason=reason, oldest_version=2, newest_version=5, num_units=7)
-    return Played.single(made)
+    return EpisodeResult.single(made)
 
 
 def test_the_reward_is_the_weighted_sum_and_each_is_kept():
@@ -41,20 +41,17 @@ GATED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("values", "reward", "told"),
-    [
+def test_below_a_gate_the_gates_alone_count_and_each_is_reported():
+    for values, reward, told in [
         ((1.0, 1.0, 0.5), 0.5 + 2.0 - 0.5, ""),
         ((1.0, 1.0, 0.25), 0.5 + 2.0 - 0.25, ""),
         ((0.0, 1.0, 0.5), -0.5, "format: below the gate, the rewards without one do not count"),
         ((0.9, 1.0, 0.0), 0.45, "format, brief: below the gate, the rewards without one do not count"),
-    ],
-)
-def test_below_a_gate_the_gates_alone_count_and_each_is_reported(values, reward, told):
-    made = scoring.sample(0, played(), [Outcome(value=value, status=OK) for value in values], GATED)
-    assert made.reward == pytest.approx(reward)
-    assert made.rewards == dict(zip(("format", "math", "brief"), values, strict=True))
-    assert (made.status, made.detail) == (OK, told)
+    ]:
+        made = scoring.sample(0, played(), [Outcome(value=value, status=OK) for value in values], GATED)
+        assert made.reward == pytest.approx(reward)
+        assert made.rewards == dict(zip(("format", "math", "brief"), values, strict=True))
+        assert (made.status, made.detail) == (OK, told)
 
 
 def test_below_a_gate_an_environments_reward_does_not_count_either():
@@ -88,13 +85,13 @@ def test_what_rewards_say_of_their_scores_is_kept_where_the_text_is():
     assert scoring.sample(0, played(), outcomes[:1], REWARDS[:1]).detail == "steps: 2"
 
 
-@pytest.mark.parametrize("status", [FAILED, LATE])
-def test_any_failed_reward_leaves_the_sample_without_one(status):
-    outcomes = [Outcome(value=1.0, status=OK), Outcome(value=None, status=status, detail="why")]
-    made = scoring.sample(0, played(FinishReason.LENGTH), outcomes, REWARDS)
-    assert (made.reward, made.status, made.detail) == (None, status, "style: why")
-    assert made.rewards == {"math": 1.0}
-    assert not made.is_scored
+def test_any_failed_reward_leaves_the_sample_without_one():
+    for status in [FAILED, LATE]:
+        outcomes = [Outcome(value=1.0, status=OK), Outcome(value=None, status=status, detail="why")]
+        made = scoring.sample(0, played(FinishReason.LENGTH), outcomes, REWARDS)
+        assert (made.reward, made.status, made.detail) == (None, status, "style: why")
+        assert made.rewards == {"math": 1.0}
+        assert not made.is_scored
 
 
 def test_a_failure_names_its_reward_once():
@@ -141,7 +138,7 @@ def test_rewards_see_a_denoised_sample_and_how_it_looks_and_neither_the_way_ther
         num_units=0,
         media=media,
     )
-    seen = scoring.to_score(Prompt(text="p"), Played.single(made), "")
+    seen = scoring.to_score(Prompt(text="p"), EpisodeResult.single(made), "")
     assert seen.payload.arrays.keys() == {"sample", "times"}
     assert seen.media is media
     assert not seen.truncated

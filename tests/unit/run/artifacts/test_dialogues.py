@@ -18,10 +18,9 @@ from cosmos_core.config.schema import (
 )
 from cosmos_core.protocols import FinishReason, Generated, Sampling
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
-from cosmos_core.rollout.gate import VersionGate
-from cosmos_core.rollout.generation import Generation, Parts
-from cosmos_core.rollout.rewards.pool import Outcome
-from cosmos_core.rollout.terms import LeaseTerms
+from cosmos_core.rollout.generation import Generation, GenerationParts, LeaseRecipes
+from cosmos_core.rollout.rewards.messages import Outcome
+from cosmos_core.rollout.version_lock import VersionLock
 from cosmos_core.run.artifacts.evaluate import play
 from cosmos_core.run.artifacts.generate import Served
 from cosmos_core.transport.directives import Lease
@@ -122,8 +121,8 @@ def row(index):
 
 def beginnings_in_a_run():
     """How the environment begins with each row, in an evaluation of a run."""
-    engine, gate, reports = Engine(), VersionGate(), queue.SimpleQueue()
-    gate.confirm(1)
+    engine, version_lock, reports = Engine(), VersionLock(), queue.SimpleQueue()
+    version_lock.confirm(1)
     pool = EnvironmentPool(DEALER, seed=RUN_SEED)
     rewards = SimpleNamespace(
         submit=lambda completions, done: done([[Outcome(value=1.0, status=SampleStatus.OK)] for _ in completions])
@@ -137,17 +136,17 @@ def beginnings_in_a_run():
         policy=PolicyConfig(),
     )
     generation = Generation(
-        Parts(
+        GenerationParts(
             recipe=recipe,
             stage=0,
             context_length=100,
             model=Model(),
             dataset=SimpleNamespace(row=lambda split, index: row(index)),
-            terms=LeaseTerms(recipe, lambda _: None),
+            recipes=LeaseRecipes(recipe, lambda _: None),
             engine=engine,
             pool=rewards,
             payloads=SimpleNamespace(release_except=lambda leases: None),
-            gate=gate,
+            version_lock=version_lock,
             report=reports.put,
             environments=pool,
         )

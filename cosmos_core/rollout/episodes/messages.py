@@ -1,0 +1,105 @@
+"""Messages between a replica and its environment workers, in frames of the strict codec."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import attrs
+
+from cosmos_core.transport.codec import Codec
+from cosmos_core.types import Prompt
+
+END_S: Final = 3.0
+"""How long a worker that is to end may take to close its episodes."""
+STUCK_EXIT: Final = 86
+"""Exit code of a worker in which too many episodes that are over go on."""
+
+
+@attrs.frozen(kw_only=True)
+class Setup:
+    """First message to a worker: the recipe's environment."""
+
+    plugin: str
+    options: dict[str, Any]
+    timeout_s: float
+    seed: int
+
+
+@attrs.frozen(kw_only=True)
+class Open:
+    """Begin an episode."""
+
+    episode: int
+    prompt: Prompt
+    seed: int
+
+
+@attrs.frozen(kw_only=True)
+class Act:
+    """Answer a turn of the model."""
+
+    episode: int
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class Close:
+    """Nobody asks this episode any more."""
+
+    episode: int
+
+
+@attrs.frozen(kw_only=True)
+class Ready:
+    """The worker loaded the environment."""
+
+
+@attrs.frozen(kw_only=True)
+class Broken:
+    """The worker could not load the environment, and ends."""
+
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class Began:
+    """An episode has its turn: its time runs from now."""
+
+    episode: int
+
+
+@attrs.frozen(kw_only=True)
+class Opened:
+    """An episode has begun, perhaps with words that follow the prompt's."""
+
+    episode: int
+    words: str | None
+
+
+@attrs.frozen(kw_only=True)
+class Answered:
+    """Answer to a turn: the fields of `cosmos_core.protocols.Turn`."""
+
+    episode: int
+    observation: str | None
+    role: str
+    done: bool
+    reward: float
+    detail: str
+
+
+@attrs.frozen(kw_only=True)
+class Failed:
+    """An episode cannot go on: for a fault or a delay of its own, or because it is lost with its process."""
+
+    episode: int
+    timed_out: bool
+    detail: str
+    is_lost: bool = False
+
+
+Reply: TypeAlias = Opened | Answered | Failed
+"""Settles what an episode was asked; a worker answers each `Open` and `Act` with one."""
+
+TO_WORKER: Final = Codec([Setup, Open, Act, Close])
+FROM_WORKER: Final = Codec([Ready, Broken, Began, Opened, Answered, Failed])

@@ -1,0 +1,108 @@
+"""Messages between a replica and its reward workers, in frames of the strict codec."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import attrs
+
+from cosmos_core.transport.codec import Codec
+from cosmos_core.types import Array, Message, Payload, Prompt, SampleStatus
+
+
+@attrs.frozen(kw_only=True)
+class RewardSetup:
+    """One reward of the recipe."""
+
+    plugin: str
+    name: str
+    options: dict[str, Any]
+    timeout_s: float
+
+
+@attrs.frozen(kw_only=True)
+class Setup:
+    """First message to a worker: the rewards to load, in the recipe's order."""
+
+    rewards: tuple[RewardSetup, ...]
+    seed: int
+
+
+@attrs.frozen(kw_only=True)
+class Ready:
+    """The worker loaded every reward."""
+
+
+@attrs.frozen(kw_only=True)
+class Broken:
+    """The worker could not load the rewards, and ends."""
+
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class WirePayload:
+    """A payload, for rewards that look at latents or media: dtype, shape and bytes of each array."""
+
+    kind: str
+    arrays: dict[str, tuple[str, tuple[int, ...], bytes]]
+
+    @classmethod
+    def of(cls, payload: Payload) -> WirePayload:
+        """Copy a payload."""
+        arrays = {name: (array.dtype, array.shape, bytes(array.data)) for name, array in payload.arrays.items()}
+        return cls(kind=payload.kind, arrays=arrays)
+
+    def payload(self) -> Payload:
+        """The payload that it is of."""
+        arrays = {
+            name: Array(dtype=dtype, shape=shape, data=data) for name, (dtype, shape, data) in self.arrays.items()
+        }
+        return Payload(kind=self.kind, arrays=arrays)
+
+
+@attrs.frozen(kw_only=True)
+class Task:
+    """Score one completion with one reward."""
+
+    ticket: int
+    reward: int
+    prompt: Prompt
+    text: str
+    truncated: bool
+    turns: tuple[Message, ...]
+    num_units: int | None
+    payload: WirePayload | None
+    media: WirePayload | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Deferred:
+    """The score is a coroutine that goes on beside the tasks that follow."""
+
+    ticket: int
+
+
+@attrs.frozen(kw_only=True)
+class Outcome:
+    """One reward of one completion: `value` is None unless `status` is OK; `detail` is why, or how so."""
+
+    value: float | None
+    status: SampleStatus
+    detail: str = ""
+
+
+Outcomes: TypeAlias = list[list[Outcome]]
+"""Of each completion, of each reward."""
+
+
+@attrs.frozen(kw_only=True)
+class Scored:
+    """The outcome of a task."""
+
+    ticket: int
+    outcome: Outcome
+
+
+TO_WORKER: Final = Codec([Setup, Task])
+FROM_WORKER: Final = Codec([Ready, Broken, Deferred, Scored])

@@ -1,0 +1,64 @@
+"""A reader-writer lock of the loaded weights: evaluations never see them change."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+
+class VersionLock:
+    """Evaluations enter while exactly their version is loaded; an update waits until they have left."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._loaded = -1
+        self._evaluating = 0
+        self._is_changing = False
+        self._closed = False
+
+    @property
+    def loaded(self) -> int:
+        """Newest version whose digest was confirmed; -1 before the first."""
+        return self._loaded
+
+    def enter(self, version: int) -> bool:
+        """Begin an evaluation at `version`, if that is what is loaded."""
+        with self._changed:
+            if self._is_changing or self._loaded != version:
+                return False
+            self._evaluating += 1
+            return True
+
+    def leave(self) -> None:
+        """End an evaluation."""
+        with self._changed:
+            self._evaluating -= 1
+            self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[bool]:
+        """Wait for evaluations to end and keep new ones out; yields False if the version_lock was closed instead."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._evaluating == 0 or self._closed)
+            self._is_changing = not self._closed
+        try:
+            yield self._is_changing
+        finally:
+            with self._changed:
+                self._is_changing = False
+
+    def confirm(self, version: int) -> None:
+        """`version` is loaded and attested."""
+        with self._changed:
+            self._loaded = version
+
+    def revoke(self) -> None:
+        """Take back that any version is loaded."""
+        self.confirm(-1)
+
+    def close(self) -> None:
+        """Let nothing wait any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
