@@ -40,19 +40,28 @@ def test_they_are_read_each_time(monkeypatch):
     assert retries == {"mode": "standard", "total_max_attempts": 1}, "said, or what was opened with others is taken"
 
 
-@pytest.mark.parametrize("said", ["0", "many", "-1", "2.5"])
-def test_attempts_that_are_no_number_are_refused(monkeypatch, said):
+def check_attempts_that_are_no_number_are_refused(monkeypatch, said):
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", said)
     with pytest.raises(StorageError, match=f"AWS_MAX_ATTEMPTS is '{said}'; set a whole number of 1 or more"):
         storage_options("s3://bucket/here")
 
 
-@pytest.mark.parametrize(("there", "lacking"), [NAMES[:2], NAMES[1::-1]])
-def test_half_of_them_are_refused_without_telling_which(monkeypatch, there, lacking):
+def test_attempts_that_are_no_number_are_refused(monkeypatch):
+    for said in ["0", "many", "-1", "2.5"]:
+        check_attempts_that_are_no_number_are_refused(monkeypatch, said)
+
+
+def check_half_of_them_are_refused_without_telling_which(monkeypatch, there, lacking):
     give(monkeypatch, **{there: "tell-nobody"})
     with pytest.raises(StorageError, match=f"CHECKPOINT_{there} is set and .*CHECKPOINT_{lacking} is not") as caught:
         storage_options("s3://bucket/here")
     assert "tell-nobody" not in str(caught.value)
+
+
+def test_half_of_them_are_refused_without_telling_which(monkeypatch):
+    for there, lacking in [NAMES[:2], NAMES[1::-1]]:
+        with monkeypatch.context() as patched:
+            check_half_of_them_are_refused_without_telling_which(patched, there, lacking)
 
 
 def test_failures_say_what_to_do():

@@ -1,16 +1,22 @@
+import random
+
 import attrs
 import pytest
 
+from cosmos_core.errors import DataError
 from cosmos_core.policy.batches.batch import (
     Counts,
     MissingPayloadsError,
+    Units,
     Wanted,
+    balanced,
     counts_of,
     group_of,
     needed,
     requests,
     rollout_sequences,
     temperatures,
+    units_of,
     wanted_samples,
 )
 from cosmos_core.transport.directives import GroupRef
@@ -91,24 +97,24 @@ def test_what_is_skipped_still_counts(kit):
     assert [sequence.payload for sequence in rollout_sequences(trained, {1: held})] == [held[1]]
 
 
-@pytest.mark.parametrize("problem", ["absent", "too few", "other length", "no log-probs"])
-def test_what_is_not_as_reported_is_missing(kit, problem):
-    wanted = wanted_samples(kit.Reinforce(), [group(1, 1.0), group(2, 1.0, 2.0)], (0, 1))
-    good, short = kit.payload([1], [2, 3]), kit.payload([1], [2])
-    payloads = {1: [good], 2: [good, good]}
-    match problem:
-        case "absent":
-            del payloads[2]
-        case "too few":
-            payloads[2] = [good]
-        case "other length":
-            payloads[2] = [good, short]
-        case "no log-probs":
-            del good.arrays["logprobs"]
-            payloads[1] = [kit.payload([1], [2, 3])]
-    with pytest.raises(MissingPayloadsError) as caught:
-        rollout_sequences(wanted, payloads)
-    assert caught.value.leases == (2,)
+def test_what_is_not_as_reported_is_missing(kit):
+    for problem in ["absent", "too few", "other length", "no log-probs"]:
+        wanted = wanted_samples(kit.Reinforce(), [group(1, 1.0), group(2, 1.0, 2.0)], (0, 1))
+        good, short = kit.payload([1], [2, 3]), kit.payload([1], [2])
+        payloads = {1: [good], 2: [good, good]}
+        match problem:
+            case "absent":
+                del payloads[2]
+            case "too few":
+                payloads[2] = [good]
+            case "other length":
+                payloads[2] = [good, short]
+            case "no log-probs":
+                del good.arrays["logprobs"]
+                payloads[1] = [kit.payload([1], [2, 3])]
+        with pytest.raises(MissingPayloadsError) as caught:
+            rollout_sequences(wanted, payloads)
+        assert caught.value.leases == (2,)
 
 
 def test_counts_add():
@@ -136,18 +142,15 @@ def test_a_dialogue_has_one_recorded_value_for_each_decision():
     assert [sequence.payload for sequence in rollout_sequences(wanted, held)] == held[1]
 
 
-@pytest.mark.parametrize(
-    "problem",
-    [
+def test_a_dialogue_that_is_not_as_reported_is_missing():
+    for problem in [
         {"decided": [1, 1, 1]},
         {"decided": [1, 1]},
         {"decided": [1, 0, 1], "recorded": 3},
         {"decided": [1, 0, 1], "num_units": 3, "recorded": 3},
-    ],
-)
-def test_a_dialogue_that_is_not_as_reported_is_missing(problem):
-    with pytest.raises(MissingPayloadsError):
-        rollout_sequences(*dialogue(**problem))
+    ]:
+        with pytest.raises(MissingPayloadsError):
+            rollout_sequences(*dialogue(**problem))
 
 
 def latents(*, times=2, logprobs=2, versions=2):
@@ -166,10 +169,10 @@ def test_latents_have_one_recorded_value_for_each_step():
     assert len(rollout_sequences(*latents())) == 1
 
 
-@pytest.mark.parametrize("problem", [{"times": 3}, {"times": None}, {"logprobs": 3}, {"versions": None}])
-def test_latents_that_are_not_as_reported_are_missing(problem):
-    with pytest.raises(MissingPayloadsError, match="gone or not as reported"):
-        rollout_sequences(*latents(**problem))
+def test_latents_that_are_not_as_reported_are_missing():
+    for problem in [{"times": 3}, {"times": None}, {"logprobs": 3}, {"versions": None}]:
+        with pytest.raises(MissingPayloadsError, match="gone or not as reported"):
+            rollout_sequences(*latents(**problem))
 
 
 def test_a_payload_of_a_kind_that_nobody_trains_on_is_missing():
@@ -177,3 +180,56 @@ def test_a_payload_of_a_kind_that_nobody_trains_on_is_missing():
     held[1] = [attrs.evolve(held[1][0], kind="media")]
     with pytest.raises(MissingPayloadsError):
         rollout_sequences(wanted, held)
+
+
+def payload(kind, **shapes):
+    arrays = {name: Array(dtype="int32", shape=shape, data=bytes(4 * shape[0])) for name, shape in shapes.items()}
+    return Payload(kind=kind, arrays=arrays)
+
+
+def test_tokens_are_prompt_and_completion():
+    found = units_of(payload("tokens", prompt=(3,), completion=(5,)))
+    assert found == Units(decisions=5, conditioning=3)
+    assert found.total == 8
+
+
+def test_what_others_said_is_no_decision():
+    dialogue = payload("tokens", prompt=(3,), completion=(5,))
+    dialogue.arrays["decided"] = Array(dtype="bool", shape=(5,), data=bytes([1, 1, 0, 0, 1]))
+    assert units_of(dialogue) == Units(decisions=3, conditioning=3, others=2)
+    assert units_of(dialogue).total == 8
+
+
+def test_latents_are_denoising_steps():
+    assert units_of(payload("latents", times=(7,), text=(4,))) == Units(decisions=7, conditioning=0)
+
+
+def test_what_cannot_be_counted_is_named():
+    for wrong, said in [
+        (payload("latents"), "needs a flat array 'times', and has none"),
+        (payload("tokens", prompt=(3,)), "needs a flat array 'completion', and has none"),
+        (payload("tokens", prompt=(3,), completion=(1, 1)), r"'completion', and has one of shape \(1, 1\)"),
+        (payload("tokens", prompt=(3,), completion=(2,), decided=(2,)), "'decided' is int32"),
+        (payload("media"), "of kind 'media' has no decisions"),
+    ]:
+        with pytest.raises(DataError, match=said):
+            units_of(wrong)
+
+
+def test_the_longest_first_each_to_the_emptiest():
+    assert balanced([5, 9, 4, 1], 2) == [(1, 3), (0, 2)]
+
+
+def test_every_sequence_is_in_one_share():
+    draw = random.Random(0)
+    lengths = [draw.randrange(1, 1000) for _ in range(101)]
+    shares = balanced(lengths, 7)
+    assert sorted(index for share in shares for index in share) == list(range(101))
+    totals = [sum(lengths[index] for index in share) for share in shares]
+    assert max(totals) <= sum(lengths) / 7 * 4 / 3
+    assert max(totals) - min(totals) <= max(lengths)
+
+
+def test_fewer_sequences_than_shares_leave_some_empty():
+    assert balanced([3], 3) == [(0,), (), ()]
+    assert balanced([], 2) == [(), ()]

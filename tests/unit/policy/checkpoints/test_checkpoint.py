@@ -11,7 +11,7 @@ def place(step, generation=0):
     return Place(run_id="r", step=step, stage=1, nonfinite_steps=2, generation=generation)
 
 
-@pytest.fixture(params=["path", "file", "memory"])
+@pytest.fixture(params=["path", "memory"])
 def url(request, tmp_path):
     if request.param == "memory":
         import fsspec
@@ -19,7 +19,7 @@ def url(request, tmp_path):
         yield f"memory://{tmp_path.name}/checkpoints"
         fsspec.filesystem("memory").store.clear()
     else:
-        yield str(tmp_path / "checkpoints") if request.param == "path" else f"file://{tmp_path}/checkpoints"
+        yield str(tmp_path / "checkpoints")
 
 
 def write(url, *steps, complete=True, generation=0):
@@ -88,34 +88,31 @@ def test_an_incomplete_one_is_refused(url):
         checkpoint.read_place(f"{url}/step-7")
 
 
-@pytest.mark.parametrize(
-    ("content", "message"), [(b"{", "damaged"), (b"[]", r"holds \[\] instead"), (b'{"format": 9}', "format 9")]
-)
-def test_a_bad_marker_is_refused(tmp_path, content, message):
-    write(str(tmp_path), 7)
-    (tmp_path / "step-7" / "complete.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match=message):
-        checkpoint.read_place(str(tmp_path / "step-7"))
+def test_a_bad_marker_is_refused(tmp_path_factory):
+    for content, message in [(b"{", "damaged"), (b"[]", r"holds \[\] instead"), (b'{"format": 9}', "format 9")]:
+        tmp_path = tmp_path_factory.mktemp("case")
+        write(str(tmp_path), 7)
+        (tmp_path / "step-7" / "complete.json").write_bytes(content)
+        with pytest.raises(CheckpointError, match=message):
+            checkpoint.read_place(str(tmp_path / "step-7"))
 
 
 GOOD = {"format": 1, "run_id": "r", "step": 7, "stage": 0, "nonfinite_steps": 0}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_a_marker_that_was_changed_by_hand_is_refused_with_its_file_field_and_value(tmp_path_factory):
+    for change, message in [
         ({"step": "7"}, r'step-7/complete\.json\.step: expected an integer, got "7"'),
         ({"step": 9}, r"complete\.json\.step: 9, in a folder of step 7"),
         ({"stage": -1}, r"complete\.json\.stage: .*-1"),
         ({"run_id": None}, r"complete\.json\.run_id: .*null"),
         ({"stages": 0}, r"complete\.json\.stages: unknown option; did you mean stage"),
-    ],
-)
-def test_a_marker_that_was_changed_by_hand_is_refused_with_its_file_field_and_value(tmp_path, change, message):
-    write(str(tmp_path), 7)
-    (tmp_path / "step-7" / "complete.json").write_text(json.dumps(GOOD | change))
-    with pytest.raises(CheckpointError, match=message):
-        checkpoint.read_place(str(tmp_path / "step-7"))
+    ]:
+        tmp_path = tmp_path_factory.mktemp("case")
+        write(str(tmp_path), 7)
+        (tmp_path / "step-7" / "complete.json").write_text(json.dumps(GOOD | change))
+        with pytest.raises(CheckpointError, match=message):
+            checkpoint.read_place(str(tmp_path / "step-7"))
 
 
 def test_what_an_earlier_release_did_not_note_is_nothing(tmp_path):
@@ -132,11 +129,12 @@ def test_a_marker_without_a_field_is_refused(tmp_path):
         checkpoint.read_place(str(tmp_path / "step-7"))
 
 
-@pytest.mark.parametrize("content", ['{"step": "4"}', '{"step": true}', '{"step": -1}', "{}", "[4]", "4", "{"])
-def test_a_note_of_the_best_that_was_changed_by_hand_is_refused(tmp_path, content):
-    (tmp_path / "best.json").write_text(content)
-    with pytest.raises(CheckpointError, match=r"best\.json"):
-        checkpoint.best(str(tmp_path))
+def test_a_note_of_the_best_that_was_changed_by_hand_is_refused(tmp_path_factory):
+    for content in ['{"step": "4"}', '{"step": true}', '{"step": -1}', "{}", "[4]", "4", "{"]:
+        tmp_path = tmp_path_factory.mktemp("case")
+        (tmp_path / "best.json").write_text(content)
+        with pytest.raises(CheckpointError, match=r"best\.json"):
+            checkpoint.best(str(tmp_path))
 
 
 def test_an_unknown_scheme_is_a_checkpoint_error():

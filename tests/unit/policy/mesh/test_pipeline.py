@@ -161,25 +161,14 @@ def check(config, sizes, schedule, numbers=(3,), *, recompute="none", frees=Fals
             assert difference < 1e-5, f"{name}: {difference}"
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_two_processes_tied(schedule):
+def test_two_processes_tied():
     # Twice, with another number of micro-batches of another size, fewer than processes among them.
-    check(tiny("qwen3", is_tied=True), {"pp": 2}, schedule, numbers=(3, 1, 5))
+    for schedule in SCHEDULES:
+        check(tiny("qwen3", is_tied=True), {"pp": 2}, schedule, numbers=(3, 1, 5))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_four_processes_untied(schedule):
-    check(tiny("llama", is_tied=False), {"pp": 4}, schedule, numbers=(5,))
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_sharded_weights(schedule):
-    check(tiny("qwen3", is_tied=True, layers=4), {"pp": 2, "dp_shard": 2}, schedule, numbers=(3, 2))
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_sharded_weights_that_are_freed_after_each_pass(schedule):
-    check(tiny("qwen3", is_tied=True, layers=4), {"pp": 2, "dp_shard": 2}, schedule, numbers=(3, 2), frees=True)
+def test_sharded_weights_that_are_freed_after_each_pass():
+    check(tiny("qwen3", is_tied=True, layers=4), {"pp": 2, "dp_shard": 2}, "1f1b", numbers=(3, 2), frees=True)
 
 
 def most_gathered(frees):
@@ -215,22 +204,6 @@ def test_freed_weights_are_gathered_a_layer_or_two_at_a_time():
     assert all(weights <= 2 and gradients == 0 for weights, gradients in freed)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_recompute(schedule):
-    check(tiny("qwen3", is_tied=False, layers=4), {"pp": 2}, schedule, numbers=(3,), recompute="full")
-
-
-def evaluating_nothing():
-    layout = Layout(mesh=form_mesh(MeshConfig(pp=2), "cpu"))
-    model, whole = make(tiny("llama", False))
-    executor = make_executor(model, Stages(cut(whole, layout)), layout.mesh, "1f1b")
-    return executor.evaluate([], Forward(temperature=1.0))
-
-
-def test_without_micro_batches_there_is_nothing_to_evaluate():
-    assert run_world(2, evaluating_nothing) == [None, []]
-
-
 def test_collectives_inside_a_split_backward():
     check(tiny("qwen3", is_tied=True, layers=4), {"pp": 2, "tp": 2}, "zero-bubble", numbers=(2,))
 
@@ -247,10 +220,9 @@ def failing(schedule):
     executor.train(make_batches(model, 3), Forward(temperature=1.0, with_entropy=False), loss=loss)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_an_error_of_a_stage_surfaces_as_it_is(schedule):
+def test_an_error_of_a_stage_surfaces_as_it_is():
     with pytest.raises(WorldFailedError, match=r"(?s)rank . of 2 failed.*\n.*DataError: the loss of a micro-batch\n$"):
-        run_world(2, failing, schedule)
+        run_world(2, failing, "zero-bubble")
 
 
 def idle(schedule):
@@ -262,16 +234,15 @@ def idle(schedule):
     return executor.evaluate([], Forward(temperature=1.0))
 
 
-@pytest.mark.parametrize(("schedule", "last"), [("1f1b", 1), ("interleaved", 1), ("zero-bubble", 0)])
-def test_a_step_without_micro_batches(schedule, last):
-    answers = run_world(2, idle, schedule)
-    assert answers[last] == []
-    assert answers[1 - last] is None
+def test_a_step_without_micro_batches():
+    for schedule, last in (("1f1b", 1), ("zero-bubble", 0)):
+        answers = run_world(2, idle, schedule)
+        assert answers[last] == []
+        assert answers[1 - last] is None
 
 
-@pytest.mark.parametrize(
-    ("number", "size", "schedule", "filled"),
-    [
+def test_schedules_that_need_more_micro_batches():
+    for number, size, schedule, filled in [
         (3, 4, "1f1b", 4),
         (5, 4, "1f1b", 5),
         (3, 4, "interleaved", 3),
@@ -279,7 +250,5 @@ def test_a_step_without_micro_batches(schedule, last):
         (10, 4, "interleaved", 10),
         (11, 4, "interleaved", 12),
         (1, 4, "zero-bubble", 1),
-    ],
-)
-def test_schedules_that_need_more_micro_batches(number, size, schedule, filled):
-    assert num_filled(number, size, schedule) == filled
+    ]:
+        assert num_filled(number, size, schedule) == filled

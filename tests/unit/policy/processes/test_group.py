@@ -1,6 +1,3 @@
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -69,10 +66,14 @@ def test_what_waits_elsewhere_is_copied_through_the_groups_device(store):
     assert members(store, 2, work) == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("size", [0, 10, SMALL_BYTES, SMALL_BYTES + 1, 5000])
-def test_exchange_of_any_size(store, size):
+def check_exchange_of_any_size(store, size):
     messages = [bytes([rank]) * (size * (rank + 1) // 2) for rank in range(2)]
     assert members(store, 2, lambda group: group.exchange(messages[group.rank])) == [messages] * 2
+
+
+def test_exchange_of_any_size(store):
+    for size in [0, 10, SMALL_BYTES, SMALL_BYTES + 1, 5000]:
+        check_exchange_of_any_size(store, size)
 
 
 def test_generations_share_a_store(store):
@@ -114,12 +115,12 @@ def test_a_collective_that_a_member_never_joins_can_be_interrupted(store):
 
 def test_collectives_may_take_longer_than_forming_the_group(store):
     def work(group):
-        time.sleep(2.0 * group.rank)
+        time.sleep(1.0 * group.rank)
         tensor = torch.ones(1)
         group.sum(tensor)
         return tensor.tolist()
 
-    assert members(store, 2, work, timeout_s=1.0) == [[2.0]] * 2
+    assert members(store, 2, work, timeout_s=0.5) == [[2.0]] * 2
 
 
 def test_a_group_of_accelerators_is_aborted_when_it_is_given_up():
@@ -133,37 +134,3 @@ def test_a_group_of_accelerators_is_aborted_when_it_is_given_up():
     with pytest.raises(GradientGroupError, match="interrupted in a collective"):
         group.sum(torch.ones(1))
     assert aborted == [True]
-
-
-def test_a_group_that_was_given_up_lets_its_process_end():
-    program = """
-        import threading
-        import torch
-        from cosmos_core.policy.processes.group import GradientGroupError
-        from cosmos_core.policy.processes.rendezvous import form_group
-        from cosmos_core.policy.processes.rendezvous import GroupStore
-
-        store = GroupStore("127.0.0.1")
-        pointless = threading.Event()
-
-        def member(rank):
-            return form_group(
-                generation=1, rank=rank, size=2, store=store.endpoint, address="127.0.0.1",
-                device=torch.device("cpu"), interrupted=pointless.is_set, timeout_s=10.0,
-            )
-
-        silent = []
-        other = threading.Thread(target=lambda: silent.append(member(1)))
-        other.start()
-        group = member(0)
-        other.join()
-        threading.Timer(0.2, pointless.set).start()
-        try:
-            group.sum(torch.ones(1))
-        except GradientGroupError as error:
-            print(error)
-    """
-    ended = subprocess.run(
-        [sys.executable, "-P", "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert ended.stdout == "generation 1: interrupted in a collective\n"

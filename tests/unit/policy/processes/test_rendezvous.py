@@ -4,10 +4,12 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 import torch
 from torch.distributed import PrefixStore
 
+from cosmos_core.errors import TransportError
 from cosmos_core.policy.processes import rendezvous as joining
 from cosmos_core.policy.processes.group import GradientGroupError
 from cosmos_core.policy.processes.rendezvous import GroupStore, form_group
@@ -78,3 +80,14 @@ def test_addresses_may_be_of_ipv6():
         first, second = pool.map(lambda rank: enter(store.endpoint, rank=rank, address="::1"), range(2))
         exchanged = pool.map(lambda group: group.exchange(b"x"), (first, second))
         assert list(exchanged) == [[b"x", b"x"]] * 2
+
+
+def test_a_store_listens_on_the_address_that_it_was_given_only(store):
+    port = int(store.endpoint.rpartition(":")[2])
+    listening = [each.laddr for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN]
+    assert [address.ip for address in listening if address.port == port] == ["127.0.0.1"]
+
+
+def test_an_address_of_another_machine_is_refused():
+    with pytest.raises(TransportError, match=r"cannot listen on 203\.0\.113\.7 \(.*\); set control\.bind"):
+        GroupStore("203.0.113.7")

@@ -49,22 +49,18 @@ def average(trainer):
     return {name.removeprefix("average."): each.clone() for name, each in state.items() if name.startswith("average.")}
 
 
-@pytest.mark.parametrize(
-    ("table", "decays"),
-    [({"decay": 0.9}, [0.9, 0.9, 0.9]), ({"decay": 0.5, "growth": 0.2}, [0.2, 0.4, 0.5])],
-    ids=["usual", "grows"],
-)
-def test_the_average_is_that_worked_out_by_hand(model, kit, table, decays):
-    trainer = trainer_of(kit, model, **table)
-    expected = {name: each.double() for name, each in weights(trainer).items()}
-    for number, decay in enumerate(decays):
-        step(trainer, kit, number)
-        expected = {name: decay * expected[name] + (1 - decay) * each for name, each in weights(trainer).items()}
-    found = average(trainer)
-    assert found.keys() == expected.keys()
-    for name, each in found.items():
-        torch.testing.assert_close(each.double(), expected[name], rtol=1e-6, atol=1e-7)
-        assert not torch.equal(each, weights(trainer)[name])
+def test_the_average_is_that_worked_out_by_hand(model, kit):
+    for table, decays in [({"decay": 0.9}, [0.9, 0.9, 0.9]), ({"decay": 0.5, "growth": 0.2}, [0.2, 0.4, 0.5])]:
+        trainer = trainer_of(kit, model, **table)
+        expected = {name: each.double() for name, each in weights(trainer).items()}
+        for number, decay in enumerate(decays):
+            step(trainer, kit, number)
+            expected = {name: decay * expected[name] + (1 - decay) * each for name, each in weights(trainer).items()}
+        found = average(trainer)
+        assert found.keys() == expected.keys()
+        for name, each in found.items():
+            torch.testing.assert_close(each.double(), expected[name], rtol=1e-6, atol=1e-7)
+            assert not torch.equal(each, weights(trainer)[name])
 
 
 def test_the_decay_of_the_old_policy_of_diffusion_nft():
@@ -123,16 +119,16 @@ def test_engines_that_have_the_average_are_not_compared_with_the_weights(model, 
     assert "behaviour_kl" in found
 
 
-@pytest.mark.parametrize("publish", [False, True])
-def test_the_held_out_loss_is_of_what_is_published(model, kit, publish):
-    trainer = trainer_of(kit, model, decay=0.9, publish=publish)
-    step(trainer, kit)
-    share = Share(sequences=tuple(kit.random_sequences(3, seed=9)), counts=kit.counts_of([]))
-    other = kit.make_trainer(model)
-    chosen = average(trainer) if publish else weights(trainer)
-    for name, tensor in averaged_tensors(other.module).items():
-        tensor.copy_(chosen[name])
-    assert trainer.measure(share) == other.measure(share)
+def test_the_held_out_loss_is_of_what_is_published(model, kit):
+    for publish in [False, True]:
+        trainer = trainer_of(kit, model, decay=0.9, publish=publish)
+        step(trainer, kit)
+        share = Share(sequences=tuple(kit.random_sequences(3, seed=9)), counts=kit.counts_of([]))
+        other = kit.make_trainer(model)
+        chosen = average(trainer) if publish else weights(trainer)
+        for name, tensor in averaged_tensors(other.module).items():
+            tensor.copy_(chosen[name])
+        assert trainer.measure(share) == other.measure(share)
 
 
 def consulting(kit, **declared):
@@ -161,16 +157,16 @@ def test_the_average_is_consulted_as_it_was_before_the_step(model, kit):
     assert all(map(torch.equal, found, expected))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_what_is_computed_after_the_average_was_consulted_is_of_the_weights(model, kit, precision):
-    algorithm = consulting(kit, old_logprobs="recompute")
-    trainer = trainer_of(kit, model, algorithm, precision=precision, decay=0.99)
-    for seed in range(3):
-        algorithm.seen.clear()
-        step(trainer, kit, seed)
-    first = algorithm.seen[0]
-    assert torch.equal(first.old_logprobs_N, first.logprobs_N.detach())
-    assert not torch.equal(first.old_logprobs_N, first.frozen["average"].logprobs_N)
+def test_what_is_computed_after_the_average_was_consulted_is_of_the_weights(model, kit):
+    for precision in ["fp32", "bf16"]:
+        algorithm = consulting(kit, old_logprobs="recompute")
+        trainer = trainer_of(kit, model, algorithm, precision=precision, decay=0.99)
+        for seed in range(3):
+            algorithm.seen.clear()
+            step(trainer, kit, seed)
+        first = algorithm.seen[0]
+        assert torch.equal(first.old_logprobs_N, first.logprobs_N.detach())
+        assert not torch.equal(first.old_logprobs_N, first.frozen["average"].logprobs_N)
 
 
 def test_a_recipe_without_the_table_is_refused(kit):

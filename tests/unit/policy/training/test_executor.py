@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import attrs
 import pytest
 import torch
@@ -5,8 +7,9 @@ import torch
 from cosmos_core.models.parallel.forwards import root
 from cosmos_core.policy.mesh.mesh import single
 from cosmos_core.policy.mesh.pipeline import Forward, Pipeline
-from cosmos_core.policy.training.executor import Sequential, make_executor
+from cosmos_core.policy.training.executor import Sequential, make_executor, watch_layers
 from cosmos_core.protocols import Decided, Layout, MicroBatch
+from cosmos_core.replica.activity import Activity
 
 
 class Line:
@@ -88,20 +91,42 @@ class Staged(Line):
 KEEPS = {"reshard_after_forward": False}
 
 
-@pytest.mark.parametrize(
-    ("options", "splits_backward", "keeps_gradients"),
-    [
-        (None, True, True),
-        (KEEPS, True, True),
-        ({**KEEPS, "recompute": "selective"}, False, True),
-        ({**KEEPS, "compile": True}, False, True),
-        ({"reshard_after_forward": True}, False, False),
-    ],
-)
-def test_a_pipeline_is_run_by_its_own_executor(module, monkeypatch, options, splits_backward, keeps_gradients):
+def check_a_pipeline_is_run_by_its_own_executor(module, monkeypatch, options, splits_backward, keeps_gradients):
     made = []
     monkeypatch.setattr(Pipeline, "__init__", lambda self, *args, **named: made.append((args[3], named)))
     if options is not None:
         root(module, Layout(mesh=PipeMesh(), **options))
     assert isinstance(make_executor(Staged(), module, PipeMesh(), "zero-bubble"), Pipeline)
     assert made == [("zero-bubble", {"splits_backward": splits_backward, "keeps_gradients": keeps_gradients})]
+
+
+def test_a_pipeline_is_run_by_its_own_executor(module, monkeypatch):
+    for options, splits_backward, keeps_gradients in [
+        (None, True, True),
+        (KEEPS, True, True),
+        ({**KEEPS, "recompute": "selective"}, False, True),
+        ({**KEEPS, "compile": True}, False, True),
+        ({"reshard_after_forward": True}, False, False),
+    ]:
+        check_a_pipeline_is_run_by_its_own_executor(module, monkeypatch, options, splits_backward, keeps_gradients)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base = torch.nn.Module()
+        self.base.layers = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.base.layers:
+            x = layer(x)
+        return x
+
+
+def test_each_layer_is_progress_whoever_calls_it():
+    model, activity = Model(), Activity()
+    watch_layers(model, activity)
+    model(torch.zeros(1, 2))
+    assert activity.pulse().progress == 4
+    model.base.layers[1](torch.zeros(1, 2))
+    assert activity.pulse().progress == 5

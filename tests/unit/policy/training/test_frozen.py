@@ -84,44 +84,46 @@ def logits(module, sequence):
     return torch.log_softmax(found / TEMPERATURE, -1), completion
 
 
-@pytest.mark.parametrize("budget", [20, 1000])
-def test_the_reference_says_what_transformers_says_of_its_weights(model, kit, budget):
-    reference, sequences = frozen_model(model, seed=7), drawn(kit)
-    algorithm = consulting(kit)
-    trainer = kit.make_trainer(model, algorithm, frozen={"reference": reference}, micro_batch_units=budget)
-    twin = plain(model, kit, 7)
-    with torch.no_grad():
-        expected = [rows.gather(-1, ids[:, None])[:, 0] for rows, ids in (logits(twin, each) for each in sequences)]
-    step(trainer, sequences, kit.counts_of(sequences))
-    found = torch.cat([decisions.frozen["reference"].logprobs_N for decisions in algorithm.seen])
-    assert not found.requires_grad
-    torch.testing.assert_close(found.sort().values.double(), torch.cat(expected).sort().values, rtol=1e-4, atol=1e-5)
-    assert all(decisions.frozen["reference"].divergence_N is None for decisions in algorithm.seen)
+def test_the_reference_says_what_transformers_says_of_its_weights(model, kit):
+    for budget in [20, 1000]:
+        reference, sequences = frozen_model(model, seed=7), drawn(kit)
+        algorithm = consulting(kit)
+        trainer = kit.make_trainer(model, algorithm, frozen={"reference": reference}, micro_batch_units=budget)
+        twin = plain(model, kit, 7)
+        with torch.no_grad():
+            expected = [rows.gather(-1, ids[:, None])[:, 0] for rows, ids in (logits(twin, each) for each in sequences)]
+        step(trainer, sequences, kit.counts_of(sequences))
+        found = torch.cat([decisions.frozen["reference"].logprobs_N for decisions in algorithm.seen])
+        assert not found.requires_grad
+        torch.testing.assert_close(
+            found.sort().values.double(), torch.cat(expected).sort().values, rtol=1e-4, atol=1e-5
+        )
+        assert all(decisions.frozen["reference"].divergence_N is None for decisions in algorithm.seen)
 
 
-@pytest.mark.parametrize("kind", ["reverse-kl", "forward-kl"])
-def test_the_gradient_of_a_divergence_is_that_of_transformers_own_forwards(model, kit, kind):
-    sequences = drawn(kit)
-    totals = kit.counts_of(sequences)
-    divergence = Divergence(kind=kind)
-    module, teacher = plain(model, kit, 0), plain(model, kit, 7).requires_grad_(False)
-    total = torch.zeros((), dtype=torch.float64)
-    for sequence in sequences:
-        ours, theirs = logits(module, sequence)[0], logits(teacher, sequence)[0]
-        p, q = (ours, theirs) if kind == "reverse-kl" else (theirs, ours)
-        total = total + (p.exp() * (p - q)).sum() / totals.decisions
-    total.backward()
-    expected = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
-    flats = []
-    for budget in (20, 1000):
-        algorithm = consulting(kit, divergence, role="teacher")
-        frozen = {"teacher": frozen_model(model, seed=7, role="teacher")}
-        trainer = kit.make_trainer(model, algorithm, frozen=frozen, micro_batch_units=budget)
-        flat, metrics = step(trainer, sequences, totals)
-        assert metrics["loss"] == pytest.approx(float(total.detach()), rel=1e-5)
-        flats.append(flat)
-    torch.testing.assert_close(flats[0], flats[1], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(flats[0], expected, rtol=1e-3, atol=1e-5)
+def test_the_gradient_of_a_divergence_is_that_of_transformers_own_forwards(model, kit):
+    for kind in ["reverse-kl", "forward-kl"]:
+        sequences = drawn(kit)
+        totals = kit.counts_of(sequences)
+        divergence = Divergence(kind=kind)
+        module, teacher = plain(model, kit, 0), plain(model, kit, 7).requires_grad_(False)
+        total = torch.zeros((), dtype=torch.float64)
+        for sequence in sequences:
+            ours, theirs = logits(module, sequence)[0], logits(teacher, sequence)[0]
+            p, q = (ours, theirs) if kind == "reverse-kl" else (theirs, ours)
+            total = total + (p.exp() * (p - q)).sum() / totals.decisions
+        total.backward()
+        expected = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
+        flats = []
+        for budget in (20, 1000):
+            algorithm = consulting(kit, divergence, role="teacher")
+            frozen = {"teacher": frozen_model(model, seed=7, role="teacher")}
+            trainer = kit.make_trainer(model, algorithm, frozen=frozen, micro_batch_units=budget)
+            flat, metrics = step(trainer, sequences, totals)
+            assert metrics["loss"] == pytest.approx(float(total.detach()), rel=1e-5)
+            flats.append(flat)
+        torch.testing.assert_close(flats[0], flats[1], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(flats[0], expected, rtol=1e-3, atol=1e-5)
 
 
 def test_forwards_of_frozen_models_are_progress(model, kit):
@@ -134,8 +136,7 @@ def test_forwards_of_frozen_models_are_progress(model, kit):
     assert trainer.activity.pulse().progress > before
 
 
-@pytest.mark.parametrize("follows", [False, True])
-def test_a_model_with_weights_of_its_own_does_not_repeat_what_the_policys_forwards_did(model, kit, follows):
+def check_a_model_with_weights_of_its_own_does_not_repeat_what_the_policys_forwards_did(model, kit, follows):
     packed = []
 
     class Repeating:
@@ -163,6 +164,11 @@ def test_a_model_with_weights_of_its_own_does_not_repeat_what_the_policys_forwar
     payloads = packed[0]
     own = {"prompt", "completion"}
     assert {*payloads[0].arrays} == (own | {"logprobs", "versions", "experts"} if follows else own)
+
+
+def test_a_model_with_weights_of_its_own_does_not_repeat_what_the_policys_forwards_did(model, kit):
+    for follows in [False, True]:
+        check_a_model_with_weights_of_its_own_does_not_repeat_what_the_policys_forwards_did(model, kit, follows)
 
 
 def test_a_frozen_model_that_counts_units_otherwise_is_refused(model, kit):

@@ -4,6 +4,7 @@ import itertools
 from types import SimpleNamespace
 
 import attrs
+import numpy as np
 import pytest
 import torch
 
@@ -11,9 +12,9 @@ from cosmos_core.errors import TrainingError
 from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.training.metrics import Stopwatch
-from cosmos_core.policy.training.microbatch import know
+from cosmos_core.policy.training.microbatch import decision_weights, know
 from cosmos_core.protocols import Aggregation, Blend, Divergence, Estimate, Loss, Noising, NoOptions
-from cosmos_core.types import Prompt
+from cosmos_core.types import Array, Prompt
 from tests.unit.policy.training.test_frozen import frozen_model
 from tests.world_model import World, walked
 
@@ -93,15 +94,15 @@ def off_policy_loss(decisions):
     return Loss(loss_N=-decisions.advantages_N * ratio_N)
 
 
-@pytest.mark.parametrize("aggregation", list(Aggregation))
-@pytest.mark.parametrize("budget", [1, 2, 3, 99])
-def test_a_step_is_that_of_whole_sequences_in_float64(kit, aggregation, budget):
-    algorithm = kit.Reinforce(aggregation=aggregation, loss_of=off_policy_loss)
-    trainer = kit.make_trainer(WORLD, algorithm, micro_batch_units=budget)
-    flat, metrics = gradient(trainer, generated())
-    total, whole = expected(aggregation, generated(), off_policy)
-    assert metrics["loss"] == pytest.approx(total, abs=1e-6, rel=1e-6)
-    torch.testing.assert_close(flat.double(), whole, rtol=1e-6, atol=1e-6)
+def test_a_step_is_that_of_whole_sequences_in_float64(kit):
+    for budget in [1, 2, 3, 99]:
+        for aggregation in list(Aggregation):
+            algorithm = kit.Reinforce(aggregation=aggregation, loss_of=off_policy_loss)
+            trainer = kit.make_trainer(WORLD, algorithm, micro_batch_units=budget)
+            flat, metrics = gradient(trainer, generated())
+            total, whole = expected(aggregation, generated(), off_policy)
+            assert metrics["loss"] == pytest.approx(total, abs=1e-6, rel=1e-6)
+            torch.testing.assert_close(flat.double(), whole, rtol=1e-6, atol=1e-6)
 
 
 def test_what_is_known_is_cut_where_the_sequence_is():
@@ -201,23 +202,77 @@ def asking(kit, comparison):
     return Asking()
 
 
-@pytest.mark.parametrize("comparison", [Divergence(kind="forward-kl"), Blend(shares=(0.5, 1.5))])
-def test_comparisons_are_answered_however_sequences_lie(kit, comparison):
-    sequences = generated() if isinstance(comparison, Divergence) else imitated()
-    found = []
-    for budget in (1, 4, 99):
-        algorithm = asking(kit, comparison)
-        frozen = {"teacher": frozen_model(WORLD, seed=7, role="teacher")}
-        trainer = kit.make_trainer(WORLD, algorithm, frozen=frozen, micro_batch_units=budget)
-        found.append(gradient(trainer, sequences))
-        output = algorithm.seen[0]
-        assert (output.divergence_N is None) == isinstance(comparison, Blend)
-        assert (output.blended is None) == isinstance(comparison, Divergence)
-    assert found[0][0].norm() > 1e-3
-    for (flat, metrics), (other, others) in itertools.pairwise(found):
-        assert metrics["loss"] == pytest.approx(others["loss"], rel=1e-6)
-        torch.testing.assert_close(flat, other, rtol=1e-6, atol=1e-6)
+def test_comparisons_are_answered_however_sequences_lie(kit):
+    for comparison in [Divergence(kind="forward-kl"), Blend(shares=(0.5, 1.5))]:
+        sequences = generated() if isinstance(comparison, Divergence) else imitated()
+        found = []
+        for budget in (1, 4, 99):
+            algorithm = asking(kit, comparison)
+            frozen = {"teacher": frozen_model(WORLD, seed=7, role="teacher")}
+            trainer = kit.make_trainer(WORLD, algorithm, frozen=frozen, micro_batch_units=budget)
+            found.append(gradient(trainer, sequences))
+            output = algorithm.seen[0]
+            assert (output.divergence_N is None) == isinstance(comparison, Blend)
+            assert (output.blended is None) == isinstance(comparison, Divergence)
+        assert found[0][0].norm() > 1e-3
+        for (flat, metrics), (other, others) in itertools.pairwise(found):
+            assert metrics["loss"] == pytest.approx(others["loss"], rel=1e-6)
+            torch.testing.assert_close(flat, other, rtol=1e-6, atol=1e-6)
 
 
 def test_the_model_of_these_tests_draws_its_points():
     assert isinstance(WORLD, Noising)
+
+
+TOTALS = Counts(sequences=5, decisions=40, trained=4)
+
+
+def test_weights_by_hand():
+    assert decision_weights(Aggregation.TOKEN_MEAN, 0, [2, 8], TOTALS) == [1 / 40, 1 / 40]
+    assert decision_weights(Aggregation.SEQUENCE_MEAN_TOKEN_MEAN, 0, [2, 8], TOTALS) == [1 / 10, 1 / 40]
+    assert decision_weights(Aggregation.SEQUENCE_MEAN_TOKEN_SUM, 20, [2, 8], TOTALS) == [1 / 100, 1 / 100]
+
+
+def test_an_empty_batch_divides_by_nothing():
+    for aggregation in list(Aggregation):
+        assert decision_weights(aggregation, 10, [], Counts()) == []
+
+
+def test_what_is_known_follows_the_order_of_the_micro_batch(model, kit):
+    payloads = [
+        kit.payload([1], [2, 3], version=4, logprobs=[-0.5, -1.0]),
+        kit.payload([1, 2], [5, 6, 7], version=6, logprobs=[-2.0, -3.0, -4.0]),
+    ]
+    sequences = [TrainSequence(payload=p, advantage=a) for p, a in zip(payloads, (0.5, -1.0), strict=True)]
+    (batch,) = model.pack(payloads, budget=20)
+    assert batch.sequences == (1, 0)
+    known = know(kit.Reinforce(), batch, sequences, kit.counts_of(sequences), kit.CPU)
+    assert known.behaviour_logprobs_N.tolist() == [-2.0, -3.0, -4.0, -0.5, -1.0]
+    assert known.versions_N.tolist() == [6, 6, 6, 4, 4]
+    assert known.advantages_N.tolist() == [-1.0, -1.0, -1.0, 0.5, 0.5]
+    assert known.sequence_N.tolist() == [0, 0, 0, 1, 1]
+    torch.testing.assert_close(known.weights_N, torch.full((5,), 0.2))
+    assert known.num_sequences == 2
+    assert known.has_behaviour
+
+
+def test_a_sequence_without_decisions_counts_as_one(model, kit):
+    sequences = [TrainSequence(payload=kit.payload([1, 2, 3], c), advantage=1.0) for c in ([4, 5], [])]
+    (batch,) = model.pack([sequence.payload for sequence in sequences], budget=20)
+    assert know(kit.Reinforce(), batch, sequences, kit.counts_of(sequences), kit.CPU).num_sequences == 2
+
+
+def test_squared_errors_of_regressions_are_no_log_probs_to_compare_with(kit):
+    """What an engine gives for them would make a divergence of policies that is none."""
+    world = World(NoOptions(), SimpleNamespace(path=None))
+    sample = world.noised(world.encode_demonstration(Prompt(text="x", demonstration="y")), 0)
+    number = sample.arrays["times"].shape[0]
+    logprobs = Array(dtype="float32", shape=(number,), data=np.full(number, -2.0, np.float32).tobytes())
+    learned = attrs.evolve(sample, arrays={**sample.arrays, "logprobs": logprobs})
+    walk = walked(world.encode(Prompt(text="x")), 2, 1)
+    for payload, expected in ((learned, False), (walk, True)):
+        sequences = [TrainSequence(payload=payload, advantage=1.0)]
+        (batch,) = world.pack([payload], budget=99)
+        known = know(kit.Reinforce(), batch, sequences, Counts(sequences=1, decisions=9, trained=1), kit.CPU)
+        assert known.has_behaviour == expected
+        assert (known.behaviour_logprobs_N != 0).all()
