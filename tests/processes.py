@@ -15,10 +15,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver, reduction, resource_tracker, util
 from pathlib import Path
 from typing import Any, Final
+
+import psutil
 
 from cosmos_core.testing import CommandLine
 
@@ -137,6 +140,16 @@ class ForkedCommandLine(CommandLine):
         """Start a command; its standard output and error come together in `stdout`."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "120"}
         return Forked("cosmos_core.cli", arguments, cwd=self.folder, environment=environment, leads_group=leads_group)
+
+    def left_behind(self) -> Sequence[psutil.Process]:
+        """Processes that are still there a while later: a run's fork server ends as soon as its starter has."""
+        until = time.monotonic() + 5.0
+        while True:
+            # The session's server was told of the places that modules were imported from when it began.
+            left = [each for each in super().left_behind() if each.pid != forkserver._forkserver._forkserver_pid]
+            if not left or time.monotonic() > until:
+                return left
+            time.sleep(0.05)
 
 
 def context() -> multiprocessing.context.ForkServerContext:
