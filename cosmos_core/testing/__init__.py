@@ -1,4 +1,4 @@
-"""What tests of cosmos-core and of plugins stand on: the conformance kits, and the real command line.
+"""The conformance kits, and the real command line for tests of cosmos-core and of plugins.
 
 Needs pytest: `pip install "cosmos-core[testing]"`. A kit is imported when it is asked for; those of rewards and
 environments need no torch.

@@ -78,7 +78,7 @@ class CommandLine:
         return self._output(process)
 
     def _output(self, process: subprocess.Popen[str]) -> str:
-        """What a command prints to its end; one that takes too long is ended, and the error says what it printed."""
+        """Read all that a command prints; one that takes too long is ended, and the error says what it printed."""
         try:
             return process.communicate(timeout=self.timeout_s)[0]
         except subprocess.TimeoutExpired as late:

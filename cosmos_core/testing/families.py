@@ -1,4 +1,4 @@
-"""What tests of a family of world models stand on: fixtures for a `conftest.py` that defines `make` by `make_tiny`."""
+"""Fixtures for tests of a family of world models: fixtures for a `conftest.py` that defines `make` by `make_tiny`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_tiny(
     defaults: Mapping[str, Any],
     folder: Path,
 ) -> Make:
-    """What makes models of a family.
+    """The function that makes models of a family.
 
     Args:
         family: Its class.

@@ -86,7 +86,7 @@ class Imitation:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Stepped:
-    """What a step came to.
+    """The results of a step.
 
     Attributes:
         weights: Every parameter before the step, whole, by name.

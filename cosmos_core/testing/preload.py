@@ -1,4 +1,4 @@
-"""What the server that test processes are forked from imports, once."""
+"""Modules that the server of forked test processes imports once."""
 
 import cosmos_core.models  # noqa: F401 - before anything of transformers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import importlib.util
 import platform
 import re
 import shlex
@@ -39,7 +40,7 @@ from cosmos_core.plugins.distributions import (
     recorded_files,
 )
 from cosmos_core.testing.check.probe import Import, Loaded
-from cosmos_core.testing.check.processes import ask_import, ask_load, run_pytest
+from cosmos_core.testing.check.processes import ask_import, ask_load, run, run_pytest
 from cosmos_core.testing.check.recorder import Outcome
 from cosmos_core.testing.check.subject import Subject, packages
 from cosmos_core.testing.check.verdict import Check, Finding, Level, Verdict, faults, this_environment
@@ -53,7 +54,7 @@ _NO_CLASS: Final = ""
 
 @attrs.frozen(kw_only=True)
 class Given:
-    """What the user gives the kit to test with.
+    """The options and the model that the user gives the kit to test with.
 
     Attributes:
         options: The plugin's options.
@@ -67,7 +68,7 @@ class Given:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was given."""
+        """True if nothing was given."""
         return not (self.options or self.config or self.path)
 
 
@@ -192,14 +193,14 @@ _LEVELS: Final[Mapping[str, Level]] = {"broken": "fault", "invalid": "fault", "c
 
 
 def check_metadata(subject: Subject) -> Check:
-    """Whether the description is complete."""
+    """Check that the description is complete."""
     dist = subject.distribution
     findings = [*_description(dist), *_pythons(dist), *_name(subject)]
     return Check("metadata", licence(dist), tuple(findings))
 
 
 def check_compatibility(subject: Subject) -> Check:
-    """Whether it can be used with this release of the core and with what is installed."""
+    """Check that it can be used with this release of the core and with what is installed."""
     requires = subject.distribution.requires or []
     is_core = canonicalize_name(subject.name) == CORE
     bounds, excess = ("", "") if is_core else (core_bounds(requires), core_excess(requires))
@@ -215,7 +216,7 @@ def check_compatibility(subject: Subject) -> Check:
 
 
 def check_entry_points(subject: Subject) -> Check:
-    """Whether a recipe can select each of its plugins."""
+    """Check that a recipe can select each of its plugins."""
     named = ", ".join(f"{record.kind} {record.name}" for record in subject.records)
     unusable = [
         Finding(_LEVELS[record.status], f"{record.kind} {record.name}: {record.problem}")
@@ -226,7 +227,7 @@ def check_entry_points(subject: Subject) -> Check:
 
 
 def _missing(record: PluginRecord) -> list[str]:
-    """What a plugin asks for that is not here, each with the line that installs it; it may be fine where that is."""
+    """Requirements of a plugin that are not installed here, each with the line that installs it."""
     if (
         record.status != "broken"
         or not EntryPoint.pattern.match(record.module)
@@ -277,17 +278,24 @@ def _name(subject: Subject) -> Iterator[Finding]:
         yield Finding("note", f"it is named {name}; cosmos-{kind}-{plugin} would be found by whoever guesses its name")
 
 
+_WHEEL_TOOLS: Final[Mapping[str, Sequence[str]]] = {
+    "twine": ("check",),
+    # What lies beside the packages of others is told above, and a distribution may have several packages.
+    "check_wheel_contents": ("--no-config", "--select", "W001,W004,W006,W007,W008,W010"),
+}
+_WHEEL_TOOL_S: Final = 60.0
 _INSTALLED_ONLY: Final = Finding(
     "note", "an editable installation lists no files; check the wheel, too: cosmos plugins check dist/NAME.whl"
 )
 
 
 def check_files(subject: Subject) -> Check:
-    """What lies outside of its own packages, why installers refuse it, and packages without `py.typed`."""
+    """Check for files outside of its own packages, what installers refuse, and packages without `py.typed`."""
     own = ", ".join(packages(subject.records))
     typing = dict.fromkeys(each for module in subject.modules for each in _untyped(module, subject))
     if subject.wheel is not None:
-        return Check("files", f"{len(subject.wheel.files)}, in {own}", faults([*subject.wheel.faults, *typing]))
+        found = (*faults([*subject.wheel.faults, *typing]), *_refused(subject.wheel.file))
+        return Check("files", f"{len(subject.wheel.files)}, in {own}", found)
     try:
         if editable_folder(subject.distribution) is not None:
             return Check("files", own, (*faults(typing), _INSTALLED_ONLY))
@@ -296,6 +304,18 @@ def check_files(subject: Subject) -> Check:
         return Check("files", own, faults([str(error), *typing]))
     found = faults([*astray(subject.distribution, files).values(), *typing])
     return Check("files", f"{len(files)}, in {own}", (*found, *_copy(subject.distribution, subject)))
+
+
+def _refused(wheel: Path) -> Iterator[Finding]:
+    """Findings of twine, which uploads wheels, and of check-wheel-contents."""
+    for module, arguments in _WHEEL_TOOLS.items():
+        name = module.replace("_", "-")
+        if importlib.util.find_spec(module) is None:
+            yield Finding("not run", f'{name} is not installed; pip install "cosmos-core[testing]"')
+            continue
+        ended = run(module, [*arguments, str(wheel)], folder=wheel.parent, environment={}, timeout_s=_WHEEL_TOOL_S)
+        if ended.code:
+            yield Finding("fault", f"{name} refuses it:\n{ended.output.strip()}")
 
 
 def _untyped(module: str, subject: Subject) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a fresh process has to say of a plugin, so that the check's own process imports none.
+"""A fresh process imports and loads a plugin for the check, whose own process imports none.
 
 `python -m cosmos_core.testing.check.probe QUESTION ANSWER_FILE ARGUMENT…` writes its answer as JSON.
 """
@@ -32,7 +32,7 @@ _HEAVY: Final = ("torch", "transformers", "vllm", "mlflow", "matplotlib", "tenso
 
 @attrs.frozen(kw_only=True)
 class Import:
-    """What an import did.
+    """Costs and side effects of an import.
 
     Attributes:
         error: Why it failed; empty if it did not.
@@ -53,7 +53,7 @@ class Import:
 
 @attrs.frozen(kw_only=True)
 class Loaded:
-    """What a plugin is, once loaded as a run loads it.
+    """A plugin as a run loads it.
 
     Attributes:
         error: Why it cannot be used; empty if it can.

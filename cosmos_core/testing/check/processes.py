@@ -24,7 +24,7 @@ from cosmos_core.testing.check.recorder import Order, Outcome
 
 @attrs.frozen
 class Ended:
-    """How a process ended.
+    """The end of a process.
 
     Attributes:
         code: Its exit code; None if it had to be stopped.
@@ -84,7 +84,7 @@ def records_in(folder: Path) -> list[PluginRecord]:
 
 
 def ask_import(record: PluginRecord, environment: Mapping[str, str]) -> Import:
-    """What importing a plugin does.
+    """Import a plugin in a fresh process and return what that did.
 
     Raises:
         PluginError: The process died, or did not end.
@@ -95,7 +95,7 @@ def ask_import(record: PluginRecord, environment: Mapping[str, str]) -> Import:
 
 
 def ask_load(record: PluginRecord, environment: Mapping[str, str]) -> Loaded:
-    """What a plugin is, once loaded.
+    """Load a plugin in a fresh process and return what it is.
 
     Raises:
         PluginError: The process died, or did not end.

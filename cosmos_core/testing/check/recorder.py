@@ -27,7 +27,7 @@ _LEFT_OUT: Final = "left out by the project's tests; inherit the whole class of 
 
 @attrs.frozen(kw_only=True)
 class Order:
-    """What to run.
+    """The run that is asked for.
 
     Attributes:
         answer: File for the outcomes.
@@ -44,7 +44,7 @@ class Order:
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """What came of one test.
+    """The outcome of one test.
 
     Attributes:
         node: pytest's id of it.
@@ -71,7 +71,7 @@ class _Remaining:
         self._reasons: dict[tuple[str, str], dict[str, str]] = {}
 
     def expect(self, cls: type[PluginConformance]) -> None:
-        """From here on all tests of the kit of the class's kind are expected for its plugin."""
+        """Expect all tests of the kit of the class's kind for its plugin."""
         names = (name for name in dir(_kit_of_kind(cls)) if name.startswith("test_"))
         self._reasons.setdefault(_key(cls), dict.fromkeys(names, _LEFT_OUT))
 
@@ -106,7 +106,7 @@ class _Recorder:
         self._remaining = _Remaining()
 
     def outcomes(self) -> list[Outcome]:
-        """What came of each test, and which of the kits' remain."""
+        """Outcomes of all tests, and the tests of the kits that remain."""
         return [*self._outcomes.values(), *self._remaining.outcomes()]
 
     @pytest.hookimpl(tryfirst=True)
@@ -168,7 +168,7 @@ def _key(cls: type[PluginConformance]) -> tuple[str, str]:
 
 
 def _is_kit_of(cls: type[PluginConformance] | None, plugins: Collection[tuple[str, str]]) -> bool:
-    """Whether a class is for one of some plugins; one that names no plugin may be for any."""
+    """True if a class is for one of some plugins; one that names no plugin may be for any."""
     if cls is None:
         return False
     kind, plugin = _key(cls)
@@ -182,7 +182,7 @@ def _kit_of_kind(cls: type[PluginConformance]) -> type[PluginConformance]:
 
 
 def _is_skipped_by_kit(report: pytest.TestReport, call: pytest.CallInfo[None]) -> bool:
-    """Whether the kit itself found that a test does not apply, and not a mark, a fixture or an expected failure."""
+    """True if the kit itself found that a test does not apply, and not a mark, a fixture or an expected failure."""
     if call.excinfo is None or hasattr(report, "wasxfail"):
         return False
     raised = call.excinfo.traceback.filter(call.excinfo)

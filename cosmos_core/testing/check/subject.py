@@ -1,4 +1,4 @@
-"""What is to be checked: an installed plugin, a project's folder, or a wheel that is not installed."""
+"""The subject of a check: an installed plugin, a project's folder, or a wheel that is not installed."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def read_project(folder: Path) -> Project:
 
 
 def install_line(folder: Path) -> str:
-    """What to type to install a project."""
+    """The command that installs a project."""
     return f"pip install -e {shlex.quote(str(folder))}"
 
 
 def stale(project: Project, dist: Distribution, folder: Path) -> str:
-    """How a project differs from what is installed of it; empty if it does not.
+    """Differences between a project and what is installed of it; empty if it does not.
 
     Args:
         project: What its `pyproject.toml` says.
@@ -136,7 +136,7 @@ def packages(records: Iterable[PluginRecord]) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def subject(target: str | None, kind: Kind | None) -> Iterator[Subject]:
-    """What a target means; a wheel is unpacked for as long as the context lasts.
+    """Find the subject that a target names; a wheel is unpacked for as long as the context lasts.
 
     Args:
         target: A plugin's name, `distribution:name`, a project's folder, or a wheel; None is the working directory.
@@ -158,7 +158,7 @@ def subject(target: str | None, kind: Kind | None) -> Iterator[Subject]:
 
 
 def _is_folder(target: str) -> bool:
-    """Whether a target can only be meant as a folder: the name of a plugin comes first."""
+    """True if a target can only be meant as a folder: the name of a plugin comes first."""
     if os.sep in target or target in (os.curdir, os.pardir):
         return True
     is_project = (Path(target) / "pyproject.toml").exists()

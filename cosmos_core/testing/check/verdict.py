@@ -1,4 +1,4 @@
-"""What a check found, as a text to paste into an issue or a release page, and as plain data.
+"""Findings of a check, as a text to paste into an issue or a release page, and as plain data.
 
 The text is plain and also Markdown: a list with one item a check, what was found under it.
 """
@@ -57,13 +57,13 @@ class Check:
 
     @property
     def is_passed(self) -> bool:
-        """Whether it ran and found no fault."""
+        """True if it ran and found no fault."""
         return self.status in ("ok", "warning")
 
 
 @attrs.frozen(kw_only=True)
 class Environment:
-    """What a check was made with."""
+    """The versions that a check was made with."""
 
     core: str
     python: str
@@ -91,7 +91,7 @@ class Verdict:
 
     @property
     def num_faults(self) -> int:
-        """How many faults were found."""
+        """Number of faults that were found."""
         return sum(finding.level == "fault" for check in self.checks for finding in check.findings)
 
     @property

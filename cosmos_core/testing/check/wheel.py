@@ -71,12 +71,12 @@ def _owners(name: str, tops: Iterable[str]) -> dict[str, str]:
 
 
 def _claims(record: str, top: str) -> bool:
-    """Whether a record has a regular package or a module; namespace packages are everybody's."""
+    """True if a record has a regular package or a module; namespace packages are everybody's."""
     return f"\n{top}/__init__.py," in record or f"\n{top}.py," in record
 
 
 def _is_code(file: PurePosixPath) -> bool:
-    """Whether a file is in a folder or a module; others, such as `.pth`, belong to nobody's package."""
+    """True if a file is in a folder or a module; others, such as `.pth`, belong to nobody's package."""
     return len(file.parts) > 1 or file.name.endswith((*all_suffixes(), ".pyi"))
 
 
@@ -99,12 +99,14 @@ class Wheel:
     """A wheel, unpacked.
 
     Attributes:
+        file: The wheel itself.
         folder: Where it lies: its metadata, and what is in packages of its own.
         distribution: Its metadata.
         files: All that it installs among the packages of others.
         faults: Why installers, or those who have other packages installed, would refuse it.
     """
 
+    file: Path
     folder: Path
     distribution: Distribution
     files: tuple[PurePosixPath, ...]
@@ -129,7 +131,9 @@ def unpack(file: Path, folder: Path) -> Wheel:
     foreign = astray(dist, placed)
     _write(folder, {place: data for place, data in placed.items() if place.parts[0] not in foreign})
     faults = [*_name_faults(file, dist), *_format_faults(members, info), *_record_faults(members, info)]
-    return Wheel(folder=folder, distribution=dist, files=tuple(placed), faults=(*faults, *foreign.values()))
+    return Wheel(
+        file=file.resolve(), folder=folder, distribution=dist, files=tuple(placed), faults=(*faults, *foreign.values())
+    )
 
 
 def _read(file: Path) -> dict[str, bytes]:
@@ -200,7 +204,7 @@ def _format_faults(members: Mapping[str, bytes], info: str) -> Iterator[str]:
 
 
 def _record_faults(members: Mapping[str, bytes], info: str) -> Iterator[str]:
-    """How the record differs from what is there."""
+    """Differences between the record and the files."""
     record = f"{info}/RECORD"
     text = members.get(record, b"").decode(errors="replace")
     try:
@@ -225,7 +229,7 @@ def _is_signature(name: str, record: str) -> bool:
 
 
 def _is_hash(recorded: str | None, data: bytes) -> bool:
-    """Whether a hash is that of a file; what is not recorded at all is told otherwise."""
+    """True if a hash is that of a file; what is not recorded at all is told otherwise."""
     if recorded is None:
         return True
     algorithm, _, digest = recorded.partition("=")

@@ -40,7 +40,7 @@ from cosmos_core.types import JSON, Message, Prompt
 
 
 def size_problem(dataset: Dataset, split: Split) -> str:
-    """What is wrong with the size of a split; empty if nothing is."""
+    """Problems of the size of a split; empty if nothing is."""
     try:
         size: Any = dataset.size(split)
     except Exception as error:  # noqa: BLE001 - whatever it raises is told
@@ -51,7 +51,7 @@ def size_problem(dataset: Dataset, split: Split) -> str:
 
 
 def location_problem(location: str) -> str:
-    """What is wrong with where an image or a video is; empty if nothing is that can be known here."""
+    """Problems of where an image or a video is; empty if nothing is that can be known here."""
     scheme, colon, rest = location.partition(":")
     if scheme == "data" and colon:
         head, comma, data = rest.partition(",")
@@ -71,7 +71,7 @@ def location_problem(location: str) -> str:
 
 
 def omission_problems(omissions: Any) -> Iterator[str]:
-    """What is wrong with the counts of rows that are left out."""
+    """Problems of the counts of rows that are left out."""
     if not isinstance(omissions, tuple) or not all(isinstance(each, Omission) for each in omissions):
         yield f"{omissions!r:.100}; return a tuple of cosmos_core.protocols.Omission"
         return
@@ -84,7 +84,7 @@ def omission_problems(omissions: Any) -> Iterator[str]:
 
 
 def _type_problems(row: Any) -> Iterator[str]:
-    """What of a row is not what `Prompt` says; nothing checks that when one is made."""
+    """Fields of a row that are not what `Prompt` says; nothing checks that when one is made."""
     turns = row.text if isinstance(row.text, tuple) else ()
     if not isinstance(row.text, str | tuple) or not all(isinstance(turn, Message) for turn in turns):
         yield f"text is {row.text!r:.100}; give a str, or a tuple of cosmos_core.types.Message"
@@ -151,7 +151,7 @@ def _generator_states(*, draw: bool = False) -> dict[str, Any]:
 
 
 class DatasetConformance(PluginConformance):
-    """What every dataset must satisfy: numbered rows, the same ones whenever, wherever and in whatever order.
+    """Tests that every dataset must pass: numbered rows, the same ones whenever, wherever and in whatever order.
 
     Set `plugin`, and what else the defaults do not do for.
 
@@ -243,7 +243,7 @@ class DatasetConformance(PluginConformance):
                     fault(f"row {index} of {split}: media has {location!r:.100}, {problem}")
 
     def test_a_row_reaches_a_reward_unchanged(self, rows: Rows) -> None:
-        """What cannot be sent to a worker cannot be scored."""
+        """A row that cannot be sent to a worker cannot be scored."""
         for (split, index), row in rows.items():
             task = Task(ticket=0, reward=0, prompt=row, text="", num_units=0, truncated=False, turns=(), payload=None)
             try:
@@ -304,7 +304,7 @@ class DatasetConformance(PluginConformance):
                 fault(f"row {index} of {split} changed when others were read; make new lists and dicts for each row")
 
     def test_rows_share_nothing_that_can_change(self, dataset: Dataset, rows: Rows) -> None:
-        """What is noted on one row must not appear on another."""
+        """A note on one row must not appear on another."""
         taken = {place: take_row(dataset, place) for place in rows}
         owners: dict[int, Place] = {}
         for place, row in taken.items():
@@ -398,7 +398,7 @@ class DatasetConformance(PluginConformance):
     def test_the_rows_of_a_seed_are_its_own(
         self, plugins: PluginSet, options: Mapping[str, JSON], context: DatasetContext, dataset: Dataset, rows: Rows
     ) -> None:
-        """Whether a dataset draws from the seed or not, one of another seed beside it changes nothing."""
+        """A dataset of another seed beside it changes nothing."""
         other_context = attrs.evolve(context, seed=context.seed + 1)
         first, second = (plugins.create("dataset", self.plugin, options, other_context) for _ in range(2))
         found: dict[str, Rows] = {"first": {}, "here": {}, "second": {}}

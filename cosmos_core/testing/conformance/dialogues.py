@@ -72,7 +72,7 @@ _CHECK_S: Final = 0.2
 
 @attrs.frozen(kw_only=True)
 class Transcript:
-    """What an environment said in one dialogue.
+    """Everything that an environment said in one dialogue.
 
     Attributes:
         words: What it began with.
@@ -92,7 +92,7 @@ class Transcript:
 
 @attrs.frozen(kw_only=True)
 class WorkerRun:
-    """What a worker made of some dialogues.
+    """The results of a worker for some dialogues.
 
     Attributes:
         transcripts: Of each; None for those that were not begun after a timeout.
@@ -104,7 +104,7 @@ class WorkerRun:
 
     @property
     def is_sound(self) -> bool:
-        """Whether every dialogue went its way and nothing is left."""
+        """True if every dialogue went its way and nothing is left."""
         return not self.leftovers and all(each is not None and each.failed is None for each in self.transcripts)
 
 
@@ -193,7 +193,7 @@ _TICK_S: Final = 0.01
 
 @attrs.frozen(kw_only=True)
 class Hosted:
-    """What playing some dialogues did.
+    """Side effects of playing some dialogues.
 
     Attributes:
         changed: Dialogues whose row is another one since.

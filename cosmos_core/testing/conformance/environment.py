@@ -70,7 +70,7 @@ def _played(run: WorkerRun, scripts: Sequence[Script]) -> list[tuple[Script, Tra
 
 
 class EnvironmentConformance(PluginConformance):
-    """What every environment must satisfy: an answer to whatever a model writes, in time, in the workers of a run.
+    """Tests that every environment must pass: an answer to whatever a model writes, in time, in the workers of a run.
 
     Set `plugin`, and what else the defaults do not do for.
 
@@ -122,7 +122,7 @@ class EnvironmentConformance(PluginConformance):
         in_worker: PlayInWorker,
         scripts: Sequence[Script],
     ) -> WorkerRun:
-        """What a worker made of the ordinary dialogues."""
+        """The results of a worker for the ordinary dialogues."""
         key = repr((options, [shown(each) for each in scripts]))
         if key not in worker_runs:
             worker_runs[key] = in_worker(scripts)
@@ -143,7 +143,7 @@ class EnvironmentConformance(PluginConformance):
         scripts: Sequence[Script],
         context: EnvironmentContext,
     ) -> Hosted:
-        """What the ordinary dialogues do to this process."""
+        """Side effects of the ordinary dialogues in this process."""
         return host(make, scripts, context.seed)
 
     def test_every_ordinary_dialogue_goes_its_way(self, worker_run: WorkerRun, scripts: Sequence[Script]) -> None:
@@ -225,7 +225,7 @@ class EnvironmentConformance(PluginConformance):
     def test_rewards_are_declared(
         self, capabilities: EnvironmentCapabilities, sound_run: WorkerRun, scripts: Sequence[Script]
     ) -> None:
-        """What is not declared is not counted."""
+        """Undeclared rewards are not counted."""
         if capabilities.rewards:
             return
         for script, transcript in zip(scripts, sound_run.transcripts, strict=True):
@@ -237,7 +237,7 @@ class EnvironmentConformance(PluginConformance):
                 )
 
     def test_the_examples_get_their_answers(self, in_worker: PlayInWorker) -> None:
-        """What its documentation promises."""
+        """Its documentation promises them."""
         if not self.examples:
             pytest.skip("not given: `examples`, dialogues with the observations that they must get")
         scripts = [Script(prompt=prompt, turns=tuple(turns)) for prompt, turns, _ in self.examples]

@@ -66,7 +66,7 @@ class HookConformance(PluginConformance):
 
     @pytest.fixture
     def provider(self, plugins: PluginSet) -> Provider[Any]:
-        """What the plugin's provider hook returned, which must make the hook in time."""
+        """The provider that the plugin's hook returned, which must make the hook in time."""
         provider = plugins.provider(self.kind, self.plugin)
         return attrs.evolve(provider, create=self._in_time(provider.create))
 
@@ -158,7 +158,7 @@ class HookConformance(PluginConformance):
             fault(f"the hook {problem}")
 
     def test_two_runs_in_one_process_do_not_mix(self, open_run: Open, tmp_path: Path) -> None:
-        """What it remembers belongs to the object of one run, never to the module."""
+        """Its memory belongs to the object of one run, never to the module."""
         marks = {"first-4711": 0.8123456789, "second-0815": 0.9876543219}
         runs = {name: story.run_info(_folder(tmp_path, name), name) for name in marks}
         sessions = {name: open_run(run) for name, run in runs.items()}

@@ -90,7 +90,7 @@ def _words(script: str, quotes: str) -> list[str] | None:
 
 
 class LauncherConformance(PluginConformance):
-    """What every launcher must satisfy: it starts what it is told, tells each end, and leaves nothing behind.
+    """Tests that every launcher must pass: it starts what it is told, tells each end, and leaves nothing behind.
 
     Set `plugin`, and what else the defaults do not do for. Where `check()` says that no process can be started from
     here, tests that start some are skipped: run them in such a place too, by a test class whose fixtures make one.
@@ -154,14 +154,14 @@ class LauncherConformance(PluginConformance):
         return json.loads(path.read_text(encoding="utf-8"))
 
     def ended(self, launcher: Launcher, name: str = NAME) -> Exit:
-        """How a process ended, once the launcher tells."""
+        """The end of a process, once the launcher tells."""
         found = self.wait(launcher.exits, f"exits() did not tell within {self.timeout_s:g} s that {name} had ended")
         if [end.name for end in found] != [name]:
             fault(f"exits() told of {[end.name for end in found]}, and only {name!r} had ended")
         return found[0]
 
     def wait(self, condition: Callable[[], T], otherwise: str) -> T:
-        """What `condition` returns, once it is true."""
+        """Wait until `condition` is true and return it."""
         deadline = time.monotonic() + self.timeout_s
         while not (found := condition()):
             if time.monotonic() > deadline:
@@ -170,7 +170,7 @@ class LauncherConformance(PluginConformance):
         return found
 
     def is_alive(self, folder: Path, name: str = NAME) -> bool:
-        """Whether a process that goes on still does."""
+        """True if a process that goes on still does."""
         path = folder / f"{name}.alive"
         before = path.read_text(encoding="utf-8") if path.exists() else ""
         time.sleep(0.5)
@@ -252,7 +252,7 @@ class LauncherConformance(PluginConformance):
 
     @pytest.fixture
     def submission(self, make: Callable[..., Any], capabilities: LauncherCapabilities) -> Submission:
-        """What would be submitted."""
+        """The submission that would be made."""
         if not capabilities.submits:
             pytest.skip("it starts processes where cosmos run is, and hands nothing over")
         rendered = make().render()
@@ -279,14 +279,14 @@ class LauncherConformance(PluginConformance):
     def test_rendering_is_repeatable_and_changes_nothing(
         self, submission: Submission, make: Callable[..., Any], context: LauncherContext
     ) -> None:
-        """What `--render-only` shows is what would be submitted, and showing it leaves nothing behind."""
+        """The submission is what `--render-only` shows, and showing it leaves nothing behind."""
         if make().render() != submission:
             fault("render() gave another submission the second time; write what options and context say, alone")
         if context.directory.parent.exists():
             fault(f"render() wrote into {context.directory.parent}; the run's folder is made when it is submitted")
 
     def test_a_submission_finds_the_run(self, submission: Submission, context: LauncherContext) -> None:
-        """What runs elsewhere has nothing to go by but what was submitted."""
+        """A run elsewhere has nothing to go by but what was submitted."""
         if not submission.name or "/" in submission.name:
             fault(f"the submission's file is named {submission.name!r}; give a plain name, such as job.sh")
         if str(context.directory) not in submission.text:

@@ -40,7 +40,7 @@ def planned(
     dataset: DatasetCapabilities,
     environment: EnvironmentCapabilities | None = None,
 ) -> list[str]:
-    """What is wrong with a recipe whose parts can do this; its model takes what the engine makes."""
+    """Problems of a recipe whose parts can do this; its model takes what the engine makes."""
     parts = Parts(
         model=ModelCapabilities(payload_kinds=engine.payload_kinds),
         facts=_FACTS,

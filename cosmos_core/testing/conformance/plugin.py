@@ -26,7 +26,7 @@ def option_faults(cls: type) -> Iterator[str]:
 
 
 def not_frozen(cls: type) -> str:
-    """Which of the classes can be written to; empty if none can."""
+    """Name the classes that can be written to; empty if none can."""
     loose = [each.__name__ for each in _classes(cls) if not _is_frozen(each)]
     if not loose:
         return ""
@@ -34,7 +34,7 @@ def not_frozen(cls: type) -> str:
 
 
 def undocumented(cls: type) -> str:
-    """Which options say nothing of themselves; empty if all do."""
+    """Name the options that say nothing of themselves; empty if all do."""
     silent = [name for name, field in fields(cls) if not field.metadata.get("help")]
     if not silent:
         return ""
@@ -45,7 +45,7 @@ def undocumented(cls: type) -> str:
 
 
 def shared_defaults(cls: type) -> str:
-    """Which options share one mutable default between all instances; empty if none does."""
+    """Name the options that share one mutable default between all instances; empty if none does."""
     shared = [name for name, field in fields(cls) if isinstance(field.default, _MUTABLE)]
     return f"options whose default is one object for all instances: {', '.join(shared)}; use factory=" if shared else ""
 
@@ -112,12 +112,12 @@ class PluginConformance:
 
     @pytest.fixture
     def provider(self, plugins: PluginSet) -> Provider[Any]:
-        """What the plugin's provider hook returned; unset capabilities are the kind's defaults."""
+        """The provider that the plugin's hook returned; unset capabilities are the kind's defaults."""
         return plugins.provider(self.kind, self.plugin)
 
     @pytest.fixture
     def capabilities(self, provider: Provider[Any]) -> Any:
-        """What the plugin declares."""
+        """The plugin's capabilities."""
         return provider.capabilities
 
     @pytest.fixture

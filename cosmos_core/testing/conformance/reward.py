@@ -58,7 +58,7 @@ _SHOWN = 3
 
 
 def _is_another(value: Any, score: float) -> bool:
-    """Whether it is a finite number, and not this score."""
+    """True if it is a finite number, and not this score."""
     return isinstance(value, numbers.Real) and math.isfinite(value) and not math.isclose(value, score, abs_tol=1e-6)
 
 
@@ -126,7 +126,7 @@ def _told(reward: Any) -> str:
 
 
 class RewardConformance(PluginConformance):
-    """What every reward must satisfy: a number for whatever a model writes, in time, in the workers of a run.
+    """Tests that every reward must pass: a number for whatever a model writes, in time, in the workers of a run.
 
     Set `plugin`, and what else the defaults do not do for.
 
@@ -188,14 +188,14 @@ class RewardConformance(PluginConformance):
 
     @pytest.fixture
     def key(self, options: Mapping[str, JSON], completions: Sequence[Completion]) -> str:
-        """What is scored, with which options."""
+        """The completions and options as a key."""
         return repr((options, [shown(each) for each in completions]))
 
     @pytest.fixture
     def worker_run(
         self, worker_runs: dict[str, WorkerRun], key: str, in_worker: ScoreInWorker, completions: Sequence[Completion]
     ) -> WorkerRun:
-        """What a worker made of the ordinary completions."""
+        """The results of a worker for the ordinary completions."""
         if key not in worker_runs:
             worker_runs[key] = in_worker(completions)
         return worker_runs[key]
@@ -219,7 +219,7 @@ class RewardConformance(PluginConformance):
     def judged(
         self, judgements: dict[str, list[Judged]], key: str, reward: Reward, completions: Sequence[Completion]
     ) -> list[Judged]:
-        """What the reward makes of the ordinary completions in this process."""
+        """Scores of the ordinary completions in this process."""
         if key not in judgements:
             judgements[key] = judge(
                 reward, [attrs.evolve(each, prompt=copy.deepcopy(each.prompt)) for each in completions]
@@ -368,7 +368,7 @@ class RewardConformance(PluginConformance):
                 fault(_differs(completions[index], seen, "in one process, and in another with another hash seed"))
 
     def test_the_examples_get_their_scores(self, reward: Reward) -> None:
-        """What its documentation promises."""
+        """Its documentation promises them."""
         if not self.examples:
             pytest.skip("not given: `examples`, completions with the scores that they must get")
         found = judge(reward, [completion for completion, _ in self.examples])
@@ -415,7 +415,7 @@ class RewardConformance(PluginConformance):
             fault(f"`absent` says {told!r}, where a worker has scored; return '' where nothing is absent")
 
     def test_it_says_what_is_absent(self, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-        """What planning says beforehand must be what ends the run otherwise."""
+        """Planning must say beforehand what ends the run otherwise."""
         if not self.variables:
             pytest.skip("not given: `variables`, those of the environment that it needs")
         for name in self.variables:

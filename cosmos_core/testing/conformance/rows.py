@@ -68,7 +68,7 @@ def read_rows(dataset: Dataset, places: Iterable[Place]) -> Rows:
 
 
 def content_of(row: Prompt) -> str:
-    """What a model and a reward see of a row: two rows of one content are one row read twice."""
+    """The content of a row that a model and a reward see: two rows of one content are one row read twice."""
     return repr((row.text, row.demonstration, row.rejected, row.reference, row.media))
 
 
@@ -95,7 +95,7 @@ _TIMEOUT_S: Final = 120.0
 
 @attrs.frozen(kw_only=True)
 class Request:
-    """What to read, with the dataset made as in the process that asks."""
+    """The rows to read, with the dataset made as in the process that asks."""
 
     plugin: str
     options: dict[str, JSON]

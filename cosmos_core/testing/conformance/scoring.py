@@ -66,7 +66,7 @@ def _completion(text: str, *, truncated: bool = False) -> Completion:
 
 
 def _dialogue(*turns: Message) -> Completion:
-    """What a tool says is part of the text."""
+    """A dialogue whose text has what a tool says."""
     return Completion(
         prompt=Prompt(text=_QUESTION, reference="8"),
         text="".join(turn.content for turn in turns),
@@ -121,7 +121,7 @@ def judge(reward: Reward, completions: Sequence[Completion]) -> list[Judged]:
 
 
 def attempt(reward: Reward, completion: Completion) -> Any:
-    """What scoring the completion returns, or the exception that it raises."""
+    """Score the completion and return the result, or the exception that it raises."""
 
     async def score() -> Any:
         try:
@@ -225,7 +225,7 @@ _CHECK_S: Final = 0.2
 
 @attrs.frozen(kw_only=True)
 class WorkerRun:
-    """What a worker made of some completions.
+    """The results of a worker for some completions.
 
     Attributes:
         outcomes: Of each completion, in order; None for those that were not waited for after a timeout.
@@ -237,7 +237,7 @@ class WorkerRun:
 
     @property
     def is_sound(self) -> bool:
-        """Whether every completion got a score and nothing is left."""
+        """True if every completion got a score and nothing is left."""
         return not self.leftovers and all(each is not None and each.value is not None for each in self.outcomes)
 
 

@@ -96,7 +96,7 @@ def ending(outcome: str, *, accuracy: float | None = 0.25) -> Iterator[Call]:
 
 
 def oddities() -> Iterator[Call]:
-    """What is rare and allowed: numbers that are none, nothing at all, names from all over the world."""
+    """Rare and allowed events: numbers that are none, nothing at all, names from all over the world."""
     for key, before, after in (
         ("policy.optimizer.lr", 1e-6, 0.0),
         ("algorithm.options.dual_clip", None, 3),
@@ -201,7 +201,7 @@ _GONE_S: Final = 5.0
 
 @attrs.frozen(kw_only=True)
 class Order:
-    """What to run.
+    """The run that is asked for.
 
     Attributes:
         plugin: The hook's name in recipes.
@@ -224,7 +224,7 @@ class Order:
 
 @attrs.frozen(kw_only=True)
 class Left:
-    """What was there when the run was over.
+    """Threads and processes that were there when the run was over.
 
     Attributes:
         ended_at: Unix time.
@@ -309,7 +309,7 @@ class Surroundings:
         return sorted(name for name in names if self.environment.get(name) != later.environment.get(name))
 
     def problems(self, later: Surroundings, allowed: Sequence[str]) -> Iterator[str]:
-        """What changed since and should not have; variables that begin with one of `allowed` may change."""
+        """Changes since then that should not be; variables that begin with one of `allowed` may change."""
         if later.directory != self.directory:
             yield f"changed the working directory to {later.directory}; use absolute paths"
         names = [name for name in self.environment_changed(later) if not name.startswith(tuple(allowed))]

@@ -3,6 +3,7 @@ import zipfile
 import pytest
 
 from cosmos_core.errors import ConfigError
+from cosmos_core.testing.check.examination import _refused
 from cosmos_core.testing.check.wheel import unpack
 from tests.unit.testing.wheels import METADATA, build
 
@@ -159,3 +160,23 @@ def test_a_damaged_archive_is_refused(tmp_path, damage):
 def test_what_is_no_wheel_is_refused(make, files, message):
     with pytest.raises(ConfigError, match=message):
         make({**FILES, **files})
+
+
+def test_what_publishers_tools_refuse_is_refused(tmp_path):
+    assert [*_refused(build(tmp_path, "acme-w", FILES, ENTRY_POINTS))] == []
+    compiled = {**FILES, "acme_w/__pycache__/old.cpython-311.pyc": ""}
+    (fault,) = _refused(build(tmp_path, "acme-w", compiled, ENTRY_POINTS))
+    assert fault.level == "fault"
+    assert "check-wheel-contents refuses it" in fault.text
+    assert "W001" in fault.text
+    unreadable = (
+        METADATA.replace("Requires-Python", "Description-Content-Type: text/x-rst\nRequires-Python")
+        + "\n:nosuch:`role`\n"
+    )
+    (fault,) = _refused(build(tmp_path, "acme-w", FILES, ENTRY_POINTS, unreadable))
+    assert "twine refuses it" in fault.text
+
+
+def test_a_tool_that_is_missing_is_to_be_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert [each.level for each in _refused(build(tmp_path, "acme-w", FILES, ENTRY_POINTS))] == ["not run", "not run"]

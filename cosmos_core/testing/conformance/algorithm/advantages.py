@@ -30,12 +30,12 @@ _ROUNDING: Final = 1e-5
 
 
 class AlgorithmAdvantages(AlgorithmSubject):
-    """Whether advantages are there where they must be, and the same in every process."""
+    """Advantages are there where they must be, and the same in every process."""
 
     def test_scored_samples_have_a_finite_advantage_and_others_none(
         self, algorithm: Algorithm, kept: Sequence[Group]
     ) -> None:
-        """What could not be scored takes no part; it is never a zero."""
+        """A sample without a score takes no part; it is never a zero."""
         expect_advantages(algorithm, kept)
 
     def test_unscored_samples_take_no_part_in_their_group(
@@ -89,7 +89,7 @@ class AlgorithmAdvantages(AlgorithmSubject):
             )
 
     def test_a_failed_sample_is_unscored_even_with_a_number(self, estimator: Algorithm, kept: Sequence[Group]) -> None:
-        """What counts is `Sample.is_scored`."""
+        """Only `Sample.is_scored` counts."""
         numbered = [
             attrs.evolve(
                 group,
@@ -193,7 +193,7 @@ def _text(values: Sequence[float | None]) -> str:
 
 
 class AlgorithmAdmission(AlgorithmSubject):
-    """Whether groups are refused for a reason, and something is left to train on."""
+    """Groups are refused for a reason, and something is left to train on."""
 
     def test_a_group_is_admitted_or_refused_with_a_reason(
         self, algorithm: Algorithm, groups: Sequence[Group], context: AlgorithmContext
@@ -240,7 +240,7 @@ class AlgorithmAdmission(AlgorithmSubject):
 
 
 class AlgorithmEstimating(AlgorithmSubject):
-    """Whether estimates are the same however the batch lies, and leave what they are made from as it is."""
+    """Estimates are the same however the batch lies, and leave what they are made from as it is."""
 
     @pytest.fixture
     def taken(self, trainable: Algorithm, batch: Batch) -> Sequence[Taken]:

@@ -97,7 +97,7 @@ def consulted(algorithm: Algorithm) -> Mapping[FrozenRole, Comparison | None]:
 
 
 def estimates_of(algorithm: Estimating, sequences: Sequence[Taken]) -> list[Estimate]:
-    """What the algorithm makes of each sequence of a batch, from what it says of all of them."""
+    """Estimates of each sequence of a batch, from what the algorithm says of all of them."""
     with calling("summarise"):
         said = {taken.place: [*map(float, algorithm.summarise(taken))] for taken in sequences}
     if len({len(numbers) for numbers in said.values()}) > 1:
@@ -109,7 +109,7 @@ def estimates_of(algorithm: Estimating, sequences: Sequence[Taken]) -> list[Esti
 
 
 def settled(algorithm: Estimating, said: Mapping[int, Sequence[float]], sequences: Sequence[Taken]) -> list[Estimate]:
-    """What the algorithm makes of sequences, one after another, of a batch in which this was said."""
+    """Estimates of sequences, one after another, of a batch in which this was said."""
     with calling("settle"):
         estimate: object = algorithm.settle(said)
     if not callable(estimate):
@@ -126,7 +126,7 @@ def priced(
     old_logprobs_N: torch.Tensor | None,
     frozen: Mapping[FrozenRole, FrozenOutput] = MappingProxyType({}),
 ) -> Loss:
-    """What the trainer gets for a micro-batch: one float32 price for each decision, with a gradient."""
+    """Price a micro-batch as the trainer does: one float32 price for each decision, with a gradient."""
     number = len(known.weights_N)
     with calling(f"loss, on {number} decisions{_absent(algorithm)},"):
         loss: object = algorithm.loss(known.decisions(decided, old_logprobs_N, frozen))
@@ -168,7 +168,7 @@ def expect_advantages(algorithm: Algorithm, groups: Sequence[Group]) -> None:
 
 
 def admitted(algorithm: Algorithm, group: Group) -> str | None:
-    """What `admit` says of a group."""
+    """The answer of `admit` about a group."""
     with calling(f"admit, on a group with {rewards_text([group])},"):
         return algorithm.admit(group)
 
@@ -236,7 +236,7 @@ def _choice(value: object) -> str:
 
 
 def _absent(algorithm: Algorithm) -> str:
-    """What the decisions do not hold because the algorithm did not ask for it."""
+    """Fields that the decisions lack because the algorithm did not ask for it."""
     absent = []
     if not algorithm.needs_entropy:
         absent.append("entropy_N is None, as needs_entropy is False")
@@ -303,7 +303,7 @@ class Batch:
         return TrainSequence(payload=payload, advantage=self.advantages[index], place=index)
 
     def taken(self, index: int, algorithm: Algorithm) -> Taken:
-        """What is known of a sequence before the step, as an algorithm that estimates advantages is told."""
+        """The sequence as it is known before the step, as an algorithm that estimates advantages is told."""
         places = torch.tensor(self.decisions_of(index))
         behaviour_N = self.behaviour_logprobs_N
         old_N = {"none": None, "behaviour": behaviour_N, "recompute": self.old_logprobs_N}[algorithm.old_logprobs]
@@ -384,7 +384,7 @@ def extreme(capabilities: AlgorithmCapabilities, *, advantages: Sequence[float])
 
 
 def is_judged(algorithm: Algorithm) -> bool:
-    """Whether the algorithm needs a critic."""
+    """True if the algorithm needs a critic."""
     return isinstance(algorithm, Valuing) and algorithm.needs_critic
 
 

@@ -1,4 +1,4 @@
-"""Tests of what an algorithm declares, and that the core refuses recipes that cannot give it."""
+"""The kit for algorithms, with the tests of what one declares and of recipes that cannot give it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _SEMANTICS: Final = ("processed", "raw")
 
 
 class AlgorithmDeclarations(AlgorithmSubject):
-    """Whether an algorithm's declarations mean something, and are kept to."""
+    """An algorithm's declarations mean something, and are kept to."""
 
     def test_capabilities_mean_something(self, capabilities: AlgorithmCapabilities) -> None:
         """`cosmos plan` relies on them."""
@@ -105,7 +105,7 @@ class AlgorithmDeclarations(AlgorithmSubject):
                 fault(f"{', '.join(changed)} changed {when}; set them once, from options and context alone")
 
     def test_a_recipe_that_gives_what_is_declared_is_accepted(self, capabilities: AlgorithmCapabilities) -> None:
-        """What is declared must leave a way to use it."""
+        """A declaration must leave a way to use it."""
         found = self._problems(capabilities)
         if found:
             fault(f"no recipe can use the algorithm as it is declared: {'; '.join(found)}")
@@ -150,7 +150,7 @@ class AlgorithmDeclarations(AlgorithmSubject):
         engine: EngineCapabilities | None = None,
         **changes: Any,
     ) -> list[str]:
-        """What planning says of a recipe that gives all that is declared, but for the changes."""
+        """Problems that planning finds in a recipe that gives all that is declared, but for the changes."""
         dataset = changes.pop("dataset", DatasetCapabilities(demonstrations=True))
         size = group_size or max(2, capabilities.min_group_size)
         recipe = recipe_from({**_recipe(self.plugin, size), **changes})
@@ -190,7 +190,7 @@ _CPU = torch.device("cpu")
 
 
 class AlgorithmImitating(AlgorithmSubject):
-    """Whether demonstrations become likelier, however they lie."""
+    """Demonstrations become likelier, however they lie."""
 
     @pytest.fixture
     def imitating(self, algorithm: Algorithm, capabilities: AlgorithmCapabilities) -> Imitating:
@@ -221,7 +221,7 @@ class AlgorithmImitating(AlgorithmSubject):
             )
 
     def test_demonstrations_become_likelier(self, imitating: Imitating, shown: Batch) -> None:
-        """From log-probs alone: nothing was generated, and no frozen model is asked."""
+        """Log-probs alone are given: nothing was generated, and no frozen model is asked."""
         loss, logprobs_N = price_demonstrations(imitating, shown)
         (gradient_N,) = torch.autograd.grad(loss.loss_N.sum(), logprobs_N)
         if bool((gradient_N > 0).any()) or not bool((gradient_N < 0).any()):
@@ -288,7 +288,7 @@ _FACTORS: Final = (0.01, 0.5, 2.0, 100.0)
 
 
 class AlgorithmChanging(AlgorithmSubject):
-    """Whether dynamic options can become what they allow, and then count."""
+    """Dynamic options can become what they allow, and then count."""
 
     @pytest.fixture
     def dynamic(self, provider: Provider[Any], options: Mapping[str, JSON]) -> Sequence[DynamicKey]:
@@ -344,7 +344,7 @@ class AlgorithmChanging(AlgorithmSubject):
     def test_a_dynamic_option_takes_effect(
         self, make: Callable[..., Any], dynamic: Sequence[DynamicKey], doings: Callable[[Algorithm], Doings]
     ) -> None:
-        """What was read once for all instances, or by the first of them, does not change."""
+        """An option that was read once for all instances, or by the first of them, does not change."""
         before = doings(make())
         for key in dynamic:
             if all(_same(before, doings(other)) for other in _made_with(make, key)):
@@ -358,7 +358,7 @@ class AlgorithmChanging(AlgorithmSubject):
     def test_an_instance_goes_by_its_own_options(
         self, make: Callable[..., Any], dynamic: Sequence[DynamicKey], doings: Callable[[Algorithm], Doings]
     ) -> None:
-        """What was begun before a change is ended with the options of its beginning."""
+        """A step that was begun before a change is ended with the options of its beginning."""
         first = make()
         before = doings(first)
         for key in dynamic:
@@ -413,7 +413,7 @@ class AlgorithmConformance(
     AlgorithmSplits,
     AlgorithmChanging,
 ):
-    """What every algorithm must satisfy; no model and no engine is needed.
+    """Tests that every algorithm must pass; no model and no engine is needed.
 
     Beside `plugin` and `options`, a test class may set or override:
 

@@ -38,7 +38,7 @@ from cosmos_core.testing.conformance.plugin import fault
 
 
 class AlgorithmPricing(AlgorithmSubject):
-    """Whether the loss uses what it is given, and gives what the trainer can use."""
+    """The loss uses what it is given, and gives what the trainer can use."""
 
     def test_every_decision_gets_a_price(self, algorithm: Algorithm, batch: Batch) -> None:
         """Of a micro-batch, from nothing but what the algorithm asked for."""
@@ -156,7 +156,7 @@ def expect_metric(name: str, value: object, number: int) -> None:
 
 
 def _same(first: Part, second: Part) -> bool:
-    """Whether prices and gradients are equal, bit for bit."""
+    """True if prices and gradients are equal, bit for bit."""
     return torch.equal(first.loss.loss_N, second.loss.loss_N) and torch.equal(gradient_of(first), gradient_of(second))
 
 
@@ -171,7 +171,7 @@ _STRENGTHS: Final = (0.0, 1.0, -1.0, 1e-6, 1e3, -1e3)
 
 
 class AlgorithmGradients(AlgorithmSubject):
-    """Whether minimising the loss does what an algorithm is for."""
+    """Minimising the loss does what an algorithm is for."""
 
     def test_minimising_the_loss_makes_good_decisions_likelier(
         self, trainable: Algorithm, capabilities: AlgorithmCapabilities
@@ -343,7 +343,7 @@ def _direction(gradient: float) -> str:
 
 
 def _in_float64(algorithm: Algorithm, part: Part) -> Decisions:
-    """What the algorithm saw, in double precision, with a gradient of its own."""
+    """The decisions that the algorithm saw, in double precision, with a gradient of its own."""
     entropy_N, old_logprobs_N, known = part.decided.entropy_N, part.old_logprobs_N, part.known
     logprobs_N = part.decided.logprobs_N.detach().double().requires_grad_()
     frozen_N = {role: said.logprobs_N.double() for role, said in part.frozen.items()}
@@ -385,7 +385,7 @@ ORDERS: Final[Mapping[str, Split]] = {
 
 
 class AlgorithmSplits(AlgorithmSubject):
-    """Whether the loss and the gradient of a step are those of the whole batch, however it lies."""
+    """The loss and the gradient of a step are those of the whole batch, however it lies."""
 
     @pytest.mark.parametrize("split", MICRO_BATCHES)
     def test_a_step_does_not_depend_on_its_micro_batches(self, trainable: Algorithm, batch: Batch, split: str) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of algorithms share: the instance under test, its context, and what its author can override."""
+"""Fixtures of the tests of algorithms: the instance under test, its context, and what its author can override."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class AlgorithmSubject(OneThread):
 
     @pytest.fixture
     def context(self, capabilities: AlgorithmCapabilities) -> AlgorithmContext:
-        """What a recipe that the algorithm can run in says."""
+        """The context of a recipe that the algorithm can run in."""
         if capabilities.source != "rollouts":
             size = 2 if capabilities.source == "preferences" else 1
             return AlgorithmContext(group_size=size, temperature=1.0, max_units=16, max_staleness=0)

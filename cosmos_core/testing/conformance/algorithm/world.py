@@ -1,4 +1,4 @@
-"""What the trainer makes of a batch that is made of numbers: lay out, price, weigh, add up.
+"""A trainer's step on a batch that is made of numbers: lay out, price, weigh, add up.
 
 Shape legend: N decisions of the whole batch or of a part of it.
 """
@@ -58,7 +58,7 @@ class Part:
     loss: Loss
 
     def situation(self, place: int) -> str:
-        """What is known of a decision, for people."""
+        """A decision in words, for people."""
         values = {
             "advantage": self.known.advantages_N,
             "log-prob": self.decided.logprobs_N,
@@ -73,7 +73,7 @@ class Part:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Step:
-    """What a batch comes to.
+    """The loss and gradients that a batch comes to.
 
     Attributes:
         loss: The weighted sum of all prices.
@@ -94,7 +94,7 @@ def price_all(algorithm: Algorithm, batch: Batch) -> Part:
 
 
 def estimated(algorithm: Estimating, batch: Batch) -> list[Estimate]:
-    """What an algorithm that estimates advantages makes of each sequence of a batch."""
+    """Estimates by an algorithm that estimates advantages, of each sequence of a batch."""
     asked = cast("Algorithm", algorithm)
     return estimates_of(algorithm, [batch.taken(index, asked) for index in range(len(batch.lengths))])
 
@@ -186,7 +186,7 @@ def micro_batch_of(share: Sequence[int], members: Sequence[Piece]) -> MicroBatch
 def outputs(
     algorithm: Algorithm, decided: Decided, frozen_N: Mapping[FrozenRole, torch.Tensor]
 ) -> Mapping[FrozenRole, FrozenOutput]:
-    """What the frozen models that the algorithm consults say; a divergence is a stand-in that carries a gradient."""
+    """Outputs of the frozen models that the algorithm consults; a divergence is a stand-in that carries a gradient."""
     if not isinstance(algorithm, Consulting):
         return {}
     return {role: _output(asked, decided, frozen_N[role]) for role, asked in algorithm.consults.items()}

@@ -110,7 +110,7 @@ class TinyDenoiser:
         return ""
 
     def canvas(self, prompt: Payload) -> Canvas:
-        """What to denoise."""
+        """The latents to denoise."""
         if "text" not in prompt.arrays:
             raise DataError(f"a prompt of the arrays {', '.join(prompt.arrays) or 'none'}, without `text`")
         if "given" not in prompt.arrays:
@@ -257,7 +257,7 @@ def _regressions(payload: Payload) -> dict[str, torch.Tensor]:
 
 
 def _given(payload: Payload) -> torch.Tensor:
-    """Which frames are, bool [T]."""
+    """The frames that are given, bool [T]."""
     return _tensor(payload, "is_given") if "is_given" in payload.arrays else torch.zeros(_SHAPE[1], dtype=torch.bool)
 
 

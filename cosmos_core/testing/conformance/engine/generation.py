@@ -1,4 +1,4 @@
-"""What an engine generates: the trainer's log-probs, its own draws, proper ends, and refusals."""
+"""Tests of what an engine generates: the trainer's log-probs, its own draws, proper ends, and refusals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _IMPOSSIBLE: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 class GenerationTests(EngineSetting):
-    """What is generated."""
+    """Tests of generated completions."""
 
     def test_logprobs_are_those_of_the_trainer(
         self, start: Start, pricer: Pricer, prompts: list[Payload], capabilities: EngineCapabilities
@@ -125,7 +125,7 @@ class GenerationTests(EngineSetting):
         capabilities: EngineCapabilities,
         cut: Mapping[str, Any],
     ) -> None:
-        """What the recipe asks for is done or refused, never ignored."""
+        """A request of the recipe is done or refused, never ignored."""
         needs_tokens(capabilities)
         engine = start()
         request = self.request("cut", prompts[1], num_samples=2, max_units=5, **cut)
@@ -152,7 +152,7 @@ class GenerationTests(EngineSetting):
     def test_a_completion_ends_at_a_stop_id(
         self, start: Start, model: Model, prompts: list[Payload], capabilities: EngineCapabilities
     ) -> None:
-        """What follows a stop token is no part of the answer; the stop token itself is."""
+        """Units after a stop token are no part of the answer; the stop token itself is."""
         needs_tokens(capabilities)
         stops = set(range(0, model.facts().vocab_size, 3))
         engine = start(model=stopping_at(model, stops))
@@ -199,7 +199,7 @@ class GenerationTests(EngineSetting):
             )
 
     def test_an_undeclared_payload_kind_is_refused(self, start: Start, prompts: list[Payload]) -> None:
-        """What is not declared is refused."""
+        """Undeclared kinds are refused."""
         foreign = attrs.evolve(prompts[0], kind="something-else")
         engine = start()
         refuses(EngineError, lambda: engine.submit([self.request("x", foreign)]), "a payload of kind 'something-else'")
@@ -298,7 +298,7 @@ _STANDARD_ERRORS: Final = 5.0
 
 
 class DrawTests(EngineSetting):
-    """How units are drawn."""
+    """Tests of how units are drawn."""
 
     def test_draws_follow_the_distribution(
         self, start: Start, pricer: Pricer, prompts: list[Payload], capabilities: EngineCapabilities
@@ -390,7 +390,7 @@ class ForeseeingTests(EngineSetting):
     def test_it_foresees_nothing_against_what_it_does_here(
         self, provider: Provider[RolloutEngine], options: dict[str, JSON], outlook: EngineOutlook
     ) -> None:
-        """What generates in these tests is no run to refuse, at whatever temperature it is drawn."""
+        """An engine that generates in these tests has no run to refuse, at whatever temperature it is drawn."""
         if provider.foresee is None:
             pytest.skip("not declared: it foresees nothing (`Provider.foresee`)")
         given: Any = structure(options, provider.options, "engine.options")

@@ -150,7 +150,7 @@ class RecordingTests(EngineSetting):
 class EngineConformance(
     GenerationTests, DrawTests, FlightTests, UpdateTests, CrowdTests, QuantisingTests, RecordingTests, ForeseeingTests
 ):
-    """What every engine must satisfy: inherit it and set `plugin`.
+    """Tests that every engine must pass: inherit it and set `plugin`.
 
     The engine generates with a tiny Hugging Face model from random weights on the CPU, and the trainer's own
     evaluation of that model (`Model.decide`) says what is right. Override what does not fit:

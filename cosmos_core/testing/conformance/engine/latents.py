@@ -1,4 +1,4 @@
-"""What an engine that denoises promises besides: decisions that hold together, given frames, what samples look like.
+"""The kit for engines of latents: decisions that hold together, given frames, samples that can be looked at.
 
 Shape legend: N decisions, M states, C channels, T latent frames, H and W latent height and width.
 """
@@ -42,7 +42,7 @@ _IMPOSSIBLE: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 class DenoisingEngineConformance(EngineConformance):
-    """What every engine of payloads of kind `latents` must satisfy: inherit it and set `plugin`.
+    """Tests that every engine of payloads of kind `latents` must pass: inherit it and set `plugin`.
 
     It is `EngineConformance` with a tiny world model from random weights, and what only such engines promise. A unit of
     a request is a denoising step there, and a unit of what was generated a decision. Override `decisions` where options
@@ -210,7 +210,7 @@ class DenoisingEngineConformance(EngineConformance):
 
     @pytest.mark.parametrize("what", _IMPOSSIBLE)
     def test_what_cannot_be_drawn_is_refused(self, start: Start, prompts: list[Payload], what: str) -> None:
-        """What the recipe asks for is done or refused, never ignored."""
+        """A request of the recipe is done or refused, never ignored."""
         request = self.request("bad", prompts[0], **_IMPOSSIBLE[what])
         refuses(EngineError, lambda: start().submit([request]), f"a request for samples {what}")
 

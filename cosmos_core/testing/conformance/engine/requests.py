@@ -22,7 +22,7 @@ _STILL_S: Final = 0.1
 
 
 class FlightTests(EngineSetting):
-    """What happens to requests while the engine is paused, told to abort, shut down, or breaks."""
+    """Tests of requests while the engine is paused, told to abort, shut down, or breaks."""
 
     # -- pauses -------------------------------------------------------------------------------------------------------
 
@@ -43,7 +43,7 @@ class FlightTests(EngineSetting):
     def test_pause_abort_ends_what_is_in_flight_with_partial_results(
         self, start: Start, pricer: Pricer, prompts: list[Payload], capabilities: EngineCapabilities
     ) -> None:
-        """What was generated is still worth its log-probs."""
+        """A partial result is still worth its log-probs."""
         engine = start(max_in_flight=2)
         handles = engine.submit(self._long(prompts, 4))
         engine.wait_for_units(10)
@@ -59,7 +59,7 @@ class FlightTests(EngineSetting):
         self._check_still(engine, "pause('abort') returned")
 
     def test_pause_wait_finishes_what_is_in_flight(self, start: Start, prompts: list[Payload]) -> None:
-        """What comes while it waits is held: under steady traffic it would never return."""
+        """A request that comes while it waits is held: under steady traffic it would never return."""
         engine = start(max_in_flight=2)
         handles = engine.submit(self._long(prompts, 3))
         with futures.ThreadPoolExecutor(1) as other_thread:
@@ -130,7 +130,7 @@ class FlightTests(EngineSetting):
     def test_abort_ends_a_waiting_request(
         self, start: Start, pricer: Pricer, prompts: list[Payload], capabilities: EngineCapabilities
     ) -> None:
-        """What has no slot yet must never get one."""
+        """A request without a slot must never get one."""
         engine = start(max_in_flight=1)
         going, waiting = engine.submit(self._long(prompts, 2))
         engine.wait_for_units(4)
@@ -283,7 +283,7 @@ _VERSION: Final = 5
 
 
 class CrowdTests(EngineSetting):
-    """What happens to 64 sequences in flight when the weights change."""
+    """Tests of 64 sequences in flight when the weights change."""
 
     @pytest.mark.parametrize("cache", ["recompute", "keep"])
     def test_an_update_under_64_sequences_in_flight(

@@ -1,4 +1,4 @@
-"""What the tests of an engine stand on: a tiny model, prompts, requests, started engines, and how to read results."""
+"""Fixtures of the tests of engines: a tiny model, prompts, requests, started engines, and how to read results."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Pricer:
         *,
         weights: int = 0,
     ) -> Mapping[str, torch.Tensor]:
-        """What one forward of a prompt and completion records of each unit but the last."""
+        """Records of one forward of a prompt and completion, of each unit but the last."""
         module = copy.deepcopy(self._module(weights))
         newest = record(module)
         (batch,) = self._model.pack([payload], budget=_BUDGET)
@@ -172,7 +172,7 @@ class EngineDriver:
         self._within(self._timeout_s, f"pause({mode!r})", lambda: self.engine.pause(mode))
 
     def results(self, handle: Handle) -> list[Generated]:
-        """What came of a request.
+        """The results of a request.
 
         Raises:
             EngineError: The engine failed it.
@@ -189,7 +189,7 @@ class EngineDriver:
             )
 
     def generate(self, requests: Sequence[Request]) -> list[list[Generated]]:
-        """What comes of requests that enter together."""
+        """Generate with requests that enter together."""
         return [self.results(handle) for handle in self.submit(requests)]
 
     def wait_for_units(self, units: int) -> None:
@@ -210,7 +210,7 @@ class EngineDriver:
         return int(self.stats().generated_units)
 
     def is_done(self, handle: Handle) -> bool:
-        """Whether a request has ended."""
+        """True if a request has ended."""
         what = f"result(0.0) of request {handle.request.request_id!r}"
         try:
             self._within(self._timeout_s, what, lambda: handle.result(0.0))
@@ -312,7 +312,7 @@ class EngineSetting(OneThread):
 
     @pytest.fixture
     def capabilities(self, provider: Provider[RolloutEngine]) -> EngineCapabilities:
-        """What the plugin declares of as many processes as these tests use."""
+        """The plugin's declaration for as many processes as these tests use."""
         declared: EngineCapabilities = provider.capabilities
         return declared.over(self.tensor_parallel)
 
@@ -370,11 +370,11 @@ class EngineSetting(OneThread):
         return Request(request_id=str(name), prompt=prompt, sampling=drawn, seed=seed, priority=priority)
 
     def decisions(self, max_units: int) -> int:
-        """How many decisions a request with so many units comes to."""
+        """Number of decisions that a request with so many units comes to."""
         return max_units
 
     def draws_at(self, temperature: float) -> bool:  # noqa: ARG002 - for those that do not at all of them
-        """Whether there are samples of a temperature."""
+        """True if there are samples of a temperature."""
         return True
 
     def logprobs(self, generated: Generated) -> torch.Tensor:
@@ -386,11 +386,11 @@ class EngineSetting(OneThread):
         return [int(each) for each in np.frombuffer(generated.payload.arrays["versions"].data, np.int32)]
 
     def content(self, generated: Generated) -> bytes:
-        """What was generated, to compare one completion with another."""
+        """The generated content, to compare one completion with another."""
         return bytes(generated.payload.arrays["completion"].data)
 
     def same(self, generated: Generated, other: Generated) -> bool:
-        """Whether two completions are one."""
+        """True if two completions are one."""
         return self.content(generated) == self.content(other)
 
     # -- comparisons --------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from cosmos_core.weights.shards import ShardMap, TensorFacts, dtype_name, torch_
 
 
 class UpdateTests(EngineSetting):
-    """What happens to weights."""
+    """Tests of updates of weights."""
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=dtype_name)
     def test_the_layout_covers_each_tensor_once(self, start: Start, pricer: Pricer, dtype: torch.dtype) -> None:
@@ -138,7 +138,7 @@ class UpdateTests(EngineSetting):
     def test_the_same_weights_under_a_kept_cache_change_nothing(
         self, start: Start, pricer: Pricer, prompts: list[Payload], capabilities: EngineCapabilities
     ) -> None:
-        """What a kept cache gives under other weights is no evaluation of the trainer; under the same ones it is."""
+        """A kept cache gives no evaluation of the trainer under other weights; under the same ones it does."""
         if not capabilities.in_flight_update:
             pytest.skip("not declared: in_flight_update")
         engine = start()
@@ -313,12 +313,12 @@ class Quantised:
     matrices: Mapping[str, tuple[int, ...]]
 
     def published(self, weights: int) -> dict[str, torch.Tensor]:
-        """What a policy replica publishes of weights."""
+        """The weights as a policy replica publishes them."""
         return quantise_tensors(self.form, self.whole.tensors(weights), self.matrices)
 
 
 class QuantisingTests(EngineSetting):
-    """What becomes of matrices with each of the declared `EngineCapabilities.quantizations`."""
+    """Tests of matrices with each of the declared `EngineCapabilities.quantizations`."""
 
     @pytest.fixture(params=FORMATS)
     @staticmethod
@@ -333,7 +333,7 @@ class QuantisingTests(EngineSetting):
         return Quantised(form=form, whole=pricer, rounded=rounded, matrices=model.facts().matrices)
 
     def test_the_layout_names_codes_and_scales(self, start: Start, quantised: Quantised) -> None:
-        """What the layout names is what is sent: a matrix in full would be sent in vain, and not be attested."""
+        """The layout names exactly what is sent: a matrix in full would be sent in vain, and not be attested."""
         form = quantised.form.name
         expected = {
             name: TensorFacts(shape=tuple(tensor.shape), dtype=dtype_name(tensor.dtype))

@@ -185,7 +185,7 @@ class ModelComparing(ModelSetting):
 
     @pytest.fixture
     def divergences(self, capabilities: ModelCapabilities) -> Sequence[Divergence]:
-        """What the model can compute, each with all outcomes told apart, and with a few."""
+        """Divergences that the model can compute, each with all outcomes told apart, and with a few."""
         if not capabilities.divergences:
             pytest.skip("it declares no divergences")
         kinds = sorted(capabilities.divergences)
@@ -223,7 +223,7 @@ class ModelComparing(ModelSetting):
         payloads: Sequence[Payload],
         divergences: Sequence[Divergence],
     ) -> None:
-        """What `Divergence.top` promises."""
+        """`Divergence.top` promises it."""
         batch = model.pack(payloads, budget=ROOM)[0]
         for kind in dict.fromkeys(divergence.kind for divergence in divergences):
             few, all_ = (

@@ -33,7 +33,7 @@ _CHAT: Final = (Message(role="system", content="Be brief."), Message(role="user"
 
 
 class ModelEncoding(ModelSetting):
-    """What `encode`, `encode_demonstration` and `decode` promise."""
+    """Tests of `encode`, `encode_demonstration` and `decode`."""
 
     @pytest.fixture
     def shown(self, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
@@ -316,7 +316,7 @@ _DESCRIBE_S: Final = 100.0
 
 @attrs.frozen(kw_only=True)
 class Question:
-    """How to make the model, and what to ask of it; the fields of `ModelContext` are told one by one."""
+    """The model and the rows that another process is asked about; the fields of `ModelContext` are told one by one."""
 
     plugin: str
     options: dict[str, Any]
@@ -330,7 +330,7 @@ class Question:
 
 @attrs.frozen(kw_only=True)
 class Description:
-    """What a process makes of the rows.
+    """The rows and weights as one process makes them.
 
     Attributes:
         encodings: A digest of each payload, of prompts first.
@@ -355,7 +355,7 @@ def describe(model: Model, prompts: Sequence[Prompt], seed: int) -> Description:
 
 
 def describe_elsewhere(question: Question) -> Description:
-    """What a new process describes."""
+    """Describe the rows in a new process."""
     return ask(
         "cosmos_core.testing.conformance.model.encoding",
         question,

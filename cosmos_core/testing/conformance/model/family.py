@@ -40,7 +40,7 @@ _KEPT: Final = 0.15
 # A norm of a transformer may keep float32 weights under autocast, which torch says once.
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")
 class DenoisingModelConformance(ModelSpreading, ModelConformance):
-    """What every family of world models on `DiffusionModel` must satisfy, on a tiny one whose latents are pixels.
+    """Tests that every family of world models on `DiffusionModel` must pass, on a tiny one whose latents are pixels.
 
     It is `ModelConformance` with rows, payloads and a reference of its own, and compares layouts more closely. A family
     sets `plugin` and `config`, overrides the fixture `options`, and says what its library computes. Texts come from a
@@ -112,7 +112,7 @@ class DenoisingModelConformance(ModelSpreading, ModelConformance):
 
     @pytest.fixture
     def batch(self, model: DiffusionModel, prompts: Sequence[Prompt]) -> Sequence[Payload]:
-        """What is trained on in several layouts: more of them."""
+        """The batch that is trained on in several layouts: more of them."""
         return [_payload(model, prompts[index % len(prompts)], index) for index in range(5)]
 
     def test_a_demonstration_can_be_vetted(
@@ -208,7 +208,7 @@ class DenoisingModelConformance(ModelSpreading, ModelConformance):
 
 
 def _text(model: DiffusionModel, payload: Payload) -> torch.Tensor:
-    """What the transformer is to be shown [1, L, E]: a payload's text, filled up with zeros."""
+    """The text that the transformer is to be shown [1, L, E]: a payload's text, filled up with zeros."""
     text_LE = latents.tensor(payload, TEXT)
     return torch.nn.functional.pad(text_LE, (0, 0, 0, model.options.text_length - len(text_LE)))[None]
 

@@ -115,7 +115,7 @@ class ModelGradients(ModelSetting):
     def test_gradients_equal_those_of_each_sequence_alone(
         self, model: Model, module: torch.nn.Module, payloads: Sequence[Payload], temperature: float
     ) -> None:
-        """What a step learns does not depend on how its batch was packed."""
+        """A step's gradient does not depend on how its batch was packed."""
         together = _backward(model, module, payloads, temperature)
         module.zero_grad()
         for payload in payloads:
@@ -396,7 +396,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 def _says_the_same(
     model: Model, module: torch.nn.Module, other: torch.nn.Module, payloads: Sequence[Payload], by: Model | None = None
 ) -> bool:
-    """Whether two modules give the same log-probs, bit for bit."""
+    """True if two modules give the same log-probs, bit for bit."""
     with torch.no_grad():
         mine, theirs = decide_each(model, module, payloads), decide_each(by or model, other, payloads)
     return all(torch.equal(a.logprobs_N, b.logprobs_N) for a, b in zip(mine, theirs, strict=True))

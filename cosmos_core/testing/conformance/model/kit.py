@@ -1,4 +1,4 @@
-"""What a model's forwards record for training (`Recording`)."""
+"""The kit for models, with the tests of records, counters and mesh axes."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class ModelConformance(
     ModelLayouts,
     ModelDeclarations,
 ):
-    """What every model must satisfy, on a tiny one of its family.
+    """Tests that every model must pass, on a tiny one of its family.
 
     A language model needs `plugin` and `config` (or `path`):
 

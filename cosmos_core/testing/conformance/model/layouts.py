@@ -129,7 +129,7 @@ class ModelSpreading(ModelSetting):
 
     @pytest.fixture
     def batch(self, payloads: Sequence[Payload]) -> Sequence[Payload]:
-        """What is trained on."""
+        """The batch that is trained on."""
         return payloads
 
     @pytest.fixture

@@ -262,7 +262,7 @@ def _densities(
 
 @contextmanager
 def _counted(module: torch.nn.Module) -> Iterator[list[int]]:
-    """How many rows linear layers are given, in all, while it lasts."""
+    """Number of rows that linear layers are given, in all, while it lasts."""
     counts = [0]
 
     def count(layer: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:

@@ -22,11 +22,11 @@ _FOREIGN: Final = "no-model-takes-this"
 
 
 class ModelPacking(ModelSetting):
-    """What `pack` promises."""
+    """Tests of `pack`."""
 
     @pytest.fixture
     def budgets(self, model: Model, payloads: Sequence[Payload]) -> tuple[int, ...]:
-        """From what the longest payload needs to room for all; of a model that splits sequences, from half of that."""
+        """Budgets from the longest payload's units to room for all; from half of that if sequences are split."""
         sizes = [pack_alone(model, payload).num_units for payload in payloads]
         longest = max(range(len(sizes)), key=lambda index: sizes[index])
         halves = (sizes[longest] // 2,) if splits(model, payloads[longest]) else ()
@@ -189,7 +189,7 @@ _MULTIPLE: Final = 7
 
 
 class ModelPadding(ModelSetting):
-    """What `pack(multiple=, is_uniform=)` promises a model with `cp`, `tp` or `pp`."""
+    """Tests of `pack(multiple=, is_uniform=)` of a model with `cp`, `tp` or `pp`."""
 
     @pytest.fixture
     def padded(

@@ -1,4 +1,4 @@
-"""What a token model should say: transformers' own forward of each sequence alone, from the exported files.
+"""Fixtures of the model kit, tests of `build` and `facts`, and evaluations to compare with.
 
 Shape legend: U units of a sequence, N decisions of it, V vocabulary.
 """
@@ -82,7 +82,7 @@ def _joined(parts: Sequence[Decided]) -> Decided:
 
 
 def split(batch: MicroBatch, decided: Decided) -> dict[int, Decided]:
-    """What was decided in a micro-batch, by number of the payload; of one that is split, what is here."""
+    """Split what was decided in a micro-batch by number of the payload; of one that is split, what is here."""
     total = sum(batch.num_decisions)
     if tuple(decided.logprobs_N.shape) != (total,):
         fault(
@@ -107,7 +107,7 @@ def demonstrations(model: Model, prompts: Sequence[Prompt]) -> list[Payload]:
 
 
 def splits(model: Model, payload: Payload) -> bool:
-    """Whether the model splits sequences over micro-batches."""
+    """True if the model splits sequences over micro-batches."""
     size = pack_alone(model, payload).num_units
     if size < 2:
         return False
@@ -246,7 +246,7 @@ class ModelSetting(OneThread):
 
     @pytest.fixture
     def corpus(self, prompts: Sequence[Prompt]) -> Sequence[str]:
-        """What a tokenizer is trained on."""
+        """The texts that a tokenizer is trained on."""
         return tuple(f"{prompt.text}{prompt.demonstration or ''}" for prompt in prompts)
 
     @pytest.fixture
@@ -275,7 +275,7 @@ class ModelSetting(OneThread):
 
     @pytest.fixture
     def payloads(self, model: Model, prompts: Sequence[Prompt]) -> Sequence[Payload]:
-        """What is evaluated: the demonstrations, encoded, and noised where the model learns them at drawn points."""
+        """Payloads to evaluate: the demonstrations, encoded, and noised where the model learns them at drawn points."""
         shown = demonstrations(model, prompts)
         if len(shown) < 2:
             fault("the kit needs two payloads at least: give `prompts` demonstrations, or override `payloads`")
@@ -295,7 +295,7 @@ class ModelSetting(OneThread):
     def reference(
         self, model: Model, module: torch.nn.Module, payloads: Sequence[Payload], *, temperature: float
     ) -> list[Decided]:
-        """What each payload's decisions are, by other means than `decide` of a packed row."""
+        """Decisions of each payload, by other means than `decide` of a packed row."""
         if foreign := {payload.kind for payload in payloads} - {KIND}:
             fault(
                 f"the kit has no reference for payloads of kind {', '.join(sorted(foreign))}; "
@@ -311,7 +311,7 @@ class ModelSetting(OneThread):
 
 
 class ModelBuilding(ModelSetting):
-    """What `build` and `facts` promise."""
+    """Tests of `build` and `facts`."""
 
     def test_one_seed_gives_the_same_weights_bit_for_bit(self, model: Model, make: Callable[..., Any]) -> None:
         """Every replica starts from the seed, and each must start from the same weights."""
