@@ -38,9 +38,9 @@ from cosmos_core.errors import CosmosError, JournalError
 from cosmos_core.observe import logs
 from cosmos_core.plugins.recipe import plugin_versions
 from cosmos_core.protocols.versions import KINDS
-from cosmos_core.replica.host import host_id
 from cosmos_core.replica.lifetime import bounded_life
 from cosmos_core.transport import key_folder, sockets
+from cosmos_core.transport.addresses import host_id
 from cosmos_core.transport.authentication import Listener, listen
 from cosmos_core.transport.bounds import REPORT_BYTES
 from cosmos_core.transport.key_folder import AllowList

@@ -27,9 +27,8 @@ from cosmos_core.policy.training.setup import StageSettings, choose_device, make
 from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import FORMATS, Axis, Imitating
-from cosmos_core.replica.host import host_id, rack_id
 from cosmos_core.replica.process import RoleArgs, run_role
-from cosmos_core.transport.addresses import Place, join_places, split_places
+from cosmos_core.transport.addresses import Place, host_id, join_places, rack_id, split_places
 from cosmos_core.transport.payloads import PayloadClient
 from cosmos_core.weights.disk_writer import VersionWriter
 from cosmos_core.weights.publisher import WeightPublisher

@@ -10,7 +10,7 @@ import threading
 from typing import Final, Protocol
 
 from cosmos_core.policy.processes.world import World
-from cosmos_core.replica.lifeline import Lifeline
+from cosmos_core.replica.health_channel import HealthChannel
 from cosmos_core.transport.codec import Codec
 from cosmos_core.transport.directives import PolicyDirective
 from cosmos_core.transport.messages import Directive
@@ -68,7 +68,7 @@ class LeaderOrders:
         stop: Set when the process shall end.
     """
 
-    def __init__(self, controller: Controller, world: World, line: Lifeline, stop: threading.Event) -> None:
+    def __init__(self, controller: Controller, world: World, line: HealthChannel, stop: threading.Event) -> None:
         self._controller: Final = controller
         self._world: Final = world
         self._line: Final = line
@@ -123,7 +123,7 @@ class FollowerOrders:
         line: Where the leader says that waiting has become pointless.
     """
 
-    def __init__(self, world: World, line: Lifeline) -> None:
+    def __init__(self, world: World, line: HealthChannel) -> None:
         self._world: Final = world
         self._line: Final = line
 

@@ -23,6 +23,11 @@ _LOG: Final = logging.getLogger(__name__)
 PARENT: Final = "COSMOS_PARENT_PID"
 """Variable with the process id of who started this process, who may end before this process can ask who it is."""
 
+LOST: Final = os.EX_TEMPFAIL
+"""Exit code of a replica's process that ends though nothing is wrong with the run: another one can take its place."""
+REFUSED: Final = os.EX_NOPERM
+"""Exit code of one that the controller does not want, and would not want another one in its place either."""
+
 _PR_SET_PDEATHSIG: Final = 1
 _PARENT_CHECK_S: Final = 1.0
 

@@ -25,11 +25,9 @@ from cosmos_core.plugins.recipe import plugin_versions
 from cosmos_core.protocols.versions import Kind
 from cosmos_core.replica.activity import TakePulse, idle
 from cosmos_core.replica.client import ControlClient
-from cosmos_core.replica.exits import LOST, REFUSED
-from cosmos_core.replica.host import host_id, rack_id
-from cosmos_core.replica.lifeline import words_of
-from cosmos_core.replica.lifetime import bounded_life
-from cosmos_core.transport.addresses import host_of, own_address
+from cosmos_core.replica.health_channel import words_of
+from cosmos_core.replica.lifetime import LOST, REFUSED, bounded_life
+from cosmos_core.transport.addresses import host_id, host_of, own_address, rack_id
 from cosmos_core.transport.authentication import Keyring
 from cosmos_core.transport.keys import replica_key
 from cosmos_core.transport.messages import WIRE_VERSION, Hello, Refused, Role

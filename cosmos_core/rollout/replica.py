@@ -28,7 +28,6 @@ from cosmos_core.protocols import (
 )
 from cosmos_core.replica.activity import Pulse
 from cosmos_core.replica.client import ControlClient
-from cosmos_core.replica.host import host_id, rack_id
 from cosmos_core.replica.process import RoleArgs
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.generation import Generation, GenerationParts, LeaseRecipes
@@ -37,6 +36,7 @@ from cosmos_core.rollout.relay import Relay
 from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.rollout.version_lock import VersionLock
 from cosmos_core.rollout.weights_sync import WeightSync
+from cosmos_core.transport.addresses import host_id, rack_id
 from cosmos_core.transport.directives import RolloutDirective
 from cosmos_core.transport.payloads import PayloadServer
 from cosmos_core.transport.reports import Left, Report

@@ -12,8 +12,8 @@ import attrs
 
 from cosmos_core.config.job import Job
 from cosmos_core.errors import ConfigError, TransportError
-from cosmos_core.replica.host import host_id
 from cosmos_core.run.observer import Observer
+from cosmos_core.transport.addresses import host_id
 from cosmos_core.transport.keys import person_key
 
 

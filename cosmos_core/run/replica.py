@@ -19,7 +19,7 @@ from cosmos_core.errors import ConfigError, CosmosError, ReplicaError
 from cosmos_core.plugins.choice import choose
 from cosmos_core.plugins.discovery import discover
 from cosmos_core.plugins.recipe import selections
-from cosmos_core.replica.exits import LOST
+from cosmos_core.replica.lifetime import LOST
 from cosmos_core.run.address import announced
 from cosmos_core.run.fleet import Fleet, Member, specs_of
 from cosmos_core.run.follower import Follower

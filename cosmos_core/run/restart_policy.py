@@ -15,7 +15,7 @@ import attrs
 from cosmos_core.config.job import Job
 from cosmos_core.control.machine.state import State
 from cosmos_core.errors import ConfigError
-from cosmos_core.replica.exits import LOST, REFUSED
+from cosmos_core.replica.lifetime import LOST, REFUSED
 from cosmos_core.run.fleet import Fleet, Member, role_of
 from cosmos_core.run.launch import Exit
 from cosmos_core.run.requests import PendingRequests

@@ -1,4 +1,4 @@
-"""Addresses: the one at which others reach this machine, endpoints, and lists of them.
+"""Addresses: the one at which others reach this machine, its name and rack, endpoints, and lists of them.
 
 All sockets, stores and process groups of a process have one answer. A machine may have several networks, and its name
 may mean none of them to others, or loopback to itself. So the answer is the address from which this machine reaches
@@ -12,8 +12,10 @@ the replica's own, and without a rack it is not known in which one.
 from __future__ import annotations
 
 import os
+import platform
 import socket
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Final
 
 import attrs
@@ -21,7 +23,7 @@ import psutil
 from zmq.utils import z85
 
 from cosmos_core.config.checks import is_loopback
-from cosmos_core.errors import TransportError
+from cosmos_core.errors import ReplicaError, TransportError
 
 HOST: Final = "COSMOS_HOST"
 """Environment variable with the address at which others reach this machine, or the interface that has it."""
@@ -31,6 +33,10 @@ _FAMILIES: Final = (socket.AF_INET, socket.AF_INET6)
 _ELSEWHERE: Final = ("192.0.2.1", "2001:db8::1")
 """Addresses of nobody (RFC 5737 and 3849): the way to them is the default route."""
 _LOOPBACK: Final = "127.0.0.1"
+RACK: Final = "COSMOS_RACK"
+"""Environment variable with a label of the rack, switch or zone that this machine is in."""
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def own_address(bind: str, peer: str = "") -> str:
@@ -204,3 +210,28 @@ def split_key(endpoint: str) -> tuple[str, str]:
     if len(raw) != 32:
         raise TransportError(f"{endpoint!r}: what follows the # is no public key (64 hexadecimal digits)")
     return address, z85.encode(raw).decode("ascii")
+
+
+def host_id() -> str:
+    """A name of this machine since its last boot: processes with equal ones can share memory.
+
+    The host's name alone is not enough (containers and cloned machines may share one), nor is the boot id (containers
+    of one machine have the same, but not the same `/dev/shm`).
+    """
+    try:
+        boot = _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        boot = "unknown-boot"
+    return f"{platform.node()}/{boot}"
+
+
+def rack_id() -> str:
+    """The label of this machine's rack, as `COSMOS_RACK` gives it; empty if it does not.
+
+    Raises:
+        ReplicaError: The label has white space or an @, by which labels are told apart.
+    """
+    label = os.environ.get(RACK, "").strip()
+    if "@" in label or len(label.split()) > 1:
+        raise ReplicaError(f"{RACK}={label!r}: a label has neither white space nor an @; give one word, such as rack-7")
+    return label

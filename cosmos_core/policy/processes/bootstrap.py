@@ -16,9 +16,10 @@ from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.backend import COLLECTIVE_TIMEOUT_S, use_interface_of
 from cosmos_core.policy.processes.rendezvous import GroupStore
 from cosmos_core.policy.processes.world import World, single_world
-from cosmos_core.replica.lifeline import FollowerLine, LeaderLine, Lifeline
-from cosmos_core.replica.meeting import Meeting, announce, find, meeting_file
+from cosmos_core.replica.health_channel import FollowerChannel, HealthChannel
+from cosmos_core.replica.health_leader import LeaderChannel
 from cosmos_core.replica.process import RoleArgs
+from cosmos_core.replica.rendezvous import Rendezvous, announce, find, rendezvous_file
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -34,7 +35,7 @@ class Bond:
         shared: The leader's store.
     """
 
-    line: Lifeline
+    line: HealthChannel
     address: str
     size: int
     rank: int
@@ -59,15 +60,15 @@ def bond(args: RoleArgs) -> Bond:
     use_interface_of(args.address)
     if args.rank == 0:
         store = GroupStore(args.address)
-        line = _lead(args, size, store) if size > 1 else Lifeline()
+        line = _lead(args, size, store) if size > 1 else HealthChannel()
         return Bond(line=line, address=args.address, size=size, rank=0, store=store, shared=store.shared)
-    path = meeting_file(args.run_dir, args.replica)
-    meeting = find(path, args.session, timeout_s, args.stop.is_set)
-    follower = FollowerLine(
+    path = rendezvous_file(args.run_dir, args.replica)
+    rendezvous = find(path, args.session, timeout_s, args.stop.is_set)
+    follower = FollowerChannel(
         name=args.replica,
         rank=args.rank,
-        token=meeting.token,
-        address=(meeting.host, meeting.lifeline),
+        token=rendezvous.token,
+        address=(rendezvous.host, rendezvous.health_port),
         end=args.end,
         patience_s=recipe.control.lost_after_s,
     )
@@ -77,7 +78,7 @@ def bond(args: RoleArgs) -> Bond:
         size=size,
         rank=args.rank,
         store=None,
-        shared=_reach(meeting, args.replica, timeout_s),
+        shared=_reach(rendezvous, args.replica, timeout_s),
     )
 
 
@@ -90,7 +91,7 @@ def form_world(args: RoleArgs, bound: Bond, device: torch.device) -> World:
     """
     if bound.size == 1:
         return single_world()
-    if isinstance(bound.line, LeaderLine):
+    if isinstance(bound.line, LeaderChannel):
         bound.line.meet(args.job.recipe.control.join_timeout_s, args.stop.is_set)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
@@ -108,9 +109,9 @@ def leave(world: World) -> None:
         dist.destroy_process_group()
 
 
-def _lead(args: RoleArgs, size: int, store: GroupStore) -> LeaderLine:
+def _lead(args: RoleArgs, size: int, store: GroupStore) -> LeaderChannel:
     token = secrets.token_hex(16)
-    line = LeaderLine(
+    line = LeaderChannel(
         name=args.replica,
         size=size,
         token=token,
@@ -118,17 +119,19 @@ def _lead(args: RoleArgs, size: int, store: GroupStore) -> LeaderLine:
         end=args.end,
         patience_s=args.job.recipe.control.lost_after_s,
     )
-    meeting = Meeting(session=args.session, token=token, host=args.address, lifeline=line.port, store=store.port)
-    announce(meeting_file(args.run_dir, args.replica), meeting)
+    rendezvous = Rendezvous(
+        session=args.session, token=token, host=args.address, health_port=line.port, store=store.port
+    )
+    announce(rendezvous_file(args.run_dir, args.replica), rendezvous)
     return line
 
 
-def _reach(meeting: Meeting, replica: str, timeout_s: float) -> TCPStore:
+def _reach(rendezvous: Rendezvous, replica: str, timeout_s: float) -> TCPStore:
     try:
         # RuntimeError is what torch's stores raise on every kind of failure.
         return TCPStore(
-            meeting.host,
-            meeting.store,
+            rendezvous.host,
+            rendezvous.store,
             None,
             is_master=False,
             timeout=timedelta(seconds=timeout_s),
@@ -136,4 +139,4 @@ def _reach(meeting: Meeting, replica: str, timeout_s: float) -> TCPStore:
         )
     except RuntimeError as error:
         reason = str(error).strip().partition("\n")[0]
-        raise ReplicaError(f"{replica}: its leader's store at {meeting.host} cannot be reached: {reason}") from error
+        raise ReplicaError(f"{replica}: its leader's store at {rendezvous.host} cannot be reached: {reason}") from error

@@ -1,7 +1,7 @@
 """The processes of one policy replica, and what they tell each other besides tensors of the model.
 
 Every method is called by all processes, in the same order, on the main thread. A process that fails ends the others
-through the lifeline (`cosmos_core.replica.lifeline`), so none of these waits can last for ever.
+through the health channel (`cosmos_core.replica.health_channel`), so none of these waits can last for ever.
 """
 
 from __future__ import annotations

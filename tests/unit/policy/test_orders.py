@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from cosmos_core.policy.orders import STOP, FollowerOrders, LeaderOrders
-from cosmos_core.replica.lifeline import Lifeline
+from cosmos_core.replica.health_channel import HealthChannel
 from cosmos_core.transport.directives import GenerationOrder, GroupRef, PolicyDirective, TrainOrder
 from cosmos_core.transport.messages import Directive
 from cosmos_core.transport.reports import SampleReport
@@ -53,7 +53,7 @@ class Controller:
         self.step = step
 
 
-class Line(Lifeline):
+class Line(HealthChannel):
     def abandon(self, generation):
         self.abandoned = generation
 

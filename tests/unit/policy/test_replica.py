@@ -19,7 +19,7 @@ from cosmos_core.policy.processes.rendezvous import GroupStore
 from cosmos_core.policy.publication import Publications
 from cosmos_core.policy.replica import UNKNOWN_STEP, PolicyReplica, UnitRate, transfer_state
 from cosmos_core.policy.training.step import StepRunner
-from cosmos_core.replica.lifeline import Lifeline
+from cosmos_core.replica.health_channel import HealthChannel
 from cosmos_core.transport.directives import GenerationOrder, GroupRef, PolicyDirective, TrainOrder
 from cosmos_core.transport.messages import Directive
 from cosmos_core.transport.reports import (
@@ -137,7 +137,7 @@ def run(kit, model, script, held, tmp_path, *, name="policy-0", seed=0, stop=Non
             name=name,
             run_id="run",
             address="127.0.0.1",
-            orders=LeaderOrders(script, trainer.world, Lifeline(), stop or threading.Event()),
+            orders=LeaderOrders(script, trainer.world, HealthChannel(), stop or threading.Event()),
             trainer=trainer,
             runner=StepRunner(
                 trainer=trainer,

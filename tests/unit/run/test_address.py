@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from cosmos_core.errors import ConfigError, TransportError
-from cosmos_core.replica.host import host_id
 from cosmos_core.run import address as presence
 from cosmos_core.run.address import absence, address_file, find_address, read_address, require_gone
+from cosmos_core.transport.addresses import host_id
 
 ADDRESS = "tcp://10.0.0.5:5551"
 

@@ -8,12 +8,12 @@ import signal
 
 import pytest
 
-from cosmos_core.replica.host import host_id
 from cosmos_core.run import replica as new
 from cosmos_core.run.address import address_file
 from cosmos_core.run.launch import Exit
 from cosmos_core.run.replica import NewReplica, join
 from cosmos_core.transport import key_folder
+from cosmos_core.transport.addresses import host_id
 
 ADDRESS = "tcp://127.0.0.1:1"
 

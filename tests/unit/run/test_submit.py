@@ -9,10 +9,10 @@ from rich.console import Console
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.overrides import apply_override
 from cosmos_core.errors import ConfigError, PluginNotFoundError, ReplicaError, UnknownSubmissionError
-from cosmos_core.replica.host import host_id
 from cosmos_core.run import folder
 from cosmos_core.run.command import run_recipe
 from cosmos_core.run.submit import Handover, launch_again, launch_recipe, option_overrides, reachable
+from cosmos_core.transport.addresses import host_id
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "arithmetic.toml"
 SBATCH = '#!/bin/sh\necho "argument $2" >> {log}\necho "17;cluster"\n{end}\n'

@@ -11,8 +11,8 @@ from cosmos_core.config.schema import ControlConfig, MeshConfig
 from cosmos_core.errors import ReplicaError
 from cosmos_core.policy.processes.backend import GLOO, NCCL
 from cosmos_core.policy.processes.bootstrap import bond
-from cosmos_core.replica.lifeline import Lifeline
-from cosmos_core.replica.meeting import Meeting, announce, find, meeting_file
+from cosmos_core.replica.health_channel import HealthChannel
+from cosmos_core.replica.rendezvous import Rendezvous, announce, find, rendezvous_file
 
 
 @attrs.frozen(kw_only=True)
@@ -63,7 +63,7 @@ def args(tmp_path):
 
 def test_one_process_needs_no_lifeline(args, tmp_path):
     bound = bond(args(1, session=""))
-    assert type(bound.line) is Lifeline
+    assert type(bound.line) is HealthChannel
     assert (bound.size, bound.rank, bound.address) == (1, 0, "127.0.0.1")
     assert not (tmp_path / "replicas").exists()
 
@@ -80,15 +80,18 @@ def test_a_follower_says_that_its_leader_is_missing(args):
 
 
 def test_a_follower_says_that_its_leader_is_gone(args, tmp_path):
-    announce(meeting_file(tmp_path, "policy-0"), Meeting(session="s", token="t", host="127.0.0.1", lifeline=1, store=1))
+    announce(
+        rendezvous_file(tmp_path, "policy-0"),
+        Rendezvous(session="s", token="t", host="127.0.0.1", health_port=1, store=1),
+    )
     with pytest.raises(ReplicaError, match=r"its leader at 127\.0\.0\.1:1 cannot be reached"):
         bond(args(rank=1))
 
 
 def test_leader_and_follower_find_each_other(args, tmp_path):
     leader = bond(args())
-    # The lifeline's secret is in no command line.
-    told = find(meeting_file(tmp_path, "policy-0"), "s", 5.0, lambda: False)
+    # The health channel's secret is in no command line.
+    told = find(rendezvous_file(tmp_path, "policy-0"), "s", 5.0, lambda: False)
     assert leader.line._token == told.token
     assert told.token not in ("", "s")
     follower = bond(args(rank=1))

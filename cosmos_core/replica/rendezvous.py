@@ -17,30 +17,30 @@ _POLL_S: Final = 0.02
 
 
 @attrs.frozen(kw_only=True)
-class Meeting:
+class Rendezvous:
     """Where a leader waits for its followers.
 
     Attributes:
         session: Which start of the run it belongs to; a file of an earlier one is ignored.
-        token: What followers say to its lifeline; a secret, as the file is.
+        token: What followers say to its health channel; a secret, as the file is.
         host: The leader's address.
-        lifeline: Port of its lifeline.
+        health channel: Port of its health channel.
         store: Port of its store for process groups.
     """
 
     session: str
     token: str = attrs.field(repr=False)
     host: str
-    lifeline: int
+    health_port: int
     store: int
 
 
-def meeting_file(run: Path, replica: str) -> Path:
+def rendezvous_file(run: Path, replica: str) -> Path:
     """Where the leader of a replica writes it."""
     return run / "replicas" / f"{replica}.json"
 
 
-def announce(path: Path, meeting: Meeting) -> None:
+def announce(path: Path, rendezvous: Rendezvous) -> None:
     """Write the file, for its owner's eyes alone, whole or not at all.
 
     Raises:
@@ -51,13 +51,13 @@ def announce(path: Path, meeting: Meeting) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.unlink(missing_ok=True)
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(meeting))
+            file.write(msgspec.json.encode(rendezvous))
         partial.replace(path)
     except OSError as error:
         raise ReplicaError(f"{path} cannot be written, where followers look for their leader: {error}") from error
 
 
-def find(path: Path, session: str, timeout_s: float, interrupted: Callable[[], bool]) -> Meeting:
+def find(path: Path, session: str, timeout_s: float, interrupted: Callable[[], bool]) -> Rendezvous:
     """Wait for the file of this start of the run.
 
     Raises:
@@ -67,7 +67,7 @@ def find(path: Path, session: str, timeout_s: float, interrupted: Callable[[], b
     state = "there is none"
     while not interrupted():
         try:
-            found = msgspec.json.decode(path.read_bytes(), type=Meeting)
+            found = msgspec.json.decode(path.read_bytes(), type=Rendezvous)
         except FileNotFoundError:
             state = "there is none"
         except (OSError, msgspec.DecodeError) as error:

@@ -1,4 +1,4 @@
-"""The leader's end of a replica's lifeline."""
+"""The leader's end of a replica's health channel."""
 
 from __future__ import annotations
 
@@ -13,8 +13,23 @@ from collections.abc import Callable
 from typing import Final
 
 from cosmos_core.errors import ReplicaError, TransportError
-from cosmos_core.replica.lifeline.line import GOODBYE_S, LEADER, PATIENCE_S, PAUSE_S, Ender, Lifeline, error_of
-from cosmos_core.replica.wire import Abandon, End, Failure, Goodbye, Join, Message, Ping, Wire
+from cosmos_core.replica.health_channel import (
+    GOODBYE_S,
+    LEADER,
+    PATIENCE_S,
+    PAUSE_S,
+    Abandon,
+    Connection,
+    End,
+    Ender,
+    Failure,
+    Goodbye,
+    HealthChannel,
+    Join,
+    Message,
+    Ping,
+    error_of,
+)
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -30,7 +45,7 @@ _POLL_S: Final = 0.1
 _PING_S: Final = 1.0
 
 
-class LeaderLine(Lifeline):
+class LeaderChannel(HealthChannel):
     """The leader's end: it listens from the start, `meet` waits for the followers.
 
     Args:
@@ -56,8 +71,8 @@ class LeaderLine(Lifeline):
         self._end: Final = end
         self._server: Final = _listen(host)
         self._news: Final = threading.Condition()
-        self._joined: Final[dict[int, Wire]] = {}
-        self._strangers: Final[deque[Wire]] = deque()
+        self._joined: Final[dict[int, Connection]] = {}
+        self._strangers: Final[deque[Connection]] = deque()
         self._failures: Final[list[Failure]] = []
         self._num_refused = 0
         self._is_main_waiting = False
@@ -65,7 +80,7 @@ class LeaderLine(Lifeline):
         self._is_over = False
         self._selector: Final = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ)
-        self._thread: Final = threading.Thread(target=self._run, name="lifeline", daemon=True)
+        self._thread: Final = threading.Thread(target=self._run, name="health-channel", daemon=True)
         self._thread.start()
 
     @property
@@ -105,8 +120,10 @@ class LeaderLine(Lifeline):
             ReplicaError: Some have not finished in time.
         """
         with self._news:
-            if not self._news.wait_for(lambda: all(wire.has_left for wire in self._joined.values()), GOODBYE_S):
-                busy = [rank for rank, wire in self._joined.items() if not wire.has_left]
+            if not self._news.wait_for(
+                lambda: all(connection.has_left for connection in self._joined.values()), GOODBYE_S
+            ):
+                busy = [rank for rank, connection in self._joined.items() if not connection.has_left]
                 raise ReplicaError(f"{self._name}: ranks {busy} have not finished within {GOODBYE_S:g} s of the leader")
             self._is_over = True
         self._tell(Goodbye())
@@ -134,8 +151,8 @@ class LeaderLine(Lifeline):
             while self._strangers and looked_at - self._strangers[0].began_at > _JOIN_S:
                 self._drop(self._strangers[0])
             if now - looked_at > PAUSE_S:
-                for wire in self._joined.values():
-                    wire.heard_at += now - looked_at
+                for connection in self._joined.values():
+                    connection.heard_at += now - looked_at
             if now - pinged_at >= _PING_S:
                 pinged_at = now
                 self._tell(Ping())
@@ -152,12 +169,12 @@ class LeaderLine(Lifeline):
 
     def _miss(self, by: float) -> None:
         """Note followers that had not answered for too long by then."""
-        for wire in self._joined.values():
-            if not wire.has_left and by - wire.heard_at > self._patience_s:
+        for connection in self._joined.values():
+            if not connection.has_left and by - connection.heard_at > self._patience_s:
                 self._note(
-                    f"its process (pid {wire.pid}) has been silent for {self._patience_s:g} s (control.lost_after_s): "
-                    "stopped, or its machine cannot be reached",
-                    wire.rank,
+                    f"its process (pid {connection.pid}) has been silent for {self._patience_s:g} s "
+                    "(control.lost_after_s): stopped, or its machine cannot be reached",
+                    connection.rank,
                 )
 
     def _look(self) -> None:
@@ -170,7 +187,7 @@ class LeaderLine(Lifeline):
 
     def _accept(self) -> None:
         try:
-            wire = Wire(self._server.accept()[0])
+            connection = Connection(self._server.accept()[0])
         except OSError as error:  # it is gone already, or this process has no more descriptors
             self._num_refused += 1
             if self._num_refused.bit_count() == 1:
@@ -184,57 +201,60 @@ class LeaderLine(Lifeline):
                 self._drop(self._strangers[0])
             time.sleep(_POLL_S)
             return
-        self._selector.register(wire.connection, selectors.EVENT_READ, wire)
-        self._strangers.append(wire)
+        self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+        self._strangers.append(connection)
         if len(self._strangers) > self._size + _MOST_STRANGERS:
             self._drop(self._strangers[0])
 
-    def _read(self, wire: Wire) -> None:
+    def _read(self, connection: Connection) -> None:
         try:
-            messages = wire.receive()
+            messages = connection.receive()
         except TransportError:
             messages = None
         for message in messages or ():
-            self._take(wire, message)
+            self._take(connection, message)
         if messages is None:
-            self._drop(wire)
-            if wire.rank > LEADER and not wire.has_left:
-                self._note(f"its process (pid {wire.pid}) ended without a word: killed, or out of memory?", wire.rank)
+            self._drop(connection)
+            if connection.rank > LEADER and not connection.has_left:
+                self._note(
+                    f"its process (pid {connection.pid}) ended without a word: killed, or out of memory?",
+                    connection.rank,
+                )
 
-    def _take(self, wire: Wire, message: Message) -> None:
+    def _take(self, connection: Connection, message: Message) -> None:
         match message:
             case Join() if self._is_token(message.token) and message.rank in self._joined:
                 _LOG.warning("%s: a second process says that it is rank %d; closed", self._name, message.rank)
-                self._drop(wire)
-            case Join() if self._is_token(message.token) and wire.rank < LEADER < message.rank < self._size:
-                self._strangers.remove(wire)
+                self._drop(connection)
+            case Join() if self._is_token(message.token) and connection.rank < LEADER < message.rank < self._size:
+                self._strangers.remove(connection)
                 with self._news:
-                    wire.rank, wire.pid = message.rank, message.pid
-                    self._joined[message.rank] = wire
+                    connection.rank, connection.pid = message.rank, message.pid
+                    self._joined[message.rank] = connection
                     self._news.notify_all()
-            case Failure() if LEADER < wire.rank == message.rank:
+            case Failure() if LEADER < connection.rank == message.rank:
                 with self._news:
-                    wire.has_left = True
+                    connection.has_left = True
                     self._failures.append(message)
-            case Ping() if wire.rank > LEADER:
+            case Ping() if connection.rank > LEADER:
                 pass
-            case Goodbye() if wire.rank > LEADER:
+            case Goodbye() if connection.rank > LEADER:
                 with self._news:
-                    wire.has_left = True
+                    connection.has_left = True
                     self._news.notify_all()
             case _:
                 _LOG.warning("%s: a connection that is not of this start of the run was closed", self._name)
-                self._drop(wire)
+                self._drop(connection)
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self._token.encode())
 
-    def _drop(self, wire: Wire) -> None:
-        if wire in self._strangers:
-            self._strangers.remove(wire)
-        if wire.connection.fileno() >= 0:
-            self._selector.unregister(wire.connection)
-            wire.close()
+    def _drop(self, connection: Connection) -> None:
+        if connection in self._strangers:
+            self._strangers.remove(connection)
+        if connection.socket.fileno() >= 0:
+            self._selector.unregister(connection.socket)
+            connection.close()
 
     def _note(self, reason: str, rank: int) -> None:
         with self._news:
@@ -263,7 +283,7 @@ class LeaderLine(Lifeline):
         To close a connection in which something lies unread resets it, and the last word could be lost.
         """
         until = time.monotonic() + _LINGER_S
-        while time.monotonic() < until and any(wire.connection.fileno() >= 0 for wire in self._joined.values()):
+        while time.monotonic() < until and any(connection.socket.fileno() >= 0 for connection in self._joined.values()):
             self._look()
 
     def _words(self, failure: Failure) -> str:
@@ -271,8 +291,8 @@ class LeaderLine(Lifeline):
 
     def _tell(self, message: Message) -> None:
         with self._news:
-            for wire in self._joined.values():
-                wire.send(message)
+            for connection in self._joined.values():
+                connection.send(message)
 
 
 def _listen(host: str) -> socket.socket:

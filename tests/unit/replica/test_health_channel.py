@@ -1,4 +1,4 @@
-"""Real processes on one lifeline: whatever becomes of one, all end promptly, and each knows the first cause."""
+"""Real processes on one health channel: whatever becomes of one, all end promptly, and each knows the first cause."""
 
 from __future__ import annotations
 
@@ -15,13 +15,24 @@ from collections.abc import Callable
 import pytest
 
 from cosmos_core.errors import ReplicaError, TransportError
-from cosmos_core.replica.lifeline import FollowerLine, LeaderLine, Lifeline, words_of
-from cosmos_core.replica.wire import End, Failure, Goodbye, Join, Ping, Wire
+from cosmos_core.replica.health_channel import (
+    Connection,
+    End,
+    Failure,
+    FollowerChannel,
+    Goodbye,
+    HealthChannel,
+    Join,
+    Ping,
+    words_of,
+)
+from cosmos_core.replica.health_leader import LeaderChannel
 
 MEMBER = """
 import ctypes, os, sys, threading, time
 from cosmos_core.errors import CosmosError, ProcessLostError, TrainingError
-from cosmos_core.replica.lifeline import FollowerLine, LeaderLine
+from cosmos_core.replica.health_channel import FollowerChannel
+from cosmos_core.replica.health_leader import LeaderChannel
 rank, size = int(sys.argv[1]), int(sys.argv[2])
 
 def end(error):
@@ -33,11 +44,11 @@ def stuck():
     time.sleep(60)
 
 if rank == 0:
-    line = LeaderLine(name="policy-0", size=size, token="t", host="127.0.0.1", end=end, patience_s=3.0)
+    line = LeaderChannel(name="policy-0", size=size, token="t", host="127.0.0.1", end=end, patience_s=3.0)
     print(line.port, flush=True)
 else:
     address = ("127.0.0.1", int(sys.argv[4]))
-    line = FollowerLine(name="policy-0", rank=rank, token="t", address=address, end=end, patience_s=3.0)
+    line = FollowerChannel(name="policy-0", rank=rank, token="t", address=address, end=end, patience_s=3.0)
 try:
     with line:
         if rank == 0:
@@ -52,8 +63,8 @@ except CosmosError as error:
 """
 
 PATIENT = """
-from cosmos_core.replica.lifeline import follower, leader, line as both
-leader._SETTLE_S, follower.ANSWER_S, both._FAREWELL_S = 1.0, 10.0, 15.0
+from cosmos_core.replica import health_channel, health_leader
+health_leader._SETTLE_S, health_channel.ANSWER_S, health_channel._FAREWELL_S = 1.0, 10.0, 15.0
 """
 """What came first is found on a busy machine, too."""
 
@@ -112,19 +123,19 @@ def test_a_quiet_life_ends_when_all_have_done_their_work(world):
 
 def test_the_leader_stays_until_followers_have_closed():
     """What came in meanwhile and lay unread would reset the connection, and the goodbye with it."""
-    with LeaderLine(name="policy-0", size=2, token="t", host="127.0.0.1", end=print) as line:
-        wire = Wire(socket.create_connection(("127.0.0.1", line.port)), 0)
-        wire.send(Join(rank=1, token="t", pid=1))
+    with LeaderChannel(name="policy-0", size=2, token="t", host="127.0.0.1", end=print) as line:
+        connection = Connection(socket.create_connection(("127.0.0.1", line.port)), 0)
+        connection.send(Join(rank=1, token="t", pid=1))
         line.meet(20.0, lambda: False)
-        wire.send(Goodbye())
+        connection.send(Goodbye())
         leaving = threading.Thread(target=line.goodbye)
         leaving.start()
-        while Goodbye() not in (wire.receive() or ()):
+        while Goodbye() not in (connection.receive() or ()):
             pass
         leaving.join(0.4)
         stays = leaving.is_alive()
-        wire.send(Ping())
-        wire.close()
+        connection.send(Ping())
+        connection.close()
         leaving.join(10)
     assert stays
     assert not leaving.is_alive()
@@ -191,19 +202,21 @@ def test_a_frozen_leader(world, after_s):
 
 def test_a_follower_that_did_not_run_calls_nobody_silent(monkeypatch):
     """As after it was stopped: what lies unread is not looked at before its own time is up."""
-    receive, ended, stopped = Wire.receive, [], threading.Event()
+    receive, ended, stopped = Connection.receive, [], threading.Event()
 
-    def held_up(wire):
-        if wire.rank == 0 and not stopped.is_set():
+    def held_up(connection):
+        if connection.rank == 0 and not stopped.is_set():
             stopped.set()
             time.sleep(1.0)
             return []
-        return receive(wire)
+        return receive(connection)
 
-    monkeypatch.setattr(Wire, "receive", held_up)
-    with LeaderLine(name="policy-0", size=2, token="t", host="127.0.0.1", end=ended.append) as line:
+    monkeypatch.setattr(Connection, "receive", held_up)
+    with LeaderChannel(name="policy-0", size=2, token="t", host="127.0.0.1", end=ended.append) as line:
         address = ("127.0.0.1", line.port)
-        follower = FollowerLine(name="policy-0", rank=1, token="t", address=address, end=ended.append, patience_s=0.5)
+        follower = FollowerChannel(
+            name="policy-0", rank=1, token="t", address=address, end=ended.append, patience_s=0.5
+        )
         line.meet(5.0, lambda: False)
         line.abandon(7)
         wait_until(lambda: follower.abandoned == 7 or ended, 10.0)
@@ -217,10 +230,10 @@ def test_a_follower_that_fails_after_the_leader_was_done_ends_all(world):
 
 
 def test_the_leader_says_who_did_not_appear():
-    with LeaderLine(name="policy-0", size=3, token="t", host="127.0.0.1", end=print) as line:
-        joined = FollowerLine(name="policy-0", rank=1, token="t", address=("127.0.0.1", line.port), end=print)
+    with LeaderChannel(name="policy-0", size=3, token="t", host="127.0.0.1", end=print) as line:
+        joined = FollowerChannel(name="policy-0", rank=1, token="t", address=("127.0.0.1", line.port), end=print)
         told = []
-        FollowerLine(name="policy-0", rank=2, token="another", address=("127.0.0.1", line.port), end=told.append)
+        FollowerChannel(name="policy-0", rank=2, token="another", address=("127.0.0.1", line.port), end=told.append)
         wait_until(lambda: 1 in line._joined, 10.0)
         with pytest.raises(
             ReplicaError, match=r"ranks \[2\] of 3 did not appear within 0\.3 s; see logs/policy-0\.2\.log"
@@ -233,11 +246,11 @@ def test_the_leader_says_who_did_not_appear():
 
 
 def test_a_rank_that_is_taken_is_not_given_to_a_stranger(caplog):
-    with LeaderLine(name="policy-0", size=2, token="t", host="127.0.0.1", end=print) as line:
-        follower = FollowerLine(name="policy-0", rank=1, token="t", address=("127.0.0.1", line.port), end=print)
+    with LeaderChannel(name="policy-0", size=2, token="t", host="127.0.0.1", end=print) as line:
+        follower = FollowerChannel(name="policy-0", rank=1, token="t", address=("127.0.0.1", line.port), end=print)
         line.meet(5.0, lambda: False)
         ended = threading.Event()
-        FollowerLine(
+        FollowerChannel(
             name="policy-0", rank=1, token="t", address=("127.0.0.1", line.port), end=lambda _error: ended.set()
         )
         assert ended.wait(5.0)
@@ -248,8 +261,8 @@ def test_a_rank_that_is_taken_is_not_given_to_a_stranger(caplog):
 
 
 def test_followers_learn_that_a_generation_was_abandoned():
-    with LeaderLine(name="policy-0", size=2, token="t", host="127.0.0.1", end=print) as line:
-        follower = FollowerLine(name="policy-0", rank=1, token="t", address=("127.0.0.1", line.port), end=print)
+    with LeaderChannel(name="policy-0", size=2, token="t", host="127.0.0.1", end=print) as line:
+        follower = FollowerChannel(name="policy-0", rank=1, token="t", address=("127.0.0.1", line.port), end=print)
         line.meet(5.0, lambda: False)
         line.abandon(7)
         line.abandon(3)
@@ -259,31 +272,32 @@ def test_followers_learn_that_a_generation_was_abandoned():
 
 def test_a_leader_that_cannot_be_reached_or_cannot_listen():
     with pytest.raises(ReplicaError, match=r"its leader at 127\.0\.0\.1:1 cannot be reached"):
-        FollowerLine(name="policy-0", rank=1, token="t", address=("127.0.0.1", 1), end=print)
+        FollowerChannel(name="policy-0", rank=1, token="t", address=("127.0.0.1", 1), end=print)
     with pytest.raises(TransportError, match=r"cannot listen on 192\.0\.2\.1"):
-        LeaderLine(name="policy-0", size=2, token="t", host="192.0.2.1", end=print)
+        LeaderChannel(name="policy-0", size=2, token="t", host="192.0.2.1", end=print)
 
 
 def test_a_stranger_cannot_fill_the_memory():
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as theirs:
-        wire = Wire(server.accept()[0])
+        connection = Connection(server.accept()[0])
         theirs.sendall(b"\xff\xff\xff\xff")
         with pytest.raises(TransportError, match="a message of 4,294,967,295 bytes; 4,096 are the most"):
-            wire.receive()
-        wire.rank = 1
+            connection.receive()
+        connection.rank = 1
         theirs.sendall(b"x")
         with pytest.raises(TransportError, match="a message of 4,294,967,295 bytes; 16,777,216 are the most"):
-            wire.receive()
-        wire.close()
+            connection.receive()
+        connection.close()
 
 
 BESIEGED = """
 import resource, sys
-from cosmos_core.replica.lifeline import LeaderLine, leader
+from cosmos_core.replica import health_leader
+from cosmos_core.replica.health_leader import LeaderChannel
 
-leader._JOIN_S, leader._MOST_STRANGERS = float(sys.argv[1]), int(sys.argv[2])
+health_leader._JOIN_S, health_leader._MOST_STRANGERS = float(sys.argv[1]), int(sys.argv[2])
 ended = []
-line = LeaderLine(name="policy-0", size=2, token="t", host="127.0.0.1", end=ended.append)
+line = LeaderChannel(name="policy-0", size=2, token="t", host="127.0.0.1", end=ended.append)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 print(line.port, flush=True)
 line.meet(20.0, lambda: False)
@@ -304,30 +318,30 @@ def test_strangers_who_say_nothing_do_not_keep_followers_out(join_s, most):
         address = ("127.0.0.1", int(leader.stdout.readline()))
         for _ in range(100):
             stack.enter_context(socket.create_connection(address))
-        wire = Wire(socket.create_connection(address), 0)
-        stack.callback(wire.close)
-        wire.send(Join(rank=1, token="t", pid=1))
+        connection = Connection(socket.create_connection(address), 0)
+        stack.callback(connection.close)
+        connection.send(Join(rank=1, token="t", pid=1))
         assert leader.stdout.readline() == "met []\n"
 
 
 def test_a_failure_of_one_who_has_not_joined_ends_nobody():
     ended = []
-    with LeaderLine(name="policy-0", size=2, token="t", host="127.0.0.1", end=ended.append) as line:
-        wire = Wire(socket.create_connection(("127.0.0.1", line.port)), 0)
-        wire.send(Failure(rank=-1, reason="I am a stranger", time=0.0, is_echo=False))
-        wire.connection.settimeout(10)
-        assert wire.receive() is None
-        wire.close()
-        follower = FollowerLine(name="policy-0", rank=1, token="t", address=("127.0.0.1", line.port), end=print)
+    with LeaderChannel(name="policy-0", size=2, token="t", host="127.0.0.1", end=ended.append) as line:
+        connection = Connection(socket.create_connection(("127.0.0.1", line.port)), 0)
+        connection.send(Failure(rank=-1, reason="I am a stranger", time=0.0, is_echo=False))
+        connection.socket.settimeout(10)
+        assert connection.receive() is None
+        connection.close()
+        follower = FollowerChannel(name="policy-0", rank=1, token="t", address=("127.0.0.1", line.port), end=print)
         line.meet(5.0, lambda: False)
         threading.Thread(target=follower.goodbye).start()
     assert not ended
 
 
 def test_a_replica_of_one_process_has_nobody_to_lose():
-    with pytest.raises(ValueError, match="own"), Lifeline():
+    with pytest.raises(ValueError, match="own"), HealthChannel():
         raise ValueError("own")
-    assert Lifeline().fail(Failure(rank=0, reason="own", time=0.0, is_echo=False)) == End(reason="own")
+    assert HealthChannel().fail(Failure(rank=0, reason="own", time=0.0, is_echo=False)) == End(reason="own")
 
 
 def test_an_error_is_told_in_its_own_words_unless_it_only_wraps_another():

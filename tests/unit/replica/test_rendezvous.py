@@ -7,10 +7,10 @@ import threading
 import pytest
 
 from cosmos_core.errors import ReplicaError
-from cosmos_core.replica.meeting import Meeting, announce, find, meeting_file
+from cosmos_core.replica.rendezvous import Rendezvous, announce, find, rendezvous_file
 
-HERE = Meeting(session="now", token="t", host="127.0.0.1", lifeline=1, store=2)
-EARLIER = Meeting(session="before", token="u", host="127.0.0.1", lifeline=3, store=4)
+HERE = Rendezvous(session="now", token="t", host="127.0.0.1", health_port=1, store=2)
+EARLIER = Rendezvous(session="before", token="u", host="127.0.0.1", health_port=3, store=4)
 
 
 def never():
@@ -18,7 +18,7 @@ def never():
 
 
 def test_a_file_of_an_earlier_start_is_waited_out(tmp_path):
-    path = meeting_file(tmp_path, "policy-0")
+    path = rendezvous_file(tmp_path, "policy-0")
     assert path == tmp_path / "replicas" / "policy-0.json"
     announce(path, EARLIER)
     threading.Timer(0.2, announce, [path, HERE]).start()
@@ -27,7 +27,7 @@ def test_a_file_of_an_earlier_start_is_waited_out(tmp_path):
 
 
 def test_the_token_is_for_the_owner_alone(tmp_path):
-    path = meeting_file(tmp_path, "policy-0")
+    path = rendezvous_file(tmp_path, "policy-0")
     announce(path, EARLIER)
     path.chmod(0o644)
     announce(path, HERE)
@@ -36,7 +36,7 @@ def test_the_token_is_for_the_owner_alone(tmp_path):
 
 
 def test_what_is_missing_is_said(tmp_path):
-    path = meeting_file(tmp_path, "policy-0")
+    path = rendezvous_file(tmp_path, "policy-0")
     with pytest.raises(
         ReplicaError, match=r"has not written it within 0\.1 s \(there is none\); see logs/policy-0\.log"
     ):
@@ -54,4 +54,4 @@ def test_what_is_missing_is_said(tmp_path):
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "replicas").write_text("a file")
     with pytest.raises(ReplicaError, match="where followers look for their leader"):
-        announce(meeting_file(tmp_path, "policy-0"), HERE)
+        announce(rendezvous_file(tmp_path, "policy-0"), HERE)

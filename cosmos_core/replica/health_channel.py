@@ -1,0 +1,363 @@
+"""The health channel of a replica's processes: one that fails ends the others, promptly and with its error.
+
+Each follower keeps a connection to the leader (`health_leader`). One that cannot go on says why before it ends; one
+that is killed closes its connection. Either way the leader finds out which failure came first, tells the controller and
+the other followers, and the process ends, whatever its main thread is stuck in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Final, Self, TypeAlias
+
+import attrs
+
+from cosmos_core.errors import CosmosError, ProcessLostError, ReplicaError, TransportError
+from cosmos_core.replica.lifetime import LOST
+from cosmos_core.transport.codec import Codec
+
+
+@attrs.frozen(kw_only=True)
+class Join:
+    """A follower is there; `token` shows that it belongs to this start of the run."""
+
+    rank: int
+    token: str
+    pid: int
+
+
+@attrs.frozen(kw_only=True)
+class Failure:
+    """A process cannot go on.
+
+    Attributes:
+        rank: Which.
+        reason: Its error.
+        time: `time.time()` when it happened: processes may be on several machines.
+        is_echo: Whether it may be no more than what another's failure looks like from here.
+        is_loss: Whether the process ended without a word, as one does that is killed.
+    """
+
+    rank: int
+    reason: str
+    time: float
+    is_echo: bool
+    is_loss: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Abandon:
+    """Waiting for the gradient group of this generation, or an older one, has become pointless."""
+
+    generation: int
+
+
+@attrs.frozen(kw_only=True)
+class End:
+    """The replica ends because of this error; `is_loss` as in `Failure`."""
+
+    reason: str
+    is_loss: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Goodbye:
+    """This process has done its work; up, it waits for the leader's goodbye, and down, it is free to go."""
+
+
+@attrs.frozen(kw_only=True)
+class Ping:
+    """This process is there: the leader says it now and then, and each follower answers with the same."""
+
+
+Message: TypeAlias = Join | Failure | Abandon | End | Goodbye | Ping
+
+_CODEC: Final = Codec((Join, Failure, Abandon, End, Goodbye, Ping))
+_LENGTH: Final = struct.Struct(">I")
+_MAX_BYTES: Final = 16 << 20
+_MAX_JOIN_BYTES: Final = 4 << 10
+"""Of one who has not joined, and may be anybody."""
+_SEND_TIMEOUT_S: Final = 2.0
+_SILENCE: Final = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
+"""A machine that no longer answers is gone after half a minute."""
+
+
+class Connection:
+    """A connection; one thread receives, any may send.
+
+    Args:
+        connection: Taken over.
+
+    Attributes:
+        rank: The process at the other end; negative before it has joined.
+        pid: Its process id.
+        has_left: Whether it said goodbye.
+        began_at: When it was connected (`time.monotonic()`),
+        heard_at: and when it was last heard.
+    """
+
+    def __init__(self, connection: socket.socket, rank: int = -1) -> None:
+        connection.settimeout(_SEND_TIMEOUT_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _SILENCE.items():
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        self.socket: Final = connection
+        self.rank = rank
+        self.pid = 0
+        self.has_left = False
+        self.began_at: Final = time.monotonic()
+        self.heard_at = self.began_at
+        self._sending: Final = threading.Lock()
+        self._received = bytearray()
+
+    def send(self, message: Message) -> None:
+        """Send; one who is gone is noticed by whoever receives."""
+        data = _CODEC.encode(message)
+        with self._sending, contextlib.suppress(OSError):
+            self.socket.sendall(_LENGTH.pack(len(data)) + data)
+
+    def receive(self) -> list[Message] | None:
+        """The messages that have come; None once the other end is gone. Call it when there is something to read.
+
+        Raises:
+            TransportError: What came is no message.
+        """
+        try:
+            data = self.socket.recv(1 << 16)
+        except TimeoutError:
+            return []
+        except OSError:
+            return None
+        if not data:
+            return None
+        self.heard_at = time.monotonic()
+        self._received += data
+        return list(self._whole())
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.socket.close()
+
+    def _whole(self) -> Iterator[Message]:
+        while len(self._received) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._received)
+            most = _MAX_BYTES if self.rank >= 0 else _MAX_JOIN_BYTES
+            if length > most:
+                raise TransportError(f"a message of {length:,} bytes; {most:,} are the most")
+            end = _LENGTH.size + length
+            if len(self._received) < end:
+                return
+            yield _CODEC.decode(bytes(self._received[_LENGTH.size : end]))
+            del self._received[:end]
+
+
+LEADER: Final = 0
+PATIENCE_S: Final = 15.0
+GOODBYE_S: Final = 120.0
+"""How long processes may differ in the end of their work."""
+ANSWER_S: Final = 1.0
+"""How long the other end may take to answer."""
+PAUSE_S: Final = 4.0
+"""Between two looks, this process did not run: it has no right to call others silent."""
+_FAREWELL_S: Final = 1.5
+
+Ender = Callable[[ReplicaError], None]
+"""Ends this process because of an error; does not return."""
+
+
+class HealthChannel:
+    """That of a replica of one process: there is nobody to lose.
+
+    Attributes:
+        abandoned: Newest generation that the leader no longer waits for.
+    """
+
+    def __init__(self) -> None:
+        self.abandoned = -1
+        self._cause: End | None = None
+
+    def abandon(self, generation: int) -> None:
+        """Let the followers stop waiting for the gradient group of a generation."""
+
+    def goodbye(self) -> None:
+        """Return once every process has done its work."""
+
+    def fail(self, failure: Failure) -> End:
+        """Tell the others; what ends the replica: this failure, or the one that it is the echo of."""
+        return End(reason=failure.reason)
+
+    @property
+    def rank(self) -> int:
+        """This process's place in the replica."""
+        return LEADER
+
+    def _end_soon(self) -> None:
+        """End the process even if what is left of it waits for others."""
+        timer = threading.Timer(_FAREWELL_S, self._leave)
+        timer.daemon = True
+        timer.start()
+
+    def _leave(self) -> None:
+        os._exit(LOST if self._cause is not None and self._cause.is_loss else 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.goodbye()
+        elif isinstance(error, Exception):
+            own = _failure_of(error, self.rank)
+            cause = self.fail(own)
+            if cause.reason != own.reason:
+                raise error_of(cause) from error
+
+
+def error_of(cause: End) -> ReplicaError:
+    """What ends a process, as an error."""
+    return ProcessLostError(cause.reason) if cause.is_loss else ReplicaError(cause.reason)
+
+
+def words_of(error: BaseException) -> str:
+    """An error in words; of a RuntimeError from another error, which torch's pipelines raise, those of the other."""
+    while isinstance(error, RuntimeError) and error.__cause__ is not None:
+        error = error.__cause__
+    return str(error) if isinstance(error, CosmosError) else f"{type(error).__name__}: {error}"
+
+
+def _failure_of(error: Exception, rank: int) -> Failure:
+    """An error of `torch.distributed`, which is a RuntimeError, may be no more than another process's end."""
+    chain = [error, *filter(None, [error.__cause__])]
+    return Failure(
+        rank=rank,
+        reason=words_of(error),
+        time=time.time(),
+        is_echo=any(isinstance(each, RuntimeError) for each in chain),
+    )
+
+
+class FollowerChannel(HealthChannel):
+    """A follower's end.
+
+    Args:
+        name: The replica's name.
+        rank: This process's place in it.
+        token: What shows that it belongs to this start of the run.
+        address: Host and port of the leader.
+        end: Called on a thread of this object when the replica ends because of another process.
+        patience_s: Silence after which the leader is frozen, or its machine gone.
+
+    Raises:
+        ReplicaError: The leader cannot be reached.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        rank: int,
+        token: str,
+        address: tuple[str, int],
+        end: Ender,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        super().__init__()
+        self._patience_s: Final = patience_s
+        self._name: Final = name
+        self._rank: Final = rank
+        self._end: Final = end
+        try:
+            self._connection: Final = Connection(socket.create_connection(address, ANSWER_S), LEADER)
+        except OSError as error:
+            raise ReplicaError(f"{name}: its leader at {address[0]}:{address[1]} cannot be reached: {error}") from error
+        self._news: Final = threading.Condition()
+        self._is_main_waiting = False
+        self._connection.send(Join(rank=rank, token=token, pid=os.getpid()))
+        self._thread: Final = threading.Thread(target=self._run, name="health-channel", daemon=True)
+        self._thread.start()
+
+    @property
+    def rank(self) -> int:
+        """This process's place in the replica."""
+        return self._rank
+
+    def goodbye(self) -> None:
+        """Tell the leader that the work is done, and wait until all have.
+
+        Raises:
+            ReplicaError: The leader did not answer in time.
+        """
+        self._connection.send(Goodbye())
+        self._thread.join(GOODBYE_S)
+        if self._thread.is_alive():
+            raise ReplicaError(f"{self._name}: the leader did not say goodbye within {GOODBYE_S:g} s")
+        self._connection.close()
+
+    def fail(self, failure: Failure) -> End:
+        """Tell the leader; what ends the replica."""
+        self._end_soon()
+        with self._news:
+            self._is_main_waiting = True
+        self._connection.send(failure)
+        with self._news:
+            self._news.wait_for(lambda: self._cause, ANSWER_S)
+            cause = self._cause
+        own = f"{self._name} rank {failure.rank}: {failure.reason}"
+        return End(reason=failure.reason) if cause is None or cause.reason == own else cause
+
+    def _run(self) -> None:
+        looked_at = time.monotonic()
+        while True:
+            messages = self._receive()
+            now = time.monotonic()
+            if now - looked_at > PAUSE_S:
+                self._connection.heard_at += now - looked_at
+            # By when it looked before: what lies unread since this process did not run is no silence.
+            is_silent = looked_at - self._connection.heard_at > self._patience_s
+            looked_at = now
+            if messages is not None and is_silent:
+                silent = f"its process, the leader, has been silent for {self._patience_s:g} s (control.lost_after_s)"
+                self._finish(End(reason=f"{self._name} rank {LEADER}: {silent}", is_loss=True))
+                return
+            if messages is None:
+                gone = f"{self._name} rank {LEADER}: its process, the leader, is gone"
+                self._finish(End(reason=gone, is_loss=True))
+                return
+            for message in messages:
+                match message:
+                    case Abandon():
+                        self.abandoned = max(self.abandoned, message.generation)
+                    case End():
+                        self._finish(message)
+                        return
+                    case Goodbye():
+                        return
+                    case Ping():
+                        self._connection.send(Ping())
+                    case _:
+                        pass
+
+    def _receive(self) -> list[Message] | None:
+        try:
+            return self._connection.receive()
+        except TransportError:
+            return None
+
+    def _finish(self, cause: End) -> None:
+        self._connection.close()
+        with self._news:
+            self._cause = cause
+            self._news.notify_all()
+            is_main_waiting = self._is_main_waiting
+        if not is_main_waiting:
+            self._end(error_of(cause))
