@@ -82,16 +82,16 @@ def part_equals_whole(family, changes, path, sizes):
 @pytest.mark.parametrize(
     ("family", "sizes", "is_tied"),
     [
-        ("qwen3", {"dp_shard": 2, "tp": 2}, True),
         ("qwen3", {"pp": 2, "dp_shard": 2}, True),
-        ("qwen3", {"pp": 2}, False),
-        ("llama", {"dp_shard": 2}, False),
         ("gemma3_text", {"dp_shard": 2}, True),
-        ("qwen3_moe", {"dp_shard": 2, "ep": 2}, False),
         ("deepseek_v3", {"dp_shard": 2, "tp": 2, "ep": 4}, False),
     ],
 )
 def test_a_part_is_loaded_with_what_the_whole_has(tmp_path, family, sizes, is_tied):
+    check_loaded(tmp_path, family, sizes, is_tied)
+
+
+def check_loaded(tmp_path, family, sizes, is_tied):
     changes = {"tie_word_embeddings": is_tied}
     whole = checkpoint(tmp_path, family, **changes)
     size = torch.tensor(list({**sizes, "ep": 1}.values())).prod().item()
@@ -109,7 +109,7 @@ def test_a_part_of_an_uneven_vocabulary_is_loaded_with_what_the_whole_has(tmp_pa
     run_world(4, part_equals_whole, "qwen3", changes, str(tmp_path), {"dp_shard": 2, "tp": 2})
 
 
-@pytest.mark.parametrize("sizes", [{"dp_shard": 2}, {"pp": 2}, {"tp": 2}])
+@pytest.mark.parametrize("sizes", [{"pp": 2}, {"tp": 2}])
 def test_a_part_is_drawn_as_the_whole_is(sizes):
     run_world(2, part_equals_whole, "qwen3", {"tie_word_embeddings": True}, None, sizes)
 
@@ -133,8 +133,11 @@ def growth(path, sizes):
     return peak, sum(share.tensor.nbytes for share in all_held(dict(part.named_parameters())).values())
 
 
-@pytest.mark.parametrize("sizes", [{"dp_shard": 4}, {"pp": 2, "dp_shard": 2}])
-def test_loading_takes_the_memory_of_the_share(tmp_path, sizes):
+def test_loading_takes_the_memory_of_the_share(tmp_path):
+    check_memory(tmp_path, {"pp": 2, "dp_shard": 2})
+
+
+def check_memory(tmp_path, sizes):
     with torch.device("meta"):
         shell = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **ATTENTION | BIG))
     module = shell.to_empty(device="cpu")

@@ -1,7 +1,6 @@
 import itertools
 import math
 
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -55,53 +54,55 @@ def probs(hidden, weight):
     return torch.softmax((hidden.double() @ weight.double().T) / 0.5, -1)
 
 
-@pytest.mark.parametrize("chunk", [head.CHUNK_ELEMENTS, 2 * VOCABULARY])
-@pytest.mark.parametrize("top", [None, 3, VOCABULARY + 5])
-@pytest.mark.parametrize("kind", KINDS)
-def test_divergences_and_their_gradients_are_those_of_the_definitions(kind, top, chunk, monkeypatch):
-    monkeypatch.setattr(head, "CHUNK_ELEMENTS", chunk)
-    divergence = Divergence(kind=kind, beta=0.3, top=top)
-    hidden, weight, targets = draw(0)
-    other_hidden, other_weight, _ = draw(1)
-    with torch.no_grad():
-        theirs = evaluate(other_hidden, other_weight, targets, prediction_for=divergence)
-    decided = evaluate(hidden, weight, targets, kl_target=KLTarget(prediction=theirs.prediction, comparison=divergence))
-    asked = Divergence(kind=kind, beta=0.3, top=top if top == 3 else None)
-    want = expected(asked, probs(hidden, weight), probs(other_hidden, other_weight).detach())
-    torch.testing.assert_close(decided.divergence_N.double(), want, rtol=1e-5, atol=1e-6)
-    scores = torch.arange(1.0, DECISIONS + 1)
-    grads = torch.autograd.grad((decided.divergence_N * scores).sum(), (hidden, weight))
-    for mine, true in zip(grads, torch.autograd.grad((want * scores).sum(), (hidden, weight)), strict=True):
-        torch.testing.assert_close(mine, true, rtol=1e-4, atol=2e-5)
-    torch.testing.assert_close(decided.logprobs_N, evaluate(hidden, weight, targets).logprobs_N)
+def test_divergences_and_their_gradients_are_those_of_the_definitions(monkeypatch):
+    for kind in KINDS:
+        for top in [None, 3, VOCABULARY + 5]:
+            for chunk in [head.CHUNK_ELEMENTS, 2 * VOCABULARY]:
+                monkeypatch.setattr(head, "CHUNK_ELEMENTS", chunk)
+                divergence = Divergence(kind=kind, beta=0.3, top=top)
+                hidden, weight, targets = draw(0)
+                other_hidden, other_weight, _ = draw(1)
+                with torch.no_grad():
+                    theirs = evaluate(other_hidden, other_weight, targets, prediction_for=divergence)
+                decided = evaluate(
+                    hidden, weight, targets, kl_target=KLTarget(prediction=theirs.prediction, comparison=divergence)
+                )
+                asked = Divergence(kind=kind, beta=0.3, top=top if top == 3 else None)
+                want = expected(asked, probs(hidden, weight), probs(other_hidden, other_weight).detach())
+                torch.testing.assert_close(decided.divergence_N.double(), want, rtol=1e-5, atol=1e-6)
+                scores = torch.arange(1.0, DECISIONS + 1)
+                grads = torch.autograd.grad((decided.divergence_N * scores).sum(), (hidden, weight))
+                for mine, true in zip(grads, torch.autograd.grad((want * scores).sum(), (hidden, weight)), strict=True):
+                    torch.testing.assert_close(mine, true, rtol=1e-4, atol=2e-5)
+                torch.testing.assert_close(decided.logprobs_N, evaluate(hidden, weight, targets).logprobs_N)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_telling_fewer_outcomes_apart_never_gives_more(kind):
-    hidden, weight, targets = draw(0)
-    other = draw(1)
-    found = []
-    for top in (1, 2, 4, 8, None):
-        divergence = Divergence(kind=kind, top=top)
-        look = evaluate(*other[:2], targets, prediction_for=divergence).prediction
-        kl_target = KLTarget(prediction=look, comparison=divergence)
-        found.append(evaluate(hidden, weight, targets, kl_target=kl_target).divergence_N)
-    for fewer, more in itertools.pairwise(found):
-        assert (fewer <= more + 1e-5).all()
+def test_telling_fewer_outcomes_apart_never_gives_more():
+    for kind in KINDS:
+        hidden, weight, targets = draw(0)
+        other = draw(1)
+        found = []
+        for top in (1, 2, 4, 8, None):
+            divergence = Divergence(kind=kind, top=top)
+            look = evaluate(*other[:2], targets, prediction_for=divergence).prediction
+            kl_target = KLTarget(prediction=look, comparison=divergence)
+            found.append(evaluate(hidden, weight, targets, kl_target=kl_target).divergence_N)
+        for fewer, more in itertools.pairwise(found):
+            assert (fewer <= more + 1e-5).all()
 
 
-@pytest.mark.parametrize("chunk", [head.CHUNK_ELEMENTS, 2 * VOCABULARY])
-@pytest.mark.parametrize(("top", "names"), [(None, {"logprobs"}), (99, {"logprobs"}), (3, {"logprobs", "ids"})])
-def test_ids_are_kept_of_a_part_of_the_vocabulary_alone(top, names, chunk, monkeypatch):
+def test_ids_are_kept_of_a_part_of_the_vocabulary_alone(monkeypatch):
     """Twice as many bytes as the log-probs of all tokens would say nothing."""
-    monkeypatch.setattr(head, "CHUNK_ELEMENTS", chunk)
-    hidden, weight, targets = draw(0)
-    look = evaluate(hidden, weight, targets, prediction_for=Divergence(kind="jsd", top=top)).prediction
-    assert {*look} == names
-    whole = probs(hidden, weight).log().float()
-    ids = look.get("ids", torch.arange(VOCABULARY).expand(DECISIONS, -1))
-    torch.testing.assert_close(look["logprobs"], whole.gather(-1, ids), rtol=1e-4, atol=1e-5)
-    assert not look["logprobs"].requires_grad
+    for top, names in [(None, {"logprobs"}), (99, {"logprobs"}), (3, {"logprobs", "ids"})]:
+        for chunk in [head.CHUNK_ELEMENTS, 2 * VOCABULARY]:
+            monkeypatch.setattr(head, "CHUNK_ELEMENTS", chunk)
+            hidden, weight, targets = draw(0)
+            look = evaluate(hidden, weight, targets, prediction_for=Divergence(kind="jsd", top=top)).prediction
+            assert {*look} == names
+            whole = probs(hidden, weight).log().float()
+            ids = look.get("ids", torch.arange(VOCABULARY).expand(DECISIONS, -1))
+            torch.testing.assert_close(look["logprobs"], whole.gather(-1, ids), rtol=1e-4, atol=1e-5)
+            assert not look["logprobs"].requires_grad
 
 
 def test_an_impossible_outcome_is_no_nan():
@@ -115,20 +116,22 @@ def test_an_impossible_outcome_is_no_nan():
         assert evaluate(hidden, weight, targets, kl_target=kl_target).divergence_N.isfinite().all()
 
 
-@pytest.mark.parametrize("top", [None, 3, 9])
-def test_a_split_vocabulary_gives_the_same_on_each_process(top):
-    divergence = Divergence(kind="jsd", beta=0.3, top=top)
-    hidden, weight, targets = draw(0)
-    look = evaluate(*draw(1)[:2], targets, prediction_for=divergence).prediction
-    whole = evaluate(hidden, weight, targets, kl_target=KLTarget(prediction=look, comparison=divergence)).divergence_N
-    grads = torch.autograd.grad((whole * torch.arange(1.0, 6.0)).sum(), (hidden, weight))
-    for rank, (ids, logprobs, divergence_N, hidden_grad, weight_grad) in enumerate(run_world(2, split, top)):
-        torch.testing.assert_close(logprobs, look["logprobs"])
-        assert (ids is None) == (top is None)
-        assert ids is None or torch.equal(ids, look["ids"])
-        torch.testing.assert_close(divergence_N, whole.detach())
-        torch.testing.assert_close(hidden_grad, grads[0], rtol=1e-4, atol=2e-5)
-        torch.testing.assert_close(weight_grad, grads[1][rank * 6 : rank * 6 + 6], rtol=1e-4, atol=2e-5)
+def test_a_split_vocabulary_gives_the_same_on_each_process():
+    for top in [None, 3, 9]:
+        divergence = Divergence(kind="jsd", beta=0.3, top=top)
+        hidden, weight, targets = draw(0)
+        look = evaluate(*draw(1)[:2], targets, prediction_for=divergence).prediction
+        whole = evaluate(
+            hidden, weight, targets, kl_target=KLTarget(prediction=look, comparison=divergence)
+        ).divergence_N
+        grads = torch.autograd.grad((whole * torch.arange(1.0, 6.0)).sum(), (hidden, weight))
+        for rank, (ids, logprobs, divergence_N, hidden_grad, weight_grad) in enumerate(run_world(2, split, top)):
+            torch.testing.assert_close(logprobs, look["logprobs"])
+            assert (ids is None) == (top is None)
+            assert ids is None or torch.equal(ids, look["ids"])
+            torch.testing.assert_close(divergence_N, whole.detach())
+            torch.testing.assert_close(hidden_grad, grads[0], rtol=1e-4, atol=2e-5)
+            torch.testing.assert_close(weight_grad, grads[1][rank * 6 : rank * 6 + 6], rtol=1e-4, atol=2e-5)
 
 
 def split(top):

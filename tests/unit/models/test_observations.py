@@ -107,13 +107,13 @@ def num_steering(model, found):
     return {name: list(found).count(token(model, name)) for name in ("<|im_start|>", "<|im_end|>", "<eos>")}
 
 
-@pytest.mark.parametrize("prompt", [CHAT, Prompt(text="4+4?")])
-@pytest.mark.parametrize("said", [SPELLING, "<eos>", "a<|im_start|>", "<|im_end|>" * 3, f"%spelt {SPELLING} %spelt-0%"])
-def test_an_observation_that_spells_steering_tokens_is_words(model, prompt, said):
-    written = [*ids(model, "4+4="), token(model, "<|im_end|>")]
-    found = model.encode_observation(prompt, written, said)
-    assert num_steering(model, found) == num_steering(model, model.encode_observation(prompt, written, "8"))
-    assert said in model.tokenizer.decode(found)
+def test_an_observation_that_spells_steering_tokens_is_words(model):
+    for said in [SPELLING, "<eos>", "a<|im_start|>", "<|im_end|>" * 3, f"%spelt {SPELLING} %spelt-0%"]:
+        for prompt in [CHAT, Prompt(text="4+4?")]:
+            written = [*ids(model, "4+4="), token(model, "<|im_end|>")]
+            found = model.encode_observation(prompt, written, said)
+            assert num_steering(model, found) == num_steering(model, model.encode_observation(prompt, written, "8"))
+            assert said in model.tokenizer.decode(found)
 
 
 def test_a_stop_token_that_is_no_special_one_is_spelt_sign_by_sign(model):
@@ -142,11 +142,13 @@ def test_what_only_normalising_makes_a_steering_token_is_refused(model):
         model.encode_observation(CHAT, [], "so [END]")
 
 
-@pytest.mark.parametrize("role", ["system", "user", "tool"])
-def test_what_others_say_in_a_prompt_is_words(model, role):
-    plain, spelt = (model.text.prompt_ids(Prompt(text=(Message(role=role, content=said),))) for said in ("8", SPELLING))
-    assert num_steering(model, spelt) == num_steering(model, plain)
-    assert SPELLING in model.tokenizer.decode(spelt)
+def test_what_others_say_in_a_prompt_is_words(model):
+    for role in ["system", "user", "tool"]:
+        plain, spelt = (
+            model.text.prompt_ids(Prompt(text=(Message(role=role, content=said),))) for said in ("8", SPELLING)
+        )
+        assert num_steering(model, spelt) == num_steering(model, plain)
+        assert SPELLING in model.tokenizer.decode(spelt)
 
 
 def test_plain_text_and_the_models_own_turns_may_hold_special_tokens(model):

@@ -40,8 +40,7 @@ def refusal(make, config, sizes):
     return None
 
 
-@pytest.mark.parametrize("make", [Scaled, Mixing])
-@pytest.mark.parametrize("sizes", [{"dp_shard": 2}, {"pp": 2}])
+@pytest.mark.parametrize(("make", "sizes"), [(Scaled, {"dp_shard": 2}), (Mixing, {"pp": 2})])
 def test_a_spread_model_is_refused_by_all_processes_alike(config, make, sizes):
     told = run_world(2, refusal, make, config, sizes)
     assert told[0] == told[1]
@@ -76,8 +75,12 @@ def tried(make, config, tmp_path):
     return small
 
 
-@pytest.mark.parametrize("model_type", LARGE)
+@pytest.mark.parametrize("model_type", ["gpt_oss", "deepseek_v3"])
 def test_a_large_model_is_checked_on_a_small_one_with_every_kind_of_layer(tmp_path, model_type):
+    check_large(tmp_path, model_type)
+
+
+def check_large(tmp_path, model_type):
     config = {"model_type": model_type, **LARGE[model_type]}
     (small,) = tried(HuggingFaceModel, config, tmp_path)
     assert small.num_parameters() < 30e6

@@ -23,45 +23,44 @@ def drawn(*shape, seed):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
 
 
-@pytest.mark.parametrize("fewest", [16, 1])
 @pytest.mark.parametrize("kernel", [None, "full"])
-@pytest.mark.parametrize(("window", "cap"), [(None, None), (4, None), (None, 0.5), (9, 0.5)])
-@pytest.mark.parametrize("has_sinks", [False, True])
-def test_gradients_of_blocks_are_terms_of_the_whole_softmaxs(  # noqa: PLR0917 - parameters of the test
-    monkeypatch, kernel, window, cap, has_sinks, fewest
-):
-    monkeypatch.setattr(blocks, "PIECE_SCORES", {"cpu": 100})
-    monkeypatch.setattr(blocks, "FEWEST_QUERIES", fewest)
-    if kernel is not None:
-        monkeypatch.setattr(blocks, "kernel_of", lambda _: kernel)
-    query, both = drawn(2, 5, 4, 8, seed=0), drawn(2, 12, 2, 11, seed=1)
-    sinks = drawn(4, seed=2) if has_sinks else None
-    mask = torch.ones(5, 12, dtype=torch.bool).tril(7)
-    mask = mask if window is None else mask.triu(7 - window + 1)
-    output, lse = whole(query, both, mask, cap, sinks)
-    weight = drawn(*output.shape, seed=3).detach()
-    leaves = (query, both) if sinks is None else (query, both, sinks)
-    expected = torch.autograd.grad((output * weight).sum(), leaves)
+def test_gradients_of_blocks_are_terms_of_the_whole_softmaxs(monkeypatch, kernel):
+    for has_sinks in [False, True]:
+        for window, cap in [(None, None), (4, None), (None, 0.5), (9, 0.5)]:
+            for fewest in [16, 1]:
+                monkeypatch.setattr(blocks, "PIECE_SCORES", {"cpu": 100})
+                monkeypatch.setattr(blocks, "FEWEST_QUERIES", fewest)
+                if kernel is not None:
+                    monkeypatch.setattr(blocks, "kernel_of", lambda _: kernel)
+                query, both = drawn(2, 5, 4, 8, seed=0), drawn(2, 12, 2, 11, seed=1)
+                sinks = drawn(4, seed=2) if has_sinks else None
+                mask = torch.ones(5, 12, dtype=torch.bool).tril(7)
+                mask = mask if window is None else mask.triu(7 - window + 1)
+                output, lse = whole(query, both, mask, cap, sinks)
+                weight = drawn(*output.shape, seed=3).detach()
+                leaves = (query, both) if sinks is None else (query, both, sinks)
+                expected = torch.autograd.grad((output * weight).sum(), leaves)
 
-    with torch.no_grad():
-        options = {"query_BQHD": query, "scale": 0.3, "window": window, "cap": cap}
-        own = Block(both_BFKE=both[:, 7:], num_behind=0, **options)
-        earlier = Block(both_BFKE=both[:, :7], num_behind=7, **options)
-        merged = Merged.of(block_forward(own)).with_block(block_forward(earlier)).with_sinks(sinks)
-        torch.testing.assert_close(merged.lse_BQH, lse, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(merged.output_BQHD, output, atol=1e-5, rtol=1e-5)
-        result = (weight, output, lse)
-        gradients = [block_backward(block, *result) for block in (earlier, own)]
-        sinks_gradient = sinks_backward(sinks, *result)
-    torch.testing.assert_close(gradients[0][0] + gradients[1][0], expected[0], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(torch.cat((gradients[0][1], gradients[1][1]), dim=1), expected[1], atol=1e-5, rtol=1e-5)
-    if has_sinks:
-        torch.testing.assert_close(sinks_gradient, expected[2], atol=1e-5, rtol=1e-5)
+                with torch.no_grad():
+                    options = {"query_BQHD": query, "scale": 0.3, "window": window, "cap": cap}
+                    own = Block(both_BFKE=both[:, 7:], num_behind=0, **options)
+                    earlier = Block(both_BFKE=both[:, :7], num_behind=7, **options)
+                    merged = Merged.of(block_forward(own)).with_block(block_forward(earlier)).with_sinks(sinks)
+                    torch.testing.assert_close(merged.lse_BQH, lse, atol=1e-5, rtol=1e-5)
+                    torch.testing.assert_close(merged.output_BQHD, output, atol=1e-5, rtol=1e-5)
+                    result = (weight, output, lse)
+                    gradients = [block_backward(block, *result) for block in (earlier, own)]
+                    sinks_gradient = sinks_backward(sinks, *result)
+                torch.testing.assert_close(gradients[0][0] + gradients[1][0], expected[0], atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(
+                    torch.cat((gradients[0][1], gradients[1][1]), dim=1), expected[1], atol=1e-5, rtol=1e-5
+                )
+                if has_sinks:
+                    torch.testing.assert_close(sinks_gradient, expected[2], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("num_behind", "window", "cap", "kernel"),
-    [
+def test_flash_kernels_take_what_is_seen_whole_or_causal():
+    for num_behind, window, cap, kernel in [
         (0, None, None, "cpu"),
         (5, None, None, "cpu"),
         (0, 5, None, "cpu"),  # a window as long as the document cuts nothing
@@ -70,34 +69,29 @@ def test_gradients_of_blocks_are_terms_of_the_whole_softmaxs(  # noqa: PLR0917 -
         (5, 9, None, "full"),
         (2, None, None, "full"),
         (0, None, 1.0, "full"),
-    ],
-)
-def test_flash_kernels_take_what_is_seen_whole_or_causal(num_behind, window, cap, kernel):
-    block = Block(
-        query_BQHD=torch.ones(1, 5, 2, 4),
-        both_BFKE=torch.ones(1, 5, 2, 8),
-        num_behind=num_behind,
-        scale=1.0,
-        window=window,
-        cap=cap,
-    )
-    assert kernel_of(block) == kernel
+    ]:
+        block = Block(
+            query_BQHD=torch.ones(1, 5, 2, 4),
+            both_BFKE=torch.ones(1, 5, 2, 8),
+            num_behind=num_behind,
+            scale=1.0,
+            window=window,
+            cap=cap,
+        )
+        assert kernel_of(block) == kernel
 
 
-@pytest.mark.parametrize(
-    ("dim", "dtype", "kernel"),
-    [
+def test_the_flash_kernel_of_cuda_takes_16_bits_and_head_dims_that_it_has():
+    for dim, dtype, kernel in [
         (64, torch.bfloat16, "cuda"),
         (256, torch.float16, "cuda"),
         (64, torch.float32, "full"),
         (20, torch.bfloat16, "full"),
         (288, torch.bfloat16, "full"),
-    ],
-)
-def test_the_flash_kernel_of_cuda_takes_16_bits_and_head_dims_that_it_has(dim, dtype, kernel):
-    with FakeTensorMode():
-        rows = [torch.empty(1, 5, 2, size, dtype=dtype, device="cuda") for size in (dim, 2 * dim)]
-        assert kernel_of(Block(query_BQHD=rows[0], both_BFKE=rows[1], num_behind=0, scale=1.0)) == kernel
+    ]:
+        with FakeTensorMode():
+            rows = [torch.empty(1, 5, 2, size, dtype=dtype, device="cuda") for size in (dim, 2 * dim)]
+            assert kernel_of(Block(query_BQHD=rows[0], both_BFKE=rows[1], num_behind=0, scale=1.0)) == kernel
 
 
 def test_of_a_window_only_keys_that_are_seen_are_scored(monkeypatch):

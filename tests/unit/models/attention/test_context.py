@@ -125,8 +125,12 @@ def on_one(model):
     return evaluate(Case(model=model, method="auto"), 1)
 
 
-@pytest.mark.parametrize(("size", "case"), [(size, case) for size in CASES for case in CASES[size]], ids=str)
-def test_slices_of_a_row_give_what_the_row_gives(size, case):
+@pytest.mark.parametrize("case", CASES[2], ids=str)
+def test_slices_of_a_row_give_what_the_row_gives(case):
+    check_slices(2, case)
+
+
+def check_slices(size, case):
     logprobs_N, entropy_N, gradients = on_one(case.model)
     for rank in (0, size - 1):
         ours = on_several(size)[rank][str(case)]

@@ -35,38 +35,38 @@ def dense(query, key, value, lengths, window=None, *, softcap=None, sinks=None):
     return (weights / total @ value).transpose(1, 2).float()
 
 
-@pytest.mark.parametrize("waste", [0, 30, 10**9])
-@pytest.mark.parametrize("lengths", [[7], [9, 9, 5, 4, 4, 1, 1], [12, 11, 3], [3, 8, 8]])
-@pytest.mark.parametrize("window", [None, 3])
-def test_packed_attention_is_the_dense_one_with_a_block_mask(lengths, waste, window):
-    parts = qkv(sum(lengths))
-    packing = Packing.of(lengths, CPU, waste)
-    packed, _ = packed_attention(torch.nn.Identity(), *parts, None, packing=packing, sliding_window=window)
-    expected = dense(*parts, lengths, window)
-    weight = torch.randn(packed.shape, generator=torch.Generator().manual_seed(1))
+def test_packed_attention_is_the_dense_one_with_a_block_mask():
+    for window in [None, 3]:
+        for lengths in [[7], [9, 9, 5, 4, 4, 1, 1], [12, 11, 3], [3, 8, 8]]:
+            for waste in [0, 30, 10**9]:
+                parts = qkv(sum(lengths))
+                packing = Packing.of(lengths, CPU, waste)
+                packed, _ = packed_attention(torch.nn.Identity(), *parts, None, packing=packing, sliding_window=window)
+                expected = dense(*parts, lengths, window)
+                weight = torch.randn(packed.shape, generator=torch.Generator().manual_seed(1))
 
-    torch.testing.assert_close(packed, expected, atol=1e-5, rtol=1e-5)
-    gradients = torch.autograd.grad((packed * weight).sum(), parts, retain_graph=True)
-    expected_gradients = torch.autograd.grad((expected * weight).sum(), parts)
-    for mine, theirs in zip(gradients, expected_gradients, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(packed, expected, atol=1e-5, rtol=1e-5)
+                gradients = torch.autograd.grad((packed * weight).sum(), parts, retain_graph=True)
+                expected_gradients = torch.autograd.grad((expected * weight).sum(), parts)
+                for mine, theirs in zip(gradients, expected_gradients, strict=True):
+                    torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("window", [2, 3, 7])
-@pytest.mark.parametrize("lengths", [[40], [25, 24, 24, 9, 3, 1]])
-@pytest.mark.parametrize("waste", [0, 10**9])
-def test_long_documents_in_pieces_of_a_window_are_the_dense_ones(monkeypatch, lengths, window, waste):
-    monkeypatch.setattr(scores, "SMALLEST_PIECE", 4)
-    parts = qkv(sum(lengths), dtype=torch.float64)
-    packing = Packing.of(lengths, CPU, waste)
-    packed, _ = packed_attention(torch.nn.Identity(), *parts, None, packing=packing, sliding_window=window)
-    assert max(mask.shape[1] for mask in packing._masks.values()) <= 2 * max(window, 4)
-    expected = dense(*parts, lengths, window)
-    torch.testing.assert_close(packed.float(), expected, atol=1e-6, rtol=1e-6)
-    weight = torch.randn(packed.shape, generator=torch.Generator().manual_seed(1))
-    gradients = torch.autograd.grad((packed * weight).sum(), parts)
-    for mine, theirs in zip(gradients, torch.autograd.grad((expected * weight).sum(), parts), strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
+def test_long_documents_in_pieces_of_a_window_are_the_dense_ones(monkeypatch):
+    for waste in [0, 10**9]:
+        for lengths in [[40], [25, 24, 24, 9, 3, 1]]:
+            for window in [2, 3, 7]:
+                monkeypatch.setattr(scores, "SMALLEST_PIECE", 4)
+                parts = qkv(sum(lengths), dtype=torch.float64)
+                packing = Packing.of(lengths, CPU, waste)
+                packed, _ = packed_attention(torch.nn.Identity(), *parts, None, packing=packing, sliding_window=window)
+                assert max(mask.shape[1] for mask in packing._masks.values()) <= 2 * max(window, 4)
+                expected = dense(*parts, lengths, window)
+                torch.testing.assert_close(packed.float(), expected, atol=1e-6, rtol=1e-6)
+                weight = torch.randn(packed.shape, generator=torch.Generator().manual_seed(1))
+                gradients = torch.autograd.grad((packed * weight).sum(), parts)
+                for mine, theirs in zip(gradients, torch.autograd.grad((expected * weight).sum(), parts), strict=True):
+                    torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("window", "key_heads"), [(None, 2), (3, 4)])
@@ -99,35 +99,35 @@ def test_documents_of_equal_length_share_a_call_and_need_no_padding():
     assert all(run.pad_BT is None for run in runs)
 
 
-@pytest.mark.parametrize("piece_scores", [1 << 20, 120])
-@pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("extras", ["cap", "sinks", "both"])
-def test_soft_caps_and_sinks_are_the_dense_ones(monkeypatch, extras, window, piece_scores):
-    monkeypatch.setattr(blocks, "PIECE_SCORES", {"cpu": piece_scores})
-    monkeypatch.setattr(blocks, "FEWEST_QUERIES", 1)
-    lengths = [12, 11, 3, 3]
-    parts = qkv(sum(lengths))
-    sinks = torch.randn(4, generator=torch.Generator().manual_seed(2)).requires_grad_()
-    cap = 0.7 if extras != "sinks" else None
-    sinks_asked = None if extras == "cap" else sinks
-    packed, _ = packed_attention(
-        torch.nn.Identity(),
-        *parts,
-        None,
-        packing=Packing.of(lengths, CPU, 30),
-        sliding_window=window,
-        softcap=cap,
-        s_aux=sinks_asked,
-    )
-    expected = dense(*parts, lengths, window, softcap=cap, sinks=sinks_asked)
-    weight = torch.randn(packed.shape, generator=torch.Generator().manual_seed(1))
-    leaves = parts if sinks_asked is None else [*parts, sinks]
+def test_soft_caps_and_sinks_are_the_dense_ones(monkeypatch):
+    for extras in ["cap", "sinks", "both"]:
+        for window in [None, 3]:
+            for piece_scores in [1 << 20, 120]:
+                monkeypatch.setattr(blocks, "PIECE_SCORES", {"cpu": piece_scores})
+                monkeypatch.setattr(blocks, "FEWEST_QUERIES", 1)
+                lengths = [12, 11, 3, 3]
+                parts = qkv(sum(lengths))
+                sinks = torch.randn(4, generator=torch.Generator().manual_seed(2)).requires_grad_()
+                cap = 0.7 if extras != "sinks" else None
+                sinks_asked = None if extras == "cap" else sinks
+                packed, _ = packed_attention(
+                    torch.nn.Identity(),
+                    *parts,
+                    None,
+                    packing=Packing.of(lengths, CPU, 30),
+                    sliding_window=window,
+                    softcap=cap,
+                    s_aux=sinks_asked,
+                )
+                expected = dense(*parts, lengths, window, softcap=cap, sinks=sinks_asked)
+                weight = torch.randn(packed.shape, generator=torch.Generator().manual_seed(1))
+                leaves = parts if sinks_asked is None else [*parts, sinks]
 
-    torch.testing.assert_close(packed, expected, atol=1e-5, rtol=1e-5)
-    gradients = torch.autograd.grad((packed * weight).sum(), leaves)
-    expected_gradients = torch.autograd.grad((expected * weight).sum(), leaves)
-    for mine, theirs in zip(gradients, expected_gradients, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(packed, expected, atol=1e-5, rtol=1e-5)
+                gradients = torch.autograd.grad((packed * weight).sum(), leaves)
+                expected_gradients = torch.autograd.grad((expected * weight).sum(), leaves)
+                for mine, theirs in zip(gradients, expected_gradients, strict=True):
+                    torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
 
 def test_without_a_packing_nothing_is_guessed():
@@ -135,17 +135,14 @@ def test_without_a_packing_nothing_is_guessed():
         packed_attention(torch.nn.Identity(), *qkv(3), None)
 
 
-@pytest.mark.parametrize(
-    ("asked", "what"),
-    [
+def test_what_is_not_computed_is_refused():
+    for asked, what in [
         ({"dropout": 0.1}, "dropout"),
         ({"is_causal": False}, "attention to later units"),
         ({"position_bias": torch.zeros(1)}, "a bias of positions"),
-    ],
-)
-def test_what_is_not_computed_is_refused(asked, what):
-    with pytest.raises(PluginIncompatibleError, match=what):
-        packed_attention(torch.nn.Identity(), *qkv(3), None, packing=Packing.of([3], CPU), **asked)
+    ]:
+        with pytest.raises(PluginIncompatibleError, match=what):
+            packed_attention(torch.nn.Identity(), *qkv(3), None, packing=Packing.of([3], CPU), **asked)
 
 
 def test_a_layer_that_attends_to_later_units_is_refused():

@@ -36,31 +36,31 @@ SCORINGS = {
 }
 
 
-@pytest.mark.parametrize("window", [None, 1, 5, 21])
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_only_keys_that_a_document_reaches_back_to_are_fetched(lengths, window):
+def test_only_keys_that_a_document_reaches_back_to_are_fetched():
     """Counted unit by unit: which of them each process's first document has seen in others' slices."""
-    document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    place_U = torch.arange(UNITS)
-    for place in range(SIZE):
-        context = ContextSlice(group=None, place=place, size=SIZE, method="ring")
-        reach = Reach.of(Packing.of(lengths, CPU, context=context), context, window)
-        begins = document[place * 16]
-        assert reach.num_head == (document[place * 16 : place * 16 + 16] == begins).sum() * (
-            place > 0 and document[place * 16 - 1] == begins
-        )
-        seen_U = (document == begins) & (place_U < place * 16)
-        if window is not None:
-            seen_U &= place * 16 - place_U < window
-        for hop in range(1, SIZE):
-            owner = place - hop
-            seen = 0 if owner < 0 else int(seen_U[owner * 16 : owner * 16 + 16].sum())
-            skipped = reach.skipped(place, hop)
-            assert (0 if skipped is None else 16 - skipped) == seen
-            assert seen == 0 or hop <= reach.num_hops
-            assert seen == 0 or reach.behind(hop) == place * 16 - int(seen_U.nonzero()[0]) - max(
-                owner * 16 - int(seen_U.nonzero()[0]), 0
-            )
+    for lengths in LENGTHS.values():
+        for window in [None, 1, 5, 21]:
+            document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+            place_U = torch.arange(UNITS)
+            for place in range(SIZE):
+                context = ContextSlice(group=None, place=place, size=SIZE, method="ring")
+                reach = Reach.of(Packing.of(lengths, CPU, context=context), context, window)
+                begins = document[place * 16]
+                assert reach.num_head == (document[place * 16 : place * 16 + 16] == begins).sum() * (
+                    place > 0 and document[place * 16 - 1] == begins
+                )
+                seen_U = (document == begins) & (place_U < place * 16)
+                if window is not None:
+                    seen_U &= place * 16 - place_U < window
+                for hop in range(1, SIZE):
+                    owner = place - hop
+                    seen = 0 if owner < 0 else int(seen_U[owner * 16 : owner * 16 + 16].sum())
+                    skipped = reach.skipped(place, hop)
+                    assert (0 if skipped is None else 16 - skipped) == seen
+                    assert seen == 0 or hop <= reach.num_hops
+                    assert seen == 0 or reach.behind(hop) == place * 16 - int(seen_U.nonzero()[0]) - max(
+                        owner * 16 - int(seen_U.nonzero()[0]), 0
+                    )
 
 
 def row():
@@ -123,11 +123,11 @@ def on_slices(method, piece_scores):
 @pytest.mark.parametrize(
     ("method", "piece_scores"), [("ring", 1 << 20), ("ring", 200), ("gather", 1 << 20), ("ulysses", 200)]
 )
-@pytest.mark.parametrize("name", SCORINGS)
-@pytest.mark.parametrize("label", LENGTHS)
-def test_slices_in_float64_give_what_a_dense_softmax_gives(label, name, method, piece_scores):
-    output, gradients = dense(tuple(LENGTHS[label]), name)
-    parts = [each[label, name] for each in on_slices(method, piece_scores)]
-    torch.testing.assert_close(torch.cat([part[0] for part in parts]), output, atol=1e-12, rtol=1e-12)
-    for mine, theirs in zip(parts[0][1], gradients, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-11, rtol=1e-11)
+def test_slices_in_float64_give_what_a_dense_softmax_gives(method, piece_scores):
+    for label, lengths in LENGTHS.items():
+        for name in SCORINGS:
+            output, gradients = dense(tuple(lengths), name)
+            parts = [each[label, name] for each in on_slices(method, piece_scores)]
+            torch.testing.assert_close(torch.cat([part[0] for part in parts]), output, atol=1e-12, rtol=1e-12)
+            for mine, theirs in zip(parts[0][1], gradients, strict=True):
+                torch.testing.assert_close(mine, theirs, atol=1e-11, rtol=1e-11)

@@ -56,18 +56,18 @@ def test_a_folder_of_images_is_a_video(tmp_path):
     assert read_film(str(tmp_path), WIDE).frames.tolist() == film(3).tolist()
 
 
-@pytest.mark.parametrize(("fps", "levels"), [(24.0, [0, 20, 40, 60]), (12.0, [0, 40, 80, 120]), (48.0, [0, 0, 20, 40])])
-def test_frames_are_those_nearest_in_time(video, fps, levels):
-    found = read_film(str(video), WIDE, most=4, fps=fps)
-    for frame, level in zip(found.frames, levels, strict=True):
-        assert float(frame.float().mean()) == pytest.approx(level, abs=3)
-    assert found.fps == fps
+def test_frames_are_those_nearest_in_time(video):
+    for fps, levels in [(24.0, [0, 20, 40, 60]), (12.0, [0, 40, 80, 120]), (48.0, [0, 0, 20, 40])]:
+        found = read_film(str(video), WIDE, most=4, fps=fps)
+        for frame, level in zip(found.frames, levels, strict=True):
+            assert float(frame.float().mean()) == pytest.approx(level, abs=3)
+        assert found.fps == fps
 
 
-@pytest.mark.parametrize(("fps", "levels"), [(24.0, [180, 200, 220]), (12.0, [120, 160, 200])])
-def test_the_last_frames_are_those_before_the_end(video, fps, levels):
-    found = read_film(str(video), WIDE, most=3, fps=fps, from_end=True)
-    assert [float(frame.float().mean()) for frame in found.frames] == pytest.approx(levels, abs=3)
+def test_the_last_frames_are_those_before_the_end(video):
+    for fps, levels in [(24.0, [180, 200, 220]), (12.0, [120, 160, 200])]:
+        found = read_film(str(video), WIDE, most=3, fps=fps, from_end=True)
+        assert [float(frame.float().mean()) for frame in found.frames] == pytest.approx(levels, abs=3)
 
 
 def test_the_last_frames_of_images_and_arrays(tmp_path):

@@ -100,9 +100,8 @@ def test_a_sequence_without_decisions_is_packed_once():
     assert alone.inputs["latents"].shape == (0, *SHAPE)
 
 
-@pytest.mark.parametrize(
-    ("payload", "said"),
-    [
+def test_what_cannot_be_evaluated_is_refused():
+    for payload, said in [
         (Payload(kind="tokens", arrays={}), "kind 'tokens'"),
         (payload_of({"text": torch.ones(1, 4)}), "without the array 'times'"),
         (payload_of({"times": torch.tensor([0.5])}), "neither `states` .transitions. nor `noise_seed`"),
@@ -111,11 +110,9 @@ def test_a_sequence_without_decisions_is_packed_once():
         (with_tensors(transitions(1), {"steps": torch.tensor([[1.0, -0.1, 0.0]])}), "without noise"),
         (with_tensors(regressions(1), {"sample": torch.zeros(2, 3, 2, 3)}), r"float32 \[2, 3, 2, 3\], and must be"),
         (with_tensors(regressions(1), {"times": torch.tensor([0.5]).double()}), "is float64"),
-    ],
-)
-def test_what_cannot_be_evaluated_is_refused(payload, said):
-    with pytest.raises(DataError, match=said):
-        packed([payload], 9)
+    ]:
+        with pytest.raises(DataError, match=said):
+            packed([payload], 9)
 
 
 def test_a_budget_of_none_is_refused():

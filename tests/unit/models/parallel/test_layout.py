@@ -42,22 +42,18 @@ def found(mesh, *, axes=ALL, facts=FACTS, **policy):
     return misfits(recipe.policy, ModelCapabilities(mesh_axes=axes), facts)
 
 
-@pytest.mark.parametrize(
-    "mesh",
-    [
+def test_what_fits_is_taken():
+    for mesh in [
         {},
         {"tp": 2, "cp": 3, "dp_shard": 2, "pp": 6},
         {"tp": 8},  # four processes share a key-value head
         {"dp_shard": 24, "ep": 6},
-    ],
-)
-def test_what_fits_is_taken(mesh):
-    assert found(mesh, micro_batch_units=8190 if "cp" in mesh else 8192) == []
+    ]:
+        assert found(mesh, micro_batch_units=8190 if "cp" in mesh else 8192) == []
 
 
-@pytest.mark.parametrize(
-    ("mesh", "policy", "message"),
-    [
+def test_each_refusal_names_the_number_and_what_would_work():
+    for mesh, policy, message in [
         ({"tp": 3}, {}, r"policy.mesh.tp: 3 does not divide 8 attention heads; tp can be 1, 2, 4 or 8"),
         ({"dp_shard": 8, "ep": 8}, {}, r"policy.mesh.ep: 8 does not divide 12 experts; ep can be 1, 2, 3, 4, 6 or 12"),
         ({"dp_shard": 4, "ep": 3}, {}, r"policy.mesh.ep: 3 does not divide .* = 4.*ep can be 1, 2 or 4"),
@@ -75,11 +71,9 @@ def test_what_fits_is_taken(mesh):
             {"micro_batch_units": 1001},
             r"micro_batch_units: 1001 is no multiple of .* = 4.*1000 or 1004",
         ),
-    ],
-)
-def test_each_refusal_names_the_number_and_what_would_work(mesh, policy, message):
-    problems = found(mesh, **policy)
-    assert any(re.search(message, problem) for problem in problems), problems
+    ]:
+        problems = found(mesh, **policy)
+        assert any(re.search(message, problem) for problem in problems), problems
 
 
 def test_an_axis_that_is_not_declared_is_refused_first():
@@ -95,26 +89,25 @@ def test_an_axis_that_makes_no_sense_is_refused_with_the_models_reason():
     assert re.search(r"policy.mesh.cp: 2, but Tiny cannot be .* over cp: its state passes .*; set cp = 1", problem)
 
 
-@pytest.mark.parametrize("axes", [ALL, ALL - {"ep"}])
-@pytest.mark.parametrize("dp_shard", [1, 6, 8])
-def test_a_model_without_experts_says_so_before_anything_is_divided(dp_shard, axes):
-    facts = attrs.evolve(FACTS, extents=(), impossible={"ep": "it has no experts"})
-    problems = found({"dp_shard": dp_shard, "ep": 3}, axes=axes, facts=facts)
-    assert problems == ["policy.mesh.ep: 3, but Tiny cannot be spread over ep: it has no experts; set ep = 1"]
+def test_a_model_without_experts_says_so_before_anything_is_divided():
+    for dp_shard in [1, 6, 8]:
+        for axes in [ALL, ALL - {"ep"}]:
+            facts = attrs.evolve(FACTS, extents=(), impossible={"ep": "it has no experts"})
+            problems = found({"dp_shard": dp_shard, "ep": 3}, axes=axes, facts=facts)
+            assert problems == ["policy.mesh.ep: 3, but Tiny cannot be spread over ep: it has no experts; set ep = 1"]
 
 
-@pytest.mark.parametrize("tp", range(2, 10))
-def test_what_is_offered_fits_and_nothing_else_does(tp):
-    fitting = [size for size in range(1, 65) if not [each for each in found({"tp": size}) if "mesh.tp" in each]]
-    for problem in found({"tp": tp}):
-        if "mesh.tp" in problem:
-            assert problem.endswith("tp can be 1, 2, 4 or 8")
-    assert fitting == [1, 2, 4, 8]
+def test_what_is_offered_fits_and_nothing_else_does():
+    for tp in range(2, 10):
+        fitting = [size for size in range(1, 65) if not [each for each in found({"tp": size}) if "mesh.tp" in each]]
+        for problem in found({"tp": tp}):
+            if "mesh.tp" in problem:
+                assert problem.endswith("tp can be 1, 2, 4 or 8")
+        assert fitting == [1, 2, 4, 8]
 
 
-@pytest.mark.parametrize(
-    ("mesh", "parallel", "message"),
-    [
+def test_a_first_stage_without_the_layers_that_it_adds_to_is_refused():
+    for mesh, parallel, message in [
         ({"pp": 3}, {}, r"first stage needs 3 layers, and of 3 it has 2; there can be at most 2$"),
         ({"pp": 2}, {"schedule": "interleaved"}, r"needs 3 layers, and of 4 it has 1; there can be at most 2"),
         (
@@ -122,13 +115,11 @@ def test_what_is_offered_fits_and_nothing_else_does(tp):
             {},
             r"needs 3 layers and one more .*, and of 2 it has 3; there can be at most 1, or set .* = false$",
         ),
-    ],
-)
-def test_a_first_stage_without_the_layers_that_it_adds_to_is_refused(mesh, parallel, message):
-    facts = attrs.evolve(FACTS, num_leading_layers=3)
-    (problem,) = found(mesh, facts=facts, parallel=parallel)
-    assert re.search(message, problem)
-    assert found(mesh, parallel=parallel) == []
+    ]:
+        facts = attrs.evolve(FACTS, num_leading_layers=3)
+        (problem,) = found(mesh, facts=facts, parallel=parallel)
+        assert re.search(message, problem)
+        assert found(mesh, parallel=parallel) == []
 
 
 def test_a_first_stage_with_the_layers_that_it_adds_to_is_taken():
@@ -156,21 +147,18 @@ def test_adapters_of_layers_that_are_not_there_are_refused():
 LINEARS = frozenset({"model.layers.0.mlp.down_proj", "model.layers.0.self_attn.q_proj", "lm_head"})
 
 
-@pytest.mark.parametrize(
-    ("skip", "message"),
-    [
+def test_float8_that_skips_nothing_or_everything_is_refused():
+    for skip, message in [
         (
             ["lm_head", "down_prj"],
             r"policy\.float8\.skip: no linear layer of Tiny has 'down_prj' in .*mean down_proj\?$",
         ),
         (["self_attn", "mlp", "lm_head"], r"policy\.float8\.skip: .* leaves none of the 3 linear layers of Tiny"),
-    ],
-)
-def test_float8_that_skips_nothing_or_everything_is_refused(skip, message):
-    facts = attrs.evolve(FACTS, linear_layers=LINEARS)
-    (problem,) = found({}, facts=facts, float8={"scaling": "rowwise", "skip": skip})
-    assert re.search(message, problem)
-    assert found({}, facts=facts, float8={"skip": skip}) == []
+    ]:
+        facts = attrs.evolve(FACTS, linear_layers=LINEARS)
+        (problem,) = found({}, facts=facts, float8={"scaling": "rowwise", "skip": skip})
+        assert re.search(message, problem)
+        assert found({}, facts=facts, float8={"skip": skip}) == []
 
 
 def test_float8_that_skips_some_layers_is_taken():
@@ -178,18 +166,15 @@ def test_float8_that_skips_some_layers_is_taken():
     assert found({}, facts=facts, float8={"scaling": "tensorwise", "skip": ["lm_head", "self_attn"]}) == []
 
 
-@pytest.mark.parametrize(
-    ("per_process", "is_v_shaped", "held"),
-    [
+def test_stages_of_each_process():
+    for per_process, is_v_shaped, held in [
         (1, False, [(0,), (1,), (2,), (3,)]),
         (2, False, [(0, 4), (1, 5), (2, 6), (3, 7)]),
         (2, True, [(0, 7), (1, 6), (2, 5), (3, 4)]),
-    ],
-)
-def test_stages_of_each_process(per_process, is_v_shaped, held):
-    assert held == [
-        stage_indices(size=4, place=place, per_process=per_process, is_v_shaped=is_v_shaped) for place in range(4)
-    ]
+    ]:
+        assert held == [
+            stage_indices(size=4, place=place, per_process=per_process, is_v_shaped=is_v_shaped) for place in range(4)
+        ]
 
 
 def test_layers_are_spread_evenly_and_the_middle_takes_the_rest():

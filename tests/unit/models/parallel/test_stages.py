@@ -70,17 +70,17 @@ def names(module):
     return [name for name, _ in module.named_parameters()]
 
 
-@pytest.mark.parametrize("kind", CUTTABLE)
-@pytest.mark.parametrize("is_tied", [True, False])
-def test_stages_have_all_parameters_under_their_names(kind, is_tied):
-    whole = shell(kind, is_tied)
-    tied = next(name for name in names(whole) if "embed" in name)
-    held = [names(Stages(cut(whole, layout(3, at)))) for at in range(3)]
-    assert set().union(*held) == set(names(whole))
-    common = set(held[0]) & set(held[2])
-    assert common == ({tied} if is_tied else set())
-    assert sum(map(len, held)) == len(names(whole)) + is_tied
-    assert any(".norm." in name or "final_layer" in name for name in held[2])
+def test_stages_have_all_parameters_under_their_names():
+    for is_tied in [True, False]:
+        for kind in CUTTABLE:
+            whole = shell(kind, is_tied)
+            tied = next(name for name in names(whole) if "embed" in name)
+            held = [names(Stages(cut(whole, layout(3, at)))) for at in range(3)]
+            assert set().union(*held) == set(names(whole))
+            common = set(held[0]) & set(held[2])
+            assert common == ({tied} if is_tied else set())
+            assert sum(map(len, held)) == len(names(whole)) + is_tied
+            assert any(".norm." in name or "final_layer" in name for name in held[2])
 
 
 def test_the_whole_model_stays_as_it_is():
@@ -125,19 +125,19 @@ def test_saved_tensors_have_the_names_of_the_whole_model():
     assert buffers == {name for name, _ in whole.named_buffers()}
 
 
-@pytest.mark.parametrize("kind", CUTTABLE)
-def test_one_stage_after_the_other_is_the_model(kind):
-    whole = shell(kind, device="cpu", layers=5).eval()
-    tokens = torch.arange(1, 12)[None]
-    positions = torch.arange(11)[None]
-    options = {"position_ids": positions, "use_cache": False, "packing": Packing.of([11], torch.device("cpu"))}
-    wanted = whole(input_ids=tokens, **options).logits
-    entry = {"input_ids": tokens}
-    for at in range(2):
-        (stage,) = cut(whole, layout(3, at))
-        entry = {"inputs_embeds": stage.base_model(**entry, **options).last_hidden_state}
-    (stage,) = cut(whole, layout(3, 2))
-    torch.testing.assert_close(stage(**entry, **options).logits, wanted, rtol=0, atol=0)
+def test_one_stage_after_the_other_is_the_model():
+    for kind in CUTTABLE:
+        whole = shell(kind, device="cpu", layers=5).eval()
+        tokens = torch.arange(1, 12)[None]
+        positions = torch.arange(11)[None]
+        options = {"position_ids": positions, "use_cache": False, "packing": Packing.of([11], torch.device("cpu"))}
+        wanted = whole(input_ids=tokens, **options).logits
+        entry = {"input_ids": tokens}
+        for at in range(2):
+            (stage,) = cut(whole, layout(3, at))
+            entry = {"inputs_embeds": stage.base_model(**entry, **options).last_hidden_state}
+        (stage,) = cut(whole, layout(3, 2))
+        torch.testing.assert_close(stage(**entry, **options).logits, wanted, rtol=0, atol=0)
 
 
 def test_a_vision_tower_is_on_the_first_stage_only():
@@ -164,10 +164,10 @@ def test_more_stages_than_layers_are_refused():
         cut(shell("qwen3"), layout(3, 0, stages_per_rank=2))
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [("gpt2", "weights outside its layers .*: wpe"), ("granite", "changes hidden states outside its layers")],
-)
-def test_models_whose_stages_would_repeat_something_are_refused(kind, message):
-    with pytest.raises(PluginIncompatibleError, match=message):
-        cut(shell(kind), layout(2, 0))
+def test_models_whose_stages_would_repeat_something_are_refused():
+    for kind, message in [
+        ("gpt2", "weights outside its layers .*: wpe"),
+        ("granite", "changes hidden states outside its layers"),
+    ]:
+        with pytest.raises(PluginIncompatibleError, match=message):
+            cut(shell(kind), layout(2, 0))
