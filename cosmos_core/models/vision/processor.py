@@ -157,7 +157,7 @@ class Processor:
 
     @cached_property
     def joins(self) -> Mapping[str, int]:
-        """The dim along which each array is joined in a row (see `sight.joining`).
+        """The dim along which each array is joined in a row.
 
         Raises:
             PluginIncompatibleError: One cannot be.

@@ -1,4 +1,4 @@
-"""What Llama models do in a way of their own: where a completion ends, and how a chat looks."""
+"""Llama models: the tokens that end a completion, and the chat templates."""
 
 from __future__ import annotations
 

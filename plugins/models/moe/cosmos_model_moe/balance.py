@@ -1,4 +1,4 @@
-"""What keeps experts equally busy: losses of a sequence, and a bias that no gradient moves.
+"""Balance of experts: losses of a sequence, and a bias that no gradient moves.
 
 A loss over a whole batch is no sum over its sequences, and would depend on how the batch was split into
 micro-batches. These are taken within each sequence, and weighed as the sequence is in the algorithm's loss.

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 - DeepSeek writes its special tokens with characters that look like others
-"""What chats look like where a tokenizer has no template of its own."""
+"""Chat templates for tokenizers that have none of their own."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class MixtureModel(HuggingFaceModel):
 
     @property
     def is_watched(self) -> bool:
-        """Whether an option asks for what the family's own forward does not do."""
+        """Tell whether an option asks for what the family's own forward does not do."""
         options = self.options
         return options.router_replay or max(options.auxiliary_loss, options.z_loss, options.bias_rate) > 0
 

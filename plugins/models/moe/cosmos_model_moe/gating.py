@@ -16,7 +16,7 @@ class Gating(Protocol):
 
     @property
     def counts_per_choice(self) -> bool:
-        """Whether the family's balance loss divides an expert's load by K."""
+        """Tell whether the family's balance loss divides an expert's load by K."""
         ...
 
     def probabilities(self, logits_UE: torch.Tensor) -> torch.Tensor:

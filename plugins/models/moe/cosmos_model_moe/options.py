@@ -1,4 +1,4 @@
-"""What a recipe says of routing."""
+"""Options of routing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one forward knows of its routers, and how it reaches them.
+"""Routing of one forward, and the hooks by which it reaches routers.
 
 A `Routing` travels as a keyword through the module to every layer, as the packing does: the recompute of activation
 checkpointing brings it back too, and two micro-batches in a pipeline never mix. A hook on each layer hands it to the
@@ -52,7 +52,7 @@ class Routing:
 
 
 class Watch:
-    """What a hooked router keeps: its place in the model, this forward's routing, and the step's load.
+    """State of a hooked router: its place in the model, this forward's routing, and the step's load.
 
     Attributes:
         layer: Index of its layer in the whole model.

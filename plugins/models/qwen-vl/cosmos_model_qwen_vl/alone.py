@@ -36,13 +36,13 @@ def own_logits(alone: Any, model: QwenVLModel, payload: Payload) -> torch.Tensor
 
 
 def own_inputs(model: QwenVLModel, payload: Payload) -> dict[str, Any]:
-    """What transformers' own forward and `generate` take for a prompt, and its completion if there is one."""
+    """Arguments of transformers' own forward and `generate` for a prompt, and its completion if there is one."""
     names = [name for name in ("prompt", "completion") if name in payload.arrays]
     prompt_P, *completion = (torch.from_numpy(values(payload, name).copy()).long() for name in names)
     tokens_U = torch.cat([prompt_P, *completion])
     if PATCHES not in payload.arrays:
         return {"input_ids": tokens_U[None]}
-    kinds_P = torch.from_numpy(model.sight.tokens.kinds(prompt_P.numpy()))
+    kinds_P = torch.from_numpy(model.vision.tokens.kinds(prompt_P.numpy()))
     kinds_U = torch.cat([kinds_P, torch.zeros_like(tokens_U[len(kinds_P) :])])
     shown = [each.inputs for each in model.shown(payload)]
     names = [name for inputs in shown for name in inputs]

@@ -1,4 +1,4 @@
-"""What tells Qwen2.5-VL and Qwen3-VL apart on the way from media to patches and placeholder tokens."""
+"""Differences of Qwen2.5-VL and Qwen3-VL on the way from media to patches and placeholder tokens."""
 
 from __future__ import annotations
 

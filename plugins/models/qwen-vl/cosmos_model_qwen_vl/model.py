@@ -22,11 +22,10 @@ from cosmos_core.types import Payload, Prompt
 from cosmos_model_qwen_vl.family import FAMILIES, IMAGE, VIDEO, VISION_END, VISION_START
 from cosmos_model_qwen_vl.options import QwenVLOptions
 from cosmos_model_qwen_vl.patches import Seen
-from cosmos_model_qwen_vl.placing import place
 from cosmos_model_qwen_vl.row import ARRAYS, lay_out, with_seen
 from cosmos_model_qwen_vl.showing import show
-from cosmos_model_qwen_vl.sight import Sight
 from cosmos_model_qwen_vl.tower import look
+from cosmos_model_qwen_vl.vision import Vision, place
 
 
 class QwenVLModel(VisionLanguageModel):
@@ -51,18 +50,18 @@ class QwenVLModel(VisionLanguageModel):
     options: QwenVLOptions
 
     @cached_property
-    def sight(self) -> Sight:
+    def vision(self) -> Vision:
         """How media become patches and positions.
 
         Raises:
             DataError: The checkpoint's image processor cannot be read.
         """
-        return Sight.of(self.config, self.context.path, self.options)
+        return Vision.of(self.config, self.context.path, self.options)
 
     def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:
         """See `VisionLanguageModel.prepare`."""
         super().prepare(corpus, tokenizer)
-        self.__dict__.pop("sight", None)
+        self.__dict__.pop("vision", None)
 
     def encode(self, prompt: Prompt) -> Payload:
         """The prompt with placeholders for what is seen, and the patches of that.
@@ -71,7 +70,7 @@ class QwenVLModel(VisionLanguageModel):
             DataError: The prompt cannot be encoded, or its media cannot be read.
         """
         seen = self._see(prompt)
-        return with_seen(super().encode(place(prompt, seen)), seen, self.sight.tokens)
+        return with_seen(super().encode(place(prompt, seen)), seen, self.vision.tokens)
 
     def encode_demonstration(self, prompt: Prompt) -> Payload:
         """The same, with its demonstration (see `HuggingFaceModel.encode_demonstration`).
@@ -82,19 +81,19 @@ class QwenVLModel(VisionLanguageModel):
         if prompt.demonstration is None:
             raise DataError("the row has no demonstration, and the algorithm learns from demonstrations")
         seen = self._see(prompt)
-        return with_seen(super().encode_demonstration(place(prompt, seen)), seen, self.sight.tokens)
+        return with_seen(super().encode_demonstration(place(prompt, seen)), seen, self.vision.tokens)
 
     def _see(self, prompt: Prompt) -> list[Seen]:
         if prompt.media:
             self.text.refuse_spelt(prompt)
-        return self.sight.see(prompt.media)
+        return self.vision.see(prompt.media)
 
     def pack(
         self, payloads: Sequence[Payload], *, budget: int, multiple: int = 1, is_uniform: bool = False
     ) -> list[MicroBatch]:
         """Pack payloads (see `HuggingFaceModel.pack`), each row with its patches and its positions in three dims."""
         batches = super().pack(payloads, budget=budget, multiple=multiple, is_uniform=is_uniform)
-        return [lay_out(batch, payloads, self.sight.tokens, self.sight.rope) for batch in batches]
+        return [lay_out(batch, payloads, self.vision.tokens, self.vision.rope) for batch in batches]
 
     def text_positions(self, lengths: Sequence[int]) -> torch.Tensor:
         """int64 [3, U], the positions of documents of text of these lengths."""
@@ -106,15 +105,15 @@ class QwenVLModel(VisionLanguageModel):
         Raises:
             DataError: The payload has other patches than its grids and placeholders say.
         """
-        return show(prompt, self.sight)
+        return show(prompt, self.vision)
 
     def is_media(self, name: str) -> bool:
-        """Whether an array of a payload is of what its prompt shows (see `cosmos_model_qwen_vl.row`)."""
+        """Tell whether an array of a payload is of what its prompt shows (see `cosmos_model_qwen_vl.row`)."""
         return name in ARRAYS
 
     def embed(self, module: torch.nn.Module, row: Row) -> dict[str, Any]:
         """Embeddings of the tokens, with what is seen in their places, and what deeper layers add to those."""
-        features = look(module, row.inputs, self.sight.patcher)
+        features = look(module, row.inputs, self.vision.patcher)
         if features is None:
             return super().embed(module, row)
         embeddings_UD: torch.Tensor = module.get_input_embeddings()(row.tokens_U[None])[0]  # type: ignore[operator]
@@ -126,7 +125,7 @@ class QwenVLModel(VisionLanguageModel):
     def export(self, module: torch.nn.Module, directory: Path) -> None:
         """Write safetensors, config, tokenizer and image processor: `AutoModelForImageTextToText` reads them."""
         super().export(module, directory)
-        self.sight.save(directory)
+        self.vision.save(directory)
 
     def find_config(self) -> PretrainedConfig:
         """The config, which says to others what transformers does unsaid."""

@@ -1,4 +1,4 @@
-"""What is seen, beside tokens: in payloads of the kind `tokens`, and in packed rows.
+"""Patches beside tokens: in payloads of the kind `tokens`, and in packed rows.
 
 A payload with media has three arrays more, of everything seen in the order of its placeholders: `patches` uint8 [M, W],
 `grids` int32 [n, 3] (patches over time, height and width of each) and `steps_s` float32 [n] (seconds that a temporal
@@ -35,7 +35,7 @@ ARRAYS = frozenset({PATCHES, GRIDS, STEPS})
 
 @attrs.frozen(kw_only=True)
 class MediaTokens:
-    """What placeholders look like, and how many patches one stands for.
+    """Placeholder tokens, and how many patches one stands for.
 
     Attributes:
         image_id: Token of images.

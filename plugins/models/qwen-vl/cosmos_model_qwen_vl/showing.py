@@ -1,4 +1,4 @@
-"""What a prompt shows, one by one, as transformers' own forward takes it.
+"""Images and videos of a prompt, one by one, as transformers' own forward takes them.
 
 Shape legend: P units of the prompt, U of these that stand for one image or video, M its patches, W values of one.
 """
@@ -13,10 +13,10 @@ from cosmos_core.protocols import Shown
 from cosmos_core.types import Payload
 from cosmos_model_qwen_vl.rope import TEXT
 from cosmos_model_qwen_vl.row import ARRAYS, GRIDS, PATCHES, STEPS, check_seen
-from cosmos_model_qwen_vl.sight import Sight
+from cosmos_model_qwen_vl.vision import Vision
 
 
-def show(payload: Payload, sight: Sight) -> list[Shown]:
+def show(payload: Payload, vision: Vision) -> list[Shown]:
     """Images and videos of a prompt, in the order of their placeholders (see `cosmos_core.protocols.Showing`).
 
     Raises:
@@ -24,18 +24,18 @@ def show(payload: Payload, sight: Sight) -> list[Shown]:
     """
     if ARRAYS.isdisjoint(payload.arrays):
         return []
-    check_seen(payload, 0, sight.tokens)
+    check_seen(payload, 0, vision.tokens)
     grids_n3 = torch.from_numpy(view(payload, GRIDS).copy()).long()
     steps_n = torch.from_numpy(values(payload, STEPS).copy())
     sizes = grids_n3.prod(1).tolist()
     patches = torch.split(torch.from_numpy(view(payload, PATCHES).copy()), sizes)
-    is_seen_P = torch.from_numpy(sight.tokens.kinds(values(payload, "prompt")) != TEXT)
-    places = torch.split(is_seen_P.nonzero()[:, 0], [size // sight.tokens.merged for size in sizes])
+    is_seen_P = torch.from_numpy(vision.tokens.kinds(values(payload, "prompt")) != TEXT)
+    places = torch.split(is_seen_P.nonzero()[:, 0], [size // vision.tokens.merged for size in sizes])
     found = []
     for number, patches_MW in enumerate(patches):
         is_video = bool(steps_n[number] > 0)
-        start = int(places[number][0]) - (sight.patcher.family.video_lead if is_video else 0)
-        inputs = _inputs(sight, is_video, patches_MW, grids_n3[number : number + 1], steps_n[number : number + 1])
+        start = int(places[number][0]) - (vision.patcher.family.video_lead if is_video else 0)
+        inputs = _inputs(vision, is_video, patches_MW, grids_n3[number : number + 1], steps_n[number : number + 1])
         found.append(
             Shown(
                 modality="video" if is_video else "image",
@@ -48,10 +48,10 @@ def show(payload: Payload, sight: Sight) -> list[Shown]:
 
 
 def _inputs(
-    sight: Sight, is_video: bool, patches_MW: torch.Tensor, grid_13: torch.Tensor, step_1: torch.Tensor
+    vision: Vision, is_video: bool, patches_MW: torch.Tensor, grid_13: torch.Tensor, step_1: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     suffix, of = ("_videos", "video") if is_video else ("", "image")
-    given = {f"pixel_values{suffix}": sight.patcher.normalise(patches_MW), f"{of}_grid_thw": grid_13}
-    if is_video and sight.patcher.family.has_video_time:
+    given = {f"pixel_values{suffix}": vision.patcher.normalise(patches_MW), f"{of}_grid_thw": grid_13}
+    if is_video and vision.patcher.family.has_video_time:
         given["second_per_grid_ts"] = step_1
     return given

@@ -1,4 +1,4 @@
-"""What the vision tower makes of a row's patches, and how it enters the text backbone.
+"""Features that the vision tower makes of a row's patches, and their places in the text backbone's input.
 
 Shape legend: U units of this process's slice of a packed row, K visual tokens of the row, D hidden size, M patches.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Features:
-    """What is seen in a row.
+    """Features of the images and videos of a row.
 
     Attributes:
         places_K: int64, in the row.

@@ -46,7 +46,7 @@ def text(model, prompt):
 @pytest.mark.parametrize("size", [(40, 24), (7, 90), (300, 200), (16, 16)])
 def test_patches_of_images_are_those_of_transformers(model, size):
     image = picture(*size)
-    patcher = model.sight.patcher
+    patcher = model.vision.patcher
     own = patcher.see(Still(image=image))
     processor = Qwen2VLImageProcessorPil(
         patch_size=4,
@@ -64,8 +64,8 @@ def test_patches_of_images_are_those_of_transformers(model, size):
 def test_a_video_of_one_picture_has_the_patches_of_the_picture(model):
     """Its temporal patches are two frames alike, as an image's are."""
     image = picture(24, 16)
-    still = model.sight.patcher.see(Still(image=image))
-    video = model.sight.patcher.see(Video(frames=[image] * 4, times_s=[0.0, 0.5, 1.0, 1.5], fps=2.0))
+    still = model.vision.patcher.see(Still(image=image))
+    video = model.vision.patcher.see(Video(frames=[image] * 4, times_s=[0.0, 0.5, 1.0, 1.5], fps=2.0))
     assert video.grid == (2, *still.grid[1:])
     assert np.array_equal(video.patches_MW, np.concatenate([still.patches_MW] * 2))
     assert video.step_s == 1.0
@@ -73,8 +73,8 @@ def test_a_video_of_one_picture_has_the_patches_of_the_picture(model):
 
 def test_an_odd_number_of_frames_repeats_the_last(model):
     frames = [picture(24, 16, seed) for seed in range(3)]
-    odd = model.sight.patcher.see(Video(frames=frames, times_s=[0.0, 0.5, 1.0], fps=2.0))
-    even = model.sight.patcher.see(Video(frames=[*frames, frames[2]], times_s=[0.0, 0.5, 1.0, 1.0], fps=2.0))
+    odd = model.vision.patcher.see(Video(frames=frames, times_s=[0.0, 0.5, 1.0], fps=2.0))
+    even = model.vision.patcher.see(Video(frames=[*frames, frames[2]], times_s=[0.0, 0.5, 1.0, 1.0], fps=2.0))
     assert np.array_equal(odd.patches_MW, even.patches_MW)
 
 

@@ -42,7 +42,7 @@ def prompts(model, tmp_path):
 def ending_in_what_it_shows(model, prompt):
     """The prompt up to its last placeholder: samples that share the rest feed that unit by itself."""
     ids = values(prompt, "prompt")
-    size = int(model.sight.tokens.kinds(ids).nonzero()[0].max()) + 1
+    size = int(model.vision.tokens.kinds(ids).nonzero()[0].max()) + 1
     return attrs.evolve(prompt, arrays={**prompt.arrays, "prompt": token_array(ids[:size])})
 
 

@@ -23,7 +23,7 @@ def test_each_stands_where_its_placeholders_are(model, prompt):
     video, image = model.shown(prompt)
     assert (video.modality, image.modality) == ("video", "image")
     tokens = values(prompt, "prompt")
-    kinds = torch.from_numpy(model.sight.tokens.kinds(tokens))
+    kinds = torch.from_numpy(model.vision.tokens.kinds(tokens))
     for each, kind in ((video, 2), (image, 1)):
         units = kinds[each.start : each.start + len(each.is_seen_U)]
         assert torch.equal(units == kind, each.is_seen_U)

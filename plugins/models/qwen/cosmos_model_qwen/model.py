@@ -1,4 +1,4 @@
-"""What Qwen models do in a way of their own: where a completion ends, and how a chat looks."""
+"""Qwen models: the tokens that end a completion, and the chat template."""
 
 from __future__ import annotations
 

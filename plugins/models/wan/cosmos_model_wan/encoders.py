@@ -1,4 +1,4 @@
-"""What Wan conditions on besides noise: captions through UMT5, images through a CLIP tower. Both are never trained.
+"""Encoders of Wan: captions through UMT5, images through a CLIP tower. Both are never trained.
 
 Source: `WanPipeline` and `WanImageToVideoPipeline` of diffusers 0.42.
 """

@@ -63,7 +63,7 @@ class WanModel(DiffusionModel):
 
     @property
     def takes_image(self) -> bool:
-        """Whether it is an image to video model."""
+        """Tell whether it is an image to video model."""
         return bool(self.config["in_channels"] != self._channels)
 
     @property
@@ -162,7 +162,7 @@ class WanModel(DiffusionModel):
         return self._encoder.encode(words, self.options.text_length)
 
     def encode_image(self, pixels: torch.Tensor) -> torch.Tensor:
-        """What the checkpoint's image encoder says [tokens, width] of an image, float32 [3, h, w] in [-1, 1].
+        """The embedding [tokens, width] of an image, float32 [3, h, w] in [-1, 1], by the checkpoint's encoder.
 
         Raises:
             DataError: The checkpoint has none.

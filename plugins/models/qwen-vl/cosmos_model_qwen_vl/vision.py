@@ -12,6 +12,8 @@ from transformers import PretrainedConfig
 from transformers.video_processing_utils import BaseVideoProcessor
 
 from cosmos_core.errors import DataError
+from cosmos_core.models.vision.prompts import IMAGE_MARK, VIDEO_MARK, filled, with_marks
+from cosmos_core.types import Prompt
 from cosmos_model_qwen_vl.family import FAMILIES, Family, PixelRange
 from cosmos_model_qwen_vl.media import Sampling, load
 from cosmos_model_qwen_vl.options import QwenVLOptions
@@ -23,7 +25,7 @@ VIDEO_FILE: Final = "video_preprocessor_config.json"
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Sight:
+class Vision:
     """Everything between a location and what `pack` needs."""
 
     patcher: Patcher
@@ -32,7 +34,7 @@ class Sight:
     rope: RopePositions
 
     @staticmethod
-    def of(config: PretrainedConfig, path: str | None, options: QwenVLOptions) -> Sight:
+    def of(config: PretrainedConfig, path: str | None, options: QwenVLOptions) -> Vision:
         """For a config, its checkpoint if there is one, and the recipe's options.
 
         Raises:
@@ -41,7 +43,7 @@ class Sight:
         family, vision = FAMILIES[config.model_type], config.vision_config
         processor = build_processor(path, vision, family, (options.min_pixels, options.max_pixels))
         merged = vision.spatial_merge_size**2
-        return Sight(
+        return Vision(
             patcher=Patcher(processor, family, _video_pixels(path, family, options)),
             sampling=Sampling(
                 fps=options.video_fps, max_frames=options.video_max_frames, folder_fps=options.folder_fps
@@ -56,7 +58,7 @@ class Sight:
         )
 
     def see(self, media: Sequence[str]) -> list[Seen]:
-        """What is at these locations, in order.
+        """The images and videos at these locations, in order.
 
         Raises:
             DataError: Something cannot be read, or is too long and thin.
@@ -101,3 +103,15 @@ def _video_pixels(path: str | None, family: Family, options: QwenVLOptions) -> P
         smallest=options.video_min_pixels or size.get("shortest_edge", family.video_pixels.smallest),
         largest=options.video_max_pixels or size.get("longest_edge", family.video_pixels.largest),
     )
+
+
+def place(prompt: Prompt, seen: Sequence[Seen]) -> Prompt:
+    """The prompt with its media's placeholders in the text.
+
+    Raises:
+        DataError: There are more marks than media, or fewer, or of the other kind.
+    """
+    if not seen:
+        return prompt
+    marked = with_marks(prompt, [VIDEO_MARK if each.step_s else IMAGE_MARK for each in seen])
+    return filled(marked, [each.text for each in seen])
