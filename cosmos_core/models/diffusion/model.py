@@ -17,9 +17,8 @@ from torch import nn
 
 from cosmos_core.errors import ConfigError, DataError, TrainingError
 from cosmos_core.models.diffusion import building, checkpoint, packing
-from cosmos_core.models.diffusion.arrays import array_of, has, payload_of, tensor_of, with_tensors
+from cosmos_core.models.diffusion.arrays import Resident, array_of, has, payload_of, placed, tensor_of, with_tensors
 from cosmos_core.models.diffusion.checkpoint import export_transformer
-from cosmos_core.models.diffusion.conditions import Resident, placed
 from cosmos_core.models.diffusion.family import Family
 from cosmos_core.models.diffusion.media import frames_of
 from cosmos_core.models.diffusion.noising import Times, generator_of

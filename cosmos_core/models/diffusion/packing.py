@@ -17,8 +17,7 @@ import attrs
 import torch
 
 from cosmos_core.errors import DataError
-from cosmos_core.models.diffusion.arrays import has, tensor_of
-from cosmos_core.models.diffusion.conditions import Conditions, side_by_side
+from cosmos_core.models.diffusion.arrays import Conditions, has, side_by_side, tensor_of
 from cosmos_core.models.diffusion.noising import noise_of
 from cosmos_core.protocols import MicroBatch, Span
 from cosmos_core.types import Payload

@@ -1,19 +1,29 @@
-"""Lay a Hugging Face module, or a pipeline stage of one, over the processes of a mesh.
+"""Lays a Hugging Face module, or a pipeline stage of one, over the processes of a mesh.
 
 The order matters. Attention over `cp` comes first, as it changes nothing that has a name. What linear layers compute
 (in 8 bits, with adapters) lies innermost: it works on the part that a process has of one. Tensor parallelism makes
 parameters DTensors, then adapters get theirs; the sequence is split round what it left; experts leave their modules
 for `ep`. Compiling sees the result, and recomputing wraps all of it, so that its collectives run again too. Sharding is
 last: it gathers what the others split.
+
+Sequence parallelism: between blocks, each process of `tp` holds its part of the sequence. A decoder layer's children
+with submodules are its blocks (attention, MLP); children without are norms and other maps of one position, which work
+on a part of the sequence: only their parameters' gradients have to be summed. A block sees the whole sequence. Where
+all of it is tensor parallel, the gather before it sums gradients and its result is scattered (*gathered* block);
+otherwise it runs whole on each process, and its result is split.
+
+Source: arXiv:2205.05198 section 4.2.2. Deviation: blocks that are not tensor parallel throughout, such as experts
+and their router, keep the all-reduce inside.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Final, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -22,13 +32,13 @@ from cosmos_core.errors import ConfigError, PluginIncompatibleError
 from cosmos_core.models.attention import context
 from cosmos_core.models.head import note_part
 from cosmos_core.models.parallel.anatomy import Anatomy
+from cosmos_core.models.parallel.collectives import gather_dim, gather_for_shared, split_dim
 from cosmos_core.models.parallel.expert import spread_experts
 from cosmos_core.models.parallel.float8 import install_float8
-from cosmos_core.models.parallel.forwards import own_parameters, root
+from cosmos_core.models.parallel.forwards import own_parameters, replace_first, replace_result, root, surround
 from cosmos_core.models.parallel.lora import add_adapters, surround_adapted
 from cosmos_core.models.parallel.plan import KEYS_AND_VALUES, QUERIES, ParallelPlan, pattern_of
 from cosmos_core.models.parallel.recompute import recompute_layer
-from cosmos_core.models.parallel.sequence import gather_block, split_layers
 from cosmos_core.models.parallel.sharding import shard
 from cosmos_core.models.parallel.tensor import (
     SPLIT_STYLES,
@@ -38,9 +48,13 @@ from cosmos_core.models.parallel.tensor import (
     head_size,
     note_head_size,
     own_part,
+    sum_parameter_gradients,
 )
 from cosmos_core.models.vocabulary import Vocabulary
 from cosmos_core.protocols import Layout
+
+SEQUENCE: int = 1
+"""The sequence's dimension of [B, S, D]."""
 
 Styles: TypeAlias = dict[nn.Module, Style]
 
@@ -119,11 +133,11 @@ def _split_tensors(module: PreTrainedModel, layers: dict[str, nn.Module], layout
             apply_style(child, f"{name}.{part}", styles[child], axis)
         for block in blocks:
             if styles[block] != "rowwise":
-                gather_block(block, mesh.get_group())
+                _gather_block(block, mesh.get_group())
         gathered.update(blocks)
     _split_vocabulary(module, whole)
     if layout.sequence_parallel:
-        split_layers(list(layers.values()), lambda child: child in gathered, mesh.get_group())
+        _split_layers(list(layers.values()), lambda child: child in gathered, mesh.get_group())
 
 
 def _style(name: str, module: nn.Module, size: int, plan: ParallelPlan) -> Style:
@@ -241,3 +255,80 @@ def _beside(module: PreTrainedModel) -> list[nn.Module]:
 
 def _has_parameters(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
+
+
+def _split_layers(layers: Sequence[nn.Module], gathered: Callable[[nn.Module], bool], group: dist.ProcessGroup) -> None:
+    """Hold a part of the sequence from before the first layer to after the last one.
+
+    Args:
+        layers: The decoder layers that this process has, in order; tensor parallel styles are applied already.
+        gathered: Whether a child of a layer is tensor parallel throughout, with styles applied for a gathered block.
+        group: The processes of `tp`.
+
+    Raises:
+        PluginIncompatibleError: A layer mixes positions outside its blocks.
+    """
+    for layer in layers:
+        _split_children(layer, gathered, group)
+        if own_parameters(layer):
+            sum_parameter_gradients(layer, group)
+    if layers:
+        _enter(layers[0], group)
+        _leave(layers[-1], group)
+
+
+def _split_children(layer: nn.Module, gathered: Callable[[nn.Module], bool], group: dist.ProcessGroup) -> None:
+    for name, child in layer.named_children():
+        if gathered(child):
+            continue
+        if next(child.children(), None) is not None:
+            _surround_shared(child, group)
+        elif own_parameters(child):
+            if type(child).__name__.startswith("Conv") and not type(child).__name__ == "Conv1D":
+                raise PluginIncompatibleError(
+                    f"{type(layer).__name__}.{name} mixes positions, which sequence parallelism does not split: set "
+                    "policy.parallel.sequence_parallel = false"
+                )
+            sum_parameter_gradients(child, group)
+
+
+def _gather_block(block: nn.Module, group: dist.ProcessGroup) -> None:
+    """Gather the input of a block that is tensor parallel throughout: its gradient is partial."""
+
+    def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = replace_first(args, kwargs, lambda hidden: gather_dim(hidden, hidden.dim() - 2, group))
+        return inner(*args, **kwargs)
+
+    surround(block, around)
+
+
+def _surround_shared(block: nn.Module, group: dist.ProcessGroup) -> None:
+    def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = replace_first(args, kwargs, lambda hidden: gather_for_shared(hidden, SEQUENCE, group))
+        return replace_result(inner(*args, **kwargs), lambda result: split_dim(result, result.dim() - 2, group))
+
+    surround(block, around)
+
+
+def _enter(layer: nn.Module, group: dist.ProcessGroup) -> None:
+    def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = replace_first(args, kwargs, lambda hidden: _split(hidden, group))
+        return inner(*args, **kwargs)
+
+    surround(layer, around)
+
+
+def _leave(layer: nn.Module, group: dist.ProcessGroup) -> None:
+    def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return replace_result(inner(*args, **kwargs), lambda result: gather_for_shared(result, SEQUENCE, group))
+
+    surround(layer, around)
+
+
+def _split(hidden: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    if hidden.dim() != 3 or hidden.shape[SEQUENCE] % group.size():
+        raise PluginIncompatibleError(
+            f"hidden states of shape {tuple(hidden.shape)} cannot be split into {group.size()} parts of the sequence: "
+            "pad the row, or set policy.parallel.sequence_parallel = false"
+        )
+    return split_dim(hidden, SEQUENCE, group)

@@ -6,10 +6,11 @@ Shape legend: U units of a sequence.
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 import torch
 from transformers import MODEL_MAPPING, PretrainedConfig
-from cosmos_core.models.vision.rows import OwnPositions
 
+from cosmos_core.models.vision.rows import OwnPositions
 
 TEXT, IMAGE, VIDEO = 0, 1, 2
 

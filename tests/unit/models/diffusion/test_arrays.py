@@ -4,8 +4,7 @@ import gc
 
 import torch
 
-from cosmos_core.models.diffusion.arrays import payload_of
-from cosmos_core.models.diffusion.conditions import Resident, side_by_side
+from cosmos_core.models.diffusion.arrays import Resident, payload_of, side_by_side
 
 CPU = torch.device("cpu")
 
