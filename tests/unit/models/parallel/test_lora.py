@@ -31,7 +31,7 @@ class Wordless:
 
 def build(name, modules=MODULES, seed=5):
     model = family("hf", CONFIGS[name])()
-    model._tokenizer = Wordless()
+    model.text._tokenizer = Wordless()
     policy = PolicyConfig(precision="fp32", lora=LoraConfig(rank=4, alpha=12.0, modules=modules))
     layout = layout_of(policy, single_world().mesh, "cpu")
     module = model.build(seed=seed, dtype=torch.float32, device=CPU, layout=attrs.evolve(layout, compile=False))
@@ -113,7 +113,7 @@ def test_what_peft_takes_for_experts_is_said(tmp_path, caplog):
 
 def test_a_model_without_adapters_exports_none(tmp_path):
     model = family("hf", CONFIGS["llama"])()
-    model._tokenizer = Wordless()
+    model.text._tokenizer = Wordless()
     model.export(below("llama"), tmp_path / "plain")
     assert not (tmp_path / "plain" / "adapter").exists()
 
