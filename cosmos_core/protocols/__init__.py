@@ -93,7 +93,7 @@ from cosmos_core.protocols.reward import (
     Score,
     Vetting,
 )
-from cosmos_core.protocols.showing import Conditioned, Conditioning, Entering, Showing, Shown
+from cosmos_core.protocols.showing import Conditioned, Conditioning, Showing, Shown, VisionInputs
 from cosmos_core.protocols.versions import KINDS, PROTOCOL_VERSIONS, Kind, entry_point_group
 
 __all__ = [
@@ -134,7 +134,6 @@ __all__ = [
     "EngineContext",
     "EngineOutlook",
     "EngineStats",
-    "Entering",
     "Environment",
     "EnvironmentCapabilities",
     "EnvironmentContext",
@@ -207,6 +206,7 @@ __all__ = [
     "Turn",
     "Valuing",
     "Vetting",
+    "VisionInputs",
     "Window",
     "add_divergence",
     "clipped_surrogate",

@@ -34,7 +34,7 @@ class Conditioning:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Entering:
+class VisionInputs:
     """Units of one forward, of any sequences, some of them units of conditioned prompts.
 
     Attributes:
@@ -75,7 +75,7 @@ class Conditioned(Protocol):
         """
         ...
 
-    def evaluate(self, module: torch.nn.Module, entering: Entering) -> torch.Tensor:
+    def evaluate(self, module: torch.nn.Module, inputs: VisionInputs) -> torch.Tensor:
         """Logits [R, V], before the temperature, of a forward that attends as the engine has it attend."""
         ...
 

@@ -20,7 +20,7 @@ import torch
 from cosmos_core.errors import PluginIncompatibleError
 from cosmos_core.models.packing import EMBEDDINGS
 from cosmos_core.models.parallel.collectives import split_dim
-from cosmos_core.protocols import Entering
+from cosmos_core.protocols import VisionInputs
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -135,13 +135,13 @@ def per_unit(entry: Mapping[str, Any], name: str) -> dict[str, torch.Tensor]:
     return units
 
 
-def deeper_keywords(entering: Entering) -> dict[str, Any]:
+def deeper_keywords(inputs: VisionInputs) -> dict[str, Any]:
     """Keyword arguments of the decoder besides embeddings: what `per_unit` spread, of the units that enter."""
-    deeper_KD = [rows for name, rows in entering.features.items() if name.startswith(_LAYER)]
+    deeper_KD = [rows for name, rows in inputs.features.items() if name.startswith(_LAYER)]
     if not deeper_KD:
         return {}
-    is_shown_N = torch.zeros_like(entering.tokens_N, dtype=torch.bool)
-    is_shown_N[entering.places_K] = True
+    is_shown_N = torch.zeros_like(inputs.tokens_N, dtype=torch.bool)
+    is_shown_N[inputs.places_K] = True
     return {_MASK: is_shown_N[None], _DEEPER: deeper_KD}
 
 

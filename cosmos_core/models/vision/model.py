@@ -31,7 +31,7 @@ from cosmos_core.models.tokenizer import tokenizer_defaults
 from cosmos_core.models.tokens import token_array
 from cosmos_core.models.vision.decoder import deeper_keywords, per_unit
 from cosmos_core.models.weights import loading
-from cosmos_core.protocols import Conditioning, Entering, Layout, ModelFacts
+from cosmos_core.protocols import Conditioning, Layout, ModelFacts, VisionInputs
 from cosmos_core.types import Payload
 
 _NEXT: Final = (0, 0)
@@ -95,17 +95,17 @@ class VisionLanguageModel(HuggingFaceModel):
         num_units = conditioning.positions.shape[-1]
         return {name: tensor[:num_units] for name, tensor in self.per_unit(entry).items()}
 
-    def evaluate(self, module: torch.nn.Module, entering: Entering) -> torch.Tensor:
+    def evaluate(self, module: torch.nn.Module, inputs: VisionInputs) -> torch.Tensor:
         """Logits [R, V], before the temperature."""
-        embeddings_ND: torch.Tensor = module.get_input_embeddings()(entering.tokens_N)  # type: ignore[operator]
-        entered_ND = embeddings_ND.index_copy(0, entering.places_K, entering.features[EMBEDDINGS])
+        embeddings_ND: torch.Tensor = module.get_input_embeddings()(inputs.tokens_N)  # type: ignore[operator]
+        entered_ND = embeddings_ND.index_copy(0, inputs.places_K, inputs.features[EMBEDDINGS])
         output = self.backbone(module)(
             inputs_embeds=entered_ND[None],
-            position_ids=entering.positions.unsqueeze(-2),
+            position_ids=inputs.positions.unsqueeze(-2),
             use_cache=False,
-            **self.keywords(entering),
+            **self.keywords(inputs),
         )
-        return self.logits(module, output.last_hidden_state[0, entering.kept_R])
+        return self.logits(module, output.last_hidden_state[0, inputs.kept_R])
 
     def per_unit(self, entry: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
         """The result of `embed` for a row of U units, as [U, ...] each: embeddings, and what deeper layers add.
@@ -115,9 +115,9 @@ class VisionLanguageModel(HuggingFaceModel):
         """
         return per_unit(entry, type(self).__name__)
 
-    def keywords(self, entering: Entering) -> Mapping[str, Any]:
+    def keywords(self, inputs: VisionInputs) -> Mapping[str, Any]:
         """Arguments of the backbone besides embeddings and positions: what deeper layers add."""
-        return deeper_keywords(entering)
+        return deeper_keywords(inputs)
 
     def find_config(self) -> PretrainedConfig:
         """The config; beside a tokenizer made locally, special tokens have the ids that it gave them."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import attrs
 import torch
 
-from cosmos_core.protocols import Conditioned, Conditioning, Entering
+from cosmos_core.protocols import Conditioned, Conditioning, VisionInputs
 from cosmos_core.rollout.embedded.attention import Chunk, SlotStep
 from cosmos_core.rollout.embedded.cache import SlotCache
 from cosmos_core.rollout.embedded.compiled import CompiledForward, is_single
@@ -98,7 +98,7 @@ class ConditionedPrompts:
         }
         return self._model.evaluate(
             self._module,
-            Entering(
+            VisionInputs(
                 tokens_N=tokens_N, positions=positions, places_K=torch.cat(places), features=features, kept_R=kept_R
             ),
         )

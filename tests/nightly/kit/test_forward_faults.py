@@ -53,7 +53,7 @@ def enter(self, module, conditioning):
     inputs = conditioning.batch.inputs
     return {"embeddings": module.get_input_embeddings()(inputs["tokens"]) * (1 + inputs["shades"][:, None])}
 
-def evaluate(self, module, entering):
+def evaluate(self, module, inputs):
     raise NotImplementedError("engines are tested by their own kit")
 """
 SHOWS = (
