@@ -18,10 +18,10 @@ def settings(num_replicas: int, group_size: int) -> Settings:
     return small_settings(
         stage,
         num_rows=10**5,
-        num_rollouts=num_replicas,
-        group_size=group_size,
+        rollout_replicas=num_replicas,
+        rollout_group_size=group_size,
         capacity=2 * BATCH,
-        max_staleness=10**5,
+        sync_max_staleness=10**5,
     )
 
 

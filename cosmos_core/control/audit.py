@@ -369,8 +369,8 @@ class Auditor:
         if [_gist(sample) for sample in group.samples] != [_gist(sample) for sample in report.samples]:
             yield f"its samples are not those that lease {group.lease} was finished with"
         age = batch.step - 1 - min((sample.oldest_version for sample in group.samples), default=batch.step - 1)
-        if age > settings.max_staleness:
-            yield f"lags by {age} steps, allowed are {settings.max_staleness}"
+        if age > settings.sync_max_staleness:
+            yield f"lags by {age} steps, allowed are {settings.sync_max_staleness}"
 
     def _roll_back(self, state: State) -> None:
         """The run went on from an earlier step: what came after it did not happen."""

@@ -26,19 +26,19 @@ def small_settings(*stages: StageSettings, **changes: object) -> Settings:
     """
     settings = Settings(
         run_id="run",
-        seed=5,
+        run_seed=5,
         num_rows=11,
         stages=stages,
-        num_policies=1,
-        num_rollouts=1,
-        group_size=4,
+        policy_replicas=1,
+        rollout_replicas=1,
+        rollout_group_size=4,
         capacity=3,
-        max_staleness=1,
+        sync_max_staleness=1,
         synchronous=False,
         sync_interval=1,
         evaluation_prompts=0,
         evaluation_interval=0,
-        checkpoint_interval=0,
+        policy_checkpoint_interval=0,
         rewards=("right",),
     )
     return attrs.evolve(settings, **changes)  # type: ignore[arg-type]

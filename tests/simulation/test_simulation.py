@@ -59,7 +59,9 @@ def test_held_out_losses_are_measured_whatever_happens(seed):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_replicas_pass_weights_on_whatever_happens(seed):
-    scenario = Scenario.drawn(seed, learns_from="rollouts", num_rollouts=6, fan_out=1 + seed % 2, shares_memory=False)
+    scenario = Scenario.drawn(
+        seed, learns_from="rollouts", rollout_replicas=6, sync_fan_out=1 + seed % 2, shares_memory=False
+    )
     simulation = Simulation(seed, scenario=scenario, faults=Faults(loss=0.05, crash=0.05 if seed % 3 else 0.0))
     state = simulation.run()
     assert state.outcome == "finished"
@@ -70,7 +72,7 @@ def test_replicas_pass_weights_on_whatever_happens(seed):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_without_faults_nothing_is_lost(seed):
-    scenario = Scenario.drawn(seed, learns_from="rollouts", synchronous=False, sync_interval=1, max_staleness=1)
+    scenario = Scenario.drawn(seed, learns_from="rollouts", synchronous=False, sync_interval=1, sync_max_staleness=1)
     state = Simulation(seed, scenario=scenario, faults=Faults()).run()
     assert state.outcome == "finished"
     assert not state.fenced

@@ -75,7 +75,7 @@ def _count_useless(state: State, reason: str) -> None:
 
 def is_stale(state: State, group: Finished) -> bool:
     """Whether a group's oldest weights lag those of the next step by more than the bound."""
-    return state.step - group.oldest_version > state.settings.max_staleness
+    return state.step - group.oldest_version > state.settings.sync_max_staleness
 
 
 def drop_stale(state: State) -> None:

@@ -21,14 +21,6 @@ from cosmos_core.errors import ConfigError
 from cosmos_core.transport.messages import Set, Settable
 from cosmos_core.types import Scalar
 
-_CONSTANTS: Final[Mapping[str, str]] = {
-    "sync.max_staleness": "max_staleness",
-    "sync.interval": "sync_interval",
-    "evaluation.interval": "evaluation_interval",
-    "policy.checkpoint.interval": "checkpoint_interval",
-}
-"""What the controller itself goes by: keys, and the settings that they are."""
-
 _PACE: Final = ("sync.max_staleness", "sync.interval")
 _WARMUP: Final = "warmup."
 _WHOLE_RUN: Final = "policy.checkpoint."
@@ -175,7 +167,9 @@ def settable(state: State) -> Settable:
 
 def _settled(state: State) -> Settings:
     values = {each.key: each.value for each in state.settings.dynamic} | values_at(state, state.step + 1)
-    held: dict[str, Any] = {name: values[key] for key, name in _CONSTANTS.items() if key in values}
+    # Its own settings have the names of the recipe's keys.
+    own = attrs.fields_dict(Settings)
+    held: dict[str, Any] = {name: value for key, value in values.items() if (name := key.replace(".", "_")) in own}
     paced = [change.step - 1 for change in state.changes if change.key in _PACE and change.step <= state.step + 1]
     first_version = state.settings.main.first_version
     return attrs.evolve(state.settings, **held, sync_from=max(0, max(paced, default=0) - first_version))

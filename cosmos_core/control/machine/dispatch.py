@@ -39,13 +39,13 @@ def lost_with(state: State, replica: Replica) -> None:
 def load(state: State, replica: Replica) -> int:
     """Sequences that a replica has in flight."""
     held_out = len(replica.leases) - replica.num_training
-    return held_out + replica.num_training * state.settings.group_size
+    return held_out + replica.num_training * state.settings.rollout_group_size
 
 
 def _evaluate(state: State) -> None:
     """Spread held-out rows evenly, up to capacity; all at once where a run must not depend on timing."""
     settings = state.settings
-    most = settings.capacity * settings.group_size
+    most = settings.capacity * settings.rollout_group_size
     names = state.holders.get(state.pending[0].version, set()) - state.draining
     ready = [state.replicas[name] for name in names]
     heap = [(len(r.leases) - r.num_training, r.name) for r in ready]
@@ -68,7 +68,7 @@ def _stream(state: State) -> None:
     trained = ledger.consumed + ledger.num_live
     if trained >= _limit(settings, stage, state.target):
         return
-    most = (settings.capacity - 1) * settings.group_size
+    most = (settings.capacity - 1) * settings.rollout_group_size
     heap: list[tuple[int, str, int]] = []
     for version, names in state.holders.items():
         limit = _limit(settings, stage, version)
@@ -89,12 +89,12 @@ def _stream(state: State) -> None:
             continue
         _lease(state, state.replicas[name])
         trained += 1
-        heapq.heapreplace(heap, (held + settings.group_size, name, limit))
+        heapq.heapreplace(heap, (held + settings.rollout_group_size, name, limit))
 
 
 def _limit(settings: Settings, stage: StageSettings, version: int) -> int:
     """How many prompts of the stage may be live or consumed before another one would be stale for `version`."""
-    steps = version + settings.max_staleness + 1 - stage.first_version
+    steps = version + settings.sync_max_staleness + 1 - stage.first_version
     return min(steps, stage.steps) * stage.prompts_per_step
 
 

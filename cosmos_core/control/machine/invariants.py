@@ -53,7 +53,7 @@ def _leases(state: State) -> Iterator[str]:
         leased.update({lease.position: lease.lease for lease in training})
         if len(training) != replica.num_training:
             yield f"{replica.name} has {len(training)} training leases, counted {replica.num_training}"
-        most = (state.settings.capacity - 1) * state.settings.group_size
+        most = (state.settings.capacity - 1) * state.settings.rollout_group_size
         if replica.role == "rollout" and replica.name not in state.spare and load(state, replica) <= most:
             yield f"{replica.name} has room, and would not be given anything"
     if leased != state.ledger.in_flight:
@@ -150,5 +150,5 @@ def _relays(state: State) -> Iterator[str]:
         if replica.kept.keys() - state.published.keys():
             yield f"{replica.name} keeps {sorted(replica.kept)}, known are {sorted(state.published)}"
         readers = list(state.parents.values()).count(replica.name)
-        if readers and readers > state.settings.fan_out:
+        if readers and readers > state.settings.sync_fan_out:
             yield f"{readers} replicas read from {replica.name}"

@@ -37,7 +37,7 @@ def join(state: State, event: ReplicaJoined) -> None:
     state.touched.add(event.name)
     if event.role == "policy":
         relays.follow_policy(state)
-    elif not state.has_rollouts and len(state.members["rollout"]) >= state.settings.num_rollouts:
+    elif not state.has_rollouts and len(state.members["rollout"]) >= state.settings.rollout_replicas:
         state.has_rollouts = True
         relays.arrange(state)
     else:
@@ -64,7 +64,7 @@ def lose(state: State, replica: Replica, reason: str) -> None:
 def regroup(state: State) -> None:
     """Order a new generation where the membership has changed; a joiner waits for the step boundary."""
     if not state.has_started:
-        if len(state.members["policy"]) < state.settings.num_policies:
+        if len(state.members["policy"]) < state.settings.policy_replicas:
             return
         state.has_started = True
     generation = state.generation
@@ -154,14 +154,14 @@ def missing(state: State) -> list[str]:
     wanted = []
     settings = state.settings
     joined = len(state.members["policy"])
-    least = 1 if state.has_started else settings.num_policies
+    least = 1 if state.has_started else settings.policy_replicas
     if joined < least:
-        wanted.append(f"{least - joined} of {settings.num_policies} policy replicas")
-    if settings.num_rollouts:
+        wanted.append(f"{least - joined} of {settings.policy_replicas} policy replicas")
+    if settings.rollout_replicas:
         joined = len(state.members["rollout"] - state.draining)
-        least = 1 if state.has_rollouts else settings.num_rollouts
+        least = 1 if state.has_rollouts else settings.rollout_replicas
         if joined < least:
-            wanted.append(f"{least - joined} of {settings.num_rollouts} rollout replicas")
+            wanted.append(f"{least - joined} of {settings.rollout_replicas} rollout replicas")
     return wanted
 
 
@@ -174,7 +174,7 @@ def refusal(state: State, name: str) -> str:
     is_complete = state.has_started if replica.role == "policy" else state.has_rollouts
     if not is_complete:
         return f"the run has not begun, as it waits for {' and '.join(missing(state))}"
-    is_needed = replica.role == "policy" or state.settings.num_rollouts > 0
+    is_needed = replica.role == "policy" or state.settings.rollout_replicas > 0
     if is_needed and not any(other.name != name for other in state.staying(replica.role)):
         return f"{name} is the last {replica.role} replica that stays; start another one first, or end the run"
     return ""

@@ -112,9 +112,9 @@ def _forget(state: State) -> None:
     settings = state.settings
     oldest = min(state.holders, default=state.target)
     # Policy replicas keep a copy of the weights for each target: one replica that never loads must not fill the host.
-    num_old = max(0, len(state.targets) - settings.max_staleness // settings.sync_interval - 2)
+    num_old = max(0, len(state.targets) - settings.sync_max_staleness // settings.sync_interval - 2)
     # A replica may be loading the first target after the version it has, or any later one; by changes of what it has.
-    needed = oldest if settings.keeps_base else oldest + 1
+    needed = oldest if settings.sync_delta else oldest + 1
     while num_old < len(state.targets) - 1 and state.targets[num_old] < needed:
         num_old += 1
     if num_old:

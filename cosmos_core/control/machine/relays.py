@@ -27,13 +27,13 @@ _POLICY: Final = ""
 
 def arrange(state: State) -> None:
     """Lay the whole tree out anew; a replica that nobody reads from any more drops its copies."""
-    if not state.settings.fan_out:
+    if not state.settings.sync_fan_out:
         return
     policies = policy_places(state)
     state.mapped = _mapped(state, policies)
     replicas = afar(state)
     places = [Place(host=each.host, rack=each.rack) for each in replicas]
-    found = topology.parents(places, _shared([place for _, place in policies]), state.settings.fan_out)
+    found = topology.parents(places, _shared([place for _, place in policies]), state.settings.sync_fan_out)
     parents = {
         replica.name: replicas[parent].name
         for replica, parent in zip(replicas, found, strict=True)
@@ -48,13 +48,13 @@ def arrange(state: State) -> None:
 
 def follow_policy(state: State) -> None:
     """A policy replica has come or gone: who maps its copies may be others now."""
-    if state.settings.fan_out and _mapped(state, policy_places(state)) != state.mapped:
+    if state.settings.sync_fan_out and _mapped(state, policy_places(state)) != state.mapped:
         arrange(state)
 
 
 def follow(state: State, name: str) -> None:
     """A rollout replica has come, is trusted again, has gone, or is not to be read from any more."""
-    if not state.settings.fan_out:
+    if not state.settings.sync_fan_out:
         return
     state.num_moves += 1
     if state.num_moves * _SHARE > len(state.members["rollout"]):
@@ -81,7 +81,7 @@ def passes_on(state: State, replica: Replica) -> bool:
     """Whether others read from a replica, or may soon: until all have joined, nobody knows who will."""
     if replica.name in state.readers:
         return True
-    may_be_read = not state.has_rollouts and state.settings.num_rollouts > state.settings.fan_out
+    may_be_read = not state.has_rollouts and state.settings.rollout_replicas > state.settings.sync_fan_out
     return may_be_read and _is_afar(state, replica)
 
 
@@ -127,7 +127,7 @@ def _take_out(state: State, name: str) -> set[str]:
 def _put(state: State, replica: Replica) -> None:
     """Give a replica, and with it those that read from it, a place: the nearest of the least depth that has one."""
     level = [_POLICY]
-    while not (free := [name for name in level if len(state.readers.get(name, ())) < state.settings.fan_out]):
+    while not (free := [name for name in level if len(state.readers.get(name, ())) < state.settings.sync_fan_out]):
         level = [reader for name in level for reader in state.readers[name]]
     above = min(free, key=lambda name: _preference(state, name, replica))
     state.readers.setdefault(above, set()).add(replica.name)
@@ -158,7 +158,7 @@ def _settle(state: State, replica: Replica) -> None:
 
 
 def _is_afar(state: State, replica: Replica) -> bool:
-    if replica.name in state.draining or replica.is_doubted or not state.settings.fan_out:
+    if replica.name in state.draining or replica.is_doubted or not state.settings.sync_fan_out:
         return False
     return replica.host not in state.mapped
 

@@ -169,7 +169,7 @@ def _units_per_s(follower: Follower) -> dict[str, float | None]:
     first, last = main[0].time, main[-1].time
     marks = [mark for mark in follower.marks if first <= mark.time <= last]
     generated = None
-    if len(marks) > 1 and marks[-1].time > marks[0].time and state.settings.num_rollouts:
+    if len(marks) > 1 and marks[-1].time > marks[0].time and state.settings.rollout_replicas:
         # A resumed run has a gap between its sessions; only what lies within them counts.
         pairs = [(a, b) for a, b in itertools.pairwise(marks) if follower.timeline.is_one_session(a.time, b.time)]
         passed = sum(b.time - a.time for a, b in pairs)

@@ -28,13 +28,13 @@ PLANTS = (
         "a replica is given one prompt more than it has room for",
         (
             f"{MACHINE}.dispatch:_stream",
-            "most = (settings.capacity - 1) * settings.group_size",
-            "most = settings.capacity * settings.group_size",
+            "most = (settings.capacity - 1) * settings.rollout_group_size",
+            "most = settings.capacity * settings.rollout_group_size",
         ),
     ),
     plant(
         "prompts are given out a step too early",
-        (f"{MACHINE}.dispatch:_limit", "settings.max_staleness + 1 -", "settings.max_staleness + 2 -"),
+        (f"{MACHINE}.dispatch:_limit", "settings.sync_max_staleness + 1 -", "settings.sync_max_staleness + 2 -"),
     ),
     plant(
         "a wave begins before all have its weights",
@@ -71,8 +71,12 @@ PLANTS = (
     ),
     plant(
         "the bound on staleness is one too large",
-        (f"{MACHINE}.batch_assembly:is_stale", "> state.settings.max_staleness", "> state.settings.max_staleness + 1"),
-        (f"{MACHINE}.dispatch:_limit", "settings.max_staleness + 1 -", "settings.max_staleness + 2 -"),
+        (
+            f"{MACHINE}.batch_assembly:is_stale",
+            "> state.settings.sync_max_staleness",
+            "> state.settings.sync_max_staleness + 1",
+        ),
+        (f"{MACHINE}.dispatch:_limit", "settings.sync_max_staleness + 1 -", "settings.sync_max_staleness + 2 -"),
     ),
     plant(
         "the newest token's weights count for a sample's",

@@ -184,7 +184,7 @@ def _claimed(state: State) -> Iterable[tuple[str, str]]:
     """What is trained on, or waits for that, must not be older than the bound."""
     if state.outcome:
         return
-    bound = state.settings.max_staleness
+    bound = state.settings.sync_max_staleness
     for group in state.ledger.finished.values():
         oldest = min((sample.oldest_version for sample in group.samples), default=state.step)
         if state.step - oldest > bound:

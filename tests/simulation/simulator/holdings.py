@@ -49,7 +49,7 @@ def withdrawn(
     gone = {version for version in before - state.published.keys() if version <= state.step}
     if not gone:
         return
-    least = state.settings.max_staleness // state.settings.sync_interval + 2
+    least = state.settings.sync_max_staleness // state.settings.sync_interval + 2
     for replica in state.named("rollout"):
         _, content = told.get(replica.incarnation, (0, None))
         target = content.weights if isinstance(content, RolloutDirective) else None

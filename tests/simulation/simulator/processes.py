@@ -65,8 +65,8 @@ class Processes:
         self._begun_at = step
         self.replicas.clear()
         settings = self._scenario.settings
-        names = [f"p{index}" for index in range(settings.num_policies)]
-        for name in [*names, *(f"r{index}" for index in range(settings.num_rollouts))]:
+        names = [f"p{index}" for index in range(settings.policy_replicas)]
+        for name in [*names, *(f"r{index}" for index in range(settings.rollout_replicas))]:
             self.start(name)
 
     def start_another(self, role: str) -> None:

@@ -64,9 +64,9 @@ class Asked:
 
 
 _KEYS: Final = {
-    "sync.max_staleness": "max_staleness",
+    "sync.max_staleness": "sync_max_staleness",
     "sync.interval": "sync_interval",
-    "policy.checkpoint.interval": "checkpoint_interval",
+    "policy.checkpoint.interval": "policy_checkpoint_interval",
 }
 """Dynamic keys that the controller goes by, and the settings that have their values."""
 
@@ -222,7 +222,7 @@ def _draining(state: State, name: str) -> Iterator[tuple[str, str]]:
 
 def _is_published(settings: Settings, step: int, asked: Asked) -> bool:
     """Whether the weights of a step are: those that are evaluated, the last ones, and others at the pace set last."""
-    if not settings.num_rollouts:
+    if not settings.rollout_replicas:
         return False
     if settings.evaluates(step) or step == settings.last_step:
         return True
@@ -236,7 +236,7 @@ def _present(state: State) -> Iterator[tuple[str, str]]:
         yield "drain", f"{sorted(present)} are in the run, and are said to have left"
     hosts = {each.host for each in state.replicas.values() if each.role == "policy"}
     wanted = hosts if state.settings.shares_memory else set()
-    if state.settings.fan_out and state.mapped != wanted:
+    if state.settings.sync_fan_out and state.mapped != wanted:
         yield "told", f"policy replicas are on {sorted(hosts)}, rollout replicas map copies on {sorted(state.mapped)}"
 
 
@@ -251,7 +251,7 @@ def _grant(state: State, replica: Replica, lease: Lease, live: int) -> Iterator[
         yield "lease", f"{replica.name} has {replica.num_training} prompts, and room for {settings.capacity}"
     if settings.synchronous and replica.version != state.step:
         yield "lease", f"{replica.name} shall generate with version {replica.version}, and the next step is of another"
-    steps = min(replica.version + settings.max_staleness + 1 - stage.first_version, stage.steps)
+    steps = min(replica.version + settings.sync_max_staleness + 1 - stage.first_version, stage.steps)
     if live > steps * stage.prompts_per_step:
         yield "lease", f"{live} prompts are live or trained on, {replica.name} was given one that will be too old"
 

@@ -45,7 +45,7 @@ class Scenario:
             heartbeat_s=0.25, lost_after_s=rng.choice((1.2, 2.0, 3.0)), join_timeout_s=60.0, progress_timeout_s=4.0
         )
         if settings.main.uses_rollouts and rng.random() < _STRICT:
-            whole = attrs.evolve(settings.main, min_group_size=settings.group_size)
+            whole = attrs.evolve(settings.main, min_group_size=settings.rollout_group_size)
             settings = attrs.evolve(settings, stages=(*settings.stages[:-1], whole))
         return cls(settings=attrs.evolve(settings, dynamic=_dynamic(settings)), control=control)
 
@@ -59,15 +59,15 @@ def _rolling_out(rng: random.Random) -> Settings:
         stages.insert(0, demonstrations(0, warmup, 3))
     return small_settings(
         *stages,
-        num_policies=rng.choice((1, 2, 2, 3)),
-        num_rollouts=rng.choice((1, 2, 3, 6, 9)),
+        policy_replicas=rng.choice((1, 2, 2, 3)),
+        rollout_replicas=rng.choice((1, 2, 3, 6, 9)),
         synchronous=synchronous,
         sync_interval=interval,
-        max_staleness=0 if synchronous else rng.choice((interval - 1, 1, 3)),
+        sync_max_staleness=0 if synchronous else rng.choice((interval - 1, 1, 3)),
         evaluation_prompts=rng.choice((0, 5)),
         evaluation_interval=rng.choice((0, 2, 3)),
-        checkpoint_interval=rng.choice((0, 1, 2)),
-        fan_out=rng.choice((1, 1, 2, 8)),
+        policy_checkpoint_interval=rng.choice((0, 1, 2)),
+        sync_fan_out=rng.choice((1, 1, 2, 8)),
         shares_memory=rng.random() < 0.3,
     )
 
@@ -76,14 +76,14 @@ def _imitating(rng: random.Random) -> Settings:
     scores = rng.random() < 0.5
     return small_settings(
         demonstrations(0, rng.choice((5, 6, 9)), rng.choice((2, 4))),
-        max_staleness=0,
-        num_policies=rng.choice((1, 2, 3)),
-        num_rollouts=rng.choice((1, 2)) if scores else 0,
+        sync_max_staleness=0,
+        policy_replicas=rng.choice((1, 2, 3)),
+        rollout_replicas=rng.choice((1, 2)) if scores else 0,
         rewards=("right",) if scores else (),
         evaluation_prompts=4 if scores else 0,
         heldout_rows=rng.choice((1, 3, 7)),
         evaluation_interval=rng.choice((0, 1, 2, 3)),
-        checkpoint_interval=rng.choice((0, 1, 2)),
+        policy_checkpoint_interval=rng.choice((0, 1, 2)),
     )
 
 
@@ -91,9 +91,9 @@ def _dynamic(settings: Settings) -> tuple[DynamicKey, ...]:
     """What people may set: of what the controller goes by, and of what only replicas do."""
     rate = DynamicKey(key="policy.optimizer.lr", type="number", value=1.0, above=0.0)
     saving = DynamicKey(
-        key="policy.checkpoint.interval", type="integer", value=settings.checkpoint_interval, at_least=0
+        key="policy.checkpoint.interval", type="integer", value=settings.policy_checkpoint_interval, at_least=0
     )
     interval = DynamicKey(key="sync.interval", type="integer", value=settings.sync_interval, at_least=1)
-    bound = DynamicKey(key="sync.max_staleness", type="integer", value=settings.max_staleness, at_least=0)
+    bound = DynamicKey(key="sync.max_staleness", type="integer", value=settings.sync_max_staleness, at_least=0)
     paced = () if settings.synchronous or not settings.main.uses_rollouts else (interval, bound)
     return (rate, saving, *paced)

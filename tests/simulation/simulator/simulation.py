@@ -71,7 +71,7 @@ class Simulation:
         self.people: Final[list[Person]] = []
         self.network: Final = Network(self.agenda, self._stream("network"), self.faults)
         self.world: Final = World(
-            group_size=settings.group_size, heldout_rows=settings.heldout_rows, rng=self._stream("world")
+            group_size=settings.rollout_group_size, heldout_rows=settings.heldout_rows, rng=self._stream("world")
         )
         self.disk: Final = Disk(self._stream("disk"), self.faults)
         self.disk.committed.append(EVENTS.encode(RunOpened(settings=settings)))
@@ -332,7 +332,7 @@ class Simulation:
                 if rng.random() < _FAILING:
                     self._cut_soon(name)
             case "start":
-                self._processes.start_another("r" if settings.num_rollouts and rng.random() < 0.5 else "p")
+                self._processes.start_another("r" if settings.rollout_replicas and rng.random() < 0.5 else "p")
             case _:
                 self._set()
 

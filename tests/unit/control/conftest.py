@@ -54,7 +54,7 @@ class Run:
     def __init__(self, settings: Settings) -> None:
         self.events: list[Event] = [RunOpened(settings=settings)]
         self.state = core.fold(self.events)
-        self.world = World(group_size=settings.group_size)
+        self.world = World(group_size=settings.rollout_group_size)
         self.fakes: dict[str, FakePolicy | FakeRollout] = {}
         self.incarnations: dict[str, str] = {}
 

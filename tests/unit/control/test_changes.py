@@ -38,7 +38,7 @@ def started(run):
     """A run of a policy and a rollout replica, at step 0, with step 1 not ordered."""
 
     def start(policies=1, **options):
-        found = run(**({"steps": 30, "dynamic": DYNAMIC, "num_policies": policies} | options))
+        found = run(**({"steps": 30, "dynamic": DYNAMIC, "policy_replicas": policies} | options))
         found.start(policies=policies)
         return found
 
@@ -126,7 +126,7 @@ def test_a_value_that_holds_already_is_no_change_and_the_recipes_own_is_no_setti
 
 
 def test_leases_go_by_what_holds_when_they_are_given_and_orders_tell_of_each_group(started):
-    run = started(max_staleness=3, capacity=2)
+    run = started(sync_max_staleness=3, capacity=2)
     first = run.leases()
     put(run, f"{TEMPERATURE}=0.5")
     assert run.leases() == first
@@ -163,7 +163,7 @@ def test_the_pace_can_change_at_any_step_without_starving_the_run(started, befor
     (bound, interval), (new_bound, new_interval) = before, after
     base = {"sync.max_staleness": bound, "sync.interval": interval}
     run = started(
-        max_staleness=bound,
+        sync_max_staleness=bound,
         sync_interval=interval,
         dynamic=tuple(attrs.evolve(key, value=base.get(key.key, key.value)) for key in DYNAMIC),
     )
@@ -174,13 +174,13 @@ def test_the_pace_can_change_at_any_step_without_starving_the_run(started, befor
         advance(run)
     newest = run.state.steps[-10:]
     assert max(step.staleness_max for step in newest) <= new_bound
-    assert (run.state.settings.max_staleness, run.state.settings.sync_interval) == after
+    assert (run.state.settings.sync_max_staleness, run.state.settings.sync_interval) == after
 
 
 def test_a_policy_is_told_to_publish_when_the_pace_changes_between_two_steps(started):
     pace = {"sync.max_staleness": 3, "sync.interval": 3}
     run = started(
-        max_staleness=3,
+        sync_max_staleness=3,
         sync_interval=3,
         dynamic=tuple(attrs.evolve(key, value=pace.get(key.key, key.value)) for key in DYNAMIC),
     )
@@ -202,7 +202,9 @@ def test_weights_that_would_lag_too_far_are_not_allowed_for(started):
 
 def test_a_resumed_run_keeps_what_held_at_its_next_step_and_tells_of_the_rest(started):
     checkpoint = attrs.evolve(DYNAMIC[-1], value=2)
-    run = started(checkpoint_interval=2, dynamic=(*DYNAMIC[:-1], checkpoint), synchronous=True, max_staleness=0)
+    run = started(
+        policy_checkpoint_interval=2, dynamic=(*DYNAMIC[:-1], checkpoint), synchronous=True, sync_max_staleness=0
+    )
     put(run, f"{LR}=0.5")
     advance(run)
     advance(run)
@@ -234,7 +236,7 @@ def test_an_account_holds_the_changes(started):
     snapshot = RECOVERY_SNAPSHOT.decode(RECOVERY_SNAPSHOT.encode(snapshot_of(run.state, run.state.step)))
     state = restored(snapshot, "somewhere")
     assert changes.values_at(state, state.step + 1) == {LR: 0.5, "sync.max_staleness": 4}
-    assert state.settings.max_staleness == 4
+    assert state.settings.sync_max_staleness == 4
 
 
 def test_a_run_that_is_over_is_not_changed(started):

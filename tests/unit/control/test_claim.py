@@ -19,7 +19,7 @@ def fail(it, name="p0", missing=(), reason="a peer left"):
 
 
 def test_the_batch_is_the_first_finished_groups_by_position(run):
-    it = run(capacity=9, max_staleness=9, prompts=2, steps=9)
+    it = run(capacity=9, sync_max_staleness=9, prompts=2, steps=9)
     it.start()
     leases = it.leases()
     it.finish("r0", leases[5])
@@ -51,7 +51,7 @@ def test_a_group_with_too_few_scored_samples_is_dropped(run, make_sample):
 
 @pytest.mark.parametrize(("oldest", "is_dropped"), [(0, True), (1, False), (2, False)])
 def test_staleness_is_bounded_by_the_oldest_token_when_the_sample_is_trained(run, make_sample, oldest, is_dropped):
-    it = run(capacity=9, max_staleness=1, prompts=1, steps=9)
+    it = run(capacity=9, sync_max_staleness=1, prompts=1, steps=9)
     it.start()
     old = it.leases()[0]
     for step in (1, 2):
@@ -67,7 +67,7 @@ def test_staleness_is_bounded_by_the_oldest_token_when_the_sample_is_trained(run
 
 
 def test_a_finished_group_that_grows_stale_while_it_waits_is_dropped(run, make_sample):
-    it = run(capacity=9, max_staleness=1, prompts=1, steps=9)
+    it = run(capacity=9, sync_max_staleness=1, prompts=1, steps=9)
     it.start()
     first, old = it.leases()
     it.finish("r0", first)
@@ -85,7 +85,7 @@ def test_a_finished_group_that_grows_stale_while_it_waits_is_dropped(run, make_s
 
 
 def test_missing_payloads_queue_their_prompts_and_the_step_is_formed_again(run):
-    it = run(capacity=9, max_staleness=0, prompts=3)
+    it = run(capacity=9, sync_max_staleness=0, prompts=3)
     it.start()
     leases = it.leases()
     for lease in leases:
@@ -105,7 +105,7 @@ def test_missing_payloads_queue_their_prompts_and_the_step_is_formed_again(run):
 
 
 def test_missing_payloads_of_another_member_are_believed_as_well(run):
-    it = run(num_policies=2, capacity=9, max_staleness=0, prompts=3)
+    it = run(policy_replicas=2, capacity=9, sync_max_staleness=0, prompts=3)
     it.start(policies=2)
     leases = it.leases()
     for lease in leases:
@@ -193,7 +193,7 @@ def test_shares_part_the_batch_and_stay_within_one_group_of_each_other(weights, 
 
 
 def test_a_run_whose_every_prompt_is_useless_fails_with_the_reason(run):
-    it = run(capacity=9, max_staleness=9, prompts=2, steps=9)
+    it = run(capacity=9, sync_max_staleness=9, prompts=2, steps=9)
     it.start()
     for _ in range(LEAST_USELESS):
         assert not it.state.outcome
@@ -205,7 +205,7 @@ def test_a_run_whose_every_prompt_is_useless_fails_with_the_reason(run):
 
 
 def test_reasons_with_numbers_are_explained_up_to_a_number_and_the_last_of_all_is(run):
-    it = run(capacity=9, max_staleness=9, prompts=2, steps=9)
+    it = run(capacity=9, sync_max_staleness=9, prompts=2, steps=9)
     it.start()
     for count in range(LEAST_USELESS):
         reason = f"{count} frames lack"
@@ -217,7 +217,7 @@ def test_reasons_with_numbers_are_explained_up_to_a_number_and_the_last_of_all_i
 
 
 def test_a_useful_prompt_starts_the_count_anew(run):
-    it = run(capacity=9, max_staleness=9, prompts=2, steps=9)
+    it = run(capacity=9, sync_max_staleness=9, prompts=2, steps=9)
     it.start()
     for count in range(LEAST_USELESS + 9):
         if count == LEAST_USELESS - 1:

@@ -11,7 +11,7 @@ from cosmos_core.transport.reports import REPORT, CheckpointSaved, Failed, Group
 
 
 def test_a_run_goes_from_its_first_weights_to_its_last_checkpoint(run):
-    it = run(warmup=2, steps=3, evaluation_prompts=5, evaluation_interval=2, checkpoint_interval=2)
+    it = run(warmup=2, steps=3, evaluation_prompts=5, evaluation_interval=2, policy_checkpoint_interval=2)
     it.join("p0")
     it.join("r0")
     it.settle()
@@ -117,7 +117,7 @@ def test_a_report_of_the_other_role_fails_the_run(run):
 
 
 def test_replicas_that_do_not_come_fail_the_run(run):
-    it = run(num_policies=2)
+    it = run(policy_replicas=2)
     it.join("p0")
     it.apply(JoinTimedOut(timeout_s=3))
     assert it.state.outcome == "failed"

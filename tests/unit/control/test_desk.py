@@ -110,7 +110,7 @@ def beat(revision, incarnation="one", term=3):
 
 @pytest.fixture
 def office(settings):
-    return Office(settings(warmup=2, num_policies=1))
+    return Office(settings(warmup=2, policy_replicas=1))
 
 
 def test_a_hello_is_welcomed_after_it_is_durable_and_directed(office):
@@ -151,7 +151,9 @@ def test_a_stranger_is_refused(office, changes, reason):
 
 
 def test_who_is_made_of_something_else_is_refused_with_the_difference(settings):
-    office = Office(settings(warmup=2, num_policies=1), facts={"run.seed": "5", "plugin model hf": "cosmos-core 1.0"})
+    office = Office(
+        settings(warmup=2, policy_replicas=1), facts={"run.seed": "5", "plugin model hf": "cosmos-core 1.0"}
+    )
     facts = {"run.seed": "6", "plugin model hf": "cosmos-core 1.0", "plugin engine vllm": "cosmos-engine-vllm 2"}
     (answer,) = office.say(attrs.evolve(HELLO, facts=facts))
     assert answer.reason == "its run.seed is 6, and 5 in this run; give it this run's folder and the same packages"
@@ -423,7 +425,7 @@ def test_one_that_never_leaves_does_not_keep_the_run(office, sockets, caplog):
 
 def test_weights_are_not_given_up_while_who_may_have_them_has_not_been_heard(settings):
     """The controller was started again; one policy replica was lost meanwhile, another has taken over its weights."""
-    office = Office(settings(warmup=4, num_policies=1))
+    office = Office(settings(warmup=4, policy_replicas=1))
     office.say(HELLO)
     office.say(reports(1, GenerationFormed(generation=1, step=0)))
     state = office.server_loop.state
@@ -452,7 +454,7 @@ def test_weights_are_not_given_up_while_who_may_have_them_has_not_been_heard(set
 
 
 def test_weights_are_given_up_once_all_who_are_left_were_heard_or_lost(settings):
-    office = Office(settings(warmup=4, num_policies=1))
+    office = Office(settings(warmup=4, policy_replicas=1))
     office.say(HELLO)
     state = office.server_loop.state
     state.step = 3

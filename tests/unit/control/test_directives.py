@@ -39,11 +39,11 @@ def test_every_change_of_a_directive_is_announced(run, fan_out):
     it = run(
         warmup=2,
         steps=5,
-        num_policies=2,
-        num_rollouts=3,
+        policy_replicas=2,
+        rollout_replicas=3,
         evaluation_prompts=3,
-        checkpoint_interval=2,
-        fan_out=fan_out,
+        policy_checkpoint_interval=2,
+        sync_fan_out=fan_out,
         shares_memory=False,
     )
     known = {}

@@ -8,7 +8,7 @@ def positions(it, name="r0"):
 
 
 def test_nothing_is_leased_before_all_rollout_replicas_of_the_recipe_are_there(run):
-    it = run(num_rollouts=2)
+    it = run(rollout_replicas=2)
     it.start(rollouts=1)
     assert it.state.replicas["r0"].version == 0
     assert it.leases() == []
@@ -26,14 +26,14 @@ def test_nothing_is_leased_to_a_replica_without_weights(run):
 
 
 def test_async_leases_no_more_than_capacity_to_a_replica(run):
-    it = run(capacity=3, max_staleness=9, steps=9, num_rollouts=2)
+    it = run(capacity=3, sync_max_staleness=9, steps=9, rollout_replicas=2)
     it.start(rollouts=2)
     assert positions(it, "r0") == [0, 1, 2]
     assert positions(it, "r1") == [3, 4, 5]
 
 
 def test_async_leases_to_the_replica_that_has_least_in_flight(run):
-    it = run(capacity=3, max_staleness=0, steps=9, prompts=4, num_rollouts=2)
+    it = run(capacity=3, sync_max_staleness=0, steps=9, prompts=4, rollout_replicas=2)
     it.start(rollouts=2)
     assert (positions(it, "r0"), positions(it, "r1")) == ([0, 1, 2], [3])
     for lease in (*it.leases("r0"), *it.leases("r1")):
@@ -43,7 +43,7 @@ def test_async_leases_to_the_replica_that_has_least_in_flight(run):
 
 
 def test_async_leases_no_prompt_that_would_be_stale_when_it_is_trained(run):
-    it = run(capacity=99, max_staleness=2, steps=9, prompts=2)
+    it = run(capacity=99, sync_max_staleness=2, steps=9, prompts=2)
     it.start()
     # Version 0 may train steps 1, 2 and 3: the weights trained are then 0, 1 and 2.
     assert positions(it) == [0, 1, 2, 3, 4, 5]
@@ -57,13 +57,13 @@ def test_async_leases_no_prompt_that_would_be_stale_when_it_is_trained(run):
 
 
 def test_async_leases_no_more_than_the_run_will_train(run):
-    it = run(capacity=99, max_staleness=9, steps=2, prompts=2)
+    it = run(capacity=99, sync_max_staleness=9, steps=2, prompts=2)
     it.start()
     assert positions(it) == [0, 1, 2, 3]
 
 
 def test_a_dropped_prompt_makes_room_for_another(run):
-    it = run(capacity=99, max_staleness=0, prompts=2)
+    it = run(capacity=99, sync_max_staleness=0, prompts=2)
     it.start()
     first, second = it.leases()
     it.finish("r0", first, drop="equal_rewards")
@@ -74,14 +74,14 @@ def test_a_dropped_prompt_makes_room_for_another(run):
 
 
 def test_sync_leases_one_wave_split_by_name(run):
-    it = run(synchronous=True, max_staleness=0, prompts=5, num_rollouts=2)
+    it = run(synchronous=True, sync_max_staleness=0, prompts=5, rollout_replicas=2)
     it.start(rollouts=2)
     assert positions(it, "r0") == [0, 2, 4]
     assert positions(it, "r1") == [1, 3]
 
 
 def test_sync_refills_only_when_the_wave_is_over(run):
-    it = run(synchronous=True, max_staleness=0, prompts=3)
+    it = run(synchronous=True, sync_max_staleness=0, prompts=3)
     it.start()
     first, second, third = it.leases()
     it.finish("r0", first, drop="equal_rewards")
@@ -93,7 +93,7 @@ def test_sync_refills_only_when_the_wave_is_over(run):
 
 
 def test_sync_waits_for_the_step_and_for_its_weights_on_every_replica(run):
-    it = run(synchronous=True, max_staleness=0, prompts=2, num_rollouts=2)
+    it = run(synchronous=True, sync_max_staleness=0, prompts=2, rollout_replicas=2)
     it.start(rollouts=2)
     for name in ("r0", "r1"):
         for lease in it.leases(name):
@@ -110,7 +110,7 @@ def test_sync_waits_for_the_step_and_for_its_weights_on_every_replica(run):
 
 
 def test_sync_waits_for_an_evaluation(run):
-    it = run(synchronous=True, max_staleness=0, evaluation_prompts=3)
+    it = run(synchronous=True, sync_max_staleness=0, evaluation_prompts=3)
     it.start()
     assert {lease.purpose for lease in it.leases()} == {"evaluation"}
     for lease in it.leases():
@@ -119,7 +119,7 @@ def test_sync_waits_for_an_evaluation(run):
 
 
 def test_what_a_lost_replica_had_in_flight_or_finished_is_queued_again(run):
-    it = run(capacity=4, max_staleness=9, prompts=3, num_rollouts=2)
+    it = run(capacity=4, sync_max_staleness=9, prompts=3, rollout_replicas=2)
     it.start(rollouts=2)
     assert positions(it, "r0") == [0, 1, 2, 3]
     finished = it.leases("r0")[0]
@@ -137,7 +137,7 @@ def test_what_a_lost_replica_had_in_flight_or_finished_is_queued_again(run):
 
 
 def test_a_lease_that_was_taken_away_reports_in_vain(run):
-    it = run(num_rollouts=1)
+    it = run(rollout_replicas=1)
     it.start()
     lease = it.leases()[0]
     it.lose("r0")

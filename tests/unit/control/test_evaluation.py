@@ -21,7 +21,7 @@ def test_held_out_rows_come_before_training_and_are_pinned(run):
 
 
 def test_rollout_replicas_stay_at_the_version_that_is_evaluated(run):
-    it = run(evaluation_prompts=2, prompts=1, max_staleness=1, steps=5)
+    it = run(evaluation_prompts=2, prompts=1, sync_max_staleness=1, steps=5)
     it.start()
     held_out = it.leases()[:2]
     it.finish("r0", next(lease for lease in it.leases() if lease.purpose == "train"))
@@ -101,7 +101,7 @@ def test_only_the_first_completions_are_kept(run):
 
 
 def test_rows_of_a_lost_replica_are_leased_again(run):
-    it = run(evaluation_prompts=16, num_rollouts=2, capacity=3)
+    it = run(evaluation_prompts=16, rollout_replicas=2, capacity=3)
     it.start(rollouts=2)
     rows = {name: [lease.row for lease in it.leases(name) if lease.purpose == "evaluation"] for name in ("r0", "r1")}
     assert rows == {"r0": list(range(12)), "r1": [12, 13, 14, 15]}
@@ -112,7 +112,7 @@ def test_rows_of_a_lost_replica_are_leased_again(run):
 
 
 def test_training_does_not_wait_for_an_evaluation(run):
-    it = run(evaluation_prompts=2, prompts=1, max_staleness=1)
+    it = run(evaluation_prompts=2, prompts=1, sync_max_staleness=1)
     it.start()
     training = [lease for lease in it.leases() if lease.purpose == "train"]
     for lease in training[:2]:
@@ -136,7 +136,7 @@ def test_the_run_ends_after_its_last_evaluation(run):
 
 
 def test_an_evaluation_that_a_stop_cuts_off_is_told_and_made_by_the_run_that_goes_on(run):
-    it = run(evaluation_prompts=2, prompts=1, max_staleness=1)
+    it = run(evaluation_prompts=2, prompts=1, sync_max_staleness=1)
     it.start()
     first, _ = (lease for lease in it.leases() if lease.purpose == "evaluation")
     it.finish("r0", first)
@@ -152,7 +152,7 @@ def test_an_evaluation_that_a_stop_cuts_off_is_told_and_made_by_the_run_that_goe
 
 
 def test_an_evaluation_of_an_older_step_that_a_stop_cuts_off_is_lost(run):
-    it = run(evaluation_prompts=2, prompts=1, max_staleness=1)
+    it = run(evaluation_prompts=2, prompts=1, sync_max_staleness=1)
     it.start()
     it.finish("r0", next(lease for lease in it.leases() if lease.purpose == "train"))
     it.train()
@@ -168,7 +168,7 @@ def test_an_evaluation_of_an_older_step_that_a_stop_cuts_off_is_lost(run):
 
 
 def test_an_evaluation_of_weights_that_are_gone_is_given_up(run):
-    it = run(evaluation_prompts=2, prompts=1, max_staleness=1, num_policies=2)
+    it = run(evaluation_prompts=2, prompts=1, sync_max_staleness=1, policy_replicas=2)
     it.start(policies=2)
     it.finish("r0", next(lease for lease in it.leases() if lease.purpose == "train"))
     it.follow("p0", "p1")
@@ -203,7 +203,7 @@ IMITATION = StageSettings(source="demonstrations", first_version=0, steps=5, pro
 
 
 def imitating(run, **options):
-    it = run(stages=(IMITATION,), num_rollouts=0, rewards=(), heldout_rows=3, **options)
+    it = run(stages=(IMITATION,), rollout_replicas=0, rewards=(), heldout_rows=3, **options)
     it.join("p0")
     it.follow()
     return it
@@ -245,7 +245,7 @@ def test_a_run_that_scores_completions_measures_no_loss(run):
 
 
 def test_completions_are_scored_and_demonstrations_measured_of_the_same_weights(run):
-    it = run(stages=(IMITATION,), num_rollouts=1, heldout_rows=3, evaluation_prompts=2, evaluation_interval=2)
+    it = run(stages=(IMITATION,), rollout_replicas=1, heldout_rows=3, evaluation_prompts=2, evaluation_interval=2)
     it.join("p0")
     it.join("r0")
     it.settle()
@@ -259,8 +259,8 @@ def test_completions_are_scored_and_demonstrations_measured_of_the_same_weights(
 
 def test_a_resumed_run_scores_and_measures_nothing_twice(run):
     it = run(
-        stages=(IMITATION,), num_rollouts=1, heldout_rows=3, evaluation_prompts=2, evaluation_interval=2,
-        checkpoint_interval=2,
+        stages=(IMITATION,), rollout_replicas=1, heldout_rows=3, evaluation_prompts=2, evaluation_interval=2,
+        policy_checkpoint_interval=2,
     )  # fmt: skip
     it.join("p0")
     it.join("r0")
@@ -276,8 +276,8 @@ def test_a_resumed_run_scores_and_measures_nothing_twice(run):
 
 def test_completions_that_a_resumed_run_lacks_are_scored_though_the_loss_is_known(run):
     it = run(
-        stages=(IMITATION,), num_rollouts=1, heldout_rows=3, evaluation_prompts=2, evaluation_interval=2,
-        checkpoint_interval=2,
+        stages=(IMITATION,), rollout_replicas=1, heldout_rows=3, evaluation_prompts=2, evaluation_interval=2,
+        policy_checkpoint_interval=2,
     )  # fmt: skip
     it.join("p0")
     it.join("r0")
@@ -296,8 +296,8 @@ def test_completions_that_a_resumed_run_lacks_are_scored_though_the_loss_is_know
 
 def test_a_run_made_as_short_as_its_checkpoint_tells_that_its_end_was_not_measured(run):
     it = run(
-        stages=(IMITATION,), num_rollouts=1, heldout_rows=3, evaluation_prompts=2, evaluation_interval=4,
-        checkpoint_interval=2,
+        stages=(IMITATION,), rollout_replicas=1, heldout_rows=3, evaluation_prompts=2, evaluation_interval=4,
+        policy_checkpoint_interval=2,
     )  # fmt: skip
     it.join("p0")
     it.join("r0")
@@ -314,12 +314,15 @@ def test_a_run_made_as_short_as_its_checkpoint_tells_that_its_end_was_not_measur
 
 
 def test_a_run_made_longer_measures_what_its_new_interval_asks_for(run):
-    it = run(stages=(IMITATION,), num_rollouts=0, rewards=(), heldout_rows=3)
+    it = run(stages=(IMITATION,), rollout_replicas=0, rewards=(), heldout_rows=3)
     it.join("p0")
     it.settle()
     assert [record.version for record in it.state.evaluations] == [0, 5]
     longer = attrs.evolve(
-        it.state.settings, stages=(attrs.evolve(IMITATION, steps=9),), evaluation_interval=2, checkpoint_interval=3
+        it.state.settings,
+        stages=(attrs.evolve(IMITATION, steps=9),),
+        evaluation_interval=2,
+        policy_checkpoint_interval=3,
     )
     it.resume(5, longer)
     it.join("p0", step=5)
@@ -332,8 +335,8 @@ def test_a_run_made_longer_measures_what_its_new_interval_asks_for(run):
 
 def test_the_best_checkpoint_is_that_of_the_best_accuracy_where_there_is_one(run):
     it = run(
-        stages=(IMITATION,), num_rollouts=1, heldout_rows=3, evaluation_prompts=2, evaluation_interval=2,
-        checkpoint_interval=2,
+        stages=(IMITATION,), rollout_replicas=1, heldout_rows=3, evaluation_prompts=2, evaluation_interval=2,
+        policy_checkpoint_interval=2,
     )  # fmt: skip
     it.join("p0")
     it.join("r0")
@@ -359,7 +362,9 @@ def test_a_loss_that_a_broken_group_did_not_give_is_asked_for_again(run):
 
 
 def test_a_loss_that_one_member_lacks_is_taken_from_another(run):
-    it = run(stages=(IMITATION,), num_rollouts=0, num_policies=2, rewards=(), heldout_rows=3, evaluation_interval=1)
+    it = run(
+        stages=(IMITATION,), rollout_replicas=0, policy_replicas=2, rewards=(), heldout_rows=3, evaluation_interval=1
+    )
     it.join("p0")
     it.join("p1")
     it.follow()
@@ -395,7 +400,7 @@ def test_without_a_usable_row_there_is_no_record(run):
 
 
 def test_a_resumed_run_measures_what_its_timeline_lacks(run):
-    it = imitating(run, evaluation_interval=2, checkpoint_interval=2)
+    it = imitating(run, evaluation_interval=2, policy_checkpoint_interval=2)
     while it.state.step < 3:
         it.follow()
     assert [record.version for record in it.state.evaluations] == [0, 2]

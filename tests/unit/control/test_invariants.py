@@ -10,7 +10,7 @@ from cosmos_core.control.machine.invariants import check
 
 @pytest.fixture
 def busy(run):
-    it = run(num_rollouts=2, capacity=4, max_staleness=9, evaluation_prompts=3, prompts=2, steps=9)
+    it = run(rollout_replicas=2, capacity=4, sync_max_staleness=9, evaluation_prompts=3, prompts=2, steps=9)
     it.start(rollouts=2)
     for lease in [lease for lease in it.leases("r0") if lease.purpose == "train"]:
         it.finish("r0", lease)

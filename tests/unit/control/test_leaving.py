@@ -16,7 +16,7 @@ def drain(it, name):
 
 
 def test_a_rollout_replica_gets_nothing_new_and_finishes_what_it_has(run):
-    it = run(num_rollouts=2)
+    it = run(rollout_replicas=2)
     it.start(rollouts=2)
     before = it.leases("r1")
     assert before
@@ -28,7 +28,7 @@ def test_a_rollout_replica_gets_nothing_new_and_finishes_what_it_has(run):
 
 
 def test_it_keeps_payloads_until_the_step_has_read_them_and_leaves_then(run):
-    it = run(num_rollouts=2, prompts=2)
+    it = run(rollout_replicas=2, prompts=2)
     it.start(rollouts=2)
     drain(it, "r1")
     for lease in it.leases("r1"):
@@ -53,7 +53,7 @@ def test_it_keeps_payloads_until_the_step_has_read_them_and_leaves_then(run):
 
 
 def test_a_held_out_row_is_finished_by_the_one_that_has_it(run):
-    it = run(num_rollouts=2, evaluation_prompts=4)
+    it = run(rollout_replicas=2, evaluation_prompts=4)
     it.start(rollouts=2)
     rows = [lease for lease in it.leases("r0") if lease.purpose == "evaluation"]
     assert len(rows) == 4
@@ -65,7 +65,7 @@ def test_a_held_out_row_is_finished_by_the_one_that_has_it(run):
 
 
 def test_in_sync_mode_a_wave_goes_to_those_that_stay(run):
-    it = run(num_rollouts=2, synchronous=True, max_staleness=0)
+    it = run(rollout_replicas=2, synchronous=True, sync_max_staleness=0)
     it.start(rollouts=2)
     for name in ("r0", "r1"):
         for lease in it.leases(name):
@@ -77,7 +77,7 @@ def test_in_sync_mode_a_wave_goes_to_those_that_stay(run):
 
 
 def test_what_it_passed_on_is_read_from_others(run):
-    it = run(num_rollouts=3, fan_out=1, shares_memory=False)
+    it = run(rollout_replicas=3, sync_fan_out=1, shares_memory=False)
     it.start(rollouts=3)
     assert "r0" in it.state.parents.values()
     drain(it, "r0")
@@ -87,7 +87,7 @@ def test_what_it_passed_on_is_read_from_others(run):
 
 
 def test_a_policy_replica_leaves_at_a_step_boundary(run):
-    it = run(num_policies=2, prompts=2)
+    it = run(policy_replicas=2, prompts=2)
     it.start(policies=2)
     for lease in it.leases()[:2]:
         it.finish("r0", lease)
@@ -110,7 +110,7 @@ def test_a_policy_replica_leaves_at_a_step_boundary(run):
 
 
 def test_what_it_alone_has_published_is_waited_for(run):
-    it = run(num_policies=1, num_rollouts=2, sync_interval=4, max_staleness=9)
+    it = run(policy_replicas=1, rollout_replicas=2, sync_interval=4, sync_max_staleness=9)
     it.join("p0")
     it.join("r0")
     it.join("r1")
@@ -131,7 +131,7 @@ def test_what_it_alone_has_published_is_waited_for(run):
 
 
 def test_one_that_drains_gives_its_weights_to_a_joiner_first(run):
-    it = run(num_policies=2, prompts=2)
+    it = run(policy_replicas=2, prompts=2)
     it.start(policies=2)
     drain(it, "p0")
     it.lose("p1")
@@ -145,7 +145,7 @@ def test_one_that_drains_gives_its_weights_to_a_joiner_first(run):
 
 
 def test_a_process_of_the_same_name_may_join_again(run):
-    it = run(num_rollouts=2)
+    it = run(rollout_replicas=2)
     it.start(rollouts=2)
     drain(it, "r1")
     for lease in it.leases("r1"):
@@ -161,7 +161,7 @@ def test_a_process_of_the_same_name_may_join_again(run):
 
 
 def test_one_that_is_lost_while_it_drains_is_lost(run):
-    it = run(num_rollouts=2)
+    it = run(rollout_replicas=2)
     it.start(rollouts=2)
     drain(it, "r1")
     it.lose("r1")
@@ -171,7 +171,7 @@ def test_one_that_is_lost_while_it_drains_is_lost(run):
 
 
 def test_one_that_leaves_unasked_loses_what_it_had(run):
-    it = run(num_rollouts=2)
+    it = run(rollout_replicas=2)
     it.start(rollouts=2)
     assert it.leases("r1")
     it.report("r1", Left())
@@ -186,27 +186,27 @@ def test_one_that_leaves_unasked_loses_what_it_had(run):
     ],
 )
 def test_what_cannot_be_is_refused(run, name, words):
-    it = run(num_policies=2)
+    it = run(policy_replicas=2)
     it.start(policies=2)
     assert words in drain(it, name)
     assert not it.state.draining
 
 
 def test_the_last_policy_replica_stays(run):
-    it = run(num_policies=2)
+    it = run(policy_replicas=2)
     it.start(policies=2)
     assert drain(it, "p0") == ""
     assert "p1 is the last policy replica that stays" in drain(it, "p1")
 
 
 def test_before_the_run_has_begun_nobody_leaves(run):
-    it = run(num_policies=2)
+    it = run(policy_replicas=2)
     it.join("p0")
     assert "the run has not begun, as it waits for 1 of 2 policy replicas" in drain(it, "p0")
 
 
 def test_asking_twice_changes_nothing(run):
-    it = run(num_rollouts=2)
+    it = run(rollout_replicas=2)
     it.start(rollouts=2)
     drain(it, "r1")
     before = it.directive("r1")

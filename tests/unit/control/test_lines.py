@@ -82,7 +82,7 @@ class Room:
 
 @pytest.fixture
 def room(settings):
-    return Room(settings(warmup=2, num_policies=2, num_rollouts=0))
+    return Room(settings(warmup=2, policy_replicas=2, rollout_replicas=0))
 
 
 def test_a_closed_connection_is_noticed_within_seconds(room):

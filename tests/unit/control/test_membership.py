@@ -12,7 +12,7 @@ def train_orders(it):
 
 def ready(it, policies=2, **options):
     """A run whose first step is ordered and not done."""
-    it = it(num_policies=policies, prompts=2, **options)
+    it = it(policy_replicas=policies, prompts=2, **options)
     it.start(policies=policies)
     for lease in it.leases()[:2]:
         it.finish("r0", lease)
@@ -20,7 +20,7 @@ def ready(it, policies=2, **options):
 
 
 def test_the_first_generation_waits_for_all_policy_replicas(run):
-    it = run(num_policies=2)
+    it = run(policy_replicas=2)
     it.join("p1")
     assert it.directive("p1").generation is None
     it.join("p0")
@@ -31,7 +31,7 @@ def test_the_first_generation_waits_for_all_policy_replicas(run):
 
 
 def test_a_step_is_ordered_when_all_members_have_formed(run):
-    it = run(num_policies=2, warmup=1)
+    it = run(policy_replicas=2, warmup=1)
     it.join("p0")
     it.join("p1")
     it.follow("p0")
@@ -147,7 +147,7 @@ def test_a_group_that_breaks_for_ever_fails_the_run(run):
 
 
 def test_policy_replicas_with_weights_of_a_later_step_are_lost_and_the_others_go_on(run):
-    it = run(num_policies=2)
+    it = run(policy_replicas=2)
     it.join("p0")
     it.join("p1")
     it.report("p0", GenerationFormed(generation=1, step=4))

@@ -8,7 +8,7 @@ from cosmos_core.transport.directives import RolloutDirective
 
 def crowd(run):
     """Two policy replicas, and rollout replicas on five hosts; one of these and one rack are the policy's, too."""
-    it = run(num_policies=2, num_rollouts=10, fan_out=3, shares_memory=False)
+    it = run(policy_replicas=2, rollout_replicas=10, sync_fan_out=3, shares_memory=False)
     it.join("p0", host="a", rack="1")
     it.join("p1", host="b", rack="2")
     for index in range(10):

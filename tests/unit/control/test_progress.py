@@ -26,14 +26,14 @@ def together(it, *names):
 
 
 def test_checkpoints_are_ordered_by_interval_and_at_the_end(run):
-    it = together(run(steps=5, checkpoint_interval=2), "p0", "r0")
+    it = together(run(steps=5, policy_checkpoint_interval=2), "p0", "r0")
     it.settle()
     assert sorted(it.state.checkpoints.saved) == [2, 4, 5]
     assert it.state.checkpoints.ordered == -1
 
 
 def test_the_order_to_save_comes_with_the_next_step_and_not_after_it(run):
-    it = together(run(warmup=4, checkpoint_interval=2), "p0")
+    it = together(run(warmup=4, policy_checkpoint_interval=2), "p0")
     it.follow("p0")
     it.follow("p0")
     it.follow("p0")
@@ -42,7 +42,7 @@ def test_the_order_to_save_comes_with_the_next_step_and_not_after_it(run):
 
 
 def test_a_failed_checkpoint_is_told_and_the_run_goes_on(run):
-    it = together(run(steps=4, checkpoint_interval=2), "p0", "r0")
+    it = together(run(steps=4, policy_checkpoint_interval=2), "p0", "r0")
     until(it, 2)
     it.report("p0", CheckpointFailed(step=2, reason="disk full"))
     assert it.state.checkpoints.failed == {2: "disk full"}
@@ -62,7 +62,7 @@ def test_a_failed_last_checkpoint_fails_the_run(run):
 def test_the_best_checkpoint_is_the_saved_one_with_the_best_evaluation(run):
     it = run()
     assert best_checkpoint(it.state) is None
-    it = together(run(steps=4, checkpoint_interval=1, evaluation_prompts=2, evaluation_interval=1), "p0", "r0")
+    it = together(run(steps=4, policy_checkpoint_interval=1, evaluation_prompts=2, evaluation_interval=1), "p0", "r0")
     it.settle()
     scores = {1: 0.5, 2: 0.9, 3: 0.9, 4: 0.7}
     it.state.evaluations = [attrs.evolve(done, accuracy=scores.get(done.version, 1.0)) for done in it.state.evaluations]
@@ -108,14 +108,14 @@ def test_a_stop_between_steps_saves_at_once_and_leases_nothing_more(run):
 
 
 def test_a_stop_before_the_start_ends_at_once(run):
-    it = run(num_policies=2)
+    it = run(policy_replicas=2)
     it.join("p0")
     it.stop()
     assert it.state.outcome == "stopped"
 
 
 def test_a_stop_at_a_saved_step_saves_nothing_more(run):
-    it = run(steps=9, checkpoint_interval=1)
+    it = run(steps=9, policy_checkpoint_interval=1)
     it.start()
     for lease in it.leases()[:2]:
         it.finish("r0", lease)
@@ -135,7 +135,7 @@ def test_the_first_outcome_stays(run):
 
 
 def test_a_resumed_run_is_the_fold_up_to_its_step(run):
-    it = together(run(warmup=2, steps=6, checkpoint_interval=2, evaluation_prompts=2), "p0", "r0")
+    it = together(run(warmup=2, steps=6, policy_checkpoint_interval=2, evaluation_prompts=2), "p0", "r0")
     until(it, 4)
     length = len(it.events)
     it.settle()
@@ -167,7 +167,7 @@ def test_a_resumed_run_is_the_fold_up_to_its_step(run):
 
 
 def test_resuming_again_and_from_the_start(run):
-    it = together(run(steps=4, checkpoint_interval=1), "p0", "r0")
+    it = together(run(steps=4, policy_checkpoint_interval=1), "p0", "r0")
     it.settle()
     for step in (3, 2, 0):
         it.resume(step)
@@ -180,7 +180,7 @@ def test_resuming_again_and_from_the_start(run):
 
 
 def test_an_unfinished_evaluation_of_the_resumed_step_is_done_again(run):
-    it = together(run(steps=2, evaluation_prompts=2, evaluation_interval=1, checkpoint_interval=1), "p0", "r0")
+    it = together(run(steps=2, evaluation_prompts=2, evaluation_interval=1, policy_checkpoint_interval=1), "p0", "r0")
     until(it, 1)
     assert [due.version for due in it.state.pending] == [1]
     it.settle("p0")
@@ -193,7 +193,7 @@ def test_an_unfinished_evaluation_of_the_resumed_step_is_done_again(run):
 
 
 def test_a_resume_from_an_unknown_step_changes_nothing(run):
-    it = together(run(steps=4, checkpoint_interval=2), "p0", "r0")
+    it = together(run(steps=4, policy_checkpoint_interval=2), "p0", "r0")
     it.settle()
     with pytest.raises(JournalError, match=r"step 3.*\[0, 2, 4\]"):
         core.step(it.state, Resumed(step=3, settings=it.state.settings))
@@ -214,13 +214,13 @@ def test_a_resumed_run_may_be_longer(run, settings):
 
 
 def test_old_moments_are_forgotten(run):
-    it = together(run(warmup=50, checkpoint_interval=20), "p0")
+    it = together(run(warmup=50, policy_checkpoint_interval=20), "p0")
     until(it, 45)
     assert sorted(it.state.marks) == [0, 20, 40, 45]
 
 
 def test_sync_runs_train_the_same_whenever_they_are_interrupted(run):
-    options = {"synchronous": True, "max_staleness": 0, "steps": 6, "num_rollouts": 2, "num_policies": 2}
+    options = {"synchronous": True, "sync_max_staleness": 0, "steps": 6, "rollout_replicas": 2, "policy_replicas": 2}
     names = ("p0", "p1", "r0", "r1")
     whole = together(run(**options, evaluation_prompts=3), *names)
     for name in ("r0", "r1"):

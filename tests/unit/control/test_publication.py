@@ -49,7 +49,7 @@ def test_a_wrong_digest_is_no_weights(run):
 
 
 def test_who_loads_a_version_that_is_forgotten_has_no_weights_and_no_blame(run):
-    it = run(num_rollouts=2, prompts=1, max_staleness=1, steps=9)
+    it = run(rollout_replicas=2, prompts=1, sync_max_staleness=1, steps=9)
     it.start(rollouts=2)
     it.join("r2")
     slow = it.directive("r2").weights
@@ -68,7 +68,7 @@ def test_who_loads_a_version_that_is_forgotten_has_no_weights_and_no_blame(run):
 
 
 def test_policy_replicas_that_publish_different_weights_fail_the_run(run):
-    it = run(num_policies=2)
+    it = run(policy_replicas=2)
     it.start(policies=2)
     it.report("p0", WeightsPublished(version=1, digest="a", nbytes=1))
     it.report("p1", WeightsPublished(version=1, digest="b", nbytes=1))
@@ -77,14 +77,14 @@ def test_policy_replicas_that_publish_different_weights_fail_the_run(run):
 
 
 def test_weights_of_a_step_that_is_not_done_everywhere_are_not_loaded(run):
-    it = run(num_policies=2)
+    it = run(policy_replicas=2)
     it.start(policies=2)
     it.report("p0", WeightsPublished(version=1, digest="a", nbytes=1))
     assert it.directive("r0").weights.version == 0
 
 
 def test_versions_are_kept_while_a_replica_may_be_loading_them(run):
-    it = run(num_rollouts=2, prompts=1, max_staleness=9, steps=9)
+    it = run(rollout_replicas=2, prompts=1, sync_max_staleness=9, steps=9)
     it.start(rollouts=2)
     for step in (1, 2, 3):
         it.finish("r0", it.leases("r0")[0])
@@ -101,7 +101,7 @@ def test_versions_are_kept_while_a_replica_may_be_loading_them(run):
 
 @pytest.mark.parametrize(("keeps_base", "kept"), [(False, [[1], [2], [2, 3]]), (True, [[0, 1], [1, 2], [1, 2, 3]])])
 def test_what_replicas_have_is_kept_while_changes_of_it_may_be_sent(run, keeps_base, kept):
-    it = run(num_rollouts=2, prompts=1, max_staleness=9, steps=9, keeps_base=keeps_base)
+    it = run(rollout_replicas=2, prompts=1, sync_max_staleness=9, steps=9, sync_delta=keeps_base)
     it.start(rollouts=2)
     found = []
     for step, names in ((1, ("r0", "r1")), (2, ("r0",)), (3, ("r0",))):
@@ -119,21 +119,21 @@ def test_what_replicas_have_is_kept_while_changes_of_it_may_be_sent(run, keeps_b
 
 
 def test_the_nearest_source_comes_first(run):
-    it = run(num_policies=2)
+    it = run(policy_replicas=2)
     it.start(policies=2)
     it.state.replicas["p0"].host = "far"
     assert it.directive("r0").weights.hosts == ("host", "far")
 
 
 def test_a_lost_source_is_not_offered_any_more(run):
-    it = run(num_policies=2)
+    it = run(policy_replicas=2)
     it.start(policies=2)
     it.lose("p0")
     assert it.directive("r0").weights.sources == (it.fakes["p1"].endpoints["weights"],)
 
 
 def test_weights_are_published_off_schedule_when_their_holders_are_gone(run):
-    it = run(num_policies=1, prompts=1, sync_interval=2, max_staleness=3, steps=9)
+    it = run(policy_replicas=1, prompts=1, sync_interval=2, sync_max_staleness=3, steps=9)
     it.start()
     it.finish("r0", it.leases()[0])
     it.train()
@@ -148,7 +148,7 @@ def test_weights_are_published_off_schedule_when_their_holders_are_gone(run):
 
 
 def test_weights_of_a_step_that_only_a_lost_replica_applied_bind_nobody(run):
-    it = run(num_policies=2, prompts=1)
+    it = run(policy_replicas=2, prompts=1)
     it.start(policies=2)
     it.finish("r0", it.leases()[0])
     it.report("p0", WeightsPublished(version=1, digest="of another sum of gradients", nbytes=1))
@@ -160,7 +160,7 @@ def test_weights_of_a_step_that_only_a_lost_replica_applied_bind_nobody(run):
 
 
 def test_a_replica_that_never_loads_does_not_make_others_keep_every_version(run):
-    it = run(num_rollouts=2, prompts=1, max_staleness=1, steps=9)
+    it = run(rollout_replicas=2, prompts=1, sync_max_staleness=1, steps=9)
     it.start(rollouts=2)
     it.join("r2")
     for step in range(1, 8):

@@ -13,7 +13,7 @@ from cosmos_core.weights import topology
 @pytest.fixture
 def crowd(run):
     """One policy replica and 24 rollout replicas on hosts of two; each serves three at most."""
-    it = run(num_rollouts=24, fan_out=3, shares_memory=False)
+    it = run(rollout_replicas=24, sync_fan_out=3, shares_memory=False)
     it.join("p0", host="p", rack="0")
     for index in range(24):
         it.join(f"r{index}", host=f"h{index // 2}", rack=f"{index // 8}")
@@ -48,7 +48,7 @@ def test_when_one_is_lost_only_those_that_read_from_it_are_moved(crowd):
 
 
 def test_who_passes_on_goes_on_doing_so_when_its_only_reader_is_replaced(run):
-    it = run(num_rollouts=12, fan_out=1, shares_memory=False)
+    it = run(rollout_replicas=12, sync_fan_out=1, shares_memory=False)
     it.join("p0", host="p")
     for index in range(12):
         it.join(f"r{index:02}")
@@ -89,7 +89,7 @@ def test_a_crowd_joins_without_looking_at_everybody_each_time(run, monkeypatch):
     looks = []
     parents = topology.parents
     monkeypatch.setattr(topology, "parents", lambda *given: looks.append(len(given[0])) or parents(*given))
-    it = run(num_rollouts=300, fan_out=8, shares_memory=False)
+    it = run(rollout_replicas=300, sync_fan_out=8, shares_memory=False)
     it.join("p0", host="p")
     for index in range(300):
         it.join(f"r{index}", host=f"h{index}")

@@ -12,7 +12,7 @@ def loaded(version, digest="initial", endpoint=""):
 @pytest.fixture
 def chain(run):
     """Three rollout replicas, each of which reads from the one before; nothing is loaded yet."""
-    it = run(num_rollouts=3, fan_out=1, shares_memory=False, prompts=1, max_staleness=9, steps=9)
+    it = run(rollout_replicas=3, sync_fan_out=1, shares_memory=False, prompts=1, sync_max_staleness=9, steps=9)
     for name in ("p0", "r0", "r1", "r2"):
         it.join(name)
     it.settle("p0")
@@ -125,7 +125,7 @@ def test_replicas_serve_what_no_policy_replica_has_any_more(chain):
 
 
 def test_nobody_knows_who_reads_from_whom_before_all_have_joined(run):
-    it = run(num_rollouts=3, fan_out=1, shares_memory=False)
+    it = run(rollout_replicas=3, sync_fan_out=1, shares_memory=False)
     it.join("p0")
     it.join("r0")
     it.settle("p0")
@@ -140,14 +140,14 @@ def test_nobody_knows_who_reads_from_whom_before_all_have_joined(run):
 
 
 def test_what_is_read_from_a_disk_needs_no_tree(run):
-    it = run(num_rollouts=3, fan_out=0)
+    it = run(rollout_replicas=3, sync_fan_out=0)
     it.start(rollouts=3)
     assert not it.state.parents
     assert not any(it.directive(name).relaying.keep for name in ("r0", "r1", "r2"))
 
 
 def test_few_replicas_all_read_from_the_policy(run):
-    it = run(num_rollouts=3, shares_memory=False)
+    it = run(rollout_replicas=3, shares_memory=False)
     it.start(rollouts=3)
     assert it.state.parents == {}
     for name in ("r0", "r1", "r2"):
@@ -157,7 +157,7 @@ def test_few_replicas_all_read_from_the_policy(run):
 
 
 def test_who_maps_the_policys_copy_needs_no_tree(run):
-    it = run(num_rollouts=4, fan_out=1)
+    it = run(rollout_replicas=4, sync_fan_out=1)
     it.join("p0", host="a")
     for name, host in (("r0", "a"), ("r1", "b"), ("r2", "a"), ("r3", "b")):
         it.join(name, host=host)
@@ -165,7 +165,7 @@ def test_who_maps_the_policys_copy_needs_no_tree(run):
 
 
 def test_who_maps_the_policys_copy_keeps_none_while_others_join(run):
-    it = run(num_rollouts=3, fan_out=1)
+    it = run(rollout_replicas=3, sync_fan_out=1)
     it.join("p0", host="a")
     it.join("r0", host="a")
     it.join("r1", host="b")
@@ -177,7 +177,7 @@ def test_who_maps_the_policys_copy_keeps_none_while_others_join(run):
 
 
 def test_one_replica_of_each_rack_reads_from_afar(run):
-    it = run(num_rollouts=4, fan_out=2, shares_memory=False)
+    it = run(rollout_replicas=4, sync_fan_out=2, shares_memory=False)
     it.join("p0", host="a", rack="1")
     for name, host, rack in (("r0", "b", "2"), ("r1", "c", "3"), ("r2", "d", "2"), ("r3", "e", "3")):
         it.join(name, host=host, rack=rack)

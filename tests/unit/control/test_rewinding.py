@@ -38,7 +38,7 @@ def advance(it, step):
 
 
 def test_weights_that_are_in_a_checkpoint_are_loaded_and_nothing_is_undone(run):
-    it = run(steps=6, checkpoint_interval=2)
+    it = run(steps=6, policy_checkpoint_interval=2)
     it.start()
     advance(it, 2)
     save(it)
@@ -58,7 +58,7 @@ def test_weights_that_are_in_a_checkpoint_are_loaded_and_nothing_is_undone(run):
 
 
 def test_a_step_that_was_running_is_repeated(run):
-    it = run(steps=6, checkpoint_interval=2, prompts=2)
+    it = run(steps=6, policy_checkpoint_interval=2, prompts=2)
     it.start()
     advance(it, 2)
     save(it)
@@ -73,7 +73,7 @@ def test_a_step_that_was_running_is_repeated(run):
 
 
 def test_without_the_newest_weights_the_run_goes_back_to_its_checkpoint(run):
-    it = run(steps=8, checkpoint_interval=3, num_rollouts=2, max_staleness=2)
+    it = run(steps=8, policy_checkpoint_interval=3, rollout_replicas=2, sync_max_staleness=2)
     it.start(rollouts=2)
     advance(it, 5)
     saved = dict(it.state.checkpoints.saved)
@@ -99,7 +99,7 @@ def test_without_the_newest_weights_the_run_goes_back_to_its_checkpoint(run):
 
 
 def test_versions_after_the_checkpoint_are_given_up_and_come_again_with_other_weights(run):
-    it = run(steps=8, checkpoint_interval=3, max_staleness=2)
+    it = run(steps=8, policy_checkpoint_interval=3, sync_max_staleness=2)
     it.start()
     advance(it, 5)
     while it.fakes["r0"].version < 4:
@@ -128,7 +128,7 @@ def test_versions_after_the_checkpoint_are_given_up_and_come_again_with_other_we
 
 
 def test_who_has_weights_of_the_checkpoint_or_before_goes_on_generating(run):
-    it = run(steps=8, checkpoint_interval=3, max_staleness=2, num_rollouts=2)
+    it = run(steps=8, policy_checkpoint_interval=3, sync_max_staleness=2, rollout_replicas=2)
     it.start(rollouts=2)
     while it.state.step < 4:
         it.follow("p0", "r0")
@@ -158,7 +158,7 @@ def test_without_a_checkpoint_it_begins_again(run):
 
 
 def test_one_who_waits_to_join_is_enough(run):
-    it = run(steps=8, checkpoint_interval=2, prompts=2)
+    it = run(steps=8, policy_checkpoint_interval=2, prompts=2)
     it.start()
     advance(it, 3)
     it.settle("r0")
@@ -172,7 +172,7 @@ def test_one_who_waits_to_join_is_enough(run):
 
 
 def test_weights_of_a_transfer_that_broke_off_are_not_trained(run):
-    it = run(num_policies=2)
+    it = run(policy_replicas=2)
     it.join("p0")
     it.join("p1")
     for name in ("p0", "p1"):
@@ -206,7 +206,7 @@ def test_what_ends_every_policy_replica_ends_the_run(run):
 
 
 def test_a_run_that_is_stopping_stops_where_its_checkpoint_is(run):
-    it = run(steps=8, checkpoint_interval=2)
+    it = run(steps=8, policy_checkpoint_interval=2)
     it.start()
     advance(it, 3)
     it.stop()
@@ -229,7 +229,7 @@ def put(it, override):
 
 def test_changes_after_the_checkpoint_are_undone_and_told(run):
     key = "policy.optimizer.lr"
-    it = run(steps=8, checkpoint_interval=3, prompts=2, dynamic=(DynamicKey(key=key, type="number", value=0.1),))
+    it = run(steps=8, policy_checkpoint_interval=3, prompts=2, dynamic=(DynamicKey(key=key, type="number", value=0.1),))
     it.start()
     advance(it, 1)
     put(it, f"{key}=0.2")
@@ -265,7 +265,7 @@ def test_what_was_said_of_a_generation_that_was_undone_does_not_count(run):
 
 
 def test_a_checkpoint_that_an_undone_generation_made_of_a_step_is_not_the_one_that_the_step_has_now(run):
-    it = run(steps=8, prompts=2, checkpoint_interval=2)
+    it = run(steps=8, prompts=2, policy_checkpoint_interval=2)
     it.start()
     advance(it, 2)
     save(it)
@@ -305,7 +305,7 @@ def test_who_said_that_it_has_everything_after_its_generation_broke_keeps_the_ru
 
 
 def test_weights_of_a_later_step_than_the_one_gone_back_to_are_not_trained(run):
-    it = run(steps=8, checkpoint_interval=2, prompts=2)
+    it = run(steps=8, policy_checkpoint_interval=2, prompts=2)
     it.start()
     advance(it, 5)
     it.join("p1", step=2)

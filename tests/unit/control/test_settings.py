@@ -59,7 +59,7 @@ def test_settings_are_the_numbers_of_the_recipe(job):
     )
     assert settings.capacity == 4
     assert settings.rewards == ("math", "short")
-    assert (settings.last_step, settings.max_staleness, settings.evaluation_prompts) == (13, 2, 7)
+    assert (settings.last_step, settings.sync_max_staleness, settings.evaluation_prompts) == (13, 2, 7)
     assert [settings.stage_index(step) for step in (1, 3, 4, 13, 99)] == [0, 0, 1, 1, 1]
 
 
@@ -90,7 +90,7 @@ def test_settings_survive_the_journal(job):
 def test_sync_mode_allows_no_staleness(job):
     job = attrs.evolve(job, recipe=attrs.evolve(job.recipe, sync=SyncConfig(mode="sync", max_staleness=0)))
     settings = settings_of(job)
-    assert (settings.synchronous, settings.max_staleness) == (True, 0)
+    assert (settings.synchronous, settings.sync_max_staleness) == (True, 0)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_the_schedules_of_a_rollouts_run(settings):
         sync_interval=3,
         evaluation_prompts=5,
         evaluation_interval=4,
-        checkpoint_interval=4,
+        policy_checkpoint_interval=4,
     )
     assert schedule(chosen, chosen.evaluates) == [2, 6, 9]
     assert schedule(chosen, chosen.publishes) == [2, 5, 6, 8, 9]
@@ -129,7 +129,7 @@ def test_the_schedules_of_a_run_on_demonstrations(settings):
     stage = StageSettings(source="demonstrations", first_version=0, steps=6, prompts_per_step=2, min_group_size=1)
     chosen = settings(stages=(stage,), evaluation_prompts=5, evaluation_interval=4)
     assert schedule(chosen, chosen.evaluates) == schedule(chosen, chosen.publishes) == [0, 4, 6]
-    alone = attrs.evolve(chosen, num_rollouts=0, evaluation_prompts=0)
+    alone = attrs.evolve(chosen, rollout_replicas=0, evaluation_prompts=0)
     assert schedule(alone, alone.evaluates) == schedule(alone, alone.publishes) == []
     measured = attrs.evolve(alone, heldout_rows=5)
     assert schedule(measured, measured.measures) == [0, 4, 6]

@@ -98,7 +98,7 @@ def test_a_bound_that_is_lowered_while_a_step_is_trained_does_not_accuse_it(hist
     asked = Set(overrides=("sync.max_staleness=0",))
     history.append(Commanded(ident="lower", request=REQUEST.encode(asked)))
     history.work()
-    assert history.state.settings.max_staleness == 0
+    assert history.state.settings.sync_max_staleness == 0
     assert audit(history.entries).problems == ()
 
 

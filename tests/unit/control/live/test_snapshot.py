@@ -65,7 +65,7 @@ def test_before_anybody_has_joined(watched):
 
 
 def test_replicas_are_shown_with_what_they_do(watched):
-    it = watched(num_rollouts=2)
+    it = watched(rollout_replicas=2)
     it.run.join("p0")
     it.run.join("r0")
     assert statuses(it.look()) == {"p0": "forming", "r0": "joined"}
@@ -152,7 +152,7 @@ def test_one_that_is_lost_is_shown_until_it_is_back(watched):
 
 
 def test_one_that_drains_says_so(watched):
-    it = watched(num_rollouts=2)
+    it = watched(rollout_replicas=2)
     it.run.start(rollouts=2)
     it.run.apply(Commanded(ident="a", request=REQUEST.encode(Drain(name="r1"))))
     assert status_of(it.run.state, it.run.state.replicas["r1"]) == "draining"
@@ -193,7 +193,7 @@ def test_a_snapshot_is_json_and_does_not_change_with_the_run(watched):
 
 
 def test_of_very_many_replicas_the_first_are_shown_and_all_are_counted(watched):
-    it = watched(num_rollouts=MOST_REPLICAS + 50)
+    it = watched(rollout_replicas=MOST_REPLICAS + 50)
     it.run.join("p0")
     for index in range(MOST_REPLICAS + 50):
         it.run.join(f"r{index}")
@@ -203,7 +203,7 @@ def test_of_very_many_replicas_the_first_are_shown_and_all_are_counted(watched):
 
 
 def test_after_a_resume_the_curves_are_of_the_new_timeline(watched):
-    it = watched(checkpoint_interval=1)
+    it = watched(policy_checkpoint_interval=1)
     it.run.start()
     it.run.settle()
     assert len(it.look().curves[0].points) == 3
