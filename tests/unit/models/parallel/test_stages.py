@@ -103,7 +103,7 @@ def test_a_process_with_both_ends_lists_a_tied_parameter_once_and_shares_it():
     assert module.copies == []
 
 
-def test_ties_that_loading_broke_are_made_again():
+def test_tied_parameters_that_loading_parted_are_shared_again():
     stages = cut(shell("qwen3", device="cpu"), layout(2, 0, stages_per_rank=2, is_v_shaped=True))
     stages[1].lm_head.weight = torch.nn.Parameter(stages[1].lm_head.weight.detach().clone())
     module = Stages(stages)
