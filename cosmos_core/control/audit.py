@@ -25,7 +25,7 @@ from cosmos_core.transport.reports import REPORT, GenerationFormed, GroupFinishe
 
 @attrs.frozen(kw_only=True)
 class Batch:
-    """What one step was trained on.
+    """The batch that one step was trained on.
 
     Attributes:
         step: The step.
@@ -71,7 +71,7 @@ class StageAudit:
 
 @attrs.frozen(kw_only=True)
 class Audit:
-    """What a journal proves.
+    """The result of an audit: everything that a journal proves.
 
     Attributes:
         run_id: The run.
@@ -178,7 +178,7 @@ class Books:
             yield f"{name}: the run counts the drops {ledger.dropped}, on record are {dict(self._drops)}"
 
     def found(self) -> StageAudit:
-        """What became of the stage's prompts."""
+        """The fate of the stage's prompts."""
         return StageAudit(
             given_out=self._given_out,
             consumed=self._consumed(),
@@ -270,7 +270,7 @@ class Auditor:
             self._check(state)
 
     def result(self) -> Audit:
-        """What all entries so far prove.
+        """The result of all entries so far.
 
         Raises:
             JournalError: There were none.
@@ -354,7 +354,7 @@ class Auditor:
         return batch
 
     def _unsound(self, settings: Settings, batch: Batch, group: GroupRef) -> Iterator[str]:
-        """What is wrong with a group that was trained on."""
+        """The problems of a group that was trained on."""
         row = settings.row_of(group.position, batch.stage)
         if row != group.row:
             yield f"is row {group.row}, but the order of the seed has row {row} there"

@@ -77,7 +77,7 @@ class Line:
         return True
 
     def is_overdue(self, now: float) -> bool:
-        """Whether the newest directive should be repeated."""
+        """True if the newest directive should be repeated."""
         return self._content is not None and self.seen < self._revision and now - self._sent_at >= RESEND_S
 
     def directive(self, *, term: int, acknowledged: int, now: float) -> Directive:
@@ -130,7 +130,7 @@ class Lines:
         return [(name, self._lines[name]) for name in self._state.replicas]
 
     def due(self, now: float) -> list[tuple[bytes, Down]]:
-        """What has to be said to replicas: changed or overdue directives, and acknowledgements."""
+        """The messages that are due to replicas: changed or overdue directives, and acknowledgements."""
         state, messages = self._state, list[tuple[bytes, Down]]()
         changed, state.touched = state.touched, set()
         offers = Offers(state)
@@ -179,17 +179,17 @@ class Lines:
         return found
 
     def were_heard(self, names: Iterable[str]) -> bool:
-        """Whether replicas were all heard under this controller."""
+        """True if replicas were all heard under this controller."""
         return all(self._lines[name].identity for name in names)
 
     def is_stalled(self, names: Iterable[str], now: float, timeout_s: float) -> bool:
-        """Whether some replicas wait for each other for too long, and none of them gets on with anything."""
+        """True if some replicas wait for each other for too long, and none of them gets on with anything."""
         lines = [line for name in names if (line := self._lines.get(name)) is not None]
         late = [bool(line.doing) and now - line.moved_at > timeout_s for line in lines]
         return any(late) and all(is_late or not line.doing for line, is_late in zip(lines, late, strict=True))
 
     def _is_cut_off(self, name: str, line: Line, now: float, is_there: IsThere) -> bool:
-        """Whether a connection is closed: one who lives would have made another one, and beaten, by now."""
+        """True if a connection is closed: one who lives would have made another one, and beaten, by now."""
         if not line.identity or now - line.probed_at < PROBE_S:
             return False
         line.probed_at = now

@@ -1,4 +1,4 @@
-"""What only time tells: who is gone, silent, hangs, or has not come, and what may be tried again.
+"""The failure detector: time alone tells who is gone, silent, hangs or has not come, and what may be tried again.
 
 Time is handed in, in seconds of any monotonic clock.
 """
@@ -92,7 +92,7 @@ class FailureDetector:
             self._log.record(RegroupDue())
 
     def _is_headless(self, now: float) -> bool:
-        """Whether the newest weights are gone, and nobody who is left will say that it has them after all.
+        """True if the newest weights are gone, and nobody who is left will say that it has them after all.
 
         Who was not heard since this controller was started is waited for until it is, or is lost.
         """
@@ -102,7 +102,7 @@ class FailureDetector:
         return is_headless and (not left or lasts_s > _SETTLE_S)
 
     def _look_at_group(self, now: float) -> None:
-        """Whether the members of the gradient group wait for each other for ever."""
+        """Note it if the members of the gradient group wait for each other for ever."""
         generation, timeout_s = self._log.state.generation, self._control.progress_timeout_s
         number = 0 if generation is None else generation.order.generation
         if number != self._generation:

@@ -234,7 +234,7 @@ def _chained(before: int, sequence: int, when: float, data: bytes) -> int:
 
 
 def _is_unmade(connection: sqlite3.Connection) -> bool:
-    """Whether nothing is in a file yet; a disk may have been full when it was to become a journal."""
+    """True if nothing is in a file yet; a disk may have been full when it was to become a journal."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     return application in (0, _APPLICATION_ID) and tables == 0

@@ -47,7 +47,7 @@ class Observers:
 
     @property
     def identities(self) -> frozenset[bytes]:
-        """Who watches."""
+        """The identities of those who watch."""
         return frozenset(self._observers)
 
     def forget(self, identity: bytes) -> None:

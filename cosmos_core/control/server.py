@@ -113,7 +113,7 @@ class Inbox:
         return [identity for identity, public in self._keys.items() if authenticator.find(public) is None]
 
     def gauges(self) -> dict[str, float]:
-        """What was not taken, for observers."""
+        """Counts of what was not taken, for observers."""
         return {
             "messages_malformed": self.num_malformed,
             "messages_refused": self.num_refused,

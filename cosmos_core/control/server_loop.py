@@ -102,7 +102,7 @@ class ServerLoop:
         """
 
         def is_there(name: str, line: Line) -> bool:
-            """Whether a replica is connected; one that was never heard under this controller is not."""
+            """True if a replica is connected; one that was never heard under this controller is not."""
             farewell = Acknowledged(term=self.state.term, acknowledged=self.state.replicas[name].received)
             return bool(line.identity) and say(line.identity, farewell)
 
@@ -120,7 +120,7 @@ class ServerLoop:
         return True
 
     def _are_gone(self, now: float, is_there: IsThere) -> bool:
-        """Whether every replica has left, which it does once it has been told and has said all it had to say."""
+        """True if every replica has left, which it does once it has been told and has said all it had to say."""
         if self._over_at is None:
             self._over_at = now
         lines = self.lines.items()
@@ -205,7 +205,7 @@ class ServerLoop:
         return None
 
     def _objection(self, hello: Hello) -> str:
-        """What another process in its place would have in common with it, and cannot be; empty if nothing."""
+        """The objection to a hello that another process in its place would meet as well; empty if there is none."""
         settings = self.state.settings
         if hello.wire != WIRE_VERSION:
             return f"it speaks wire version {hello.wire}, this controller {WIRE_VERSION}; install the same cosmos-core"

@@ -27,7 +27,7 @@ class Durable(Protocol):
 
 
 class Settling(Durable, Protocol):
-    """What can also keep events for good; `cosmos_core.control.journal.Journal` is one."""
+    """An event store that can also keep events for good; `cosmos_core.control.journal.Journal` is one."""
 
     def settle(self) -> None:
         """Make everything appended durable, so that nothing but the loss of the whole journal takes it back."""

@@ -1,4 +1,4 @@
-"""What a replica is doing and whether it gets on with it: heartbeats prove only that its process lives."""
+"""The activity of a replica and its progress: heartbeats prove only that its process lives."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Activity:
             self._begin(before.doing, waits=before.waits)
 
     def pulse(self) -> Pulse:
-        """What is being done now."""
+        """The newest look at the work."""
         return self._pulse
 
     def _begin(self, what: str, *, waits: bool) -> Pulse:

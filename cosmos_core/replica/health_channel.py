@@ -224,7 +224,7 @@ class HealthChannel:
 
 
 def error_of(cause: End) -> ReplicaError:
-    """What ends a process, as an error."""
+    """The cause of a process's end, as an error."""
     return ProcessLostError(cause.reason) if cause.is_loss else ReplicaError(cause.reason)
 
 

@@ -1,4 +1,4 @@
-"""How long a process of a run lives: not longer than its parent, not through SIGTERM, but through Ctrl-C.
+"""The lifetime of a process of a run: it ends with its parent and on SIGTERM, and outlives Ctrl-C.
 
 The terminal sends Ctrl-C to every process of the run; only the supervisor acts on it. SIGTERM, or the parent's end,
 sets a stop event; a process that does not leave in time is ended.

@@ -49,7 +49,7 @@ _KINDS: Final[Mapping[Role, Collection[Kind]]] = {
 
 @attrs.define(kw_only=True, eq=False)
 class RoleArgs:
-    """What a role's main function is given.
+    """The arguments of a role's main function.
 
     Attributes:
         run_dir: The run's folder.
@@ -101,7 +101,7 @@ class RoleArgs:
         return own_address(self.job.recipe.control.bind, host_of(self.controller))
 
     def hello(self, *, endpoints: Mapping[str, str], step: int = 0) -> Hello:
-        """How this replica introduces itself; `endpoints` are where it serves others, by purpose."""
+        """The message with which this replica introduces itself; `endpoints` are where it serves others, by purpose."""
         return Hello(
             wire=WIRE_VERSION,
             run_id=self.job.run_id,

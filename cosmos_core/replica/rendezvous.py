@@ -1,4 +1,4 @@
-"""How the processes of a replica find their leader: a small file in the run's folder."""
+"""A rendezvous file in the run's folder, by which the processes of a replica find their leader."""
 
 from __future__ import annotations
 

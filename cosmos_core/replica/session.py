@@ -29,7 +29,7 @@ _BATCH_BYTES: Final = 1 << 20
 
 
 class Session:
-    """What one incarnation of a replica knows of its controller, and still has to tell it. Not thread-safe.
+    """The protocol state of one incarnation of a replica towards its controller. Not thread-safe.
 
     Args:
         hello: How the replica introduces itself.
@@ -96,7 +96,7 @@ class Session:
 
     @property
     def is_welcome(self) -> bool:
-        """Whether the newest controller heard of has accepted this replica."""
+        """True if the newest controller heard of has accepted this replica."""
         return self._term > 0 and self._welcomed == self._term
 
     def deadline(self) -> float:
@@ -108,7 +108,7 @@ class Session:
         return min(self._beat_at, self._resend_at, self._heard_at + SILENCE_S, self._hello_at)
 
     def next_message(self, now: float) -> Hello | Beat | Reports | None:
-        """What to send now; the same again until `sent` is told that it was sent. None: nothing."""
+        """The message to send now; the same again until `sent` is told that it was sent. None: nothing."""
         if self.refusal:
             return None
         if now >= self._heard_at + SILENCE_S:

@@ -90,7 +90,7 @@ def address_towards(host: str) -> str:
 
 
 def is_own(address: str) -> bool:
-    """Whether an IP address is of this machine."""
+    """True if an IP address is of this machine."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
@@ -115,7 +115,7 @@ def in_url(address: str) -> str:
 
 
 def _chosen(text: str) -> str:
-    """What COSMOS_HOST says: an address of this machine, or the first of an interface."""
+    """The address that COSMOS_HOST names: an address of this machine, or the first of an interface."""
     found = [*_own_addresses()]
     of_interface = [own for interface, own in found if interface == text]
     if of_interface:

@@ -67,7 +67,7 @@ class Authenticator:
         return self._num_refused
 
     def who(self, frame: zmq.Frame) -> Peer | None:
-        """Who sent a message, of which this is a frame; None if they may not speak (any more)."""
+        """The sender of a message, of which this is a frame; None if they may not speak (any more)."""
         try:
             public = frame.get(_USER)
         except zmq.ZMQError:
@@ -75,7 +75,7 @@ class Authenticator:
         return self.find(str(public))
 
     def find(self, public: str) -> Peer | None:
-        """Who holds a key; None if nobody who may speak here does."""
+        """The holder of a key; None if nobody who may speak here does."""
         peer = self.allowed.find(public)
         return peer if peer is not None and peer.role in self._roles else None
 
@@ -140,7 +140,7 @@ class Listener:
     endpoint: str
 
     def who(self, frame: zmq.Frame) -> Peer | None:
-        """Who sent a message, of which this is a frame; None if they may not speak (any more), or anyone may."""
+        """The sender of a message, of which this is a frame; None if they may not speak (any more), or anyone may."""
         peer = None if self.authenticator is None else self.authenticator.who(frame)
         if peer is not None and self.limiter is not None:
             host = str(frame.get(_HOST)).partition("%")[0]
@@ -229,7 +229,7 @@ def _as_replica(peer: Peer, message: Hello | Beat | Reports) -> str:
 
 
 class Keyring:
-    """What a process needs to speak with others.
+    """The key of a process, and the list of those who may speak to it.
 
     Attributes:
         own: Its key.

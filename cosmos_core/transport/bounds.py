@@ -1,4 +1,4 @@
-"""What numbers and texts in messages may be; what is not is malformed, and the decoder names it.
+"""Bounds of numbers and texts in messages; what is beyond them is malformed, and the decoder names it.
 
 A peer that was let in may still be broken: what it says ends in logs, terminals, the journal and the page.
 """

@@ -161,7 +161,7 @@ class ConnectionLimiter:
 
 
 def raised_limit() -> int:
-    """How many files this process may have open, after asking for as many as it may be given."""
+    """The number of files that this process may have open, after asking for as many as it may be given."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -193,7 +193,7 @@ def _opened(descriptor: int) -> Iterator[network.socket | None]:
 
 
 def _address_of(descriptor: int) -> tuple[object, ...] | None:
-    """Who is at the other end of a connection; None if it is over."""
+    """The address at the other end of a connection; None if it is over."""
     with _opened(descriptor) as connection, contextlib.suppress(OSError):
         return connection.getpeername() if connection is not None else None
     return None

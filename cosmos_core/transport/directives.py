@@ -1,4 +1,4 @@
-"""What the controller wants of a replica: its whole desired state, re-sent until it holds; none needs to arrive."""
+"""Directives: the whole desired state of a replica, re-sent until it holds; none needs to arrive."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Relaying:
 
 @attrs.frozen(kw_only=True)
 class RolloutDirective:
-    """What a rollout replica shall be doing.
+    """The desired state of a rollout replica.
 
     Payloads under a lease that is neither in `leases` nor in `hold` are released.
     """
@@ -130,7 +130,7 @@ class GenerationOrder:
 
 @attrs.frozen(kw_only=True)
 class PolicyDirective:
-    """What a policy replica shall be doing."""
+    """The desired state of a policy replica."""
 
     generation: GenerationOrder | None
     train: TrainOrder | None

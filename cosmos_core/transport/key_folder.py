@@ -50,7 +50,7 @@ _HEADER: Final = """\
 
 @attrs.frozen(kw_only=True)
 class Peer:
-    """Who holds a key.
+    """The holder of a key.
 
     Attributes:
         label: What the key is called.
@@ -171,12 +171,12 @@ class AllowList:
 
     @property
     def num_changes(self) -> int:
-        """How often it has changed."""
+        """The number of its changes."""
         self._follow()
         return self._num_changes
 
     def find(self, public: str) -> Peer | None:
-        """Who holds a key; None if nobody who may speak does."""
+        """The holder of a key; None if nobody who may speak does."""
         self._follow()
         return self._peers.get(public)
 
@@ -223,7 +223,7 @@ class Wanted:
 
     @property
     def label(self) -> str:
-        """What its file is called: `rollout` for `rollout-*`."""
+        """The name of its file: `rollout` for `rollout-*`."""
         return self.name.rstrip("*").rstrip("-._") or self.role
 
     @property

@@ -82,7 +82,7 @@ class Key:
 
 
 def is_named(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a replica's name is one of some, each of which may end in `*`."""
+    """True if a replica's name is one of some, each of which may end in `*`."""
     return any(name.startswith(each[:-1]) if each.endswith("*") else name == each for each in patterns)
 
 
@@ -110,7 +110,7 @@ def check_label(label: str) -> None:
 
 
 def is_public(text: str) -> bool:
-    """Whether a text is a key in Z85."""
+    """True if a text is a key in Z85."""
     try:
         return len(text) == _KEY_CHARACTERS and len(z85.decode(text.encode("ascii"))) == _KEY_CHARACTERS * 4 // 5
     except (ValueError, KeyError, UnicodeEncodeError, OverflowError):

@@ -176,7 +176,7 @@ class Answer:
 
 @attrs.frozen(kw_only=True)
 class Settable:
-    """What can be set in the run, as it is now."""
+    """The keys that can be set in the run, as it is now."""
 
     step: int
     """The next step that has not been ordered: what is set now holds from it on."""

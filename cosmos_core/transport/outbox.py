@@ -49,12 +49,12 @@ class Outbox:
         return self._sent
 
     def __len__(self) -> int:
-        """How many reports wait for an acknowledgement."""
+        """The number of reports that wait for an acknowledgement."""
         return len(self._reports)
 
     @property
     def is_sendable(self) -> bool:
-        """Whether `peek` would give anything."""
+        """True if `peek` would give anything."""
         return self._sent < min(self.last, self._acknowledged + self._window)
 
     def append(self, report: bytes) -> int:

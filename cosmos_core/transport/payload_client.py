@@ -154,13 +154,13 @@ class _Peer:
         self._absent_since: float | None = time.monotonic()
 
     def is_gone(self) -> bool:
-        """Whether the connection broke and there is no other one yet; libzmq would try for ever."""
+        """True if the connection broke and there is no other one yet; libzmq would try for ever."""
         self.on_events()
         return self._absent_since is not None or self.is_given_up
 
     @property
     def is_given_up(self) -> bool:
-        """Whether connections to it keep failing, or none comes about."""
+        """True if connections to it keep failing, or none comes about."""
         is_absent = self._absent_since is not None and time.monotonic() - self._absent_since > _ABSENT_S
         return is_absent or self._refusals >= _MOST_REFUSALS
 

@@ -1,4 +1,4 @@
-"""What replicas report to the controller: reliable, numbered per incarnation, resent until acknowledged."""
+"""Reports of replicas to the controller: reliable, numbered per incarnation, resent until acknowledged."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class WeightsLoaded:
 
 @attrs.frozen(kw_only=True)
 class WeightsRejected:
-    """What was loaded does not have the version's digest; the replica serves nothing until it does.
+    """The weights that were loaded do not have the version's digest; the replica serves nothing until it does.
 
     `reason` says which tensor is wrong and where it went wrong, as far as that is known.
     """
@@ -107,7 +107,7 @@ class GenerationFailed:
 
 @attrs.frozen(kw_only=True)
 class HeldOutLoss:
-    """What the first held-out demonstrations cost at one weight version, the same on every member."""
+    """The loss of the first held-out demonstrations at one weight version, the same on every member."""
 
     version: Step
     loss: float

@@ -74,7 +74,7 @@ class Limits:
 
 @attrs.frozen(kw_only=True)
 class Curve:
-    """What encrypts a connection and tells each side who the other is.
+    """Keys that encrypt a connection and tell each side who the other is.
 
     Attributes:
         own: The keys of this side.
@@ -335,7 +335,7 @@ class Handshakes:
 
 
 def refusal(event: int, value: int) -> str:
-    """What a failed handshake says of the two sides; empty if it says nothing, and another may succeed."""
+    """The reason of a failed handshake; empty if it says nothing of the two sides, and another may succeed."""
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
         return (
             f"it refuses this process's key (status {value}): the key is not in its allow-list, or was revoked; "

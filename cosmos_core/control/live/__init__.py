@@ -1,1 +1,1 @@
-"""What there is to see of a run at one moment: derived from its state and events, and shared by all that show it."""
+"""The view of a run at one moment: derived from its state and events, and shared by all that show it."""

@@ -1,4 +1,4 @@
-"""What happened lately: news in words, samples and curves. Cheap to keep, bounded whatever the run does."""
+"""The event feed: recent news in words, samples and curves. Cheap to keep, bounded whatever the run does."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class News:
 
 @attrs.frozen(kw_only=True)
 class SampleView:
-    """What a model wrote. The text is the model's own: whoever shows it has to escape it.
+    """A sample that a model wrote. The text is the model's own: whoever shows it has to escape it.
 
     Attributes:
         time: Unix time.
@@ -289,7 +289,7 @@ class EventFeed:
 
 @attrs.frozen(kw_only=True)
 class _Seen:
-    """What was known of a state, to tell what is new in it."""
+    """Facts that were known of a state, to tell what is new in it."""
 
     num_steps: int
     num_evaluations: int
@@ -356,7 +356,7 @@ class _Seen:
 
 
 def _scored(record: EvaluationRecord) -> str:
-    """What the score of rollouts is called."""
+    """The name of the score of rollouts."""
     return "held-out reward" if record.accuracy is None else "held-out accuracy"
 
 

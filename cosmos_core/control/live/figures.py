@@ -13,7 +13,7 @@ from cosmos_core.observe.live import Progress
 
 
 def phase_of(state: State, stage: Stage) -> str:
-    """What the run is doing, in a few words.
+    """The phase of the run, in a few words.
 
     Args:
         state: The run's.

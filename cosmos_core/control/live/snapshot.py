@@ -214,7 +214,7 @@ def take(
 
 
 def status_of(state: State, replica: Replica) -> ReplicaStatus:
-    """What a replica is doing, as far as the controller knows."""
+    """The status of a replica, as far as the controller knows."""
     if replica.name in state.draining:
         return "draining"
     if replica.role == "policy":

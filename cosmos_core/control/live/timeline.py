@@ -98,7 +98,7 @@ class Timeline:
         return [timed for timed in self.steps[-_NEWEST:] if timed.time >= begin and timed.record.stage == stage]
 
     def is_one_session(self, first: float, last: float) -> bool:
-        """Whether one session holds both times."""
+        """True if one session holds both times."""
         return any(begin <= first and last <= end for begin, end in self.sessions)
 
     def trained_per_s(self, steps: Sequence[TimedStep]) -> float | None:

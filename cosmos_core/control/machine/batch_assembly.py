@@ -1,4 +1,4 @@
-"""From finished groups to a step's batch: who may be trained on, the batch, the shares."""
+"""Batches finished groups into training steps: drops what is too old, orders the step, and shares it among members."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _count_useless(state: State, reason: str) -> None:
 
 
 def is_stale(state: State, group: Finished) -> bool:
-    """Whether a group's oldest weights lag those of the next step by more than the bound."""
+    """True if a group's oldest weights lag those of the next step by more than the bound."""
     return state.step - group.oldest_version > state.settings.sync_max_staleness
 
 

@@ -72,7 +72,7 @@ def settle(state: State) -> bool:
 
 
 def drawn(leased: Iterable[Mapping[str, Scalar]]) -> dict[str, int]:
-    """How many groups were drawn with a sampling that was not the recipe's, by what it was."""
+    """The number of groups that were drawn with a sampling other than the recipe's, by that sampling."""
     found: Counter[str] = Counter()
     for settings in leased:
         found.update(f"{key}={value}" for key, value in settings.items() if key.startswith("rollout.sampling."))
@@ -153,7 +153,7 @@ def refusal(state: State, asked: dict[str, Scalar]) -> str:
 
 
 def settable(state: State) -> Settable:
-    """What can be set in a run, for who asks."""
+    """The keys that can be set in a run, for whoever asks."""
     settings = state.settings
     step = next_step(state)
     return Settable(

@@ -1,4 +1,4 @@
-"""What each replica shall be doing, derived from the state. Nothing here changes it."""
+"""Directives: the desired state of each replica, derived from the state of the run. Nothing here changes it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Offers:
         self._published: Final[dict[tuple[str, str], WeightTarget]] = {}
 
     def target(self, replica: Replica) -> WeightTarget | None:
-        """What a rollout replica shall load, nearest source first; None while nobody can serve it."""
+        """The weights that a rollout replica shall load, nearest source first; None while nobody can serve it."""
         newest = self._state.target
         for parent in relays.above(self._state, replica):
             if newest in parent.kept:

@@ -93,7 +93,7 @@ def _stream(state: State) -> None:
 
 
 def _limit(settings: Settings, stage: StageSettings, version: int) -> int:
-    """How many prompts of the stage may be live or consumed before another one would be stale for `version`."""
+    """Prompts of the stage that may be live or consumed before another one would be stale for `version`."""
     steps = version + settings.sync_max_staleness + 1 - stage.first_version
     return min(steps, stage.steps) * stage.prompts_per_step
 

@@ -1,4 +1,4 @@
-"""What must hold after every event. Costs time in proportion to what is live, never to what was."""
+"""Invariants that hold after every event. Checking costs time in proportion to what is live, never to what was."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _weights(state: State) -> Iterator[str]:
 
 
 def _indices(state: State) -> Iterator[str]:
-    """Whether what is kept to find replicas quickly is what a look at all of them finds."""
+    """True if what is kept to find replicas quickly is what a look at all of them finds."""
     for role, names in state.members.items():
         if names != {each.name for each in state.replicas.values() if each.role == role}:
             yield f"the {role} replicas are said to be {sorted(names)}"

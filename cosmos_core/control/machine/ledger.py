@@ -21,7 +21,7 @@ _SCORED: Final = frozenset(status.value for status in SampleStatus if status.is_
 
 
 def is_scored(sample: SampleReport) -> bool:
-    """Whether a sample has a reward that statistics and training may use."""
+    """True if a sample has a reward that statistics and training may use."""
     return sample.reward is not None and sample.status in _SCORED
 
 

@@ -252,7 +252,7 @@ def _is_free(state: State, replica: Replica) -> bool:
 
 
 def _is_only_source(state: State, replica: Replica, version: int) -> bool:
-    """Whether somebody may have to read a version, and only from those that leave."""
+    """True if somebody may have to read a version, and only from those that leave."""
     sources = state.published[version].sources
     if version < state.target or replica.name not in sources or sources - state.draining:
         return False

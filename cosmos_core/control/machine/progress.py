@@ -135,7 +135,7 @@ def best_checkpoint(state: State) -> int | None:
 
 
 def begin(state: State) -> None:
-    """What is due before the first step of a new or resumed run."""
+    """Set up all that is due before the first step of a new or resumed run."""
     changes.settle(state)
     state.publish = publication.due_at_start(state)
     evaluation.schedule(state)
@@ -148,7 +148,7 @@ def generation_at(steps: Sequence[StepRecord], step: int) -> int:
 
 
 def _is_of_run(state: State, report: CheckpointSaved | CheckpointFailed) -> bool:
-    """Whether a checkpoint is of what the run has come to, and not of the same step before it was undone."""
+    """True if a checkpoint is of what the run has come to, and not of the same step before it was undone."""
     if report.step > state.step:
         return False
     return report.generation < 0 or report.generation >= generation_at(state.steps, report.step)

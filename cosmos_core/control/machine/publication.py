@@ -1,4 +1,4 @@
-"""Which weight versions exist, which one rollout replicas shall load, and which may be forgotten."""
+"""Publication of weights: the versions that exist, the one that rollout replicas shall load, and those to forget."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def on_loaded(state: State, replica: Replica, report: WeightsLoaded) -> None:
 
 
 def on_rejected(state: State, replica: Replica, report: WeightsRejected) -> None:
-    """What a rollout replica loaded is not what was published: it has no weights."""
+    """A rollout replica loaded something else than was published: it has no weights."""
     why = f": {report.reason}" if report.reason else ""
     state.status_details["weights"] = (
         f"{replica.name}: version {report.version} loaded with digest {report.digest or 'unknown'}, not "

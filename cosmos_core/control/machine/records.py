@@ -1,4 +1,4 @@
-"""What a run leaves for people: a record of each step and evaluation, and counts of samples."""
+"""Records for people: one of each step and evaluation, and counts of samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LARGEST_EXPONENT: Final = 700.0
 
 
 def known_as(reason: str, known: Mapping[str, object]) -> str:
-    """What a reason is known as: the run's own ones as themselves, and so the first `MOST_REASONS` of others."""
+    """The name under which a reason is counted: its own for the run's, and for the first `MOST_REASONS` of others."""
     is_named = reason in known or reason in _OWN_REASONS or len(known) < MOST_REASONS
     return reason if is_named else OTHER_REASONS
 
@@ -92,7 +92,7 @@ class SettingChange:
 
 @attrs.frozen(kw_only=True)
 class HeldOutCompletion:
-    """What the model answered to one held-out row."""
+    """The model's answer to one held-out row."""
 
     row: int
     text: str
@@ -134,12 +134,12 @@ class EvaluationRecord:
 
     @property
     def is_of_rollouts(self) -> bool:
-        """Whether rollouts were evaluated, and not demonstrations."""
+        """True if rollouts were evaluated, and not demonstrations."""
         return self.loss is None
 
     @property
     def score(self) -> float | None:
-        """How good the rollouts are: their accuracy or, without one, their reward; None where none was scored."""
+        """The quality of the rollouts: their accuracy or, without one, their reward; None where none was scored."""
         return self.reward if self.accuracy is None and self.is_of_rollouts else self.accuracy
 
     @property
@@ -151,7 +151,7 @@ class EvaluationRecord:
 
     @property
     def merit(self) -> float:
-        """What is higher for better weights; that of a loss which is no number, or of no score, is the lowest."""
+        """Higher for better weights; that of a loss which is no number, or of no score, is the lowest."""
         if self.score is not None:
             return self.score
         return -self.loss if self.loss is not None and not math.isnan(self.loss) else -math.inf

@@ -39,7 +39,7 @@ def since_recovery(number: int) -> int:
 
 @attrs.frozen(kw_only=True)
 class RecoverySnapshot:
-    """What a run was at a step of which a checkpoint was wanted; nothing of what was in flight.
+    """The state of a run at a step of which a checkpoint was wanted, without anything that was in flight.
 
     Attributes:
         settings: Constants of the run.
@@ -83,7 +83,7 @@ def snapshot_of(state: State, step: int) -> RecoverySnapshot:
 
 
 def is_known(snapshot: RecoverySnapshot, state: State) -> bool:
-    """Whether a state's history has what a snapshot is of: it came to that, or was taken back from it.
+    """True if a state's history has what a snapshot is of: it came to that, or was taken back from it.
 
     If not, the snapshot was written after all that the history has, which has lost its end.
     """
@@ -110,7 +110,7 @@ def restored(snapshot: RecoverySnapshot, checkpoint: str) -> State:
 
 
 def is_headless(state: State) -> bool:
-    """Whether nobody has the newest weights any more, so that the run must be taken back."""
+    """True if nobody has the newest weights any more, so that the run must be taken back."""
     if state.outcome or not state.has_started or _is_kept(state):
         return False
     return not any(policy.step >= state.step for policy in state.named("policy") if not policy.is_leaving)

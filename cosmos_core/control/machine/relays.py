@@ -1,4 +1,4 @@
-"""Which rollout replica reads weights from which: those that have a version pass it on, in a tree below the policy.
+"""Relays: rollout replicas that have a weight version pass it on to others, in a tree below the policy.
 
 The tree follows the membership. A replica whose last weights were refused is not in it, and neither is one that maps
 the policy's own copy; these read from the policy. What a replica reads from was reported to hold the version with the
@@ -78,7 +78,7 @@ def afar(state: State) -> list[Replica]:
 
 
 def passes_on(state: State, replica: Replica) -> bool:
-    """Whether others read from a replica, or may soon: until all have joined, nobody knows who will."""
+    """True if others read from a replica, or may soon: until all have joined, nobody knows who will."""
     if replica.name in state.readers:
         return True
     may_be_read = not state.has_rollouts and state.settings.rollout_replicas > state.settings.sync_fan_out
@@ -144,7 +144,7 @@ def _preference(state: State, name: str, reader: Replica) -> tuple[int, int, str
 
 
 def _far(first: Replica, second: Replica) -> int:
-    """How far two are from each other; of what is not known nothing is shared."""
+    """The distance between two; of what is not known nothing is shared."""
     if first.host and first.host == second.host:
         return 0
     return 1 if first.rack and first.rack == second.rack else 2
@@ -172,6 +172,6 @@ def _mapped(state: State, policies: list[tuple[str, Place]]) -> set[str]:
 
 
 def _shared(places: list[Place]) -> Place:
-    """What all these places have in common."""
+    """The labels that all these places have in common."""
     hosts, racks = {place.host for place in places}, {place.rack for place in places}
     return Place(host=hosts.pop() if len(hosts) == 1 else "", rack=racks.pop() if len(racks) == 1 else "")

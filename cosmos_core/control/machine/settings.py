@@ -49,7 +49,7 @@ class StageSettings:
 
     @property
     def uses_rollouts(self) -> bool:
-        """Whether its batches are generated."""
+        """True if its batches are generated."""
         return self.source == "rollouts"
 
 
@@ -132,15 +132,15 @@ class Settings:
         return row_of(position, self.num_rows, self.run_seed, stage, self.stages[stage].windows)[1]
 
     def evaluates(self, version: int) -> bool:
-        """Whether an evaluation by completions is due at these weights."""
+        """True if an evaluation by completions is due at these weights."""
         return self.evaluation_prompts > 0 and self._looks_at(version)
 
     def measures(self, version: int) -> bool:
-        """Whether the held-out loss is due at these weights."""
+        """True if the held-out loss is due at these weights."""
         return self.heldout_rows > 0 and self._looks_at(version)
 
     def publishes(self, version: int) -> bool:
-        """Whether rollout replicas need these weights."""
+        """True if rollout replicas need these weights."""
         if not self.rollout_replicas:
             return False
         if self.evaluates(version) or version == self.last_step:
@@ -149,7 +149,7 @@ class Settings:
         return self.main.uses_rollouts and done >= 0 and done % self.sync_interval == 0
 
     def saves(self, step: int) -> bool:
-        """Whether a checkpoint is due after this step."""
+        """True if a checkpoint is due after this step."""
         on_schedule = self.policy_checkpoint_interval > 0 and step % self.policy_checkpoint_interval == 0
         return step == self.last_step or on_schedule
 

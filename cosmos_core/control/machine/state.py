@@ -89,7 +89,7 @@ class Published:
 
 @attrs.frozen(kw_only=True)
 class HeldOutResult:
-    """What came of one held-out row; its text is kept for the first rows only."""
+    """The result of one held-out row; its text is kept for the first rows only."""
 
     score: float | None
     reward: float | None
@@ -231,7 +231,7 @@ class State:
 
     @property
     def is_trained(self) -> bool:
-        """Whether the last step is done."""
+        """True if the last step is done."""
         return self.step >= self.settings.last_step
 
     @property

@@ -170,7 +170,7 @@ class Connections:
         self._activity: Final = activity
 
     def accept(self) -> asyncio.BaseProtocol:
-        """What handles a new connection."""
+        """The protocol that handles a new connection."""
         return _Closing() if len(self._server.connections) >= MOST_CONNECTIONS else self._server()
 
     def sweep(self, now: float) -> None:

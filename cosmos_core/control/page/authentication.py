@@ -1,4 +1,4 @@
-"""Who may see the page and who may ask for something: decided from a request's head alone.
+"""Authentication of the page: a request's head alone decides whether it may look, or ask for something.
 
 - `Host` must be a name of this server: a foreign name that was made to point here (DNS rebinding) is refused.
 - `Origin` and `Sec-Fetch-Site` must be this page's own: other sites in the same browser are refused.
@@ -60,7 +60,7 @@ class Guard:
 
     @property
     def is_exposed(self) -> bool:
-        """Whether other machines can reach the page, so that even looking needs the token."""
+        """True if other machines can reach the page, so that even looking needs the token."""
         return not _is_loopback(self.bind)
 
     def refusal(self, method: str, path: str, headers: Headers, *, is_data: bool) -> Refusal | None:
@@ -163,7 +163,7 @@ def run_token(directory: Path) -> str:
 
 
 def _read(path: Path) -> str | None:
-    """What a file holds if it is a token that nobody else could read or write."""
+    """The token in a file, if nobody else could read or write it."""
     with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
         found = path.lstat()
         is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077

@@ -93,7 +93,7 @@ class Board:
             self._call(self._take_offered)
 
     def take_asked(self) -> list[Asked]:
-        """What was asked since this was called last, and is still waited for."""
+        """The requests since this was called last that are still waited for."""
         found: list[Asked] = []
         with contextlib.suppress(queue.Empty):
             while True:

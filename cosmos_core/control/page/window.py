@@ -67,7 +67,7 @@ class Window:
         self._feed.note(event, now)
 
     def asked(self, run_id: str) -> Iterator[Command]:
-        """What people have asked for since this was called last."""
+        """The requests of people since this was called last."""
         for asked in self._board.take_asked():
             _LOG.info("asked at the page (request %s)", asked.ident)
             yield Command(run_id=run_id, ident=asked.ident, request=asked.request)
@@ -97,7 +97,7 @@ class Window:
 
 @attrs.frozen(kw_only=True)
 class Opened:
-    """What came of opening a page.
+    """The outcome of opening a page.
 
     Attributes:
         window: The controller's side of it; None without a page.
