@@ -25,7 +25,7 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.kinship import facts_of
 from cosmos_core.config.loading import load_job
 from cosmos_core.control.journal import Journal
-from cosmos_core.control.live.timeline import Timeline
+from cosmos_core.control.live.figures import Timeline
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Resumed, RunOpened
 from cosmos_core.control.machine.settings import settings_of

@@ -12,8 +12,7 @@ import attrs
 
 from cosmos_core.config.job import Unit
 from cosmos_core.config.stages import Stage
-from cosmos_core.control.live.figures import Gauges, figures
-from cosmos_core.control.live.timeline import TimedStep, Timeline, trained_units
+from cosmos_core.control.live.figures import Gauges, TimedStep, Timeline, figures, trained_units
 from cosmos_core.control.machine import changes, core
 from cosmos_core.control.machine.events import (
     ControllerStarted,

@@ -10,8 +10,7 @@ import attrs
 
 from cosmos_core.config.stages import Stage
 from cosmos_core.control.live.event_feed import Curve, EventFeed, Lost, News, SampleView
-from cosmos_core.control.live.figures import NEWEST_STEPS, Gauges, figures
-from cosmos_core.control.live.timeline import Timeline
+from cosmos_core.control.live.figures import NEWEST_STEPS, Gauges, Timeline, figures
 from cosmos_core.control.machine import changes
 from cosmos_core.control.machine.records import SettingChange
 from cosmos_core.control.machine.recovery import since_recovery

@@ -18,9 +18,8 @@ import attrs
 from cosmos_core.config.job import Job
 from cosmos_core.config.stages import Stage, stages
 from cosmos_core.control.live.event_feed import EventFeed
-from cosmos_core.control.live.figures import Gauges
+from cosmos_core.control.live.figures import Gauges, Timeline
 from cosmos_core.control.live.snapshot import take
-from cosmos_core.control.live.timeline import Timeline
 from cosmos_core.control.machine.events import Event
 from cosmos_core.control.machine.state import State
 from cosmos_core.control.page.board import Board

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from cosmos_core.config.job import Job
-from cosmos_core.control.live.timeline import TimedStep
+from cosmos_core.control.live.figures import TimedStep
 from cosmos_core.protocols import is_core_metric
 from cosmos_core.run.follower import Follower
 

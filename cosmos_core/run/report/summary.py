@@ -15,7 +15,7 @@ from rich.text import Text
 
 from cosmos_core.config.job import Job, Unit, score_name
 from cosmos_core.config.stages import stages
-from cosmos_core.control.live.timeline import TimedStep
+from cosmos_core.control.live.figures import TimedStep
 from cosmos_core.control.machine import changes
 from cosmos_core.control.machine.records import EvaluationRecord
 from cosmos_core.control.machine.state import State

@@ -4,8 +4,8 @@ from cosmos_core.config.stages import stages
 from cosmos_core.control.__main__ import restore
 from cosmos_core.control.journal import Journal
 from cosmos_core.control.live.event_feed import EventFeed
+from cosmos_core.control.live.figures import Timeline
 from cosmos_core.control.live.snapshot import take
-from cosmos_core.control.live.timeline import Timeline
 from cosmos_core.control.page.window import Window
 from cosmos_core.observe.live import line
 from cosmos_core.run.follower import Follower, progress_of, starting

@@ -7,8 +7,8 @@ import pytest
 from cosmos_core.config.schema import OptimizerConfig
 from cosmos_core.config.stages import Stage
 from cosmos_core.control.live.event_feed import EventFeed
+from cosmos_core.control.live.figures import Timeline
 from cosmos_core.control.live.snapshot import MOST_REPLICAS, status_of, take
-from cosmos_core.control.live.timeline import Timeline
 from cosmos_core.control.machine.events import Commanded, ReplicaLost
 from cosmos_core.run.screen import facts
 from cosmos_core.transport.messages import REQUEST, Drain
